@@ -1,0 +1,75 @@
+"""Every error that Rolltape raises on purpose.
+
+    RolltapeError
+    ├── RecordError            what a caller wants to record is not a valid record
+    │   ├── MisalignedError    per-token arrays of one record differ in length
+    │   ├── NotJsonError       a message, tool or task cannot be JSON
+    │   └── ClosedError        the rollout, session or tape has ended already
+    ├── TapeError              a run directory cannot be read or written
+    │   ├── RunNotFound        there is no run at that path
+    │   ├── NewerTapeError     written by a newer major version of the program
+    │   ├── DamagedTapeError   bytes on the tape are not what was written
+    │   ├── TapeWriteError     a write failed (disk full, no permission); nothing of it was kept
+    │   └── NoSuchRollout      the run holds no such rollout, session or turn
+    ├── LedgerError            a sampled token is unaccounted for, or trained twice
+    ├── PolicyError            a policy, or an option of one, does not exist or contradicts itself
+    └── ExportError            records cannot be written in the format asked for, or a query is wrong
+
+A message says where, the two facts that disagree, and what to do next.
+"""
+
+
+class RolltapeError(Exception):
+    """The root: catch it to catch everything that Rolltape raises on purpose."""
+
+
+class RecordError(RolltapeError):
+    """What a caller wants to record is not a valid record; nothing of it was recorded."""
+
+
+class MisalignedError(RecordError):
+    """Per-token arrays of one record differ in length."""
+
+
+class NotJsonError(RecordError):
+    """A message, tool list, task or setting cannot be written as JSON."""
+
+
+class ClosedError(RecordError):
+    """The rollout, session or tape that is written to has ended already."""
+
+
+class TapeError(RolltapeError):
+    """A run directory cannot be read or written."""
+
+
+class RunNotFound(TapeError):
+    """There is no run at the path or URL given."""
+
+
+class NewerTapeError(TapeError):
+    """The tape was written by a newer major version of the program."""
+
+
+class DamagedTapeError(TapeError):
+    """Bytes on the tape are not those that were written."""
+
+
+class TapeWriteError(TapeError):
+    """A write to the tape failed; what was recorded before is untouched."""
+
+
+class NoSuchRollout(TapeError):
+    """The run holds no rollout, session or turn of that id."""
+
+
+class LedgerError(RolltapeError):
+    """A sampled token is unaccounted for, or trains more than once."""
+
+
+class PolicyError(RolltapeError):
+    """A policy, or an option of one, does not exist or contradicts itself."""
+
+
+class ExportError(RolltapeError):
+    """Records cannot be written in the format asked for, or a query is wrong."""

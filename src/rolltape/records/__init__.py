@@ -1,0 +1,1 @@
+"""The shared vocabulary: frozen records, checked when they are made, and the closed lists."""

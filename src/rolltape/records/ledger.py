@@ -1,0 +1,86 @@
+"""The ledger: where every sampled token went under a policy."""
+
+import enum
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from rolltape.errors import LedgerError
+
+
+class Fate(enum.StrEnum):
+    """What became of a sampled token; the part before the colon says whether it trains."""
+
+    TRAINED = "trained"
+    MASKED_ABANDONED = "masked:abandoned"  # delivered, then thrown away by the agent
+    MASKED_ABORTED = "masked:aborted"  # cut short, and never continued
+    MASKED_ENGINE_ERROR = "masked:engine_error"
+    MASKED_UNDELIVERED = "masked:undelivered"  # the client did not get it, or nobody knows
+    MASKED_NO_LOGPROB = "masked:no_logprob"  # the engine gave none
+    MASKED_STALE = "masked:stale"  # sampled by weights older than the limit, or of an unknown version
+    MASKED_GIVEN_UP = "masked:given_up"  # after the place where the next prompt departs
+    MASKED_REPLACED = "masked:replaced"  # the slime policy wipes the whole reply that drifted
+    MASKED_REWRITTEN = "masked:rewritten"  # the slime policy stops training a reply whose message came back changed
+    MASKED_LOST_CLAIM = "masked:lost_claim"  # the slime policy: its first branch gave it up, the others may not have it
+    DROPPED_AUXILIARY = "dropped:auxiliary"
+    DROPPED_BRANCH = "dropped:branch"  # on a branch that was not chosen
+    DROPPED_LENGTH = "dropped:length"  # beyond the maximum sample length
+    DROPPED_ROLLOUT_FAILED = "dropped:rollout_failed"
+    DROPPED_FILTERED = "dropped:filtered"
+    DROPPED_NOT_FAITHFUL = "dropped:not_token_faithful"
+    DROPPED_EMPTY_PROMPT = "dropped:empty_prompt"
+
+    @property
+    def trains(self) -> bool:
+        return self is Fate.TRAINED
+
+
+class LedgerEntry(msgspec.Struct, frozen=True):
+    """The fate of the sampled tokens `[start, stop)` of one turn."""
+
+    turn: str
+    start: int
+    stop: int
+    fate: Fate
+
+
+class Ledger(msgspec.Struct, frozen=True):
+    """Every sampled token of a rollout, exactly once."""
+
+    rollout: str
+    try_index: int
+    policy: str
+    sampled: int
+    entries: tuple[LedgerEntry, ...]
+
+    def totals(self) -> dict[Fate, int]:
+        """Tokens per fate, largest first."""
+        counts: Counter[Fate] = Counter()
+        for entry in self.entries:
+            counts[entry.fate] += entry.stop - entry.start
+        return dict(counts.most_common())
+
+    def checked(self, trained_in_samples: int, turn_lengths: Sequence[tuple[str, int]]) -> "Ledger":
+        """Itself, if the fates cover each turn without a gap or an overlap and agree with the samples."""
+        reached = dict.fromkeys((turn for turn, _ in turn_lengths), 0)
+        for entry in self.entries:
+            if reached[entry.turn] != entry.start or entry.stop <= entry.start:
+                raise LedgerError(
+                    f"turn {entry.turn}: accounted up to token {reached[entry.turn]}, next entry is "
+                    f"[{entry.start}, {entry.stop}) under policy {self.policy}; please report this as a bug"
+                )
+            reached[entry.turn] = entry.stop
+        for turn, length in turn_lengths:
+            if reached[turn] != length:
+                raise LedgerError(
+                    f"turn {turn}: {length} sampled tokens but {reached[turn]} accounted for under policy "
+                    f"{self.policy}; please report this as a bug"
+                )
+        trained = self.totals().get(Fate.TRAINED, 0)
+        if trained != trained_in_samples:
+            raise LedgerError(
+                f"rollout {self.rollout}: {trained} tokens trained by the ledger but {trained_in_samples} in the "
+                f"samples under policy {self.policy}; please report this as a bug"
+            )
+        return self

@@ -1,0 +1,240 @@
+"""Messages: stored as they came, compared in a canonical form, and chained into conversations."""
+
+import enum
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, Self
+
+from rolltape.errors import NotJsonError, RecordError
+from rolltape.records.jsonable import canonical_json, decode_json, encode_json
+
+
+class Role(enum.StrEnum):
+    """Who speaks. `developer` is `system` under another name, and compares equal to it."""
+
+    SYSTEM = "system"
+    DEVELOPER = "developer"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+# Fields that name a message on the wire or hint at caching, and are no part of what the model reads.
+_WIRE_ONLY = frozenset({"id", "tool_call_id", "cache_control", "index", "status", "annotations"})
+_ROLES = {role.value: role for role in Role}
+
+
+class Message:
+    """One message, snapshotted as JSON bytes when it is made; later changes by the caller do not reach it."""
+
+    __slots__ = ("__dict__", "digest", "raw", "repaired", "role")
+
+    def __init__(self, raw: bytes, role: Role, repaired: bool = False) -> None:
+        self.raw = raw
+        self.role = role
+        self.repaired = repaired
+        self.digest = blake2b(raw, digest_size=16).digest()
+
+    @classmethod
+    def snapshot(cls, value: object, where: str) -> Self:
+        """Check and encode a caller's message; `where` names it in errors."""
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise RecordError(f"{where} is a {type(value).__name__}; give an object with a role")
+        role = value.get("role")
+        if not isinstance(role, str) or role not in _ROLES:
+            raise RecordError(f"{where} has the role {role!r}; known are {', '.join(_ROLES)}")
+        plain = value if type(value) is dict else dict(value)
+        raw, repaired = encode_json(plain, where)
+        return cls(raw, _ROLES[role], repaired)
+
+    @classmethod
+    def stored(cls, raw: bytes) -> Self:
+        """A message as read back from a tape."""
+        role = decode_json(raw).get("role")
+        if role not in _ROLES:
+            raise NotJsonError(f"a stored message has the role {role!r}")
+        return cls(raw, _ROLES[role])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The message as it came; a fresh dict on every call."""
+        value: dict[str, Any] = decode_json(self.raw)
+        return value
+
+    @cached_property
+    def canonical(self) -> bytes:
+        """A digest under which messages that mean the same to the model are equal."""
+        return _digest(canonical_json(canonical_message(self.to_dict())))
+
+    @cached_property
+    def canonical_with_ids(self) -> bytes:
+        """As `canonical`, for models that sample and render tool-call ids themselves (Kimi K2)."""
+        return _digest(canonical_json(canonical_message(self.to_dict(), keep_ids=True)))
+
+    @cached_property
+    def wire_ids(self) -> frozenset[str]:
+        """The ids that this message carries for itself and its tool calls: an echo repeats them."""
+        value = self.to_dict()
+        calls = value.get("tool_calls")
+        found = [value.get("id")]
+        if isinstance(calls, list):
+            found += [call.get("id") for call in calls if isinstance(call, dict)]
+        return frozenset(item for item in found if isinstance(item, str) and item)
+
+    @property
+    def text(self) -> str:
+        """The readable content, parts joined; tool calls and reasoning are apart."""
+        return content_text(self.to_dict().get("content"))
+
+    @property
+    def reasoning(self) -> str:
+        """The thinking that came with the message, or ""."""
+        value = self.to_dict()
+        return content_text(value.get("reasoning_content") or value.get("reasoning"))
+
+    def __repr__(self) -> str:
+        return f"Message({self.raw.decode()})"
+
+
+class Root:
+    """Tools and template options: part of every prompt, and so the start of every conversation's chain."""
+
+    __slots__ = ("digest", "raw")
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+        value = decode_json(raw)
+        meaning = {key: item for key, item in value.items() if item}
+        self.digest = _digest(canonical_json(meaning))
+
+    @classmethod
+    def snapshot(cls, tools: object, template_options: Mapping[str, Any] | None, where: str) -> Self:
+        """Check and encode a caller's tools (a list of objects, or None) and template options."""
+        if tools is not None and not (
+            isinstance(tools, Sequence) and not isinstance(tools, str) and all(isinstance(t, Mapping) for t in tools)
+        ):
+            raise RecordError(f"{where}: tools must be a list of objects, not {type(tools).__name__}")
+        value = {"tools": tools, "template_options": template_options}
+        return cls(encode_json(value, f"{where}: tools or template options")[0])
+
+    @property
+    def tools(self) -> list[dict[str, Any]] | None:
+        """The tools as they came; None: none were given."""
+        tools: list[dict[str, Any]] | None = decode_json(self.raw).get("tools")
+        return tools
+
+    @property
+    def template_options(self) -> dict[str, Any] | None:
+        """The chat template's options as they came; None: none were given."""
+        options: dict[str, Any] | None = decode_json(self.raw).get("template_options")
+        return options
+
+
+def canonical_message(value: Mapping[str, Any], keep_ids: bool = False) -> dict[str, Any]:
+    """What a message means: no wire ids, no cache marks, no empty fields, arguments as objects."""
+    dropped = _WIRE_ONLY - {"id", "tool_call_id"} if keep_ids else _WIRE_ONLY
+    meaning: dict[str, Any] = {}
+    for key, item in value.items():
+        if key in dropped:
+            continue
+        if key == "role":
+            meaning["role"] = "system" if item == "developer" else item
+        elif key == "content":
+            meaning["content"] = _canonical_content(item)
+        elif key == "tool_calls" and isinstance(item, list):
+            meaning["tool_calls"] = [_canonical_call(call, keep_ids) for call in item]
+        elif key in ("reasoning", "reasoning_content"):
+            meaning["reasoning_content"] = meaning.get("reasoning_content") or item
+        else:
+            meaning[key] = item
+    return {key: item for key, item in meaning.items() if item is not None and item != [] and item != ""}
+
+
+def _canonical_content(content: object) -> object:
+    if not isinstance(content, list):
+        return content
+    parts = [
+        {key: item for key, item in part.items() if key != "cache_control" and item is not None}
+        if isinstance(part, dict)
+        else part
+        for part in content
+    ]
+    if len(parts) == 1 and isinstance(parts[0], dict) and parts[0].keys() == {"type", "text"}:
+        return parts[0]["text"]
+    return parts
+
+
+def _canonical_call(call: object, keep_ids: bool) -> object:
+    if not isinstance(call, dict):
+        return call
+    function = call.get("function")
+    source = function if isinstance(function, dict) else call
+    meaning = {"name": source.get("name"), "arguments": _canonical_arguments(source.get("arguments"))}
+    return {"id": call.get("id"), **meaning} if keep_ids else meaning
+
+
+def _canonical_arguments(arguments: object) -> object:
+    if not isinstance(arguments, str):
+        return {} if arguments is None else arguments
+    if not arguments.strip():
+        return {}
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        # A malformed call keeps the text that the model wrote.
+        return arguments
+
+
+def content_text(content: object) -> str:
+    """The text of a content field: a string, or the text parts of a list joined."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(part.get("text") or "" if isinstance(part, dict) else str(part) for part in content)
+    return ""
+
+
+class MessageChain:
+    """An immutable conversation: `parent[:keep]` followed by `own`. Sharing is storage, not meaning."""
+
+    __slots__ = ("keep", "own", "parent")
+
+    parent: Self | None
+    keep: int
+    own: tuple[Message, ...]
+
+    def __init__(self, own: Sequence[Message], parent: Self | None = None, keep: int = 0) -> None:
+        while parent is not None and keep <= parent.keep:
+            parent = parent.parent
+        self.parent = parent
+        self.keep = keep if parent is not None else 0
+        self.own = tuple(own)
+
+    def __len__(self) -> int:
+        return self.keep + len(self.own)
+
+    def backwards(self) -> Iterator[Message]:
+        """Every message, last one first."""
+        limit = len(self)
+        link: MessageChain | None = self
+        while link is not None:
+            yield from reversed(link.own[: max(limit - link.keep, 0)])
+            limit = min(limit, link.keep)
+            link = link.parent
+
+    def to_list(self) -> list[Message]:
+        """Every message in order."""
+        messages = list(self.backwards())
+        messages.reverse()
+        return messages
+
+    def last(self) -> Message | None:
+        """The last message, or None for an empty conversation."""
+        return next(self.backwards(), None)
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()

@@ -1,0 +1,190 @@
+"""A rollout: one attempt at one task, its sessions, and what was said of it afterwards."""
+
+import enum
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from rolltape.records.openfields import OpenRecord
+from rolltape.records.turn import Turn
+
+
+class Status(enum.StrEnum):
+    """Where a rollout stands. Only a finished one has a reward; averages leave the others out."""
+
+    RUNNING = "running"
+    FINISHED = "finished"  # an outcome that its environment rewards, limits that the policy ran into included
+    FAILED = "failed"  # the infrastructure broke it, or its recording block was left without a finish
+    LOST = "lost"  # its writer died without a finish
+
+
+class StopReason(enum.StrEnum):
+    """Why a finished rollout ended."""
+
+    COMPLETED = "completed"
+    TOOL_STOPPED = "tool_stopped"
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    MAX_TOOL_CALLS = "max_tool_calls"
+    CONTEXT_OVERFLOW = "context_overflow"
+    PARSE_ERROR = "parse_error"
+    TIMEOUT = "timeout"
+
+
+class EventKind(enum.StrEnum):
+    """What may be said of a rollout or a turn after it was recorded; the latest of a kind counts."""
+
+    FINISH = "finish"  # data: status, stop_reason, reason, turns (count per session)
+    SCORE = "score"  # data: reward, terms
+    DELIVERY = "delivery"  # data: delivery
+    FILTER = "filter"  # data: reason, or null to take it back
+    TAG = "tag"  # data: tags
+    VERSION = "version"  # data: version; announces a weight version of the run
+    PRUNE = "prune"  # data: what was removed
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One appended statement. `(writer, sequence)` names it; `at_ns` orders it among all writers."""
+
+    writer: str
+    sequence: int
+    at_ns: int
+    kind: str  # an EventKind, or one that a newer minor version knows
+    rollout: str | None  # None: about the run
+    try_index: int | None
+    turn: str | None  # None: about the whole rollout
+    by: str | None
+    data: dict[str, Any]
+
+    @property
+    def order(self) -> tuple[int, str, int]:
+        return (self.at_ns, self.writer, self.sequence)
+
+
+class RolloutHead(OpenRecord, frozen=True, kw_only=True, omit_defaults=True):
+    """A rollout's identity, decided at launch."""
+
+    id: str
+    try_index: int
+    group: str
+    run: str
+    step: int
+    attempt: int
+    source: str | None = None
+    task_id: str | None = None
+    task: Any = None
+    model: str | None = None
+    agent: str | None = None
+    tags: tuple[str, ...] = ()
+    extra: dict[str, Any] = {}
+    started_at_ns: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return (self.id, self.try_index)
+
+
+class SessionHead(OpenRecord, frozen=True, kw_only=True, omit_defaults=True):
+    """One agent's connection: the defaults that its turns share."""
+
+    id: str
+    ordinal: int
+    tool_ids_matter: bool = False  # the model samples and renders tool-call ids, so they count in comparisons
+    stop_ids: tuple[int, ...] | None = None  # None: not known, so a missing stop id cannot be noticed
+    tokenizer: str | None = None  # where its text form can be found: a path or a name
+    extra: dict[str, Any] = {}
+
+
+class Session:
+    """One agent's connection and its turns in order."""
+
+    def __init__(self, head: SessionHead, turns: Sequence[Turn]) -> None:
+        self.head = head
+        self.turns = tuple(turns)
+
+    @property
+    def id(self) -> str:
+        return self.head.id
+
+    @property
+    def ordinal(self) -> int:
+        return self.head.ordinal
+
+
+class Rollout:
+    """A rollout as the tape has it now: identity, sessions, and the events about it in their order."""
+
+    def __init__(
+        self, head: RolloutHead, sessions: Sequence[Session], events: Sequence[Event], writer_alive: bool
+    ) -> None:
+        self.head = head
+        self.sessions = tuple(sessions)
+        self.events = tuple(sorted(events, key=lambda event: event.order))
+        self.writer_alive = writer_alive
+
+    @property
+    def id(self) -> str:
+        return self.head.id
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.head.key
+
+    @cached_property
+    def outcome(self) -> "Outcome":
+        return outcome_of(self.events, self.writer_alive)
+
+    @property
+    def status(self) -> Status:
+        return self.outcome.status
+
+    @property
+    def reward(self) -> float | None:
+        return self.outcome.reward
+
+    @property
+    def turns(self) -> list[Turn]:
+        return [turn for session in self.sessions for turn in session.turns]
+
+    def __repr__(self) -> str:
+        return f"Rollout({self.id}, try={self.head.try_index}, {self.status}, turns={len(self.turns)})"
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rollout's events come to: the latest of each kind."""
+
+    status: Status
+    stop_reason: StopReason | None = None
+    reason: str | None = None
+    reward: float | None = None  # None: none was given, or the rollout did not finish
+    reward_terms: dict[str, float] = {}
+    rewarded_by: str | None = None
+    filtered: str | None = None  # why it is kept out of training
+    tags: tuple[str, ...] = ()
+
+
+def outcome_of(events: Sequence[Event], writer_alive: bool) -> Outcome:
+    """Read a rollout's events, given in their order, as its present state."""
+    latest = {event.kind: event for event in events if event.turn is None}
+    finish = latest.get(EventKind.FINISH)
+    score = latest.get(EventKind.SCORE)
+    filtered = latest.get(EventKind.FILTER)
+    tags = latest.get(EventKind.TAG)
+    if finish is None:
+        status = Status.RUNNING if writer_alive else Status.LOST
+        reason = None if writer_alive else "its writer ended without finishing it"
+    else:
+        status, reason = Status(finish.data["status"]), finish.data.get("reason")
+    rewarded = score is not None and status is Status.FINISHED
+    return Outcome(
+        status=status,
+        stop_reason=StopReason(finish.data["stop_reason"]) if finish and finish.data.get("stop_reason") else None,
+        reason=reason,
+        reward=score.data["reward"] if score and rewarded else None,
+        reward_terms=score.data.get("terms", {}) if score and rewarded else {},
+        rewarded_by=score.by if score and rewarded else None,
+        filtered=filtered.data.get("reason") if filtered else None,
+        tags=tuple(tags.data["tags"]) if tags else (),
+    )

@@ -1,0 +1,157 @@
+"""A turn: one reply of the model, with the ids it was conditioned on and all that the engine gave."""
+
+import enum
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from rolltape.records.messages import Message, MessageChain, Root
+from rolltape.records.openfields import OpenRecord
+from rolltape.records.tokens import Ids, TokenChain
+
+Logprobs = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+
+
+class Finish(enum.StrEnum):
+    """How a reply ended."""
+
+    STOP = "stop"  # on a stop token, which is its last id, or the turn is flagged
+    STOP_STRING = "stop_string"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Delivery(enum.StrEnum):
+    """Whether the client got the reply in full."""
+
+    DELIVERED = "delivered"
+    UNDELIVERED = "undelivered"
+    UNKNOWN = "unknown"  # the recording process died before it knew
+
+
+class LogprobKind(enum.StrEnum):
+    """Of which distribution the logprobs are; engines differ."""
+
+    RAW = "raw"
+    AFTER_TEMPERATURE = "after_temperature"
+    AFTER_TRUNCATION = "after_truncation"
+
+
+class TurnFlag(enum.StrEnum):
+    """What is odd about a turn; none of these keeps it from being recorded."""
+
+    MISSING_STOP_ID = "missing_stop_id"  # ended by a stop token that is not among its ids
+    REPAIRED_UNICODE = "repaired_unicode"  # text that was not valid Unicode was replaced
+    SPECIAL_TOKEN_TEXT = "special_token_text"  # user or tool text spells a special token
+    MALFORMED_CALL = "malformed_call"  # a tool call that could not be parsed was delivered as text
+    NOT_TOKEN_FAITHFUL = "not_token_faithful"  # the engine gave text, and ids were not its own
+    NAN_LOGPROB = "nan_logprob"  # the engine gave NaN, which is recorded as no logprob
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """A stretch `[start, stop)` of the sampled ids under one weight version.
+
+    Both versions are equal where it is known, differ where it lies between the two, and are None where
+    the engine did not say.
+    """
+
+    start: int
+    stop: int
+    first_version: str | None = None
+    last_version: str | None = None
+
+
+class SideArray(msgspec.Struct, frozen=True, eq=False):
+    """Further values per token for `[start, start + tokens)` of the turn's prompt and reply together.
+
+    Dense: `values` has one row per token. Ragged: `counts` says how many of `values` each token has.
+    """
+
+    start: int
+    values: npt.NDArray[Any]
+    counts: npt.NDArray[np.int32] | None = None
+
+    @property
+    def stop(self) -> int:
+        return self.start + (len(self.values) if self.counts is None else len(self.counts))
+
+
+class TurnFacts(OpenRecord, frozen=True, kw_only=True, omit_defaults=True):
+    """What is known of a turn besides its messages and tokens; stored as one JSON object."""
+
+    finish: Finish
+    segments: tuple[Segment, ...]
+    sampling: dict[str, Any] = {}
+    sampling_asked: dict[str, Any] | None = None  # None: nothing else was asked than what was applied
+    logprob_kind: LogprobKind | None = None  # None: the engine's kind is not known
+    model: str | None = None
+    renderer: str | None = None
+    fingerprint: str | None = None  # of tokenizer and chat template
+    message_starts: tuple[int, ...] | None = None  # where each new message begins in the new prompt ids
+    delivery: Delivery = Delivery.DELIVERED
+    auxiliary: str | None = None  # why the call is no part of the task (a title, a quota probe)
+    flags: tuple[TurnFlag, ...] = ()
+    reward: float | None = None
+    error: str | None = None
+    started_at: float | None = None  # seconds since the epoch
+    ended_at: float | None = None
+    extra: dict[str, Any] = {}
+
+
+class Turn:
+    """One reply: the conversation and ids it answers, what was sampled, and the facts about it."""
+
+    def __init__(
+        self,
+        *,
+        session: str,
+        sequence: int,
+        root: Root,
+        prompt: MessageChain,
+        prompt_tokens: TokenChain,
+        reply: Message | None,
+        sampled_ids: Ids,
+        logprobs: Logprobs | None,
+        facts: TurnFacts,
+        side: Mapping[str, SideArray],
+    ) -> None:
+        self.session = session
+        self.sequence = sequence
+        self.root = root
+        self.prompt = prompt
+        self.prompt_tokens = prompt_tokens
+        self.reply = reply
+        self.sampled_ids = sampled_ids
+        self.logprobs = logprobs
+        self.facts = facts
+        self.side = side
+
+    @cached_property
+    def id(self) -> str:
+        return f"{self.session}.{self.sequence}"
+
+    @cached_property
+    def tokens(self) -> TokenChain:
+        """Prompt and reply: what the next prompt extends, if nothing drifts."""
+        return TokenChain(self.sampled_ids, self.prompt_tokens, len(self.prompt_tokens))
+
+    @cached_property
+    def messages(self) -> MessageChain:
+        """The conversation with the reply at its end."""
+        return self.prompt if self.reply is None else MessageChain((self.reply,), self.prompt, len(self.prompt))
+
+    @property
+    def prompt_ids(self) -> Ids:
+        return self.prompt_tokens.to_numpy()
+
+    @property
+    def prompt_messages(self) -> list[dict[str, Any]]:
+        return [message.to_dict() for message in self.prompt.to_list()]
+
+    def __repr__(self) -> str:
+        return f"Turn({self.id}, prompt={len(self.prompt_tokens)}, sampled={len(self.sampled_ids)})"
