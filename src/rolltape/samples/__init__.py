@@ -1,0 +1,7 @@
+"""Tree → samples and ledger, under a policy."""
+
+from rolltape.samples.linearize import Linearized, linearize
+from rolltape.samples.shares import group_advantages
+from rolltape.samples.show import show
+
+__all__ = ["Linearized", "group_advantages", "linearize", "show"]

@@ -1,0 +1,150 @@
+"""A rollout's turns → its samples and its ledger, under a policy. A pure function of the tape."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from rolltape.errors import LedgerError
+from rolltape.records.fork import Fork
+from rolltape.records.ledger import Fate, Ledger, LedgerEntry
+from rolltape.records.policy import Policy
+from rolltape.records.policy import policy as policy_named
+from rolltape.records.rollout import Rollout, Session
+from rolltape.records.sample import Sample
+from rolltape.samples.branches import branching, chosen_leaves
+from rolltape.samples.build import built_sample
+from rolltape.samples.claims import Claims, Draft
+from rolltape.samples.fates import (
+    CODES,
+    PENDING,
+    Fates,
+    Staleness,
+    rollout_fate,
+    token_fates,
+    turn_fate,
+    unlinked_fate,
+)
+from rolltape.samples.shares import loss_weights, reward_shares
+from rolltape.tree import Tree, abandoned_turns, forks_of, tree_of
+
+
+class Linearized:
+    """A rollout under a policy: light until its samples are asked for, one at a time."""
+
+    def __init__(self, rollout: Rollout, policy: Policy, sessions: Sequence["LinearizedSession"]) -> None:
+        self.rollout = rollout
+        self.policy = policy
+        self.sessions = tuple(sessions)
+        self.ledger = _ledger(rollout, policy, sessions)
+
+    @property
+    def trees(self) -> list[Tree]:
+        return [session.tree for session in self.sessions]
+
+    @property
+    def forks(self) -> list[Fork]:
+        return [fork for session in self.sessions for fork in session.forks]
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+        return sum(len(session.drafts) for session in self.sessions)
+
+    def samples(self, advantage: float | None = None) -> Iterator[Sample]:
+        """The samples in order, their arrays made as they are reached. `advantage` is the rollout's in its group."""
+        drafts = [(session, draft) for session in self.sessions for draft in session.drafts]
+        rewards = reward_shares(self.rollout.reward, len(drafts), self.policy.reward_share)
+        weights = loss_weights([draft.trained_tokens for _, draft in drafts], self.policy.loss_weight)
+        for index, (session, draft) in enumerate(drafts):
+            yield built_sample(
+                draft,
+                session.claims,
+                self.rollout,
+                self.policy,
+                index=index,
+                siblings=len(drafts),
+                reward=rewards[index],
+                advantage=advantage,
+                loss_weight=weights[index],
+            )
+
+
+class LinearizedSession:
+    """One session under a policy: its tree, why it forks, its drafts, and the fate of each token."""
+
+    def __init__(
+        self, session: Session, tree: Tree, forks: Sequence[Fork], claims: Claims, drafts: Sequence[Draft]
+    ) -> None:
+        self.session = session
+        self.tree = tree
+        self.forks = tuple(forks)
+        self.claims = claims
+        self.drafts = tuple(drafts)
+
+
+def linearize(
+    rollout: Rollout,
+    policy: Policy | str = "exact",
+    *,
+    versions: Sequence[str] = (),
+    current_version: str | None = None,
+) -> Linearized:
+    """Samples and ledger of a rollout. `versions` is the run's order of weight versions, for the staleness limit."""
+    chosen = policy_named(policy)
+    staleness = Staleness(versions, current_version)
+    whole_fate = rollout_fate(rollout.outcome)
+    return Linearized(
+        rollout, chosen, [_linearized_session(session, whole_fate, chosen, staleness) for session in rollout.sessions]
+    )
+
+
+def _linearized_session(
+    session: Session, whole_fate: Fate | None, policy: Policy, staleness: Staleness
+) -> LinearizedSession:
+    tree = tree_of(session)
+    forks = forks_of(tree)
+    unlinked = {placed.sequence: unlinked_fate(placed.turn) for placed in tree.turns}
+    branches = branching(tree, frozenset(key for key, fate in unlinked.items() if fate is not None), policy)
+    abandoned = abandoned_turns(tree, forks)
+    fates: dict[int, Fates] = {}
+    for placed in tree.turns:
+        shared = whole_fate or unlinked[placed.sequence]
+        shared = shared or turn_fate(placed, is_abandoned=placed.sequence in abandoned, policy=policy)
+        shared = shared or (Fate.MASKED_REWRITTEN if placed.sequence in branches.rewritten else None)
+        fates[placed.sequence] = token_fates(placed.turn, shared, policy, staleness)
+    may_train = {sequence for sequence, codes in fates.items() if PENDING in codes}
+    claims = Claims(fates, policy)
+    drafts = claims.along(chosen_leaves(branches, may_train, policy))
+    return LinearizedSession(session, tree, forks, claims, drafts)
+
+
+def _ledger(rollout: Rollout, policy: Policy, sessions: Sequence[LinearizedSession]) -> Ledger:
+    """Where each token went; a gap, or a disagreement with the drafts, is an error."""
+    entries = [
+        entry
+        for session in sessions
+        for turn in session.session.turns
+        for entry in _entries(turn.id, session.claims.fates[turn.sequence])
+    ]
+    lengths = [(turn.id, len(turn.sampled_ids)) for turn in rollout.turns]
+    ledger = Ledger(
+        rollout=rollout.id,
+        try_index=rollout.head.try_index,
+        policy=policy.key,
+        sampled=sum(length for _, length in lengths),
+        entries=tuple(entries),
+    )
+    return ledger.checked(sum(draft.trained_tokens for session in sessions for draft in session.drafts), lengths)
+
+
+def _entries(turn: str, codes: Fates) -> Iterator[LedgerEntry]:
+    if not len(codes):
+        return
+    if PENDING in codes:
+        at = int(np.argmax(codes == PENDING))
+        raise LedgerError(
+            f"turn {turn}: sampled token {at} was neither trained, masked nor dropped; please report this"
+        )
+    bounds = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
+    for start, stop in pairwise(bounds):
+        yield LedgerEntry(turn, start, stop, CODES[codes[start]])

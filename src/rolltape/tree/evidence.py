@@ -1,0 +1,122 @@
+"""What differs: between two messages as people read them, and between two sequences of ids."""
+
+import json
+import re
+from typing import Any
+
+from rolltape.records.fork import Difference, ForkCause
+from rolltape.records.jsonable import canonical_json
+from rolltape.records.messages import Message, canonical_message, content_text
+from rolltape.records.turn import Turn
+
+_EXCERPT_CHARACTERS = 80
+_EXCERPT_TOKENS = 12
+_THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
+
+
+def reply_change(before: Message | None, after: Message) -> ForkCause:
+    """How a reply was changed when it came back."""
+    if before is None:
+        return ForkCause.REPLY_REWRITTEN
+    old, new = canonical_message(before.to_dict()), canonical_message(after.to_dict())
+    if _without_space(old) == _without_space(new):
+        return ForkCause.REPLY_WHITESPACE
+    if _has_thinking(old) and _without_space(_without_thinking(old)) == _without_space(_without_thinking(new)):
+        return ForkCause.THINKING_STRIPPED
+    return ForkCause.REPLY_REWRITTEN
+
+
+def drift_cause(before: Turn, after: Turn, shared: int) -> ForkCause:
+    """Why ids depart though the messages are equal: thinking left out by the template, or another tokenization."""
+    reply = before.reply
+    start = len(before.prompt_tokens)
+    if reply is None or shared < start or not (reply.reasoning or "<think>" in reply.text):
+        return ForkCause.RETOKENIZED
+    # Stripped thinking is a deletion: the end of the reply, from the text after the thinking on, follows at once.
+    held, now = before.tokens.slice(shared), after.prompt_tokens.slice(shared)
+    for cut in range(1, len(held)):
+        rest = held[cut:]
+        if len(rest) <= len(now) and held[cut] == now[0] and bool((now[: len(rest)] == rest).all()):
+            return ForkCause.THINKING_STRIPPED
+    return ForkCause.RETOKENIZED
+
+
+def text_difference(before: Message | None, after: Message | None) -> Difference | None:
+    """The first difference in the readable form of two messages."""
+    if before is None or after is None:
+        return None
+    old, new = readable(before), readable(after)
+    at = _common_text(old, new)
+    return Difference(at, old[at : at + _EXCERPT_CHARACTERS], new[at : at + _EXCERPT_CHARACTERS])
+
+
+def token_difference(before: Turn, after: Turn) -> Difference:
+    """The first difference between what an earlier turn held and what a later prompt says."""
+    at = before.tokens.common_prefix(after.prompt_tokens)
+    return Difference(
+        at,
+        tuple(before.tokens.slice(at, at + _EXCERPT_TOKENS).tolist()),
+        tuple(after.prompt_tokens.slice(at, at + _EXCERPT_TOKENS).tolist()),
+    )
+
+
+def readable(message: Message) -> str:
+    """A message as text: its thinking, its content, and its calls."""
+    value = message.to_dict()
+    parts = []
+    if message.reasoning:
+        parts.append(f"<think>{message.reasoning}</think>")
+    if message.text:
+        parts.append(message.text)
+    for call in value.get("tool_calls") or []:
+        function = call.get("function", call) if isinstance(call, dict) else {"name": str(call)}
+        arguments = function.get("arguments")
+        spelled = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        parts.append(f"{function.get('name')}({spelled})")
+    return "\n".join(parts)
+
+
+def is_edit_of(before: Message | None, after: Message | None) -> bool:
+    """Whether one text was made from the other: at least half of the shorter one stands at its ends in both."""
+    if before is None or after is None or before.role is not after.role:
+        return False
+    old, new = readable(before), readable(after)
+    head = _common_text(old, new)
+    tail = _common_text(old[head:][::-1], new[head:][::-1])
+    return 2 * (head + tail) >= min(len(old), len(new)) > 0
+
+
+def _common_text(left: str, right: str) -> int:
+    limit = min(len(left), len(right))
+    if left[:limit] == right[:limit]:
+        return limit
+    low, high = 0, limit  # equal up to `low`, different within `high`
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if left[low:middle] == right[low:middle] else (low, middle)
+    return low
+
+
+def _without_space(value: object) -> bytes:
+    return b"".join(canonical_json(_squeezed(value)).split())
+
+
+def _squeezed(value: object) -> object:
+    if isinstance(value, str):
+        return "".join(value.split())
+    if isinstance(value, dict):
+        return {key: _squeezed(item) for key, item in value.items() if _squeezed(item) not in ("", [], {}, None)}
+    if isinstance(value, list):
+        return [_squeezed(item) for item in value]
+    return value
+
+
+def _has_thinking(value: dict[str, Any]) -> bool:
+    return bool(value.get("reasoning_content")) or "<think>" in content_text(value.get("content"))
+
+
+def _without_thinking(value: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: item for key, item in value.items() if key != "reasoning_content"}
+    if isinstance(kept.get("content"), str):
+        kept["content"] = _THINKING.sub("", kept["content"])
+    return kept

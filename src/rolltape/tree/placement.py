@@ -1,0 +1,141 @@
+"""Where each turn hangs in its session's tree, and which earlier turn it continues."""
+
+from collections.abc import Sequence
+
+from rolltape.records.messages import Message, MessageChain, Role, Root
+from rolltape.records.rollout import Session
+from rolltape.records.turn import Turn
+from rolltape.tree.nodes import Node
+
+
+class PlacedTurn:
+    """A turn in its tree."""
+
+    __slots__ = ("children", "known_depth", "parent", "prompt_node", "reply_node", "shared_tokens", "turn")
+
+    def __init__(self, turn: Turn, parent: "PlacedTurn | None", prompt_node: Node, known_depth: int) -> None:
+        self.turn = turn
+        self.parent = parent  # the turn whose reply its conversation goes on from; None: it starts from nothing sampled
+        self.children: list[PlacedTurn] = []
+        self.prompt_node = prompt_node
+        self.reply_node: Node | None = None  # None: it has no reply
+        self.known_depth = known_depth  # how many of its prompt's messages the tree held before
+        self.shared_tokens = parent.turn.tokens.common_prefix(turn.prompt_tokens) if parent else 0
+
+    @property
+    def sequence(self) -> int:
+        return self.turn.sequence
+
+    @property
+    def tip(self) -> Node:
+        """The end of its conversation: its reply, or its prompt if it has none."""
+        return self.reply_node or self.prompt_node
+
+    @property
+    def extends(self) -> bool:
+        """Whether its prompt holds every id of the turn that it continues."""
+        return self.parent is not None and self.shared_tokens == len(self.parent.turn.tokens)
+
+    def __repr__(self) -> str:
+        return f"PlacedTurn({self.turn.id}, parent={self.parent and self.parent.turn.id})"
+
+
+class Tree:
+    """A session's turns hung on its message nodes. Grows by one turn at a time, at the cost of what is new in it."""
+
+    def __init__(self, *, tool_ids_matter: bool = False) -> None:
+        self.turns: list[PlacedTurn] = []
+        self.roots: dict[bytes, Node] = {}  # by digest of tools and template options
+        self._tool_ids_matter = tool_ids_matter
+        # The nodes at the ends of the chains that later prompts are coded against; the turns keep the chains alive.
+        self._ends: dict[tuple[int, bytes], Node] = {}
+
+    def add(self, turn: Turn) -> PlacedTurn:
+        """Hang a turn on the longest chain of message nodes that the session already knows."""
+        start, new_messages = self._known_start(turn)
+        node, known = start, start.depth
+        for message in new_messages:
+            below = node.children.get(self._key(message))
+            if below is None:
+                below = node.child(self._key(message), message)
+                below.rewrites = _rewritten_turn(node, message) if known == node.depth else None
+            else:
+                known = below.depth
+            node = below
+        placed = PlacedTurn(turn, _continued(node, turn), node, known)
+        if placed.parent is not None:
+            placed.parent.children.append(placed)
+        node.asked.append(placed)
+        if turn.reply is not None:
+            placed.reply_node = node.child(self._key(turn.reply), turn.reply)
+            placed.reply_node.replies.append(placed)
+        self._ends[id(turn.prompt), turn.root.digest] = node
+        self._ends[id(turn.messages), turn.root.digest] = placed.tip
+        self.turns.append(placed)
+        return placed
+
+    def _known_start(self, turn: Turn) -> tuple[Node, Sequence[Message]]:
+        """The deepest node that equal stored messages prove, and the messages that follow it."""
+        chain = turn.prompt
+        end = self._ends.get((id(chain.parent), turn.root.digest)) if chain.parent is not None else None
+        if end is not None:
+            return end.ancestor(chain.keep), chain.own
+        return self._root(turn.root), chain.to_list()
+
+    def _root(self, root: Root) -> Node:
+        found = self.roots.get(root.digest)
+        if found is None:
+            found = self.roots[root.digest] = Node(None, None, root.digest)
+        return found
+
+    def _key(self, message: Message) -> bytes:
+        return message.canonical_with_ids if self._tool_ids_matter else message.canonical
+
+
+def tree_of(session: Session) -> Tree:
+    """A session's tree, from scratch."""
+    tree = Tree(tool_ids_matter=session.head.tool_ids_matter)
+    for turn in session.turns:
+        tree.add(turn)
+    return tree
+
+
+def _continued(prompt_node: Node, turn: Turn) -> PlacedTurn | None:
+    """The turn whose reply is the last sampled one in the prompt's conversation."""
+    node: Node | None = prompt_node
+    while node is not None and not node.replies:
+        node = node.parent
+    if node is None:
+        return None
+    if len(node.replies) == 1:
+        return node.replies[0]
+    return _told_apart(node.replies, message_at(turn.prompt, node.depth - 1), turn)
+
+
+def _told_apart(twins: Sequence[PlacedTurn], echo: Message, turn: Turn) -> PlacedTurn:
+    """Which of several turns with equal messages is continued: by echoed id, else by tokens, else the latest."""
+    named = [twin for twin in twins if twin.turn.reply is not None and twin.turn.reply.wire_ids & echo.wire_ids]
+    if len(named) == 1:
+        return named[0]
+    return max(
+        named or twins, key=lambda twin: (twin.turn.tokens.common_prefix(turn.prompt_tokens), twin.turn.sequence)
+    )
+
+
+def _rewritten_turn(place: Node, message: Message) -> PlacedTurn | None:
+    """The turn whose reply a new assistant message stands in for: the only assistant here, and not yet continued."""
+    if message.role is not Role.ASSISTANT or len(place.asked) != 1:
+        return None
+    turn = place.asked[0]
+    others = [node for node in place.children.values() if node.message and node.message.role is Role.ASSISTANT]
+    if turn.children or any(node is not turn.reply_node and node.message is not message for node in others):
+        return None
+    return turn
+
+
+def message_at(chain: MessageChain, index: int) -> Message:
+    """The message in that place of a conversation."""
+    link = chain
+    while index < link.keep and link.parent is not None:
+        link = link.parent
+    return link.own[index - link.keep]
