@@ -1,0 +1,77 @@
+"""Rewards, advantages and weights count rollouts, never samples."""
+
+import math
+
+import pytest
+
+from rolltape.records.policy import Advantage, policy
+from rolltape.records.rollout import EventKind
+from rolltape.samples import group_advantages, linearize
+from sessions import Recording, event, rollout_of, user
+
+
+def forked() -> Recording:
+    recording = Recording()
+    first = recording.ask([user("u")], "a b c")
+    recording.go_on(first, [user("v")], "d")
+    recording.go_on(first, [user("w")], "e")
+    return recording
+
+
+def test_the_full_reward_goes_to_every_sample() -> None:
+    samples = list(linearize(rollout_of(forked().session(), reward=0.5)).samples(advantage=0.25))
+    assert [sample.reward for sample in samples] == [0.5, 0.5]
+    assert [sample.advantage for sample in samples] == [0.25, 0.25]
+    assert [(sample.index, sample.siblings) for sample in samples] == [(0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("reward", [1.0, 0.1, -1 / 3, 0.0])
+def test_split_rewards_sum_to_the_reward(reward: float) -> None:
+    recording = forked()
+    recording.go_on(recording.turns[0], [user("x")], "f")
+    linearized = linearize(rollout_of(recording.session(), reward=reward), policy(reward_share="split"))
+    shares = [sample.reward for sample in linearized.samples()]
+    assert len(shares) == 3
+    assert sum(share for share in shares if share is not None) == pytest.approx(reward, abs=1e-15)
+    assert all(sample.rollout_reward == reward for sample in linearized.samples())
+
+
+def test_loss_weights_make_a_forked_rollout_count_once() -> None:
+    rollout = rollout_of(forked().session())
+    weights = [(sample.trained_tokens, sample.loss_weight) for sample in linearize(rollout).samples()]
+    assert weights == [(6, 0.75), (2, 0.25)]
+    even = linearize(rollout, policy(loss_weight="even")).samples()
+    assert [sample.loss_weight for sample in even] == [0.5, 0.5]
+
+
+def test_a_rollout_without_a_reward_gives_samples_without_one() -> None:
+    samples = list(linearize(rollout_of(forked().session(), reward=None)).samples())
+    assert [(sample.reward, sample.rollout_reward) for sample in samples] == [(None, None)] * 2
+
+
+def test_late_rewards_replace_earlier_ones_and_filters_can_be_taken_back() -> None:
+    session = forked().session()
+    late = event(9, EventKind.SCORE, {"reward": 0.0})
+    assert rollout_of(session, events=[late]).reward == 0.0
+    filtered = event(9, EventKind.FILTER, {"reason": "too easy"})
+    back = event(10, EventKind.FILTER, {"reason": None})
+    assert len(linearize(rollout_of(session, events=[filtered]))) == 0
+    assert len(linearize(rollout_of(session, events=[filtered, back]))) == 2
+
+
+def test_advantages_are_centred_on_the_mean_of_the_group() -> None:
+    assert group_advantages([1.0, 0.0, 0.0, 1.0], Advantage.CENTRED) == [0.5, -0.5, -0.5, 0.5]
+    assert group_advantages([1.0, 0.0, 0.0, 0.0], Advantage.NORMALIZED) == pytest.approx(
+        [math.sqrt(3), *[-1 / math.sqrt(3)] * 3]
+    )
+
+
+def test_equal_rewards_have_no_advantage() -> None:
+    assert group_advantages([0.3, 0.3, 0.3], "normalized") == [0.0, 0.0, 0.0]
+    assert group_advantages([0.1], "centred") == [0.0]
+
+
+def test_rollouts_without_a_finite_reward_are_left_out_of_the_mean() -> None:
+    assert group_advantages([1.0, None, math.nan, 0.0, math.inf], "centred") == [0.5, None, None, -0.5, None]
+    assert group_advantages([None], "centred") == [None]
+    assert group_advantages([1.0, 0.0], "none") == [None, None]
