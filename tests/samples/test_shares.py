@@ -5,8 +5,8 @@ import math
 import pytest
 
 from rolltape.records.policy import Advantage, policy
-from rolltape.records.rollout import EventKind
-from rolltape.samples import group_advantages, linearize
+from rolltape.records.rollout import EventKind, Rollout, RolloutHead, Status
+from rolltape.samples import group_advantages, linearize, samples_of_group
 from sessions import Recording, event, rollout_of, user
 
 
@@ -75,3 +75,34 @@ def test_rollouts_without_a_finite_reward_are_left_out_of_the_mean() -> None:
     assert group_advantages([1.0, None, math.nan, 0.0, math.inf], "centred") == [0.5, None, None, -0.5, None]
     assert group_advantages([None], "centred") == [None]
     assert group_advantages([1.0, 0.0], "none") == [None, None]
+
+
+def attempt(number: int, reward: float | None, status: Status = Status.FINISHED, try_index: int = 0) -> Rollout:
+    recording = Recording(rollout=f"r{number}")
+    recording.ask([user("u")], "a")
+    made = rollout_of(recording.session(), reward=reward, status=status, rollout=f"r{number}")
+    head = RolloutHead(
+        id=f"r{number}", try_index=try_index, group="g", run="run", step=0, attempt=number, task_id="t", started_at_ns=0
+    )
+    return Rollout(head, made.sessions, made.events, writer_alive=False)
+
+
+def test_advantages_of_a_group_leave_out_what_the_infrastructure_broke() -> None:
+    broken = attempt(2, 5.0, Status.FAILED)
+    samples = list(samples_of_group([attempt(0, 1.0), attempt(1, 0.0), broken]))
+    assert [(sample.rollout, sample.advantage) for sample in samples] == [("r0", 0.5), ("r1", -0.5)]
+
+
+def test_a_rollout_with_nothing_to_train_counts_in_the_mean() -> None:
+    silent = rollout_of(reward=0.0, rollout="r9")
+    samples = list(samples_of_group([attempt(0, 1.0), silent]))
+    assert [(sample.rollout, sample.advantage) for sample in samples] == [("r0", 0.5)]
+
+
+def test_of_several_tries_the_latest_finished_one_counts() -> None:
+    tries = [attempt(0, 0.0, Status.FAILED), attempt(0, 1.0, try_index=1), attempt(0, None, Status.FAILED, try_index=2)]
+    samples = list(samples_of_group([*tries, attempt(1, 0.0)]))
+    assert [(sample.rollout, sample.try_index, sample.advantage) for sample in samples] == [
+        ("r0", 1, 0.5),
+        ("r1", 0, -0.5),
+    ]

@@ -1,7 +1,8 @@
 """Tree → samples and ledger, under a policy."""
 
+from rolltape.samples.groups import samples_of_group
 from rolltape.samples.linearize import Linearized, linearize
 from rolltape.samples.shares import group_advantages
 from rolltape.samples.show import show
 
-__all__ = ["Linearized", "group_advantages", "linearize", "show"]
+__all__ = ["Linearized", "group_advantages", "linearize", "samples_of_group", "show"]

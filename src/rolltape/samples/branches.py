@@ -90,8 +90,7 @@ def _demoted(tree: Tree, policy: Policy) -> frozenset[int]:
     return frozenset(
         placed.sequence
         for placed in tree.turns
-        if len(placed.turn.sampled_ids) < policy.max_reply_tokens
-        and any(node.rewrites is placed for node in placed.prompt_node.children.values())
+        if placed.is_rewritten and len(placed.turn.sampled_ids) < policy.max_reply_tokens
     )
 
 

@@ -3,26 +3,22 @@
 from collections.abc import Sequence
 
 from rolltape.records.fork import Fork, ForkCause
+from rolltape.tree.nodes import Node
 from rolltape.tree.placement import PlacedTurn, Tree
 
 
 def abandoned_turns(tree: Tree, forks: Sequence[Fork]) -> set[int]:
     """Sequence numbers of the turns that nothing goes on from, though the agent went on from their place."""
     went_on_without = {fork.departs_from for fork in forks if fork.cause is ForkCause.ABANDONED_REPLY}
-    abandoned = set()
+    asked: dict[Node, list[PlacedTurn]] = {}
     for placed in tree.turns:
-        if placed.turn.facts.auxiliary is not None or _is_continued(placed):
-            continue
-        asked_again = any(
-            other.sequence > placed.sequence or _is_continued(other)
-            for other in placed.prompt_node.asked
-            if other is not placed and other.turn.facts.auxiliary is None
-        )
-        if asked_again or placed.turn.id in went_on_without:
-            abandoned.add(placed.sequence)
+        if placed.turn.facts.auxiliary is None:
+            asked.setdefault(placed.prompt_node, []).append(placed)
+    abandoned = set()
+    for twins in asked.values():
+        is_decided = any(twin.is_continued for twin in twins)
+        for twin in twins:
+            asked_again = is_decided or twin is not twins[-1]
+            if not twin.is_continued and (asked_again or twin.turn.id in went_on_without):
+                abandoned.add(twin.sequence)
     return abandoned
-
-
-def _is_continued(placed: PlacedTurn) -> bool:
-    """Whether a later prompt holds its reply, as it was or rewritten in its place."""
-    return bool(placed.children) or any(node.rewrites is placed for node in placed.prompt_node.children.values())

@@ -4,6 +4,8 @@ import json
 import re
 from typing import Any
 
+import numpy as np
+
 from rolltape.records.fork import Difference, ForkCause
 from rolltape.records.jsonable import canonical_json
 from rolltape.records.messages import Message, canonical_message, content_text
@@ -33,10 +35,11 @@ def drift_cause(before: Turn, after: Turn, shared: int) -> ForkCause:
     if reply is None or shared < start or not (reply.reasoning or "<think>" in reply.text):
         return ForkCause.RETOKENIZED
     # Stripped thinking is a deletion: the end of the reply, from the text after the thinking on, follows at once.
-    held, now = before.tokens.slice(shared), after.prompt_tokens.slice(shared)
-    for cut in range(1, len(held)):
+    held = before.tokens.slice(shared)
+    now = after.prompt_tokens.slice(shared, shared + len(held))
+    for cut in np.flatnonzero(held[1:] == now[0]) + 1 if len(now) else ():
         rest = held[cut:]
-        if len(rest) <= len(now) and held[cut] == now[0] and bool((now[: len(rest)] == rest).all()):
+        if np.array_equal(now[: len(rest)], rest):
             return ForkCause.THINKING_STRIPPED
     return ForkCause.RETOKENIZED
 

@@ -11,7 +11,16 @@ from rolltape.tree.nodes import Node
 class PlacedTurn:
     """A turn in its tree."""
 
-    __slots__ = ("children", "known_depth", "parent", "prompt_node", "reply_node", "shared_tokens", "turn")
+    __slots__ = (
+        "children",
+        "is_rewritten",
+        "known_depth",
+        "parent",
+        "prompt_node",
+        "reply_node",
+        "shared_tokens",
+        "turn",
+    )
 
     def __init__(self, turn: Turn, parent: "PlacedTurn | None", prompt_node: Node, known_depth: int) -> None:
         self.turn = turn
@@ -19,6 +28,7 @@ class PlacedTurn:
         self.children: list[PlacedTurn] = []
         self.prompt_node = prompt_node
         self.reply_node: Node | None = None  # None: it has no reply
+        self.is_rewritten = False  # a later prompt holds another message in the place of its reply
         self.known_depth = known_depth  # how many of its prompt's messages the tree held before
         self.shared_tokens = parent.turn.tokens.common_prefix(turn.prompt_tokens) if parent else 0
 
@@ -30,6 +40,11 @@ class PlacedTurn:
     def tip(self) -> Node:
         """The end of its conversation: its reply, or its prompt if it has none."""
         return self.reply_node or self.prompt_node
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether a later prompt holds its reply, as it was or rewritten in its place; so it did arrive."""
+        return bool(self.children) or self.is_rewritten
 
     @property
     def extends(self) -> bool:
@@ -58,7 +73,8 @@ class Tree:
             below = node.children.get(self._key(message))
             if below is None:
                 below = node.child(self._key(message), message)
-                below.rewrites = _rewritten_turn(node, message) if known == node.depth else None
+                if known == node.depth:
+                    _note_rewrite(node, below, message)
             else:
                 known = below.depth
             node = below
@@ -122,15 +138,16 @@ def _told_apart(twins: Sequence[PlacedTurn], echo: Message, turn: Turn) -> Place
     )
 
 
-def _rewritten_turn(place: Node, message: Message) -> PlacedTurn | None:
-    """The turn whose reply a new assistant message stands in for: the only assistant here, and not yet continued."""
+def _note_rewrite(place: Node, below: Node, message: Message) -> None:
+    """Tie a new assistant message to the reply it stands in for: the only one in its place, and not yet continued."""
     if message.role is not Role.ASSISTANT or len(place.asked) != 1:
-        return None
+        return
     turn = place.asked[0]
-    others = [node for node in place.children.values() if node.message and node.message.role is Role.ASSISTANT]
-    if turn.children or any(node is not turn.reply_node and node.message is not message for node in others):
-        return None
-    return turn
+    others = (node for node in place.children.values() if node is not below and node is not turn.reply_node)
+    if turn.children or any(node.message and node.message.role is Role.ASSISTANT for node in others):
+        return
+    below.rewrites = turn
+    turn.is_rewritten = True
 
 
 def message_at(chain: MessageChain, index: int) -> Message:
