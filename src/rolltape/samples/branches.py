@@ -90,7 +90,7 @@ def _demoted(tree: Tree, policy: Policy) -> frozenset[int]:
     return frozenset(
         placed.sequence
         for placed in tree.turns
-        if placed.is_rewritten and len(placed.turn.sampled_ids) < policy.max_reply_tokens
+        if placed.rewritten_by is not None and len(placed.turn.sampled_ids) < policy.max_reply_tokens
     )
 
 

@@ -137,7 +137,7 @@ def _reply_spans(turn: Turn, draft: Draft, claims: Claims) -> Iterator[Span]:
     codes, owner = claims.fates[turn.sequence], claims.owner[turn.sequence]
     changes = (np.diff(codes) != 0) | (np.diff(owner) != 0)
     bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), count]
-    message = (len(turn.prompt), len(turn.prompt) + 1)
+    message = (len(turn.prompt), len(turn.messages))
     for first, last in pairwise(bounds):
         trains_elsewhere = owner[first] not in (NOBODY, draft.number)
         fate = None if trains_elsewhere else CODES[codes[first]]

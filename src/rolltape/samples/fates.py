@@ -53,9 +53,9 @@ def turn_fate(placed: PlacedTurn, *, is_abandoned: bool, policy: Policy) -> Fate
     facts = placed.turn.facts
     if facts.finish is Finish.ERROR:
         return Fate.MASKED_ENGINE_ERROR
-    if facts.finish is Finish.ABORT and not placed.is_continued:
+    if facts.finish is Finish.ABORT and placed.continued_by is None:
         return Fate.MASKED_ABORTED
-    if facts.delivery is not Delivery.DELIVERED and not placed.is_continued:
+    if facts.delivery is not Delivery.DELIVERED and placed.continued_by is None:
         return Fate.MASKED_UNDELIVERED
     return Fate.MASKED_ABANDONED if is_abandoned and not policy.train_abandoned else None
 

@@ -16,9 +16,10 @@ def abandoned_turns(tree: Tree, forks: Sequence[Fork]) -> set[int]:
             asked.setdefault(placed.prompt_node, []).append(placed)
     abandoned = set()
     for twins in asked.values():
-        is_decided = any(twin.is_continued for twin in twins)
+        # The agent decided when it asked again, or went on from one of the replies that it had.
+        decided_at = max(twins[-1].sequence, *(twin.continued_by or 0 for twin in twins))
         for twin in twins:
-            asked_again = is_decided or twin is not twins[-1]
-            if not twin.is_continued and (asked_again or twin.turn.id in went_on_without):
+            thrown_away = twin.sequence < decided_at or twin.turn.id in went_on_without
+            if twin.continued_by is None and thrown_away:
                 abandoned.add(twin.sequence)
     return abandoned

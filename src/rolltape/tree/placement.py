@@ -13,11 +13,11 @@ class PlacedTurn:
 
     __slots__ = (
         "children",
-        "is_rewritten",
         "known_depth",
         "parent",
         "prompt_node",
         "reply_node",
+        "rewritten_by",
         "shared_tokens",
         "turn",
     )
@@ -28,7 +28,7 @@ class PlacedTurn:
         self.children: list[PlacedTurn] = []
         self.prompt_node = prompt_node
         self.reply_node: Node | None = None  # None: it has no reply
-        self.is_rewritten = False  # a later prompt holds another message in the place of its reply
+        self.rewritten_by: int | None = None  # the first turn whose prompt holds another message in its reply's place
         self.known_depth = known_depth  # how many of its prompt's messages the tree held before
         self.shared_tokens = parent.turn.tokens.common_prefix(turn.prompt_tokens) if parent else 0
 
@@ -42,9 +42,9 @@ class PlacedTurn:
         return self.reply_node or self.prompt_node
 
     @property
-    def is_continued(self) -> bool:
-        """Whether a later prompt holds its reply, as it was or rewritten in its place; so it did arrive."""
-        return bool(self.children) or self.is_rewritten
+    def continued_by(self) -> int | None:
+        """The latest turn whose prompt holds its reply, as it was or rewritten in its place; so it did arrive."""
+        return self.children[-1].sequence if self.children else self.rewritten_by
 
     @property
     def extends(self) -> bool:
@@ -74,7 +74,7 @@ class Tree:
             if below is None:
                 below = node.child(self._key(message), message)
                 if known == node.depth:
-                    _note_rewrite(node, below, message)
+                    _note_rewrite(node, below, message, turn.sequence)
             else:
                 known = below.depth
             node = below
@@ -138,7 +138,7 @@ def _told_apart(twins: Sequence[PlacedTurn], echo: Message, turn: Turn) -> Place
     )
 
 
-def _note_rewrite(place: Node, below: Node, message: Message) -> None:
+def _note_rewrite(place: Node, below: Node, message: Message, sequence: int) -> None:
     """Tie a new assistant message to the reply it stands in for: the only one in its place, and not yet continued."""
     if message.role is not Role.ASSISTANT or len(place.asked) != 1:
         return
@@ -147,7 +147,7 @@ def _note_rewrite(place: Node, below: Node, message: Message) -> None:
     if turn.children or any(node.message and node.message.role is Role.ASSISTANT for node in others):
         return
     below.rewrites = turn
-    turn.is_rewritten = True
+    turn.rewritten_by = sequence
 
 
 def message_at(chain: MessageChain, index: int) -> Message:
