@@ -1,0 +1,73 @@
+"""The flight recorder for LLM reinforcement learning.
+
+tape = rolltape.open("runs/exp1")           record
+run = rolltape.read("runs/exp1")            read, also while it is being written
+made = rolltape.linearize(rollout, "exact")   samples and ledger under a policy
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from rolltape.errors import RolltapeError
+
+if TYPE_CHECKING:
+    from rolltape.records.policy import Policy, policy
+    from rolltape.samples import Linearized, linearize, samples_of_group, show
+    from rolltape.tape.journal import Durability
+    from rolltape.tape.prune import prune
+    from rolltape.tape.recorder import RolloutRecorder, SessionRecorder
+    from rolltape.tape.run import Run, read
+    from rolltape.tape.seal import seal
+    from rolltape.tape.tape import Tape
+    from rolltape.tape.tape import open_tape as open  # noqa: A004 - rolltape.open is the name of the thing
+    from rolltape.tree import forks_of, tree_of
+
+# Loaded when first used: a program that only records need not wait for what reads Parquet.
+_HOMES = {
+    "Durability": "rolltape.tape.journal",
+    "Linearized": "rolltape.samples",
+    "Policy": "rolltape.records.policy",
+    "RolloutRecorder": "rolltape.tape.recorder",
+    "Run": "rolltape.tape.run",
+    "SessionRecorder": "rolltape.tape.recorder",
+    "Tape": "rolltape.tape.tape",
+    "forks_of": "rolltape.tree",
+    "linearize": "rolltape.samples",
+    "open": "rolltape.tape.tape",
+    "policy": "rolltape.records.policy",
+    "prune": "rolltape.tape.prune",
+    "read": "rolltape.tape.run",
+    "samples_of_group": "rolltape.samples",
+    "seal": "rolltape.tape.seal",
+    "show": "rolltape.samples",
+    "tree_of": "rolltape.tree",
+}
+
+__all__ = [
+    "Durability",
+    "Linearized",
+    "Policy",
+    "RolloutRecorder",
+    "RolltapeError",
+    "Run",
+    "SessionRecorder",
+    "Tape",
+    "forks_of",
+    "linearize",
+    "open",
+    "policy",
+    "prune",
+    "read",
+    "samples_of_group",
+    "seal",
+    "show",
+    "tree_of",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rolltape' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), "open_tape" if name == "open" else name)
+    globals()[name] = value
+    return value

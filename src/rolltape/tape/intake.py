@@ -1,4 +1,4 @@
-"""What a caller hands over → a Turn: checked, snapshotted, and coded against an earlier turn. Nothing is stored here."""
+"""What a caller hands over → a Turn: checked, snapshotted, coded against an earlier turn. Nothing is stored here."""
 
 import enum
 import time
@@ -18,6 +18,8 @@ from rolltape.tape.arrays import as_ids, as_logprobs, as_side_arrays
 from rolltape.tape.delta import DeltaCoder
 
 E = TypeVar("E", bound=enum.StrEnum)
+
+_PLAIN = frozenset({int, float, bool})
 
 
 class CodedTurn(msgspec.Struct, frozen=True):
@@ -47,12 +49,8 @@ class SessionIntake:
         self.head = head
         where = f"session {head.id}"
         self.root = Root.snapshot(tools, template_options, where)
-        self.defaults = {
-            "model": model,
-            "renderer": renderer,
-            "fingerprint": fingerprint,
-            "logprob_kind": logprob_kind and as_member(LogprobKind, logprob_kind, where),
-        }
+        self.defaults = {"model": model, "renderer": renderer, "fingerprint": fingerprint}
+        self.logprob_kind = as_member(LogprobKind, logprob_kind, where) if logprob_kind else None
         self.turns: list[Turn] = []
         self._delta = DeltaCoder()
 
@@ -129,8 +127,10 @@ class SessionIntake:
         if segments is not None and (sampled_ids is not None or logprobs is not None or weight_version is not None):
             raise RecordError(f"{where}: give segments, or sampled_ids with logprobs and weight_version, not both")
         if segments is None:
-            segments = [{"sampled_ids": sampled_ids, "logprobs": logprobs, "weight_version": weight_version}]
-        sampled, probabilities, parts, had_nan = _joined(segments, token_faithful, where)
+            sampled, probabilities, had_nan = _sampled(sampled_ids, logprobs, token_faithful, where)
+            parts: tuple[Segment, ...] = (Segment(0, len(sampled), *_versions(weight_version, where)),)
+        else:
+            sampled, probabilities, parts, had_nan = _joined(segments, token_faithful, where)
         side = as_side_arrays(side_arrays, len(prompt_tokens), len(sampled), where)
 
         if had_nan:
@@ -146,21 +146,21 @@ class SessionIntake:
         facts = TurnFacts(
             finish=ended,
             segments=parts,
-            sampling=_settings(sampling, f"{where}: sampling"),
-            sampling_asked=None if sampling_asked is None else _settings(sampling_asked, f"{where}: sampling_asked"),
-            logprob_kind=as_member(LogprobKind, logprob_kind, where) if logprob_kind else self.defaults["logprob_kind"],
-            model=model or self.defaults["model"],
-            renderer=renderer or self.defaults["renderer"],
-            fingerprint=fingerprint or self.defaults["fingerprint"],
+            sampling=as_settings(sampling, f"{where}: sampling"),
+            sampling_asked=None if sampling_asked is None else as_settings(sampling_asked, f"{where}: sampling_asked"),
+            logprob_kind=as_member(LogprobKind, logprob_kind, where) if logprob_kind else self.logprob_kind,
+            model=(model and as_text(model, f"{where}: model")) or self.defaults["model"],
+            renderer=(renderer and as_text(renderer, f"{where}: renderer")) or self.defaults["renderer"],
+            fingerprint=(fingerprint and as_text(fingerprint, f"{where}: fingerprint")) or self.defaults["fingerprint"],
             message_starts=_message_starts(message_starts, prompt, prompt_tokens, after is not None, where),
             delivery=as_member(Delivery, delivery, where),
-            auxiliary=auxiliary,
+            auxiliary=auxiliary and as_text(auxiliary, f"{where}: auxiliary"),
             flags=tuple(sorted(found_flags)),
             reward=None if reward is None else as_float(reward, f"{where}: reward"),
-            error=error,
-            started_at=started_at,
-            ended_at=time.time() if ended_at is None else ended_at,
-            extra=_settings(extra, f"{where}: extra"),
+            error=error and as_text(error, f"{where}: error"),
+            started_at=None if started_at is None else as_float(started_at, f"{where}: started_at"),
+            ended_at=time.time() if ended_at is None else as_float(ended_at, f"{where}: ended_at"),
+            extra=as_settings(extra, f"{where}: extra"),
         )
         turn = Turn(
             session=self.head.id,
@@ -183,6 +183,8 @@ class SessionIntake:
         return coded.turn
 
     def _earlier(self, after: Turn | str, where: str) -> Turn:
+        if isinstance(after, Turn) and after.sequence < len(self.turns) and self.turns[after.sequence] is after:
+            return after
         wanted = after if isinstance(after, str) else after.id
         sequence = wanted.rpartition(".")[2]
         if sequence.isdigit() and int(sequence) < len(self.turns) and self.turns[int(sequence)].id == wanted:
@@ -192,11 +194,22 @@ class SessionIntake:
 
 def as_member(kind: type[E], value: str, where: str) -> E:
     """A member of a closed list, by itself or by its value."""
+    if type(value) is kind:
+        return value
     try:
         return kind(value)
     except ValueError:
         known = ", ".join(member.value for member in kind)
         raise RecordError(f"{where}: {value!r} is no {kind.__name__}; known are {known}") from None
+
+
+def as_text(value: object, where: str) -> str | None:
+    """A text or None; what is not valid Unicode in it is replaced."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise RecordError(f"{where} is {value!r}, a {type(value).__name__}; give a text")
+    return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _snapshots(messages: Sequence[object], where: str) -> list[Message]:
@@ -211,6 +224,21 @@ def _ids_or_none(value: object, token_faithful: bool, where: str) -> Ids:
     return NO_IDS if value is None else as_ids(value, where)
 
 
+def _sampled(
+    sampled_ids: object, logprobs: object, token_faithful: bool, where: str
+) -> tuple[Ids, Logprobs | None, bool]:
+    """Ids and their logprobs (None: none given), and whether a NaN was among those."""
+    ids = _ids_or_none(sampled_ids, token_faithful, f"{where}: sampled_ids")
+    if logprobs is None:
+        return ids, None, False
+    given, had_nan = as_logprobs(logprobs, f"{where}: logprobs")
+    if len(given) != len(ids):
+        raise MisalignedError(
+            f"{where}: {len(ids)} sampled ids but {len(given)} logprobs; ask the engine for logprobs on every token"
+        )
+    return ids, given, had_nan
+
+
 def _joined(
     segments: Sequence[Mapping[str, Any]], token_faithful: bool, where: str
 ) -> tuple[Ids, Logprobs | None, tuple[Segment, ...], bool]:
@@ -220,54 +248,58 @@ def _joined(
     parts: list[Segment] = []
     had_nan = False
     for index, segment in enumerate(segments):
-        place = where if len(segments) == 1 else f"{where}, segment {index}"
+        place = f"{where}, segment {index}"
         if not isinstance(segment, Mapping) or segment.keys() - {"sampled_ids", "logprobs", "weight_version"}:
             raise RecordError(f"{place}: a segment has sampled_ids, logprobs and weight_version, not {segment!r:.200}")
-        own = _ids_or_none(segment.get("sampled_ids"), token_faithful, f"{place}: sampled_ids")
-        given = segment.get("logprobs")
-        own_logprobs = None
-        if given is not None:
-            own_logprobs, nan = as_logprobs(given, f"{place}: logprobs")
-            had_nan |= nan
-            if len(own_logprobs) != len(own):
-                raise MisalignedError(
-                    f"{place}: {len(own)} sampled ids but {len(own_logprobs)} logprobs; "
-                    "ask the engine for logprobs on every token"
-                )
+        own, own_logprobs, nan = _sampled(segment.get("sampled_ids"), segment.get("logprobs"), token_faithful, place)
+        had_nan |= nan
         start = parts[-1].stop if parts else 0
         parts.append(Segment(start, start + len(own), *_versions(segment.get("weight_version"), place)))
         ids.append(own)
         logprobs.append(own_logprobs)
-    if len(ids) == 1:
-        return ids[0], logprobs[0], tuple(parts), had_nan
-    joined = None
-    if any(part is not None for part in logprobs):
-        joined = np.concatenate(
-            [
-                np.full(len(own), np.nan, np.float32) if part is None else part
-                for own, part in zip(ids, logprobs, strict=True)
-            ]
-        )
-    return (np.concatenate(ids) if ids else NO_IDS), joined, tuple(parts), had_nan
+    joined_ids = np.concatenate([NO_IDS, *ids])
+    joined_ids.setflags(write=False)
+    if all(part is None for part in logprobs):
+        return joined_ids, None, tuple(parts), had_nan
+    joined: Logprobs = np.concatenate(
+        [
+            np.full(len(own), np.nan, np.float32) if part is None else part
+            for own, part in zip(ids, logprobs, strict=True)
+        ]
+    )
+    joined.setflags(write=False)
+    return joined_ids, joined, tuple(parts), had_nan
 
 
 def _versions(value: object, where: str) -> tuple[str | None, str | None]:
     """A weight version, a pair of versions that it lies between, or None where the engine did not say."""
-    if value is None:
-        return None, None
+    if value is None or (type(value) is str and value.isascii()):
+        return value, value
     first, last = value if isinstance(value, tuple | list) and len(value) == 2 else (value, value)
     for version in (first, last):
         if not isinstance(version, str | int) or isinstance(version, bool):
             raise RecordError(f"{where}: weight_version is {value!r}; give a string, or a pair that it lies between")
-    return str(first), str(last)
+    return as_text(str(first), where), as_text(str(last), where)
 
 
-def _settings(value: Mapping[str, Any] | None, where: str) -> dict[str, Any]:
+def as_settings(value: Mapping[str, Any] | None, where: str) -> dict[str, Any]:
     """A private copy of settings, plain numbers for the scalars of numpy and torch."""
     if not value:
         return {}
+    if type(value) is dict and all(
+        type(key) is str and key.isascii() and key[:1] != "$" and (type(item) in _PLAIN or item is None)
+        for key, item in value.items()
+    ):
+        return value.copy()
+    if not isinstance(value, Mapping):
+        raise RecordError(f"{where} is a {type(value).__name__}; give a mapping")
     settings: dict[str, Any] = decode_numbers(encode_numbers(value, where))
     return settings
+
+
+def as_snapshot(value: object, where: str) -> Any:
+    """A private copy of any JSON value, plain numbers for the scalars of numpy and torch."""
+    return None if value is None else decode_numbers(encode_numbers(value, where))
 
 
 def _message_starts(

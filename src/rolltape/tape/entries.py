@@ -1,0 +1,188 @@
+"""What can be appended to a journal, and how each kind becomes rows inside one transaction."""
+
+import json
+import math
+import sqlite3
+from array import array
+from hashlib import blake2b
+from typing import Any, Protocol
+
+import msgspec
+
+from rolltape.records.jsonable import encode_numbers
+from rolltape.records.openfields import encode_record
+from rolltape.records.rollout import RolloutHead, SessionHead
+from rolltape.records.turn import TurnFacts
+from rolltape.tape.intake import CodedTurn
+from rolltape.tape.schema import row_crc, turn_crc, turn_pk
+
+_INSERT_TURN = "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT_CONTENT = "INSERT INTO contents (digest, raw) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING"
+_encode_facts = msgspec.json.Encoder().encode
+
+_root_digests: dict[bytes, bytes] = {}
+
+
+class Batch:
+    """One transaction in the making. What it learns about keys counts only once the transaction is committed."""
+
+    def __init__(self, connection: sqlite3.Connection, known: dict[bytes, int], next_event: int) -> None:
+        self.cursor = connection.cursor()
+        self.fresh: dict[bytes, int] = {}
+        self.next_event = next_event
+        self.added = {"rollouts": 0, "sessions": 0, "turns": 0}
+        self._known = known
+        self._turn_rows: list[tuple[Any, ...]] = []
+
+    def content(self, digest: bytes, raw: bytes) -> int:
+        """The key of a message or root, stored now if this journal does not have it."""
+        pk = self._known.get(digest) or self.fresh.get(digest)
+        if pk is None:
+            self.cursor.execute(_INSERT_CONTENT, (digest, raw))
+            if self.cursor.rowcount == 1:
+                pk = self.cursor.lastrowid
+            else:
+                pk = self.cursor.execute("SELECT pk FROM contents WHERE digest = ?", (digest,)).fetchone()[0]
+            assert pk is not None
+            self.fresh[digest] = pk
+        return pk
+
+    def add_turn(self, row: tuple[Any, ...]) -> None:
+        self._turn_rows.append(row)
+        self.added["turns"] += 1
+
+    def write_turns(self) -> None:
+        if self._turn_rows:
+            self.cursor.executemany(_INSERT_TURN, self._turn_rows)
+
+
+class Entry(Protocol):
+    """Something that can be appended."""
+
+    def write(self, batch: Batch) -> None: ...
+
+
+class StartedRollout:
+    """A rollout's identity. It is encoded here, so that one that cannot be does not reach the queue."""
+
+    def __init__(self, pk: int, head: RolloutHead) -> None:
+        self._row = (pk, head.id, head.try_index, encode_record(head, f"rollout {head.id}"))
+
+    def write(self, batch: Batch) -> None:
+        batch.cursor.execute("INSERT INTO rollouts VALUES (?, ?, ?, ?, ?)", (*self._row, row_crc(*self._row)))
+        batch.added["rollouts"] += 1
+
+
+class StartedSession:
+    """A session of a rollout."""
+
+    def __init__(self, pk: int, rollout: int, head: SessionHead) -> None:
+        self._row = (pk, rollout, head.ordinal, encode_record(head, f"session {head.id}"))
+
+    def write(self, batch: Batch) -> None:
+        batch.cursor.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?)", (*self._row, row_crc(*self._row)))
+        batch.added["sessions"] += 1
+
+
+class RecordedTurn(msgspec.Struct, frozen=True):
+    """A turn as it is coded, and its facts as JSON."""
+
+    session: int
+    coded: CodedTurn
+    facts: bytes
+
+    def write(self, batch: Batch) -> None:
+        coded = self.coded
+        turn = coded.turn
+        pk = turn_pk(self.session, turn.sequence)
+        messages, reply = turn.prompt.own, turn.reply
+        root_digest = _root_digest(turn.root.raw)
+        root_pk = batch.content(root_digest, turn.root.raw)
+        message_pks = array("q", [batch.content(message.digest, message.raw) for message in messages]).tobytes()
+        reply_pk = None if reply is None else batch.content(reply.digest, reply.raw)
+        new_ids, sampled = turn.prompt_tokens.own.tobytes(), turn.sampled_ids.tobytes()
+        logprobs = None if turn.logprobs is None else turn.logprobs.tobytes()
+        dtype = None if turn.logprobs is None else turn.logprobs.dtype.str[1:]
+        sides = len(turn.side)
+        crc = turn_crc(
+            (
+                pk,
+                -1 if coded.parent is None else coded.parent,
+                coded.keep_tokens,
+                coded.keep_messages,
+                len(messages),
+                sides,
+                len(sampled),
+                len(new_ids),
+            ),
+            (
+                root_digest,
+                *(message.digest for message in messages),
+                b"-" if reply is None else reply.digest,
+                b"-" if dtype is None else dtype.encode(),
+                sampled,
+                new_ids,
+                logprobs or b"",
+                self.facts,
+            ),
+        )
+        coding = (pk, coded.parent, coded.keep_tokens, coded.keep_messages, root_pk, message_pks, reply_pk)
+        batch.add_turn((*coding, sides, dtype, sampled, new_ids, logprobs, self.facts, crc))
+        for name, side in turn.side.items():
+            values = side.values
+            shape = json.dumps(values.shape)
+            counts = None if side.counts is None else side.counts.tobytes()
+            row = (pk, name, side.start, values.dtype.str, shape, values.tobytes(), counts)
+            batch.cursor.execute("INSERT INTO side_arrays VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, row_crc(*row)))
+
+
+class LoggedEvent(msgspec.Struct, frozen=True):
+    """The JSON object of an event; its sequence number is given when it is written, so there are no gaps."""
+
+    body: bytes
+
+    def write(self, batch: Batch) -> None:
+        row = (batch.next_event, self.body)
+        batch.cursor.execute("INSERT INTO events VALUES (?, ?, ?)", (*row, row_crc(*row)))
+        batch.next_event += 1
+
+
+def facts_json(facts: TurnFacts, where: str) -> bytes:
+    """As `encode_record`, fast where all numbers are finite. The facts were checked by the intake."""
+    if facts.unknown or not (_all_finite(facts.sampling) and not facts.sampling_asked and not facts.extra):
+        return encode_record(facts, where)
+    if not all(math.isfinite(number or 0.0) for number in (facts.reward, facts.started_at, facts.ended_at)):
+        return encode_record(facts, where)
+    return _encode_facts(facts)
+
+
+def _all_finite(settings: dict[str, Any]) -> bool:
+    """Whether settings are flat, with numbers that JSON can hold."""
+    return all(
+        math.isfinite(item) if type(item) is float else type(item) in (int, bool, str) or item is None
+        for item in settings.values()
+    )
+
+
+def event_body(
+    at_ns: int,
+    kind: str,
+    rollout: str | None,
+    try_index: int | None,
+    turn: str | None,
+    by: str | None,
+    data: dict[str, Any],
+) -> bytes:
+    """An event as it is stored, less the writer and sequence number that are its key."""
+    fields = {"at_ns": at_ns, "kind": kind, "rollout": rollout, "try": try_index, "turn": turn, "by": by, "data": data}
+    return encode_numbers(fields, f"{kind} of rollout {rollout}" if rollout else kind)
+
+
+def _root_digest(raw: bytes) -> bytes:
+    # Tools can be long and are the same object for a whole session: hash them once.
+    digest = _root_digests.get(raw)
+    if digest is None:
+        if len(_root_digests) > 1024:
+            _root_digests.clear()
+        digest = _root_digests[raw] = blake2b(raw, digest_size=16).digest()
+    return digest

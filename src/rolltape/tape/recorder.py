@@ -1,0 +1,254 @@
+"""Recording: a tape gives rollouts, a rollout gives sessions, a session takes turns. Durable when the call returns."""
+
+import contextlib
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+
+from rolltape.errors import ClosedError, RecordError, TapeWriteError
+from rolltape.records.ids import session_id
+from rolltape.records.jsonable import as_float
+from rolltape.records.rollout import EventKind, RolloutHead, SessionHead, Status, StopReason
+from rolltape.records.turn import Delivery, Finish, LogprobKind, Turn, TurnFlag
+from rolltape.tape.arrays import as_ids
+from rolltape.tape.entries import RecordedTurn, StartedSession, facts_json
+from rolltape.tape.intake import CodedTurn, SessionIntake, as_member, as_settings, as_text
+from rolltape.tape.journal import Journal
+from rolltape.tape.schema import MAX_TURNS
+
+if TYPE_CHECKING:
+    from rolltape.tape.tape import Tape
+
+
+class TurnFields(TypedDict, total=False):
+    """What `record_turn` takes. `finish` is needed, and a prompt: whole, or `after` with what is new."""
+
+    after: Turn | str | None
+    prompt_messages: Sequence[object] | None
+    new_messages: Sequence[object] | None
+    prompt_ids: object
+    new_prompt_ids: object
+    sampled_ids: object
+    logprobs: object
+    segments: Sequence[Mapping[str, Any]] | None
+    reply: object
+    weight_version: object
+    tools: object
+    template_options: Mapping[str, Any] | None
+    sampling: Mapping[str, Any] | None
+    sampling_asked: Mapping[str, Any] | None
+    logprob_kind: LogprobKind | str | None
+    model: str | None
+    renderer: str | None
+    fingerprint: str | None
+    message_starts: object
+    side_arrays: Mapping[str, Any] | None
+    reward: object
+    delivery: Delivery | str
+    auxiliary: str | None
+    flags: Sequence[TurnFlag | str]
+    token_faithful: bool
+    error: str | None
+    started_at: float | None
+    ended_at: float | None
+    extra: Mapping[str, Any] | None
+
+
+class SessionRecorder:
+    """One agent's connection, open for turns. Threads may share it; its turns are then put in one order."""
+
+    def __init__(self, rollout: "RolloutRecorder", pk: int, intake: SessionIntake) -> None:
+        self._rollout = rollout
+        self._pk = pk
+        self._intake = intake
+        self.lock = threading.Lock()
+        self.sampled_tokens = 0
+        self.versions: dict[str, None] = {}
+
+    @property
+    def id(self) -> str:
+        return self._intake.head.id
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The turns recorded so far."""
+        return tuple(self._intake.turns)
+
+    def record_turn(self, *, finish: Finish | str, **fields: Unpack[TurnFields]) -> Turn:
+        """Record one reply; it is durable when this returns. The fields are those of `TurnFields`."""
+        with self.lock:
+            place = len(self._intake.turns)
+            journal = self._rollout.open_journal(f"turn {self.id}.{place}")
+            if place >= MAX_TURNS:
+                raise RecordError(f"turn {self.id}.{place}: a session holds {MAX_TURNS} turns; open another one")
+            coded = self._intake.code(finish=finish, **fields)
+            facts = facts_json(coded.turn.facts, f"turn {self.id}.{place}")
+            ticket = journal.submit(RecordedTurn(self._pk, coded, facts))
+            try:
+                journal.wait(ticket)
+            finally:
+                # An interrupt may come when the turn is on the disk already; then it is part of the session.
+                if ticket.stored:
+                    self._accept(coded)
+            return coded.turn
+
+    def _accept(self, coded: CodedTurn) -> None:
+        turn = self._intake.accept(coded)
+        self.sampled_tokens += len(turn.sampled_ids)
+        for segment in turn.facts.segments:
+            for version in (segment.first_version, segment.last_version):
+                if version is not None:
+                    self.versions[version] = None
+
+
+class RolloutRecorder:
+    """One try at a rollout, open for sessions until it is finished or failed.
+
+    As a context manager it fails when it is left by an exception, or without a finish.
+    """
+
+    def __init__(self, tape: "Tape", journal: Journal, pk: int, head: RolloutHead) -> None:
+        self.head = head
+        self._tape = tape
+        self._journal = journal
+        self._pk = pk
+        self._lock = threading.RLock()
+        self._sessions: list[SessionRecorder] = []
+        self._ended: str | None = None
+
+    @property
+    def id(self) -> str:
+        return self.head.id
+
+    @property
+    def group(self) -> str:
+        return self.head.group
+
+    @property
+    def try_index(self) -> int:
+        return self.head.try_index
+
+    @property
+    def is_open(self) -> bool:
+        return self._ended is None
+
+    def session(
+        self,
+        *,
+        tools: object = None,
+        template_options: Mapping[str, Any] | None = None,
+        stop_ids: object = None,
+        tokenizer: str | None = None,
+        model: str | None = None,
+        renderer: str | None = None,
+        fingerprint: str | None = None,
+        logprob_kind: LogprobKind | str | None = None,
+        tool_ids_matter: bool = False,
+        extra: Mapping[str, Any] | None = None,
+    ) -> SessionRecorder:
+        """Open a session; what is given here holds for its turns unless a turn says otherwise."""
+        with self._lock:
+            ordinal = len(self._sessions)
+            own_id = session_id(self.id, self.try_index, ordinal)
+            where = f"session {own_id}"
+            journal = self.open_journal(where)
+            head = SessionHead(
+                id=own_id,
+                ordinal=ordinal,
+                tool_ids_matter=bool(tool_ids_matter),
+                stop_ids=None if stop_ids is None else tuple(as_ids(stop_ids, f"{where}: stop_ids").tolist()),
+                tokenizer=as_text(tokenizer, f"{where}: tokenizer"),
+                extra=as_settings(extra, f"{where}: extra"),
+            )
+            intake = SessionIntake(
+                head,
+                tools=tools,
+                template_options=template_options,
+                model=as_text(model or self.head.model, f"{where}: model"),
+                renderer=as_text(renderer, f"{where}: renderer"),
+                fingerprint=as_text(fingerprint, f"{where}: fingerprint"),
+                logprob_kind=logprob_kind,
+            )
+            pk = self._tape.next_session_pk(journal)
+            journal.append(StartedSession(pk, self._pk, head))
+            session = SessionRecorder(self, pk, intake)
+            self._sessions.append(session)
+            return session
+
+    def finish(
+        self,
+        *,
+        reward: object = None,
+        reward_terms: Mapping[str, object] | None = None,
+        stop_reason: StopReason | str = StopReason.COMPLETED,
+        reason: str | None = None,
+    ) -> None:
+        """End the rollout with an outcome. A reward may also come later, through `Tape.score`."""
+        where = f"rollout {self.id}"
+        score = score_data(reward, reward_terms, where)
+        self._end(
+            Status.FINISHED, as_member(StopReason, stop_reason, where), as_text(reason, f"{where}: reason"), score
+        )
+
+    def fail(self, reason: str) -> None:
+        """End the rollout as broken by the infrastructure: it has no reward, and averages leave it out."""
+        if not isinstance(reason, str) or not reason:
+            raise RecordError(f"rollout {self.id}: it failed for the reason {reason!r}; say why in words")
+        self._end(Status.FAILED, None, reason, None)
+
+    def _end(
+        self, status: Status, stop_reason: StopReason | None, reason: str | None, score: dict[str, Any] | None
+    ) -> None:
+        with contextlib.ExitStack() as held:
+            held.enter_context(self._lock)
+            for session in self._sessions:  # a turn that is being recorded counts, or comes too late
+                held.enter_context(session.lock)
+            journal = self.open_journal(f"rollout {self.id}")
+            data: dict[str, Any] = {"status": status.value}
+            if stop_reason is not None:
+                data["stop_reason"] = stop_reason.value
+            data["reason"] = as_text(reason, f"rollout {self.id}: reason")
+            data["turns"] = [len(session.turns) for session in self._sessions]
+            data["sampled_tokens"] = sum(session.sampled_tokens for session in self._sessions)
+            data["versions"] = list({version: None for session in self._sessions for version in session.versions})
+            entries = [self._tape.event(EventKind.FINISH, self.head.key, data=data)]
+            if score is not None:
+                entries.append(self._tape.event(EventKind.SCORE, self.head.key, data=score))
+            journal.append(*entries)
+            self._ended = status.value
+            self._tape.forget(self)
+
+    def open_journal(self, where: str) -> Journal:
+        """The journal to write to, if this rollout may still be written to from here."""
+        if self._ended is not None:
+            raise ClosedError(f"{where}: rollout {self.id} (try {self.try_index}) is {self._ended} already")
+        return self._tape.own_journal(self._journal, f"{where}: rollout {self.id}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._ended is not None:
+            return
+        if error is None:
+            self.fail("left without a finish")
+            return
+        try:
+            self.fail(f"{type(error).__name__}: {error}")
+        except (TapeWriteError, ClosedError) as unwritten:
+            error.add_note(f"and its rollout could not be recorded as failed: {unwritten}")
+
+
+def score_data(reward: object, terms: Mapping[str, object] | None, where: str) -> dict[str, Any] | None:
+    """The data of a score; None: no reward was given."""
+    if reward is None:
+        if terms:
+            raise RecordError(f"{where}: reward terms {sorted(map(str, terms))} but no reward; give the reward itself")
+        return None
+    if terms is not None and not isinstance(terms, Mapping):
+        raise RecordError(f"{where}: reward terms are a {type(terms).__name__}; give a mapping from name to number")
+    numbers = {str(name): as_float(term, f"{where}: reward term {name!r}") for name, term in (terms or {}).items()}
+    return {"reward": as_float(reward, f"{where}: reward"), "terms": numbers}

@@ -1,0 +1,160 @@
+"""A run as a reader sees it: all writers' journals and all shards as one, while it is being written."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from rolltape.errors import NoSuchRollout, RunNotFound
+from rolltape.records.rollout import Event, EventKind, Outcome, Rollout, RolloutHead, outcome_of
+from rolltape.tape.catalog import Catalog, Listed, catalog_of
+from rolltape.tape.places import Place
+from rolltape.tape.rebuild import pruned_of, rebuilt
+from rolltape.tape.rundir import RUN_FILE, RunDirectory, checked_about
+from rolltape.tape.stored import Key, Problem, StoredSession
+
+
+class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of a run's index."""
+
+    head: RolloutHead
+    outcome: Outcome
+    sessions: int
+    turns: int
+    sampled_tokens: int
+    sealed: bool
+    pruned: tuple[str, ...]  # "turns", or "side array NAME"; the counts are those from before
+
+    @property
+    def id(self) -> str:
+        return self.head.id
+
+    @property
+    def key(self) -> Key:
+        return self.head.key
+
+
+class Run:
+    """A reader of one run. Every call looks at the tape anew."""
+
+    def __init__(self, location: str, about: dict[str, Any], directory: RunDirectory | None, place: Place) -> None:
+        self.location = location
+        self.name = str(about["name"])
+        self.schema = str(about["schema"])
+        self._directory = directory
+        self._place = place
+
+    def index(self) -> list[RolloutRow]:
+        """All rollouts in the order of their start, without loading their turns."""
+        with self._catalog() as catalog:
+            return [_row(entry, catalog) for entry in catalog.entries.values()]
+
+    def rollouts(
+        self, *, step: int | None = None, group: str | None = None, task_id: str | None = None
+    ) -> Iterator[Rollout]:
+        """Rollouts in the order of their start, loaded one at a time."""
+        with self._catalog() as catalog:
+            for key, entry in catalog.entries.items():
+                head = entry.held.head
+                if step in (None, head.step) and group in (None, head.group) and task_id in (None, head.task_id):
+                    yield _loaded(catalog, key)[0]
+
+    def rollout(self, rollout_id: str, try_index: int | None = None) -> Rollout:
+        """One rollout by its id or the beginning of it; its latest try, unless told which."""
+        with self._catalog() as catalog:
+            ids = {key[0] for key in catalog.entries if key[0].startswith(rollout_id)} if rollout_id else set()
+            if rollout_id in ids:
+                ids = {rollout_id}
+            if not ids:
+                held = len(catalog.entries)
+                raise NoSuchRollout(f"run {self.name} holds no rollout {rollout_id!r}; it has {held}, see its index")
+            if len(ids) > 1:
+                some = ", ".join(sorted(ids)[:3])
+                raise NoSuchRollout(f"run {self.name}: {rollout_id!r} begins {len(ids)} ids ({some}…); give more of it")
+            tries = sorted(key[1] for key in catalog.entries if key[0] in ids)
+            if try_index is not None and try_index not in tries:
+                raise NoSuchRollout(f"rollout {ids.pop()} has no try {try_index}; it has {', '.join(map(str, tries))}")
+            return _loaded(catalog, (ids.pop(), tries[-1] if try_index is None else try_index))[0]
+
+    def versions(self) -> tuple[str, ...]:
+        """Weight versions as they were announced, then those that never were, as they first appear."""
+        with self._catalog() as catalog:
+            announced = [
+                str(stored.event.data["version"])
+                for stored in catalog.events.values()
+                if stored.event.kind == EventKind.VERSION
+            ]
+            seen = [version for entry in catalog.entries.values() for version in entry.held.versions]
+        return tuple(dict.fromkeys([*announced, *seen]))
+
+    def events(self) -> list[Event]:
+        """Everything that was said after the fact, by all writers, in its order."""
+        with self._catalog() as catalog:
+            return [stored.event for stored in catalog.events.values()]
+
+    def problems(self) -> list[Problem]:
+        """Everything on the tape that cannot be read or contradicts itself. Reads the whole tape."""
+        with self._catalog() as catalog:
+            rebuilding = [problem for key in catalog.entries for problem in _loaded(catalog, key)[1]]
+            for journal in catalog.journals:
+                journal.check_whole()
+            return list(dict.fromkeys([*catalog.problems(), *rebuilding]))
+
+    def verify_shards(self) -> list[Problem]:
+        """Compare every sealed file with the checksum in its manifest."""
+        with self._catalog() as catalog:
+            return [problem for shard in catalog.shards for problem in shard.verify()]
+
+    def _catalog(self) -> Catalog:
+        return Catalog(None, [self._place]) if self._directory is None else catalog_of(self._directory)
+
+    def __repr__(self) -> str:
+        return f"Run({self.name!r}, {self.location!r})"
+
+
+def read(location: str | os.PathLike[str]) -> Run:
+    """The run at a path or an fsspec URL, for reading."""
+    place = Place(location)
+    if place.is_local:
+        directory = RunDirectory.opened(place.root)
+        return Run(str(directory.path), directory.about, directory, place)
+    raw = place.about()
+    if raw is None:
+        raise RunNotFound(f"{place.url}: no run there ({RUN_FILE} is missing)")
+    return Run(place.url, checked_about(raw, place.url), None, place)
+
+
+def _row(entry: Listed, catalog: Catalog) -> RolloutRow:
+    held = entry.held
+    events = catalog.events_of.get(held.key, [])
+    return RolloutRow(
+        head=held.head,
+        outcome=outcome_of(events, entry.source.alive),
+        sessions=len(held.turns),
+        turns=sum(held.turns),
+        sampled_tokens=held.sampled_tokens,
+        sealed=entry.source.sealed,
+        pruned=pruned_of(events),
+    )
+
+
+def _loaded(catalog: Catalog, key: Key) -> tuple[Rollout, list[Problem]]:
+    entry = catalog.entries[key]
+    events = catalog.events_of.get(key, [])
+    sessions = [_less_pruned(session, pruned_of(events)) for session in entry.source.load(key)]
+    return rebuilt(entry.held.head, sessions, events, entry.source.alive, entry.source.where)
+
+
+def _less_pruned(session: StoredSession, pruned: tuple[str, ...]) -> StoredSession:
+    """What was pruned is gone for readers at once, also from copies that a live writer still holds."""
+    if "turns" in pruned:
+        return StoredSession(session.head, session.ordinal, [])
+    gone = {one.removeprefix("side array ") for one in pruned}
+    if not gone:
+        return session
+    turns = [
+        msgspec.structs.replace(turn, side={name: side for name, side in turn.side.items() if name not in gone})
+        for turn in session.turns
+    ]
+    return StoredSession(session.head, session.ordinal, turns)

@@ -1,0 +1,144 @@
+"""The run directory: where things lie in it, its name and schema version, and the locations it was published to.
+
+    RUN/run.json                   schema, name, created
+    RUN/published.json             further locations (fsspec URLs) that hold shards of this run
+    RUN/journals/WRITER.sqlite     one SQLite journal per writing process, and
+    RUN/journals/WRITER.owner      the file that the process keeps locked while it lives
+    RUN/shards/SHARD/              sealed Parquet files; without its MANIFEST.json a shard is half-written, and ignored
+
+A minor schema version only adds keys inside the JSON objects on the tape, and new event kinds; both survive
+whatever rewrites them. A reader of an older minor version can therefore read and seal a newer tape.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rolltape.errors import DamagedTapeError, NewerTapeError, RecordError, RunNotFound, TapeError, TapeWriteError
+
+SCHEMA = "1.0"
+RUN_FILE = "run.json"
+PUBLISHED_FILE = "published.json"
+
+
+class RunDirectory:
+    """A run on a local disk."""
+
+    def __init__(self, path: Path, about: dict[str, Any]) -> None:
+        self.path = path
+        self.about = about
+        self.journals = path / "journals"
+        self.shards = path / "shards"
+
+    @classmethod
+    def made_or_opened(cls, path: str | os.PathLike[str], name: str | None) -> "RunDirectory":
+        """The run at `path`, made there if there is none; a name given must be the one it was made with."""
+        root = Path(path).absolute()
+        if name is not None and (not isinstance(name, str) or not name.strip()):
+            raise RecordError(f"run {root}: its name is {name!r}; give a text that is not empty")
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            (root / "journals").mkdir(exist_ok=True)
+            with locked(root):
+                if not (root / RUN_FILE).exists():
+                    about = {"schema": SCHEMA, "name": name or root.name, "created": time.time()}
+                    write_whole(root / RUN_FILE, json.dumps(about).encode())
+        except OSError as error:
+            raise TapeWriteError(f"run {root}: cannot be made or written: {error}") from error
+        run = cls.opened(root)
+        if name is not None and run.name != name:
+            raise TapeError(
+                f"run {root}: its name is {run.name!r}, not {name!r}; ids depend on it, so it cannot change"
+            )
+        return run
+
+    @classmethod
+    def opened(cls, path: str | os.PathLike[str]) -> "RunDirectory":
+        """The run at `path`, which is there already."""
+        root = Path(path).absolute()
+        try:
+            raw = (root / RUN_FILE).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise RunNotFound(f"{root}: no run there ({RUN_FILE} is missing)") from None
+        except OSError as error:
+            raise TapeError(f"{root}: {RUN_FILE} cannot be read: {error}") from error
+        return cls(root, checked_about(raw, str(root)))
+
+    @property
+    def name(self) -> str:
+        return str(self.about["name"])
+
+    def journal_paths(self) -> list[Path]:
+        """Every writer's journal, in the order of their names."""
+        return sorted(self.journals.glob("*.sqlite"))
+
+    def published(self) -> list[str]:
+        """The further locations that hold shards of this run."""
+        try:
+            value = json.loads((self.path / PUBLISHED_FILE).read_bytes())
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            raise DamagedTapeError(f"{self.path / PUBLISHED_FILE}: cannot be read: {error}") from None
+        return [str(url) for url in value.get("locations", [])]
+
+    def add_published(self, url: str) -> None:
+        """Make readers of this run look for shards at `url` too."""
+        with locked(self.path):
+            known = self.published()
+            if url not in known:
+                write_whole(self.path / PUBLISHED_FILE, json.dumps({"locations": [*known, url]}).encode())
+
+
+def checked_about(raw: bytes, where: str) -> dict[str, Any]:
+    """The content of a run.json that this program can read."""
+    try:
+        about = json.loads(raw)
+        major = int(str(about["schema"]).partition(".")[0])
+        str(about["name"])
+    except (ValueError, KeyError, TypeError):
+        raise DamagedTapeError(f"{where}: {RUN_FILE} is not one that Rolltape wrote") from None
+    if major > int(SCHEMA.partition(".")[0]):
+        raise NewerTapeError(
+            f"{where}: written with schema {about['schema']}, this program reads up to {SCHEMA.partition('.')[0]}.x; "
+            "update rolltape"
+        )
+    checked: dict[str, Any] = about
+    return checked
+
+
+@contextlib.contextmanager
+def locked(directory: Path, name: str = "run.lock") -> Iterator[None]:
+    """Hold a run's lock against other processes and threads of this machine."""
+    try:
+        handle = (directory / name).open("ab")
+    except OSError as error:
+        raise TapeWriteError(f"run {directory}: cannot be written: {error}") from error
+    with handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that a reader, or a crash, finds the old content or the new one."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    with fresh.open("wb") as handle:
+        handle.write(data)
+        handle.flush()
+        os.fsync(handle.fileno())
+    fresh.replace(path)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory safe against power loss."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,53 @@
+"""The journal's tables, and the checksum that every row carries.
+
+A turn's key is its session's key and its sequence number in one integer, so a session's turns lie together
+without a further index. Rows refer to messages, tools and template options by key; the checksum of a turn
+covers their digests, so a reference that was damaged cannot go unnoticed.
+"""
+
+import struct
+import zlib
+from collections.abc import Sequence
+
+SEQUENCE_BITS = 24
+MAX_TURNS = 1 << SEQUENCE_BITS
+
+TABLES = """
+CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE contents (pk INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, raw BLOB NOT NULL);
+CREATE TABLE rollouts (pk INTEGER PRIMARY KEY, id TEXT NOT NULL, try_index INTEGER NOT NULL, head BLOB NOT NULL,
+    crc INTEGER NOT NULL, UNIQUE (id, try_index));
+CREATE TABLE sessions (pk INTEGER PRIMARY KEY, rollout INTEGER NOT NULL, ordinal INTEGER NOT NULL,
+    head BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE turns (pk INTEGER PRIMARY KEY, parent INTEGER, keep_tokens INTEGER NOT NULL,
+    keep_messages INTEGER NOT NULL, root INTEGER NOT NULL, messages BLOB NOT NULL, reply INTEGER,
+    sides INTEGER NOT NULL, dtype TEXT, sampled BLOB NOT NULL, new_ids BLOB NOT NULL, logprobs BLOB,
+    facts BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE side_arrays (turn INTEGER NOT NULL, name TEXT NOT NULL, start INTEGER NOT NULL, dtype TEXT NOT NULL,
+    shape TEXT NOT NULL, data BLOB NOT NULL, counts BLOB, crc INTEGER NOT NULL, PRIMARY KEY (turn, name));
+CREATE TABLE events (sequence INTEGER PRIMARY KEY, body BLOB NOT NULL, crc INTEGER NOT NULL);
+"""
+
+_NUMBERS = struct.Struct("<8q")
+
+
+def turn_pk(session: int, sequence: int) -> int:
+    """The key of a session's turn."""
+    return session << SEQUENCE_BITS | sequence
+
+
+def turn_crc(numbers: tuple[int, int, int, int, int, int, int, int], blobs: Sequence[bytes]) -> int:
+    """The checksum of a turn's row: key, parent, keeps, counts, then digests and blobs; absent numbers are -1."""
+    crc = zlib.crc32(_NUMBERS.pack(*numbers))
+    for blob in blobs:
+        crc = zlib.crc32(blob, crc)
+    return crc
+
+
+def row_crc(*fields: int | str | bytes | None) -> int:
+    """The checksum of any other row, over its fields in order, each with its length."""
+    crc = 0
+    for field in fields:
+        data = field if isinstance(field, bytes) else repr(field).encode()
+        crc = zlib.crc32(data, zlib.crc32(b"%d:" % len(data), crc))
+    return crc

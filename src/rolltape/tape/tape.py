@@ -1,0 +1,301 @@
+"""The tape as a writer sees it: start rollouts, and say later what became of them."""
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rolltape.errors import ClosedError, NoSuchRollout, NotJsonError, RecordError
+from rolltape.records.ids import group_id, rollout_id
+from rolltape.records.rollout import EventKind, RolloutHead
+from rolltape.records.turn import Delivery
+from rolltape.tape.entries import LoggedEvent, StartedRollout, event_body
+from rolltape.tape.intake import as_member, as_settings, as_snapshot, as_text
+from rolltape.tape.journal import Durability, Journal
+from rolltape.tape.recorder import RolloutRecorder, score_data
+from rolltape.tape.roster import Roster
+from rolltape.tape.run import Run, read
+from rolltape.tape.rundir import RunDirectory, locked
+
+_open_tapes: "weakref.WeakSet[Tape]" = weakref.WeakSet()
+
+
+class Tape:
+    """A run, open for recording. Safe to share between threads; a forked child gets a journal of its own."""
+
+    def __init__(self, directory: RunDirectory, durability: Durability = Durability.PROCESS) -> None:
+        self.directory = directory
+        self.durability = durability
+        self._lock = threading.RLock()
+        self._clock_lock = threading.Lock()  # taken last: rollouts take it while they hold their own
+        self._open: dict[tuple[str, int], RolloutRecorder] = {}
+        self._last_ns = 0
+        self._closed = False
+        self._begin_journal()
+        _open_tapes.add(self)
+
+    def _begin_journal(self) -> None:
+        self._journal = Journal(self.directory, self.durability)
+        self._roster = Roster(self.directory, self._journal)
+        # Also runs when the program ends without a close; rollouts still open are then found as lost.
+        self._closer = weakref.finalize(self, self._journal.close)
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.directory.name
+
+    @property
+    def writer(self) -> str:
+        """This process's name among the run's writers."""
+        return self._own().writer
+
+    def rollout(
+        self,
+        *,
+        task_id: str | None = None,
+        task: object = None,
+        step: int = 0,
+        attempt: int = 0,
+        source: str | None = None,
+        model: str | None = None,
+        agent: str | None = None,
+        tags: Sequence[str] = (),
+        extra: Mapping[str, Any] | None = None,
+        new_try: bool = False,
+    ) -> RolloutRecorder:
+        """Start a rollout. The same one again is refused, unless `new_try` says that it is run again."""
+        where = f"a rollout of task {task_id!r}" if task_id is not None else "a rollout"
+        texts: dict[str, Any] = {
+            name: as_text(value, f"{where}: {name}")
+            for name, value in {"source": source, "task_id": task_id, "model": model, "agent": agent}.items()
+        }
+        task = as_snapshot(task, f"{where}: task")
+        step, attempt = as_count(step, f"{where}: step"), as_count(attempt, f"{where}: attempt")
+        try:
+            own_id = rollout_id(self.name, **texts, task=task, step=step, attempt=attempt)
+        except ValueError as error:
+            raise NotJsonError(f"{where}: its task identifies it, and has no one spelling: {error}") from None
+        where = f"rollout {own_id}"
+        tags, extra = as_tags(tags, where), as_settings(extra, f"{where}: extra")
+        with self._lock, locked(self.directory.path):
+            journal = self._own()
+            last = self._roster.highest_try(own_id)
+            if last is not None and not new_try:
+                raise RecordError(
+                    f"{where} (task {task_id!r}, step {step}, attempt {attempt}) is on the tape already; "
+                    "give another attempt, or new_try=True to run it again"
+                )
+            head = RolloutHead(
+                id=own_id,
+                try_index=0 if last is None else last + 1,
+                group=group_id(self.name, **texts, task=task, step=step),
+                run=self.name,
+                step=step,
+                attempt=attempt,
+                **texts,
+                task=task,
+                tags=tags,
+                extra=extra,
+                started_at_ns=self._now_ns(),
+            )
+            pk = journal.next_rollout
+            journal.append(StartedRollout(pk, head))
+            journal.next_rollout += 1
+            recorder = RolloutRecorder(self, journal, pk, head)
+            self._open[head.key] = recorder
+            return recorder
+
+    def score(
+        self,
+        rollout_id: str,
+        *,
+        reward: object,
+        terms: Mapping[str, object] | None = None,
+        by: str | None = None,
+        try_index: int | None = None,
+        turn: str | int | None = None,
+    ) -> None:
+        """Reward a rollout, or one of its turns, now or again: the latest counts, the history stays."""
+        where = f"rollout {rollout_id}" if turn is None else f"turn {turn} of rollout {rollout_id}"
+        data = score_data(reward, terms, where)
+        if data is None:
+            raise RecordError(f"{where}: no reward; give a number")
+        if turn is None:
+            self._say(EventKind.SCORE, rollout_id, try_index, data, by=by)
+        else:
+            key, turn_id = self._turn_key(str(turn))
+            if key[0] != rollout_id or try_index not in (None, key[1]):
+                raise RecordError(f"{where}: that turn belongs to try {key[1]} of rollout {key[0]}")
+            self._say(EventKind.SCORE, *key, data, by=by, turn=turn_id)
+
+    def tag(self, rollout_id: str, *tags: str, by: str | None = None, try_index: int | None = None) -> None:
+        """Give a rollout its tags; they take the place of those it had."""
+        data = {"tags": list(as_tags(tags, f"rollout {rollout_id}"))}
+        self._say(EventKind.TAG, rollout_id, try_index, data, by=by)
+
+    def filter(
+        self, rollout_id: str, reason: str | None, *, by: str | None = None, try_index: int | None = None
+    ) -> None:
+        """Keep a rollout out of training, and say why; None takes it back."""
+        data = {"reason": as_text(reason, f"rollout {rollout_id}: the reason of its filter")}
+        self._say(EventKind.FILTER, rollout_id, try_index, data, by=by)
+
+    def deliver(self, turn_id: str, delivery: Delivery | str = Delivery.DELIVERED) -> None:
+        """Say whether the client got a turn's reply."""
+        data = {"delivery": as_member(Delivery, delivery, f"turn {turn_id}").value}
+        key, turn_id = self._turn_key(turn_id)
+        self._say(EventKind.DELIVERY, *key, data, turn=turn_id)
+
+    def announce_version(self, version: str | int) -> None:
+        """Say that a weight version is now in use: versions are ordered as they are announced."""
+        if isinstance(version, bool) or not isinstance(version, str | int):
+            raise RecordError(f"run {self.name}: the weight version is {version!r}; give a string")
+        with self._lock:
+            self._own().append(self.event(EventKind.VERSION, None, data={"version": str(version)}))
+
+    def run(self) -> Run:
+        """A reader of the same run."""
+        return read(self.directory.path)
+
+    def close(self) -> None:
+        """End recording. Rollouts still open are recorded as failed. Twice is fine."""
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                if self._journal.pid == os.getpid():
+                    for recorder in list(self._open.values()):
+                        recorder.fail("the tape was closed before it finished")
+            finally:
+                self._closed = True
+                self._closer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def event(
+        self,
+        kind: EventKind,
+        key: tuple[str, int] | None,
+        *,
+        data: dict[str, Any],
+        turn: str | None = None,
+        by: str | None = None,
+    ) -> LoggedEvent:
+        """A statement in the making, later than all that this tape made before."""
+        rollout, try_index = key or (None, None)
+        return LoggedEvent(event_body(self._now_ns(), kind.value, rollout, try_index, turn, by, data))
+
+    def next_session_pk(self, journal: Journal) -> int:
+        """A key for a session in that journal."""
+        with self._clock_lock:
+            journal.next_session += 1
+            return journal.next_session - 1
+
+    def own_journal(self, journal: Journal, where: str) -> Journal:
+        """That journal, if this process may write to it."""
+        if journal.pid != os.getpid():
+            raise ClosedError(
+                f"{where} was opened in process {journal.pid}, this is its child {os.getpid()}; open a rollout here"
+            )
+        if self._closed:
+            raise ClosedError(f"{where}: the tape of run {self.name} is closed; open it again to record more")
+        return journal
+
+    def forget(self, recorder: RolloutRecorder) -> None:
+        """Take a rollout that has ended off the list of open ones."""
+        self._open.pop(recorder.head.key, None)
+
+    def after_fork(self) -> None:
+        """In a forked child: leave all that is the parent's, so that the first write makes a journal of the child's."""
+        self._lock = threading.RLock()
+        self._clock_lock = threading.Lock()
+        self._open = {}
+
+    def _own(self) -> Journal:
+        if self._closed:
+            raise ClosedError(f"the tape of run {self.name} is closed; open it again to record more")
+        if self._journal.pid != os.getpid():
+            _parents.append((self._journal, self._roster))
+            self._begin_journal()
+        return self._journal
+
+    def _say(
+        self,
+        kind: EventKind,
+        rollout: str,
+        try_index: int | None,
+        data: dict[str, Any],
+        *,
+        by: str | None = None,
+        turn: str | None = None,
+    ) -> None:
+        by = as_text(by, f"rollout {rollout}: by")
+        with self._lock:
+            journal = self._own()
+            last = self._roster.highest_try(rollout)
+            if last is None or (try_index is not None and not 0 <= try_index <= last):
+                asked = "" if try_index is None else f" with a try {try_index}"
+                raise NoSuchRollout(
+                    f"run {self.name} holds no rollout {rollout}{asked}; give the id that it was opened under"
+                )
+            event = self.event(kind, (rollout, last if try_index is None else try_index), data=data, turn=turn, by=by)
+        journal.append(event)
+
+    def _turn_key(self, turn: str) -> tuple[tuple[str, int], str]:
+        parts = turn.rsplit(".", 3)
+        if len(parts) != 4 or not all(part.isdigit() for part in parts[1:]):
+            raise RecordError(
+                f"turn {turn}: not a turn's id; give the id of a Turn, which names rollout, try and session"
+            )
+        return (parts[0], int(parts[1])), turn
+
+    def _now_ns(self) -> int:
+        with self._clock_lock:
+            self._last_ns = max(time.time_ns(), self._last_ns + 1)
+            return self._last_ns
+
+
+# SQLite connections must not be carried across a fork, not even to close them: a child keeps them unused.
+_parents: list[tuple[Journal, Roster]] = []
+
+
+def _after_fork() -> None:
+    for tape in list(_open_tapes):
+        tape.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def open_tape(
+    path: str | os.PathLike[str], name: str | None = None, durability: Durability | str = Durability.PROCESS
+) -> Tape:
+    """Open the run at `path` for recording; it is made if there is none, named after its directory unless told."""
+    level = as_member(Durability, durability, f"run {os.fspath(path)}")
+    return Tape(RunDirectory.made_or_opened(path, name), level)
+
+
+def as_count(value: object, where: str) -> int:
+    """A whole number that is not negative, numpy's included."""
+    item = getattr(value, "item", None)
+    number = item() if callable(item) else value
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**63:
+        raise RecordError(f"{where} is {value!r}; give a whole number from 0 up")
+    return number
+
+
+def as_tags(tags: Sequence[str], where: str) -> tuple[str, ...]:
+    """Tags as texts."""
+    if isinstance(tags, str):
+        raise RecordError(f"{where}: tags are the text {tags!r}; give a list of texts")
+    return tuple(text for tag in tags if (text := as_text(tag, f"{where}: a tag")) is not None)

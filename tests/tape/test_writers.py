@@ -1,0 +1,321 @@
+"""Writers: many at once, killed, forked, out of disk. What was acknowledged is on the tape."""
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import rolltape
+from rolltape.errors import ClosedError, TapeWriteError
+from rolltape.records.rollout import Status
+from rolltape.tape.entries import LoggedEvent, event_body
+from rolltape.tape.journal import Journal, Ticket
+from rolltape.tape.rundir import RunDirectory
+from taped import finished, first_turn, next_turn, python, record_run, record_session
+
+WRITER = """
+import sys, rolltape
+from taped import first_turn, next_turn
+with rolltape.open(sys.argv[1]) as tape:
+    for rollout_index in range(int(sys.argv[3])):
+        with tape.rollout(task_id=sys.argv[2], attempt=rollout_index) as rollout:
+            session = rollout.session()
+            turn = first_turn(session)
+            print(turn.id, flush=True)
+            for index in range(int(sys.argv[4])):
+                turn = next_turn(session, turn, index)
+                print(turn.id, flush=True)
+            rollout.finish(reward=1.0)
+"""
+
+
+def test_many_threads_share_a_tape(tmp_path: Path) -> None:
+    tape = rolltape.open(tmp_path / "run")
+
+    def work(name: int) -> None:
+        with tape.rollout(task_id=f"task-{name}") as rollout:
+            record_session(rollout, 20)
+            rollout.finish(reward=float(name))
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    run = tape.run()
+    assert sorted(row.outcome.reward or 0.0 for row in run.index()) == [float(name) for name in range(16)]
+    assert all(len(rollout.turns) == 20 for rollout in run.rollouts())
+    tape.close()
+    assert run.problems() == []
+
+
+def test_threads_that_share_a_session_are_put_in_one_order(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="a") as rollout:
+        session = rollout.session()
+        first = first_turn(session)
+        threads = [threading.Thread(target=next_turn, args=(session, first, index)) for index in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        rollout.finish()
+        assert [turn.sequence for turn in tape.run().rollout(rollout.id).turns] == list(range(21))
+
+
+def test_readers_see_several_writers_as_one_run_while_they_write(tmp_path: Path) -> None:
+    rolltape.open(tmp_path / "run").close()
+    writers = [python(WRITER, str(tmp_path / "run"), f"task-{name}", "4", "30") for name in range(3)]
+    run, seen = rolltape.read(tmp_path / "run"), 0
+    while any(writer.poll() is None for writer in writers):
+        rows = run.index()
+        assert len(rows) >= seen
+        seen = len(rows)
+        for rollout in run.rollouts():
+            assert [turn.sequence for turn in rollout.turns] == list(range(len(rollout.turns)))
+            assert rollout.status is not Status.LOST or not rollout.writer_alive
+        time.sleep(0.02)
+    for writer in writers:
+        finished(writer)
+    assert [row.turns for row in run.index()] == [31] * 12
+    assert run.problems() == []
+
+
+def write_until_killed(path: Path, task: str, acknowledge: int) -> None:
+    """Record without end, and tell of each turn after it was recorded."""
+    tape = rolltape.open(path)
+    for attempt in range(1_000_000):
+        with tape.rollout(task_id=task, attempt=attempt) as rollout:
+            session = rollout.session()
+            turn = first_turn(session)
+            for index in range(7):
+                os.write(acknowledge, f"{turn.id}\n".encode())
+                turn = next_turn(session, turn, index)
+            os.write(acknowledge, f"{turn.id}\n".encode())
+            rollout.finish(reward=1.0)
+
+
+def test_every_acknowledged_turn_survives_kill_9(tmp_path: Path) -> None:
+    dice = random.Random(7)
+    acknowledged: set[str] = set()
+    for round_ in range(40):
+        heard, told = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                write_until_killed(tmp_path / "run", f"round-{round_}", told)
+            finally:
+                os._exit(1)
+        os.close(told)
+        time.sleep(dice.uniform(0.01, 0.15))
+        os.kill(child, signal.SIGKILL)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        with os.fdopen(heard) as pipe:
+            acknowledged.update(line.strip() for line in pipe if line.endswith("\n"))
+    run = rolltape.read(tmp_path / "run")
+    found = {turn.id for rollout in run.rollouts() for turn in rollout.turns}
+    assert len(acknowledged) > 100
+    assert acknowledged <= found
+    lost = [row for row in run.index() if row.outcome.status is not Status.FINISHED]
+    assert 0 < len(lost) <= 40
+    assert {row.outcome.status for row in lost} == {Status.LOST}
+    assert {row.outcome.reason for row in lost} == {"its writer ended without finishing it"}
+    rolltape.seal(tmp_path / "run")
+    assert acknowledged <= {turn.id for rollout in run.rollouts() for turn in rollout.turns}
+
+
+def test_a_rollout_of_a_living_writer_is_running_and_of_a_dead_one_lost(tmp_path: Path) -> None:
+    code = "import sys, time, rolltape; from taped import *\n"
+    code += "tape = rolltape.open(sys.argv[1]); r = tape.rollout(task_id='a'); record_session(r, 2)\n"
+    writer = python(code + "print('ready', flush=True); time.sleep(60)", str(tmp_path / "run"))
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    run = rolltape.read(tmp_path / "run")
+    assert [row.outcome.status for row in run.index()] == [Status.RUNNING]
+    writer.kill()
+    writer.communicate()
+    assert [row.outcome.status for row in run.index()] == [Status.LOST]
+    assert [(row.turns, row.sampled_tokens) for row in run.index()] == [(2, 5)]
+    assert run.problems() == []
+    finished(python(code, str(tmp_path / "two")))
+    assert [row.outcome.status for row in rolltape.read(tmp_path / "two").index()] == [Status.LOST]
+    assert rolltape.read(tmp_path / "two").problems() == []
+
+
+FULL_DISK = """
+import resource, signal, sys, rolltape
+from rolltape.errors import TapeWriteError
+from taped import *
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+tape = rolltape.open(sys.argv[1])
+rollout = tape.rollout(task_id="a")
+session = rollout.session()
+turn = first_turn(session)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, resource.RLIM_INFINITY))
+failures = 0
+for index in range(40):
+    try:
+        turn = next_turn(session, turn, index, new_messages=[user(str(index) * 50_000)])
+    except TapeWriteError as error:
+        assert "this was not recorded, all before it was" in str(error), error
+        failures += 1
+assert 0 < failures < 40, failures
+recorded = len(session.turns)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+next_turn(session, turn, 99)
+rollout.finish(reward=1.0)
+tape.close()
+print(recorded + 1)
+"""
+
+
+def test_a_full_disk_refuses_a_turn_keeps_the_rest_and_recording_goes_on(tmp_path: Path) -> None:
+    recorded = int(finished(python(FULL_DISK, str(tmp_path / "run"))))
+    run = rolltape.read(tmp_path / "run")
+    (rollout,) = run.rollouts()
+    assert (len(rollout.turns), rollout.reward) == (recorded, 1.0)
+    assert rollout.turns[-1].prompt_messages[-1]["content"] == "go on 99"
+    assert run.problems() == []
+
+
+def test_a_forked_child_writes_its_own_journal(tmp_path: Path) -> None:
+    tape = rolltape.open(tmp_path / "run")
+    parents = tape.rollout(task_id="parents")
+    session = parents.session()
+    first = first_turn(session)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            with pytest.raises(ClosedError, match=rf"was opened in process \d+, this is its child {os.getpid()}"):
+                next_turn(session, first)
+            with pytest.raises(ClosedError, match="open a rollout here"):
+                parents.finish()
+            with tape.rollout(task_id="childs") as rollout:
+                record_session(rollout, 3)
+                rollout.finish(reward=1.0)
+            tape.close()
+            status = 0
+        os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    next_turn(session, first)
+    parents.finish(reward=0.0)
+    tape.close()
+    run = rolltape.read(tmp_path / "run")
+    assert [(row.head.task_id, row.turns, row.outcome.reward) for row in run.index()] == [
+        ("parents", 2, 0.0),
+        ("childs", 3, 1.0),
+    ]
+    assert len(list((tmp_path / "run" / "journals").glob("*.sqlite"))) == 2
+    assert run.problems() == []
+
+
+def test_a_parent_that_died_is_not_kept_alive_by_its_child(tmp_path: Path) -> None:
+    code = """
+import os, sys, time, rolltape
+tape = rolltape.open(sys.argv[1])
+tape.rollout(task_id="a")
+heard, told = os.pipe()
+child = os.fork()
+if child == 0:
+    os.write(told, b"up")
+    time.sleep(30)
+    os._exit(0)
+os.read(heard, 2)
+print(child, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    writer = python(code, str(tmp_path / "run"))
+    assert writer.stdout is not None
+    child = int(writer.stdout.readline())
+    writer.wait()
+    try:
+        assert [row.outcome.status for row in rolltape.read(tmp_path / "run").index()] == [Status.LOST]
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_two_processes_cannot_start_the_same_rollout(tmp_path: Path) -> None:
+    code = """
+import sys, rolltape
+from rolltape.errors import RecordError
+started = 0
+with rolltape.open(sys.argv[1]) as tape:
+    for index in range(100):
+        try:
+            with tape.rollout(task_id=str(index)) as rollout:
+                rollout.finish()
+                started += 1
+        except RecordError:
+            pass
+print(started)
+"""
+    rolltape.open(tmp_path / "run").close()
+    writers = [python(code, str(tmp_path / "run")) for _ in range(3)]
+    assert sum(int(finished(writer)) for writer in writers) == 100
+    assert rolltape.read(tmp_path / "run").problems() == []
+
+
+def test_submitted_entries_are_durable_after_a_flush(tmp_path: Path) -> None:
+    record_run(tmp_path / "run", rollouts=1)
+    journal = Journal(RunDirectory.opened(tmp_path / "run"))
+    body = event_body(1, "version", None, None, None, None, {"version": "v"})
+    tickets = [journal.submit(LoggedEvent(body)) for _ in range(10)]
+    assert not any(ticket.done for ticket in tickets)
+    journal.flush()
+    assert all(ticket.done for ticket in tickets)
+    assert len([event for event in rolltape.read(tmp_path / "run").events() if event.kind == "version"]) == 10
+    journal.close()
+
+
+def test_what_cannot_be_written_does_not_take_others_with_it(tmp_path: Path) -> None:
+    record_run(tmp_path / "run", rollouts=1)
+    journal = Journal(RunDirectory.opened(tmp_path / "run"))
+    body = event_body(1, "version", None, None, None, None, {"version": "v"})
+    fine, bad, also_fine = (journal.submit(LoggedEvent(one)) for one in (body, None, body))  # type: ignore[arg-type]
+    journal.flush()
+    assert (fine.stored, bad.stored, also_fine.stored) == (True, False, True)
+    with pytest.raises(TapeWriteError, match="NOT NULL"):
+        journal.wait(bad)
+    journal.close()
+    assert rolltape.read(tmp_path / "run").problems() == []
+
+
+def test_an_interrupt_leaves_the_session_usable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Journal._commit_queued
+
+    def after_writing(self: Journal, own: Ticket | None) -> None:
+        plain(self, own)
+        raise KeyboardInterrupt
+
+    def before_writing(self: Journal, own: Ticket | None) -> None:
+        raise KeyboardInterrupt
+
+    with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="a") as rollout:
+        session = rollout.session()
+        turn = first_turn(session)
+        for interrupted in (after_writing, before_writing):
+            monkeypatch.setattr(Journal, "_commit_queued", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next_turn(session, turn)
+            monkeypatch.setattr(Journal, "_commit_queued", plain)
+        next_turn(session, turn, 5)
+        rollout.finish()
+        read = tape.run().rollout(rollout.id)
+        assert [one.sampled_ids.tolist() for one in read.turns] == [[4, 5], [20, 21, 22], [25, 21, 22]]
+        assert tape.run().problems() == []
+
+
+def test_the_same_try_in_two_journals_is_named_and_the_first_counts(tmp_path: Path) -> None:
+    (rollout,) = record_run(tmp_path / "run", rollouts=1, turns=2)
+    record_run(tmp_path / "other", rollouts=1, turns=4)
+    for path in (tmp_path / "other" / "journals").iterdir():
+        path.rename(tmp_path / "run" / "journals" / path.name)
+    run = rolltape.read(tmp_path / "run")
+    assert [row.turns for row in run.index()] == [2]
+    (problem,) = run.problems()
+    assert f"try 0 of rollout {rollout} was recorded by" in problem.what
