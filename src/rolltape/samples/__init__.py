@@ -1,8 +1,16 @@
 """Tree → samples and ledger, under a policy."""
 
-from rolltape.samples.groups import samples_of_group
+from rolltape.samples.groups import advantages_of, counted_tries, samples_of_group
 from rolltape.samples.linearize import Linearized, linearize
 from rolltape.samples.shares import group_advantages
 from rolltape.samples.show import show
 
-__all__ = ["Linearized", "group_advantages", "linearize", "samples_of_group", "show"]
+__all__ = [
+    "Linearized",
+    "advantages_of",
+    "counted_tries",
+    "group_advantages",
+    "linearize",
+    "samples_of_group",
+    "show",
+]
