@@ -1,0 +1,47 @@
+# setup   make .venv with everything that the targets below need
+# demo    record a scripted coding-agent session and show its tree, samples and ledger
+# test    run all tests
+# check   formatting, lint, types, and the direction of imports
+# bench   run the side-by-side measurements
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+TEST_ARGS ?= -n 2
+
+.PHONY: help setup demo test check bench clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+
+# The plain install is enough to record and show; the tools of development come on top of it.
+.venv/.installed: pyproject.toml | $(BIN)/python
+	$(PIP) --editable .
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+setup: .venv/.installed-dev
+
+demo: .venv/.installed
+	@$(BIN)/python examples/demo.py
+
+test: setup
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+check: setup
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

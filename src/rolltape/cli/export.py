@@ -1,0 +1,94 @@
+"""`rolltape export`: samples, turns or rollouts as files."""
+
+import enum
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rolltape.cli.exits import UsageError
+from rolltape.cli.options import (
+    AdvantageOption,
+    BranchesOption,
+    GroupOption,
+    MaxTokensOption,
+    PolicyOption,
+    RewardOption,
+    RolloutArgument,
+    RunArgument,
+    StalenessOption,
+    StepOption,
+    TaskOption,
+    TryOption,
+    chosen_policy,
+)
+
+
+class What(enum.StrEnum):
+    SAMPLES = "samples"
+    TURNS = "turns"
+    ROLLOUTS = "rollouts"
+
+
+class Format(enum.StrEnum):
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+
+
+def export(
+    run: RunArgument,
+    rollout: RolloutArgument = None,
+    what: Annotated[What, typer.Option("--what", help="What a row is.")] = What.SAMPLES,
+    form: Annotated[Format | None, typer.Option("--format", help="By default what FILE ends in, else jsonl.")] = None,
+    out: Annotated[str, typer.Option("-o", "--out", metavar="FILE", help="Where to; - is standard output.")] = "-",
+    policy: PolicyOption = "exact",
+    reward: RewardOption = None,
+    advantage: AdvantageOption = None,
+    branches: BranchesOption = None,
+    max_tokens: MaxTokensOption = None,
+    max_staleness: StalenessOption = None,
+    whole_prompts: Annotated[
+        bool, typer.Option("--whole-prompts", help="Turns with their whole prompts, not only what is new.")
+    ] = False,
+    step: StepOption = None,
+    group: GroupOption = None,
+    task: TaskOption = None,
+    try_index: TryOption = None,
+) -> int:
+    """Write samples, turns or rollouts to a file."""
+    chosen_one = chosen_policy(
+        policy,
+        reward=reward,
+        advantage=advantage,
+        branches=branches,
+        max_tokens=max_tokens,
+        max_staleness=max_staleness,
+    )
+    form = form or (Format.PARQUET if Path(out).suffix == ".parquet" else Format.JSONL)
+    if form is Format.PARQUET and out == "-" and sys.stdout.isatty():
+        raise UsageError("-o: Parquet is not for a terminal; name a file")
+    if whole_prompts and what is not What.TURNS:
+        raise UsageError("--whole-prompts goes with --what turns")
+
+    from rolltape import export as files
+    from rolltape.cli.runs import Chosen, ended, opened
+    from rolltape.cli.sampling import samples_of
+    from rolltape.cli.screen import note, tracked
+
+    tape = opened(run)
+    counted = what is What.SAMPLES
+    chosen = Chosen(tape, rollout, try_index=try_index, step=step, group=group, task=task, counted_only=counted)
+    parquet = form is Format.PARQUET
+    if what is What.SAMPLES:
+        write_samples = files.samples_to_parquet if parquet else files.samples_to_jsonl
+        written = write_samples(samples_of(chosen, chosen_one), out)
+    elif what is What.TURNS:
+        write_turns = files.turns_to_parquet if parquet else files.turns_to_jsonl
+        written = write_turns(tracked(chosen, "exporting", len(chosen)), out, whole_prompts=whole_prompts)
+    else:
+        write_rollouts = files.rollouts_to_parquet if parquet else files.rollouts_to_jsonl
+        written = write_rollouts(tracked(chosen, "exporting", len(chosen)), out)
+    if out != "-":
+        note(f"{written:,} {what if written != 1 else what[:-1]} written to {out}")
+    return ended(tape)

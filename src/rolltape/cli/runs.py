@@ -1,0 +1,107 @@
+"""Opening a run for a command, choosing rollouts in it, and saying what of it could not be read."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from rolltape.cli.exits import Exit, UsageError
+from rolltape.cli.screen import note, plural
+from rolltape.errors import TapeError
+from rolltape.records.rollout import Rollout
+
+if TYPE_CHECKING:
+    from rolltape.tape.run import RolloutRow, Run
+
+
+class OpenedRun(NamedTuple):
+    """A run and its index as it was when the command began."""
+
+    run: "Run"
+    rows: list["RolloutRow"]
+
+
+def opened(path: str) -> OpenedRun:
+    """The run, which holds at least one rollout."""
+    import rolltape
+
+    run = rolltape.read(path)
+    rows = run.index()
+    if not rows:
+        found = [f"{problem.where}: {problem.what}" for problem in run.problems()]
+        raise TapeError(f"{path}: the run holds no rollouts" + (f" ({'; '.join(found)})" if found else " yet"))
+    return OpenedRun(run, rows)
+
+
+class Chosen:
+    """The rollouts of a run that the arguments name: all their tries, or of each the one that counts."""
+
+    def __init__(
+        self,
+        opened: OpenedRun,
+        rollout: str | None = None,
+        *,
+        try_index: int | None = None,
+        step: int | None = None,
+        group: str | None = None,
+        task: str | None = None,
+        counted_only: bool = False,
+    ) -> None:
+        if try_index is not None and rollout is None:
+            raise UsageError("--try: name the rollout whose try is meant")
+        self.opened = opened
+        self._step, self._task = step, task
+        rows = opened.rows
+        if rollout is not None:
+            rows = _named(opened, rollout, try_index)
+        if counted_only or rollout is not None:
+            from rolltape.samples import counted_tries
+
+            rows = counted_tries(rows)
+        self.rows = [
+            row
+            for row in rows
+            if step in (None, row.head.step)
+            and task in (None, row.head.task_id)
+            and (group is None or row.head.group.startswith(group))
+        ]
+        if not self.rows:
+            given = {"--step": step, "--group": group, "--task": task}
+            flags = " ".join(f"{flag} {value}" for flag, value in given.items() if value is not None)
+            raise UsageError(f"{flags}: no rollout of {opened.run.name} is like that; `rolltape ls` lists them")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Rollout]:
+        if len(self.rows) == 1:
+            yield self.opened.run.rollout(self.rows[0].id, try_index=self.rows[0].head.try_index)
+            return
+        wanted = {row.key for row in self.rows}
+        for rollout in self.opened.run.rollouts(step=self._step, task_id=self._task):
+            if rollout.key in wanted:
+                yield rollout
+
+    def only(self) -> Rollout:
+        """The one rollout that is meant."""
+        if len(self.rows) > 1:
+            raise UsageError(f"ROLLOUT: the run holds {len(self.rows)}; name one (`rolltape ls` lists them)")
+        return next(iter(self))
+
+
+def _named(opened: OpenedRun, rollout: str, try_index: int | None) -> list["RolloutRow"]:
+    """The tries of the one rollout whose id is, or begins with, what was given."""
+    rows = [row for row in opened.rows if row.id.startswith(rollout) and try_index in (None, row.head.try_index)]
+    exact = [row for row in rows if row.id == rollout]
+    if len({row.id for row in exact or rows}) != 1:
+        # The reader says what is wrong: none is like that, or several are.
+        opened.run.rollout(rollout, try_index=try_index)
+    return exact or rows
+
+
+def ended(opened: OpenedRun) -> int:
+    """The exit code of a command that read all it could: what could not be read is named."""
+    problems = opened.run.problems()
+    for problem in problems[:5]:
+        note(f"{problem.where}: {problem.what}")
+    if problems:
+        note(f"{plural(len(problems), 'problem')} in this run; `rolltape check` lists them")
+    return Exit.RUN if problems else Exit.OK

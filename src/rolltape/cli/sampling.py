@@ -1,0 +1,30 @@
+"""Chosen rollouts → their samples and ledgers under a policy, with advantages over whole groups."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rolltape.cli.runs import Chosen
+from rolltape.cli.screen import tracked
+from rolltape.records.policy import Policy
+from rolltape.records.sample import Sample
+
+if TYPE_CHECKING:
+    from rolltape.samples import Linearized
+
+
+def linearized(chosen: Chosen, policy: Policy) -> Iterator["Linearized"]:
+    """Each chosen rollout under the policy, with a progress bar."""
+    from rolltape.samples import linearize
+
+    versions = chosen.opened.run.versions()
+    for rollout in tracked(chosen, policy.name, len(chosen)):
+        yield linearize(rollout, policy, versions=versions)
+
+
+def samples_of(chosen: Chosen, policy: Policy) -> Iterator[Sample]:
+    """Every sample of the chosen rollouts, with advantages over their whole groups."""
+    from rolltape.samples import advantages_of
+
+    advantages = advantages_of(chosen.opened.rows, policy.advantage)
+    for made in linearized(chosen, policy):
+        yield from made.samples(advantage=advantages.get(made.rollout.key))

@@ -1,0 +1,158 @@
+"""What goes wrong is one line on standard error, and an exit code that says what kind of thing it is."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rolltape
+from commands import Cli
+
+READING = [
+    ["ls"],
+    ["tree"],
+    ["samples"],
+    ["ledger"],
+    ["show"],
+    ["export"],
+    ["query", "SELECT 1"],
+    ["check"],
+    ["seal"],
+    ["prune", "--step", "1"],
+]
+
+
+def on(command: list[str], run: object) -> list[object]:
+    return [command[0], run, *command[1:]]
+
+
+@pytest.mark.parametrize("command", READING, ids=lambda command: command[0])
+def test_a_missing_run_is_named(cli: Cli, tmp_path: Path, command: list[str]) -> None:
+    result = cli(*on(command, tmp_path / "none"))
+    assert (result.code, result.out) == (3, "")
+    assert result.err == f"rolltape: {tmp_path / 'none'}: no run there (run.json is missing)\n"
+
+
+@pytest.mark.parametrize("command", READING, ids=lambda command: command[0])
+def test_an_empty_run_is_named(cli: Cli, tmp_path: Path, command: list[str]) -> None:
+    rolltape.open(tmp_path / "new").close()
+    result = cli(*on(command, tmp_path / "new"))
+    assert (result.code, result.out) == (3, "")
+    assert result.err == f"rolltape: {tmp_path / 'new'}: the run holds no rollouts yet\n"
+
+
+@pytest.mark.parametrize("command", READING, ids=lambda command: command[0])
+def test_a_newer_run_is_refused(cli: Cli, run: Path, command: list[str]) -> None:
+    about = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(about | {"schema": "2.0"}))
+    result = cli(*on(command, run))
+    assert (result.code, result.out) == (3, "")
+    assert "written with schema 2.0" in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_a_file_that_is_no_run_is_refused(cli: Cli, run: Path) -> None:
+    (run / "run.json").write_text("{}")
+    result = cli("ls", run)
+    assert result.code == 3
+    assert result.err.count("\n") == 1
+
+
+def damaged(run: Path) -> None:
+    """Change a byte of a turn's ids behind the program's back."""
+    (journal,) = (run / "journals").glob("*.sqlite")
+    with sqlite3.connect(journal) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        table = next(name for name in sorted(tables) if name.startswith("turn"))
+        columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+        blobs = [
+            name
+            for name in columns
+            if connection.execute(f"SELECT 1 FROM {table} WHERE typeof({name}) = 'blob' AND length({name})").fetchone()
+        ]
+        connection.execute(f"UPDATE {table} SET {blobs[0]} = x'00ff00' || {blobs[0]}")
+    connection.close()
+
+
+def test_a_damaged_run_gives_what_can_be_read_and_says_so(cli: Cli, run: Path) -> None:
+    damaged(run)
+    for command in (["ls"], ["samples"], ["ledger"]):
+        result = cli(*command, run)
+        assert result.code == 3
+        assert "Traceback" not in result.err
+        assert "`rolltape check` lists them" in result.err
+    checked = cli("check", run)
+    assert checked.code == 1
+    assert "[readable]" in checked.out
+    for line in cli("check", run, "--json").out.splitlines():
+        assert json.loads(line).keys() == {"rule", "where", "what"}
+
+
+def test_a_changed_shard_fails_the_check(cli: Cli, run: Path) -> None:
+    cli("seal", run)
+    shard = max((run / "shards").rglob("*.parquet"), key=lambda file: file.stat().st_size)
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    result = cli("check", run)
+    assert result.code == 1
+    assert shard.name in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["samples", "--policy", "greedy"], "--policy: there is no policy 'greedy'; known are exact, keep-head, slime"),
+        (["samples", "--compare", "greedy"], "--compare: there is no policy 'greedy'"),
+        (["samples", "--compare", "exact"], "--compare: exact is the policy itself"),
+        (["samples", "--max-tokens", "0"], "--max-tokens: "),
+        (["samples", "--max-staleness", "-1"], "--max-staleness: "),
+        (["samples", "--reward", "half"], "--reward"),
+        (["samples", "--max-tokens", "many"], "--max-tokens"),
+        (["samples", "--nonsense"], "--nonsense"),
+        (["samples", "zzzz"], "holds no rollout 'zzzz'"),
+        (["show"], "ROLLOUT: the run holds 2; name one"),
+        (["show", "a.b@exact"], "is no sample id"),
+        (["tree"], "ROLLOUT: the run holds 2; name one"),
+        (["ls", "--limit", "0"], "--limit"),
+        (["ledger", "--try", "0"], "--try: name the rollout"),
+        (["ledger", "--tokenizer", "/none"], "--tokenizer: /none is not there"),
+        (["ledger", "--tokenizer", __file__], "is no tokenizer"),
+        (["export", "--whole-prompts"], "--whole-prompts goes with --what turns"),
+        (["export", "--format", "xml"], "--format"),
+        (["query", "SELEC 1"], "SQL: Parser Error"),
+        (["query", "SELECT nothing FROM rollouts"], "SQL: Binder Error"),
+        (["query", "SELECT * FROM tokens"], "SQL: Catalog Error: Table with name tokens does not exist!"),
+        (["prune"], "nothing to prune; give --before-step, --step or --side-array"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_names_the_flag(cli: Cli, run: Path, arguments: list[str], named: str) -> None:
+    result = cli(*on(arguments, run))
+    assert (result.code, result.out) == (2, "")
+    assert named in result.err
+    assert result.err.startswith("rolltape: ")
+    assert result.err.count("\n") == 1
+
+
+def test_an_output_that_cannot_be_written(cli: Cli, run: Path, tmp_path: Path) -> None:
+    result = cli("export", run, "-o", tmp_path / "no" / "x.jsonl")
+    assert (result.code, result.out) == (4, "")
+    assert result.err == f"rolltape: {tmp_path / 'no' / 'x.jsonl'} cannot be written: No such file or directory\n"
+
+
+def test_no_command_shows_the_help(cli: Cli) -> None:
+    result = cli()
+    assert result.code == 2
+    assert "Commands:" in result.out + result.err
+
+
+def test_a_reader_that_goes_away_is_no_error(run: Path) -> None:
+    command = f"{sys.executable} -m rolltape.cli export {run} --what turns --whole-prompts | head -c 1"
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=environment)
+    assert (done.stdout, done.stderr) == ("{", "")

@@ -1,0 +1,95 @@
+"""On a terminal, in a narrow one, and in a pipe."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from commands import Cli
+
+STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
+
+
+def on_terminal(*arguments: object, columns: int, errors: bool = True) -> str:
+    """What a command prints on a terminal of that width, with or without what it says beside its data."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR")}
+    environment["TERM"] = "xterm"
+    command = [sys.executable, "-m", "rolltape.cli", *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs if errors else subprocess.DEVNULL, env=environment)
+    os.close(theirs)
+    printed = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        printed += part
+    process.wait()
+    os.close(ours)
+    return printed.decode()
+
+
+def test_help_fits_one_screen(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    result = cli("--help")
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert len(lines) < 24
+    assert max(map(len, lines)) <= 80
+    assert "Exit codes: 0 done, 1 a check failed" in result.out
+    assert "..." not in result.out.split("Commands:")[1]
+
+
+def test_every_command_documents_its_exit_codes(cli: Cli) -> None:
+    for verb in ("ls", "tree", "samples", "ledger", "show", "export", "query", "check", "seal", "prune"):
+        result = cli(verb, "--help")
+        assert result.code == 0
+        assert "Exit codes:" in result.out
+
+
+def test_version_is_printed(cli: Cli) -> None:
+    assert cli("--version").out.startswith("rolltape 0.")
+
+
+@pytest.mark.parametrize("columns", [40, 60])
+@pytest.mark.parametrize("verb", ["ls", "samples", "ledger", "tree"])
+def test_lines_fit_a_narrow_terminal(run: Path, rollout_id: str, verb: str, columns: int) -> None:
+    arguments = [verb, run] if verb == "ls" else [verb, run, rollout_id]
+    lines = STYLE.sub("", on_terminal(*arguments, columns=columns, errors=False)).splitlines()
+    assert len(lines) > 2
+    assert max(map(len, lines)) <= columns
+    assert any(rollout_id[:4] in line for line in lines) or verb == "ledger"
+
+
+def test_a_pipe_gets_whole_lines_without_colour(
+    cli: Cli, run: Path, rollout_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    for verb in ("ls", "samples", "ledger", "tree"):
+        out = cli(verb, run, *([] if verb == "ls" else [rollout_id])).out
+        assert "\x1b" not in out
+        assert "…" not in out
+        assert all(line == line.rstrip() for line in out.splitlines())
+
+
+def test_a_terminal_gets_a_progress_bar_that_goes_away(run: Path) -> None:
+    printed = on_terminal("samples", run, columns=60)
+    assert "\x1b[2K" in printed  # the bar is wiped
+    assert "3 samples of 2 rollouts" in printed.replace("\r\n", " ").replace("\n", " ")
+
+
+def test_parquet_is_not_thrown_at_a_terminal(run: Path) -> None:
+    assert "rolltape: -o: Parquet is not for a terminal" in on_terminal(
+        "export", run, "--format", "parquet", columns=80
+    )

@@ -1,0 +1,23 @@
+"""What a command line gave back."""
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Result]
+
+
+def rows(result: Result) -> list[dict[str, Any]]:
+    """The JSON lines of a result; a literal that is no JSON fails."""
+
+    def refuse(literal: str) -> None:
+        raise AssertionError(f"{literal} is no JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in result.out.splitlines()]

@@ -1,0 +1,101 @@
+"""Every page runs: its Python is executed, its commands are run, and what they print is what the page says.
+
+ROLLTAPE_UPDATE_DOCS=1 writes what they print into the pages instead.
+"""
+
+import contextlib
+import importlib.util
+import io
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rolltape.cli import run as rolltape_command
+from rolltape.export.schema import COLUMNS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@contextlib.contextmanager
+def captured() -> Iterator[io.BytesIO]:
+    """Both outputs as one, as a terminal would show them."""
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="utf-8", write_through=True)
+    with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+        yield raw
+    stream.detach()
+
+
+def record_demo(path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("demo", ROOT / "examples" / "demo.py")
+    assert spec is not None
+    assert spec.loader is not None
+    demo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(demo)
+    demo.record(path)
+
+
+class Reader:
+    """Reads a page block by block and does what it says."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, Any] = {"__name__": "page"}
+        self.printed = ""
+        self.code = 0
+
+    def done(self, block: re.Match[str]) -> str:
+        """The block as it should be."""
+        kind, body = block[1], block[2]
+        if kind == "python":
+            with captured() as output:
+                exec(compile(body, "page", "exec"), self.names)
+            self.printed = output.getvalue().decode()
+        elif kind == "output":
+            body = self.printed
+        elif kind == "console":
+            commands = [line for line in body.splitlines() if line.startswith("$ ")]
+            body = "".join(f"{line}\n{self.run(line[2:])}" for line in commands)
+        return f"```{kind}\n{body}```"
+
+    def run(self, command: str) -> str:
+        if command == "echo $?":
+            return f"{self.code}\n"
+        program, *arguments = shlex.split(command)
+        assert program == "rolltape", f"a console block runs rolltape alone; write {program} in an sh block"
+        with captured() as output:
+            self.code = rolltape_command(arguments)
+        return output.getvalue().decode().replace(str(Path.cwd()), "/home/me")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_says_what_happens(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")  # for the help, which is wrapped in a pipe too
+    (tmp_path / "runs").mkdir()
+    record_demo(tmp_path / "runs" / "demo")
+    written = page.read_text()
+    true = FENCE.sub(Reader().done, written)
+    if os.environ.get("ROLLTAPE_UPDATE_DOCS"):
+        page.write_text(true)
+    else:
+        assert written == true
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_exported_column_is_described() -> None:
+    cells = re.findall(r"^\| (`[^|]+) \|", (ROOT / "docs" / "export.md").read_text(), re.MULTILINE)
+    described = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    missing = {name for columns in COLUMNS.values() for name in columns.names} - described
+    assert not missing
