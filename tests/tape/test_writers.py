@@ -111,14 +111,15 @@ def test_every_acknowledged_turn_survives_kill_9(tmp_path: Path) -> None:
             finally:
                 os._exit(1)
         os.close(told)
-        time.sleep(dice.uniform(0.01, 0.15))
-        os.kill(child, signal.SIGKILL)
-        assert os.waitpid(child, 0)[1] == signal.SIGKILL
         with os.fdopen(heard) as pipe:
+            acknowledged.update(pipe.readline().strip() for _ in range(dice.randint(1, 20)))
+            time.sleep(dice.uniform(0, 0.005))
+            os.kill(child, signal.SIGKILL)
+            assert os.waitpid(child, 0)[1] == signal.SIGKILL
             acknowledged.update(line.strip() for line in pipe if line.endswith("\n"))
     run = rolltape.read(tmp_path / "run")
     found = {turn.id for rollout in run.rollouts() for turn in rollout.turns}
-    assert len(acknowledged) > 100
+    assert len(acknowledged) > 40
     assert acknowledged <= found
     lost = [row for row in run.index() if row.outcome.status is not Status.FINISHED]
     assert 0 < len(lost) <= 40

@@ -99,7 +99,7 @@ def _named(opened: OpenedRun, rollout: str, try_index: int | None) -> list["Roll
 
 def ended(opened: OpenedRun) -> int:
     """The exit code of a command that read all it could: what could not be read is named."""
-    problems = opened.run.problems()
+    problems = opened.run.noticed()
     for problem in problems[:5]:
         note(f"{problem.where}: {problem.what}")
     if problems:

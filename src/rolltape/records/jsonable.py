@@ -39,7 +39,7 @@ def encode_numbers(value: object, where: str) -> bytes:
 
 def decode_numbers(raw: bytes) -> Any:
     """The inverse of `encode_numbers`."""
-    return json.loads(raw, object_hook=_non_finite)
+    return json.loads(raw, object_hook=_non_finite) if _NON_FINITE.encode() in raw else json.loads(raw)
 
 
 def canonical_json(value: object) -> bytes:

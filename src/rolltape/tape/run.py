@@ -1,5 +1,6 @@
 """A run as a reader sees it: all writers' journals and all shards as one, while it is being written."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -44,25 +45,26 @@ class Run:
         self.schema = str(about["schema"])
         self._directory = directory
         self._place = place
+        self._noticed: dict[Problem, None] = {}
 
     def index(self) -> list[RolloutRow]:
         """All rollouts in the order of their start, without loading their turns."""
-        with self._catalog() as catalog:
+        with self._opened() as catalog:
             return [_row(entry, catalog) for entry in catalog.entries.values()]
 
     def rollouts(
         self, *, step: int | None = None, group: str | None = None, task_id: str | None = None
     ) -> Iterator[Rollout]:
         """Rollouts in the order of their start, loaded one at a time."""
-        with self._catalog() as catalog:
+        with self._opened() as catalog:
             for key, entry in catalog.entries.items():
                 head = entry.held.head
                 if step in (None, head.step) and group in (None, head.group) and task_id in (None, head.task_id):
-                    yield _loaded(catalog, key)[0]
+                    yield self._load(catalog, key)
 
     def rollout(self, rollout_id: str, try_index: int | None = None) -> Rollout:
         """One rollout by its id or the beginning of it; its latest try, unless told which."""
-        with self._catalog() as catalog:
+        with self._opened() as catalog:
             ids = {key[0] for key in catalog.entries if key[0].startswith(rollout_id)} if rollout_id else set()
             if rollout_id in ids:
                 ids = {rollout_id}
@@ -75,11 +77,11 @@ class Run:
             tries = sorted(key[1] for key in catalog.entries if key[0] in ids)
             if try_index is not None and try_index not in tries:
                 raise NoSuchRollout(f"rollout {ids.pop()} has no try {try_index}; it has {', '.join(map(str, tries))}")
-            return _loaded(catalog, (ids.pop(), tries[-1] if try_index is None else try_index))[0]
+            return self._load(catalog, (ids.pop(), tries[-1] if try_index is None else try_index))
 
     def versions(self) -> tuple[str, ...]:
         """Weight versions as they were announced, then those that never were, as they first appear."""
-        with self._catalog() as catalog:
+        with self._opened() as catalog:
             announced = [
                 str(stored.event.data["version"])
                 for stored in catalog.events.values()
@@ -90,24 +92,42 @@ class Run:
 
     def events(self) -> list[Event]:
         """Everything that was said after the fact, by all writers, in its order."""
-        with self._catalog() as catalog:
+        with self._opened() as catalog:
             return [stored.event for stored in catalog.events.values()]
 
     def problems(self) -> list[Problem]:
         """Everything on the tape that cannot be read or contradicts itself. Reads the whole tape."""
-        with self._catalog() as catalog:
-            rebuilding = [problem for key in catalog.entries for problem in _loaded(catalog, key)[1]]
+        with self._opened() as catalog:
+            for key in catalog.entries:
+                self._load(catalog, key)
             for journal in catalog.journals:
                 journal.check_whole()
-            return list(dict.fromkeys([*catalog.problems(), *rebuilding]))
+        return self.noticed()
+
+    def noticed(self) -> list[Problem]:
+        """The problems that the calls so far have met."""
+        return list(self._noticed)
 
     def verify_shards(self) -> list[Problem]:
         """Compare every sealed file with the checksum in its manifest."""
-        with self._catalog() as catalog:
+        with self._opened() as catalog:
             return [problem for shard in catalog.shards for problem in shard.verify()]
 
-    def _catalog(self) -> Catalog:
-        return Catalog(None, [self._place]) if self._directory is None else catalog_of(self._directory)
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Catalog]:
+        with Catalog(None, [self._place]) if self._directory is None else catalog_of(self._directory) as catalog:
+            try:
+                yield catalog
+            finally:
+                self._noticed.update(dict.fromkeys(catalog.problems()))
+
+    def _load(self, catalog: Catalog, key: Key) -> Rollout:
+        entry = catalog.entries[key]
+        events = catalog.events_of.get(key, [])
+        sessions = [_less_pruned(session, pruned_of(events)) for session in entry.source.load(key)]
+        rollout, problems = rebuilt(entry.held.head, sessions, events, entry.source.alive, entry.source.where)
+        self._noticed.update(dict.fromkeys(problems))
+        return rollout
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, {self.location!r})"
@@ -137,13 +157,6 @@ def _row(entry: Listed, catalog: Catalog) -> RolloutRow:
         sealed=entry.source.sealed,
         pruned=pruned_of(events),
     )
-
-
-def _loaded(catalog: Catalog, key: Key) -> tuple[Rollout, list[Problem]]:
-    entry = catalog.entries[key]
-    events = catalog.events_of.get(key, [])
-    sessions = [_less_pruned(session, pruned_of(events)) for session in entry.source.load(key)]
-    return rebuilt(entry.held.head, sessions, events, entry.source.alive, entry.source.where)
 
 
 def _less_pruned(session: StoredSession, pruned: tuple[str, ...]) -> StoredSession:
