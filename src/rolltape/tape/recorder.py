@@ -2,57 +2,24 @@
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from rolltape.errors import ClosedError, RecordError, TapeWriteError
 from rolltape.records.ids import session_id
 from rolltape.records.jsonable import as_float
 from rolltape.records.rollout import EventKind, RolloutHead, SessionHead, Status, StopReason
-from rolltape.records.turn import Delivery, Finish, LogprobKind, Turn, TurnFlag
+from rolltape.records.turn import Finish, LogprobKind, Turn
 from rolltape.tape.arrays import as_ids
 from rolltape.tape.entries import RecordedTurn, StartedSession, facts_json
-from rolltape.tape.intake import CodedTurn, SessionIntake, as_member, as_settings, as_text
+from rolltape.tape.fields import TurnFields, as_member, as_settings, as_text
+from rolltape.tape.intake import CodedTurn, SessionIntake
 from rolltape.tape.journal import Journal
 from rolltape.tape.schema import MAX_TURNS
 
 if TYPE_CHECKING:
     from rolltape.tape.tape import Tape
-
-
-class TurnFields(TypedDict, total=False):
-    """What `record_turn` takes. `finish` is needed, and a prompt: whole, or `after` with what is new."""
-
-    after: Turn | str | None
-    prompt_messages: Sequence[object] | None
-    new_messages: Sequence[object] | None
-    prompt_ids: object
-    new_prompt_ids: object
-    sampled_ids: object
-    logprobs: object
-    segments: Sequence[Mapping[str, Any]] | None
-    reply: object
-    weight_version: object
-    tools: object
-    template_options: Mapping[str, Any] | None
-    sampling: Mapping[str, Any] | None
-    sampling_asked: Mapping[str, Any] | None
-    logprob_kind: LogprobKind | str | None
-    model: str | None
-    renderer: str | None
-    fingerprint: str | None
-    message_starts: object
-    side_arrays: Mapping[str, Any] | None
-    reward: object
-    delivery: Delivery | str
-    auxiliary: str | None
-    flags: Sequence[TurnFlag | str]
-    token_faithful: bool
-    error: str | None
-    started_at: float | None
-    ended_at: float | None
-    extra: Mapping[str, Any] | None
 
 
 class SessionRecorder:

@@ -13,7 +13,7 @@ from rolltape.records.ids import group_id, rollout_id
 from rolltape.records.rollout import EventKind, RolloutHead
 from rolltape.records.turn import Delivery
 from rolltape.tape.entries import LoggedEvent, StartedRollout, event_body
-from rolltape.tape.intake import as_member, as_settings, as_snapshot, as_text
+from rolltape.tape.fields import as_member, as_settings, as_snapshot, as_text
 from rolltape.tape.journal import Durability, Journal
 from rolltape.tape.recorder import RolloutRecorder, score_data
 from rolltape.tape.roster import Roster
