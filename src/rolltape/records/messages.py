@@ -102,10 +102,11 @@ class Message:
 class Root:
     """Tools and template options: part of every prompt, and so the start of every conversation's chain."""
 
-    __slots__ = ("digest", "raw")
+    __slots__ = ("digest", "raw", "raw_digest")
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
+        self.raw_digest = _digest(raw)
         value = decode_json(raw)
         meaning = {key: item for key, item in value.items() if item}
         self.digest = _digest(canonical_json(meaning))

@@ -2,7 +2,6 @@
 
 import enum
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -120,6 +119,7 @@ class Turn:
         facts: TurnFacts,
         side: Mapping[str, SideArray],
     ) -> None:
+        self.id = f"{session}.{sequence}"
         self.session = session
         self.sequence = sequence
         self.root = root
@@ -130,20 +130,9 @@ class Turn:
         self.logprobs = logprobs
         self.facts = facts
         self.side = side
-
-    @cached_property
-    def id(self) -> str:
-        return f"{self.session}.{self.sequence}"
-
-    @cached_property
-    def tokens(self) -> TokenChain:
-        """Prompt and reply: what the next prompt extends, if nothing drifts."""
-        return TokenChain(self.sampled_ids, self.prompt_tokens, len(self.prompt_tokens))
-
-    @cached_property
-    def messages(self) -> MessageChain:
-        """The conversation with the reply at its end."""
-        return self.prompt if self.reply is None else MessageChain((self.reply,), self.prompt, len(self.prompt))
+        # Prompt and reply together: what the next prompt extends, if nothing drifts.
+        self.tokens = TokenChain(sampled_ids, prompt_tokens, len(prompt_tokens))
+        self.messages = prompt if reply is None else MessageChain((reply,), prompt, len(prompt))
 
     @property
     def prompt_ids(self) -> Ids:

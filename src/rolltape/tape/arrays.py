@@ -40,7 +40,10 @@ def as_ids(value: object, where: str) -> Ids:
     if not 0 <= int(_any_bits(array)) <= _MAX_ID:
         at = int(array.argmin()) if int(array.min()) < 0 else int(array.argmax())
         raise RecordError(f"{where}[{at}] is {int(array[at])}; a token id lies in [0, {_MAX_ID}]")
-    ids = array.astype(np.int32)
+    return _private(array.astype(np.int32))
+
+
+def _private(ids: Ids) -> Ids:
     ids.setflags(write=False)
     return ids
 

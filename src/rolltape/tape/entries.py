@@ -4,7 +4,6 @@ import json
 import math
 import sqlite3
 from array import array
-from hashlib import blake2b
 from typing import Any, Protocol
 
 import msgspec
@@ -17,34 +16,34 @@ from rolltape.tape.intake import CodedTurn
 from rolltape.tape.schema import row_crc, turn_crc, turn_pk
 
 _INSERT_TURN = "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_INSERT_CONTENT = "INSERT INTO contents (digest, raw) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING"
+_INSERT_CONTENT = "INSERT INTO contents VALUES (?, ?, ?)"
 _encode_facts = msgspec.json.Encoder().encode
-
-_root_digests: dict[bytes, bytes] = {}
 
 
 class Batch:
     """One transaction in the making. What it learns about keys counts only once the transaction is committed."""
 
-    def __init__(self, connection: sqlite3.Connection, known: dict[bytes, int], next_event: int) -> None:
+    def __init__(self, connection: sqlite3.Connection, known: dict[bytes, int], next_content: int, next_event: int):
         self.cursor = connection.cursor()
         self.fresh: dict[bytes, int] = {}
+        self.next_content = next_content
         self.next_event = next_event
         self.added = {"rollouts": 0, "sessions": 0, "turns": 0}
         self._known = known
+        self._content_rows: list[tuple[int, bytes, bytes]] = []
         self._turn_rows: list[tuple[Any, ...]] = []
 
     def content(self, digest: bytes, raw: bytes) -> int:
-        """The key of a message or root, stored now if this journal does not have it."""
-        pk = self._known.get(digest) or self.fresh.get(digest)
+        """The key of a message or root, stored now unless the writer remembers that the journal has it."""
+        pk = self._known.pop(digest, None)
+        if pk is not None:
+            self._known[digest] = pk  # the last used is forgotten last
+            return pk
+        pk = self.fresh.get(digest)
         if pk is None:
-            self.cursor.execute(_INSERT_CONTENT, (digest, raw))
-            if self.cursor.rowcount == 1:
-                pk = self.cursor.lastrowid
-            else:
-                pk = self.cursor.execute("SELECT pk FROM contents WHERE digest = ?", (digest,)).fetchone()[0]
-            assert pk is not None
-            self.fresh[digest] = pk
+            pk = self.fresh[digest] = self.next_content
+            self.next_content += 1
+            self._content_rows.append((pk, digest, raw))
         return pk
 
     def add_turn(self, row: tuple[Any, ...]) -> None:
@@ -52,7 +51,9 @@ class Batch:
         self.added["turns"] += 1
 
     def write_turns(self) -> None:
+        """Write the turns that were added, after the contents that they refer to."""
         if self._turn_rows:
+            self.cursor.executemany(_INSERT_CONTENT, self._content_rows)
             self.cursor.executemany(_INSERT_TURN, self._turn_rows)
 
 
@@ -96,7 +97,7 @@ class RecordedTurn(msgspec.Struct, frozen=True):
         turn = coded.turn
         pk = turn_pk(self.session, turn.sequence)
         messages, reply = turn.prompt.own, turn.reply
-        root_digest = _root_digest(turn.root.raw)
+        root_digest = turn.root.raw_digest
         root_pk = batch.content(root_digest, turn.root.raw)
         message_pks = array("q", [batch.content(message.digest, message.raw) for message in messages]).tobytes()
         reply_pk = None if reply is None else batch.content(reply.digest, reply.raw)
@@ -176,13 +177,3 @@ def event_body(
     """An event as it is stored, less the writer and sequence number that are its key."""
     fields = {"at_ns": at_ns, "kind": kind, "rollout": rollout, "try": try_index, "turn": turn, "by": by, "data": data}
     return encode_numbers(fields, f"{kind} of rollout {rollout}" if rollout else kind)
-
-
-def _root_digest(raw: bytes) -> bytes:
-    # Tools can be long and are the same object for a whole session: hash them once.
-    digest = _root_digests.get(raw)
-    if digest is None:
-        if len(_root_digests) > 1024:
-            _root_digests.clear()
-        digest = _root_digests[raw] = blake2b(raw, digest_size=16).digest()
-    return digest

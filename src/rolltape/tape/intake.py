@@ -18,6 +18,8 @@ from rolltape.tape.delta import DeltaCoder, Parent
 from rolltape.tape.fields import TurnFields, as_member, as_settings, as_text
 from rolltape.tape.reply import Sampled, as_sampled, ids_or_none
 
+_FIELDS = frozenset(TurnFields.__annotations__)
+
 
 class CodedTurn(msgspec.Struct, frozen=True):
     """A turn and how it is coded: it keeps so many tokens and messages of an earlier turn of its session."""
@@ -54,11 +56,9 @@ class SessionIntake:
     def code(self, *, finish: Finish | str, **fields: Unpack[TurnFields]) -> CodedTurn:
         """Check one turn. Give the whole prompt (`prompt_messages`, `prompt_ids`), or `after` and what is new."""
         where = f"turn {self.head.id}.{len(self.turns)}"
-        unknown = fields.keys() - TurnFields.__annotations__.keys()
-        if unknown:
-            raise RecordError(
-                f"{where}: there is no field {', '.join(sorted(unknown))}; see TurnFields for those there are"
-            )
+        if not fields.keys() <= _FIELDS:
+            unknown = ", ".join(sorted(fields.keys() - _FIELDS))
+            raise RecordError(f"{where}: there is no field {unknown}; see TurnFields for those there are")
         ended = as_member(Finish, finish, where)
         faithful = fields.get("token_faithful", True)
         parent, messages, ids = self._new_in_prompt(fields, faithful, where)

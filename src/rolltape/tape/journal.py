@@ -17,7 +17,7 @@ from rolltape.tape.rundir import SCHEMA, RunDirectory, sync_directory
 from rolltape.tape.schema import TABLES
 
 _PAGES_BEFORE_CHECKPOINT = 4096  # 16 MiB: a checkpoint syncs, so fewer and larger ones cost less
-_KNOWN_CONTENTS = 65_536  # digests held in memory in front of the table
+_KNOWN_CONTENTS = 131_072  # of the contents last used: one that comes back later is stored again
 
 
 _UNWRITABLE = (sqlite3.Error, OverflowError, ValueError, TypeError)
@@ -64,6 +64,7 @@ class Journal:
         self._queue: deque[Ticket] = deque()
         self._commit_lock = threading.Lock()
         self._known: dict[bytes, int] = {}
+        self._next_content = 1
         self._next_event = 0
         self._rows = {"rollouts": 0, "sessions": 0, "turns": 0}
         self._closed = False
@@ -123,7 +124,7 @@ class Journal:
             raise
 
     def _written(self, tickets: Sequence[Ticket]) -> bool:
-        batch = Batch(self._connection, self._known, self._next_event)
+        batch = Batch(self._connection, self._known, self._next_content, self._next_event)
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             for ticket in tickets:
@@ -136,7 +137,7 @@ class Journal:
             for ticket in tickets:
                 ticket.error, ticket.done = error, len(tickets) == 1
             return False
-        self._next_event = batch.next_event
+        self._next_content, self._next_event = batch.next_content, batch.next_event
         for table, count in batch.added.items():
             self._rows[table] += count
         self._remember(batch.fresh)
