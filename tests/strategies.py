@@ -123,6 +123,8 @@ def _replaced(preset: Policy, choices: dict[str, Any]) -> Policy:
 def _new_conversation(draw: Draw, recording: Recording) -> None:
     """The first prompt of a task or of a sub-agent, some of them with a prompt that another one has too."""
     messages = [system(draw(TEXTS))] if draw(st.booleans()) else []
+    if draw(_rarely()):  # an example to follow
+        messages += [user(draw(TEXTS)), {"role": "assistant", "content": draw(TEXTS)}]
     messages.append(user(draw(TEXTS)))
     given: Dict = {"tools": draw(st.sampled_from(TOOLS))} if draw(_rarely()) else {}
     _ask(draw, recording, messages, **given)
@@ -202,6 +204,10 @@ def _retry(draw: Draw, recording: Recording) -> None:
     """The same prompt again; now and then with an equal reply, which makes twins."""
     base = _earlier(draw, recording)
     given = _reply(draw, recording)
+    ids = base.prompt_ids.tolist()
+    if draw(_rarely()):
+        cut = draw(st.integers(0, len(ids)))
+        ids = ids[:cut] + draw(SHORT_IDS) + ids[cut:]
     if draw(st.booleans()) and base.reply is not None:
         given["reply"] = base.reply.to_dict()
         if draw(st.booleans()):
@@ -210,7 +216,7 @@ def _retry(draw: Draw, recording: Recording) -> None:
             given |= {"sampled_ids": base.sampled_ids, "logprobs": recording.some_logprobs(len(base.sampled_ids))}
             given.pop("segments", None)
             given.pop("side_arrays", None)
-    _ask(draw, recording, base.prompt_messages, prompt_ids=base.prompt_ids, answered=given, tools=base.root.tools or [])
+    _ask(draw, recording, base.prompt_messages, prompt_ids=ids, answered=given, tools=base.root.tools or [])
 
 
 def _without_reply(draw: Draw, recording: Recording) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import oracle
 from rolltape.records.ledger import Fate
-from rolltape.records.messages import Role
+from rolltape.records.messages import MessageChain, Role
 from rolltape.records.policy import PRESETS, Branches, OnRewrite, Policy, RewardShare
 from rolltape.records.rollout import Rollout, Session, Status
 from rolltape.records.sample import Sample
@@ -162,6 +162,7 @@ def _borne_out(rollout: Rollout, chosen: Policy, turn: Turn, offset: int, fate: 
     delivered = facts.delivery is Delivery.DELIVERED
     position = len(turn.prompt_ids) + offset
     later = [other for other in rollout.turns if other.session == turn.session and other.sequence > turn.sequence]
+    echoed = _is_surely_echoed(rollout, turn, later)
     came_back = turn.reply is not None and any(_holds_a_reply_to(turn, other) for other in later)
     failed = rollout.status is not Status.FINISHED
     reason = {
@@ -178,9 +179,9 @@ def _borne_out(rollout: Rollout, chosen: Policy, turn: Turn, offset: int, fate: 
             and (chosen.max_sample_tokens is None or position < chosen.max_sample_tokens)
         ),
         Fate.MASKED_ABANDONED: not chosen.train_abandoned and bool(later),
-        Fate.MASKED_ABORTED: facts.finish is Finish.ABORT,
+        Fate.MASKED_ABORTED: facts.finish is Finish.ABORT and not echoed,
         Fate.MASKED_ENGINE_ERROR: facts.finish is Finish.ERROR,
-        Fate.MASKED_UNDELIVERED: not delivered,
+        Fate.MASKED_UNDELIVERED: not delivered and not echoed,
         Fate.MASKED_NO_LOGPROB: not given_logprob and not chosen.train_without_logprobs,
         Fate.MASKED_STALE: chosen.max_staleness is not None,  # how old it is, is checked apart
         Fate.MASKED_GIVEN_UP: chosen.on_rewrite is OnRewrite.KEEP_HEAD and _departed_from(turn, later),
@@ -230,6 +231,23 @@ def _departed_from(turn: Turn, later: Sequence[Turn]) -> bool:
     asked, ids = len(turn.prompt_ids), turn.tokens.to_numpy()
     shared = [common_prefix(ids, other.prompt_ids) for other in later]
     return any(asked <= count < len(ids) for count in shared)
+
+
+def _is_surely_echoed(rollout: Rollout, turn: Turn, later: Sequence[Turn]) -> bool:
+    """Whether a later prompt holds a turn's reply, which no other turn has in that place."""
+    (head,) = (session.head for session in rollout.sessions if session.id == turn.session)
+
+    def spelled(messages: MessageChain) -> list[bytes]:
+        listed = messages.to_list()
+        return [message.canonical_with_ids if head.tool_ids_matter else message.canonical for message in listed]
+
+    said = spelled(turn.messages)
+    alike = [other for other in rollout.turns if other.session == turn.session and spelled(other.messages) == said]
+    return (
+        turn.reply is not None
+        and alike == [turn]
+        and any(other.root.digest == turn.root.digest and spelled(other.prompt)[: len(said)] == said for other in later)
+    )
 
 
 def _holds_a_reply_to(turn: Turn, later: Turn) -> bool:

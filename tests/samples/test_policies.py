@@ -306,6 +306,36 @@ def test_a_cut_that_leaves_nothing_to_train_leaves_no_sample(name: str) -> None:
     assert totals(recording, name, max_sample_tokens=9) == {"dropped:length": 2}
 
 
+def test_a_turn_that_one_branch_rewrites_trains_in_the_branch_that_extends_it() -> None:
+    recording = Recording()
+    first = recording.ask([user("u")], "a")
+    echoed(recording, first, recording.words.ids("A <eot>"), "x", "left")
+    recording.go_on(first, [user("y")], "right")
+    assert lines(recording) == [
+        "<user> u <eot> <gen> A <eot> <user> x <eot> <gen> «left» «<eot>»",
+        "<user> u <eot> <gen> «a» «<eot>» <user> y <eot> <gen> «right» «<eot>»",
+    ]
+
+
+def test_an_undelivered_reply_did_not_arrive_because_another_message_took_its_place() -> None:
+    recording = Recording()
+    recording.ask([user("u")], "here is my long answer", delivery=Delivery.UNDELIVERED)
+    recording.ask([user("u"), {"role": "assistant", "content": "(interrupted)"}, user("more")], "done")
+    assert totals(recording) == {"masked:undelivered": 6, "trained": 2}
+    trimmed = Recording()
+    trimmed.ask([user("u")], "here is my long answer", delivery=Delivery.UNDELIVERED)
+    trimmed.ask([user("u"), {"role": "assistant", "content": "here is my long"}, user("more")], "done")
+    assert totals(trimmed) == {"trained": 8}
+
+
+def test_an_aborted_turn_without_a_reply_never_arrived() -> None:
+    recording = Recording()
+    prompt = {"prompt_messages": [user("u")], "prompt_ids": [2, 9, 0, 3]}
+    recording.record(**prompt, sampled_ids=[20, 21], logprobs=[-1.0, -2.0], finish="abort", delivery="undelivered")
+    recording.ask([user("u"), {"role": "assistant", "content": "z"}], "c")
+    assert totals(recording) == {"masked:aborted": 2, "trained": 2}
+
+
 def test_a_claim_is_decided_after_the_cut() -> None:
     recording = Recording()
     first = recording.ask([user("u")], "a")
@@ -313,8 +343,7 @@ def test_a_claim_is_decided_after_the_cut() -> None:
     recording.record(prompt_messages=[*held(first), user("v")], prompt_ids=ids, **recording.answered("left"))
     recording.go_on(first, [user("w")], "right")
     assert lines(recording, max_sample_tokens=14) == [
-        "<user> u <eot> <gen> «a» «<eot>»",
-        "<user> u <eot> <gen> ‹a› ‹<eot>› <user> w <eot> <gen> «right» «<eot>»",
+        "<user> u <eot> <gen> «a» «<eot>» <user> w <eot> <gen> «right» «<eot>»",
     ]
     assert totals(recording, max_sample_tokens=14) == {"trained": 4, "dropped:length": 2}
 

@@ -1,5 +1,6 @@
 """Who trains which token: decided after branches are chosen and cut, each token at most once."""
 
+from collections import deque
 from collections.abc import Iterable
 
 import numpy as np
@@ -40,20 +41,26 @@ class Claims:
         self._visited: set[int] = set()
 
     def along(self, leaves: Iterable[Link]) -> list[Draft]:
-        """The drafts that train something, branch by branch, each branch's earliest first."""
+        """The drafts that train something, in the order of their last turns."""
         drafts: list[Draft] = []
         ends: set[int] = set()
-        for branch, leaf in enumerate(leaves):
-            cut: list[Draft] = []
-            end: Link | None = leaf
-            while end is not None and end.turn.sequence not in ends:
-                ends.add(end.turn.sequence)
-                draft = Draft(end, len(drafts) + len(cut), self._policy.max_sample_tokens)
-                cut.append(draft)
-                end = self._claim(draft, branch)
-            drafts.extend(reversed(cut))
+        waiting = deque(enumerate(leaves))
+        while waiting:
+            branch, end = waiting.popleft()
+            if end.turn.sequence in ends:
+                continue
+            ends.add(end.turn.sequence)
+            drafts.append(Draft(end, len(drafts), self._policy.max_sample_tokens))
+            before = self._claim(drafts[-1], branch)
+            if before is None:
+                continue
+            if self._policy.claim_before_cut:
+                waiting.appendleft((branch, before))
+            else:
+                # What ends inside a branch comes last: another branch may go on from there, and train it as well.
+                waiting.append((branch, before))
         self._settle_what_is_left()
-        return [draft for draft in drafts if draft.trained_tokens]
+        return sorted((draft for draft in drafts if draft.trained_tokens), key=lambda draft: draft.end.turn.sequence)
 
     def _claim(self, draft: Draft, branch: int) -> Link | None:
         """Claim what a draft may train, from its end upwards; gives the end of the draft before it on the branch."""

@@ -9,7 +9,7 @@ from rolltape.records.ledger import Fate
 from rolltape.records.policy import Policy
 from rolltape.records.rollout import Outcome, Status
 from rolltape.records.turn import Delivery, Finish, Turn, TurnFlag
-from rolltape.tree import PlacedTurn
+from rolltape.tree import PlacedTurn, is_version_of
 
 Fates = npt.NDArray[np.uint8]
 
@@ -53,9 +53,10 @@ def turn_fate(placed: PlacedTurn, *, is_abandoned: bool, policy: Policy) -> Fate
     facts = placed.turn.facts
     if facts.finish is Finish.ERROR:
         return Fate.MASKED_ENGINE_ERROR
-    if facts.finish is Finish.ABORT and placed.continued_by is None:
+    arrived = bool(placed.children) or is_version_of(placed.turn.reply, placed.rewritten_as)
+    if facts.finish is Finish.ABORT and not arrived:
         return Fate.MASKED_ABORTED
-    if facts.delivery is not Delivery.DELIVERED and placed.continued_by is None:
+    if facts.delivery is not Delivery.DELIVERED and not arrived:
         return Fate.MASKED_UNDELIVERED
     return Fate.MASKED_ABANDONED if is_abandoned and not policy.train_abandoned else None
 

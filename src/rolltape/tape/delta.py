@@ -33,43 +33,49 @@ class DeltaCoder:
     def __init__(self) -> None:
         self._latest: _Whole | None = None
         self._by_conversation: dict[bytes, Turn] = {}
-        self._hashed: list[bytes] = []  # by sequence: the hash of each turn's conversation, reply included
+        self._ends: list[bytes] = []  # by sequence: the hash of each turn's conversation, reply included
         self._whole_prompt: tuple[list[bytes], Ids] | None = None
 
-    def best_parent(self, turns: Sequence[Turn], messages: Sequence[Message], ids: Ids) -> Parent:
+    def best_parent(self, messages: Sequence[Message], ids: Ids) -> Parent:
         """The best of the latest turn and the one that holds the longest beginning of the conversation."""
         digests = [message.digest for message in messages]
         self._whole_prompt = (digests, ids)
-        if not turns:
-            return Parent(None)
-        if self._latest is None or self._latest.turn is not turns[-1]:
-            self._latest = _spelled_out(turns[-1])
-        parent = _shared(self._latest, digests, ids)
-        if parent.keep_messages < len(self._latest.digests):
-            other = self._longest_beginning(turns, digests)
-            if other is not None and other is not turns[-1]:
-                parent = max(_shared(_spelled_out(other), digests, ids), parent, key=lambda p: p.keep_tokens)
+        parent = Parent(None)
+        if self._latest is not None:
+            parent = _shared(self._latest, digests, ids)
+            if parent.keep_messages == len(self._latest.digests):
+                return parent
+        # A turn that was given as what is new is spelled out only if this conversation goes on from it.
+        other = self._longest_beginning(digests)
+        if other is not None and other is not parent.turn:
+            parent = max(_shared(_spelled_out(other), digests, ids), parent, key=lambda found: found.keep_tokens)
         return parent
 
-    def accepted(self, turn: Turn, *, given_whole: bool) -> None:
+    def accepted(self, turn: Turn, parent: Turn | None, keep_messages: int, *, given_whole: bool) -> None:
         """Remember a stored turn; one that was given whole is at hand for the next comparison."""
-        if not given_whole or self._whole_prompt is None:
-            self._latest = None
-            return
-        digests, ids = self._whole_prompt
-        reply = [turn.reply.digest] if turn.reply else []
-        self._latest = _Whole(turn, digests + reply, np.concatenate([ids, turn.sampled_ids]))
+        digests = [message.digest for message in turn.prompt.own]
+        start = b""
+        if parent is not None and keep_messages == len(parent.messages):
+            start = self._ends[parent.sequence]  # only what is new is hashed: what comes before has its hash
+        elif self._whole_prompt is not None:
+            digests = self._whole_prompt[0]
+        self._latest = None
+        if given_whole and self._whole_prompt is not None:
+            reply = [turn.reply.digest] if turn.reply else []
+            whole, ids = self._whole_prompt
+            self._latest = _Whole(turn, whole + reply, np.concatenate([ids, turn.sampled_ids]))
         self._whole_prompt = None
+        end = _hashes(start, digests)[-1] if digests else start
+        self._by_conversation[end] = turn
+        if turn.reply is not None:
+            end = _hashes(end, [turn.reply.digest])[-1]
+            self._by_conversation[end] = turn
+        self._ends.append(end)
 
-    def _longest_beginning(self, turns: Sequence[Turn], digests: list[bytes]) -> Turn | None:
-        for turn in turns[len(self._hashed) :]:
-            hashes = _prefix_hashes([message.digest for message in turn.messages.to_list()])
-            self._hashed.append(hashes[-1] if hashes else b"")
-            for tip in hashes[len(turn.prompt) - 1 :] if len(turn.prompt) else hashes:
-                self._by_conversation[tip] = turn
-        for tip in reversed(_prefix_hashes(digests)):
-            if tip in self._by_conversation:
-                return self._by_conversation[tip]
+    def _longest_beginning(self, digests: list[bytes]) -> Turn | None:
+        for end in reversed(_hashes(b"", digests)):
+            if end in self._by_conversation:
+                return self._by_conversation[end]
         return None
 
 
@@ -86,9 +92,10 @@ def _spelled_out(turn: Turn) -> _Whole:
     return _Whole(turn, [message.digest for message in turn.messages.to_list()], turn.tokens.to_numpy())
 
 
-def _prefix_hashes(digests: Sequence[bytes]) -> list[bytes]:
-    hashes, running = [], blake2b(digest_size=16)
+def _hashes(start: bytes, digests: Sequence[bytes]) -> list[bytes]:
+    """The hash of a conversation after each of its next messages, from the hash of what comes before them."""
+    hashes = []
     for digest in digests:
-        running.update(digest)
-        hashes.append(running.digest())
+        start = blake2b(start + digest, digest_size=16).digest()
+        hashes.append(start)
     return hashes

@@ -1,5 +1,6 @@
 """What a caller hands over → a Turn: checked, snapshotted, coded against an earlier turn. Nothing is stored here."""
 
+import marshal
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack
@@ -52,6 +53,8 @@ class SessionIntake:
         self.logprob_kind = as_member(LogprobKind, logprob_kind, where) if logprob_kind else None
         self.turns: list[Turn] = []
         self._delta = DeltaCoder()
+        # Messages of whole prompts by their marshalled bytes: most of the next prompt need not be encoded again.
+        self._known: dict[bytes, Message] = {}
 
     def code(self, *, finish: Finish | str, **fields: Unpack[TurnFields]) -> CodedTurn:
         """Check one turn. Give the whole prompt (`prompt_messages`, `prompt_ids`), or `after` and what is new."""
@@ -98,10 +101,12 @@ class SessionIntake:
             raise RecordError(f"{where}: new messages or ids need `after`, the turn that they follow")
         if whole_messages is None:
             raise RecordError(f"{where}: no prompt; give prompt_messages, or `after` with new_messages")
-        messages = _snapshots(whole_messages, f"{where}: prompt message")
+        messages = _snapshots(whole_messages, f"{where}: prompt message", self._known)
         ids = ids_or_none(whole_ids, faithful, f"{where}: prompt_ids")
-        parent = self._delta.best_parent(self.turns, messages, ids)
-        return parent, messages[parent.keep_messages :], ids[parent.keep_tokens :]
+        parent = self._delta.best_parent(messages, ids)
+        new = ids[parent.keep_tokens :].copy()  # a view would keep the whole prompt alive
+        new.setflags(write=False)
+        return parent, messages[parent.keep_messages :], new
 
     def _root_of(self, fields: TurnFields, where: str) -> Root:
         tools, options = fields.get("tools"), fields.get("template_options")
@@ -175,7 +180,8 @@ class SessionIntake:
     def accept(self, coded: CodedTurn) -> Turn:
         """Take a coded turn as part of the session, once it is stored."""
         self.turns.append(coded.turn)
-        self._delta.accepted(coded.turn, given_whole=coded.given_whole)
+        parent = None if coded.parent is None else self.turns[coded.parent]
+        self._delta.accepted(coded.turn, parent, coded.keep_messages, given_whole=coded.given_whole)
         return coded.turn
 
     def _earlier(self, after: Turn | str, where: str) -> Turn:
@@ -188,10 +194,25 @@ class SessionIntake:
         raise RecordError(f"{where}: `after` names {wanted}, which is no earlier turn of session {self.head.id}")
 
 
-def _snapshots(messages: Sequence[object], where: str) -> list[Message]:
+def _snapshots(messages: Sequence[object], where: str, known: dict[bytes, Message] | None = None) -> list[Message]:
     if isinstance(messages, str | bytes | Mapping):
         raise RecordError(f"{where}s are a {type(messages).__name__}; give a list of messages")
-    return [Message.snapshot(message, f"{where} {index}") for index, message in enumerate(messages)]
+    if known is None:
+        return [Message.snapshot(message, f"{where} {index}") for index, message in enumerate(messages)]
+    return [_known_or_new(message, known, f"{where} {index}") for index, message in enumerate(messages)]
+
+
+def _known_or_new(message: object, known: dict[bytes, Message], where: str) -> Message:
+    """The message met before that is the same to the letter, or a new one. Marshalling costs a tenth of encoding."""
+    try:
+        # Version 2: the same value gives the same bytes, whoever else refers to it.
+        letter = marshal.dumps(message, 2)  # type: ignore[arg-type]
+    except ValueError:
+        return Message.snapshot(message, where)
+    found = known.get(letter)
+    if found is None:
+        found = known[letter] = Message.snapshot(message, where)
+    return found
 
 
 def _reply(value: object, ended: Finish, where: str) -> Message | None:

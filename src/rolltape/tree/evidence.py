@@ -28,6 +28,13 @@ def reply_change(before: Message | None, after: Message) -> ForkCause:
     return ForkCause.REPLY_REWRITTEN
 
 
+def is_version_of(before: Message | None, after: Message | None) -> bool:
+    """Whether a message is recognizably the reply that it stands in for, so that whoever wrote it has read that."""
+    if before is None or after is None:
+        return False
+    return reply_change(before, after) is not ForkCause.REPLY_REWRITTEN or is_edit_of(before, after)
+
+
 def drift_cause(before: Turn, after: Turn, shared: int) -> ForkCause:
     """Why ids depart though the messages are equal: thinking left out by the template, or another tokenization."""
     reply = before.reply

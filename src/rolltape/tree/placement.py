@@ -17,6 +17,7 @@ class PlacedTurn:
         "parent",
         "prompt_node",
         "reply_node",
+        "rewritten_as",
         "rewritten_by",
         "shared_tokens",
         "turn",
@@ -28,7 +29,9 @@ class PlacedTurn:
         self.children: list[PlacedTurn] = []
         self.prompt_node = prompt_node
         self.reply_node: Node | None = None  # None: it has no reply
-        self.rewritten_by: int | None = None  # the first turn whose prompt holds another message in its reply's place
+        # Another message in the place of its reply, and the first turn whose prompt holds it; None: there is none.
+        self.rewritten_as: Message | None = None
+        self.rewritten_by: int | None = None
         self.known_depth = known_depth  # how many of its prompt's messages the tree held before
         self.shared_tokens = parent.turn.tokens.common_prefix(turn.prompt_tokens) if parent else 0
 
@@ -43,7 +46,7 @@ class PlacedTurn:
 
     @property
     def continued_by(self) -> int | None:
-        """The latest turn whose prompt holds its reply, as it was or rewritten in its place; so it did arrive."""
+        """The latest turn whose prompt holds its reply, as it was or rewritten in its place."""
         return self.children[-1].sequence if self.children else self.rewritten_by
 
     @property
@@ -144,10 +147,14 @@ def _note_rewrite(place: Node, below: Node, message: Message, sequence: int) -> 
         return
     turn = place.asked[0]
     others = (node for node in place.children.values() if node is not below and node is not turn.reply_node)
-    if turn.children or any(node.message and node.message.role is Role.ASSISTANT for node in others):
+    if (
+        turn.reply_node is None
+        or turn.children
+        or any(node.message and node.message.role is Role.ASSISTANT for node in others)
+    ):
         return
     below.rewrites = turn
-    turn.rewritten_by = sequence
+    turn.rewritten_as, turn.rewritten_by = message, sequence
 
 
 def message_at(chain: MessageChain, index: int) -> Message:
