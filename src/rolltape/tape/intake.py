@@ -20,6 +20,8 @@ from rolltape.tape.fields import TurnFields, as_member, as_settings, as_text
 from rolltape.tape.reply import Sampled, as_sampled, ids_or_none
 
 _FIELDS = frozenset(TurnFields.__annotations__)
+_TextField = Literal["auxiliary", "error", "fingerprint", "model", "renderer"]
+_NumberField = Literal["ended_at", "reward", "started_at"]
 
 
 class CodedTurn(msgspec.Struct, frozen=True):
@@ -125,15 +127,8 @@ class SessionIntake:
         reply: Message | None,
         where: str,
     ) -> TurnFacts:
-        def text(name: Literal["auxiliary", "error", "fingerprint", "model", "renderer"]) -> str | None:
-            return as_text(fields.get(name), f"{where}: {name}") or self.defaults.get(name)
-
-        def number(name: Literal["reward", "started_at", "ended_at"]) -> float | None:
-            value = fields.get(name)
-            return None if value is None else as_float(value, f"{where}: {name}")
-
         kind, asked = fields.get("logprob_kind"), fields.get("sampling_asked")
-        ended_at = number("ended_at")
+        ended_at = _number(fields, "ended_at", where)
         given_as_new = fields.get("after") is not None
         starts = _message_starts(fields.get("message_starts"), prompt, prompt_tokens, given_as_new, where)
         return TurnFacts(
@@ -142,16 +137,16 @@ class SessionIntake:
             sampling=as_settings(fields.get("sampling"), f"{where}: sampling"),
             sampling_asked=None if asked is None else as_settings(asked, f"{where}: sampling_asked"),
             logprob_kind=as_member(LogprobKind, kind, where) if kind else self.logprob_kind,
-            model=text("model"),
-            renderer=text("renderer"),
-            fingerprint=text("fingerprint"),
+            model=_text(fields, "model", where) or self.defaults["model"],
+            renderer=_text(fields, "renderer", where) or self.defaults["renderer"],
+            fingerprint=_text(fields, "fingerprint", where) or self.defaults["fingerprint"],
             message_starts=starts,
             delivery=as_member(Delivery, fields.get("delivery", Delivery.DELIVERED), where),
-            auxiliary=text("auxiliary"),
+            auxiliary=_text(fields, "auxiliary", where),
             flags=self._flags(fields, ended, sampled, prompt, reply, where),
-            reward=number("reward"),
-            error=text("error"),
-            started_at=number("started_at"),
+            reward=_number(fields, "reward", where),
+            error=_text(fields, "error", where),
+            started_at=_number(fields, "started_at", where),
             ended_at=time.time() if ended_at is None else ended_at,
             extra=as_settings(fields.get("extra"), f"{where}: extra"),
         )
@@ -165,17 +160,17 @@ class SessionIntake:
         reply: Message | None,
         where: str,
     ) -> tuple[TurnFlag, ...]:
+        flags = [as_member(TurnFlag, flag, where) for flag in fields.get("flags", ())]
+        if sampled.had_nan:
+            flags.append(TurnFlag.NAN_LOGPROB)
+        if not fields.get("token_faithful", True):
+            flags.append(TurnFlag.NOT_TOKEN_FAITHFUL)
+        if any(message.repaired for message in prompt.own) or (reply is not None and reply.repaired):
+            flags.append(TurnFlag.REPAIRED_UNICODE)
         stop_ids, ids = self.head.stop_ids, sampled.ids
-        noticed = {
-            TurnFlag.NAN_LOGPROB: sampled.had_nan,
-            TurnFlag.NOT_TOKEN_FAITHFUL: not fields.get("token_faithful", True),
-            TurnFlag.REPAIRED_UNICODE: any(message.repaired for message in (*prompt.own, *([reply] if reply else []))),
-            TurnFlag.MISSING_STOP_ID: ended is Finish.STOP
-            and bool(stop_ids)
-            and (not len(ids) or int(ids[-1]) not in (stop_ids or ())),
-        }
-        given = (as_member(TurnFlag, flag, where) for flag in fields.get("flags", ()))
-        return tuple(sorted({*given, *(flag for flag, is_so in noticed.items() if is_so)}))
+        if ended is Finish.STOP and stop_ids and (not len(ids) or int(ids[-1]) not in stop_ids):
+            flags.append(TurnFlag.MISSING_STOP_ID)
+        return tuple(sorted(set(flags))) if flags else ()
 
     def accept(self, coded: CodedTurn) -> Turn:
         """Take a coded turn as part of the session, once it is stored."""
@@ -213,6 +208,16 @@ def _known_or_new(message: object, known: dict[bytes, Message], where: str) -> M
     if found is None:
         found = known[letter] = Message.snapshot(message, where)
     return found
+
+
+def _text(fields: TurnFields, name: _TextField, where: str) -> str | None:
+    value = fields.get(name)
+    return None if value is None else as_text(value, f"{where}: {name}")
+
+
+def _number(fields: TurnFields, name: _NumberField, where: str) -> float | None:
+    value = fields.get(name)
+    return None if value is None else as_float(value, f"{where}: {name}")
 
 
 def _reply(value: object, ended: Finish, where: str) -> Message | None:
