@@ -163,7 +163,8 @@ def _borne_out(rollout: Rollout, chosen: Policy, turn: Turn, offset: int, fate: 
     position = len(turn.prompt_ids) + offset
     later = [other for other in rollout.turns if other.session == turn.session and other.sequence > turn.sequence]
     echoed = _is_surely_echoed(rollout, turn, later)
-    came_back = turn.reply is not None and any(_holds_a_reply_to(turn, other) for other in later)
+    resumed = turn.reply is None and any(_holds_ids_of(turn, other) for other in later)
+    came_back = resumed or (turn.reply is not None and any(_holds_a_reply_to(turn, other) for other in later))
     failed = rollout.status is not Status.FINISHED
     reason = {
         Fate.TRAINED: (
@@ -248,6 +249,12 @@ def _is_surely_echoed(rollout: Rollout, turn: Turn, later: Sequence[Turn]) -> bo
         and alike == [turn]
         and any(other.root.digest == turn.root.digest and spelled(other.prompt)[: len(said)] == said for other in later)
     )
+
+
+def _holds_ids_of(turn: Turn, later: Turn) -> bool:
+    """Whether a later prompt begins with all ids of a turn, what was sampled of its reply included."""
+    held = turn.tokens.to_numpy()
+    return np.array_equal(later.prompt_ids[: len(held)], held)
 
 
 def _holds_a_reply_to(turn: Turn, later: Turn) -> bool:

@@ -50,6 +50,9 @@ def _continued_by_the_book(session: Session, turn: Turn) -> Turn | None:
     messages = turn.prompt.to_list()
     spelled = _spelled(session, turn)
     known: list[tuple[int, Turn]] = []
+    asked = [other for other in session.turns[: turn.sequence] if _spelled(session, other) == spelled]
+    if asked and resumes(asked[-1], turn):
+        return asked[-1]
     for other in session.turns[: turn.sequence]:
         conversation = _spelled(session, other) + ((_key(session, other.reply),) if other.reply else ())
         if other.reply is not None and spelled[: len(conversation)] == conversation:
@@ -62,6 +65,13 @@ def _continued_by_the_book(session: Session, turn: Turn) -> Turn | None:
     named = [twin for twin in twins if twin.reply is not None and twin.reply.wire_ids & echo.wire_ids]
     ids = turn.prompt_ids.tolist()
     return max(named or twins, key=lambda twin: (_shared(twin.tokens.to_numpy().tolist(), ids), twin.sequence))
+
+
+def resumes(interrupted: Turn, turn: Turn) -> bool:
+    """Whether a prompt ends in the middle of a reply that was cut short before it was a message."""
+    held = interrupted.tokens.to_numpy().tolist()
+    cut_short = interrupted.reply is None and len(interrupted.sampled_ids) > 0
+    return cut_short and turn.prompt_ids.tolist()[: len(held)] == held
 
 
 def _shared(left: list[int], right: list[int]) -> int:

@@ -7,10 +7,11 @@ import pytest
 from rolltape.errors import PolicyError
 from rolltape.records.ledger import Fate
 from rolltape.records.policy import policy
-from rolltape.records.rollout import Status
+from rolltape.records.rollout import EventKind, Rollout, Status
 from rolltape.records.turn import Delivery, Finish, TurnFlag
 from rolltape.samples import linearize, show
-from sessions import Recording, held, rollout_of, system, tool, user
+from rolltape.tree import forks_of, tree_of
+from sessions import Recording, event, held, rollout_of, system, tool, user
 
 
 def lines(recording: Recording, name: str = "exact", **choices: Any) -> list[str]:
@@ -325,7 +326,11 @@ def test_an_undelivered_reply_did_not_arrive_because_another_message_took_its_pl
     trimmed = Recording()
     trimmed.ask([user("u")], "here is my long answer", delivery=Delivery.UNDELIVERED)
     trimmed.ask([user("u"), {"role": "assistant", "content": "here is my long"}, user("more")], "done")
-    assert totals(trimmed) == {"trained": 8}
+    assert totals(trimmed) == {"masked:undelivered": 6, "trained": 2}
+    spaced = Recording()
+    spaced.ask([user("u")], "here is my long answer ", delivery=Delivery.UNDELIVERED)
+    spaced.ask([user("u"), {"role": "assistant", "content": "here is my long answer"}, user("more")], "done")
+    assert totals(spaced) == {"trained": 8}
 
 
 def test_an_aborted_turn_without_a_reply_never_arrived() -> None:
@@ -399,6 +404,40 @@ def test_a_failed_rollout_trains_nothing() -> None:
         linearized = linearize(rollout_of(recording.session(), status=status))
         assert len(linearized) == 0
         assert linearized.ledger.totals() == {Fate.DROPPED_ROLLOUT_FAILED: 9}
+
+
+def test_a_rollout_that_still_runs_trains_nothing_unless_it_is_only_looked_at() -> None:
+    made = rollout_of(forked().session(), status=None)
+    running = Rollout(made.head, made.sessions, made.events, writer_alive=True)
+    assert linearize(running).ledger.totals() == {Fate.DROPPED_RUNNING: 9}
+    assert len(linearize(running, as_if_finished=True)) == 2
+
+
+def test_tokens_that_were_pruned_stay_in_the_ledger() -> None:
+    said = event(5, EventKind.PRUNE, {"pruned": "turns", "turns": 3, "sampled_tokens": 9})
+    ledger = linearize(rollout_of(events=[said])).ledger
+    assert (ledger.sampled, ledger.totals()) == (9, {Fate.DROPPED_PRUNED: 9})
+
+
+def test_a_staleness_limit_needs_to_know_the_versions() -> None:
+    with pytest.raises(PolicyError, match=r"versions=run\.versions\(\)"):
+        linearize(rollout_of(forked().session()), policy(max_staleness=3))
+
+
+def test_an_interrupted_reply_that_goes_on_in_another_turn_trains_in_both() -> None:
+    recording = Recording()
+    prompt = {"prompt_messages": [user("u")], "prompt_ids": recording.render([user("u")])}
+    first = recording.record(**prompt, sampled_ids=recording.words.ids("a b"), logprobs=[-1, -1], finish="abort")
+    recording.record(after=first, new_messages=[], new_prompt_ids=[], **recording.answered("c"))
+    assert lines(recording) == ["<user> u <eot> <gen> «a» «b» «c» «<eot>»"]
+    assert forks_of(tree_of(recording.session())) == []
+
+
+def test_a_reply_with_nothing_of_it_left_in_its_place_is_abandoned() -> None:
+    recording = Recording()
+    recording.ask([user("u")], "where is my call")
+    recording.ask([user("u"), {"role": "assistant", "content": "(no reply)"}, user("again")], "done")
+    assert totals(recording) == {"masked:abandoned": 5, "trained": 2}
 
 
 def test_text_only_turns_and_empty_prompts_are_dropped() -> None:

@@ -36,6 +36,11 @@ def test_split_rewards_sum_to_the_reward(reward: float) -> None:
     assert all(sample.rollout_reward == reward for sample in linearized.samples())
 
 
+def test_a_reward_that_is_not_finite_is_not_split() -> None:
+    linearized = linearize(rollout_of(forked().session(), reward=math.inf), policy(reward_share="split"))
+    assert [sample.reward for sample in linearized.samples()] == [math.inf, math.inf]
+
+
 def test_loss_weights_make_a_forked_rollout_count_once() -> None:
     rollout = rollout_of(forked().session())
     weights = [(sample.trained_tokens, sample.loss_weight) for sample in linearize(rollout).samples()]
@@ -69,6 +74,18 @@ def test_advantages_are_centred_on_the_mean_of_the_group() -> None:
 def test_equal_rewards_have_no_advantage() -> None:
     assert group_advantages([0.3, 0.3, 0.3], "normalized") == [0.0, 0.0, 0.0]
     assert group_advantages([0.1], "centred") == [0.0]
+
+
+@pytest.mark.parametrize("kind", ["centred", "normalized"])
+@pytest.mark.parametrize("count", [2, 3, 6, 12, 15])
+def test_equal_rewards_have_no_advantage_whatever_rounding_does(kind: str, count: int) -> None:
+    for hundredths in range(-100, 101):
+        assert group_advantages([hundredths / 100] * count, kind) == [0.0] * count
+
+
+def test_huge_rewards_do_not_overflow() -> None:
+    assert group_advantages([1e200, 0.0], "centred") == [5e199, -5e199]
+    assert group_advantages([1e308, 1e308, 0.0, 0.0], "normalized") == [1.0, 1.0, -1.0, -1.0]
 
 
 def test_rollouts_without_a_finite_reward_are_left_out_of_the_mean() -> None:

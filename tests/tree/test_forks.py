@@ -201,6 +201,17 @@ def test_thinking_left_out_by_the_template_though_the_message_kept_it() -> None:
     assert only_fork(recording).cause is ForkCause.THINKING_STRIPPED
 
 
+def test_thinking_left_out_further_back_by_the_template() -> None:
+    recording = Recording()
+    thinks = {"role": "assistant", "content": "look", "reasoning_content": "what now ?"}
+    first = recording.ask([user("u")], thinks)
+    second = recording.go_on(first, [tool("ok")], thinks | {"content": "done"})
+    plain = [{"role": "assistant", "content": text} for text in ("look", "done")]
+    stripped = recording.render([user("u"), plain[0], tool("ok"), plain[1], user("more")])
+    recording.record(prompt_messages=[*held(second), user("more")], prompt_ids=stripped, **recording.answered("yes"))
+    assert only_fork(recording).cause is ForkCause.THINKING_STRIPPED
+
+
 def test_other_tools_for_the_same_conversation() -> None:
     recording = Recording(tools=[{"name": "run"}])
     first = recording.ask([user("u")], "ok")

@@ -84,7 +84,7 @@ def test_ancestors_are_found_at_every_depth() -> None:
     path = [tip]
     message = Message.snapshot(user("x"), "m")
     for _ in range(300):
-        tip = tip.child(b"k", message)
+        tip = Node(tip, message, b"k")
         path.append(tip)
     assert all(tip.ancestor(depth) is path[depth] for depth in range(301))
 

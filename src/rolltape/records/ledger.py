@@ -27,6 +27,8 @@ class Fate(enum.StrEnum):
     DROPPED_BRANCH = "dropped:branch"  # on a branch that was not chosen
     DROPPED_LENGTH = "dropped:length"  # beyond the maximum sample length
     DROPPED_ROLLOUT_FAILED = "dropped:rollout_failed"
+    DROPPED_RUNNING = "dropped:running"  # its rollout has not ended
+    DROPPED_PRUNED = "dropped:pruned"  # no longer on the tape
     DROPPED_FILTERED = "dropped:filtered"
     DROPPED_NOT_FAITHFUL = "dropped:not_token_faithful"
     DROPPED_EMPTY_PROMPT = "dropped:empty_prompt"

@@ -2,6 +2,7 @@
 
 import enum
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -23,7 +24,10 @@ class Role(enum.StrEnum):
 
 # Fields that name a message on the wire or hint at caching, and are no part of what the model reads.
 _WIRE_ONLY = frozenset({"id", "tool_call_id", "cache_control", "index", "status", "annotations"})
+_MARKS = frozenset({"cache_control"})
+_PART_IDS = frozenset({"id", "tool_use_id", "tool_call_id"})
 _ROLES = {role.value: role for role in Role}
+_MAX_DEPTH = 200  # of arguments; what is nested deeper is compared as text
 
 
 class Message:
@@ -49,6 +53,7 @@ class Message:
             raise RecordError(f"{where} has the role {role!r}; known are {', '.join(_ROLES)}")
         plain = value if type(value) is dict else dict(value)
         raw, repaired = encode_json(plain, where)
+        _check_keys(plain, where)
         return cls(raw, _ROLES[role], repaired)
 
     @classmethod
@@ -108,7 +113,7 @@ class Root:
         self.raw = raw
         self.raw_digest = _digest(raw)
         value = decode_json(raw)
-        meaning = {key: item for key, item in value.items() if item}
+        meaning = {key: _without_marks(item) for key, item in value.items() if item}
         self.digest = _digest(canonical_json(meaning))
 
     @classmethod
@@ -119,7 +124,9 @@ class Root:
         ):
             raise RecordError(f"{where}: tools must be a list of objects, not {type(tools).__name__}")
         value = {"tools": tools, "template_options": template_options}
-        return cls(encode_json(value, f"{where}: tools or template options")[0])
+        raw = encode_json(value, f"{where}: tools or template options")[0]
+        _check_keys(value, f"{where}: tools or template options")
+        return cls(raw)
 
     @property
     def tools(self) -> list[dict[str, Any]] | None:
@@ -144,7 +151,7 @@ def canonical_message(value: Mapping[str, Any], keep_ids: bool = False) -> dict[
         if key == "role":
             meaning["role"] = "system" if item == "developer" else item
         elif key == "content":
-            meaning["content"] = _canonical_content(item)
+            meaning["content"] = _canonical_content(item, keep_ids)
         elif key == "tool_calls" and isinstance(item, list):
             meaning["tool_calls"] = [_canonical_call(call, keep_ids) for call in item]
         elif key in ("reasoning", "reasoning_content"):
@@ -154,26 +161,33 @@ def canonical_message(value: Mapping[str, Any], keep_ids: bool = False) -> dict[
     return {key: item for key, item in meaning.items() if item is not None and item != [] and item != ""}
 
 
-def _canonical_content(content: object) -> object:
+def _canonical_content(content: object, keep_ids: bool) -> object:
     if not isinstance(content, list):
         return content
-    parts = [
-        {key: item for key, item in part.items() if key != "cache_control" and item is not None}
-        if isinstance(part, dict)
-        else part
-        for part in content
-    ]
+    parts = [_without_marks(part, keep_ids) for part in content]
     if len(parts) == 1 and isinstance(parts[0], dict) and parts[0].keys() == {"type", "text"}:
         return parts[0]["text"]
     return parts
 
 
+def _without_marks(value: object, keep_ids: bool = True) -> object:
+    """A value without cache marks and empty fields, and if told so without the ids that tie parts together."""
+    if isinstance(value, list):
+        return [_without_marks(item, keep_ids) for item in value]
+    if not isinstance(value, dict):
+        return value
+    dropped = _MARKS if keep_ids else _MARKS | _PART_IDS
+    return {k: _without_marks(item, keep_ids) for k, item in value.items() if k not in dropped and item is not None}
+
+
 def _canonical_call(call: object, keep_ids: bool) -> object:
     if not isinstance(call, dict):
         return call
-    function = call.get("function")
-    source = function if isinstance(function, dict) else call
-    meaning = {"name": source.get("name"), "arguments": _canonical_arguments(source.get("arguments"))}
+    function, custom = call.get("function"), call.get("custom")
+    inner: dict[str, Any] = function if isinstance(function, dict) else custom if isinstance(custom, dict) else call
+    meaning = {key: item for key, item in inner.items() if key not in ("id", "index", "type", "cache_control")}
+    if "arguments" in inner or inner is function:
+        meaning["arguments"] = _canonical_arguments(inner.get("arguments"))
     return {"id": call.get("id"), **meaning} if keep_ids else meaning
 
 
@@ -183,10 +197,50 @@ def _canonical_arguments(arguments: object) -> object:
     if not arguments.strip():
         return {}
     try:
-        return json.loads(arguments)
-    except ValueError:
+        value = json.loads(arguments, parse_constant=_refused, parse_float=_finite_float)
+    except (ValueError, RecursionError):
         # A malformed call keeps the text that the model wrote.
         return arguments
+    return value if _depth(value) <= _MAX_DEPTH else arguments
+
+
+def _refused(constant: str) -> float:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _finite_float(digits: str) -> float:
+    number = float(digits)
+    return number if math.isfinite(number) else _refused(digits)
+
+
+def _check_keys(value: object, where: str) -> None:
+    """Refuse keys that are no text: JSON would change them on the way."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise NotJsonError(f"{where} has the key {key!r}, a {type(key).__name__}; JSON has only text keys")
+            if isinstance(item, dict | list | tuple):
+                _check_keys(item, where)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            if isinstance(item, dict | list | tuple):
+                _check_keys(item, where)
+
+
+def _depth(value: object) -> int:
+    depth = 0
+    level = [value]
+    while level:
+        depth += 1
+        level = [
+            item
+            for one in level
+            if isinstance(one, dict | list)
+            for item in (one.values() if isinstance(one, dict) else one)
+        ]
+        if depth > _MAX_DEPTH:
+            break
+    return depth
 
 
 def content_text(content: object) -> str:

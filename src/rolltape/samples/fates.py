@@ -32,10 +32,12 @@ class Staleness:
         return None if index is None or self._now is None else self._now - index
 
 
-def rollout_fate(outcome: Outcome) -> Fate | None:
+def rollout_fate(outcome: Outcome, *, as_if_finished: bool) -> Fate | None:
     """The fate that all tokens of a rollout share; None: each has its own."""
     if outcome.status in (Status.FAILED, Status.LOST):
         return Fate.DROPPED_ROLLOUT_FAILED
+    if outcome.status is Status.RUNNING and not as_if_finished:
+        return Fate.DROPPED_RUNNING
     return Fate.DROPPED_FILTERED if outcome.filtered is not None else None
 
 

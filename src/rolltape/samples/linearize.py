@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from rolltape.errors import LedgerError
+from rolltape.errors import LedgerError, PolicyError
 from rolltape.records.fork import Fork
 from rolltape.records.ledger import Fate, Ledger, LedgerEntry
 from rolltape.records.policy import Policy
 from rolltape.records.policy import policy as policy_named
-from rolltape.records.rollout import Rollout, Session
+from rolltape.records.rollout import EventKind, Rollout, Session
 from rolltape.records.sample import Sample
 from rolltape.samples.branches import branching, chosen_leaves
 from rolltape.samples.build import built_sample
@@ -88,11 +88,17 @@ def linearize(
     *,
     versions: Sequence[str] = (),
     current_version: str | None = None,
+    as_if_finished: bool = False,
 ) -> Linearized:
-    """Samples and ledger of a rollout. `versions` is the run's order of weight versions, for the staleness limit."""
+    """Samples and ledger of a rollout. `versions` is the run's order of weight versions, for the staleness limit.
+
+    A rollout that still runs gives none, unless it is to be looked at `as_if_finished`.
+    """
     chosen = policy_named(policy)
+    if chosen.max_staleness is not None and not versions:
+        raise PolicyError(f"policy {chosen.name}: max_staleness needs the run's versions; give versions=run.versions()")
     staleness = Staleness(versions, current_version)
-    whole_fate = rollout_fate(rollout.outcome)
+    whole_fate = rollout_fate(rollout.outcome, as_if_finished=as_if_finished)
     return Linearized(
         rollout, chosen, [_linearized_session(session, whole_fate, chosen, staleness) for session in rollout.sessions]
     )
@@ -127,6 +133,10 @@ def _ledger(rollout: Rollout, policy: Policy, sessions: Sequence[LinearizedSessi
         for entry in _entries(turn.id, session.claims.fates[turn.sequence])
     ]
     lengths = [(turn.id, len(turn.sampled_ids)) for turn in rollout.turns]
+    pruned = _pruned_tokens(rollout)
+    if pruned:
+        entries.append(LedgerEntry(rollout.id, 0, pruned, Fate.DROPPED_PRUNED))
+        lengths.append((rollout.id, pruned))
     ledger = Ledger(
         rollout=rollout.id,
         try_index=rollout.head.try_index,
@@ -135,6 +145,12 @@ def _ledger(rollout: Rollout, policy: Policy, sessions: Sequence[LinearizedSessi
         entries=tuple(entries),
     )
     return ledger.checked(sum(draft.trained_tokens for session in sessions for draft in session.drafts), lengths)
+
+
+def _pruned_tokens(rollout: Rollout) -> int:
+    """How many sampled tokens the rollout had before its turns were pruned."""
+    said = [event.data for event in rollout.events if event.kind == EventKind.PRUNE]
+    return max((int(data.get("sampled_tokens", 0)) for data in said if data.get("pruned") == "turns"), default=0)
 
 
 def _entries(turn: str, codes: Fates) -> Iterator[LedgerEntry]:

@@ -136,6 +136,14 @@ def _faithful(sample: Sample, turns: dict[str, Turn]) -> Iterator[Breach]:
             wrong = not np.array_equal(own.astype(np.float64), held.astype(np.float64), equal_nan=True)
         if wrong:
             yield Breach("faithful", sample.id, f"logprobs in [{span.start}, {span.stop}) are not those of {span.turn}")
-    for turn, stop in trained_until.items():
-        if not np.array_equal(sample.ids[:stop], turns[turn].tokens.slice(0, stop)):
-            yield Breach("faithful", sample.id, f"the ids before token {stop} are not those that {turn} was sampled on")
+    # From the end backwards: what a turn shares with the next, and that one with the sample, it shares with the sample.
+    last = turns[sample.id.partition("@")[0]]
+    if not np.array_equal(sample.ids, last.tokens.slice(0, len(sample.ids))):
+        yield Breach("faithful", sample.id, f"its ids are not those of {last.id}")
+    following, shared = last.tokens, len(sample.ids)
+    for name, stop in reversed(trained_until.items()):
+        tokens = turns[name].tokens
+        shared = min(shared, tokens.common_prefix(following)) if tokens is not following else shared
+        following = tokens
+        if shared < stop:
+            yield Breach("faithful", sample.id, f"the ids before token {stop} are not those that {name} was sampled on")

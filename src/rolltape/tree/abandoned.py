@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from rolltape.records.fork import Fork, ForkCause
+from rolltape.tree.evidence import is_edit_of, is_version_of
 from rolltape.tree.nodes import Node
 from rolltape.tree.placement import PlacedTurn, Tree
 
@@ -20,6 +21,13 @@ def abandoned_turns(tree: Tree, forks: Sequence[Fork]) -> set[int]:
         decided_at = max(twins[-1].sequence, *(twin.continued_by or 0 for twin in twins))
         for twin in twins:
             thrown_away = twin.sequence < decided_at or twin.turn.id in went_on_without
-            if twin.continued_by is None and thrown_away:
+            if (twin.continued_by is None and thrown_away) or _is_replaced(twin):
                 abandoned.add(twin.sequence)
     return abandoned
+
+
+def _is_replaced(turn: PlacedTurn) -> bool:
+    """Whether a message that has nothing of the reply took its place."""
+    if turn.children or turn.rewritten_as is None:
+        return False
+    return not (is_version_of(turn.turn.reply, turn.rewritten_as) or is_edit_of(turn.turn.reply, turn.rewritten_as))

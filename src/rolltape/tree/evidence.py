@@ -29,10 +29,8 @@ def reply_change(before: Message | None, after: Message) -> ForkCause:
 
 
 def is_version_of(before: Message | None, after: Message | None) -> bool:
-    """Whether a message is recognizably the reply that it stands in for, so that whoever wrote it has read that."""
-    if before is None or after is None:
-        return False
-    return reply_change(before, after) is not ForkCause.REPLY_REWRITTEN or is_edit_of(before, after)
+    """Whether a message repeats all that a reply says, white space and thinking aside: so the reply did arrive."""
+    return before is not None and after is not None and reply_change(before, after) is not ForkCause.REPLY_REWRITTEN
 
 
 def drift_cause(before: Turn, after: Turn, shared: int) -> ForkCause:
@@ -55,7 +53,11 @@ def text_difference(before: Message | None, after: Message | None) -> Difference
     """The first difference in the readable form of two messages."""
     if before is None or after is None:
         return None
-    old, new = readable(before), readable(after)
+    return raw_difference(readable(before), readable(after))
+
+
+def raw_difference(old: str, new: str) -> Difference:
+    """The first difference between two texts."""
     at = _common_text(old, new)
     return Difference(at, old[at : at + _EXCERPT_CHARACTERS], new[at : at + _EXCERPT_CHARACTERS])
 

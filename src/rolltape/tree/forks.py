@@ -1,10 +1,19 @@
 """Every fork of a tree, with its cause and its evidence."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 from rolltape.records.fork import Difference, Fork, ForkCause
 from rolltape.records.messages import Message, Role
-from rolltape.tree.evidence import drift_cause, is_edit_of, reply_change, text_difference, token_difference
+from rolltape.tree.evidence import (
+    drift_cause,
+    is_edit_of,
+    raw_difference,
+    reply_change,
+    text_difference,
+    token_difference,
+)
+from rolltape.tree.latest import LatestUnder
 from rolltape.tree.nodes import Node
 from rolltape.tree.placement import PlacedTurn, Tree
 
@@ -12,54 +21,57 @@ from rolltape.tree.placement import PlacedTurn, Tree
 def forks_of(tree: Tree) -> list[Fork]:
     """The turns that do not simply go on from an earlier one, in order. Auxiliary calls are no forks."""
     turns = [placed for placed in tree.turns if placed.turn.facts.auxiliary is None]
-    forks = (_fork(turns, index) for index in range(1, len(turns)))
-    return [fork for fork in forks if fork is not None]
+    latest = LatestUnder(tree.roots.values())
+    forks = []
+    for index, placed in enumerate(turns):
+        fork = _fork(turns, index, latest) if index else None
+        if fork is not None:
+            forks.append(fork)
+        latest.note(placed.tip, index)
+    return forks
 
 
-def _fork(turns: Sequence[PlacedTurn], index: int) -> Fork | None:
+def _fork(turns: Sequence[PlacedTurn], index: int, latest: LatestUnder) -> Fork | None:
     placed = turns[index]
     if placed.parent is not None and _is_first_continuation(placed, placed.parent):
         if placed.extends:
             return None
-        cause = drift_cause(placed.parent.turn, placed.turn, placed.shared_tokens)
+        cause = drift_cause(_holder(placed.parent, placed.shared_tokens).turn, placed.turn, placed.shared_tokens)
         return _explained(placed, placed.parent, cause, None, None)
-    reference, meeting = _reference(turns, index)
-    if reference is None or meeting is None:
-        return _fork_at_root(turns, index)
-    return _fork_at(turns, index, reference, meeting)
+    meeting: Node | None = placed.prompt_node.ancestor(placed.known_depth)
+    while meeting is not None:
+        reference = latest.under(meeting)
+        if reference is not None:
+            return _fork_at(turns, index, turns[reference], meeting)
+        meeting = meeting.parent  # the messages were known from an auxiliary call alone
+    return _fork_at_root(turns, index, latest)
+
+
+def _holder(turn: PlacedTurn, token: int) -> PlacedTurn:
+    """The turn of a conversation whose reply, or whose part of the prompt, holds this token."""
+    while turn.parent is not None and token < len(turn.parent.turn.tokens):
+        turn = turn.parent
+    return turn
 
 
 def _is_first_continuation(placed: PlacedTurn, parent: PlacedTurn) -> bool:
     return next(_task_children(parent)) is placed
 
 
-def _reference(turns: Sequence[PlacedTurn], index: int) -> tuple[PlacedTurn | None, Node | None]:
-    """The latest earlier turn that shares most of this turn's conversation, and the node where they part."""
-    placed = turns[index]
-    meeting: Node | None = placed.prompt_node.ancestor(placed.known_depth)
-    while meeting is not None:
-        for earlier in reversed(range(index)):
-            if turns[earlier].tip.is_under(meeting):
-                return turns[earlier], meeting
-        # The messages were known from an auxiliary call alone.
-        meeting = meeting.parent
-    return None, None
-
-
 def _fork_at(turns: Sequence[PlacedTurn], index: int, reference: PlacedTurn, meeting: Node) -> Fork:
     placed = turns[index]
-    asked = [turn for turn in meeting.asked if turn.sequence < placed.sequence and turn.turn.facts.auxiliary is None]
+    asked = _latest_asked(meeting, placed.sequence)
     old, new = _message_below(meeting, reference.tip), _message_below(meeting, placed.prompt_node)
     text = text_difference(old, new)
     if new is None:
         cause = ForkCause.RETRY if asked else ForkCause.HISTORY_EDITED
-        return _explained(placed, asked[-1] if asked else reference, cause, None if asked else meeting.depth, None)
+        return _explained(placed, asked or reference, cause, None if asked else meeting.depth, None)
     if asked and new.role is Role.ASSISTANT:
-        given = asked[-1].turn.reply
+        given = asked.turn.reply
         text = text_difference(given, new)
-        return _explained(placed, asked[-1], reply_change(given, new), meeting.depth, text)
-    if asked and next(_task_children(asked[-1]), None) is None:
-        return _explained(placed, asked[-1], ForkCause.ABANDONED_REPLY, meeting.depth, None)
+        return _explained(placed, asked, reply_change(given, new), meeting.depth, text)
+    if asked and next(_task_children(asked), None) is None:
+        return _explained(placed, asked, ForkCause.ABANDONED_REPLY, meeting.depth, None)
     cause = _history_cause(turns, index, reference, meeting, old, new)
     return _explained(placed, reference, cause, meeting.depth, text)
 
@@ -88,25 +100,28 @@ def _history_cause(
     return ForkCause.COMPACTION if is_shorter and not is_edit_of(old, new) else ForkCause.HISTORY_EDITED
 
 
-def _fork_at_root(turns: Sequence[PlacedTurn], index: int) -> Fork:
+def _fork_at_root(turns: Sequence[PlacedTurn], index: int, latest: LatestUnder) -> Fork:
     """A turn under tools or template options that no earlier one had: the same conversation, or another."""
     placed = turns[index]
-    own = list(_nodes_below(None, placed.prompt_node))
-    latest_by_root: dict[Node, PlacedTurn] = {turn.tip.ancestor(0): turn for turn in turns[:index]}
-    best, shared = turns[index - 1], -1
-    for candidate in sorted(latest_by_root.values(), key=lambda turn: -turn.sequence):
-        agree = _leading_agreement(own, list(_nodes_below(None, candidate.tip)))
-        if agree > shared:
-            best, shared = candidate, agree
-    if shared >= min(len(own), best.prompt_node.depth) > 0:
-        before, after = best.turn.root.raw.decode(), placed.turn.root.raw.decode()
-        at = next(
-            (i for i, (x, y) in enumerate(zip(before, after, strict=False)) if x != y), min(len(before), len(after))
-        )
-        text = Difference(at, before[at : at + 80], after[at : at + 80])
-        return _explained(placed, best, ForkCause.TOOLS_CHANGED, None, text)
-    old, new = best.tip.ancestor(shared + 1).message, own[shared].message if shared < len(own) else None
-    return _explained(placed, best, ForkCause.SUB_AGENT, shared, text_difference(old, new))
+    node: Node | None = placed.prompt_node
+    while node is not None:
+        found = latest.under(node.twin) if node.twin is not None else None
+        if found is not None:
+            break
+        node = node.parent
+    reference, shared = (turns[index - 1], 0) if node is None or found is None else (turns[found], node.depth)
+    if shared >= min(placed.prompt_node.depth, reference.prompt_node.depth) > 0:
+        tools = raw_difference(reference.turn.root.raw.decode(), placed.turn.root.raw.decode())
+        return _explained(placed, reference, ForkCause.TOOLS_CHANGED, None, tools)
+    old, new = (tip.ancestor(shared + 1).message for tip in (reference.tip, placed.prompt_node))
+    return _explained(placed, reference, ForkCause.SUB_AGENT, shared, text_difference(old, new))
+
+
+def _latest_asked(place: Node, before: int) -> PlacedTurn | None:
+    """The last turn that was sampled from a place before another."""
+    index = bisect_left(place.asked, before, key=lambda turn: turn.sequence)
+    earlier = (place.asked[at] for at in reversed(range(index)))
+    return next((turn for turn in earlier if turn.turn.facts.auxiliary is None), None)
 
 
 def _explained(
@@ -147,12 +162,3 @@ def _sampled_below(meeting: Node, last: PlacedTurn) -> Iterator[PlacedTurn]:
     while turn is not None and turn.tip.depth > meeting.depth:
         yield turn
         turn = turn.parent
-
-
-def _leading_agreement(left: Sequence[Node], right: Sequence[Node]) -> int:
-    agree = 0
-    for one, other in zip(left, right, strict=False):
-        if one.message is None or other.message is None or one.message.canonical != other.message.canonical:
-            break
-        agree += 1
-    return agree

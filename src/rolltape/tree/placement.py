@@ -65,6 +65,7 @@ class Tree:
         self.turns: list[PlacedTurn] = []
         self.roots: dict[bytes, Node] = {}  # by digest of tools and template options
         self._tool_ids_matter = tool_ids_matter
+        self._by_conversation: dict[bytes, Node] = {}  # the latest node of each, under whatever tools
         # The nodes at the ends of the chains that later prompts are coded against; the turns keep the chains alive.
         self._ends: dict[tuple[int, bytes], Node] = {}
 
@@ -73,20 +74,19 @@ class Tree:
         start, new_messages = self._known_start(turn)
         node, known = start, start.depth
         for message in new_messages:
-            below = node.children.get(self._key(message))
-            if below is None:
-                below = node.child(self._key(message), message)
-                if known == node.depth:
-                    _note_rewrite(node, below, message, turn.sequence)
-            else:
+            count = len(node.children)
+            below = self._below(node, message)
+            if len(node.children) == count:
                 known = below.depth
+            elif known == node.depth:
+                _note_rewrite(node, below, message, turn.sequence)
             node = below
         placed = PlacedTurn(turn, _continued(node, turn), node, known)
         if placed.parent is not None:
             placed.parent.children.append(placed)
         node.asked.append(placed)
         if turn.reply is not None:
-            placed.reply_node = node.child(self._key(turn.reply), turn.reply)
+            placed.reply_node = self._below(node, turn.reply)
             placed.reply_node.replies.append(placed)
         self._ends[id(turn.prompt), turn.root.digest] = node
         self._ends[id(turn.messages), turn.root.digest] = placed.tip
@@ -107,6 +107,16 @@ class Tree:
             found = self.roots[root.digest] = Node(None, None, root.digest)
         return found
 
+    def _below(self, node: Node, message: Message) -> Node:
+        """The node below for this message, made if it is not there yet."""
+        key = self._key(message)
+        found = node.children.get(key)
+        if found is None:
+            found = node.children[key] = Node(node, message, key)
+            found.twin = self._by_conversation.get(found.conversation)
+            self._by_conversation[found.conversation] = found
+        return found
+
     def _key(self, message: Message) -> bytes:
         return message.canonical_with_ids if self._tool_ids_matter else message.canonical
 
@@ -121,6 +131,8 @@ def tree_of(session: Session) -> Tree:
 
 def _continued(prompt_node: Node, turn: Turn) -> PlacedTurn | None:
     """The turn whose reply is the last sampled one in the prompt's conversation."""
+    if prompt_node.asked and _resumes(prompt_node.asked[-1].turn, turn):
+        return prompt_node.asked[-1]
     node: Node | None = prompt_node
     while node is not None and not node.replies:
         node = node.parent
@@ -129,6 +141,13 @@ def _continued(prompt_node: Node, turn: Turn) -> PlacedTurn | None:
     if len(node.replies) == 1:
         return node.replies[0]
     return _told_apart(node.replies, message_at(turn.prompt, node.depth - 1), turn)
+
+
+def _resumes(interrupted: Turn, turn: Turn) -> bool:
+    """Whether a turn goes on in the middle of a reply: the same conversation, with what was sampled of it as prompt."""
+    if interrupted.reply is not None or not len(interrupted.sampled_ids):
+        return False
+    return interrupted.tokens.common_prefix(turn.prompt_tokens) == len(interrupted.tokens)
 
 
 def _told_apart(twins: Sequence[PlacedTurn], echo: Message, turn: Turn) -> PlacedTurn:
