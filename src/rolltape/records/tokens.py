@@ -23,7 +23,7 @@ def common_prefix(left: Ids, right: Ids) -> int:
 class TokenChain:
     """An immutable id sequence: `parent[:keep]` followed by `own`. Sharing is storage, not meaning."""
 
-    __slots__ = ("depth", "keep", "own", "parent")
+    __slots__ = ("depth", "jump", "jump_keep", "keep", "own", "parent")
 
     parent: Self | None
     keep: int
@@ -38,6 +38,15 @@ class TokenChain:
         self.keep = keep if parent is not None else 0
         self.own = own
         self.depth = 0 if parent is None else parent.depth + 1
+        # Jump pointers in skew-binary steps, with what is kept all the way: distant links meet in logarithmic time.
+        self.jump: Self = self
+        self.jump_keep = self.keep
+        if parent is not None:
+            up = parent.jump
+            if parent.depth - up.depth == up.depth - up.jump.depth:
+                self.jump, self.jump_keep = up.jump, min(self.keep, parent.jump_keep, up.jump_keep)
+            else:
+                self.jump = parent
 
     def __len__(self) -> int:
         return self.keep + len(self.own)
@@ -65,18 +74,28 @@ class TokenChain:
 
     def common_prefix(self, other: "TokenChain") -> int:
         """How many leading ids two chains share; costs what lies beyond their common links."""
-        left, left_cut = self, len(self)
-        right, right_cut = other, len(other)
-        # A deeper link is never an ancestor of a shallower one, so stepping up the deeper side finds the meeting point.
-        while left is not right:
-            if left.depth >= right.depth and left.parent is not None:
-                left_cut = min(left_cut, left.keep)
-                left = left.parent
-            elif right.parent is not None:
-                right_cut = min(right_cut, right.keep)
-                right = right.parent
+        left, left_cut = self._at_depth(other.depth)
+        right, right_cut = other._at_depth(self.depth)
+        while left is not right and (left_up := left.parent) is not None and (right_up := right.parent) is not None:
+            # Equally deep links have equally deep jumps: jump while that does not pass the place where they meet.
+            if left.jump is not right.jump:
+                left_cut, right_cut = min(left_cut, left.jump_keep), min(right_cut, right.jump_keep)
+                left, right = left.jump, right.jump
             else:
-                left_cut = right_cut = 0
-                break
-        shared = min(left_cut, right_cut)
-        return shared + common_prefix(self.slice(shared), other.slice(shared))
+                left_cut, right_cut = min(left_cut, left.keep), min(right_cut, right.keep)
+                left, right = left_up, right_up
+        if left is not right:
+            left_cut = right_cut = 0
+        shared, limit = min(left_cut, right_cut), min(len(self), len(other))
+        return shared + common_prefix(self.slice(shared, limit), other.slice(shared, limit))
+
+    def _at_depth(self, depth: int) -> tuple["TokenChain", int]:
+        """The link at that depth on the way to the start, if this one is deeper, and how much of it is kept here."""
+        link: TokenChain = self
+        cut = len(self)
+        while link.depth > depth and (up := link.parent) is not None:
+            if link.jump.depth >= depth:
+                link, cut = link.jump, min(cut, link.jump_keep)
+            else:
+                link, cut = up, min(cut, link.keep)
+        return link, cut

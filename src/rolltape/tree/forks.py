@@ -86,12 +86,15 @@ def _history_cause(
 ) -> ForkCause:
     """Why a message that the model did not write is another one than before."""
     placed = turns[index]
-    left_out = list(_sampled_below(meeting, reference))
-    if not left_out:
+    if reference.tip.depth <= meeting.depth:
         return ForkCause.HISTORY_EDITED
     is_shorter = placed.prompt_node.depth < reference.prompt_node.depth
-    kept = {node.message.canonical for node in _nodes_below(meeting, placed.prompt_node) if node.message}
-    if any(turn.turn.reply is not None and turn.turn.reply.canonical in kept for turn in left_out):
+    said = {
+        message.canonical for message in _messages_below(meeting, placed.prompt_node) if message.role is Role.ASSISTANT
+    }
+    # The left-out turns are looked through only where the new prompt holds replies at all.
+    left_out = _sampled_below(meeting, reference) if said else ()
+    if any(turn.turn.reply is not None and turn.turn.reply.canonical in said for turn in left_out):
         return ForkCause.COMPACTION if is_shorter else ForkCause.HISTORY_EDITED
     goes_on_later = any(child.sequence > placed.sequence for child in _task_children(reference))
     # A sub-agent that starts after another one has ended follows a turn of the agent that called it.
@@ -146,14 +149,12 @@ def _message_below(meeting: Node, tip: Node) -> Message | None:
     return None if tip is meeting else tip.ancestor(meeting.depth + 1).message
 
 
-def _nodes_below(meeting: Node | None, tip: Node) -> list[Node]:
-    depth = meeting.depth if meeting else 0
-    nodes = []
+def _messages_below(meeting: Node, tip: Node) -> Iterator[Message]:
+    """The messages on the way from one node to another, last one first."""
     node: Node | None = tip
-    while node is not None and node.depth > depth:
-        nodes.append(node)
+    while node is not None and node.message is not None and node.depth > meeting.depth:
+        yield node.message
         node = node.parent
-    return nodes[::-1]
 
 
 def _sampled_below(meeting: Node, last: PlacedTurn) -> Iterator[PlacedTurn]:
