@@ -1,5 +1,7 @@
 """What is said after the fact: it may come late, from another process, and be revised; the latest counts."""
 
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,9 @@ import rolltape
 from rolltape.errors import NoSuchRollout
 from rolltape.records.rollout import EventKind
 from rolltape.records.turn import Delivery
+from rolltape.tape.journalfile import JournalSource
+from rolltape.tape.recorder import RolloutRecorder
+from rolltape.tape.stored import HeldRollout
 from taped import finished, first_turn, python, record_run, record_session
 
 JUDGE = """
@@ -56,14 +61,138 @@ def test_deliveries_turn_rewards_filters_and_tags_apply(tmp_path: Path) -> None:
         assert tape.run().rollout(rollout.id).outcome.filtered is None
 
 
-def test_a_score_without_a_try_is_about_the_latest(tmp_path: Path) -> None:
+def two_tries(tape: rolltape.Tape) -> RolloutRecorder:
+    """A rollout whose first try finished and whose second failed."""
+    with tape.rollout(task_id="a") as rollout:
+        first_turn(rollout.session())
+        rollout.finish(reward=0.0)
+    with tape.rollout(task_id="a", new_try=True) as again:
+        again.fail("the sandbox is gone")
+    return rollout
+
+
+def test_a_score_without_a_try_is_about_the_try_that_counts(tmp_path: Path) -> None:
     with rolltape.open(tmp_path / "run") as tape:
-        for new_try in (False, True):
-            with tape.rollout(task_id="a", new_try=new_try) as rollout:
-                rollout.finish(reward=0.0)
+        rollout = two_tries(tape)
         tape.score(rollout.id, reward=1.0)
-        tape.score(rollout.id, reward=0.5, try_index=0)
-        assert [tape.run().rollout(rollout.id, index).reward for index in (0, 1)] == [0.5, 1.0]
+        assert tape.run().rollout(rollout.id, 0).reward == 1.0
+        with rolltape.open(tmp_path / "run") as judge:
+            judge.score(rollout.id, reward=0.75)
+        assert tape.run().rollout(rollout.id, 0).reward == 0.75
+        with tape.rollout(task_id="a", new_try=True) as third:
+            third.finish(reward=0.0)
+        tape.score(rollout.id, reward=0.5)
+        tape.score(rollout.id, reward=0.25, try_index=0)
+        assert [tape.run().rollout(rollout.id, index).reward for index in range(3)] == [0.25, None, 0.5]
+    rolltape.seal(tmp_path / "run")
+    with rolltape.open(tmp_path / "run") as tape:
+        fourth = tape.rollout(task_id="a", new_try=True)
+        tape.score(rollout.id, reward=2.0)
+        assert tape.run().rollout(rollout.id, 2).reward == 2.0
+        fourth.finish()
+
+
+def test_filters_and_tags_without_a_try_are_about_every_try(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "run") as tape:
+        rollout = two_tries(tape)
+        tape.filter(rollout.id, "too easy")
+        tape.tag(rollout.id, "x")
+        outcomes = [row.outcome for row in tape.run().index()]
+        assert [(one.filtered, one.tags) for one in outcomes] == [("too easy", ("x",))] * 2
+        tape.filter(rollout.id, None, try_index=1)
+        tape.tag(rollout.id, "y", try_index=0)
+        outcomes = [row.outcome for row in tape.run().index()]
+        assert [(one.filtered, one.tags) for one in outcomes] == [("too easy", ("y",)), (None, ("x",))]
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_the_latest_counts_also_if_its_writers_clock_is_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sealed: bool
+) -> None:
+    now = time.time_ns
+    with monkeypatch.context() as ahead, rolltape.open(tmp_path / "run") as tape:
+        ahead.setattr(time, "time_ns", lambda: now() + 3600 * 10**9)
+        with tape.rollout(task_id="a") as rollout:
+            turn = first_turn(rollout.session())
+            rollout.finish(reward=0.0)
+        tape.score(rollout.id, reward=0.25, turn=turn.id)
+        tape.announce_version("1")
+    if sealed:
+        rolltape.seal(tmp_path / "run")
+    with rolltape.open(tmp_path / "run") as tape:
+        tape.score(rollout.id, reward=1.0)
+        tape.score(rollout.id, reward=0.5, turn=turn.id)
+        tape.announce_version("0")
+        read = tape.run().rollout(rollout.id)
+        assert (read.reward, read.turns[0].facts.reward) == (1.0, 0.5)
+        assert tape.run().versions() == ("1", "0", "7")
+
+
+def test_a_finish_comes_after_what_a_fast_clock_said_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time_ns
+    with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="a") as rollout:
+        with monkeypatch.context() as ahead, rolltape.open(tmp_path / "run") as judge:
+            ahead.setattr(time, "time_ns", lambda: now() + 3600 * 10**9)
+            judge.score(rollout.id, reward=0.25)
+        rollout.finish(reward=1.0)
+        assert tape.run().rollout(rollout.id).reward == 1.0
+
+
+def test_what_is_said_of_a_turn_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="a") as rollout:
+        turn = first_turn(rollout.session())
+
+        def refused(by: rolltape.Tape) -> None:
+            with pytest.raises(NoSuchRollout, match=r"\.0\.0\.99: its session has 1 turns"):
+                by.deliver(f"{rollout.id}.0.0.99")
+            with pytest.raises(NoSuchRollout, match=r"\.0\.7\.0: its rollout has 1 sessions"):
+                by.score(rollout.id, reward=1.0, turn=f"{rollout.id}.0.7.0")
+            by.deliver(turn.id)
+
+        refused(tape)
+        rollout.finish()
+        refused(tape)
+        with rolltape.open(tmp_path / "run") as other:
+            refused(other)
+        assert tape.run().problems() == []
+
+
+def test_what_was_said_of_a_turn_that_is_not_there_is_named_by_readers(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="a") as rollout:
+        first_turn(rollout.session())
+        with rolltape.open(tmp_path / "run") as other:
+            other.deliver(f"{rollout.id}.0.0.1")  # it cannot know what a rollout that runs elsewhere has
+        rollout.finish()
+        (problem,) = tape.run().problems()
+    assert problem.what == f"its delivery is of turn {rollout.id}.0.0.1, which rollout {rollout.id} does not have"
+    assert problem.lost == ""
+
+
+def test_a_snapshot_lists_the_run_once_and_answers_many_questions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = record_run(tmp_path / "run")
+    run = rolltape.read(tmp_path / "run")
+    listed: list[str] = []
+    listing = JournalSource.listing
+
+    def counted(self: JournalSource) -> Sequence[HeldRollout]:
+        listed.append(self.writer)
+        return listing(self)
+
+    monkeypatch.setattr(JournalSource, "listing", counted)
+    with run.snapshot() as held, rolltape.open(tmp_path / "run") as tape:
+        running = tape.rollout(task_id="new")
+        tape.score(ids[0], reward=9.0)
+        assert [held.rollout(one).reward for one in ids] == [0.0, 1.0, 2.0]
+        assert [rollout.id for rollout in held.rollouts(step=1)] == [ids[1]]
+        assert len(held.index()) == 3
+        assert len(listed) == 1
+        assert len(run.index()) == 4
+        running.finish()
+    assert (held.rollout(ids[0]).reward, len(held.index())) == (9.0, 4)
+    with run.snapshot() as held:
+        assert held.problems() == run.noticed() == []
 
 
 def test_versions_come_as_announced_then_as_they_appear(tmp_path: Path) -> None:

@@ -180,12 +180,21 @@ def test_text_that_is_not_unicode_is_replaced_and_flagged(tmp_path: Path) -> Non
     assert (turn.facts.error, read.outcome.reason) == ("odd �", "why �")
 
 
+def nested(levels: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(levels):
+        value = {"x": value}
+    return value
+
+
+IN_SEGMENTS = dict.fromkeys(("sampled_ids", "logprobs", "weight_version"))
+
 BAD_TURNS: list[tuple[dict[str, Any], type[RecordError], str]] = [
     ({"logprobs": [-0.5]}, MisalignedError, "2 sampled ids but 1 logprobs; ask the engine for logprobs on every token"),
     ({"sampled_ids": [4, -5]}, RecordError, "sampled_ids[1] is -5; a token id lies in"),
     ({"sampled_ids": [4, 2**31]}, RecordError, "sampled_ids[1] is 2147483648"),
-    ({"prompt_ids": [1, 2.5]}, RecordError, "prompt_ids holds 1.0, no integer"),
-    ({"prompt_ids": ["a"]}, RecordError, "prompt_ids holds 'a', no integer"),
+    ({"prompt_ids": [1, 2.5]}, RecordError, "prompt_ids[1] is 2.5, no integer; a token id is one"),
+    ({"prompt_ids": ["a"]}, RecordError, "prompt_ids[0] is 'a', no integer"),
     ({"prompt_ids": [[1], [2]]}, RecordError, "prompt_ids has 2 dimensions"),
     ({"logprobs": ["a", "b"]}, RecordError, "logprobs holds 'a', no number"),
     ({"prompt_messages": [{"role": "narrator"}]}, RecordError, "prompt message 0 has the role 'narrator'; known are"),
@@ -204,6 +213,35 @@ BAD_TURNS: list[tuple[dict[str, Any], type[RecordError], str]] = [
     ({"weight_version": 1.5}, RecordError, "weight_version is 1.5"),
     ({"tools": "x"}, RecordError, "tools must be a list"),
     ({"started_at": "now"}, NotJsonError, "started_at is 'now'"),
+    ({"prompt_messages": 5}, RecordError, "prompt messages are 5, a int; give a list of messages"),
+    ({"prompt_messages": user("a")}, RecordError, "prompt messages are {'role': 'user'"),
+    ({**IN_SEGMENTS, "segments": 5}, RecordError, "segments are 5, a int; give a list of segments"),
+    ({"flags": 5}, RecordError, "flags are 5, a int; give a list of flags"),
+    ({"flags": "nan_logprob"}, RecordError, "flags are 'nan_logprob', a str; give a list"),
+    ({"after": 5, "prompt_messages": None, "prompt_ids": None}, RecordError, "`after` is 5, a int; give a Turn"),
+    ({"side_arrays": [[1, 2]]}, RecordError, "side_arrays are a list; give a mapping from name to array"),
+    ({"side_arrays": {5: [1, 2]}}, RecordError, "a side array has the name 5; give a text"),
+    ({"side_arrays": {"\ud800": [1, 2]}}, RecordError, "a side array has the name '\\ud800'; give a text"),
+    ({"side_arrays": {"x": {"values": [1], "start": True}}}, RecordError, "'x': start is True; give a whole number"),
+    ({"side_arrays": {"x": {"values": [1], "start": 1.0}}}, RecordError, "'x': start is 1.0; give a whole number"),
+    ({"side_arrays": {"x": {"values": [1], "start": np.int64(5)}}}, MisalignedError, "covers [5, 5+1) of 5 tokens"),
+    ({"side_arrays": {"x": {"values": [1, 2], "counts": [1, -1]}}}, RecordError, "counts[1] is -1; a count lies in"),
+    ({"side_arrays": {"x": {"values": [1], 5: 1}}}, RecordError, "has the fields ['5', 'values']; known are"),
+    ({"message_starts": [-1]}, RecordError, "message_starts[0] is -1; a message's start lies in"),
+    ({"logprobs": [10**400, 0]}, RecordError, "logprobs holds a number that is more than a float holds"),
+    ({"reward": 10**400}, NotJsonError, "more than a float holds; give a smaller number"),
+    ({"reward": 10**5000}, NotJsonError, "reward is a whole number of 16610 bits, more than a float holds"),
+    ({"sampling": {"seed": 10**5000}}, NotJsonError, "sampling cannot be JSON: Exceeds the limit"),
+    ({"sampling": 5}, RecordError, "sampling is a int; give a mapping"),
+    ({"weight_version": 10**5000}, RecordError, "weight_version is a whole number of 16610 bits; give a string"),
+    ({"extra": nested(900)}, NotJsonError, "extra cannot be JSON: it is nested more than 200 levels deep"),
+    ({"extra": nested(300)}, NotJsonError, "extra cannot be JSON: it is nested more than 200 levels deep"),
+    ({"tools": [nested(900)]}, NotJsonError, "it is nested more than 200 levels deep; flatten it"),
+    ({"reply": assistant("") | {"x": nested(900)}}, NotJsonError, "reply cannot be JSON: it is nested more than 200"),
+    ({"prompt_ids": [2, True]}, RecordError, "prompt_ids[1] is True, no integer; a token id is one"),
+    ({"prompt_ids": (0, np.False_)}, RecordError, "prompt_ids[1] is False, no integer; a token id is one"),
+    ({"prompt_ids": [2**70]}, RecordError, f"prompt_ids[0] is {2**70}; a token id lies in"),
+    ({"prompt_ids": [2**63, -1]}, RecordError, f"prompt_ids[0] is {2**63}; a token id lies in"),
 ]
 
 
@@ -223,6 +261,79 @@ def test_a_bad_turn_is_refused_by_name_and_the_session_goes_on(
         assert [one.id for one in tape.run().rollout(rollout.id).turns] == [f"{session.id}.0", f"{session.id}.1"]
 
 
+def test_iterators_numpy_numbers_and_deep_but_sane_values_are_taken(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="a") as rollout:
+        session = rollout.session(tools=[nested(150)])
+        first = first_turn(
+            session,
+            prompt_messages=(user(text) for text in "ab"),
+            prompt_ids=[0, 1, np.int64(1)],
+            side_arrays={"x": {"values": [7], "start": np.int64(1)}},
+            flags=iter(["malformed_call"]),
+            sampling={"seed": 2**80},
+            extra=nested(190),
+        )
+        next_turn(session, first, new_messages=iter([user("c")]), flags=None)
+        rollout.finish(reward=np.float32(0.5))
+        read = tape.run().rollout(rollout.id)
+    assert [spelled_turn(turn) for turn in read.turns] == [spelled_turn(turn) for turn in session.turns]
+    assert [message["content"] for message in read.turns[1].prompt_messages] == ["a", "b", "hi", "c"]
+    assert (read.turns[0].side["x"].start, read.turns[0].facts.sampling) == (1, {"seed": 2**80})
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x", "memory://x", "file:///tmp/x", "simplecache::s3://bucket/x"])
+def test_recording_at_a_url_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecordError, match=r"recorded on a local disk, not at a URL; .*`rolltape seal --to`"):
+        rolltape.open(url)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_home_directory_is_found_by_writers_and_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    rolltape.open("~/runs/a").close()
+    assert (tmp_path / "runs" / "a" / "run.json").exists()
+    assert rolltape.read("~/runs/a").name == rolltape.read(Path("~/runs/a")).name == "a"
+    assert rolltape.seal("~/runs/a").rollouts == 0
+
+
+def test_a_name_or_path_that_is_not_unicode_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"its name is .* and valid Unicode"):
+        rolltape.open(tmp_path / "run", name="a \ud800")
+    for path in (tmp_path / "\ud800", tmp_path / "\udc80", f"{tmp_path}/a\0b"):
+        with pytest.raises(RecordError, match="not a path in valid Unicode"):
+            rolltape.open(path)
+        with pytest.raises(RunNotFound, match="no path or URL in valid Unicode"):
+            rolltape.read(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (Unspeakable(), "Unspeakable, whose text cannot be had (RuntimeError)"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+    ],
+)
+def test_an_error_without_words_still_fails_its_rollout(tmp_path: Path, error: BaseException, reason: str) -> None:
+    with rolltape.open(tmp_path / "run") as tape:
+        rollout = tape.rollout(task_id="a")
+
+        def attempt() -> None:
+            with rollout:
+                raise error
+
+        with pytest.raises(type(error)):
+            attempt()
+        read = tape.run().rollout(rollout.id)
+    assert (read.status, read.outcome.reason) == (Status.FAILED, reason)
+
+
 def test_a_bad_rollout_is_refused(tmp_path: Path) -> None:
     with rolltape.open(tmp_path / "run") as tape:
         for fields, says in [
@@ -233,6 +344,9 @@ def test_a_bad_rollout_is_refused(tmp_path: Path) -> None:
             ({"task_id": "a", "attempt": 1.5}, "attempt is 1.5"),
             ({"task_id": "a", "tags": "hard"}, "tags are the text 'hard'"),
             ({"task_id": "a", "extra": {"x": object()}}, "extra cannot be JSON"),
+            ({"task_id": "a", "tags": 5}, "tags are 5, a int; give a list of texts"),
+            ({"task_id": "a", "step": 10**5000}, "step is a whole number of 16610 bits"),
+            ({"task": nested(900)}, "task cannot be JSON: it is nested more than 200 levels deep"),
         ]:
             with pytest.raises(RecordError, match=says):
                 tape.rollout(**fields)  # type: ignore[arg-type]
@@ -316,7 +430,7 @@ def test_what_has_ended_takes_no_more(tmp_path: Path) -> None:
         late.finish()
 
 
-@pytest.mark.parametrize("reward", ["1.0", None, [1.0, 2.0], {}])
+@pytest.mark.parametrize("reward", ["1.0", None, [1.0, 2.0], {}, pytest.param(10**400, id="10**400")])
 def test_a_reward_that_is_no_number_is_refused(tmp_path: Path, reward: object) -> None:
     with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="a") as rollout:
         if reward is not None:
@@ -338,6 +452,15 @@ def test_what_is_said_of_an_unknown_rollout_is_refused(tmp_path: Path) -> None:
             tape.deliver("abc", Delivery.DELIVERED)
         with tape.rollout(task_id="a") as rollout:
             rollout.finish()
+        for malformed in (5, rollout.id, f"{rollout.id}.0.0", f"{rollout.id}.0.0.٣", f"{rollout.id}.0.0.00"):
+            with pytest.raises(RecordError, match="not a turn's id"):
+                tape.deliver(malformed)  # type: ignore[arg-type]
+        with pytest.raises(RecordError, match="try_index is '0'; give a whole number"):
+            tape.score(rollout.id, reward=1.0, try_index="0")  # type: ignore[arg-type]
+        with pytest.raises(RecordError, match="reward terms are a int"):
+            tape.score(rollout.id, reward=1.0, terms=5)  # type: ignore[arg-type]
+        with pytest.raises(RecordError, match="the id of a rollout is 5"):
+            tape.tag(5, "x")  # type: ignore[arg-type]
         with pytest.raises(NoSuchRollout, match="with a try 3"):
             tape.filter(rollout.id, "too long", try_index=3)
         with pytest.raises(RecordError, match="belongs to try 0 of rollout other"):

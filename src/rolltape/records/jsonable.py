@@ -10,6 +10,8 @@ from rolltape.errors import NotJsonError
 Json = dict[str, Any] | list[Any] | str | int | float | bool | None
 
 _NON_FINITE = "$float"
+_DEEPEST = 200  # levels: what reads a record may itself be deep in calls
+_CONTAINERS = (dict, list, tuple)
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _encode_sorted = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True).encode
 
@@ -18,8 +20,12 @@ def encode_json(value: object, where: str) -> tuple[bytes, bool]:
     """Strict JSON of `value`, key order kept, and whether its text had to be repaired to be valid Unicode."""
     try:
         text = _encode(value)
-    except (TypeError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise _too_deep(where) from None
+    except (TypeError, ValueError) as error:
         raise NotJsonError(f"{where} cannot be JSON: {error or type(error).__name__}") from None
+    if text.count("{") + text.count("[") > _DEEPEST and _is_deep(value):
+        raise _too_deep(where)
     try:
         return text.encode(), False
     except UnicodeEncodeError:
@@ -34,7 +40,11 @@ def decode_json(raw: bytes) -> Any:
 
 def encode_numbers(value: object, where: str) -> bytes:
     """Strict JSON with non-finite floats as {"$float": "nan"} and scalars of numpy and torch as numbers."""
-    return encode_json(_finite(value, where), where)[0]
+    try:
+        finite = _finite(value, where)
+    except RecursionError:
+        raise _too_deep(where) from None
+    return encode_json(finite, where)[0]
 
 
 def decode_numbers(raw: bytes) -> Any:
@@ -49,14 +59,27 @@ def canonical_json(value: object) -> bytes:
 
 def as_float(value: object, where: str) -> float:
     """A real number as a float: ints, floats, bools and the scalars of numpy and torch; never text."""
-    plain = _item(value)
-    if isinstance(plain, int | float):
+    plain = plain_scalar(value)
+    if not isinstance(plain, int | float):
+        raise NotJsonError(f"{where} is {shown(value)}, a {type(value).__name__}; give a number")
+    try:
         return float(plain)
-    raise NotJsonError(f"{where} is {value!r}, a {type(value).__name__}; give a number")
+    except OverflowError:
+        raise NotJsonError(f"{where} is {shown(value)}, more than a float holds; give a smaller number") from None
 
 
-def _item(value: object) -> object:
-    # Scalars of numpy and torch know their Python number; arrays of more than one element refuse.
+def shown(value: object) -> str:
+    """A value as an error message names it: its repr, cut short."""
+    try:
+        text = repr(value)
+    except ValueError:
+        # Python spells no integer of more than some thousand digits.
+        return f"a whole number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def plain_scalar(value: object) -> object:
+    """The Python number of a scalar of numpy or torch; anything else as it is."""
     item = getattr(value, "item", None)
     if not callable(item):
         return value
@@ -66,8 +89,22 @@ def _item(value: object) -> object:
         return value
 
 
+def _too_deep(where: str) -> NotJsonError:
+    return NotJsonError(f"{where} cannot be JSON: it is nested more than {_DEEPEST} levels deep; flatten it")
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(_DEEPEST):
+        inner = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, _CONTAINERS))
+        level = [item for items in inner for item in items if isinstance(item, _CONTAINERS)]
+        if not level:
+            return False
+    return True
+
+
 def _finite(value: object, where: str) -> object:
-    value = _item(value)
+    value = plain_scalar(value)
     if isinstance(value, float) and not math.isfinite(value):
         return {_NON_FINITE: repr(value)}
     if isinstance(value, Mapping):

@@ -123,6 +123,8 @@ class Root:
             isinstance(tools, Sequence) and not isinstance(tools, str) and all(isinstance(t, Mapping) for t in tools)
         ):
             raise RecordError(f"{where}: tools must be a list of objects, not {type(tools).__name__}")
+        if template_options is not None and not isinstance(template_options, Mapping):
+            raise RecordError(f"{where}: template_options is a {type(template_options).__name__}; give a mapping")
         value = {"tools": tools, "template_options": template_options}
         raw = encode_json(value, f"{where}: tools or template options")[0]
         _check_keys(value, f"{where}: tools or template options")

@@ -1,16 +1,18 @@
 """Lists, numpy arrays and torch tensors → the arrays of a record, copied and checked. Torch is not imported."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import MisalignedError, RecordError
+from rolltape.records.jsonable import plain_scalar, shown
 from rolltape.records.tokens import NO_IDS, Ids
 from rolltape.records.turn import Logprobs, SideArray
+from rolltape.tape.fields import as_count, is_unicode
 
-_MAX_ID = 2**31 - 1
+_MAX_INT32 = 2**31 - 1
 _any_bits = np.bitwise_or.reduce
 
 
@@ -23,29 +25,43 @@ def as_array(value: object, where: str) -> npt.NDArray[Any]:
         value = tensor.float().numpy() if "bfloat16" in str(tensor.dtype) else tensor.numpy()
     try:
         return np.asarray(value)
-    except ValueError as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise RecordError(f"{where} is no array: {error}") from None
 
 
 def as_ids(value: object, where: str) -> Ids:
     """Token ids as a private int32 array."""
+    return as_whole_numbers(value, where, "a token id")
+
+
+def as_whole_numbers(value: object, where: str, kind: str) -> Ids:
+    """Whole numbers from 0 up as a private int32 array; `kind` says what each of them is."""
     array = as_array(value, where)
     if array.ndim != 1:
-        raise RecordError(f"{where} has {array.ndim} dimensions; give one row of ids")
+        raise RecordError(f"{where} has {array.ndim} dimensions; give one row of whole numbers")
     if not len(array):
         return NO_IDS
-    if array.dtype.kind not in "iu":
-        raise RecordError(f"{where} holds {_first_odd(array)}, no integer; give token ids")
     # Their bits together are in range exactly if all of them are: one pass, and a third of the time of min and max.
-    if not 0 <= int(_any_bits(array)) <= _MAX_ID:
-        at = int(array.argmin()) if int(array.min()) < 0 else int(array.argmax())
-        raise RecordError(f"{where}[{at}] is {int(array[at])}; a token id lies in [0, {_MAX_ID}]")
-    return _private(array.astype(np.int32))
+    if array.dtype.kind not in "iu" or not 0 <= int(_any_bits(array)) <= _MAX_INT32:
+        raise _odd_number(value if isinstance(value, list | tuple) else array.tolist(), where, kind)
+    if isinstance(value, list | tuple):
+        # numpy takes True for 1; only where it reads 0 or 1 can one hide, so the list itself is seldom visited.
+        for at in (array < 2).nonzero()[0]:
+            if isinstance(value[at], bool | np.bool_):
+                raise _odd_number(value, where, kind)
+    numbers: Ids = array.astype(np.int32)
+    numbers.setflags(write=False)
+    return numbers
 
 
-def _private(ids: Ids) -> Ids:
-    ids.setflags(write=False)
-    return ids
+def _odd_number(items: Sequence[object], where: str, kind: str) -> RecordError:
+    for at, item in enumerate(items):
+        number = plain_scalar(item)
+        if isinstance(number, bool) or not isinstance(number, int):
+            return RecordError(f"{where}[{at}] is {shown(number)}, no integer; {kind} is one")
+        if not 0 <= number <= _MAX_INT32:
+            return RecordError(f"{where}[{at}] is {shown(number)}; {kind} lies in [0, {_MAX_INT32}]")
+    return RecordError(f"{where} holds no integers; {kind} is one")
 
 
 def as_logprobs(value: object, where: str) -> tuple[Logprobs, bool]:
@@ -67,7 +83,10 @@ def as_logprobs(value: object, where: str) -> tuple[Logprobs, bool]:
         raise RecordError(f"{where} holds {_first_odd(array)}, no number; give logprobs, None where there is none")
     else:
         given_nan = False
-    wide = array.astype(np.float64)
+    try:
+        wide = array.astype(np.float64)
+    except OverflowError:
+        raise RecordError(f"{where} holds a number that is more than a float holds: {shown(value)}") from None
     has_nan = given_nan or array.dtype.kind == "O"
     if has_nan:
         wide[np.isnan(wide)] = np.nan  # one bit pattern for "none given"
@@ -81,8 +100,13 @@ def as_logprobs(value: object, where: str) -> tuple[Logprobs, bool]:
 
 def as_side_arrays(value: Mapping[str, Any] | None, prompt: int, sampled: int, where: str) -> dict[str, SideArray]:
     """Side arrays by name. A bare array covers the sampled ids; a mapping may give `start` and `counts`."""
-    if not value:
+    if value is None:
         return {}
+    if not isinstance(value, Mapping):
+        raise RecordError(f"{where}: side_arrays are a {type(value).__name__}; give a mapping from name to array")
+    for name in value:
+        if not isinstance(name, str) or not is_unicode(name):
+            raise RecordError(f"{where}: a side array has the name {shown(name)}; give a text")
     return {
         name: _as_side_array(given, prompt, sampled, f"{where}: side array {name!r}") for name, given in value.items()
     }
@@ -96,11 +120,13 @@ def _as_side_array(given: object, prompt: int, sampled: int, where: str) -> Side
     else:
         fields = {"values": given}
     if "values" not in fields or fields.keys() - {"values", "start", "counts"}:
-        raise RecordError(f"{where} has the fields {sorted(fields)}; known are values, start, counts")
+        raise RecordError(f"{where} has the fields {sorted(map(str, fields))}; known are values, start, counts")
     values = np.array(as_array(fields["values"], where))
     if values.dtype.kind not in "biuf" or values.ndim == 0:
         raise RecordError(f"{where} has dtype {values.dtype} and {values.ndim} dimensions; give rows of numbers")
-    counts = None if fields.get("counts") is None else as_ids(fields["counts"], f"{where}: counts")
+    counts = fields.get("counts")
+    if counts is not None:
+        counts = as_whole_numbers(counts, f"{where}: counts", "a count")
     if counts is not None and int(counts.sum()) != len(values):
         raise MisalignedError(f"{where}: counts add up to {int(counts.sum())} but there are {len(values)} values")
     covered = len(values) if counts is None else len(counts)
@@ -109,7 +135,8 @@ def _as_side_array(given: object, prompt: int, sampled: int, where: str) -> Side
         if covered != sampled:
             raise MisalignedError(f"{where}: {covered} rows but {sampled} sampled ids; say `start` if it covers others")
         start = prompt
-    if not isinstance(start, int) or start < 0 or start + covered > prompt + sampled:
+    start = as_count(start, f"{where}: start")
+    if start + covered > prompt + sampled:
         raise MisalignedError(f"{where}: covers [{start}, {start}+{covered}) of {prompt + sampled} tokens")
     values.setflags(write=False)
     return SideArray(start, values, counts)

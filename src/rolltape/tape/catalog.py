@@ -1,6 +1,7 @@
 """All that a run consists of at one moment: journals and shards brought together, each rollout and event once."""
 
 from collections.abc import Iterable
+from functools import cached_property
 from types import TracebackType
 from typing import Self
 
@@ -63,6 +64,14 @@ class Catalog:
             shards = []
         self.shards += shards
         self._found += problems
+
+    @cached_property
+    def tries(self) -> dict[str, list[int]]:
+        """The tries of each rollout."""
+        tries: dict[str, list[int]] = {}
+        for rollout, try_index in self.entries:
+            tries.setdefault(rollout, []).append(try_index)
+        return tries
 
     @property
     def sources(self) -> list[Source]:

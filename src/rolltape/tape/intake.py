@@ -2,21 +2,21 @@
 
 import marshal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Unpack
 
 import msgspec
 import numpy as np
 
 from rolltape.errors import MisalignedError, RecordError
-from rolltape.records.jsonable import as_float
+from rolltape.records.jsonable import as_float, shown
 from rolltape.records.messages import Message, MessageChain, Role, Root
 from rolltape.records.rollout import SessionHead
 from rolltape.records.tokens import Ids, TokenChain
 from rolltape.records.turn import Delivery, Finish, LogprobKind, Turn, TurnFacts, TurnFlag
-from rolltape.tape.arrays import as_ids, as_side_arrays
+from rolltape.tape.arrays import as_side_arrays, as_whole_numbers
 from rolltape.tape.delta import DeltaCoder, Parent
-from rolltape.tape.fields import TurnFields, as_member, as_settings, as_text
+from rolltape.tape.fields import TurnFields, as_items, as_member, as_settings, as_text
 from rolltape.tape.reply import Sampled, as_sampled, ids_or_none
 
 _FIELDS = frozenset(TurnFields.__annotations__)
@@ -96,7 +96,7 @@ class SessionIntake:
             if whole_messages is not None or whole_ids is not None:
                 raise RecordError(f"{where}: give `after` with what is new, or the whole prompt, not both")
             turn = self._earlier(after, where)
-            messages = _snapshots(new_messages or (), f"{where}: new message")
+            messages = _snapshots(() if new_messages is None else new_messages, f"{where}: new message")
             ids = ids_or_none(new_ids, faithful, f"{where}: new_prompt_ids")
             return Parent(turn, len(turn.messages), len(turn.tokens)), messages, ids
         if new_messages is not None or new_ids is not None:
@@ -160,7 +160,7 @@ class SessionIntake:
         reply: Message | None,
         where: str,
     ) -> tuple[TurnFlag, ...]:
-        flags = [as_member(TurnFlag, flag, where) for flag in fields.get("flags", ())]
+        flags = [as_member(TurnFlag, flag, where) for flag in _given_flags(fields, where)]
         if sampled.had_nan:
             flags.append(TurnFlag.NAN_LOGPROB)
         if not fields.get("token_faithful", True):
@@ -182,16 +182,27 @@ class SessionIntake:
     def _earlier(self, after: Turn | str, where: str) -> Turn:
         if isinstance(after, Turn) and after.sequence < len(self.turns) and self.turns[after.sequence] is after:
             return after
+        if not isinstance(after, Turn | str):
+            raise RecordError(f"{where}: `after` is {shown(after)}, a {type(after).__name__}; give a Turn, or its id")
         wanted = after if isinstance(after, str) else after.id
         sequence = wanted.rpartition(".")[2]
-        if sequence.isdigit() and int(sequence) < len(self.turns) and self.turns[int(sequence)].id == wanted:
+        if (
+            sequence.isdecimal()
+            and len(sequence) < 10
+            and int(sequence) < len(self.turns)
+            and self.turns[int(sequence)].id == wanted
+        ):
             return self.turns[int(sequence)]
         raise RecordError(f"{where}: `after` names {wanted}, which is no earlier turn of session {self.head.id}")
 
 
-def _snapshots(messages: Sequence[object], where: str, known: dict[bytes, Message] | None = None) -> list[Message]:
-    if isinstance(messages, str | bytes | Mapping):
-        raise RecordError(f"{where}s are a {type(messages).__name__}; give a list of messages")
+def _given_flags(fields: TurnFields, where: str) -> list[Any]:
+    flags = fields.get("flags")
+    return [] if flags is None else as_items(flags, f"{where}: flags", "flags")
+
+
+def _snapshots(messages: Iterable[object], where: str, known: dict[bytes, Message] | None = None) -> list[Message]:
+    messages = as_items(messages, f"{where}s", "messages")
     if known is None:
         return [Message.snapshot(message, f"{where} {index}") for index, message in enumerate(messages)]
     return [_known_or_new(message, known, f"{where} {index}") for index, message in enumerate(messages)]
@@ -238,7 +249,7 @@ def _message_starts(
     """Where each of the turn's own messages begins, counted from the start of the prompt."""
     if value is None:
         return None
-    starts = as_ids(value, f"{where}: message_starts")
+    starts = as_whole_numbers(value, f"{where}: message_starts", "a message's start")
     messages = len(prompt.own) if given_as_new else len(prompt)
     if len(starts) != messages:
         raise MisalignedError(f"{where}: {messages} messages but {len(starts)} message_starts")

@@ -14,7 +14,7 @@ from rolltape.errors import ClosedError, TapeWriteError
 from rolltape.tape.entries import Batch, Entry
 from rolltape.tape.owner import Owner, writer_name
 from rolltape.tape.rundir import SCHEMA, RunDirectory, sync_directory
-from rolltape.tape.schema import TABLES
+from rolltape.tape.schema import SELECT_TRIES, TABLES
 
 _PAGES_BEFORE_CHECKPOINT = 4096  # 16 MiB: a checkpoint syncs, so fewer and larger ones cost less
 _KNOWN_CONTENTS = 131_072  # of the contents last used: one that comes back later is stored again
@@ -155,11 +155,10 @@ class Journal:
         if len(self._known) > _KNOWN_CONTENTS:
             self._known = dict(list(self._known.items())[_KNOWN_CONTENTS // 2 :])
 
-    def highest_try(self, rollout: str) -> int | None:
-        """The last try of a rollout that this journal holds; None: it holds none."""
+    def tries(self, rollout: str) -> list[int]:
+        """The tries of a rollout that this journal holds."""
         with self._commit_lock:
-            row = self._connection.execute("SELECT max(try_index) FROM rollouts WHERE id = ?", (rollout,)).fetchone()
-        return None if row[0] is None else int(row[0])
+            return [row[0] for row in self._connection.execute(SELECT_TRIES, (rollout,))]
 
     def close(self) -> None:
         """Write what is queued, fold the log into the main file, and let go of the journal. Twice is fine."""

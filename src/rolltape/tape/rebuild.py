@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from rolltape.errors import DamagedTapeError
+from rolltape.records.ids import session_id
 from rolltape.records.messages import MessageChain
 from rolltape.records.openfields import decode_record
 from rolltape.records.rollout import Event, EventKind, Rollout, RolloutHead, Session, SessionHead
@@ -33,6 +34,7 @@ def rebuilt(
         sessions.append(Session(session_head, turns))
     if "turns" not in pruned:
         problems += _missing_at_the_end(head, sessions, stored, in_order, where)
+        problems += _said_of_no_turn(head, stored, in_order)
     return Rollout(head, sessions, in_order, alive), problems
 
 
@@ -100,6 +102,25 @@ def _facts_said_later(events: Sequence[Event]) -> dict[str, dict[str, object]]:
         elif event.kind == EventKind.SCORE:
             later.setdefault(event.turn, {})["reward"] = event.data["reward"]
     return later
+
+
+def _said_of_no_turn(head: RolloutHead, stored: Sequence[StoredSession], events: Sequence[Event]) -> list[Problem]:
+    """Events about turns that were never there; a turn that is lost, and was counted, is named as lost already."""
+    ends = {one.ordinal: max((turn.sequence + 1 for turn in one.turns), default=0) for one in stored}
+    for event in events:
+        if event.kind == EventKind.FINISH:
+            for ordinal, count in enumerate(event.data.get("turns", [])):
+                ends[ordinal] = max(count, ends.get(ordinal, 0))
+    end_of = {session_id(*head.key, ordinal): end for ordinal, end in ends.items()}
+    problems = []
+    for event in events:
+        if event.turn is None:
+            continue
+        session, _, sequence = event.turn.rpartition(".")
+        if not (sequence.isascii() and sequence.isdecimal() and int(sequence) < end_of.get(session, 0)):
+            what = f"its {event.kind} is of turn {event.turn}, which rollout {head.id} does not have"
+            problems.append(Problem(f"event {event.sequence} of {event.writer}", what, ""))
+    return problems
 
 
 def _missing_at_the_end(

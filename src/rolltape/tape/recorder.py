@@ -16,6 +16,7 @@ from rolltape.tape.entries import RecordedTurn, StartedSession, facts_json
 from rolltape.tape.fields import TurnFields, as_member, as_settings, as_text
 from rolltape.tape.intake import CodedTurn, SessionIntake
 from rolltape.tape.journal import Journal
+from rolltape.tape.roster import Ended
 from rolltape.tape.schema import MAX_TURNS
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ class SessionRecorder:
     def turns(self) -> tuple[Turn, ...]:
         """The turns recorded so far."""
         return tuple(self._intake.turns)
+
+    @property
+    def turn_count(self) -> int:
+        return len(self._intake.turns)
 
     def record_turn(self, *, finish: Finish | str, **fields: Unpack[TurnFields]) -> Turn:
         """Record one reply; it is durable when this returns. The fields are those of `TurnFields`."""
@@ -167,6 +172,8 @@ class RolloutRecorder:
     def _end(
         self, status: Status, stop_reason: StopReason | None, reason: str | None, score: dict[str, Any] | None
     ) -> None:
+        # Asked before any lock is held: the tape takes its own, and then those of its rollouts.
+        after_ns = 0 if score is None else self._tape.latest_ns(self.id)
         with contextlib.ExitStack() as held:
             held.enter_context(self._lock)
             for session in self._sessions:  # a turn that is being recorded counts, or comes too late
@@ -176,15 +183,19 @@ class RolloutRecorder:
             if stop_reason is not None:
                 data["stop_reason"] = stop_reason.value
             data["reason"] = as_text(reason, f"rollout {self.id}: reason")
-            data["turns"] = [len(session.turns) for session in self._sessions]
+            data["turns"] = list(self.turn_counts())
             data["sampled_tokens"] = sum(session.sampled_tokens for session in self._sessions)
             data["versions"] = list({version: None for session in self._sessions for version in session.versions})
             entries = [self._tape.event(EventKind.FINISH, self.head.key, data=data)]
             if score is not None:
-                entries.append(self._tape.event(EventKind.SCORE, self.head.key, data=score))
+                entries.append(self._tape.event(EventKind.SCORE, self.head.key, data=score, after_ns=after_ns))
             journal.append(*entries)
             self._ended = status.value
-            self._tape.forget(self)
+            self._tape.forget(self, Ended(status is Status.FINISHED, tuple(data["turns"])))
+
+    def turn_counts(self) -> tuple[int, ...]:
+        """How many turns each session has so far."""
+        return tuple(session.turn_count for session in self._sessions)
 
     def open_journal(self, where: str) -> Journal:
         """The journal to write to, if this rollout may still be written to from here."""
@@ -204,18 +215,27 @@ class RolloutRecorder:
             self.fail("left without a finish")
             return
         try:
-            self.fail(f"{type(error).__name__}: {error}")
+            self.fail(_told(error))
         except (TapeWriteError, ClosedError) as unwritten:
             error.add_note(f"and its rollout could not be recorded as failed: {unwritten}")
 
 
+def _told(error: BaseException) -> str:
+    kind = type(error).__name__
+    try:
+        text = str(error)
+    except Exception as odd:  # noqa: BLE001 - a user's __str__ may raise anything, and must not hide the user's error
+        return f"{kind}, whose text cannot be had ({type(odd).__name__})"
+    return f"{kind}: {text}" if text else kind
+
+
 def score_data(reward: object, terms: Mapping[str, object] | None, where: str) -> dict[str, Any] | None:
     """The data of a score; None: no reward was given."""
+    if terms is not None and not isinstance(terms, Mapping):
+        raise RecordError(f"{where}: reward terms are a {type(terms).__name__}; give a mapping from name to number")
     if reward is None:
         if terms:
             raise RecordError(f"{where}: reward terms {sorted(map(str, terms))} but no reward; give the reward itself")
         return None
-    if terms is not None and not isinstance(terms, Mapping):
-        raise RecordError(f"{where}: reward terms are a {type(terms).__name__}; give a mapping from name to number")
     numbers = {str(name): as_float(term, f"{where}: reward term {name!r}") for name, term in (terms or {}).items()}
     return {"reward": as_float(reward, f"{where}: reward"), "terms": numbers}

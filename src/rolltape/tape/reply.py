@@ -1,15 +1,16 @@
 """The sampled side of a turn: one reply's ids, logprobs and segments."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rolltape.errors import MisalignedError, RecordError
+from rolltape.records.jsonable import shown
 from rolltape.records.tokens import NO_IDS, Ids
 from rolltape.records.turn import Logprobs, Segment
 from rolltape.tape.arrays import as_ids, as_logprobs
-from rolltape.tape.fields import TurnFields, as_text
+from rolltape.tape.fields import TurnFields, as_items, as_text, as_version
 
 _SEGMENT_FIELDS = {"sampled_ids", "logprobs", "weight_version"}
 
@@ -57,15 +58,15 @@ def _stretch(
     return ids, given, had_nan
 
 
-def _joined(segments: Sequence[Mapping[str, Any]], token_faithful: bool, where: str) -> Sampled:
+def _joined(segments: Iterable[Mapping[str, Any]], token_faithful: bool, where: str) -> Sampled:
     ids: list[Ids] = []
     logprobs: list[Logprobs | None] = []
     parts: list[Segment] = []
     had_nan = False
-    for index, segment in enumerate(segments):
+    for index, segment in enumerate(as_items(segments, f"{where}: segments", "segments")):
         place = f"{where}, segment {index}"
         if not isinstance(segment, Mapping) or segment.keys() - _SEGMENT_FIELDS:
-            raise RecordError(f"{place}: a segment has sampled_ids, logprobs and weight_version, not {segment!r:.200}")
+            raise RecordError(f"{place}: a segment has sampled_ids, logprobs and weight_version, not {shown(segment)}")
         own, own_logprobs, nan = _stretch(segment.get("sampled_ids"), segment.get("logprobs"), token_faithful, place)
         had_nan |= nan
         start = parts[-1].stop if parts else 0
@@ -91,7 +92,5 @@ def _versions(value: object, where: str) -> tuple[str | None, str | None]:
     if value is None or (type(value) is str and value.isascii()):
         return value, value
     first, last = value if isinstance(value, tuple | list) and len(value) == 2 else (value, value)
-    for version in (first, last):
-        if not isinstance(version, str | int) or isinstance(version, bool):
-            raise RecordError(f"{where}: weight_version is {value!r}; give a string, or a pair that it lies between")
-    return as_text(str(first), where), as_text(str(last), where)
+    where = f"{where}: weight_version"
+    return as_text(as_version(first, where), where), as_text(as_version(last, where), where)

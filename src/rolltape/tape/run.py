@@ -10,6 +10,7 @@ import msgspec
 from rolltape.errors import NoSuchRollout, RunNotFound
 from rolltape.records.rollout import Event, EventKind, Outcome, Rollout, RolloutHead, outcome_of
 from rolltape.tape.catalog import Catalog, Listed, catalog_of
+from rolltape.tape.fields import is_unicode
 from rolltape.tape.places import Place
 from rolltape.tape.rebuild import pruned_of, rebuilt
 from rolltape.tape.rundir import RUN_FILE, RunDirectory, checked_about
@@ -37,7 +38,7 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run:
-    """A reader of one run. Every call looks at the tape anew."""
+    """A reader of one run. Every call looks at the tape anew, unless it is within a `snapshot`."""
 
     def __init__(self, location: str, about: dict[str, Any], directory: RunDirectory | None, place: Place) -> None:
         self.location = location
@@ -46,6 +47,22 @@ class Run:
         self._directory = directory
         self._place = place
         self._noticed: dict[Problem, None] = {}
+        self._held: Catalog | None = None
+
+    @contextlib.contextmanager
+    def snapshot(self) -> "Iterator[Run]":
+        """A reader for many questions in a row: it lists rollouts and events once, as they are now.
+
+        Turns are read when they are asked for, so a rollout that is being recorded may show more of them than
+        the index counts. It is for one thread; when the block ends it is a reader like any other.
+        """
+        with self._opened() as catalog:
+            held = Run(self.location, {"name": self.name, "schema": self.schema}, self._directory, self._place)
+            held._held, held._noticed = catalog, self._noticed
+            try:
+                yield held
+            finally:
+                held._held = None
 
     def index(self) -> list[RolloutRow]:
         """All rollouts in the order of their start, without loading their turns."""
@@ -65,19 +82,21 @@ class Run:
     def rollout(self, rollout_id: str, try_index: int | None = None) -> Rollout:
         """One rollout by its id or the beginning of it; its latest try, unless told which."""
         with self._opened() as catalog:
-            ids = {key[0] for key in catalog.entries if key[0].startswith(rollout_id)} if rollout_id else set()
-            if rollout_id in ids:
+            if rollout_id in catalog.tries:
                 ids = {rollout_id}
+            else:
+                ids = {one for one in catalog.tries if one.startswith(rollout_id)} if rollout_id else set()
             if not ids:
                 held = len(catalog.entries)
                 raise NoSuchRollout(f"run {self.name} holds no rollout {rollout_id!r}; it has {held}, see its index")
             if len(ids) > 1:
                 some = ", ".join(sorted(ids)[:3])
                 raise NoSuchRollout(f"run {self.name}: {rollout_id!r} begins {len(ids)} ids ({some}…); give more of it")
-            tries = sorted(key[1] for key in catalog.entries if key[0] in ids)
+            (found,) = ids
+            tries = sorted(catalog.tries[found])
             if try_index is not None and try_index not in tries:
-                raise NoSuchRollout(f"rollout {ids.pop()} has no try {try_index}; it has {', '.join(map(str, tries))}")
-            return self._load(catalog, (ids.pop(), tries[-1] if try_index is None else try_index))
+                raise NoSuchRollout(f"rollout {found} has no try {try_index}; it has {', '.join(map(str, tries))}")
+            return self._load(catalog, (found, tries[-1] if try_index is None else try_index))
 
     def versions(self) -> tuple[str, ...]:
         """Weight versions as they were announced, then those that never were, as they first appear."""
@@ -115,6 +134,10 @@ class Run:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Catalog]:
+        if self._held is not None:
+            yield self._held
+            self._noticed.update(dict.fromkeys(self._held.problems()))
+            return
         with Catalog(None, [self._place]) if self._directory is None else catalog_of(self._directory) as catalog:
             try:
                 yield catalog
@@ -135,7 +158,10 @@ class Run:
 
 def read(location: str | os.PathLike[str]) -> Run:
     """The run at a path or an fsspec URL, for reading."""
-    place = Place(location)
+    text = os.fspath(location)
+    if not isinstance(text, str) or not is_unicode(text) or "\0" in text:
+        raise RunNotFound(f"{text!r}: no run there; it is no path or URL in valid Unicode")
+    place = Place(text)
     if place.is_local:
         directory = RunDirectory.opened(place.root)
         return Run(str(directory.path), directory.about, directory, place)

@@ -14,16 +14,20 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rolltape.errors import DamagedTapeError, NewerTapeError, RecordError, RunNotFound, TapeError, TapeWriteError
+from rolltape.tape.fields import is_unicode
 
 SCHEMA = "1.0"
 RUN_FILE = "run.json"
 PUBLISHED_FILE = "published.json"
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(:|//)")
 
 
 class RunDirectory:
@@ -38,9 +42,9 @@ class RunDirectory:
     @classmethod
     def made_or_opened(cls, path: str | os.PathLike[str], name: str | None) -> "RunDirectory":
         """The run at `path`, made there if there is none; a name given must be the one it was made with."""
-        root = Path(path).absolute()
-        if name is not None and (not isinstance(name, str) or not name.strip()):
-            raise RecordError(f"run {root}: its name is {name!r}; give a text that is not empty")
+        root = _local(path)
+        if name is not None and (not isinstance(name, str) or not name.strip() or not is_unicode(name)):
+            raise RecordError(f"run {root}: its name is {name!r}; give a text that is not empty, and valid Unicode")
         try:
             root.mkdir(parents=True, exist_ok=True)
             (root / "journals").mkdir(exist_ok=True)
@@ -60,7 +64,7 @@ class RunDirectory:
     @classmethod
     def opened(cls, path: str | os.PathLike[str]) -> "RunDirectory":
         """The run at `path`, which is there already."""
-        root = Path(path).absolute()
+        root = _expanded(path)
         try:
             raw = (root / RUN_FILE).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -93,6 +97,25 @@ class RunDirectory:
             known = self.published()
             if url not in known:
                 write_whole(self.path / PUBLISHED_FILE, json.dumps({"locations": [*known, url]}).encode())
+
+
+def _local(path: str | os.PathLike[str]) -> Path:
+    """A path to record at. A journal needs a local disk, so URLs are refused."""
+    text = os.fspath(path)
+    if not isinstance(text, str) or not is_unicode(text) or "\0" in text:
+        raise RecordError(f"run {text!r}: not a path in valid Unicode; give another")
+    if _URL.match(text):
+        raise RecordError(
+            f"run {text}: a run is recorded on a local disk, not at a URL; give a path, "
+            "and publish there with `rolltape seal --to`"
+        )
+    return _expanded(text)
+
+
+def _expanded(path: str | os.PathLike[str]) -> Path:
+    with contextlib.suppress(RuntimeError):  # no such user: then the path is taken as it is
+        return Path(path).expanduser().absolute()
+    return Path(path).absolute()
 
 
 def checked_about(raw: bytes, where: str) -> dict[str, Any]:

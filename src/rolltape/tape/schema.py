@@ -28,6 +28,8 @@ CREATE TABLE side_arrays (turn INTEGER NOT NULL, name TEXT NOT NULL, start INTEG
 CREATE TABLE events (sequence INTEGER PRIMARY KEY, body BLOB NOT NULL, crc INTEGER NOT NULL);
 """
 
+SELECT_TRIES = "SELECT try_index FROM rollouts WHERE id = ?"
+
 _NUMBERS = struct.Struct("<8q")
 
 

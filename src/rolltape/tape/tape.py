@@ -1,24 +1,29 @@
 """The tape as a writer sees it: start rollouts, and say later what became of them."""
 
 import os
+import re
 import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from rolltape.errors import ClosedError, NoSuchRollout, NotJsonError, RecordError
 from rolltape.records.ids import group_id, rollout_id
+from rolltape.records.jsonable import shown
 from rolltape.records.rollout import EventKind, RolloutHead
 from rolltape.records.turn import Delivery
 from rolltape.tape.entries import LoggedEvent, StartedRollout, event_body
-from rolltape.tape.fields import as_member, as_settings, as_snapshot, as_text
+from rolltape.tape.fields import as_count, as_items, as_member, as_settings, as_snapshot, as_text, as_version
 from rolltape.tape.journal import Durability, Journal
 from rolltape.tape.recorder import RolloutRecorder, score_data
-from rolltape.tape.roster import Roster
+from rolltape.tape.roster import Ended, Roster
 from rolltape.tape.run import Run, read
 from rolltape.tape.rundir import RunDirectory, locked
+
+_NUMBER = r"(0|[1-9][0-9]{0,17})"
+_TURN_ID = re.compile(rf"(.+)\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}")
 
 _open_tapes: "weakref.WeakSet[Tape]" = weakref.WeakSet()
 
@@ -83,15 +88,15 @@ class Tape:
         tags, extra = as_tags(tags, where), as_settings(extra, f"{where}: extra")
         with self._lock, locked(self.directory.path):
             journal = self._own()
-            last = self._roster.highest_try(own_id)
-            if last is not None and not new_try:
+            tries = self._roster.tries(own_id)
+            if tries and not new_try:
                 raise RecordError(
                     f"{where} (task {task_id!r}, step {step}, attempt {attempt}) is on the tape already; "
                     "give another attempt, or new_try=True to run it again"
                 )
             head = RolloutHead(
                 id=own_id,
-                try_index=0 if last is None else last + 1,
+                try_index=tries[-1] + 1 if tries else 0,
                 group=group_id(self.name, **texts, task=task, step=step),
                 run=self.name,
                 step=step,
@@ -119,7 +124,10 @@ class Tape:
         try_index: int | None = None,
         turn: str | int | None = None,
     ) -> None:
-        """Reward a rollout, or one of its turns, now or again: the latest counts, the history stays."""
+        """Reward a rollout, or one of its turns, now or again: the latest counts, the history stays.
+
+        Without `try_index` it is about the try that counts: the latest finished one, else the latest.
+        """
         where = f"rollout {rollout_id}" if turn is None else f"turn {turn} of rollout {rollout_id}"
         data = score_data(reward, terms, where)
         if data is None:
@@ -127,35 +135,35 @@ class Tape:
         if turn is None:
             self._say(EventKind.SCORE, rollout_id, try_index, data, by=by)
         else:
-            key, turn_id = self._turn_key(str(turn))
-            if key[0] != rollout_id or try_index not in (None, key[1]):
-                raise RecordError(f"{where}: that turn belongs to try {key[1]} of rollout {key[0]}")
-            self._say(EventKind.SCORE, *key, data, by=by, turn=turn_id)
+            place = _turn_place(str(turn))
+            if place.rollout != rollout_id or try_index not in (None, place.try_index):
+                raise RecordError(f"{where}: that turn belongs to try {place.try_index} of rollout {place.rollout}")
+            self._say(EventKind.SCORE, place.rollout, place.try_index, data, by=by, turn=place)
 
     def tag(self, rollout_id: str, *tags: str, by: str | None = None, try_index: int | None = None) -> None:
-        """Give a rollout its tags; they take the place of those it had."""
+        """Give a rollout, all its tries unless told which, its tags; they take the place of those it had."""
         data = {"tags": list(as_tags(tags, f"rollout {rollout_id}"))}
         self._say(EventKind.TAG, rollout_id, try_index, data, by=by)
 
     def filter(
         self, rollout_id: str, reason: str | None, *, by: str | None = None, try_index: int | None = None
     ) -> None:
-        """Keep a rollout out of training, and say why; None takes it back."""
+        """Keep a rollout, all its tries unless told which, out of training, and say why; None takes it back."""
         data = {"reason": as_text(reason, f"rollout {rollout_id}: the reason of its filter")}
         self._say(EventKind.FILTER, rollout_id, try_index, data, by=by)
 
     def deliver(self, turn_id: str, delivery: Delivery | str = Delivery.DELIVERED) -> None:
         """Say whether the client got a turn's reply."""
         data = {"delivery": as_member(Delivery, delivery, f"turn {turn_id}").value}
-        key, turn_id = self._turn_key(turn_id)
-        self._say(EventKind.DELIVERY, *key, data, turn=turn_id)
+        place = _turn_place(turn_id)
+        self._say(EventKind.DELIVERY, place.rollout, place.try_index, data, turn=place)
 
     def announce_version(self, version: str | int) -> None:
         """Say that a weight version is now in use: versions are ordered as they are announced."""
-        if isinstance(version, bool) or not isinstance(version, str | int):
-            raise RecordError(f"run {self.name}: the weight version is {version!r}; give a string")
+        data = {"version": as_version(version, f"run {self.name}: the weight version")}
         with self._lock:
-            self._own().append(self.event(EventKind.VERSION, None, data={"version": str(version)}))
+            journal = self._own()
+            journal.append(self.event(EventKind.VERSION, None, data=data, after_ns=self._roster.latest_ns(None)))
 
     def run(self) -> Run:
         """A reader of the same run."""
@@ -190,10 +198,11 @@ class Tape:
         data: dict[str, Any],
         turn: str | None = None,
         by: str | None = None,
+        after_ns: int = 0,
     ) -> LoggedEvent:
-        """A statement in the making, later than all that this tape made before."""
+        """A statement in the making, later than all that this tape made before, and than `after_ns`."""
         rollout, try_index = key or (None, None)
-        return LoggedEvent(event_body(self._now_ns(), kind.value, rollout, try_index, turn, by, data))
+        return LoggedEvent(event_body(self._now_ns(after_ns), kind.value, rollout, try_index, turn, by, data))
 
     def next_session_pk(self, journal: Journal) -> int:
         """A key for a session in that journal."""
@@ -211,8 +220,14 @@ class Tape:
             raise ClosedError(f"{where}: the tape of run {self.name} is closed; open it again to record more")
         return journal
 
-    def forget(self, recorder: RolloutRecorder) -> None:
+    def latest_ns(self, rollout: str) -> int:
+        """When others last spoke of a rollout, by their clocks."""
+        with self._lock:
+            return 0 if self._closed or self._journal.pid != os.getpid() else self._roster.latest_ns(rollout)
+
+    def forget(self, recorder: RolloutRecorder, ended: Ended) -> None:
         """Take a rollout that has ended off the list of open ones."""
+        self._roster.ended[recorder.head.key] = ended
         self._open.pop(recorder.head.key, None)
 
     def after_fork(self) -> None:
@@ -237,32 +252,71 @@ class Tape:
         data: dict[str, Any],
         *,
         by: str | None = None,
-        turn: str | None = None,
+        turn: "_TurnPlace | None" = None,
     ) -> None:
         by = as_text(by, f"rollout {rollout}: by")
+        rollout = as_text(rollout, "the id of a rollout") or ""
+        if try_index is not None:
+            try_index = as_count(try_index, f"rollout {rollout}: try_index")
         with self._lock:
             journal = self._own()
-            last = self._roster.highest_try(rollout)
-            if last is None or (try_index is not None and not 0 <= try_index <= last):
+            tries = self._roster.tries(rollout)
+            if not tries or (try_index is not None and try_index not in tries):
                 asked = "" if try_index is None else f" with a try {try_index}"
                 raise NoSuchRollout(
                     f"run {self.name} holds no rollout {rollout}{asked}; give the id that it was opened under"
                 )
-            event = self.event(kind, (rollout, last if try_index is None else try_index), data=data, turn=turn, by=by)
-        journal.append(event)
+            after_ns = self._roster.latest_ns(rollout)
+            if try_index is not None:
+                tries = [try_index]
+            elif kind is EventKind.SCORE:
+                tries = [self._roster.counted_try(rollout, tries)]
+            if turn is not None:
+                self._check_turn(turn)
+            turn_id = None if turn is None else turn.id
+            events = [
+                self.event(kind, (rollout, one), data=data, turn=turn_id, by=by, after_ns=after_ns) for one in tries
+            ]
+        journal.append(*events)
 
-    def _turn_key(self, turn: str) -> tuple[tuple[str, int], str]:
-        parts = turn.rsplit(".", 3)
-        if len(parts) != 4 or not all(part.isdigit() for part in parts[1:]):
-            raise RecordError(
-                f"turn {turn}: not a turn's id; give the id of a Turn, which names rollout, try and session"
-            )
-        return (parts[0], int(parts[1])), turn
+    def _check_turn(self, turn: "_TurnPlace") -> None:
+        """Refuse a turn that is not there, where this is known: for rollouts open here, and those that have ended."""
+        key = (turn.rollout, turn.try_index)
+        recorder, ended = self._open.get(key), self._roster.ended.get(key)
+        if recorder is not None:
+            counts = recorder.turn_counts()
+        elif ended is not None:
+            counts = ended.turns
+        else:
+            return
+        if turn.ordinal >= len(counts):
+            raise NoSuchRollout(f"turn {turn.id}: its rollout has {len(counts)} sessions; give the id of a Turn")
+        if turn.sequence >= counts[turn.ordinal]:
+            raise NoSuchRollout(f"turn {turn.id}: its session has {counts[turn.ordinal]} turns; give the id of a Turn")
 
-    def _now_ns(self) -> int:
+    def _now_ns(self, after_ns: int = 0) -> int:
         with self._clock_lock:
-            self._last_ns = max(time.time_ns(), self._last_ns + 1)
+            self._last_ns = max(time.time_ns(), self._last_ns + 1, after_ns + 1)
             return self._last_ns
+
+
+class _TurnPlace(NamedTuple):
+    """What a turn's id names."""
+
+    id: str
+    rollout: str
+    try_index: int
+    ordinal: int
+    sequence: int
+
+
+def _turn_place(turn: object) -> _TurnPlace:
+    parts = _TURN_ID.fullmatch(turn) if isinstance(turn, str) else None
+    if parts is None:
+        raise RecordError(
+            f"turn {shown(turn)}: not a turn's id; give the id of a Turn, which names rollout, try and session"
+        )
+    return _TurnPlace(parts[0], parts[1], int(parts[2]), int(parts[3]), int(parts[4]))
 
 
 # SQLite connections must not be carried across a fork, not even to close them: a child keeps them unused.
@@ -285,17 +339,9 @@ def open_tape(
     return Tape(RunDirectory.made_or_opened(path, name), level)
 
 
-def as_count(value: object, where: str) -> int:
-    """A whole number that is not negative, numpy's included."""
-    item = getattr(value, "item", None)
-    number = item() if callable(item) else value
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**63:
-        raise RecordError(f"{where} is {value!r}; give a whole number from 0 up")
-    return number
-
-
 def as_tags(tags: Sequence[str], where: str) -> tuple[str, ...]:
     """Tags as texts."""
     if isinstance(tags, str):
         raise RecordError(f"{where}: tags are the text {tags!r}; give a list of texts")
-    return tuple(text for tag in tags if (text := as_text(tag, f"{where}: a tag")) is not None)
+    texts = as_items(tags, f"{where}: tags", "texts")
+    return tuple(text for tag in texts if (text := as_text(tag, f"{where}: a tag")) is not None)
