@@ -31,6 +31,15 @@ def test_ls_json_keeps_numbers_that_are_not_finite(cli: Cli, run: Path) -> None:
     assert second["reward"] == 0.0
 
 
+def test_ls_leaves_rewards_that_are_not_finite_out_of_the_mean(cli: Cli, run: Path) -> None:
+    with rolltape.open(run) as tape:
+        for attempt, reward in enumerate((float("nan"), float("-inf")), 2):
+            with tape.rollout(task_id="t", step=1, attempt=attempt) as rollout:
+                rollout.finish(reward=reward)
+    summary = cli("ls", run).out.splitlines()[-1]
+    assert summary == "4 rollouts, 4 finished, mean reward 0.5, 2 rewards not finite, 5 sampled tokens"
+
+
 def test_ls_takes_filters_and_a_limit(cli: Cli, run: Path) -> None:
     assert len(rows(cli("ls", run, "--json", "--limit", 1))) == 1
     assert len(rows(cli("ls", run, "--json", "--step", 1, "--task", "t"))) == 2
@@ -158,6 +167,13 @@ def test_query_prints_csv_json_and_tables(cli: Cli, run: Path) -> None:
     assert rows(cli("query", run, nan, "--json"))[0] == {"a": {"$float": "nan"}}
 
 
+def test_a_query_in_a_pipe_is_not_cut(cli: Cli, run: Path) -> None:
+    assert cli("query", run, "SELECT repeat('long ', 40) AS a, 1 AS b").out.splitlines()[1].split() == [
+        *["long"] * 40,
+        "1",
+    ]
+
+
 def test_query_builds_only_the_tables_that_are_named(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[str] = []
     table = query._table
@@ -199,7 +215,10 @@ def test_check_holds_on_a_sound_run(cli: Cli, run: Path) -> None:
     result = cli("check", run)
     assert result.code == 0
     assert result.out == "2 rollouts, 3 turns, 5 sampled tokens checked under exact, keep-head, slime: all hold\n"
-    assert cli("check", run, "--json").out == ""
+    policies = ["exact", "keep-head", "slime"]
+    assert rows(cli("check", run, "--json")) == [
+        {"rollouts": 2, "turns": 3, "sampled_tokens": 5, "policies": policies, "breaches": 0}
+    ]
 
 
 def test_only_the_latest_try_becomes_samples(cli: Cli, run: Path, rollout_id: str) -> None:

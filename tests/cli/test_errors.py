@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import rolltape
-from commands import Cli
+from commands import Cli, rows
 
 READING = [
     ["ls"],
@@ -88,8 +88,9 @@ def test_a_damaged_run_gives_what_can_be_read_and_says_so(cli: Cli, run: Path) -
     checked = cli("check", run)
     assert checked.code == 1
     assert "[readable]" in checked.out
-    for line in cli("check", run, "--json").out.splitlines():
-        assert json.loads(line).keys() == {"rule", "where", "what"}
+    *breaches, summary = rows(cli("check", run, "--json"))
+    assert all(breach.keys() == {"rule", "where", "what"} for breach in breaches)
+    assert summary["breaches"] == len(breaches) > 0
 
 
 def test_a_changed_shard_fails_the_check(cli: Cli, run: Path) -> None:
@@ -124,6 +125,11 @@ def test_a_changed_shard_fails_the_check(cli: Cli, run: Path) -> None:
         (["ledger", "--tokenizer", __file__], "is no tokenizer"),
         (["export", "--whole-prompts"], "--whole-prompts goes with --what turns"),
         (["export", "--format", "xml"], "--format"),
+        (["export", "-o", "x.parquet", "--format", "jsonl"], "--format jsonl contradicts -o x.parquet"),
+        (["export", "-o", "x.jsonl", "--format", "parquet"], "--format parquet contradicts -o x.jsonl"),
+        (["query", ""], "SQL: there is no statement in it"),
+        (["query", "; -- nothing"], "SQL: there is no statement in it"),
+        (["query", "SELECT error('so') FROM rollouts"], "SQL: Invalid Input Error: so"),
         (["query", "SELEC 1"], "SQL: Parser Error"),
         (["query", "SELECT nothing FROM rollouts"], "SQL: Binder Error"),
         (["query", "SELECT * FROM tokens"], "SQL: Catalog Error: Table with name tokens does not exist!"),
@@ -145,10 +151,15 @@ def test_an_output_that_cannot_be_written(cli: Cli, run: Path, tmp_path: Path) -
     assert result.err == f"rolltape: {tmp_path / 'no' / 'x.jsonl'} cannot be written: No such file or directory\n"
 
 
+def test_an_ending_that_says_nothing_takes_any_format(cli: Cli, run: Path, tmp_path: Path) -> None:
+    assert cli("export", run, "-o", tmp_path / "x.out", "--format", "parquet").code == 0
+    assert (tmp_path / "x.out").read_bytes().startswith(b"PAR1")
+
+
 def test_no_command_shows_the_help(cli: Cli) -> None:
     result = cli()
-    assert result.code == 2
-    assert "Commands:" in result.out + result.err
+    assert (result.code, result.out) == (2, "")
+    assert result.err == cli("--help").out
 
 
 def test_a_reader_that_goes_away_is_no_error(run: Path) -> None:

@@ -69,7 +69,23 @@ def test_lines_fit_a_narrow_terminal(run: Path, rollout_id: str, verb: str, colu
     lines = STYLE.sub("", on_terminal(*arguments, columns=columns, errors=False)).splitlines()
     assert len(lines) > 2
     assert max(map(len, lines)) <= columns
-    assert any(rollout_id[:4] in line for line in lines) or verb == "ledger"
+    assert any(rollout_id[:8] in line for line in lines) or verb == "ledger"
+
+
+def test_a_narrow_terminal_is_told_what_is_missing(run: Path) -> None:
+    printed = STYLE.sub("", on_terminal("ls", run, columns=40)).splitlines()
+    assert printed[0].split() == ["rollout", "step", "task", "status", "reward"]
+    missing = "rolltape: no room for try, attempt, turns, sampled; a wider terminal, a pipe or --json has them"
+    assert missing in printed
+
+
+def test_a_query_keeps_ids_whole_on_a_terminal(run: Path, rollout_id: str) -> None:
+    sql = "SELECT rollout, repeat('long ', 40) AS text FROM rollouts ORDER BY attempt"
+    header, first, _ = STYLE.sub("", on_terminal("query", run, sql, columns=60)).splitlines()
+    assert header.split() == ["rollout", "text"]
+    assert first.startswith(f"{rollout_id}  long")
+    assert first.endswith("…")
+    assert len(first) <= 60
 
 
 def test_a_pipe_gets_whole_lines_without_colour(

@@ -1,5 +1,7 @@
 """The command `rolltape`: its verbs, and how an error becomes one line and an exit code."""
 
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -28,7 +30,7 @@ app = typer.Typer(
     help="The flight recorder for LLM reinforcement learning. RUN is a directory or URL.",
     epilog=EXIT_CODES,
     add_completion=False,
-    no_args_is_help=True,
+    invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -58,39 +60,73 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Nothing is done without a verb."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(Exit.USAGE)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; the exit code. Errors are one line on standard error."""
     try:
-        code = app(list(arguments), prog_name="rolltape", standalone_mode=False)
+        _spell_what_cannot_be_encoded()
+        code = _done(arguments)
         sys.stdout.flush()
     except RolltapeError as error:
         return _failed(str(error), exit_of(error))
     except _ClickException as error:
         shown = error.format_message() if hasattr(error, "format_message") else str(error)
-        # Asking for nothing shows the help, which is printed already.
-        return _failed(shown, Exit.USAGE) if shown else Exit.USAGE
-    except typer.Abort:
-        return _failed("interrupted", Exit.INTERRUPTED)
-    except KeyboardInterrupt:
+        return _failed(shown, Exit.USAGE)
+    except (KeyboardInterrupt, typer.Abort):
         return _failed("interrupted", Exit.INTERRUPTED)
     except BrokenPipeError:
-        # The reader of a pipe went away; there is nobody left to tell, and flushing at exit must not complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of a pipe went away; there is nobody left to tell.
+        _forget_output()
         return Exit.OK
+    except OSError as error:
+        if error.filename is not None:
+            return _failed(f"{error.filename}: {error.strerror}", Exit.RUN)
+        _forget_output()
+        return _failed(f"the output cannot be written: {error.strerror or error}", Exit.OUTPUT)
+    return code
+
+
+def _done(arguments: Sequence[str]) -> int:
+    """Parse and call. Not by the group's own `main`, which exits with 1 on a closed pipe, and is mute on Ctrl-C."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("rolltape", list(arguments)) as context:
+            code = command.invoke(context)
+    except typer.Exit as ended:
+        return ended.exit_code
     return code if isinstance(code, int) else Exit.OK
+
+
+def _spell_what_cannot_be_encoded() -> None:
+    """Where the terminal's encoding lacks a character, print its escape."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _forget_output() -> None:
+    """Let what is still buffered go nowhere: flushing it at exit would fail once more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _failed(message: str, code: Exit) -> int:
     from rolltape.cli.screen import visible
 
-    print(f"rolltape: {visible(message)}", file=sys.stderr)
+    # Standard error may be as full or as closed as standard output.
+    with contextlib.suppress(OSError):
+        print(f"rolltape: {visible(message)}", file=sys.stderr)
     return code
 
 

@@ -56,7 +56,7 @@ def compare_policies(chosen: Chosen, one: Policy, other: Policy, texts: Texts, *
         print_line("Every sampled token has the same fate under both.")
         return
     print_line(f"{plural(tokens, 'sampled token')} with different fates:")
-    print_table(["turn", "tokens", *totals, "text"], differing, left=["turn", *totals, "text"])
+    print_table(["turn", "tokens", *totals, "text"], differing, left=["turn", *totals, "text"], flexible=["text"])
 
 
 def disagreements(one: Ledger, other: Ledger) -> Iterator[Disagreement]:

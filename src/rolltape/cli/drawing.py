@@ -1,12 +1,11 @@
 """A session's tree as lines of text: the latest continuation goes straight down, earlier ones branch off."""
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from rolltape.cli.screen import quoted, visible
+from rolltape.cli.screen import quoted, visible, writes_unicode
 from rolltape.cli.tokenizer import TextOf
 from rolltape.records.fork import Difference, Fork
 from rolltape.records.messages import Message
@@ -29,7 +28,7 @@ _ASCII = _Strokes("|-", "| ", "*", "->")
 
 def drawn_tree(tree: Tree, forks: Sequence[Fork], text: TextOf | None) -> Iterator[Line]:
     """Each line with its style. No recursion: a session may have thousands of turns."""
-    strokes = _UNICODE if (sys.stdout.encoding or "").lower().startswith("utf") else _ASCII
+    strokes = _UNICODE if writes_unicode() else _ASCII
     fork_at = {fork.turn: fork for fork in forks}
     # What is still to draw, next one last: a turn, the strokes to its left, and whether it branches off there.
     stack: list[tuple[PlacedTurn, str, bool]] = [

@@ -19,12 +19,12 @@ class Exit(enum.IntEnum):
     USAGE = 2  # a flag, an id, a policy or an SQL statement is wrong
     RUN = 3  # the run is missing, empty, newer than this program, or damaged
     OUTPUT = 4  # the result could not be written
-    INTERRUPTED = 130
+    INTERRUPTED = 130  # Ctrl-C, or the answer no
 
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 a check failed, 2 wrong usage, 3 run missing, empty, damaged or newer than this program, "
-    "4 output not written."
+    "4 output not written, 130 interrupted."
 )
 
 

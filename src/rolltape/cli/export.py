@@ -36,6 +36,9 @@ class Format(enum.StrEnum):
     PARQUET = "parquet"
 
 
+_ENDINGS = {".parquet": Format.PARQUET, ".jsonl": Format.JSONL, ".ndjson": Format.JSONL, ".json": Format.JSONL}
+
+
 def export(
     run: RunArgument,
     rollout: RolloutArgument = None,
@@ -65,7 +68,7 @@ def export(
         max_tokens=max_tokens,
         max_staleness=max_staleness,
     )
-    form = form or (Format.PARQUET if Path(out).suffix == ".parquet" else Format.JSONL)
+    form = _format(form, out)
     if form is Format.PARQUET and out == "-" and sys.stdout.isatty():
         raise UsageError("-o: Parquet is not for a terminal; name a file")
     if whole_prompts and what is not What.TURNS:
@@ -80,15 +83,27 @@ def export(
     counted = what is What.SAMPLES
     chosen = Chosen(tape, rollout, try_index=try_index, step=step, group=group, task=task, counted_only=counted)
     parquet = form is Format.PARQUET
-    if what is What.SAMPLES:
-        write_samples = files.samples_to_parquet if parquet else files.samples_to_jsonl
-        written = write_samples(samples_of(chosen, chosen_one), out)
-    elif what is What.TURNS:
-        write_turns = files.turns_to_parquet if parquet else files.turns_to_jsonl
-        written = write_turns(tracked(chosen, "exporting", len(chosen)), out, whole_prompts=whole_prompts)
-    else:
-        write_rollouts = files.rollouts_to_parquet if parquet else files.rollouts_to_jsonl
-        written = write_rollouts(tracked(chosen, "exporting", len(chosen)), out)
+    with chosen.named_in_errors():
+        if what is What.SAMPLES:
+            write_samples = files.samples_to_parquet if parquet else files.samples_to_jsonl
+            written = write_samples(samples_of(chosen, chosen_one), out)
+        elif what is What.TURNS:
+            write_turns = files.turns_to_parquet if parquet else files.turns_to_jsonl
+            written = write_turns(tracked(chosen, "exporting", len(chosen)), out, whole_prompts=whole_prompts)
+        else:
+            write_rollouts = files.rollouts_to_parquet if parquet else files.rollouts_to_jsonl
+            written = write_rollouts(tracked(chosen, "exporting", len(chosen)), out)
     if out != "-":
         note(f"{written:,} {what if written != 1 else what[:-1]} written to {out}")
     return ended(tape)
+
+
+def _format(asked: Format | None, out: str) -> Format:
+    """The format that was asked for, else the one that the file's name ends in; they may not contradict each other."""
+    ending = Path(out).suffix
+    named = _ENDINGS.get(ending)
+    if asked is not None and named is not None and asked is not named:
+        raise UsageError(
+            f"--format {asked} contradicts -o {out}, which ends in {ending}; leave out --format, or rename"
+        )
+    return asked or named or Format.JSONL

@@ -1,7 +1,8 @@
 """`rolltape ledger`: where every sampled token went under a policy."""
 
 from collections import Counter
-from typing import Annotated
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +21,11 @@ from rolltape.cli.options import (
     TryOption,
     chosen_policy,
 )
+from rolltape.cli.screen import SHORT_ID, count, plural, print_json, print_line, print_table
+
+if TYPE_CHECKING:
+    from rolltape.cli.tokenizer import Texts
+    from rolltape.samples import Linearized
 
 
 def ledger(
@@ -40,53 +46,72 @@ def ledger(
     """Account for every sampled token."""
     from rolltape.cli.runs import Chosen, ended, opened
     from rolltape.cli.sampling import linearized
-    from rolltape.cli.screen import SHORT_ID, count, plural, print_json, print_line, print_table
-    from rolltape.cli.tokenizer import Texts, excerpt
+    from rolltape.cli.tokenizer import Texts
 
     chosen_one = chosen_policy(policy, branches=branches, max_tokens=max_tokens, max_staleness=max_staleness)
     tape = opened(run)
     texts = Texts(tokenizer, run)
     chosen = Chosen(tape, rollout, try_index=try_index, step=step, group=group, task=task, counted_only=True)
+    with chosen.named_in_errors():
+        if as_json:
+            _print_records(linearized(chosen, chosen_one), turns)
+        else:
+            totals = _print_stretches(linearized(chosen, chosen_one), turns, texts)
+            _print_totals(totals, f"{plural(len(chosen), 'rollout')} under {chosen_one.name}")
+    return ended(tape)
+
+
+def _print_records(made: Iterable["Linearized"], turns: bool) -> None:
+    for one in made:
+        held = one.ledger
+        row: dict[str, object] = {
+            "rollout": held.rollout,
+            "try_index": held.try_index,
+            "policy": held.policy,
+            "sampled": held.sampled,
+            "totals": held.totals(),
+        }
+        if turns:
+            row["entries"] = [
+                {"turn": entry.turn, "start": entry.start, "stop": entry.stop, "fate": entry.fate}
+                for entry in held.entries
+            ]
+        print_json(row)
+
+
+def _print_stretches(made: Iterable["Linearized"], turns: bool, texts: "Texts") -> Counter[str]:
+    """The tokens of each fate over all rollouts; with `turns`, a table of the stretches before that."""
     totals: Counter[str] = Counter()
     lines: list[list[str]] = []
-    for made in linearized(chosen, chosen_one):
-        totals.update(made.ledger.totals())
-        if as_json:
-            row: dict[str, object] = {
-                "rollout": made.ledger.rollout,
-                "try_index": made.ledger.try_index,
-                "policy": made.ledger.policy,
-                "sampled": made.ledger.sampled,
-                "totals": made.ledger.totals(),
-            }
-            if turns:
-                row["entries"] = [
-                    {"turn": entry.turn, "start": entry.start, "stop": entry.stop, "fate": entry.fate}
-                    for entry in made.ledger.entries
-                ]
-            print_json(row)
-        elif turns:
-            held = {turn.id: (session, turn) for session in made.rollout.sessions for turn in session.turns}
-            for entry in made.ledger.entries:
-                session, turn = held[entry.turn]
-                lines.append(
-                    [
-                        f"{made.rollout.id[:SHORT_ID]} {session.ordinal}.{turn.sequence}",
-                        f"{entry.start}-{entry.stop}",
-                        entry.fate,
-                        excerpt(turn.sampled_ids[entry.start : entry.stop], texts.of(session)),
-                    ]
-                )
-    if as_json:
-        return ended(tape)
+    for one in made:
+        totals.update(one.ledger.totals())
+        if turns:
+            lines.extend(_stretches(one, texts))
     if turns:
-        print_table(["turn", "tokens", "fate", "text"], lines, left=["turn", "fate", "text"])
+        print_table(["turn", "tokens", "fate", "text"], lines, left=["turn", "fate", "text"], flexible=["text"])
         print_line("")
+    return totals
+
+
+def _stretches(made: "Linearized", texts: "Texts") -> Iterator[list[str]]:
+    from rolltape.cli.tokenizer import excerpt
+
+    held = {turn.id: (session, turn) for session in made.rollout.sessions for turn in session.turns}
+    for entry in made.ledger.entries:
+        session, turn = held[entry.turn]
+        yield [
+            f"{made.rollout.id[:SHORT_ID]} {session.ordinal}.{turn.sequence}",
+            f"{entry.start}-{entry.stop}",
+            entry.fate,
+            excerpt(turn.sampled_ids[entry.start : entry.stop], texts.of(session)),
+        ]
+
+
+def _print_totals(totals: Counter[str], whose: str) -> None:
     sampled = sum(totals.values())
     print_table(
         ["fate", "tokens", "share"],
         [[fate, count(tokens), f"{tokens / sampled:.1%}"] for fate, tokens in totals.most_common()],
         left=["fate"],
     )
-    print_line(f"{plural(sampled, 'sampled token')} of {plural(len(chosen), 'rollout')} under {chosen_one.name}")
-    return ended(tape)
+    print_line(f"{plural(sampled, 'sampled token')} of {whose}")

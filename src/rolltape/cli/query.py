@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 TABLES = ("rollouts", "turns", "messages", "samples")
 _ROWS_AT_A_TIME = 1000
-_CELL = 60
+# Half an id finds nothing.
+_IDS = ("rollout", "session", "turn", "sample", "group")
 
 
 class Output(enum.StrEnum):
@@ -72,10 +73,12 @@ def query(
             connection.register(name, _table(name, tape, chosen_one))
         try:
             connection.execute(sql)
+            if connection.description is None:
+                raise UsageError("SQL: there is no statement in it; try 'SELECT * FROM rollouts'")
+            columns = [column[0] for column in connection.description]
+            _print(columns, _rows(connection), Output.JSON if as_json else form)
         except duckdb.Error as error:
             raise UsageError(f"SQL: {str(error).splitlines()[0]}") from None
-        columns = [column[0] for column in connection.description or ()]
-        _print(columns, _rows(connection), Output.JSON if as_json else form)
     return ended(tape)
 
 
@@ -110,9 +113,13 @@ def _table(name: str, tape: "OpenedRun", policy: "Policy") -> "pa.Table":
             (row.head, row.outcome, row.sessions, row.turns, row.sampled_tokens) for row in tape.rows
         )
     if name == "samples":
-        return export.samples_table(samples_of(Chosen(tape, counted_only=True), policy))
-    rollouts = tracked(tape.run.rollouts(), name, len(tape.rows))
-    return export.turns_table(rollouts) if name == "turns" else export.messages_table(rollouts)
+        counted = Chosen(tape, counted_only=True)
+        with counted.named_in_errors():
+            return export.samples_table(samples_of(counted, policy))
+    chosen = Chosen(tape)
+    rollouts = tracked(chosen, name, len(chosen))
+    with chosen.named_in_errors():
+        return export.turns_table(rollouts) if name == "turns" else export.messages_table(rollouts)
 
 
 def _rows(connection: "duckdb.DuckDBPyConnection") -> Iterator[tuple[Any, ...]]:
@@ -135,7 +142,12 @@ def _print(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], form: Output
         text_columns = [
             name for at, name in enumerate(columns) if any(isinstance(row[at], str | list | dict) for row in held)
         ]
-        print_table(columns, [[_shortened(_cell(value)) for value in row] for row in held], left=text_columns)
+        print_table(
+            columns,
+            [[_cell(value) for value in row] for row in held],
+            left=text_columns,
+            flexible=[name for name in text_columns if name not in _IDS],
+        )
 
 
 def _plain(value: object) -> object:
@@ -155,7 +167,3 @@ def _cell(value: object) -> str:
     if isinstance(value, str):
         return value
     return json.dumps(_plain(value), ensure_ascii=False) if isinstance(value, list | dict | tuple) else str(value)
-
-
-def _shortened(cell: str) -> str:
-    return cell if len(cell) <= _CELL else cell[: _CELL - 1] + "…"

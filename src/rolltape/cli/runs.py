@@ -1,11 +1,12 @@
 """Opening a run for a command, choosing rollouts in it, and saying what of it could not be read."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from rolltape.cli.exits import Exit, UsageError
 from rolltape.cli.screen import note, plural
-from rolltape.errors import TapeError
+from rolltape.errors import LedgerError, RecordError, RolltapeError, TapeError
 from rolltape.records.rollout import Rollout
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Chosen:
         if try_index is not None and rollout is None:
             raise UsageError("--try: name the rollout whose try is meant")
         self.opened = opened
+        self._at: str | None = None
         self._step, self._task = step, task
         rows = opened.rows
         if rollout is not None:
@@ -73,18 +75,53 @@ class Chosen:
 
     def __iter__(self) -> Iterator[Rollout]:
         if len(self.rows) == 1:
-            yield self.opened.run.rollout(self.rows[0].id, try_index=self.rows[0].head.try_index)
+            self._at = self.rows[0].id
+            yield self.opened.run.rollout(self._at, try_index=self.rows[0].head.try_index)
             return
         wanted = {row.key for row in self.rows}
-        for rollout in self.opened.run.rollouts(step=self._step, task_id=self._task):
+        rollouts = self.opened.run.rollouts(step=self._step, task_id=self._task)
+        # The reader goes by the order of the index, so that this is the one which cannot be loaded if it fails.
+        loading = (
+            row.id
+            for row in self.opened.rows
+            if self._step in (None, row.head.step) and self._task in (None, row.head.task_id)
+        )
+        self._at = next(loading, None)
+        for rollout in rollouts:
             if rollout.key in wanted:
+                self._at = rollout.id
                 yield rollout
+            self._at = next(loading, None)
+
+    @contextmanager
+    def named_in_errors(self) -> Iterator[None]:
+        """Whatever goes wrong inside is said of the rollout that was given out last, or could not be loaded."""
+        try:
+            yield
+        except (LedgerError, RecordError, TapeError) as error:
+            if self._at is None or self._at in str(error):
+                raise
+            raise type(error)(f"rollout {self._at}: {error}") from error
+        except (RolltapeError, OSError):
+            raise
+        except Exception as error:
+            # What a recorded message may hold has no end, and neither have the ways in which it can fail.
+            if self._at is None:
+                raise
+            raise TapeError(f"rollout {self._at}: {reason(error)}; `rolltape check` tries them all") from error
 
     def only(self) -> Rollout:
         """The one rollout that is meant."""
         if len(self.rows) > 1:
             raise UsageError(f"ROLLOUT: the run holds {len(self.rows)}; name one (`rolltape ls` lists them)")
-        return next(iter(self))
+        with self.named_in_errors():
+            return next(iter(self))
+
+
+def reason(error: Exception) -> str:
+    """An error that nobody foresaw, in a line."""
+    said = str(error).strip()
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def _named(opened: OpenedRun, rollout: str, try_index: int | None) -> list["RolloutRow"]:

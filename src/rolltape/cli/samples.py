@@ -68,13 +68,14 @@ def samples(
         raise UsageError(f"--compare: {compare} is the policy itself; name another")
     tape = opened(run)
     chosen = Chosen(tape, rollout, try_index=try_index, step=step, group=group, task=task, counted_only=True)
-    if compare is not None:
-        from rolltape.cli.comparing import compare_policies
-        from rolltape.cli.tokenizer import Texts
+    with chosen.named_in_errors():
+        if compare is not None:
+            from rolltape.cli.comparing import compare_policies
+            from rolltape.cli.tokenizer import Texts
 
-        compare_policies(chosen, policies[0], policies[1], Texts(tokenizer, run), as_json=as_json)
-    else:
-        _list(chosen, policies[0], as_json)
+            compare_policies(chosen, policies[0], policies[1], Texts(tokenizer, run), as_json=as_json)
+        else:
+            _list(chosen, policies[0], as_json)
     return ended(tape)
 
 
@@ -108,7 +109,7 @@ def _list(chosen: "Chosen", policy: "Policy", as_json: bool) -> None:
     if as_json:
         return
     columns = "rollout sample session turns tokens prompt trained reward advantage weight"
-    print_table(columns.split(), rows, left=["rollout"])
+    print_table(columns.split(), rows, left=["rollout"], spare=["session", "prompt", "weight", "turns"])
     print_line(
         f"{plural(len(rows), 'sample')} of {plural(len(chosen), 'rollout')} under {policy.name}: "
         f"{plural(tokens, 'token')}, {trained:,} trained"

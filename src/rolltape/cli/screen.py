@@ -1,52 +1,53 @@
 """Printing: data to standard output, progress to standard error, nothing but text into a pipe."""
 
 import json
+import os
+import re
+import shutil
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from rolltape.cli.columns import fitted, shortened
 
 T = TypeVar("T")
 
-_PIPE_WIDTH = 100_000
 SHORT_ID = 8
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+_STYLES = {"bold": "1", "yellow": "33", "bold yellow": "1;33"}
 
 
-def screen() -> "Console":
-    """Standard output: as wide as the terminal, and without limit into a file or a pipe."""
-    from rich.console import Console
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: Sequence[str] = (),
+    flexible: Sequence[str] = (),
+    spare: Sequence[str] = (),
+) -> None:
+    """A table without lines; numbers to the right unless the column is named in `left`.
 
-    width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
-
-
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str] = ()) -> None:
-    """A table without lines; numbers to the right unless the column is named in `left`."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    for column in columns:
-        align: Any = "left" if column in left else "right"
-        table.add_column(column, justify=align, no_wrap=True, overflow="ellipsis", min_width=min(len(column), 6))
-    for row in rows:
-        table.add_row(*(Text(visible(cell)) for cell in row))
-    console = screen()
-    # A table is padded to its width; nothing of that belongs into a pipe.
-    with console.capture() as captured:
-        console.print(table)
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+    On a narrow terminal `flexible` columns are shortened, then `spare` ones left out, which a note says.
+    """
+    shown = [[visible(cell) for cell in row] for row in rows]
+    names = [visible(column) for column in columns]
+    (header, *lines), left_out = fitted(
+        names, shown, left=left, flexible=flexible, spare=spare, width=_terminal_width()
+    )
+    sys.stdout.write(f"{_styled(header, 'bold')}\n")
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    if left_out:
+        sys.stdout.flush()
+        note(f"no room for {', '.join(left_out)}; a wider terminal, a pipe or --json has them")
 
 
 def print_line(text: str, style: str = "") -> None:
     """A line cut at the terminal's edge; whole in a pipe."""
-    from rich.text import Text
-
-    screen().print(Text(visible(text), style=style), no_wrap=True, overflow="ellipsis", crop=True)
+    width = _terminal_width()
+    shown = visible(text) if width is None else shortened(visible(text), width)
+    sys.stdout.write(f"{_styled(shown, style)}\n")
 
 
 def print_long(text: str) -> None:
@@ -58,12 +59,20 @@ def print_json(value: object) -> None:
     """One JSON object on a line; numbers that are not finite spelled out."""
     from rolltape.records.jsonable import encode_numbers
 
-    sys.stdout.write(encode_numbers(value, "output").decode() + "\n")
+    text = encode_numbers(value, "output").decode()
+    if not writes_unicode():
+        text = _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    sys.stdout.write(text + "\n")
 
 
 def note(text: str) -> None:
     """A word to the person at the terminal, beside the data."""
     print(f"rolltape: {visible(text)}", file=sys.stderr)
+
+
+def writes_unicode() -> bool:
+    """Whether standard output takes any character."""
+    return (sys.stdout.encoding or "").lower().startswith("utf")
 
 
 def visible(text: str) -> str:
@@ -113,6 +122,16 @@ def tracked(items: Iterable[T], label: str, total: int | None) -> Iterator[T]:
         for item in items:
             yield item
             advance(1)
+
+
+def _terminal_width() -> int | None:
+    """The width of the terminal; None: standard output is a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _styled(text: str, style: str) -> str:
+    plain = not style or not sys.stdout.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    return text if plain else f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
 
 
 def _escaped(character: str) -> str:

@@ -1,6 +1,5 @@
 """`rolltape show`: samples as readable lines."""
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rolltape.cli.exits import UsageError
@@ -50,11 +49,13 @@ def show(
     sample_id = rollout if rollout is not None and "@" in rollout else None
     if sample_id is not None:
         rollout, try_index = _rollout_of(sample_id)
-    meant = Chosen(tape, rollout, try_index=try_index, counted_only=True).only()
-    sessions = {session.id: session for session in meant.sessions}
-    found = _one(tape.run, meant, chosen_one, sample_id) if sample_id else list(_samples(tape.run, meant, chosen_one))
-    for sample in found:
-        line = line_of(sample, texts.of(sessions[sample.session]))
+    chosen = Chosen(tape, rollout, try_index=try_index, counted_only=True)
+    meant = chosen.only()
+    with chosen.named_in_errors():
+        found = _one(tape.run, meant, chosen_one, sample_id) if sample_id else _samples(tape.run, meant, chosen_one)
+        sessions = {session.id: session for session in meant.sessions}
+        lines = [line_of(sample, texts.of(sessions[sample.session])) for sample in found]
+    for sample, line in zip(found, lines, strict=True):
         if as_json:
             print_json({"sample": sample.id, "line": line})
             continue
@@ -71,10 +72,10 @@ def show(
     return ended(tape)
 
 
-def _samples(tape: "Run", rollout: "Rollout", policy: "Policy") -> Iterator["Sample"]:
+def _samples(tape: "Run", rollout: "Rollout", policy: "Policy") -> list["Sample"]:
     from rolltape.samples import linearize
 
-    return linearize(rollout, policy, versions=tape.versions()).samples()
+    return list(linearize(rollout, policy, versions=tape.versions()).samples())
 
 
 def _rollout_of(sample_id: str) -> tuple[str, int]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from rolltape.cli.options import JsonOption, RolloutArgument, RunArgument, TokenizerOption, TryOption
 
 if TYPE_CHECKING:
+    from rolltape.cli.tokenizer import Texts
     from rolltape.records.rollout import Rollout, Session
 
 
@@ -16,23 +17,39 @@ def tree(
     as_json: JsonOption = False,
 ) -> int:
     """Draw a rollout's turns, and the cause of every fork."""
-    from rolltape.cli.drawing import drawn_tree
     from rolltape.cli.runs import Chosen, ended, opened
-    from rolltape.cli.screen import plural, print_json, print_line
     from rolltape.cli.tokenizer import Texts
-    from rolltape.tree import forks_of, tree_of
 
     tape = opened(run)
     texts = Texts(tokenizer, run)
-    meant = Chosen(tape, rollout, try_index=try_index, counted_only=True).only()
-    if not as_json:
-        print_line(_title(meant), style="bold")
-    for session in meant.sessions:
+    chosen = Chosen(tape, rollout, try_index=try_index, counted_only=True)
+    meant = chosen.only()
+    with chosen.named_in_errors():
+        if as_json:
+            _print_records(meant)
+        else:
+            _draw(meant, texts)
+    return ended(tape)
+
+
+def _print_records(rollout: "Rollout") -> None:
+    from rolltape.cli.screen import print_json
+    from rolltape.tree import forks_of, tree_of
+
+    for session in rollout.sessions:
+        grown = tree_of(session)
+        print_json(_record(rollout, session, grown, forks_of(grown)))
+
+
+def _draw(rollout: "Rollout", texts: "Texts") -> None:
+    from rolltape.cli.drawing import drawn_tree
+    from rolltape.cli.screen import plural, print_line
+    from rolltape.tree import forks_of, tree_of
+
+    print_line(_title(rollout), style="bold")
+    for session in rollout.sessions:
         grown = tree_of(session)
         forks = forks_of(grown)
-        if as_json:
-            print_json(_record(meant, session, grown, forks))
-            continue
         sampled = sum(len(turn.sampled_ids) for turn in session.turns)
         print_line(
             f"session {session.ordinal}: {plural(len(session.turns), 'turn')}, {plural(sampled, 'sampled token')}, "
@@ -40,7 +57,6 @@ def tree(
         )
         for line, style in drawn_tree(grown, forks, texts.of(session)):
             print_line(line, style=style)
-    return ended(tape)
 
 
 def _title(rollout: "Rollout") -> str:

@@ -1,0 +1,96 @@
+"""Rows of text as padded columns that fit a width: long text gives way first, then whole columns."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_GAP = "  "
+_SHORTEST_TEXT = 6
+# One long cell may not pad every other row to its length.
+_LONGEST_PADDING = 200
+
+
+class Fitted(NamedTuple):
+    """The lines of a table, its header first, and the columns for which there was no room."""
+
+    lines: list[str]
+    left_out: list[str]
+
+
+def fitted(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    left: Sequence[str],
+    flexible: Sequence[str],
+    spare: Sequence[str],
+    width: int | None,
+) -> Fitted:
+    """The table in `width` cells; None: as wide as it comes.
+
+    Columns in `flexible` may be shortened. If that is not enough, columns go: those in `spare`, then from the right.
+    The first column stays.
+    """
+    texts = [list(cells) for cells in zip(columns, *rows, strict=True)]
+    natural = [max(map(cell_width, cells)) for cells in texts]
+    shown = list(range(len(columns)))
+    if width is None:
+        widths = [min(wide, _LONGEST_PADDING) for wide in natural]
+    else:
+        least = [_least(name, wide, flexible) for name, wide in zip(columns, natural, strict=True)]
+        going = [columns.index(name) for name in spare] + list(range(len(columns) - 1, 0, -1))
+        while len(shown) > 1 and _total([least[at] for at in shown]) > width:
+            shown.remove(next(at for at in going if at in shown))
+        room = max(width, _total([least[at] for at in shown]))
+        widths = _shared([least[at] for at in shown], [natural[at] for at in shown], room)
+    padded = [
+        [_padded(text, wide, to_the_left=columns[at] in left, cut=width is not None) for text in texts[at]]
+        for at, wide in zip(shown, widths, strict=True)
+    ]
+    lines = [_GAP.join(cells).rstrip() for cells in zip(*padded, strict=True)]
+    return Fitted(lines, [name for at, name in enumerate(columns) if at not in shown])
+
+
+def cell_width(text: str) -> int:
+    """How many cells of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def shortened(text: str, width: int) -> str:
+    """A text in at most `width` cells, an ellipsis where it was cut."""
+    if cell_width(text) <= width:
+        return text
+    if width < 1:
+        return ""
+    from rich.cells import set_cell_size
+
+    return set_cell_size(text, width - 1).rstrip() + "…"
+
+
+def _least(name: str, natural: int, flexible: Sequence[str]) -> int:
+    return min(natural, max(_SHORTEST_TEXT, cell_width(name))) if name in flexible else natural
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
+
+
+def _shared(least: Sequence[int], natural: Sequence[int], room: int) -> list[int]:
+    """Widths between the least and the natural ones that fill the room; the widest columns give most."""
+    widths = list(least)
+    spare = room - _total(least)
+    wanting = sorted((at for at in range(len(least)) if natural[at] > least[at]), key=lambda at: natural[at])
+    for place, at in enumerate(wanting):
+        given = min(natural[at] - least[at], spare // (len(wanting) - place))
+        widths[at] += given
+        spare -= given
+    return widths
+
+
+def _padded(text: str, width: int, *, to_the_left: bool, cut: bool) -> str:
+    shown = shortened(text, width) if cut else text
+    padding = " " * (width - cell_width(shown))
+    return shown + padding if to_the_left else padding + shown
