@@ -125,7 +125,7 @@ def test_the_latest_counts_also_if_its_writers_clock_is_behind(
         tape.announce_version("0")
         read = tape.run().rollout(rollout.id)
         assert (read.reward, read.turns[0].facts.reward) == (1.0, 0.5)
-        assert tape.run().versions() == ("1", "0", "7")
+        assert tape.run().versions() == ("7", "1", "0")
 
 
 def test_a_finish_comes_after_what_a_fast_clock_said_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,10 +204,17 @@ def test_versions_come_as_announced_then_as_they_appear(tmp_path: Path) -> None:
         first_turn(running.session(), weight_version=("1", "9"))
         tape.announce_version("10")
         tape.announce_version(8)
-        assert tape.run().versions() == ("10", "8", "7", "1", "9")
+        assert tape.run().versions() == ("7", "1", "9", "10", "8")
         running.finish()
     rolltape.seal(tmp_path / "run")
-    assert rolltape.read(tmp_path / "run").versions() == ("10", "8", "7", "1", "9")
+    assert rolltape.read(tmp_path / "run").versions() == ("7", "1", "9", "10", "8")
+
+
+def test_after_a_rollback_the_old_version_is_the_newest(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "run") as tape:
+        for version in ("7", "8", "7"):
+            tape.announce_version(version)
+        assert tape.run().versions() == ("8", "7")
 
 
 def test_a_rollout_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:

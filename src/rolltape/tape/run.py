@@ -99,15 +99,17 @@ class Run:
             return self._load(catalog, (found, tries[-1] if try_index is None else try_index))
 
     def versions(self) -> tuple[str, ...]:
-        """Weight versions as they were announced, then those that never were, as they first appear."""
+        """Weight versions, oldest first: those never announced as they first appear, then as they were announced."""
         with self._opened() as catalog:
             announced = [
                 str(stored.event.data["version"])
                 for stored in catalog.events.values()
                 if stored.event.kind == EventKind.VERSION
             ]
-            seen = [version for entry in catalog.entries.values() for version in entry.held.versions]
-        return tuple(dict.fromkeys([*announced, *seen]))
+            seen = list(dict.fromkeys(one for entry in catalog.entries.values() for one in entry.held.versions))
+        # What counts is the last announcement: after a rollback an old version is the newest again.
+        latest_last = reversed(dict.fromkeys(reversed([*seen, *announced])))
+        return tuple(latest_last)
 
     def events(self) -> list[Event]:
         """Everything that was said after the fact, by all writers, in its order."""
