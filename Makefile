@@ -3,13 +3,14 @@
 # test    run all tests
 # check   formatting, lint, types, and the direction of imports
 # bench   run the side-by-side measurements
+# check-engines   the shipped model in real vLLM and SGLang, where they are installed
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TEST_ARGS ?= -n 2
 
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test check bench check-engines clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -42,6 +43,9 @@ check: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+check-engines: setup
+	$(BIN)/python tests/engine/check_real_engines.py
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

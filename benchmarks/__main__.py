@@ -1,7 +1,15 @@
 """All benchmarks, or those that are named."""
 
-from benchmarks import disk, growth, journal, linear
+from benchmarks import disk, engine, growth, journal, linear
 from benchmarks.figures import main
 
 if __name__ == "__main__":
-    main({"growth": growth.figures, "linear": linear.figures, "disk": disk.figures, "journal": journal.figures})
+    main(
+        {
+            "growth": growth.figures,
+            "linear": linear.figures,
+            "disk": disk.figures,
+            "journal": journal.figures,
+            "engine": engine.figures,
+        }
+    )

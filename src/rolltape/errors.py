@@ -13,7 +13,12 @@
     │   └── NoSuchRollout      the run holds no such rollout, session or turn
     ├── LedgerError            a sampled token is unaccounted for, or trained twice
     ├── PolicyError            a policy, or an option of one, does not exist or contradicts itself
-    └── ExportError            records cannot be written in the format asked for, or a query is wrong
+    ├── ExportError            records cannot be written in the format asked for, or a query is wrong
+    └── EngineError            an inference engine cannot do what it was asked
+        ├── CheckpointError    a folder holds no model that the engine can run
+        ├── PromptError        a prompt is empty, too long, or not made of the model's ids
+        ├── SamplingError      sampling parameters are out of range or cannot be honoured
+        └── EngineStopped      the engine was closed, or its thread failed, before the reply ended
 
 A message says where, the two facts that disagree, and what to do next.
 """
@@ -73,3 +78,23 @@ class PolicyError(RolltapeError):
 
 class ExportError(RolltapeError):
     """Records cannot be written in the format asked for, or a query is wrong."""
+
+
+class EngineError(RolltapeError):
+    """An inference engine cannot do what it was asked."""
+
+
+class CheckpointError(EngineError):
+    """A folder holds no model that the engine can run, or its files are damaged."""
+
+
+class PromptError(EngineError):
+    """A prompt is empty, longer than the context, or holds ids that the model does not have."""
+
+
+class SamplingError(EngineError):
+    """Sampling parameters are out of range, or the engine cannot honour them."""
+
+
+class EngineStopped(EngineError):
+    """The engine was closed, or its thread failed, before the reply ended."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperGroup
 
-from rolltape.cli import check, export, ledger, ls, prune, query, samples, seal, show, tree
+from rolltape.cli import check, engine, export, ledger, ls, prune, query, samples, seal, show, tree
 from rolltape.cli.exits import EXIT_CODES, Exit, exit_of
 from rolltape.errors import RolltapeError
 
@@ -27,7 +27,7 @@ class _InOrder(TyperGroup):
 
 app = typer.Typer(
     cls=_InOrder,
-    help="The flight recorder for LLM reinforcement learning. RUN is a directory or URL.",
+    help="The flight recorder for LLM reinforcement learning.",
     epilog=EXIT_CODES,
     add_completion=False,
     invoke_without_command=True,
@@ -46,6 +46,7 @@ for verb in (
     check.check,
     seal.seal,
     prune.prune,
+    engine.engine,
 ):
     app.command(epilog=EXIT_CODES)(verb)
 

@@ -1,0 +1,1 @@
+"""Agents' requests become turns: gateway, sessions, wire formats and engines."""

@@ -1,0 +1,149 @@
+"""How a reply is sampled: the parameters of a request, and the choice of a token from its logits."""
+
+import math
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from rolltape.capture.engines.embedded.checkpoint import Floats
+from rolltape.errors import SamplingError
+
+MAX_SEED = 2**64 - 1
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """The sampling parameters of one request; checked when made."""
+
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0
+    top_k: int | None = None  # None: all
+    seed: int | None = None  # None: drawn afresh
+    max_tokens: int = 128
+    stop_ids: tuple[int, ...] | None = None  # None: what ends a turn by the checkpoint; (): nothing
+    stop_strings: tuple[str, ...] = ()
+    top_logprobs: int = 0  # so many most likely ids are reported at each place
+    prompt_logprobs_from: int | None = None  # report the prompt's own logprobs from this place on
+
+    def __post_init__(self) -> None:
+        wrong = {
+            f"temperature {self.temperature}: 0 or more": not (0 <= self.temperature < math.inf),
+            f"top_p {self.top_p}: above 0, at most 1": not 0 < self.top_p <= 1,
+            f"top_k {self.top_k}: 1 or more, or none": self.top_k is not None and self.top_k < 1,
+            f"seed {self.seed}: 0 to 2**64 - 1": self.seed is not None and not 0 <= self.seed <= MAX_SEED,
+            f"max_tokens {self.max_tokens}: 0 or more": self.max_tokens < 0,
+            f"top_logprobs {self.top_logprobs}: 0 or more": self.top_logprobs < 0,
+            f"prompt_logprobs_from {self.prompt_logprobs_from}: 0 or more": (self.prompt_logprobs_from or 0) < 0,
+            "stop_strings: an empty one would match everywhere": "" in self.stop_strings,
+        }
+        for what, is_wrong in wrong.items():
+            if is_wrong:
+                raise SamplingError(what)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def divisor(self) -> float:
+        """What logits are divided by; a greedy request's logprobs are those at temperature 1."""
+        return 1.0 if self.greedy else self.temperature
+
+
+class Draws:
+    """One uniform number per position, a function of seed and position alone.
+
+    Counted from the beginning of the prompt, so that a reply which is interrupted and continued from prompt
+    plus partial output draws what it would have drawn.
+    """
+
+    def __init__(self, seed: int, position: int) -> None:
+        # A counter of Philox yields four numbers.
+        self._uniform = np.random.Generator(np.random.Philox(key=seed, counter=position // 4)).random
+        for _ in range(position % 4):
+            self._uniform()
+
+    def next(self) -> float:
+        return self._uniform()
+
+
+class TopLogprob(NamedTuple):
+    """One of the most likely ids at a place."""
+
+    id: int
+    raw: float
+    tempered: float
+
+
+class Choice(NamedTuple):
+    """A sampled id with its logprob before and after the temperature, and the most likely ones if asked for."""
+
+    id: int
+    raw: float
+    tempered: float
+    top: tuple[TopLogprob, ...]
+
+
+def log_softmax(logits: Floats) -> tuple[Floats, Floats]:
+    """Row by row, logprobs and weights in proportion to the probabilities; a row's bits are its own."""
+    logprobs: Floats = logits - logits.max(axis=-1, keepdims=True)
+    weights = np.exp(logprobs)
+    logprobs -= np.log(weights.sum(axis=-1, keepdims=True))
+    return logprobs, weights
+
+
+def choose(logits: Floats, samplings: list[Sampling], draws: list[Draws]) -> list[Choice]:
+    """Sample one id per row, each under its own parameters."""
+    raw, weights = log_softmax(logits)
+    divisors = np.array([sampling.divisor for sampling in samplings], dtype=np.float32)
+    tempered = raw
+    if (divisors != 1).any():
+        tempered, weights = log_softmax(logits / divisors[:, None])
+    best = raw.argmax(axis=-1)
+    choices = []
+    for row, sampling in enumerate(samplings):
+        token = int(best[row]) if sampling.greedy else pick(weights[row], sampling, draws[row].next())
+        top = top_of(raw[row], tempered[row], sampling.top_logprobs) if sampling.top_logprobs else ()
+        choices.append(Choice(token, float(raw[row, token]), float(tempered[row, token]), top))
+    return choices
+
+
+def pick(weights: npt.NDArray[np.floating[Any]], sampling: Sampling, uniform: float) -> int:
+    """The id at a uniform number's place among the weights that top-k and top-p leave."""
+    ids = kept(weights, sampling)
+    heights = np.cumsum(weights if ids is None else weights[ids], dtype=np.float64)
+    # Rounding may put the product on the last height; the last id with any weight is meant then.
+    place = int(np.searchsorted(heights, uniform * heights[-1], side="right"))
+    if place == len(heights):
+        place = int(np.searchsorted(heights, heights[-1], side="left"))
+    return place if ids is None else int(ids[place])
+
+
+def kept(weights: npt.NDArray[np.floating[Any]], sampling: Sampling) -> npt.NDArray[np.intp] | None:
+    """The ids that may be sampled, ascending; None: all.
+
+    Top-k first, ties with the k-th kept; then, of what that leaves, the fewest ids whose share reaches top-p.
+    """
+    ids: npt.NDArray[np.intp] | None = None
+    if sampling.top_k is not None and sampling.top_k < len(weights):
+        smallest = np.partition(weights, -sampling.top_k)[-sampling.top_k]
+        ids = np.flatnonzero(weights >= smallest)
+    if sampling.top_p < 1:
+        weights = weights if ids is None else weights[ids]
+        total = weights.sum(dtype=np.float64)
+        # Ids this light cannot be needed, even all together; not sorting them is most of the time saved.
+        heavy = np.flatnonzero(weights > (1 - sampling.top_p) * total / len(weights) * 0.999)
+        order = heavy[np.argsort(-weights[heavy], kind="stable")]
+        count = int(np.searchsorted(np.cumsum(weights[order], dtype=np.float64), sampling.top_p * total)) + 1
+        nucleus = np.sort(order[:count])
+        ids = nucleus if ids is None else ids[nucleus]
+    return ids
+
+
+def top_of(raw: Floats, tempered: Floats, count: int) -> tuple[TopLogprob, ...]:
+    """The most likely ids, best first."""
+    count = min(count, len(raw))
+    ids = np.argpartition(-raw, count - 1)[:count]
+    ids = ids[np.lexsort((ids, -raw[ids]))]
+    return tuple(TopLogprob(int(token), float(raw[token]), float(tempered[token])) for token in ids)

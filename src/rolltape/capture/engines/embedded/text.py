@@ -1,0 +1,116 @@
+"""The text of token ids as it grows: bytes first, since a token may end inside a character."""
+
+import codecs
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+
+from rolltape.errors import CheckpointError
+
+
+class TokenTexts:
+    """The bytes of every id of a byte-level tokenizer, such as Qwen3's."""
+
+    def __init__(self, file: Path) -> None:
+        try:
+            self._tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # noqa: BLE001 - the library raises plain Exception for whatever is wrong with the file
+            raise CheckpointError(f"{file}: no tokenizer: {error}") from None
+        decoder = self._tokenizer.decoder
+        if decoder is None or type(decoder).__name__ != "ByteLevel":
+            raise CheckpointError(f"{file}: the decoder is {type(decoder).__name__}; a byte-level one is needed")
+        self._special = {token for token, added in self._tokenizer.get_added_tokens_decoder().items() if added.special}
+        self._bytes: dict[int, bytes] = {}
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text; special tokens spelled in it become those."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def bytes_of(self, token: int) -> bytes:
+        """What an id stands for; nothing, where the tokenizer has no such id though the model does."""
+        known = self._bytes.get(token)
+        if known is None:
+            written = self._tokenizer.id_to_token(token)
+            known = self._bytes[token] = b"" if written is None else _to_bytes(written)
+        return known
+
+    def is_special(self, token: int) -> bool:
+        return token in self._special
+
+    def text_of(self, ids: list[int], *, skip_special: bool = False, until: int | None = None) -> str:
+        """The text of ids, bytes that are no UTF-8 replaced; `until` cuts after so many bytes of all of them."""
+        parts, at = [], 0
+        for token in ids:
+            data = self.bytes_of(token)
+            if not (skip_special and token in self._special):
+                parts.append(data if until is None else data[: max(until - at, 0)])
+            at += len(data)
+        return b"".join(parts).decode("utf-8", errors="replace")
+
+
+class StopMatch(NamedTuple):
+    """A stop string that was found, and at which byte of the reply it begins."""
+
+    string: str
+    at: int
+
+
+class StopStrings:
+    """Watches a growing reply for stop strings. The earliest match counts, and the longest there."""
+
+    def __init__(self, texts: TokenTexts, strings: tuple[str, ...]) -> None:
+        self._texts = texts
+        self._strings = [(string, string.encode("utf-8", errors="surrogatepass")) for string in strings]
+        self._reach = max(len(data) for _, data in self._strings) - 1
+        self._tail = b""
+        self._seen = 0  # bytes before the tail
+
+    def add(self, token: int) -> StopMatch | None:
+        """Take the next id, special ones included; the match that it completes."""
+        tail = self._tail + self._texts.bytes_of(token)
+        found = [(at, -len(data), string) for string, data in self._strings if (at := tail.find(data)) >= 0]
+        if found:
+            at, _, string = min(found)
+            return StopMatch(string, self._seen + at)
+        keep = max(len(tail) - self._reach, 0)
+        self._seen += keep
+        self._tail = tail[keep:]
+        return None
+
+
+class GrowingText:
+    """The text of ids as they come; a character is given out when its last byte is there."""
+
+    def __init__(self, texts: TokenTexts, *, skip_special: bool) -> None:
+        self._texts = texts
+        self._skip_special = skip_special
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(self, token: int) -> str:
+        """The characters that this id completes."""
+        if self._skip_special and self._texts.is_special(token):
+            return ""
+        return self._decoder.decode(self._texts.bytes_of(token))
+
+    def end(self) -> str:
+        """What is left: a replacement character where the reply ends inside a character."""
+        return self._decoder.decode(b"", final=True)
+
+
+def _byte_of_char() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the others for characters from 256 up."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTES = _byte_of_char()
+
+
+def _to_bytes(token: str) -> bytes:
+    # An added token may hold characters outside the alphabet (a space, say); it then stands for its own text.
+    if all(char in _BYTES for char in token):
+        return bytes(_BYTES[char] for char in token)
+    return token.encode()

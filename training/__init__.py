@@ -1,0 +1,1 @@
+"""How the shipped tiny model is made: synthetic dialogues, tokenizer, training, evaluation. See README.md."""
