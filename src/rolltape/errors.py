@@ -14,11 +14,21 @@
     ├── LedgerError            a sampled token is unaccounted for, or trained twice
     ├── PolicyError            a policy, or an option of one, does not exist or contradicts itself
     ├── ExportError            records cannot be written in the format asked for, or a query is wrong
-    └── EngineError            an inference engine cannot do what it was asked
-        ├── CheckpointError    a folder holds no model that the engine can run
-        ├── PromptError        a prompt is empty, too long, or not made of the model's ids
-        ├── SamplingError      sampling parameters are out of range or cannot be honoured
-        └── EngineStopped      the engine was closed, or its thread failed, before the reply ended
+    ├── EngineError            an inference engine cannot do what it was asked
+    │   ├── CheckpointError    a folder holds no model that the engine can run
+    │   ├── PromptError        a prompt is empty, too long, or not made of the model's ids
+    │   ├── SamplingError      sampling parameters are out of range or cannot be honoured
+    │   ├── EngineStopped      the engine was closed, or its thread failed, before the reply ended
+    │   ├── EngineUnreachable  the engine does not answer; nothing of the request was begun
+    │   ├── EngineFault        the engine answered with an error, or with what cannot be its answer
+    │   └── EngineDied         the connection ended in the middle of a reply
+    └── CaptureError           a request to the gateway cannot be served; it has the status to answer with
+        ├── BadRequest         the request is malformed, or asks what cannot be honoured
+        ├── NotAllowed         no key, or one that opens nothing here
+        ├── NoSuchSession      there is no session of that id
+        ├── SessionEnded       the session takes no more turns; retrying is of no use
+        ├── TurnCapReached     the session has had as many turns as it may
+        └── EngineFailed       no engine could give the reply; it may be asked for again
 
 A message says where, the two facts that disagree, and what to do next.
 """
@@ -98,3 +108,63 @@ class SamplingError(EngineError):
 
 class EngineStopped(EngineError):
     """The engine was closed, or its thread failed, before the reply ended."""
+
+
+class EngineUnreachable(EngineError):
+    """The engine does not answer; nothing of the request was begun."""
+
+
+class EngineFault(EngineError):
+    """The engine answered with an error, or with something that cannot be its answer."""
+
+
+class EngineDied(EngineError):
+    """The connection ended in the middle of a reply; `partial` is what had been received of it, or None."""
+
+    def __init__(self, message: str, partial: object = None) -> None:
+        super().__init__(message)
+        self.partial = partial
+
+
+class CaptureError(RolltapeError):
+    """A request to the gateway cannot be served. `status` is HTTP's; `final` means that a retry is of no use."""
+
+    status = 500
+    final = True
+
+
+class BadRequest(CaptureError):
+    """The request is malformed, or asks for what cannot be honoured."""
+
+    status = 400
+
+
+class NotAllowed(CaptureError):
+    """No key was given, or one that opens nothing here."""
+
+    status = 401
+
+
+class NoSuchSession(CaptureError):
+    """There is no session of that id."""
+
+    status = 404
+
+
+class SessionEnded(CaptureError):
+    """The session takes no more turns."""
+
+    status = 503
+
+
+class TurnCapReached(CaptureError):
+    """The session has had as many turns as it may."""
+
+    status = 429
+
+
+class EngineFailed(CaptureError):
+    """No engine could give the reply; it may be asked for again."""
+
+    status = 502
+    final = False

@@ -1,0 +1,103 @@
+"""What an agent asks and what it gets, in one form for every API: the words between wire, prompts and engines."""
+
+import enum
+from typing import Any
+
+import msgspec
+
+from rolltape.records.turn import Finish
+
+
+class Api(enum.StrEnum):
+    """By which API a request came."""
+
+    CHAT = "chat"  # OpenAI Chat Completions
+    RESPONSES = "responses"  # OpenAI Responses
+    MESSAGES = "messages"  # Anthropic Messages
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling parameters; None: nothing was said, so the next one who may decide does."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Only what was said."""
+        given: dict[str, Any] = msgspec.to_builtins(self)
+        return given
+
+    def over(self, other: "SamplingParams") -> "SamplingParams":
+        """These, and the other's where these say nothing."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) is not None}
+        return msgspec.structs.replace(other, **given)
+
+
+class ToolChoice(msgspec.Struct, frozen=True):
+    """Whether the model may call tools: `auto`, `none`, or `required`, and then perhaps one by its name."""
+
+    mode: str = "auto"
+    name: str | None = None  # None: any
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """One request. Messages and tools are in chat form (OpenAI's), whatever form they came in.
+
+    A message is `{"role", "content"}` with content a text, a list of text parts, or None, and by role
+    `tool_calls` and `reasoning_content` (assistant) or `tool_call_id` (tool). What has no place there (a
+    thinking block's signature, say) is kept under a key of its own, so that nothing that came is lost.
+    """
+
+    api: Api
+    model: str
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    sampling: SamplingParams = SamplingParams()
+    stream: bool = False
+    include_usage: bool = True  # in a streamed reply
+    thinking: bool | None = None  # None: nothing was said, so the gateway's setting holds
+    custom_tools: frozenset[str] = frozenset()  # tools whose calls go back as free text, not as arguments
+    # Fields that were understood and cannot be honoured, each with what is done instead: said in a header, and
+    # on the turn.
+    unhonoured: tuple[str, ...] = ()
+    output_schema: bool = False  # the reply is to follow a JSON schema; mostly a side request
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts of a turn."""
+
+    prompt_tokens: int
+    held_tokens: int  # of the prompt: those that an earlier turn already held
+    sampled_tokens: int
+    reasoning_tokens: int = 0  # of the sampled ones
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a reply before the engine has given it."""
+
+    id: str  # minted, unique; letters, digits and `_`
+    model: str  # as the client called it
+    created_at: float
+    prompt_tokens: int
+    held_tokens: int
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole reply, ready to be put into any API's form."""
+
+    draft: Draft
+    message: dict[str, Any]  # an assistant's, in chat form; tool calls carry minted ids, arguments as a JSON text
+    finish: Finish
+    stop_string: str | None = None  # the one that ended it; None: it ended otherwise
+    over_budget: bool = False  # the prompt left no room: finish is LENGTH and nothing was sampled
+    usage: Usage

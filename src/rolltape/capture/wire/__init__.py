@@ -1,0 +1,1 @@
+"""The APIs that agents speak: one file each."""
