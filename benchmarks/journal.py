@@ -1,17 +1,21 @@
 """Small turns per second that survive the death of the process, from 64 interleaved sessions."""
 
+import asyncio
 import contextlib
 import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 import rolltape
-from benchmarks.figures import Figure, main
+from benchmarks.figures import Figure, main, seconds
 from benchmarks.workload import agent_session
+from rolltape.records.turn import Turn
 
 SESSIONS, TURNS_EACH = 64, 100
 TARGET = 5_000
@@ -20,42 +24,56 @@ TARGET = 5_000
 def figures() -> Iterator[Figure]:
     """Turns per second, and how far that is from SQLite alone with the same bytes and a commit for each turn."""
     with tempfile.TemporaryDirectory() as folder:
-        one_thread, turn_bytes = _recorded_per_s(Path(folder) / "one", threads=1)
-        many_threads, _ = _recorded_per_s(Path(folder) / "many", threads=SESSIONS)
+        tasks, turn_bytes = _recorded_per_s(Path(folder) / "tasks", _by_tasks)
+        one_thread, _ = _recorded_per_s(Path(folder) / "one", lambda work: _by_threads(work, 1))
+        many_threads, _ = _recorded_per_s(Path(folder) / "many", lambda work: _by_threads(work, SESSIONS))
         floor = _sqlite_alone_per_s(Path(folder) / "floor.sqlite", turn_bytes)
-    yield Figure("one thread", one_thread, "turns/s", TARGET, at_most=False)
-    yield Figure(f"{SESSIONS} threads", many_threads, "turns/s", TARGET, at_most=False)
+    yield Figure(f"{SESSIONS} coroutines", tasks, "turns/s", TARGET, at_most=False, note="a commit for each tick")
+    yield Figure("one thread", one_thread, "turns/s", note="a commit for each turn")
+    yield Figure(f"{SESSIONS} threads", many_threads, "turns/s")
     yield Figure("SQLite alone", floor, "commits/s", note=f"one insert of {turn_bytes} bytes a commit")
-    yield Figure("one thread / SQLite alone", one_thread / floor, "×")
-    yield Figure(f"{SESSIONS} threads / SQLite alone", many_threads / floor, "×")
 
 
-def _recorded_per_s(path: Path, threads: int) -> tuple[float, int]:
+Work = list[tuple[rolltape.SessionRecorder, list[dict[str, Any]]]]
+
+
+def _recorded_per_s(path: Path, record: Callable[[Work], None]) -> tuple[float, int]:
     """Turns per second, and the bytes on the tape for each."""
-    given = [_turns(seed) for seed in range(SESSIONS)]
     with rolltape.open(path) as tape:
-        sessions = [tape.rollout(task_id=f"task-{index}").session() for index in range(SESSIONS)]
+        work = [(tape.rollout(task_id=f"task-{seed}").session(), _turns(seed)) for seed in range(SESSIONS)]
         before = _bytes_under(path)
-
-        def record(own: list[int]) -> None:
-            latest: dict[int, Any] = {}
-            for number in range(TURNS_EACH):
-                for index in own:
-                    fields = dict(given[index][number])
-                    if number:
-                        fields["after"] = latest[index]
-                    latest[index] = sessions[index].record_turn(**fields)
-
-        workers = [
-            threading.Thread(target=record, args=(list(range(first, SESSIONS, threads)),)) for first in range(threads)
-        ]
-        start = time.perf_counter()
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        taken_s = time.perf_counter() - start
+        taken_s = seconds(lambda: record(work))
     return SESSIONS * TURNS_EACH / taken_s, (_bytes_under(path) - before) // (SESSIONS * TURNS_EACH)
+
+
+def _by_tasks(work: Work) -> None:
+    """Each session's turns in a task of its own, as the gateway has them."""
+
+    async def one(session: rolltape.SessionRecorder, turns: list[dict[str, Any]]) -> None:
+        turn = None
+        for given in turns:
+            turn = await session.record_turn_async(after=turn, **given)
+
+    async def every() -> None:
+        await asyncio.gather(*(one(session, turns) for session, turns in work))
+
+    uvloop.run(every())
+
+
+def _by_threads(work: Work, threads: int) -> None:
+    """The sessions dealt out to threads; each thread takes its sessions in turn."""
+
+    def record(own: Work) -> None:
+        latest: list[Turn | None] = [None] * len(own)
+        for number in range(TURNS_EACH):
+            for index, (session, turns) in enumerate(own):
+                latest[index] = session.record_turn(after=latest[index], **turns[number])
+
+    workers = [threading.Thread(target=record, args=(work[first::threads],)) for first in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
 
 
 def _turns(seed: int) -> list[dict[str, Any]]:

@@ -22,8 +22,8 @@ def assistant(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-def first_turn(session: SessionRecorder, **fields: Any) -> Turn:
-    given: dict[str, Any] = {
+def first_fields() -> dict[str, Any]:
+    return {
         "prompt_messages": [user("hello")],
         "prompt_ids": [1, 2, 3],
         "sampled_ids": [4, 5],
@@ -32,11 +32,10 @@ def first_turn(session: SessionRecorder, **fields: Any) -> Turn:
         "finish": "stop",
         "weight_version": "7",
     }
-    return session.record_turn(**{**given, **fields})
 
 
-def next_turn(session: SessionRecorder, after: Turn, index: int = 0, **fields: Any) -> Turn:
-    given: dict[str, Any] = {
+def next_fields(index: int = 0) -> dict[str, Any]:
+    return {
         "new_messages": [user(f"go on {index}")],
         "new_prompt_ids": [10 + index, 11],
         "sampled_ids": [20 + index, 21, 22],
@@ -45,7 +44,14 @@ def next_turn(session: SessionRecorder, after: Turn, index: int = 0, **fields: A
         "finish": "length",
         "weight_version": "8",
     }
-    return session.record_turn(after=after, **{**given, **fields})
+
+
+def first_turn(session: SessionRecorder, **fields: Any) -> Turn:
+    return session.record_turn(**{**first_fields(), **fields})
+
+
+def next_turn(session: SessionRecorder, after: Turn, index: int = 0, **fields: Any) -> Turn:
+    return session.record_turn(after=after, **{**next_fields(index), **fields})
 
 
 def record_session(rollout: RolloutRecorder, turns: int, **fields: Any) -> list[Turn]:

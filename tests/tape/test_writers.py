@@ -1,11 +1,13 @@
 """Writers: many at once, killed, forked, out of disk. What was acknowledged is on the tape."""
 
+import asyncio
 import contextlib
 import os
 import random
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,9 @@ import rolltape
 from rolltape.errors import ClosedError, TapeWriteError
 from rolltape.records.rollout import Status
 from rolltape.tape.entries import LoggedEvent, event_body
-from rolltape.tape.journal import Journal, Ticket
+from rolltape.tape.journal import Journal
 from rolltape.tape.rundir import RunDirectory
-from taped import finished, first_turn, next_turn, python, record_run, record_session
+from taped import finished, first_fields, first_turn, next_fields, next_turn, python, record_run, record_session
 
 WRITER = """
 import sys, rolltape
@@ -99,7 +101,31 @@ def write_until_killed(path: Path, task: str, acknowledge: int) -> None:
             rollout.finish(reward=1.0)
 
 
-def test_every_acknowledged_turn_survives_kill_9(tmp_path: Path) -> None:
+def write_until_killed_by_coroutines(path: Path, task: str, acknowledge: int) -> None:
+    """As above, from eight sessions whose turns are committed together."""
+    tape = rolltape.open(path)
+
+    async def attempts(name: str) -> None:
+        for attempt in range(1_000_000):
+            with tape.rollout(task_id=f"{task}-{name}", attempt=attempt) as rollout:
+                session = rollout.session()
+                turn = await session.record_turn_async(**first_fields())
+                for index in range(7):
+                    os.write(acknowledge, f"{turn.id}\n".encode())
+                    turn = await session.record_turn_async(after=turn, **next_fields(index))
+                os.write(acknowledge, f"{turn.id}\n".encode())
+                rollout.finish(reward=1.0)
+
+    async def every() -> None:
+        await asyncio.gather(*(attempts(name) for name in "abcdefgh"))
+
+    asyncio.run(every())
+
+
+@pytest.mark.parametrize(("write", "open_at_once"), [(write_until_killed, 1), (write_until_killed_by_coroutines, 8)])
+def test_every_acknowledged_turn_survives_kill_9(
+    tmp_path: Path, write: Callable[[Path, str, int], None], open_at_once: int
+) -> None:
     dice = random.Random(7)
     acknowledged: set[str] = set()
     for round_ in range(40):
@@ -107,12 +133,12 @@ def test_every_acknowledged_turn_survives_kill_9(tmp_path: Path) -> None:
         child = os.fork()
         if child == 0:
             try:
-                write_until_killed(tmp_path / "run", f"round-{round_}", told)
+                write(tmp_path / "run", f"round-{round_}", told)
             finally:
                 os._exit(1)
         os.close(told)
         with os.fdopen(heard) as pipe:
-            acknowledged.update(pipe.readline().strip() for _ in range(dice.randint(1, 20)))
+            acknowledged.update(pipe.readline().strip() for _ in range(dice.randint(1, 20 * open_at_once)))
             time.sleep(dice.uniform(0, 0.005))
             os.kill(child, signal.SIGKILL)
             assert os.waitpid(child, 0)[1] == signal.SIGKILL
@@ -122,7 +148,7 @@ def test_every_acknowledged_turn_survives_kill_9(tmp_path: Path) -> None:
     assert len(acknowledged) > 40
     assert acknowledged <= found
     lost = [row for row in run.index() if row.outcome.status is not Status.FINISHED]
-    assert 0 < len(lost) <= 40
+    assert 0 < len(lost) <= 40 * open_at_once
     assert {row.outcome.status for row in lost} == {Status.LOST}
     assert {row.outcome.reason for row in lost} == {"its writer ended without finishing it"}
     rolltape.seal(tmp_path / "run")
@@ -289,11 +315,11 @@ def test_what_cannot_be_written_does_not_take_others_with_it(tmp_path: Path) -> 
 def test_an_interrupt_leaves_the_session_usable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Journal._commit_queued
 
-    def after_writing(self: Journal, own: Ticket | None) -> None:
-        plain(self, own)
+    def after_writing(self: Journal) -> None:
+        plain(self)
         raise KeyboardInterrupt
 
-    def before_writing(self: Journal, own: Ticket | None) -> None:
+    def before_writing(self: Journal) -> None:
         raise KeyboardInterrupt
 
     with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="a") as rollout:

@@ -67,10 +67,12 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool = True  # in a streamed reply
     thinking: bool | None = None  # None: nothing was said, so the gateway's setting holds
     custom_tools: frozenset[str] = frozenset()  # tools whose calls go back as free text, not as arguments
+    namespaces: frozenset[str] = frozenset()  # of tools named `namespace__tool`, whose calls go back in two words
     # Fields that were understood and cannot be honoured, each with what is done instead: said in a header, and
     # on the turn.
     unhonoured: tuple[str, ...] = ()
     output_schema: bool = False  # the reply is to follow a JSON schema; mostly a side request
+    repaired: bool = False  # text that was not valid Unicode was replaced
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperGroup
 
-from rolltape.cli import check, engine, export, ledger, ls, prune, query, samples, seal, show, tree
+from rolltape.cli import check, engine, export, ledger, ls, prune, query, samples, seal, serve, show, status, tree
 from rolltape.cli.exits import EXIT_CODES, Exit, exit_of
 from rolltape.errors import RolltapeError
 
@@ -36,6 +36,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in (
+    serve.serve,
+    status.status,
     ls.ls,
     tree.tree,
     samples.samples,

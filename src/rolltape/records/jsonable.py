@@ -2,8 +2,10 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
+
+import msgspec
 
 from rolltape.errors import NotJsonError
 
@@ -12,6 +14,9 @@ Json = dict[str, Any] | list[Any] | str | int | float | bool | None
 _NON_FINITE = "$float"
 _DEEPEST = 200  # levels: what reads a record may itself be deep in calls
 _CONTAINERS = (dict, list, tuple)
+_SHALLOW = 20  # levels
+_LARGEST = 2**63 - 1
+_encode_plain = msgspec.json.Encoder().encode
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _encode_sorted = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True).encode
 
@@ -31,6 +36,18 @@ def encode_json(value: object, where: str) -> tuple[bytes, bool]:
     except UnicodeEncodeError:
         # A lone surrogate has no UTF-8; each becomes one replacement character.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode(), True
+
+
+def encode_with_text_keys(value: object, where: str) -> tuple[bytes, bool]:
+    """As `encode_json`, but keys that are no text are refused: JSON would change them on the way."""
+    if _is_plain(value, _SHALLOW):
+        try:
+            return _encode_plain(value), False
+        except UnicodeEncodeError:
+            pass
+    encoded = encode_json(value, where)
+    _check_keys(value, where)
+    return encoded
 
 
 def decode_json(raw: bytes) -> Any:
@@ -87,6 +104,42 @@ def plain_scalar(value: object) -> object:
         return item()
     except (TypeError, ValueError, RuntimeError):
         return value
+
+
+def _is_plain(value: object, levels: int) -> bool:
+    """Whether msgspec, ten times as fast, writes the same bytes as json: exact types, no floats, nothing deep."""
+    if type(value) is dict:
+        for key in value:
+            if type(key) is not str:
+                return False
+        inner: Iterable[object] = value.values()
+    elif type(value) is list:
+        inner = value
+    else:
+        inner = (value,)
+    for item in inner:
+        kind = type(item)
+        if kind is str or item is None or kind is bool:
+            continue
+        if kind is dict or kind is list:
+            if not levels or not _is_plain(item, levels - 1):
+                return False
+        elif kind is not int or not -_LARGEST <= cast("int", item) <= _LARGEST:
+            return False
+    return True
+
+
+def _check_keys(value: object, where: str) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise NotJsonError(f"{where} has the key {key!r}, a {type(key).__name__}; JSON has only text keys")
+            if isinstance(item, _CONTAINERS):
+                _check_keys(item, where)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            if isinstance(item, _CONTAINERS):
+                _check_keys(item, where)
 
 
 def _too_deep(where: str) -> NotJsonError:

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any, Self
 
 from rolltape.errors import NotJsonError, RecordError
-from rolltape.records.jsonable import canonical_json, decode_json, encode_json
+from rolltape.records.jsonable import canonical_json, decode_json, encode_with_text_keys
 
 
 class Role(enum.StrEnum):
@@ -46,14 +46,13 @@ class Message:
         """Check and encode a caller's message; `where` names it in errors."""
         if isinstance(value, cls):
             return value
-        if not isinstance(value, Mapping):
+        if type(value) is not dict and not isinstance(value, Mapping):
             raise RecordError(f"{where} is a {type(value).__name__}; give an object with a role")
         role = value.get("role")
         if not isinstance(role, str) or role not in _ROLES:
             raise RecordError(f"{where} has the role {role!r}; known are {', '.join(_ROLES)}")
         plain = value if type(value) is dict else dict(value)
-        raw, repaired = encode_json(plain, where)
-        _check_keys(plain, where)
+        raw, repaired = encode_with_text_keys(plain, where)
         return cls(raw, _ROLES[role], repaired)
 
     @classmethod
@@ -126,9 +125,7 @@ class Root:
         if template_options is not None and not isinstance(template_options, Mapping):
             raise RecordError(f"{where}: template_options is a {type(template_options).__name__}; give a mapping")
         value = {"tools": tools, "template_options": template_options}
-        raw = encode_json(value, f"{where}: tools or template options")[0]
-        _check_keys(value, f"{where}: tools or template options")
-        return cls(raw)
+        return cls(encode_with_text_keys(value, f"{where}: tools or template options")[0])
 
     @property
     def tools(self) -> list[dict[str, Any]] | None:
@@ -213,20 +210,6 @@ def _refused(constant: str) -> float:
 def _finite_float(digits: str) -> float:
     number = float(digits)
     return number if math.isfinite(number) else _refused(digits)
-
-
-def _check_keys(value: object, where: str) -> None:
-    """Refuse keys that are no text: JSON would change them on the way."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise NotJsonError(f"{where} has the key {key!r}, a {type(key).__name__}; JSON has only text keys")
-            if isinstance(item, dict | list | tuple):
-                _check_keys(item, where)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            if isinstance(item, dict | list | tuple):
-                _check_keys(item, where)
 
 
 def _depth(value: object) -> int:

@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 import msgspec
@@ -48,11 +49,12 @@ class TurnFlag(enum.StrEnum):
     REPAIRED_UNICODE = "repaired_unicode"  # text that was not valid Unicode was replaced
     SPECIAL_TOKEN_TEXT = "special_token_text"  # user or tool text spells a special token
     MALFORMED_CALL = "malformed_call"  # a tool call that could not be parsed was delivered as text
+    DENIED_TOOL = "denied_tool"  # a call of a tool that the session may not use was delivered as text
     NOT_TOKEN_FAITHFUL = "not_token_faithful"  # the engine gave text, and ids were not its own
     NAN_LOGPROB = "nan_logprob"  # the engine gave NaN, which is recorded as no logprob
 
 
-class Segment(msgspec.Struct, frozen=True):
+class Segment(msgspec.Struct, frozen=True, gc=False):
     """A stretch `[start, stop)` of the sampled ids under one weight version.
 
     Both versions are equal where it is known, differ where it lies between the two, and are None where
@@ -133,6 +135,12 @@ class Turn:
         # Prompt and reply together: what the next prompt extends, if nothing drifts.
         self.tokens = TokenChain(sampled_ids, prompt_tokens, len(prompt_tokens))
         self.messages = prompt if reply is None else MessageChain((reply,), prompt, len(prompt))
+
+    def with_facts(self, facts: TurnFacts) -> "Turn":
+        """The same turn, of which other facts are known by now."""
+        other = copy(self)
+        other.facts = facts
+        return other
 
     @property
     def prompt_ids(self) -> Ids:

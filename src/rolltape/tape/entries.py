@@ -15,23 +15,20 @@ from rolltape.records.turn import TurnFacts
 from rolltape.tape.intake import CodedTurn
 from rolltape.tape.schema import row_crc, turn_crc, turn_pk
 
-_INSERT_TURN = "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_INSERT_CONTENT = "INSERT INTO contents VALUES (?, ?, ?)"
+_COLUMNS = {"contents": 3, "rollouts": 5, "sessions": 5, "turns": 14, "side_arrays": 8, "events": 3}
+_INSERTS = {table: f"INSERT INTO {table} VALUES ({', '.join('?' * count)})" for table, count in _COLUMNS.items()}
 _encode_facts = msgspec.json.Encoder().encode
 
 
 class Batch:
     """One transaction in the making. What it learns about keys counts only once the transaction is committed."""
 
-    def __init__(self, connection: sqlite3.Connection, known: dict[bytes, int], next_content: int, next_event: int):
-        self.cursor = connection.cursor()
+    def __init__(self, known: dict[bytes, int], next_content: int, next_event: int) -> None:
+        self.rows: dict[str, list[tuple[Any, ...]]] = {table: [] for table in _INSERTS}
         self.fresh: dict[bytes, int] = {}
         self.next_content = next_content
         self.next_event = next_event
-        self.added = {"rollouts": 0, "sessions": 0, "turns": 0}
         self._known = known
-        self._content_rows: list[tuple[int, bytes, bytes]] = []
-        self._turn_rows: list[tuple[Any, ...]] = []
 
     def content(self, digest: bytes, raw: bytes) -> int:
         """The key of a message or root, stored now unless the writer remembers that the journal has it."""
@@ -43,18 +40,14 @@ class Batch:
         if pk is None:
             pk = self.fresh[digest] = self.next_content
             self.next_content += 1
-            self._content_rows.append((pk, digest, raw))
+            self.rows["contents"].append((pk, digest, raw))
         return pk
 
-    def add_turn(self, row: tuple[Any, ...]) -> None:
-        self._turn_rows.append(row)
-        self.added["turns"] += 1
-
-    def write_turns(self) -> None:
-        """Write the turns that were added, after the contents that they refer to."""
-        if self._turn_rows:
-            self.cursor.executemany(_INSERT_CONTENT, self._content_rows)
-            self.cursor.executemany(_INSERT_TURN, self._turn_rows)
+    def insert(self, connection: sqlite3.Connection) -> None:
+        """Write the rows, table by table."""
+        for table, rows in self.rows.items():
+            if rows:
+                connection.executemany(_INSERTS[table], rows)
 
 
 class Entry(Protocol):
@@ -70,8 +63,7 @@ class StartedRollout:
         self._row = (pk, head.id, head.try_index, encode_record(head, f"rollout {head.id}"))
 
     def write(self, batch: Batch) -> None:
-        batch.cursor.execute("INSERT INTO rollouts VALUES (?, ?, ?, ?, ?)", (*self._row, row_crc(*self._row)))
-        batch.added["rollouts"] += 1
+        batch.rows["rollouts"].append((*self._row, row_crc(*self._row)))
 
 
 class StartedSession:
@@ -81,8 +73,7 @@ class StartedSession:
         self._row = (pk, rollout, head.ordinal, encode_record(head, f"session {head.id}"))
 
     def write(self, batch: Batch) -> None:
-        batch.cursor.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?)", (*self._row, row_crc(*self._row)))
-        batch.added["sessions"] += 1
+        batch.rows["sessions"].append((*self._row, row_crc(*self._row)))
 
 
 class RecordedTurn(msgspec.Struct, frozen=True):
@@ -128,13 +119,13 @@ class RecordedTurn(msgspec.Struct, frozen=True):
             ),
         )
         coding = (pk, coded.parent, coded.keep_tokens, coded.keep_messages, root_pk, message_pks, reply_pk)
-        batch.add_turn((*coding, sides, dtype, sampled, new_ids, logprobs, self.facts, crc))
+        batch.rows["turns"].append((*coding, sides, dtype, sampled, new_ids, logprobs, self.facts, crc))
         for name, side in turn.side.items():
             values = side.values
             shape = json.dumps(values.shape)
             counts = None if side.counts is None else side.counts.tobytes()
             row = (pk, name, side.start, values.dtype.str, shape, values.tobytes(), counts)
-            batch.cursor.execute("INSERT INTO side_arrays VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, row_crc(*row)))
+            batch.rows["side_arrays"].append((*row, row_crc(*row)))
 
 
 class LoggedEvent(msgspec.Struct, frozen=True):
@@ -144,7 +135,7 @@ class LoggedEvent(msgspec.Struct, frozen=True):
 
     def write(self, batch: Batch) -> None:
         row = (batch.next_event, self.body)
-        batch.cursor.execute("INSERT INTO events VALUES (?, ?, ?)", (*row, row_crc(*row)))
+        batch.rows["events"].append((*row, row_crc(*row)))
         batch.next_event += 1
 
 

@@ -97,6 +97,8 @@ def _is_plain(item: object) -> bool:
 
 def as_items(value: object, where: str, of: str) -> list[Any]:
     """The items of any iterable but a text or a mapping, an iterator's too; `where` says what they are."""
+    if type(value) is list:
+        return value.copy()
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise RecordError(f"{where} are {shown(value)}, a {type(value).__name__}; give a list of {of}")
     return list(value)

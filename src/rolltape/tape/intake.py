@@ -2,8 +2,8 @@
 
 import marshal
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Unpack
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Unpack
 
 import msgspec
 import numpy as np
@@ -20,8 +20,12 @@ from rolltape.tape.fields import TurnFields, as_items, as_member, as_settings, a
 from rolltape.tape.reply import Sampled, as_sampled, ids_or_none
 
 _FIELDS = frozenset(TurnFields.__annotations__)
-_TextField = Literal["auxiliary", "error", "fingerprint", "model", "renderer"]
-_NumberField = Literal["ended_at", "reward", "started_at"]
+# Fields that are facts as they are, once they are checked.
+_FACTS: dict[str, Callable[[Any, str], object]] = {
+    **dict.fromkeys(("auxiliary", "error", "fingerprint", "model", "renderer"), as_text),
+    **dict.fromkeys(("ended_at", "reward", "started_at"), as_float),
+    **dict.fromkeys(("extra", "sampling", "sampling_asked"), as_settings),
+}
 
 
 class CodedTurn(msgspec.Struct, frozen=True):
@@ -51,8 +55,9 @@ class SessionIntake:
         self.head = head
         where = f"session {head.id}"
         self.root = Root.snapshot(tools, template_options, where)
-        self.defaults = {"model": model, "renderer": renderer, "fingerprint": fingerprint}
-        self.logprob_kind = as_member(LogprobKind, logprob_kind, where) if logprob_kind else None
+        kind = as_member(LogprobKind, logprob_kind, where) if logprob_kind else None
+        defaults = {"model": model, "renderer": renderer, "fingerprint": fingerprint, "logprob_kind": kind}
+        self._defaults = {name: value for name, value in defaults.items() if value is not None}
         self.turns: list[Turn] = []
         self._delta = DeltaCoder()
         # Messages of whole prompts by their marshalled bytes: most of the next prompt need not be encoded again.
@@ -127,29 +132,25 @@ class SessionIntake:
         reply: Message | None,
         where: str,
     ) -> TurnFacts:
-        kind, asked = fields.get("logprob_kind"), fields.get("sampling_asked")
-        ended_at = _number(fields, "ended_at", where)
-        given_as_new = fields.get("after") is not None
-        starts = _message_starts(fields.get("message_starts"), prompt, prompt_tokens, given_as_new, where)
-        return TurnFacts(
-            finish=ended,
-            segments=sampled.segments,
-            sampling=as_settings(fields.get("sampling"), f"{where}: sampling"),
-            sampling_asked=None if asked is None else as_settings(asked, f"{where}: sampling_asked"),
-            logprob_kind=as_member(LogprobKind, kind, where) if kind else self.logprob_kind,
-            model=_text(fields, "model", where) or self.defaults["model"],
-            renderer=_text(fields, "renderer", where) or self.defaults["renderer"],
-            fingerprint=_text(fields, "fingerprint", where) or self.defaults["fingerprint"],
-            message_starts=starts,
-            delivery=as_member(Delivery, fields.get("delivery", Delivery.DELIVERED), where),
-            auxiliary=_text(fields, "auxiliary", where),
-            flags=self._flags(fields, ended, sampled, prompt, reply, where),
-            reward=_number(fields, "reward", where),
-            error=_text(fields, "error", where),
-            started_at=_number(fields, "started_at", where),
-            ended_at=time.time() if ended_at is None else ended_at,
-            extra=as_settings(fields.get("extra"), f"{where}: extra"),
-        )
+        facts: dict[str, Any] = {
+            name: _FACTS[name](value, f"{where}: {name}")
+            for name, value in fields.items()
+            if name in _FACTS and value is not None
+        }
+        if "ended_at" not in facts:
+            facts["ended_at"] = time.time()
+        if kind := fields.get("logprob_kind"):
+            facts["logprob_kind"] = as_member(LogprobKind, kind, where)
+        for name, default in self._defaults.items():
+            facts[name] = facts.get(name) or default
+        if "delivery" in fields:
+            facts["delivery"] = as_member(Delivery, fields["delivery"], where)
+        starts = fields.get("message_starts")
+        if starts is not None:
+            given_as_new = fields.get("after") is not None
+            facts["message_starts"] = _message_starts(starts, prompt, prompt_tokens, given_as_new, where)
+        flags = self._flags(fields, ended, sampled, prompt, reply, where)
+        return TurnFacts(finish=ended, segments=sampled.segments, flags=flags, **facts)
 
     def _flags(
         self,
@@ -173,11 +174,16 @@ class SessionIntake:
         return tuple(sorted(set(flags))) if flags else ()
 
     def accept(self, coded: CodedTurn) -> Turn:
-        """Take a coded turn as part of the session, once it is stored."""
+        """Take a coded turn as part of the session."""
         self.turns.append(coded.turn)
         parent = None if coded.parent is None else self.turns[coded.parent]
         self._delta.accepted(coded.turn, parent, coded.keep_messages, given_whole=coded.given_whole)
         return coded.turn
+
+    def take_back(self, count: int) -> None:
+        """Leave the session with its first `count` turns: those after them could not be stored."""
+        del self.turns[count:]
+        self._delta.take_back(count)
 
     def _earlier(self, after: Turn | str, where: str) -> Turn:
         if isinstance(after, Turn) and after.sequence < len(self.turns) and self.turns[after.sequence] is after:
@@ -221,16 +227,6 @@ def _known_or_new(message: object, known: dict[bytes, Message], where: str) -> M
     return found
 
 
-def _text(fields: TurnFields, name: _TextField, where: str) -> str | None:
-    value = fields.get(name)
-    return None if value is None else as_text(value, f"{where}: {name}")
-
-
-def _number(fields: TurnFields, name: _NumberField, where: str) -> float | None:
-    value = fields.get(name)
-    return None if value is None else as_float(value, f"{where}: {name}")
-
-
 def _reply(value: object, ended: Finish, where: str) -> Message | None:
     """The reply's message; only an aborted or failed turn may come without."""
     if value is None:
@@ -245,10 +241,8 @@ def _reply(value: object, ended: Finish, where: str) -> Message | None:
 
 def _message_starts(
     value: object, prompt: MessageChain, tokens: TokenChain, given_as_new: bool, where: str
-) -> tuple[int, ...] | None:
+) -> tuple[int, ...]:
     """Where each of the turn's own messages begins, counted from the start of the prompt."""
-    if value is None:
-        return None
     starts = as_whole_numbers(value, f"{where}: message_starts", "a message's start")
     messages = len(prompt.own) if given_as_new else len(prompt)
     if len(starts) != messages:

@@ -7,7 +7,7 @@ import os
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rolltape.errors import ClosedError, TapeWriteError
@@ -15,12 +15,13 @@ from rolltape.tape.entries import Batch, Entry
 from rolltape.tape.owner import Owner, writer_name
 from rolltape.tape.rundir import SCHEMA, RunDirectory, sync_directory
 from rolltape.tape.schema import SELECT_TRIES, TABLES
+from rolltape.tape.ticks import Ticks
 
 _PAGES_BEFORE_CHECKPOINT = 4096  # 16 MiB: a checkpoint syncs, so fewer and larger ones cost less
 _KNOWN_CONTENTS = 131_072  # of the contents last used: one that comes back later is stored again
 
 
-_UNWRITABLE = (sqlite3.Error, OverflowError, ValueError, TypeError)
+_UNWRITABLE = (sqlite3.Error, OverflowError, ValueError, TypeError, MemoryError)
 
 
 class Durability(enum.StrEnum):
@@ -31,19 +32,37 @@ class Durability(enum.StrEnum):
 
 
 class Ticket:
-    """Entries on their way to the disk together: all of them are kept, or none."""
+    """Entries on their way to the disk together: all of them are kept, or none.
 
-    __slots__ = ("done", "entries", "error")
+    It is settled once, by the thread that writes it; `settled` is then called, in that thread.
+    """
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    __slots__ = ("_settled", "after", "done", "entries", "error")
+
+    def __init__(
+        self, entries: Sequence[Entry], after: "Ticket | None" = None, settled: "Callable[[Ticket], None] | None" = None
+    ) -> None:
         self.entries = entries
+        self.after = after  # without that one this one has no meaning
         self.done = False
         self.error: BaseException | None = None
+        self._settled = settled
 
     @property
     def stored(self) -> bool:
         """Whether its entries are on the disk."""
         return self.done and self.error is None
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether the one that it builds on was refused."""
+        return self.after is not None and self.after.done and self.after.error is not None
+
+    def settle(self, error: BaseException | None = None) -> None:
+        """Say what became of it; None: it is on the disk."""
+        self.error, self.done, self.after = error, True, None
+        if self._settled is not None:
+            self._settled(self)
 
 
 class Journal:
@@ -55,6 +74,8 @@ class Journal:
         self.pid = os.getpid()
         self.next_rollout = 1
         self.next_session = 1
+        self.waits_for_disk = durability is Durability.POWER
+        self.ticks = Ticks(self)
         self._owner = Owner(self.path)
         try:
             self._connection = _made(self.path, run, self.writer, durability)
@@ -73,11 +94,16 @@ class Journal:
         """Store entries together; returns when they are durable."""
         self.wait(self.submit(*entries))
 
-    def submit(self, *entries: Entry) -> Ticket:
-        """Queue entries without waiting. They are durable once `wait` on the ticket, or `flush`, returns."""
+    def submit(
+        self, *entries: Entry, after: Ticket | None = None, settled: Callable[[Ticket], None] | None = None
+    ) -> Ticket:
+        """Queue entries without waiting. They are durable once `wait` on the ticket, or `flush`, returns.
+
+        If `after` is refused they are refused too.
+        """
         if self._closed:
             raise ClosedError(f"journal {self.path}: the tape is closed; open it again to record more")
-        ticket = Ticket(entries)
+        ticket = Ticket(entries, after, settled)
         self._queue.append(ticket)
         return ticket
 
@@ -88,62 +114,81 @@ class Journal:
                 # Whoever gets the lock writes all that is queued; those who waited for it find their entries done.
                 with self._commit_lock:
                     if not ticket.done:
-                        self._commit_queued(ticket)
-            except BaseException:
-                self._withdraw(ticket)
+                        self._commit_queued()
+            except BaseException as interrupt:
+                self._withdraw(ticket, interrupt)
                 raise
         if ticket.error is not None:
-            raise TapeWriteError(
-                f"journal {self.path}: {ticket.error}; this was not recorded, all before it was"
-            ) from ticket.error
+            raise ticket.error
 
-    def _withdraw(self, ticket: Ticket) -> None:
+    def _withdraw(self, ticket: Ticket, interrupt: BaseException) -> None:
         """Take back what an interrupted caller will not hear about, if nobody has written it yet."""
-        with self._commit_lock, contextlib.suppress(ValueError):
-            self._queue.remove(ticket)
+        with self._commit_lock:
+            if not ticket.done:
+                self._queue.remove(ticket)
+                ticket.settle(interrupt)
 
     def flush(self) -> None:
-        """Make everything that was submitted durable."""
-        with self._commit_lock:
-            self._commit_queued(None)
+        """Settle everything that was submitted."""
+        if self.pid == os.getpid():
+            with self._commit_lock:
+                self._commit_queued()
 
-    def _commit_queued(self, own: Ticket | None) -> None:
+    @property
+    def has_queued(self) -> bool:
+        """Whether something was submitted that nobody has begun to write."""
+        return bool(self._queue)
+
+    def _commit_queued(self) -> None:
         waiting: list[Ticket] = []
         while self._queue:
             waiting.append(self._queue.popleft())
         try:
-            if not self._written(waiting) and len(waiting) > 1:
+            if not self._written(waiting):
                 for ticket in waiting:  # what cannot be written must not take the others with it
                     self._written([ticket])
-        except BaseException as error:
+        except BaseException:
             self._roll_back()
-            unwritten = [ticket for ticket in waiting if not ticket.done and ticket is not own]
-            self._queue.extendleft(reversed(unwritten))
-            if own is not None and not own.done:
-                own.done, own.error = True, error
+            self._queue.extendleft(ticket for ticket in reversed(waiting) if not ticket.done)
             raise
 
     def _written(self, tickets: Sequence[Ticket]) -> bool:
-        batch = Batch(self._connection, self._known, self._next_content, self._next_event)
+        """Write those of the tickets that still can be, in one transaction; one alone that fails is refused."""
+        tickets = [ticket for ticket in tickets if not self._is_settled(ticket)]
+        if not tickets:
+            return True
+        batch = Batch(self._known, self._next_content, self._next_event)
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
             for ticket in tickets:
                 for entry in ticket.entries:
                     entry.write(batch)
-            batch.write_turns()
+            self._connection.execute("BEGIN IMMEDIATE")
+            batch.insert(self._connection)
             self._connection.execute("COMMIT")
         except _UNWRITABLE as error:
             self._roll_back()
-            for ticket in tickets:
-                ticket.error, ticket.done = error, len(tickets) == 1
+            if len(tickets) == 1:
+                tickets[0].settle(self._refusal(f"{error}; this was not recorded, all before it was", error))
             return False
         self._next_content, self._next_event = batch.next_content, batch.next_event
-        for table, count in batch.added.items():
-            self._rows[table] += count
+        for table in self._rows:
+            self._rows[table] += len(batch.rows[table])
         self._remember(batch.fresh)
         for ticket in tickets:
-            ticket.error, ticket.done = None, True
+            ticket.done = True  # all of them before any is told of: an interrupt must not have one written twice
+        for ticket in tickets:
+            ticket.settle()
         return True
+
+    def _is_settled(self, ticket: Ticket) -> bool:
+        if ticket.is_orphan:
+            ticket.settle(self._refusal("the turn before it could not be written; this was not recorded either"))
+        return ticket.done
+
+    def _refusal(self, what: str, cause: BaseException | None = None) -> TapeWriteError:
+        refusal = TapeWriteError(f"journal {self.path}: {what}")
+        refusal.__cause__ = cause
+        return refusal
 
     def _roll_back(self) -> None:
         if self._connection.in_transaction:
@@ -165,7 +210,7 @@ class Journal:
         if self._closed or self.pid != os.getpid():
             return
         with self._commit_lock:
-            self._commit_queued(None)
+            self._commit_queued()
             self._closed = True
             counts: dict[str, int] | None = {**self._rows, "events": self._next_event}
             try:

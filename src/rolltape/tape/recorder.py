@@ -1,7 +1,9 @@
 """Recording: a tape gives rollouts, a rollout gives sessions, a session takes turns. Durable when the call returns."""
 
+import asyncio
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -15,7 +17,7 @@ from rolltape.tape.arrays import as_ids
 from rolltape.tape.entries import RecordedTurn, StartedSession, facts_json
 from rolltape.tape.fields import TurnFields, as_member, as_settings, as_text
 from rolltape.tape.intake import CodedTurn, SessionIntake
-from rolltape.tape.journal import Journal
+from rolltape.tape.journal import Journal, Ticket
 from rolltape.tape.roster import Ended
 from rolltape.tape.schema import MAX_TURNS
 
@@ -24,13 +26,15 @@ if TYPE_CHECKING:
 
 
 class SessionRecorder:
-    """One agent's connection, open for turns. Threads may share it; its turns are then put in one order."""
+    """One agent's connection, open for turns. Threads and coroutines may share it; its turns are put in one order."""
 
     def __init__(self, rollout: "RolloutRecorder", pk: int, intake: SessionIntake) -> None:
         self._rollout = rollout
         self._pk = pk
-        self._intake = intake
-        self.lock = threading.Lock()
+        self._intake = intake  # its last turns, one per ticket that is not settled, may yet be refused
+        self._tickets: deque[Ticket] = deque()
+        self.lock = threading.RLock()
+        self.turn_count = 0
         self.sampled_tokens = 0
         self.versions: dict[str, None] = {}
 
@@ -39,34 +43,70 @@ class SessionRecorder:
         return self._intake.head.id
 
     @property
-    def turns(self) -> tuple[Turn, ...]:
-        """The turns recorded so far."""
-        return tuple(self._intake.turns)
+    def head(self) -> SessionHead:
+        return self._intake.head
 
     @property
-    def turn_count(self) -> int:
-        return len(self._intake.turns)
+    def turns(self) -> tuple[Turn, ...]:
+        """The turns recorded so far."""
+        with self.lock:
+            self.settle()
+            return tuple(self._intake.turns[: self.turn_count])
 
     def record_turn(self, *, finish: Finish | str, **fields: Unpack[TurnFields]) -> Turn:
         """Record one reply; it is durable when this returns. The fields are those of `TurnFields`."""
         with self.lock:
-            place = len(self._intake.turns)
-            journal = self._rollout.open_journal(f"turn {self.id}.{place}")
-            if place >= MAX_TURNS:
-                raise RecordError(f"turn {self.id}.{place}: a session holds {MAX_TURNS} turns; open another one")
-            coded = self._intake.code(finish=finish, **fields)
-            facts = facts_json(coded.turn.facts, f"turn {self.id}.{place}")
-            ticket = journal.submit(RecordedTurn(self._pk, coded, facts))
+            journal, coded, entry = self._coded(finish=finish, **fields)
+            ticket = journal.submit(entry, after=self._last_ticket())
+            self._expect(coded, ticket)
             try:
                 journal.wait(ticket)
             finally:
                 # An interrupt may come when the turn is on the disk already; then it is part of the session.
-                if ticket.stored:
-                    self._accept(coded)
+                self.settle()
             return coded.turn
 
-    def _accept(self, coded: CodedTurn) -> None:
-        turn = self._intake.accept(coded)
+    def record_turn_async(self, *, finish: Finish | str, **fields: Unpack[TurnFields]) -> asyncio.Future[Turn]:
+        """Record one reply from a coroutine; it is durable when the future is done.
+
+        A bad turn is refused at once, by this call. What is given is copied and has its place in the session when
+        this returns, whatever becomes of the future: a turn whose future is cancelled is recorded nevertheless.
+        """
+        with self.lock:
+            journal, coded, entry = self._coded(finish=finish, **fields)
+            ticket, future = journal.ticks.submit(coded.turn, entry, after=self._last_ticket())
+            self._expect(coded, ticket)
+            return future
+
+    def _coded(self, **fields: Any) -> tuple[Journal, CodedTurn, RecordedTurn]:
+        self.settle()
+        where = f"turn {self.id}.{len(self._intake.turns)}"
+        journal = self._rollout.open_journal(where)
+        if len(self._intake.turns) >= MAX_TURNS:
+            raise RecordError(f"{where}: a session holds {MAX_TURNS} turns; open another one")
+        coded = self._intake.code(**fields)
+        return journal, coded, RecordedTurn(self._pk, coded, facts_json(coded.turn.facts, where))
+
+    def _last_ticket(self) -> Ticket | None:
+        return self._tickets[-1] if self._tickets else None
+
+    def _expect(self, coded: CodedTurn, ticket: Ticket) -> None:
+        """Take a turn as part of the session until its ticket says otherwise."""
+        self._intake.accept(coded)
+        self._tickets.append(ticket)
+
+    def settle(self) -> None:
+        """Count the turns that are on the disk by now. One that was refused is taken back, and all after it."""
+        while self._tickets and self._tickets[0].done:
+            if self._tickets.popleft().stored:
+                self._count(self._intake.turns[self.turn_count])
+            else:
+                # Those after it will be refused, if they are not yet: each ticket is bound to the one before.
+                self._tickets.clear()
+                self._intake.take_back(self.turn_count)
+
+    def _count(self, turn: Turn) -> None:
+        self.turn_count += 1
         self.sampled_tokens += len(turn.sampled_ids)
         for segment in turn.facts.segments:
             for version in (segment.first_version, segment.last_version):
@@ -104,6 +144,11 @@ class RolloutRecorder:
     @property
     def is_open(self) -> bool:
         return self._ended is None
+
+    @property
+    def sessions(self) -> tuple[SessionRecorder, ...]:
+        """The sessions opened so far."""
+        return tuple(self._sessions)
 
     def session(
         self,
@@ -179,6 +224,7 @@ class RolloutRecorder:
             for session in self._sessions:  # a turn that is being recorded counts, or comes too late
                 held.enter_context(session.lock)
             journal = self.open_journal(f"rollout {self.id}")
+            journal.flush()  # turns of coroutines that are on their way count, or are refused
             data: dict[str, Any] = {"status": status.value}
             if stop_reason is not None:
                 data["stop_reason"] = stop_reason.value
@@ -195,6 +241,9 @@ class RolloutRecorder:
 
     def turn_counts(self) -> tuple[int, ...]:
         """How many turns each session has so far."""
+        for session in self._sessions:
+            with session.lock:
+                session.settle()
         return tuple(session.turn_count for session in self._sessions)
 
     def open_journal(self, where: str) -> Journal:

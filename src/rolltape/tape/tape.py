@@ -1,5 +1,6 @@
 """The tape as a writer sees it: start rollouts, and say later what became of them."""
 
+import asyncio
 import os
 import re
 import threading
@@ -24,6 +25,8 @@ from rolltape.tape.rundir import RunDirectory, locked
 
 _NUMBER = r"(0|[1-9][0-9]{0,17})"
 _TURN_ID = re.compile(rf"(.+)\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}")
+
+_Said = tuple[Journal, list[LoggedEvent]]  # what to write, and where
 
 _open_tapes: "weakref.WeakSet[Tape]" = weakref.WeakSet()
 
@@ -133,30 +136,33 @@ class Tape:
         if data is None:
             raise RecordError(f"{where}: no reward; give a number")
         if turn is None:
-            self._say(EventKind.SCORE, rollout_id, try_index, data, by=by)
+            _append(self._said(EventKind.SCORE, rollout_id, try_index, data, by=by))
         else:
             place = _turn_place(str(turn))
             if place.rollout != rollout_id or try_index not in (None, place.try_index):
                 raise RecordError(f"{where}: that turn belongs to try {place.try_index} of rollout {place.rollout}")
-            self._say(EventKind.SCORE, place.rollout, place.try_index, data, by=by, turn=place)
+            _append(self._said(EventKind.SCORE, place.rollout, place.try_index, data, by=by, turn=place))
 
     def tag(self, rollout_id: str, *tags: str, by: str | None = None, try_index: int | None = None) -> None:
         """Give a rollout, all its tries unless told which, its tags; they take the place of those it had."""
         data = {"tags": list(as_tags(tags, f"rollout {rollout_id}"))}
-        self._say(EventKind.TAG, rollout_id, try_index, data, by=by)
+        _append(self._said(EventKind.TAG, rollout_id, try_index, data, by=by))
 
     def filter(
         self, rollout_id: str, reason: str | None, *, by: str | None = None, try_index: int | None = None
     ) -> None:
         """Keep a rollout, all its tries unless told which, out of training, and say why; None takes it back."""
         data = {"reason": as_text(reason, f"rollout {rollout_id}: the reason of its filter")}
-        self._say(EventKind.FILTER, rollout_id, try_index, data, by=by)
+        _append(self._said(EventKind.FILTER, rollout_id, try_index, data, by=by))
 
     def deliver(self, turn_id: str, delivery: Delivery | str = Delivery.DELIVERED) -> None:
         """Say whether the client got a turn's reply."""
-        data = {"delivery": as_member(Delivery, delivery, f"turn {turn_id}").value}
-        place = _turn_place(turn_id)
-        self._say(EventKind.DELIVERY, place.rollout, place.try_index, data, turn=place)
+        _append(self._delivery(turn_id, delivery))
+
+    def deliver_async(self, turn_id: str, delivery: Delivery | str = Delivery.DELIVERED) -> asyncio.Future[None]:
+        """As `deliver`, from a coroutine: the future is done when it is durable, and need not be awaited."""
+        journal, events = self._delivery(turn_id, delivery)
+        return journal.ticks.submit(None, *events)[1]
 
     def announce_version(self, version: str | int) -> None:
         """Say that a weight version is now in use: versions are ordered as they are announced."""
@@ -244,7 +250,16 @@ class Tape:
             self._begin_journal()
         return self._journal
 
-    def _say(
+    def _delivery(self, turn_id: str, delivery: Delivery | str) -> _Said:
+        data = {"delivery": as_member(Delivery, delivery, f"turn {turn_id}").value}
+        turn = _turn_place(turn_id)
+        if turn.key not in self._open:
+            return self._said(EventKind.DELIVERY, turn.rollout, turn.try_index, data, turn=turn)
+        # While a rollout is open here no other process serves it: there is nobody else's word to look for.
+        self._check_turn(turn)
+        return self._own(), [self.event(EventKind.DELIVERY, turn.key, data=data, turn=turn.id)]
+
+    def _said(
         self,
         kind: EventKind,
         rollout: str,
@@ -253,7 +268,7 @@ class Tape:
         *,
         by: str | None = None,
         turn: "_TurnPlace | None" = None,
-    ) -> None:
+    ) -> _Said:
         by = as_text(by, f"rollout {rollout}: by")
         rollout = as_text(rollout, "the id of a rollout") or ""
         if try_index is not None:
@@ -274,15 +289,13 @@ class Tape:
             if turn is not None:
                 self._check_turn(turn)
             turn_id = None if turn is None else turn.id
-            events = [
+            return journal, [
                 self.event(kind, (rollout, one), data=data, turn=turn_id, by=by, after_ns=after_ns) for one in tries
             ]
-        journal.append(*events)
 
     def _check_turn(self, turn: "_TurnPlace") -> None:
         """Refuse a turn that is not there, where this is known: for rollouts open here, and those that have ended."""
-        key = (turn.rollout, turn.try_index)
-        recorder, ended = self._open.get(key), self._roster.ended.get(key)
+        recorder, ended = self._open.get(turn.key), self._roster.ended.get(turn.key)
         if recorder is not None:
             counts = recorder.turn_counts()
         elif ended is not None:
@@ -308,6 +321,15 @@ class _TurnPlace(NamedTuple):
     try_index: int
     ordinal: int
     sequence: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return (self.rollout, self.try_index)
+
+
+def _append(said: _Said) -> None:
+    journal, events = said
+    journal.append(*events)
 
 
 def _turn_place(turn: object) -> _TurnPlace:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from rolltape.capture.exchange import Ask, SamplingParams
 from rolltape.records.tokens import Ids
-from rolltape.records.turn import Finish, LogprobKind
+from rolltape.records.turn import Finish, LogprobKind, Segment
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -35,6 +35,7 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     # where the engine does not say.
     first_version: str | None = None
     last_version: str | None = None
+    segments: tuple[Segment, ...] = ()  # of an engine that says at which id weights changed; (): the two above hold
     logprob_kind: LogprobKind | None = None
     cached_tokens: int | None = None  # of the prompt, by the engine's own prefix cache; None: it does not say
     side_arrays: Mapping[str, Any] = {}  # as `record_turn` takes them

@@ -27,5 +27,5 @@ class Wire(Protocol):
     def error(self, status: int, message: str) -> bytes:
         """The body of a refusal."""
 
-    def error_event(self, status: int, message: str) -> bytes:
-        """An error within a stream that has begun."""
+    def error_event(self, status: int, message: str, draft: Draft | None = None) -> bytes:
+        """An error within a stream that has begun; `draft` is what it was opened with."""

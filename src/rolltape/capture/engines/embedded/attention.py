@@ -1,5 +1,6 @@
 """Attention of many requests' tokens, each over its own cache, in shapes that depend on its own request alone."""
 
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -32,12 +33,14 @@ class _One(NamedTuple):
 class Rows:
     """The rows of one step. Single tokens come first and share one softmax; longer spans have their own."""
 
-    def __init__(self, spans: list[Span], config: ModelConfig) -> None:
+    def __init__(self, spans: list[Span], config: ModelConfig, *, safe: bool) -> None:
+        """`safe`: no score can overflow exp."""
+        self._safe = safe
         heads, group = config.heads, config.heads // config.kv_heads
         lone = [span for span in spans if len(span.ids) == 1]
-        self._flat = np.empty(heads * sum(span.end for span in lone), dtype=np.float32)
-        self._lengths = np.repeat([span.end for span in lone], heads)
-        self._offsets = np.cumsum(self._lengths) - self._lengths
+        self._lengths = [span.end for span in lone for _ in range(heads)]
+        self._offsets = list(accumulate(self._lengths, initial=0))
+        self._flat = np.empty(self._offsets.pop(), dtype=np.float32)
         self._ones: list[_One] = []
         place = 0
         for span in lone:
@@ -59,28 +62,29 @@ class Rows:
         for rows, span in self._longer:
             held = span.cache.values[layer, :, :, : span.end]
             held[:, :, span.start :] = both[rows].transpose(1, 2, 0, 3)
-            mixed[rows] = _attend(queries[rows], held[0], held[1], span.start)
+            mixed[rows] = _attend(queries[rows], held[0], held[1], span.start, safe=self._safe)
 
     def _attend_ones(self, layer: int, queries: Floats, both: Floats, mixed: Floats) -> None:
         ones, flat = self._ones, self._flat
         for (held, turned_keys, scores), query, new in zip(ones, queries, both, strict=False):
             held[layer, :, :, -1] = new
             np.matmul(query, turned_keys[layer], out=scores)
-        flat -= np.repeat(np.maximum.reduceat(flat, self._offsets), self._lengths)
+        if not self._safe:
+            flat -= np.repeat(np.maximum.reduceat(flat, self._offsets), self._lengths)
         np.exp(flat, out=flat)
         for (held, _, scores), result in zip(ones, mixed, strict=False):
             np.matmul(scores, held[layer, 1], out=result)
         mixed[: len(ones)] /= np.add.reduceat(flat, self._offsets).reshape(-1, *mixed.shape[1:3], 1)
 
 
-def _attend(queries: Floats, keys: Floats, values: Floats, start: int) -> Floats:
+def _attend(queries: Floats, keys: Floats, values: Floats, start: int, *, safe: bool) -> Floats:
     """Attention of consecutive tokens: queries (tokens, kv_heads, group, head_dim), each sees what is before it."""
     tokens, kv_heads, group, dim = queries.shape
     stacked = queries.transpose(1, 2, 0, 3).reshape(kv_heads, group * tokens, dim)
     scores = np.matmul(stacked, keys.swapaxes(1, 2)).reshape(kv_heads, group, tokens, -1)
-    later = np.triu(np.ones((tokens, tokens), dtype=bool), 1)
-    scores[..., start:][..., later] = -np.inf
-    scores -= scores.max(axis=-1, keepdims=True)
+    np.copyto(scores[..., start:], -np.inf, where=np.triu(np.ones((tokens, tokens), dtype=bool), 1))
+    if not safe:
+        scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
     mixed = np.matmul(scores.reshape(kv_heads, group * tokens, -1), values).reshape(kv_heads, group, tokens, dim)
     mixed /= scores.sum(axis=-1, keepdims=True)

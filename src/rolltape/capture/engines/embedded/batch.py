@@ -3,12 +3,10 @@
 from collections import deque
 from collections.abc import Iterator
 
-import numpy as np
-
 from rolltape.capture.engines.embedded.attention import Span
 from rolltape.capture.engines.embedded.checkpoint import Floats
 from rolltape.capture.engines.embedded.request import Request, Weights
-from rolltape.capture.engines.embedded.sampling import choose, log_softmax, top_of
+from rolltape.capture.engines.embedded.sampling import Softmax, choose, top_of
 from rolltape.records.turn import Finish
 
 # Prompt tokens read in one step beside the running replies: two pieces, some 15 ms of the shipped model.
@@ -41,7 +39,8 @@ class Batch:
     def step(self) -> list[Request]:
         """Feed every running reply its last id and some prompts a piece; the requests that got further."""
         self._admit()
-        fed = [*self._replying(), *self._reading()]
+        fed = [request for request in self.running if not request.reads_prompt]
+        fed += self._reading()
         changed = []
         # Replies that finish under older weights run beside those of the current ones.
         for weights in dict.fromkeys(request.weights for request in fed):
@@ -51,6 +50,8 @@ class Batch:
         return changed
 
     def _admit(self) -> None:
+        if not self.waiting:
+            return
         cached = sum(len(request.prompt) + len(request.ids) for request in self.running)
         while self.waiting and len(self.running) < self._max_running:
             cached += len(self.waiting[0].prompt)
@@ -60,53 +61,53 @@ class Batch:
             request.begin(self.weights, self._context)
             self.running.append(request)
 
-    def _replying(self) -> Iterator[Request]:
-        return (request for request in self.running if not request.reads_prompt)
-
     def _reading(self) -> Iterator[Request]:
         """Whose prompts are read on: the oldest, so that all get through, then those that were served least."""
         reading = [request for request in self.running if request.reads_prompt]
         tokens = 0
+        begun: set[bytes] = set()
         for request in [*reading[:1], *sorted(reading[1:], key=lambda request: request.fed)]:
             if tokens >= _PROMPT_TOKENS_PER_STEP:
                 return
+            key = request.take_over()
+            if key is not None and key in begun:
+                continue  # another reads that piece now, and it is there to take over at the next step
+            if key is not None:
+                begun.add(key)
             yield request
             tokens += len(request.next_span().ids)
 
     def _feed(self, weights: Weights, requests: list[Request]) -> list[Request]:
-        requests = sorted(requests, key=lambda request: len(request.next_span().ids) > 1)
-        spans = [request.next_span() for request in requests]
-        logits = weights.model.forward(spans)
-        sampling: list[Request] = []
+        fed = [(request, request.next_span()) for request in requests]
+        fed.sort(key=lambda pair: len(pair[1].ids) > 1)
+        logits = weights.model.forward([span for _, span in fed])
+        further: list[Request] = []
         rows: list[int] = []
         stop = 0
-        for request, span in zip(requests, spans, strict=True):
+        for request, span in fed:
             stop += span.wanted
-            if span.wanted and request.sampling.prompt_logprobs_from is not None and request.reads_prompt:
-                _keep_prompt_logprobs(request, span, logits[stop - span.wanted : stop])
-            request.fed += len(span.ids)
             if request.reads_prompt:
-                continue
-            if request.sampling.max_tokens == 0:
-                request.end(Finish.LENGTH)
+                if span.wanted and request.sampling.prompt_logprobs_from is not None:
+                    _keep_prompt_logprobs(request, span, logits[stop - span.wanted : stop])
+                request.fed += len(span.ids)
+                request.keep()
+                if request.reads_prompt:
+                    continue
             else:
-                sampling.append(request)
-                rows.append(stop - 1)
-        self._sample(sampling, logits[rows])
-        return [request for request in requests if not request.reads_prompt]
+                request.fed += 1
+            further.append(request)
+            rows.append(stop - 1)
+        self._sample(further, logits if len(rows) == len(logits) else logits[rows])
+        return further
 
     def _sample(self, requests: list[Request], logits: Floats) -> None:
-        finite = [bool(fine) for fine in np.isfinite(logits.max(axis=-1))]
-        for request, fine in zip(requests, finite, strict=True):
-            if not fine:
+        choices = choose(logits, [request.sampling for request in requests], [request.draws for request in requests])
+        for request, choice in zip(requests, choices, strict=True):
+            if request.sampling.max_tokens == 0:
+                request.end(Finish.LENGTH)
+            elif choice is None:
                 request.end(Finish.ERROR, f"logits at position {request.fed} are not finite; are the weights?")
-        if not all(finite):
-            requests = [request for request, fine in zip(requests, finite, strict=True) if fine]
-            logits = logits[finite]
-        if requests:
-            samplings = [request.sampling for request in requests]
-            choices = choose(logits, samplings, [request.draws for request in requests])
-            for request, choice in zip(requests, choices, strict=True):
+            else:
                 request.accept(choice, self._context)
 
     def _forget_ended(self) -> None:
@@ -115,14 +116,15 @@ class Batch:
 
 def _keep_prompt_logprobs(request: Request, span: Span, logits: Floats) -> None:
     """The logits of a prompt's token say how likely the next was; the last one's are for the reply."""
-    logprobs, _ = log_softmax(logits)
+    softmax = Softmax(logits)
     first = span.end - span.wanted + 1
     if not request.prompt_logprobs and request.sampling.prompt_logprobs_from == 0:
         request.prompt_logprobs.append(None)
         request.prompt_tops.append(())
-    for place, row in zip(range(first, min(span.end + 1, len(request.prompt))), logprobs, strict=False):
+    for row, place in enumerate(range(first, min(span.end + 1, len(request.prompt)))):
         if place < (request.sampling.prompt_logprobs_from or 0):
             continue
-        request.prompt_logprobs.append(float(row[request.prompt[place]]))
+        request.prompt_logprobs.append(softmax.logprob(row, request.prompt[place]))
         if request.sampling.top_logprobs:
-            request.prompt_tops.append(top_of(row, row, request.sampling.top_logprobs))
+            logprobs = softmax.logprobs(row)
+            request.prompt_tops.append(top_of(logprobs, logprobs, request.sampling.top_logprobs))

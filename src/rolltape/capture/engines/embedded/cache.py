@@ -10,17 +10,17 @@ from rolltape.capture.engines.embedded.checkpoint import Floats, ModelConfig
 
 
 class Cache:
-    """Keys and values of every layer, with room for all that the request may become.
-
-    The room is mapped, not allocated: a page takes memory when a token is written to it, and all of them go
-    back to the system when the request ends.
-    """
+    """Keys and values of every layer, with room for all that the request may become."""
 
     def __init__(self, config: ModelConfig, tokens: int) -> None:
-        shape = (config.layers, 2, config.kv_heads, tokens, config.head_dim)
-        mapped = _mapped(4 * math.prod(shape))
         # (layers, keys and values, kv_heads, tokens, head_dim), to be written and read in place.
-        self.values: Floats = np.frombuffer(mapped, dtype=np.float32).reshape(shape)
+        self.values: Floats = mapped_floats((config.layers, 2, config.kv_heads, tokens, config.head_dim))
+
+
+def mapped_floats(shape: tuple[int, ...]) -> Floats:
+    """Room that is mapped, not allocated: a page takes memory when it is written, and all go back at the end."""
+    size = 4 * math.prod(shape)
+    return np.frombuffer(_mapped(size) if size else b"", dtype=np.float32).reshape(shape)
 
 
 def _mapped(size: int) -> mmap.mmap:

@@ -16,6 +16,7 @@ from rolltape.capture.engines.embedded.batch import Batch
 from rolltape.capture.engines.embedded.blas import one_blas_thread
 from rolltape.capture.engines.embedded.checkpoint import ModelConfig
 from rolltape.capture.engines.embedded.model import Qwen3
+from rolltape.capture.engines.embedded.prefixes import Prefixes
 from rolltape.capture.engines.embedded.replies import Piece, Reply
 from rolltape.capture.engines.embedded.request import Request, Weights
 from rolltape.capture.engines.embedded.sampling import Sampling
@@ -41,14 +42,16 @@ class EmbeddedEngine:
         version: str = "0",
         max_running: int = 64,
         max_cached_tokens: int = 12_288,
+        prefix_cache_mb: float = 64,
         context: int | None = None,
     ) -> None:
         self.config: ModelConfig = model.config
         self.context = model.config.context if context is None else min(context, model.config.context)
         self.texts = texts  # None: the folder has no tokenizer.json, so there are neither texts nor stop strings
         self._version = version
+        self._prefix_cache_mb = prefix_cache_mb
         self._batch = Batch(
-            Weights(model, version),
+            self._weights(model, version),
             max_running=max_running,
             max_cached_tokens=max_cached_tokens,
             context=self.context,
@@ -69,12 +72,14 @@ class EmbeddedEngine:
         *,
         max_running: int = 64,
         max_cached_tokens: int = 12_288,
+        prefix_cache_mb: float = 64,
         context: int | None = None,
     ) -> Self:
         """Read a checkpoint folder; raises CheckpointError if it holds no Qwen3 model.
 
         At most `max_running` requests run at once; one more begins while their tokens are fewer than
-        `max_cached_tokens`. `context` limits prompt and reply below what the model allows.
+        `max_cached_tokens`. `prefix_cache_mb` is for what prompts have in common with earlier ones; 0: nothing
+        is kept. `context` limits prompt and reply below what the model allows.
         """
         folder = Path(folder)
         model = Qwen3.load(folder)
@@ -85,6 +90,7 @@ class EmbeddedEngine:
             version=version,
             max_running=max_running,
             max_cached_tokens=max_cached_tokens,
+            prefix_cache_mb=prefix_cache_mb,
             context=context,
         )
 
@@ -182,7 +188,7 @@ class EmbeddedEngine:
 
         def swap() -> int:
             running = list(self._batch.running)
-            self._batch.weights = Weights(model, version)
+            self._batch.weights = self._weights(model, version)
             self._version = version
             if in_flight is InFlight.ABORT:
                 self._abort_now(running)
@@ -199,6 +205,15 @@ class EmbeddedEngine:
             return 0
 
         await self._ask(rename)
+
+    async def drop_prefixes(self) -> None:
+        """Forget what was kept of prompts; replies in flight are not touched."""
+
+        def drop() -> int:
+            self._batch.weights.prefixes.clear()
+            return 0
+
+        await self._ask(drop)
 
     async def pause(self, *, in_flight: InFlight = InFlight.ABORT) -> int:
         """Sample nothing until `resume`; requests that come wait. Those in flight end, or are held; how many."""
@@ -220,6 +235,9 @@ class EmbeddedEngine:
             return 0
 
         await self._ask(resume)
+
+    def _weights(self, model: Qwen3, version: str) -> Weights:
+        return Weights(model, version, Prefixes(model.config, self._prefix_cache_mb))
 
     def _submit(
         self, prompt_ids: Sequence[int], sampling: Sampling | None, request_id: str | None, *, streams: bool

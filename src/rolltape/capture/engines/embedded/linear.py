@@ -7,7 +7,6 @@ asked for in a few row counts only, those that are shown to agree bit for bit on
 
 import math
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 
@@ -57,7 +56,7 @@ class Room:
 
     def __init__(self, shapes: list[tuple[int, int]]) -> None:
         """For matrices of these (outputs, inputs)."""
-        self._floats: Floats = np.empty(sum(_wide(outputs) * inputs for outputs, inputs in shapes), dtype=np.float32)
+        self._floats: Floats = np.empty(sum(math.prod(_blocks(*shape)) for shape in shapes), dtype=np.float32)
         self._taken = 0
 
     def take(self, *shape: int) -> Floats:
@@ -67,8 +66,10 @@ class Room:
         return part.reshape(shape)
 
 
-def _wide(outputs: int) -> int:
-    return -(-outputs // BLOCK_WIDTH) * BLOCK_WIDTH
+def _blocks(outputs: int, inputs: int) -> tuple[int, int, int, int]:
+    """How a matrix is cut: (blocks along its inputs, blocks along its outputs, depth, width)."""
+    deep = -(-inputs // BLOCK_DEPTH)
+    return deep, -(-outputs // BLOCK_WIDTH), -(-inputs // deep), BLOCK_WIDTH
 
 
 class Linear:
@@ -76,35 +77,32 @@ class Linear:
 
     def __init__(self, *weights: Floats, room: Room | None = None) -> None:
         """Take matrices of shape (outputs, inputs), as checkpoints store them."""
-        inputs = weights[0].shape[1]
+        self.inputs = weights[0].shape[1]
         self.outputs = sum(len(weight) for weight in weights)
-        room = Room([(self.outputs, inputs)]) if room is None else room
-        whole = np.zeros((_wide(self.outputs), inputs), dtype=np.float32)
-        np.concatenate(weights, out=whole[: self.outputs])
-        blocks = whole.reshape(-1, BLOCK_WIDTH, inputs).swapaxes(1, 2)
-        self._depths = list(pairwise([*range(0, inputs, BLOCK_DEPTH), inputs]))
-        self._pieces: list[Floats] = []
-        for first, last in self._depths:
-            piece = room.take(len(blocks), last - first, BLOCK_WIDTH)
-            piece[:] = blocks[:, first:last]
-            self._pieces.append(piece)
-        proven = [set(proven_row_counts(last - first)) for first, last in self._depths]
-        self._row_counts = tuple(sorted(set.intersection(*proven))) or (1,)
+        room = Room([(self.outputs, self.inputs)]) if room is None else room
+        deep, wide, depth, width = _blocks(self.outputs, self.inputs)
+        whole = np.zeros((wide * width, deep * depth), dtype=np.float32)
+        np.concatenate(weights, out=whole[: self.outputs, : self.inputs])
+        self._weights = room.take(deep, wide, depth, width)
+        self._weights[:] = whole.reshape(wide, width, deep, depth).transpose(2, 0, 3, 1)
+        self._row_counts = proven_row_counts(depth)
         self.tile = self._row_counts[0]
         self._cuts: dict[int, list[slice]] = {}
 
     def __call__(self, rows: Floats) -> Floats:
         """Multiply; the number of rows must be a multiple of `tile`."""
         total = len(rows)
-        result = np.empty((total, len(self._pieces[0]), BLOCK_WIDTH), dtype=np.float32)
-        if total in self._row_counts and len(self._pieces) == 1:
-            np.matmul(rows, self._pieces[0], out=result.swapaxes(0, 1))
-            return result.reshape(total, -1)[:, : self.outputs]
+        deep, wide, depth, width = self._weights.shape
+        if self.inputs < deep * depth:
+            rows = np.pad(rows, [(0, 0), (0, deep * depth - self.inputs)])
+        parts = rows.reshape(total, deep, 1, depth).transpose(1, 2, 0, 3)
+        result = np.empty((total, wide, width), dtype=np.float32)
+        target = result.swapaxes(0, 1)
         for cut in self._cuts.get(total) or self._cut(total):
-            part, target = rows[cut], result[cut].swapaxes(0, 1)
-            np.matmul(part[:, : self._depths[0][1]], self._pieces[0], out=target)
-            for (first, last), piece in zip(self._depths[1:], self._pieces[1:], strict=True):
-                target += np.matmul(part[:, first:last], piece)
+            if deep == 1:
+                np.matmul(parts[0, :, cut], self._weights[0], out=target[:, cut])
+            else:
+                np.add.reduce(np.matmul(parts[:, :, cut], self._weights), axis=0, out=target[:, cut])
         return result.reshape(total, -1)[:, : self.outputs]
 
     def _cut(self, total: int) -> list[slice]:
@@ -119,4 +117,4 @@ class Linear:
     def columns(self, which: np.ndarray) -> Floats:
         """The weights of some outputs, shape (len(which), inputs): the embedding of a tied head."""
         block, place = np.divmod(which, BLOCK_WIDTH)
-        return np.concatenate([piece[block, :, place] for piece in self._pieces], axis=1)
+        return self._weights[:, block, :, place].reshape(len(which), -1)[:, : self.inputs]

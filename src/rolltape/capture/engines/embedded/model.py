@@ -12,12 +12,12 @@ from rolltape.errors import CheckpointError
 
 
 class _Layer(NamedTuple):
-    attention_norm: Floats
+    """One layer's weights. The norms before `qkv` and `gate_up` are multiplied into those."""
+
     qkv: Linear
     head_norms: Floats  # (heads + kv_heads, head_dim): the query norms with the attention scale in them, the keys'
     out: Linear
-    mlp_norm: Floats
-    gate_up: Linear
+    gate_up: Linear  # negated, both of them: their product is the same, and exp(-gate) needs no step of its own
     down: Linear
 
 
@@ -34,7 +34,8 @@ class Qwen3:
         self._embed = embed  # None: tied to the head
         linears = [head, *(linear for layer in layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down))]
         self.tile = max(linear.tile for linear in linears)
-        self._cos = self._sin = np.empty((0, config.head_dim), dtype=np.float32)
+        self._safe = all(_scores_are_safe(layer.head_norms, config) for layer in layers)
+        self._turns = np.empty((0, 2, config.head_dim), dtype=np.float32)  # by position: cosines, and sines
 
     @classmethod
     def load(cls, folder: Path) -> "Qwen3":
@@ -44,7 +45,7 @@ class Qwen3:
         shapes = _Shapes(config, tensors, folder)
         room = Room(_linear_shapes(config))
         layers = [_layer(shapes, config, f"model.layers.{index}.", room) for index in range(config.layers)]
-        final_norm = shapes.take("model.norm.weight", config.hidden_size)
+        final_norm = shapes.norm("model.norm.weight", config.hidden_size)
         embed = shapes.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         if config.tied:
             return cls(config, layers, final_norm, Linear(embed, room=room), None)
@@ -56,17 +57,19 @@ class Qwen3:
 
         Spans of a single token come first.
         """
-        ids = np.array([token for span in spans for token in span.ids])
-        positions = np.concatenate([np.arange(span.start, span.start + len(span.ids)) for span in spans])
-        x = self._embedded(_padded(ids, self.tile))
-        cos, sin = self._rotation(_padded(positions, self.tile))
-        rows = Rows(spans, self.config)
+        x = self._embedded(self._padded([token for span in spans for token in span.ids]))
+        cos, sin = self._rotation(self._padded([place for span in spans for place in range(span.start, span.end)]))
+        rows = Rows(spans, self.config, safe=self._safe)
         eps = self.config.norm_eps
         with np.errstate(over="ignore"):
             for index, layer in enumerate(self._layers):
-                x += self._attention(index, layer, _rms_norm(x, layer.attention_norm, eps), rows, cos, sin)
-                x += self._mlp(layer, _rms_norm(x, layer.mlp_norm, eps))
+                x += self._attention(index, layer, _unit(x, eps), rows, cos, sin)
+                x += self._mlp(layer, _unit(x, eps))
         return self._logits(x, spans)
+
+    def _padded(self, values: list[int]) -> np.ndarray:
+        """Repeat the last entry up to a multiple of the tile; what is computed for it is thrown away."""
+        return np.array(values + values[-1:] * (-len(values) % self.tile))
 
     def _embedded(self, ids: np.ndarray) -> Floats:
         return self._head.columns(ids) if self._embed is None else self._embed[ids]
@@ -75,8 +78,10 @@ class Qwen3:
         config = self.config
         turning = config.heads + config.kv_heads
         heads = layer.qkv(x).reshape(len(x), turning + config.kv_heads, config.head_dim)
+        unit = _unit(heads[:, :turning], config.norm_eps)
+        unit *= layer.head_norms
         # In place, so that keys and values stay side by side for the cache.
-        _rotate(_rms_norm(heads[:, :turning], layer.head_norms, config.norm_eps), cos, sin, heads[:, :turning])
+        _rotate(unit, cos, sin, heads[:, :turning])
         queries = heads[:, : config.heads].reshape(len(x), config.kv_heads, -1, config.head_dim)
         both = heads[:, config.heads :].reshape(len(x), 2, config.kv_heads, config.head_dim)
         mixed = np.zeros(queries.shape, dtype=np.float32)
@@ -86,8 +91,7 @@ class Qwen3:
     def _mlp(self, layer: _Layer, x: Floats) -> Floats:
         both = layer.gate_up(x)
         gate, up = both[:, : self.config.intermediate_size], both[:, self.config.intermediate_size :]
-        hidden = np.negative(gate)
-        np.exp(hidden, out=hidden)
+        hidden = np.exp(gate)
         hidden += 1
         np.divide(gate, hidden, out=hidden)
         hidden *= up
@@ -101,45 +105,45 @@ class Qwen3:
             chosen.extend(range(stop - span.wanted, stop))
         if not chosen:
             return np.empty((0, self.config.vocab_size), dtype=np.float32)
-        rows = x[_padded(np.array(chosen), self.tile)]
-        return self._head(_rms_norm(rows, self._final_norm, self.config.norm_eps))[: len(chosen)]
+        rows = x[self._padded(chosen)]
+        return self._head(_unit(rows, self.config.norm_eps) * self._final_norm)[: len(chosen)]
 
     def _rotation(self, positions: np.ndarray) -> tuple[Floats, Floats]:
         last = int(positions.max())
-        if last >= len(self._cos):
+        if last >= len(self._turns):
             dim = self.config.head_dim
-            length = min(max(2 * len(self._cos), last + 1, 256), max(self.config.context, last + 1))
+            length = min(max(2 * len(self._turns), last + 1, 256), max(self.config.context, last + 1))
             # Frequencies and angles are rounded to float32, as transformers computes them: at far positions
             # that rounding is larger than anything else that differs.
             frequency = 1 / np.power(np.float32(self.config.rope_theta), np.arange(0, dim, 2, dtype=np.float32) / dim)
             angles = np.outer(np.arange(length, dtype=np.float32), frequency.astype(np.float32)).astype(np.float64)
-            cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-            self._cos, self._sin = np.concatenate([cos, cos], axis=1), np.concatenate([-sin, sin], axis=1)
-        return self._cos[positions, None], self._sin[positions, None]
+            cos, sin = np.cos(angles), np.sin(angles)
+            self._turns = np.stack([np.hstack([cos, cos]), np.hstack([-sin, sin])], axis=1).astype(np.float32)
+        turns = self._turns[positions]
+        return turns[:, :1], turns[:, 1:]
 
 
-def _padded(values: np.ndarray, tile: int) -> np.ndarray:
-    """Repeat the last entry up to a multiple of the tile; what is computed for it is thrown away."""
-    missing = -len(values) % tile
-    return np.concatenate([values, np.repeat(values[-1:], missing)]) if missing else values
-
-
-def _rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
-    power: Floats = np.add.reduce(x * x, axis=-1, keepdims=True)
-    power /= x.shape[-1]
-    power += eps
-    np.sqrt(power, out=power)
-    scaled: Floats = np.divide(x, power)
-    scaled *= weight
-    return scaled
+def _unit(x: Floats, eps: float) -> Floats:
+    """Rows over their length, each: RMS norm but for √size, which its weights have in them."""
+    length = np.matmul(x[..., None, :], x[..., None])[..., 0]
+    length += eps * x.shape[-1]
+    np.sqrt(length, out=length)
+    unit: Floats = np.divide(x, length)
+    return unit
 
 
 def _rotate(x: Floats, cos: Floats, sin: Floats, out: Floats) -> None:
-    half = x.shape[-1] // 2
-    turned = np.concatenate([x[..., half:], x[..., :half]], axis=-1)
-    turned *= sin
+    halves = (*x.shape[:-1], 2, x.shape[-1] // 2)
+    turned = x.reshape(halves)[..., ::-1, :] * sin.reshape(len(x), 1, *halves[-2:])
     np.multiply(x, cos, out=out)
-    out += turned
+    out += turned.reshape(x.shape)
+
+
+def _scores_are_safe(head_norms: Floats, config: ModelConfig) -> bool:
+    """Whether no attention score can overflow exp, nor the sum over a full context; then softmax needs no maximum."""
+    longest = np.abs(head_norms).max(axis=-1)  # of a normed head: its length is 1 before the weights
+    most = longest[: config.heads].max() * longest[config.heads :].max()
+    return bool(most + np.log(config.context) < 80)
 
 
 class _Shapes:
@@ -156,6 +160,10 @@ class _Shapes:
             raise CheckpointError(f"{self._folder}: {name} has shape {tensor.shape}, but config.json says {shape}")
         return tensor
 
+    def norm(self, name: str, size: int) -> Floats:
+        """The weights of an RMS norm, for rows of length 1."""
+        return self.take(name, size) * np.float32(size**0.5)
+
 
 def _linear_shapes(config: ModelConfig) -> list[tuple[int, int]]:
     """The (outputs, inputs) of every product that `_layer` and the head make."""
@@ -168,22 +176,22 @@ def _linear_shapes(config: ModelConfig) -> list[tuple[int, int]]:
 def _layer(shapes: _Shapes, config: ModelConfig, name: str, room: Room) -> _Layer:
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     queries, keys = config.heads * dim, config.kv_heads * dim
-    query_norm = shapes.take(f"{name}self_attn.q_norm.weight", dim) * np.float32(dim**-0.5)
-    key_norm = shapes.take(f"{name}self_attn.k_norm.weight", dim)
+    query_norm = shapes.norm(f"{name}self_attn.q_norm.weight", dim) * np.float32(dim**-0.5)
+    key_norm = shapes.norm(f"{name}self_attn.k_norm.weight", dim)
+    attention_norm = shapes.norm(f"{name}input_layernorm.weight", hidden)
+    mlp_norm = shapes.norm(f"{name}post_attention_layernorm.weight", hidden)
     return _Layer(
-        attention_norm=shapes.take(f"{name}input_layernorm.weight", hidden),
         qkv=Linear(
-            shapes.take(f"{name}self_attn.q_proj.weight", queries, hidden),
-            shapes.take(f"{name}self_attn.k_proj.weight", keys, hidden),
-            shapes.take(f"{name}self_attn.v_proj.weight", keys, hidden),
+            shapes.take(f"{name}self_attn.q_proj.weight", queries, hidden) * attention_norm,
+            shapes.take(f"{name}self_attn.k_proj.weight", keys, hidden) * attention_norm,
+            shapes.take(f"{name}self_attn.v_proj.weight", keys, hidden) * attention_norm,
             room=room,
         ),
         head_norms=np.concatenate([np.tile(query_norm, (config.heads, 1)), np.tile(key_norm, (config.kv_heads, 1))]),
         out=Linear(shapes.take(f"{name}self_attn.o_proj.weight", hidden, queries), room=room),
-        mlp_norm=shapes.take(f"{name}post_attention_layernorm.weight", hidden),
         gate_up=Linear(
-            shapes.take(f"{name}mlp.gate_proj.weight", inner, hidden),
-            shapes.take(f"{name}mlp.up_proj.weight", inner, hidden),
+            shapes.take(f"{name}mlp.gate_proj.weight", inner, hidden) * -mlp_norm,
+            shapes.take(f"{name}mlp.up_proj.weight", inner, hidden) * -mlp_norm,
             room=room,
         ),
         down=Linear(shapes.take(f"{name}mlp.down_proj.weight", hidden, inner), room=room),

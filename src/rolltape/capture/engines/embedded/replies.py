@@ -14,6 +14,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     request_id: str
     prompt_tokens: int
+    cached_tokens: int  # of the prompt, that were read for an earlier request
     ids: Ids  # a stop id that ended it is the last
     raw_logprobs: npt.NDArray[np.float32]
     tempered_logprobs: npt.NDArray[np.float32]  # after temperature, before top-k and top-p
@@ -48,4 +49,5 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     tempered_logprobs: tuple[float, ...]
     top_logprobs: tuple[tuple[TopLogprob, ...], ...]
     version: str | None
+    cached_tokens: int
     reply: Reply | None = None  # None: it goes on

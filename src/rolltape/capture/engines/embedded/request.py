@@ -9,21 +9,19 @@ import numpy as np
 from rolltape.capture.engines.embedded.attention import Span
 from rolltape.capture.engines.embedded.cache import Cache
 from rolltape.capture.engines.embedded.model import Qwen3
+from rolltape.capture.engines.embedded.prefixes import PROMPT_PIECE, Prefixes
 from rolltape.capture.engines.embedded.replies import Piece, Reply
 from rolltape.capture.engines.embedded.sampling import Choice, Draws, Sampling, TopLogprob
 from rolltape.capture.engines.embedded.text import StopMatch, StopStrings
 from rolltape.records.turn import Finish
 
-# A prompt is read in pieces of this size, cut at the same places whatever else runs, so that the shapes of its
-# attention, and with them its bits, are its own.
-PROMPT_PIECE = 128
-
 
 class Weights(NamedTuple):
-    """A model under the version that was announced for it."""
+    """A model under the version that was announced for it, and what of prompts was read with it."""
 
     model: Qwen3
     version: str
+    prefixes: Prefixes
 
 
 class Request:
@@ -50,7 +48,9 @@ class Request:
 
         self.weights: Weights | None = None
         self.cache: Cache | None = None
-        self.fed = 0  # tokens of prompt and reply that the model has seen
+        self.fed = 0  # tokens of prompt and reply that are in the cache
+        self.cached = 0  # those of the prompt that were taken over, not read
+        self._keys: list[bytes] = []  # of the prompt's whole pieces
         self.ids: list[int] = []
         self.raw: list[float] = []
         self.tempered: list[float] = []
@@ -71,6 +71,26 @@ class Request:
     def begin(self, weights: Weights, context: int) -> None:
         self.weights = weights
         self.cache = Cache(weights.model.config, min(len(self.prompt) + self.sampling.max_tokens, context))
+        self._keys = weights.prefixes.keys(self.prompt)
+
+    def take_over(self) -> bytes | None:
+        """Skip what was read before, for any request; the key of the piece to read next, if others may wait for it."""
+        assert self.weights is not None
+        assert self.cache is not None
+        first = self.sampling.prompt_logprobs_from
+        unscored = len(self.prompt) - 1 if first is None else min(len(self.prompt), first) - 1
+        keys, at = self._keys[: max(unscored, 0) // PROMPT_PIECE], self.fed // PROMPT_PIECE
+        taken = self.weights.prefixes.take(keys, at, self.cache)
+        self.fed += taken * PROMPT_PIECE
+        self.cached += taken * PROMPT_PIECE
+        return keys[at + taken] if at + taken < len(keys) else None
+
+    def keep(self) -> None:
+        """Let others take over the piece of the prompt that was read last, if it is a whole one."""
+        assert self.weights is not None
+        assert self.cache is not None
+        if self._keys and self.fed % PROMPT_PIECE == 0:
+            self.weights.prefixes.keep(self._keys[: self.fed // PROMPT_PIECE], self.cache)
 
     def next_span(self) -> Span:
         """The tokens to feed next: a piece of the prompt, or the id sampled last."""
@@ -122,6 +142,7 @@ class Request:
             tempered_logprobs=tuple(self.tempered[start:stop]),
             top_logprobs=tuple(self.tops[start:stop]) if self.sampling.top_logprobs else (),
             version=None if self.weights is None else self.weights.version,
+            cached_tokens=self.cached,
             reply=self.reply() if ended else None,
         )
 
@@ -130,6 +151,7 @@ class Request:
         return Reply(
             request_id=self.id,
             prompt_tokens=len(self.prompt),
+            cached_tokens=self.cached,
             ids=np.array(self.ids, dtype=np.int32),
             raw_logprobs=np.array(self.raw, dtype=np.float32),
             tempered_logprobs=np.array(self.tempered, dtype=np.float32),

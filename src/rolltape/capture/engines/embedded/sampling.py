@@ -85,27 +85,47 @@ class Choice(NamedTuple):
     top: tuple[TopLogprob, ...]
 
 
-def log_softmax(logits: Floats) -> tuple[Floats, Floats]:
-    """Row by row, logprobs and weights in proportion to the probabilities; a row's bits are its own."""
-    logprobs: Floats = logits - logits.max(axis=-1, keepdims=True)
-    weights = np.exp(logprobs)
-    logprobs -= np.log(weights.sum(axis=-1, keepdims=True))
-    return logprobs, weights
+class Softmax:
+    """Logits as probabilities, row by row; a row's bits are its own."""
+
+    def __init__(self, logits: Floats) -> None:
+        self._logits = logits
+        self._top: Floats = logits.max(axis=-1, keepdims=True)
+        self.weights: Floats = logits - self._top  # in proportion to the probabilities
+        np.exp(self.weights, out=self.weights)
+        self._log_total: Floats = np.log(self.weights.sum(axis=-1, keepdims=True))
+
+    def is_finite(self, row: int) -> bool:
+        return math.isfinite(self._log_total[row, 0])
+
+    def logprob(self, row: int, token: int) -> float:
+        return float(self._logits[row, token] - self._top[row, 0] - self._log_total[row, 0])
+
+    def logprobs(self, row: int) -> Floats:
+        """Those of all ids."""
+        logprobs: Floats = self._logits[row] - self._top[row] - self._log_total[row]
+        return logprobs
 
 
-def choose(logits: Floats, samplings: list[Sampling], draws: list[Draws]) -> list[Choice]:
-    """Sample one id per row, each under its own parameters."""
-    raw, weights = log_softmax(logits)
-    divisors = np.array([sampling.divisor for sampling in samplings], dtype=np.float32)
-    tempered = raw
-    if (divisors != 1).any():
-        tempered, weights = log_softmax(logits / divisors[:, None])
-    best = raw.argmax(axis=-1)
-    choices = []
+def choose(logits: Floats, samplings: list[Sampling], draws: list[Draws]) -> list[Choice | None]:
+    """Sample one id per row, each under its own parameters; None where the logits are not finite."""
+    divisors = [sampling.divisor for sampling in samplings]
+    with np.errstate(invalid="ignore"):
+        raw = tempered = Softmax(logits)
+        if any(divisor != 1 for divisor in divisors):
+            tempered = Softmax(logits / np.array(divisors, dtype=np.float32)[:, None])
+    choices: list[Choice | None] = []
     for row, sampling in enumerate(samplings):
-        token = int(best[row]) if sampling.greedy else pick(weights[row], sampling, draws[row].next())
-        top = top_of(raw[row], tempered[row], sampling.top_logprobs) if sampling.top_logprobs else ()
-        choices.append(Choice(token, float(raw[row, token]), float(tempered[row, token]), top))
+        if not raw.is_finite(row):
+            choices.append(None)
+            continue
+        if sampling.greedy:
+            token = int(logits[row].argmax())
+        else:
+            token = pick(tempered.weights[row], sampling, draws[row].next())
+        count = sampling.top_logprobs
+        top = top_of(raw.logprobs(row), tempered.logprobs(row), count) if count else ()
+        choices.append(Choice(token, raw.logprob(row, token), tempered.logprob(row, token), top))
     return choices
 
 
@@ -114,9 +134,9 @@ def pick(weights: npt.NDArray[np.floating[Any]], sampling: Sampling, uniform: fl
     ids = kept(weights, sampling)
     heights = np.cumsum(weights if ids is None else weights[ids], dtype=np.float64)
     # Rounding may put the product on the last height; the last id with any weight is meant then.
-    place = int(np.searchsorted(heights, uniform * heights[-1], side="right"))
+    place = int(heights.searchsorted(uniform * heights[-1], side="right"))
     if place == len(heights):
-        place = int(np.searchsorted(heights, heights[-1], side="left"))
+        place = int(heights.searchsorted(heights[-1], side="left"))
     return place if ids is None else int(ids[place])
 
 

@@ -30,12 +30,12 @@ class Answer:
     def add(self, piece: Piece) -> Json:
         """The answer so far."""
         self._take(piece)
-        return self._json(piece.request_id, piece.version, piece.reply)
+        return self._json(piece)
 
     def add_delta(self, piece: Piece) -> Json:
         """Only what is new since the last one."""
         self._take(piece)
-        whole = self._json(piece.request_id, piece.version, piece.reply)
+        whole = self._json(piece)
         meta, since = whole["meta_info"], self._given_ids
         for name in ("output_token_logprobs", "output_top_logprobs"):
             if name in meta:
@@ -56,15 +56,16 @@ class Answer:
             self._logprobs += [self._triple(value, token) for value, token in zip(values, piece.ids, strict=True)]
             self._tops += [self._triples(top) for top in piece.top_logprobs]
 
-    def _json(self, request_id: str, version: str | None, reply: Reply | None) -> Json:
+    def _json(self, piece: Piece) -> Json:
+        reply = piece.reply
         meta: Json = {
-            "id": request_id,
+            "id": piece.request_id,
             "finish_reason": None if reply is None else finish_reason(reply, self._asked.sampling.max_tokens),
             "prompt_tokens": len(self._asked.prompt_ids),
-            "weight_version": version,
+            "weight_version": piece.version,
             "num_retractions": 0,
             "completion_tokens": len(self._ids),
-            "cached_tokens": 0,
+            "cached_tokens": piece.cached_tokens,
         }
         if reply is not None:
             meta["e2e_latency"] = time.perf_counter() - self._started

@@ -75,6 +75,7 @@ class Server:
                 tempered_logprobs=tuple(reply.tempered_logprobs.tolist()),
                 top_logprobs=reply.top_logprobs,
                 version=reply.version,
+                cached_tokens=reply.cached_tokens,
                 reply=reply,
             )
         )
@@ -161,10 +162,11 @@ class Server:
         return _json({"message": "Generation continued successfully.", "status": "ok"})
 
     async def flush(self, request: web.Request) -> web.Response:
-        """There is no cache across requests; as in SGLang it is refused while requests are in flight."""
-        busy = self.engine.in_flight > 0
-        status = HTTPStatus.BAD_REQUEST if busy else HTTPStatus.OK
-        return web.Response(text="requests are in flight\n" if busy else "Cache flushed.\n", status=status)
+        """Forget what was kept of prompts; as in SGLang it is refused while requests are in flight."""
+        if self.engine.in_flight > 0:
+            return web.Response(text="requests are in flight\n", status=HTTPStatus.BAD_REQUEST)
+        await self.engine.drop_prefixes()
+        return web.Response(text="Cache flushed.\n")
 
     async def health(self, request: web.Request) -> web.Response:
         return web.Response(status=HTTPStatus.OK if self.engine.stopped is None else HTTPStatus.SERVICE_UNAVAILABLE)

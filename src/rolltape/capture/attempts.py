@@ -1,0 +1,87 @@
+"""A request on its way, shared by a client and its own retries: one turn, however often it is asked for."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from rolltape.capture.generate import Caller
+from rolltape.records.turn import Delivery, Turn
+
+if TYPE_CHECKING:
+    from rolltape.capture.turns import Begun, Taken
+
+_REMEMBERED = 16  # requests of a session that a retry may still come for
+
+
+class Attempt:
+    """One turn in the making, and those who wait for it."""
+
+    def __init__(self, over: Callable[["Attempt"], None]) -> None:
+        self.caller = Caller()
+        self.begun: asyncio.Future[Begun] = asyncio.get_running_loop().create_future()
+        self.taken: asyncio.Task[Taken] | None = None
+        self.delivery = Delivery.UNKNOWN
+        self._over = over  # called when it has ended and nobody waits any more
+        self._waiting = 0
+
+    def run(self, task: "asyncio.Task[Taken]") -> None:
+        self.taken = task
+        task.add_done_callback(lambda _: self._settle())
+        # Whoever waits is told through the task; nobody need be left who looks at this one.
+        self.begun.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def join(self) -> None:
+        self._waiting += 1
+
+    def leave(self) -> None:
+        """One who waited has the reply, or is gone; the last to go before the end has the engine stop."""
+        self._waiting -= 1
+        assert self.taken is not None
+        if self._waiting == 0 and not self.taken.done():
+            self.caller.leave()
+        self._settle()
+
+    def outcome(self) -> "Taken | None":
+        """The turn, if it has been taken."""
+        ended = self.taken is not None and self.taken.done() and not self.taken.cancelled()
+        return self.taken.result() if ended and self.taken and self.taken.exception() is None else None
+
+    def interrupted_turn(self) -> "Turn | None":
+        """The turn to go on from: everybody left before it had ended, and something had been sampled."""
+        taken = self.outcome()
+        if taken is None or taken.turn.reply is not None or not len(taken.turn.sampled_ids):
+            return None
+        return taken.turn
+
+    @property
+    def undelivered(self) -> bool:
+        """It has ended, and nobody got its reply."""
+        ended = self.taken is not None and self.taken.done()
+        return ended and self._waiting == 0 and self.delivery is not Delivery.DELIVERED
+
+    def _settle(self) -> None:
+        if self._waiting == 0 and self.taken is not None and self.taken.done():
+            if not self.taken.cancelled():
+                self.taken.exception()  # looked at, whether or not somebody waits
+            self._over(self)
+
+
+class Attempts:
+    """The latest requests of a session, by digest of their body."""
+
+    def __init__(self) -> None:
+        self._latest: dict[bytes, Attempt] = {}
+
+    def again(self, digest: bytes, headers: Mapping[str, str]) -> Attempt | None:
+        """The attempt that a request repeats: by its own word (a retry header), or since nobody got the reply."""
+        found = self._latest.get(digest)
+        if found is None:
+            return None
+        retried = headers.get("x-stainless-retry-count", "0") not in ("", "0")
+        return found if retried or found.undelivered else None
+
+    def remember(self, digest: bytes, attempt: Attempt) -> None:
+        self._latest.pop(digest, None)
+        self._latest[digest] = attempt
+        while len(self._latest) > _REMEMBERED:
+            del self._latest[next(iter(self._latest))]

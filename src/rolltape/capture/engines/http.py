@@ -1,0 +1,137 @@
+"""One engine's connections: its answers as bytes, its troubles as the errors of the engine protocol."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from rolltape.errors import EngineDied, EngineError, EngineFault, EngineUnreachable
+
+_T = TypeVar("_T")
+
+CONNECT_TIMEOUT_S = 10.0
+ASK_TIMEOUT_S = 20.0  # for everything but a generation, which takes as long as it takes
+# uvicorn and llama.cpp drop an idle connection after 5 s; a request on one that is just being dropped would be lost.
+_KEEPALIVE_S = 3.0
+_SHOWN_CHARACTERS = 300
+
+
+class Connections:
+    """HTTP to one engine. The session is made in the event loop that first uses it."""
+
+    def __init__(self, url: str, name: str, *, headers: Mapping[str, str] | None = None) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise EngineError(f"{name}: {url!r} is no address of an engine; give one like http://127.0.0.1:30000")
+        self._url = url.rstrip("/")
+        self._name = name
+        self._headers = {"Content-Type": "application/json", **(headers or {})}
+        self._session: aiohttp.ClientSession | None = None
+        self._later: set[asyncio.Task[None]] = set()
+
+    async def get(self, *paths: str) -> bytes:
+        """What the first of these paths that the engine knows answers; EngineUnreachable if nothing does."""
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                for path in paths[:-1]:
+                    async with self._response("GET", path, None) as response:
+                        if response.status != 404:
+                            return await self._body(response, path)
+                async with self._response("GET", paths[-1], None) as response:
+                    return await self._body(response, paths[-1])
+        except TimeoutError:
+            raise EngineUnreachable(f"{self._name}: {paths[0]} gave no answer in {ASK_TIMEOUT_S:g} s") from None
+        except EngineDied as error:
+            raise EngineUnreachable(str(error)) from None
+
+    async def post(self, path: str, body: bytes) -> bytes:
+        """The answer, however long it takes."""
+        async with self._response("POST", path, body) as response:
+            return await self._body(response, path)
+
+    async def events(self, path: str, body: bytes) -> AsyncGenerator[bytes, None]:
+        """The data of server-sent events as they come. Closing the generator closes the connection."""
+        async with self._response("POST", path, body) as response:
+            if response.status >= 400:
+                await self._body(response, path)
+            rest = b""
+            async for chunk in response.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    if line.startswith(b"data:"):
+                        yield line[5:].strip()
+
+    def post_later(self, path: str, body: bytes) -> None:
+        """Send something for which nobody waits, and whose failure changes nothing; `close` waits for it."""
+
+        async def send() -> None:
+            with suppress(EngineError, TimeoutError):
+                async with asyncio.timeout(ASK_TIMEOUT_S):
+                    await self.post(path, body)
+
+        task = asyncio.get_running_loop().create_task(send())
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._later)
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    @asynccontextmanager
+    async def _response(self, method: str, path: str, body: bytes | None) -> AsyncIterator[aiohttp.ClientResponse]:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+                headers=self._headers,
+                trust_env=False,
+            )
+        try:
+            async with self._session.request(method, self._url + path, data=body) as response:
+                yield response
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise EngineUnreachable(f"{self._name}: no connection ({error}); see that it runs there") from None
+        except aiohttp.ClientResponseError as error:
+            raise EngineFault(f"{self._name}: {path} did not answer in HTTP: {_short(error.message)}") from None
+        except aiohttp.InvalidURL as error:
+            raise EngineError(f"{self._name}: {error} is no address; give one like http://127.0.0.1:30000") from None
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise EngineDied(f"{self._name}: the connection ended before the answer to {path}: {error}") from None
+
+    async def _body(self, response: aiohttp.ClientResponse, path: str) -> bytes:
+        body = await response.read()
+        if response.status >= 400:
+            raise EngineFault(f"{self._name}: {path} answered {response.status}: {_message_of(body)}")
+        return body
+
+
+def decoded(data: bytes, decoder: "msgspec.json.Decoder[_T]", where: str) -> _T:
+    """An engine's JSON in its expected shape, or EngineFault."""
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        shown = _short(data.decode(errors="replace"))
+        raise EngineFault(f"{where} answered what is not its JSON: {error}; it begins {shown!r}") from None
+
+
+def _message_of(body: bytes) -> str:
+    """What an error's body says, in whichever of the usual places it says it."""
+    text = body.decode(errors="replace")
+    with suppress(msgspec.DecodeError):
+        value: Any = msgspec.json.decode(body)
+        while isinstance(value, dict):
+            inner = next((value[key] for key in ("error", "message", "detail", "msg") if value.get(key)), None)
+            if inner is None:
+                break
+            value = inner
+        text = value if isinstance(value, str) else text
+    return _short(text) or "nothing"
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"

@@ -1,0 +1,185 @@
+"""The gateway as a library: `async with rolltape.Gateway(engine=…, model=…, tape=…) as gateway`."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from aiohttp import web
+
+from rolltape.capture.engines import open_engine
+from rolltape.capture.engines.pool import EnginePool
+from rolltape.capture.engines.protocol import Engine
+from rolltape.capture.finished import Ending
+from rolltape.capture.prompts import ChatPrompts
+from rolltape.capture.server.app import make_app
+from rolltape.capture.server.guard import is_loopback
+from rolltape.capture.service import Finished, Service
+from rolltape.capture.sessions import OpenSession, SessionSpec
+from rolltape.capture.settings import GatewaySettings
+from rolltape.errors import CaptureError, EngineError, EngineUnreachable, NotAllowed
+from rolltape.tape.tape import Tape, open_tape
+
+log = logging.getLogger("rolltape.gateway")
+
+
+class Session:
+    """An open session, for the program that runs the agent."""
+
+    def __init__(self, gateway: "Gateway", session: OpenSession) -> None:
+        self._gateway = gateway
+        self._session = session
+
+    @property
+    def id(self) -> str:
+        return self._session.id
+
+    @property
+    def rollout(self) -> str:
+        return self._session.rollout.id
+
+    @property
+    def key(self) -> str:
+        """Opens this session alone; agents send it as their API key."""
+        return self._session.key
+
+    @property
+    def openai_base_url(self) -> str:
+        """For clients of OpenAI's APIs; the key is in it, so that any API key does."""
+        return f"{self._gateway.public_url}/s/{self.key}/v1"
+
+    @property
+    def anthropic_base_url(self) -> str:
+        """The same for clients of Anthropic's."""
+        return f"{self._gateway.public_url}/s/{self.key}"
+
+    async def finish(self, **ending: Any) -> Finished:
+        """End the session; the fields are those of `Ending`."""
+        return await self._gateway.service.finish(self.id, msgspec.convert(ending, Ending))
+
+    async def drop(self, reason: str) -> None:
+        """End it at once; its rollout has failed for that reason."""
+        await self._gateway.service.drop(self.id, reason)
+
+
+class Gateway:
+    """Agents' requests → turns on a tape, through one or several engines, served over HTTP."""
+
+    service: Service
+    url: str  # its own address
+    public_url: str  # by which agents reach it
+
+    def __init__(
+        self,
+        *,
+        engine: str | Engine | Sequence[str | Engine],
+        tape: str | Path | Tape,
+        model: str | Path | None = None,
+        settings: GatewaySettings | None = None,
+        **options: Any,
+    ) -> None:
+        """`model` is a folder with the model's tokenizer, or None for an embedded engine's own; for `options` see
+        GatewaySettings, which may also be given whole."""
+        self._settings = settings or GatewaySettings()
+        if options:
+            known = msgspec.to_builtins(self._settings)
+            self._settings = msgspec.convert({**known, **msgspec.to_builtins(options)}, GatewaySettings, strict=True)
+            unknown = options.keys() - set(GatewaySettings.__struct_fields__)
+            if unknown:
+                raise CaptureError(f"no gateway setting {', '.join(sorted(unknown))}; see GatewaySettings")
+        if self._settings.admin_key is None and not is_loopback(self._settings.host):
+            raise NotAllowed(f"host {self._settings.host} is not loopback; give an admin key too")
+        several = isinstance(engine, Sequence) and not isinstance(engine, str)
+        self._engines: list[str | Engine] = list(engine) if several else [engine]  # type: ignore[arg-type,list-item]
+        self._tape = tape
+        self._model = model
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await self._start(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        settings = self._settings
+        engines = [open_engine(one) if isinstance(one, str) else one for one in self._engines]
+        pool = EnginePool(engines)
+        stack.push_async_callback(pool.close)
+        health = await pool.look()
+        facts = next((one.facts for one in health if one.facts is not None), None)
+        if facts is None:
+            raise EngineUnreachable("no engine answers: " + "; ".join(str(one.error) for one in health))
+        prompts = ChatPrompts.load(
+            self._tokenizer_folder(engines),
+            renderer=settings.renderer,
+            thinking=settings.thinking,
+            thinking_retention=settings.thinking_retention,
+            special_text=settings.special_text,
+        )
+        log.info("%s", prompts.describe())
+        tape = self._tape if isinstance(self._tape, Tape) else stack.enter_context(open_tape(self._tape))
+        self.service = Service(
+            tape,
+            pool,
+            prompts,
+            settings,
+            model_name=settings.model_name or facts.model or Path(prompts.folder).name,
+            context=pool.context,
+            version=facts.version,
+        )
+        stack.push_async_callback(self.service.close)
+        await self._listen(stack)
+
+    async def _listen(self, stack: AsyncExitStack) -> None:
+        settings = self._settings
+        app = make_app(self.service)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=settings.drain_s)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        try:
+            await web.TCPSite(runner, settings.host, settings.port).start()
+        except OSError as error:
+            raise CaptureError(f"port {settings.port}: {error.strerror}") from None
+        # New turns are refused and those in flight drain while the port still answers.
+        stack.push_async_callback(self.service.drain)
+        host, port = runner.addresses[0][:2]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.public_url = settings.public_url or self.url
+        app["public_url"] = self.public_url
+
+    def _tokenizer_folder(self, engines: Sequence[Engine]) -> Path:
+        if self._model is not None:
+            return Path(self._model)
+        folder = next((one.folder for one in engines if getattr(one, "folder", None)), None)
+        if folder is None:
+            raise EngineError("no model: give the folder with the tokenizer of the model that the engine serves")
+        return Path(folder)
+
+    async def open_session(self, spec: SessionSpec | None = None, **fields: Any) -> Session:
+        """Open a session; the fields are those of `SessionSpec`."""
+        return Session(self, self.service.open_session(spec or msgspec.convert(fields, SessionSpec)))
+
+    async def pause(self) -> int:
+        """Let no request begin, and interrupt replies in flight; returns when the engines have let go, of how many."""
+        return await self.service.weights.pause()
+
+    def announce(self, version: str) -> None:
+        """Say which weights the engines have from now on."""
+        self.service.weights.announce(version)
+
+    def resume(self) -> None:
+        """Go on after `pause`; interrupted replies continue where they were, as the agents' one reply."""
+        self.service.weights.resume()
+
+    def status(self) -> Mapping[str, Any]:
+        """The figures of `rolltape status`."""
+        return self.service.status()

@@ -1,0 +1,50 @@
+"""Run the gateway until it is told to end."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rolltape.capture.gateway import Gateway
+from rolltape.capture.settings import GatewaySettings
+
+
+def serve_gateway(engines: Sequence[str], run: Path, model: Path | None, settings: GatewaySettings) -> None:
+    """Serve until SIGINT or SIGTERM, then drain; a second one ends at once. The address goes to standard output."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_serve(Gateway(engine=list(engines), tape=run, model=model, settings=settings)))
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """uvloop's where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+async def _serve(gateway: Gateway) -> None:
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    main = asyncio.current_task()
+    assert main is not None
+
+    def end() -> None:
+        if told.is_set():
+            main.cancel()
+        told.set()
+
+    for name in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(name, end)
+    try:
+        async with gateway:
+            print(gateway.url, flush=True)
+            print(f"rolltape: {gateway.service.prompts.describe()}", file=sys.stderr)
+            await told.wait()
+            print("rolltape: ending; turns in flight may finish, another signal ends them", file=sys.stderr)
+    except asyncio.CancelledError:
+        print("rolltape: ended at once", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""The gateway over HTTP: the agents' APIs, the sessions' own, and what guards them."""

@@ -1,0 +1,49 @@
+"""Who may do what: a session's key opens that session, the admin key everything else."""
+
+import hmac
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from rolltape.errors import NotAllowed
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def given_key(request: web.Request) -> str | None:
+    """The key in a request's path, or else in its headers; None: there is none."""
+    in_path = request.match_info.get("key")
+    if in_path is not None:
+        return in_path
+    bearer = request.headers.get("Authorization", "")
+    if bearer.lower().startswith("bearer "):
+        return bearer[7:].strip()
+    return request.headers.get("x-api-key")
+
+
+class Guard:
+    """The gateway's door for whoever runs it."""
+
+    def __init__(self, admin_key: str | None, *, loopback: bool) -> None:
+        self._admin_key = admin_key  # None: whoever reaches the port on this machine may
+        self._loopback = loopback
+
+    def admit_admin(self, request: web.Request) -> None:
+        """Let those through who may open, look at and end sessions; raises NotAllowed."""
+        if self._admin_key is None:
+            # A page in a browser on this machine can reach loopback too, but not under a loopback name.
+            host = urlsplit(f"//{request.host}").hostname or ""
+            if self._loopback and not is_loopback(host):
+                raise NotAllowed(f"asked as {host!r}; ask as localhost, or start the gateway with an admin key")
+            return
+        key = given_key(request)
+        if key is None or not hmac.compare_digest(
+            key.encode("utf-8", "surrogatepass"), self._admin_key.encode("utf-8", "surrogatepass")
+        ):
+            raise NotAllowed("give the gateway's admin key as a bearer token")

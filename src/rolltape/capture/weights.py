@@ -1,0 +1,60 @@
+"""Weights change while agents run: requests wait, replies in flight are interrupted and go on afterwards."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+Interrupt = Callable[[], Awaitable[None]]
+
+
+class Weights:
+    """The version in use, and the gate that every generation passes."""
+
+    def __init__(self, announce: Callable[[str], None], version: str | None = None) -> None:
+        self._announce = announce
+        self._open = asyncio.Event()
+        self._open.set()
+        self._in_flight: dict[str, Interrupt] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.version = version  # None: nobody has said
+        self.interrupted = 0  # replies so far
+
+    @property
+    def paused(self) -> bool:
+        return not self._open.is_set()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    async def opened(self) -> None:
+        """Wait until generating is allowed."""
+        await self._open.wait()
+
+    def begin(self, generation: str, interrupt: Interrupt) -> None:
+        """A generation is on its way; calling `interrupt` has it end with what there is."""
+        self._in_flight[generation] = interrupt
+        self._idle.clear()
+
+    def end(self, generation: str) -> None:
+        self._in_flight.pop(generation, None)
+        if not self._in_flight:
+            self._idle.set()
+
+    async def pause(self) -> int:
+        """Let nothing begin, interrupt what is in flight, and return when the engines have let go: of how many."""
+        self._open.clear()
+        interrupts = list(self._in_flight.values())
+        self.interrupted += len(interrupts)
+        await asyncio.gather(*(interrupt() for interrupt in interrupts))
+        await self._idle.wait()
+        return len(interrupts)
+
+    def resume(self) -> None:
+        self._open.set()
+
+    def announce(self, version: str) -> None:
+        """Say which weights the engines have from now on."""
+        if version != self.version:
+            self._announce(version)
+            self.version = version

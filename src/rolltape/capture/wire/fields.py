@@ -1,0 +1,195 @@
+"""Reading a request field by field: what is wrong is a BadRequest that names the JSON path."""
+
+import json
+import math
+import sys
+from typing import Any, NoReturn
+
+import msgspec
+
+from rolltape.errors import BadRequest
+from rolltape.records.jsonable import decode_json, encode_json, shown
+
+_DEEPEST = 150  # levels, and so within what a record may have
+_NAMED = 16  # unread fields
+_LARGEST = sys.float_info.max
+
+
+class Fields:
+    """An object of a request. It remembers which fields were read, so that the others can be named.
+
+    A null is as good as a missing field. Each reader refuses a value of another type.
+    """
+
+    __slots__ = ("_read", "path", "value")
+
+    def __init__(self, value: object, path: str) -> None:
+        if not isinstance(value, dict):
+            raise BadRequest(f"{path or 'the body'} is {shown(value)}; give an object")
+        self.value: dict[str, Any] = value
+        self.path = path
+        self._read: set[str] = set()
+
+    def at(self, name: str) -> str:
+        """The path of a field, as errors name it: `messages[3].content`."""
+        return f"{self.path}.{name}" if self.path else name
+
+    def refuse(self, name: str, wanted: str) -> NoReturn:
+        """Raise the BadRequest for a field: what it is, and what it should be."""
+        if self.value.get(name) is None:
+            raise BadRequest(f"{self.at(name)} is missing; {wanted}")
+        raise BadRequest(f"{self.at(name)} is {shown(self.value[name])}; {wanted}")
+
+    def get(self, name: str) -> Any:
+        """A field of any type."""
+        self._read.add(name)
+        return self.value.get(name)
+
+    def skip(self, *names: str) -> None:
+        """Count fields as read whose value does not matter here."""
+        self._read.update(names)
+
+    def unread(self) -> list[str]:
+        """The names of the fields that are given and that nobody has read."""
+        return [name for name, value in self.value.items() if value is not None and name not in self._read]
+
+    def ignored(self) -> list[str]:
+        """The unread fields as `Ask.unhonoured` names them: few, and fit for a header whatever the client sent."""
+        names = [self.at(name) for name in self.unread()]
+        said = [f"{ascii(name)[1:-1][:80]}: not known here; ignored" for name in names[:_NAMED]]
+        return said + ([f"{len(names) - _NAMED} more fields: ignored"] if len(names) > _NAMED else [])
+
+    def maybe_text(self, name: str) -> str | None:
+        value = self.get(name)
+        if value is not None and not isinstance(value, str):
+            self.refuse(name, "give a text")
+        return value
+
+    def text(self, name: str) -> str:
+        """A text that must be there; it may be empty."""
+        value = self.maybe_text(name)
+        return self.refuse(name, "give a text") if value is None else value
+
+    def name(self, name: str = "name") -> str:
+        """A text that must be there and must not be empty."""
+        return self.text(name) or self.refuse(name, "give a text that is not empty")
+
+    def maybe_flag(self, name: str) -> bool | None:
+        value = self.get(name)
+        if value is not None and not isinstance(value, bool):
+            self.refuse(name, "give true or false")
+        return value
+
+    def maybe_number(self, name: str, least: float = -_LARGEST, most: float = _LARGEST) -> float | None:
+        """A number within bounds."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            self.refuse(name, f"give a number{_bounds(least, most)}")
+        return float(value)
+
+    def maybe_whole(self, name: str, least: int = -(2**63), most: int = 2**63 - 1) -> int | None:
+        """A whole number within bounds; `5.0` is one."""
+        value = self.maybe_number(name)
+        if value is None:
+            return None
+        given = self.value[name]
+        if not value.is_integer() or not least <= given <= most:
+            self.refuse(name, f"give a whole number{_bounds(least, most)}")
+        return int(given)
+
+    def maybe_one_of(self, name: str, *known: str) -> str | None:
+        value = self.maybe_text(name)
+        if value is not None and value not in known:
+            self.refuse(name, f"known are {', '.join(known)}")
+        return value
+
+    def maybe_list(self, name: str) -> list[Any] | None:
+        value = self.get(name)
+        if value is not None and not isinstance(value, list):
+            self.refuse(name, "give a list")
+        return value
+
+    def maybe_texts(self, name: str) -> list[str] | None:
+        """A list of texts."""
+        values = self.maybe_list(name)
+        for index, value in enumerate(values or ()):
+            if not isinstance(value, str):
+                raise BadRequest(f"{self.at(name)}[{index}] is {shown(value)}; give a text")
+        return values
+
+    def maybe_object(self, name: str) -> "Fields | None":
+        value = self.get(name)
+        return None if value is None else Fields(value, self.at(name))
+
+    def object(self, name: str) -> "Fields":
+        """An object that must be there."""
+        return self.maybe_object(name) or self.refuse(name, "give an object")
+
+    def maybe_objects(self, name: str) -> "list[Fields] | None":
+        """A list of objects."""
+        values = self.maybe_list(name)
+        if values is None:
+            return None
+        return [Fields(value, f"{self.at(name)}[{index}]") for index, value in enumerate(values)]
+
+    def objects(self, name: str) -> "list[Fields]":
+        """A list of objects that must be there."""
+        values = self.maybe_objects(name)
+        return self.refuse(name, "give a list of objects") if values is None else values
+
+
+def read_body(body: bytes) -> tuple[Fields, bool]:
+    """A body's object, and whether text that is not valid Unicode was replaced in it."""
+    try:
+        value, repaired = msgspec.json.decode(body), False
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        value, repaired = _lenient(body)
+    if _is_deep(value):
+        raise _too_deep()
+    return Fields(value, ""), repaired
+
+
+def _lenient(body: bytes) -> tuple[object, bool]:
+    """As `msgspec` reads it, but for text that is not valid Unicode: each fault becomes a replacement character."""
+    text = body.decode("utf-8", "replace")
+    try:
+        value = json.loads(text, parse_constant=_not_json, parse_float=_finite)
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    if _is_deep(value):
+        raise _too_deep()
+    raw, repaired = encode_json(value, "the body")
+    return decode_json(raw), repaired or text.encode() != body
+
+
+def _not_json(constant: str) -> float:
+    raise ValueError(f"{constant} is no number in JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    return number if math.isfinite(number) else _not_json(digits)
+
+
+def _too_deep() -> BadRequest:
+    return BadRequest(f"the body is nested more than {_DEEPEST} levels deep; flatten it")
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(_DEEPEST + 1):
+        inner = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _bounds(least: float, most: float) -> str:
+    lower = f" of at least {least:g}" if abs(least) < 2**63 - 1 else ""
+    upper = f" of at most {most:g}" if abs(most) < 2**63 - 1 else ""
+    return f"{lower}{' and' if lower and upper else ''}{upper}"

@@ -1,0 +1,80 @@
+"""The embedded engine behind the engine protocol."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engines.wanted import generation
+from rolltape.capture.engines.embedded import EmbeddedEngine, Sampling
+from rolltape.capture.engines.embedded.shipped import shipped_model
+from rolltape.capture.engines.inprocess import InProcessEngine
+from rolltape.capture.engines.protocol import Engine
+from rolltape.errors import EngineFault, EngineUnreachable
+from rolltape.records.turn import Finish, LogprobKind
+
+PROMPT = list(range(30, 50))
+
+
+def loaded(folder: Path | None = None) -> InProcessEngine:
+    return InProcessEngine(EmbeddedEngine.load(folder or shipped_model(), "w1"))
+
+
+async def test_it_starts_at_its_first_use_and_gives_what_the_engine_gives() -> None:
+    engine = loaded()
+    behind_protocol: Engine = engine
+    facts = await behind_protocol.facts()
+    assert (facts.context, facts.version) == (engine.engine.context, "w1")
+    given = await behind_protocol.generate(generation(PROMPT, temperature=0.7, seed=5, max_tokens=20))
+    own = await engine.engine.generate(PROMPT, Sampling(temperature=0.7, seed=5, max_tokens=20, stop_ids=()))
+    await behind_protocol.close()
+    assert given.ids.tolist() == own.ids.tolist()
+    assert given.logprobs is not None
+    np.testing.assert_array_equal(given.logprobs, own.logprobs(LogprobKind.AFTER_TEMPERATURE))
+    assert given.logprob_kind is LogprobKind.AFTER_TEMPERATURE
+    assert given.finish is Finish.LENGTH
+    assert (given.first_version, given.last_version) == ("w1", "w1")
+
+
+async def test_a_stop_id_stays_and_a_stop_string_is_named() -> None:
+    engine = loaded()
+    greedy = await engine.generate(generation(PROMPT, temperature=0.0, max_tokens=12))
+    by_id = await engine.generate(generation(PROMPT, name="b", temperature=0.0, stop_ids=[int(greedy.ids[4])]))
+    assert by_id.finish is Finish.STOP
+    assert by_id.ids[-1] == greedy.ids[4]
+    texts = engine.engine.texts
+    assert texts is not None
+    text = next(one for one in (texts.text_of([token]) for token in greedy.ids.tolist()) if one.strip())
+    by_text = await engine.generate(generation(PROMPT, name="c", temperature=0.0, stop=(text,)))
+    assert (by_text.finish, by_text.stop_string) == (Finish.STOP_STRING, text)
+    await engine.close()
+
+
+async def test_abort_and_cancel_end_it() -> None:
+    engine = loaded()
+    await engine.facts()
+    task = asyncio.create_task(engine.generate(generation(PROMPT, max_tokens=3000)))
+    await asyncio.sleep(0.1)
+    await engine.abort("g-1")
+    assert (await task).finish is Finish.ABORT
+    task = asyncio.create_task(engine.generate(generation(PROMPT, name="g-2", max_tokens=3000)))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert engine.engine.in_flight == 0
+    await engine.close()
+
+
+async def test_what_it_cannot_do_is_a_fault_and_a_closed_one_is_unreachable() -> None:
+    engine = loaded()
+    with pytest.raises(EngineFault, match="the prompt is empty"):
+        await engine.generate(generation([]))
+    with pytest.raises(EngineFault, match="vocabulary"):
+        await engine.generate(generation([10**6]))
+    with pytest.raises(EngineFault, match="top_p"):
+        await engine.generate(generation(PROMPT, top_p=3.0))
+    await engine.close()
+    with pytest.raises(EngineUnreachable):
+        await engine.generate(generation(PROMPT))

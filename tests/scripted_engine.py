@@ -1,0 +1,381 @@
+"""An engine that says what a test tells it to, in SGLang's protocol, over a real socket.
+
+It gives the text in token splits that no tokenizer would choose, with made-up logprobs that it remembers, and
+checks by itself that each prompt of a conversation begins with all that it was given and gave before.
+"""
+
+import asyncio
+import contextlib
+import enum
+import json
+import random
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from aiohttp import web
+from tokenizers import Tokenizer
+
+Json = dict[str, Any]
+
+
+class Mishap(enum.Enum):
+    """What may go wrong with a request."""
+
+    ERROR_500 = "it is answered with an error"
+    HANG = "it is never answered, unless it is aborted"
+    TRUNCATED = "the answer is half a JSON"
+    WRONG_LENGTHS = "a logprob is missing"
+    NO_STOP_ID = "the id that ended the reply is trimmed"
+    DIES = "the connection closes in the middle of the answer"
+    ABORTED = "it ends half way, as by a change of weights"
+
+
+class Step(NamedTuple):
+    """One reply: its text, special tokens spelled out. The end-of-turn is added unless it ends otherwise."""
+
+    text: str
+    finish: str = "stop"  # or "length": then no end-of-turn follows
+    token_delay_s: float = 0.0
+
+
+class Asked(NamedTuple):
+    """A request as a script sees it."""
+
+    number: int  # from 0, over all conversations
+    prompt_ids: list[int]
+    prompt: str
+    body: Json
+
+
+class Said(NamedTuple):
+    """What was given for a request."""
+
+    asked: Asked
+    ids: list[int]
+    logprobs: list[float]
+    version: str
+    finish: str
+    cached_tokens: int
+    conversation: Hashable
+
+
+Script = Sequence[str | Step] | Callable[[Asked], str | Step]
+
+
+class ScriptedEngine:
+    """`async with ScriptedEngine(tokenizer, script) as engine:` serves at `engine.url` until the block ends.
+
+    `conversation` says to which conversation a request belongs, None for one that stands alone.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        script: Script,
+        *,
+        unusual: bool = True,
+        end_of_turn: str = "<|im_end|>",
+        seed: int = 0,
+        version: str = "v0",
+        context: int = 131_072,
+        conversation: Callable[[Asked], Hashable] = lambda asked: "the only one",
+    ) -> None:
+        end_id = tokenizer.token_to_id(end_of_turn)
+        assert end_id is not None, f"{end_of_turn} is not in the vocabulary"
+        self.tokenizer = tokenizer
+        self.end_id: int = end_id
+        self.version = version
+        self.said: list[Said] = []
+        self.violations: list[str] = []
+        self.aborted: list[str] = []
+        self.mishaps: dict[int, Mishap] = {}  # by the number of the request
+        self.requests = 0
+        self.url = ""
+        self._script = script
+        self._splits = Splits(tokenizer, random.Random(seed)) if unusual else None
+        self._chance = random.Random(seed + 1)
+        self._context = context
+        self._conversation = conversation
+        self._held: dict[Hashable, list[int]] = {}
+        self._rest: dict[Hashable, tuple[Step, list[int]]] = {}  # of replies that were interrupted
+        self._next_step = 0
+        self._running: dict[str, asyncio.Event] = {}
+        self._runner: web.AppRunner | None = None
+        self._port = 0
+
+    async def __aenter__(self) -> Self:
+        await self.listen()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.refuse()
+
+    async def listen(self) -> None:
+        """Take connections, at the same address as before."""
+        app = web.Application(client_max_size=2**30)
+        app.router.add_post("/generate", self._generate)
+        app.router.add_post("/abort_request", self._abort)
+        app.router.add_post("/update_weights_from_disk", self._update)
+        app.router.add_post("/update_weight_version", self._update)
+        app.router.add_get("/health", self._healthy)
+        app.router.add_get("/v1/models", self._models)
+        for prefix in ("/", "/get_"):
+            app.router.add_get(f"{prefix}model_info", self._model_info)
+            app.router.add_get(f"{prefix}server_info", self._server_info)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True).start()
+        self._port = self._runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    async def refuse(self) -> None:
+        """Drop every connection and refuse further ones, until `listen`."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    @contextlib.contextmanager
+    def in_thread(self) -> "Iterator[ScriptedEngine]":
+        """The same for a test that is no coroutine: the engine has an event loop of its own."""
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="scripted-engine", daemon=True)
+        thread.start()
+        try:
+            asyncio.run_coroutine_threadsafe(self.listen(), loop).result(10)
+            yield self
+        finally:
+            asyncio.run_coroutine_threadsafe(self.refuse(), loop).result(10)
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body: Json = json.loads(await request.read())
+        prompt_ids: list[int] = body["input_ids"]
+        asked = Asked(self.requests, prompt_ids, self.text_of(prompt_ids), body)
+        self.requests += 1
+        conversation = self._conversation(asked)
+        cached = self._look_at_prompt(asked, conversation)
+        mishap = self.mishaps.get(asked.number)
+        if mishap is Mishap.ERROR_500:
+            return web.json_response({"error": {"message": "the script says so"}}, status=500)
+        aborted = self._running[body["rid"]] = asyncio.Event()
+        try:
+            said = await self._say(asked, mishap, aborted, cached, conversation)
+        finally:
+            del self._running[body["rid"]]
+        return await self._deliver(request, said, mishap)
+
+    def _look_at_prompt(self, asked: Asked, conversation: Hashable) -> int:
+        """How much of the prompt is known; less than all that was held before is a violation."""
+        held = [] if conversation is None else self._held.get(conversation, [])
+        ids = asked.prompt_ids
+        shared = next((at for at, (old, new) in enumerate(zip(held, ids, strict=False)) if old != new), None)
+        shared = min(len(held), len(ids)) if shared is None else shared
+        if shared < len(held):
+            was, now = self.text_of(held[shared : shared + 8]), self.text_of(ids[shared : shared + 8])
+            self.violations.append(
+                f"request {asked.number} departs at id {shared} of {len(held)}: {was!r} was held, {now!r} came"
+            )
+        return shared
+
+    async def _say(
+        self, asked: Asked, mishap: Mishap | None, aborted: asyncio.Event, cached: int, conversation: Hashable
+    ) -> Said:
+        version = self.version
+        step, whole, is_next = self._step(asked, conversation)
+        ids, finish = whole, step.finish
+        params = asked.body["sampling_params"]
+        assert finish == "length" or self.end_id in params["stop_token_ids"], params
+        if len(ids) > params["max_new_tokens"]:
+            ids, finish = ids[: params["max_new_tokens"]], "length"
+        count = len(ids) // 2 if mishap is Mishap.ABORTED else len(ids)
+        if mishap is Mishap.HANG:
+            await aborted.wait()
+        count = await self._sampled_before_abort(count, step.token_delay_s, aborted)
+        if aborted.is_set() or mishap is Mishap.ABORTED:
+            ids, finish = ids[:count], "abort"
+        logprobs = [-self._chance.expovariate(2.0) for _ in ids]
+        said = Said(asked, ids, logprobs, version, finish, cached, conversation)
+        self.said.append(said)
+        if mishap not in (Mishap.TRUNCATED, Mishap.WRONG_LENGTHS, Mishap.DIES):
+            self._next_step += is_next
+            self._rest.pop(conversation, None)
+            kept = ids[:-1] if mishap is Mishap.NO_STOP_ID else ids
+            self._held[conversation] = asked.prompt_ids + kept
+            if finish == "abort":
+                self._rest[conversation] = (step, whole[len(ids) :])
+        # What was not delivered whole is asked for again, and binds nobody.
+        return said
+
+    async def _sampled_before_abort(self, count: int, delay_s: float, aborted: asyncio.Event) -> int:
+        for sampled in range(count):
+            if aborted.is_set():
+                return sampled
+            if delay_s:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(aborted.wait(), delay_s)
+        return count
+
+    def _step(self, asked: Asked, conversation: Hashable) -> tuple[Step, list[int], bool]:
+        """A reply and whether it is the script's next, or else what is left of one that was interrupted."""
+        step, rest = self._rest.get(conversation, (None, []))
+        if step is not None and asked.prompt_ids == self._held[conversation]:
+            return step, rest, False
+        given = self._script(asked) if callable(self._script) else self._script[self._next_step]
+        step = given if isinstance(given, Step) else Step(given)
+        return step, self._ids(step), True
+
+    def _ids(self, step: Step) -> list[int]:
+        if self._splits is None:
+            ids: list[int] = self.tokenizer.encode(step.text, add_special_tokens=False).ids
+        else:
+            ids = self._splits.of(step.text)
+        assert self.text_of(ids) == step.text
+        return [*ids, self.end_id] if step.finish == "stop" else ids
+
+    async def _deliver(self, request: web.Request, said: Said, mishap: Mishap | None) -> web.StreamResponse:
+        ids, logprobs = said.ids, said.logprobs
+        if mishap is Mishap.NO_STOP_ID:
+            ids, logprobs = ids[:-1], logprobs[:-1]
+        reasons: dict[str, Json] = {
+            "stop": {"type": "stop", "matched": self.end_id},
+            "length": {"type": "length", "length": len(ids)},
+            "abort": {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None},
+        }
+        triples = [[value, token, None] for value, token in zip(logprobs, ids, strict=True)]
+        if mishap is Mishap.WRONG_LENGTHS:
+            triples = triples[:-1]
+        answer = {
+            "text": self.text_of(ids),
+            "output_ids": ids,
+            "meta_info": {
+                "id": said.asked.body["rid"],
+                "finish_reason": reasons[said.finish],
+                "prompt_tokens": len(said.asked.prompt_ids),
+                "completion_tokens": len(ids),
+                "cached_tokens": said.cached_tokens,
+                "weight_version": self.version,
+                "output_token_logprobs": triples,
+                "output_token_logprobs_length": len(triples),
+            },
+        }
+        data = json.dumps(answer).encode()
+        if mishap is Mishap.TRUNCATED:
+            data = data[: len(data) // 2]
+        if mishap is not Mishap.DIES:
+            return web.Response(body=data, content_type="application/json")
+        response = web.StreamResponse(headers={"Content-Length": str(len(data))})
+        await response.prepare(request)
+        await response.write(data[: len(data) // 2])
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        rid = json.loads(await request.read())["rid"]
+        self.aborted.append(rid)
+        if rid in self._running:
+            self._running[rid].set()
+        return web.Response()
+
+    async def _update(self, request: web.Request) -> web.Response:
+        body = json.loads(await request.read())
+        if body.get("abort_all_requests"):
+            for event in self._running.values():
+                event.set()
+            while self._running:
+                await asyncio.sleep(0.001)
+        self.version = body.get("weight_version") or body["new_version"]
+        return web.json_response({"success": True, "message": "as told"})
+
+    async def _healthy(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _model_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"model_path": "/models/scripted", "weight_version": self.version})
+
+    async def _server_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"served_model_name": "scripted", "context_length": None, "version": "0.5.23"})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "scripted", "max_model_len": self._context}]})
+
+
+class Splits:
+    """Random splits of a text into entries of a byte-level vocabulary; special tokens stay whole."""
+
+    def __init__(self, tokenizer: Tokenizer, chance: random.Random) -> None:
+        self._chance = chance
+        added = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
+        self._special = added
+        self._vocabulary = {text: number for text, number in tokenizer.get_vocab().items() if text not in added}
+        self._longest = 6
+        self._letters = _byte_letters()
+
+    def of(self, text: str) -> list[int]:
+        ids: list[int] = []
+        plain = ""
+        at = 0
+        while at < len(text):
+            special = next((one for one in self._special if text.startswith(one, at)), None)
+            if special is None:
+                plain += text[at]
+                at += 1
+                continue
+            ids += [*self._plain(plain), self._special[special]]
+            plain = ""
+            at += len(special)
+        return [*ids, *self._plain(plain)]
+
+    def _plain(self, text: str) -> list[int]:
+        letters = "".join(self._letters[byte] for byte in text.encode())
+        ids = []
+        at = 0
+        while at < len(letters):
+            sizes = [size for size in range(1, self._longest + 1) if letters[at : at + size] in self._vocabulary]
+            size = self._chance.choice([one for one in sizes if at + one <= len(letters)])
+            ids.append(self._vocabulary[letters[at : at + size]])
+            at += size
+        return ids
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a model's folder."""
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def odd_json(value: Any, chance: random.Random) -> str:
+    """JSON with spacing that no serializer makes, key order kept."""
+
+    def space() -> str:
+        return chance.choice(["", " ", "  ", "\n "])
+
+    if isinstance(value, dict):
+        items = [f"{space()}{json.dumps(key)}{space()}:{space()}{odd_json(one, chance)}" for key, one in value.items()]
+        return "{" + f"{space()},".join(items) + space() + "}"
+    if isinstance(value, list):
+        return "[" + f"{space()},{space()}".join(odd_json(one, chance) for one in value) + space() + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def tool_call(name: str, arguments: Json, chance: random.Random | None = None) -> str:
+    """A tool call as Qwen3 writes it, its JSON oddly spaced."""
+    call = odd_json({"name": name, "arguments": arguments}, chance or random.Random(name))
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+def _byte_letters() -> list[str]:
+    """By which character a byte-level vocabulary spells each byte: itself if it is printable, else one from 256 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

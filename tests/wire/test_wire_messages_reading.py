@@ -1,0 +1,377 @@
+"""Bodies of the Messages API: what they mean in chat form, and what is refused by name."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from canned_wire import call, canned
+from rolltape.capture.exchange import Ask, ToolChoice
+from rolltape.capture.wire.messages import MESSAGES
+from rolltape.errors import BadRequest
+from rolltape.records.messages import Message, Root, canonical_message
+
+MARK = {"cache_control": {"type": "ephemeral"}}
+RUN = {"name": "run", "input_schema": {"type": "object"}}
+
+
+def text(words: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": words, **more}
+
+
+def result(content: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": "toolu_1", "content": content, **more}
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "go"}]} | fields
+
+
+def read(**fields: Any) -> Ask:
+    return MESSAGES.read(json.dumps(body(**fields)).encode(), {})
+
+
+def history(*messages: tuple[str, Any], **fields: Any) -> list[dict[str, Any]]:
+    given_messages = [{"role": role, "content": content} for role, content in messages]
+    return read(messages=[*given_messages, {"role": "user", "content": "go"}], **fields).messages[:-1]
+
+
+def assistant(*blocks: dict[str, Any]) -> dict[str, Any]:
+    (message,) = history(("assistant", list(blocks)))
+    return message
+
+
+def refusal(**fields: Any) -> str:
+    with pytest.raises(BadRequest) as raised:
+        read(**fields)
+    return str(raised.value)
+
+
+def test_the_system_prompt_is_the_first_message_and_cache_marks_are_left_out() -> None:
+    assert history(system="Be brief.") == [{"role": "system", "content": "Be brief."}]
+    parts = [text("You are", **MARK), text(" here.")]
+    assert history(system=parts) == [{"role": "system", "content": [text("You are"), text(" here.")]}]
+
+
+def test_a_system_message_within_the_conversation_stays_where_it_is() -> None:
+    assert history(("user", [text("hi", **MARK)]), ("system", "mind this"), ("system", [text("and that")])) == [
+        {"role": "user", "content": [text("hi")]},
+        {"role": "system", "content": "mind this"},
+        {"role": "system", "content": [text("and that")]},
+    ]
+
+
+def test_tool_results_become_tool_messages_in_the_order_they_came() -> None:
+    blocks = [text("before"), result("one", is_error=False, **MARK), text("a"), text("b"), result([text("two")])]
+    assert history(("user", [*blocks, result(None, is_error=True), text("after")])) == [
+        {"role": "user", "content": [text("before")]},
+        {"role": "tool", "tool_call_id": "toolu_1", "content": "one"},
+        {"role": "user", "content": [text("a"), text("b")]},
+        {"role": "tool", "tool_call_id": "toolu_1", "content": [text("two")]},
+        {"role": "tool", "tool_call_id": "toolu_1", "content": "", "is_error": True},
+        {"role": "user", "content": [text("after")]},
+    ]
+
+
+def test_an_assistants_blocks_become_one_message() -> None:
+    thinking = {"type": "thinking", "thinking": "hm", "signature": "rolltape_r7"}
+    use = {"type": "tool_use", "id": "toolu_1", "name": "run", "input": {"b": 1.0, "a": "é"}, **MARK}
+    assert assistant(thinking, text(" ok "), use) == {
+        "role": "assistant",
+        "content": " ok ",
+        "id": "r7",
+        "reasoning_content": "hm",
+        "tool_calls": [call("run", '{"b":1.0,"a":"é"}', id="toolu_1")],
+    }
+    assert assistant(use, text("ok"))["content"] == "ok"
+    assert assistant() == {"role": "assistant", "content": None}
+    assert assistant(text("a"), text("b"))["content"] == [text("a"), text("b")]
+
+
+def test_thinking_of_another_model_keeps_its_signatures() -> None:
+    blocks = [{"type": "thinking", "thinking": words, "signature": f"of {words}"} for words in ("a", "", "b")]
+    assert assistant(*blocks, {"type": "redacted_thinking", "data": "xyz"}, text("ok")) == {
+        "role": "assistant",
+        "content": "ok",
+        "reasoning_content": "a\n\nb",
+        "thinking_signatures": ["of a", "of ", "of b"],
+        "redacted_thinking": ["xyz"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "choice", "parallel"),
+    [
+        ({}, ToolChoice(), True),
+        ({"tool_choice": {"type": "auto"}}, ToolChoice("auto"), True),
+        ({"tool_choice": {"type": "any", "disable_parallel_tool_use": True}}, ToolChoice("required"), False),
+        ({"tool_choice": {"type": "tool", "name": "run"}}, ToolChoice("required", "run"), True),
+        ({"tool_choice": {"type": "none"}}, ToolChoice("none"), True),
+    ],
+)
+def test_tool_choice(fields: dict[str, Any], choice: ToolChoice, parallel: bool) -> None:
+    ask = read(tools=[RUN], **fields)
+    assert (ask.tool_choice, ask.parallel_tool_calls) == (choice, parallel)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "wanted", "unhonoured"),
+    [
+        (None, None, ()),
+        ({"type": "adaptive"}, True, ()),
+        ({"type": "disabled"}, False, ()),
+        (
+            {"type": "enabled", "budget_tokens": 2048},
+            True,
+            ("thinking.budget_tokens: thinking is limited by max_tokens alone",),
+        ),
+        ({"type": "adaptive", "display": "omitted"}, True, ("thinking.display: thinking is shown in full",)),
+        ({"type": "between_tools"}, True, ("thinking.type: the model may think at any time",)),
+    ],
+)
+def test_thinking(thinking: Any, wanted: bool | None, unhonoured: tuple[str, ...]) -> None:
+    ask = read(thinking=thinking)
+    assert (ask.thinking, ask.unhonoured) == (wanted, unhonoured)
+
+
+def test_a_schema_for_the_output_is_reported_and_not_enforced() -> None:
+    schema = {"type": "json_schema", "schema": {"type": "object"}}
+    ask = read(output_config={"format": schema, "effort": "high"})
+    assert ask.output_schema
+    assert ask.unhonoured == (
+        "output_config.effort: the model is not told",
+        "output_config.format: the reply is not held to the schema",
+    )
+    assert read(output_format=schema).output_schema
+    assert not read(output_config={"effort": None}).output_schema
+
+
+def test_what_cannot_be_honoured_is_said() -> None:
+    ask = read(
+        tools=[
+            RUN | {"strict": True, "defer_loading": False, "eager_input_streaming": True},
+            {"type": "web_search_20250305", "name": "web_search"},
+            {"type": "bash_20250124", "name": "bash"},
+        ],
+        container="c1",
+        mcp_servers=[],
+        metadata={"user_id": "u"},
+        context_management={"edits": [{"type": "clear_tool_uses_20250919"}]},
+    )
+    assert [tool["function"]["name"] for tool in ask.tools or ()] == ["run"]
+    assert ask.unhonoured == (
+        "tools: only custom ones are offered, not those of types that Anthropic defines",
+        "tools: strict is not honoured; arguments are not held to the schema",
+        "context_management.edits: the history is read as it is sent",
+        "container: not known here; ignored",
+        "mcp_servers: not known here; ignored",
+    )
+
+
+def test_keeping_all_thinking_is_what_is_done_anyway() -> None:
+    edits = [{"type": "clear_thinking_20251015", "keep": "all"}]  # Claude Code 2.1 sends this with every request
+    assert read(context_management={"edits": edits}).unhonoured == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"max_tokens": None}, "max_tokens is missing; say how many tokens the reply may have at most"),
+        ({"max_tokens": 0}, "max_tokens is 0; give a whole number of at least 1"),
+        ({"model": ""}, "model is ''; give a text that is not empty"),
+        ({"messages": []}, "messages is []; give at least one message"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role is 'tool'; known are user,"),
+        ({"messages": [{"content": "a"}]}, "messages[0].role is missing; give user, assistant or system"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content is missing; give a text or a list of blocks"),
+        ({"system": [{"type": "text"}]}, "system[0].text is missing; give a text"),
+        ({"temperature": "hot"}, "temperature is 'hot'; give a number of at least 0"),
+        ({"stop_sequences": [""]}, "stop_sequences is ['']; give texts that are not empty"),
+        ({"tools": [{"name": "a"}]}, "tools[0].input_schema is missing; give an object"),
+        ({"tools": [RUN, RUN]}, "tools[1].name is 'run'; there is another tool of that name; give each its own"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice.type is 'any'; no tools are offered; give some, or leave"),
+        ({"tools": [RUN], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name is 'x'; offered are run"),
+        ({"thinking": {"type": "deep"}}, "thinking.type is 'deep'; known are enabled"),
+        ({"thread": {"id": "t"}}, "thread is {'id': 't'}; conversations are not kept here; send all of it in messages"),
+    ],
+)
+def test_a_refusal_names_the_field(fields: dict[str, Any], said: str) -> None:
+    assert refusal(**fields).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("role", "block", "said"),
+    [
+        ("user", {"type": "image"}, "messages[0].content[0].type is 'image'; images are not supported yet"),
+        ("user", {"type": "document"}, "messages[0].content[0].type is 'document'; documents are not supported yet"),
+        ("user", result([{"type": "image"}]), "messages[0].content[0].content[0].type is 'image'; images are not"),
+        ("user", {"type": "thinking"}, "messages[0].content[0].type is 'thinking'; blocks of this type are not"),
+        ("assistant", {"type": "server_tool_use"}, "messages[0].content[0].type is 'server_tool_use'; blocks of"),
+        ("assistant", {"type": "tool_use", "id": "a", "name": "f"}, "messages[0].content[0].input is missing; give"),
+        ("system", result("a"), "messages[0].content[0].type is 'tool_result'; blocks of this type are not"),
+    ],
+)
+def test_a_block_that_has_no_place_is_refused(role: str, block: dict[str, Any], said: str) -> None:
+    assert refusal(messages=[{"role": role, "content": [block]}]).startswith(said)
+
+
+def test_a_reply_cannot_be_begun_for_the_model() -> None:
+    messages = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "I beg"}]
+    assert refusal(messages=messages) == (
+        "messages[1] is the assistant's: a reply cannot be begun for the model; end with a user message"
+    )
+    counted = MESSAGES.counting(json.dumps({"model": "tiny", "messages": messages}).encode())
+    assert (counted.messages, counted.sampling.max_tokens) == (messages, None)
+
+
+def test_text_that_is_no_unicode_is_replaced_and_said() -> None:
+    ask = MESSAGES.read(json.dumps(body(system="\ud800")).encode(), {})
+    assert (ask.repaired, ask.messages[0]["content"]) == (True, "\ufffd")
+
+
+WORDS = st.text(st.characters(codec="utf-8"), max_size=12)
+NUMBERS = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=8,
+)
+INPUTS = st.dictionaries(WORDS, VALUES, max_size=3)
+CALLS = st.lists(
+    st.builds(
+        lambda name, value, indent: call(name, json.dumps(value, indent=indent), id=f"toolu_{name}"),
+        st.sampled_from(["run", "look"]),
+        INPUTS,
+        st.none() | st.just(2),
+    ),
+    max_size=3,
+)
+REPLIES = st.fixed_dictionaries(
+    {"reasoning_content": st.none() | WORDS, "content": st.none() | WORDS, "tool_calls": CALLS}
+)
+
+
+def as_javascript_writes(value: Any) -> Any:
+    """A value parsed and written by Claude Code: whole floats lose their point, and keys come in another order."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, dict):
+        return {key: as_javascript_writes(value[key]) for key in reversed(value)}
+    return [as_javascript_writes(item) for item in value] if isinstance(value, list) else value
+
+
+def streamed_blocks(events: bytes) -> list[dict[str, Any]]:
+    """The content that a client puts together from a stream."""
+    blocks: list[dict[str, Any]] = []
+    for line in events.split(b"\n"):
+        event = json.loads(line[6:]) if line.startswith(b"data: ") else {}
+        if event.get("type") == "content_block_start":
+            blocks.append(event["content_block"])
+        for key, piece in event.get("delta", {}).items() if event.get("type") == "content_block_delta" else ():
+            if key != "type":
+                blocks[event["index"]][key] = blocks[event["index"]].get(key, "") + piece
+    for block in blocks:
+        if block["type"] == "tool_use":
+            block["input"] = json.loads(block.pop("partial_json"))
+    return blocks
+
+
+@given(REPLIES)
+def test_an_echo_means_what_the_reply_meant(message: dict[str, Any]) -> None:
+    reply = canned(message, id="r42")
+    ask = read(stream=True)
+    content = json.loads(MESSAGES.whole(ask, reply))["content"]
+    assert streamed_blocks(MESSAGES.opening(ask, reply.draft) + b"".join(MESSAGES.closing(ask, reply))) == content
+    for echoed in (content, as_javascript_writes(content)):
+        echo = assistant(*echoed)
+        assert canonical_message(echo) == canonical_message(reply.message)
+        assert Message.snapshot(echo, "echo").canonical == Message.snapshot(reply.message, "reply").canonical
+        assert echo.get("id") == ("r42" if message["reasoning_content"] else None)
+        assert [one["id"] for one in echo.get("tool_calls", ())] == [one["id"] for one in message["tool_calls"]]
+
+
+TYPICAL = body(
+    system=[text("sys", **MARK)],
+    messages=[
+        {"role": "user", "content": [text("hi"), text("there", **MARK)]},
+        {"role": "system", "content": "mind"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "rolltape_r1"},
+                {"type": "redacted_thinking", "data": "x"},
+                text("ok"),
+                {"type": "tool_use", "id": "toolu_1", "name": "run", "input": {"a": [1, {"b": None}]}},
+            ],
+        },
+        {"role": "user", "content": [result([text("one")], is_error=True), result("two"), text("go")]},
+    ],
+    tools=[RUN | {"strict": True, **MARK}, {"type": "bash_20250124", "name": "bash"}],
+    tool_choice={"type": "tool", "name": "run", "disable_parallel_tool_use": True},
+    stop_sequences=["a"],
+    temperature=1,
+    top_p=1,
+    top_k=5,
+    stream=True,
+    thinking={"type": "enabled", "budget_tokens": 1024},
+    output_config={"effort": "high", "format": {"type": "json_schema", "schema": {}}},
+    output_format={"type": "json_schema"},
+    context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every value within a value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, item in inner for place in places(item, (*path, key)))]
+
+
+def replaced(value: Any, path: tuple[Any, ...], by: Any) -> Any:
+    if not path:
+        return by
+    changed = value.copy()
+    changed[path[0]] = replaced(value[path[0]], path[1:], by)
+    return changed
+
+
+def read_or_refused(data: bytes) -> None:
+    """A body becomes an Ask that can be recorded and said in a header, or a BadRequest that names a path."""
+    ask, refused = None, ""
+    try:
+        ask = MESSAGES.read(data, {})
+    except BadRequest as error:
+        refused = str(error)
+    if ask is None:
+        assert re.match(r"(the body|[a-z_]+(\[\d+\]|\.[a-z_]+)*) is ", refused)
+        return
+    for message in ask.messages:
+        Message.snapshot(message, "message")
+    Root.snapshot(ask.tools, None, "tools")
+    assert len("; ".join(ask.unhonoured)) < 4000
+    assert "".join(ask.unhonoured).isascii()
+
+
+@given(st.sampled_from(places(TYPICAL)), VALUES)
+def test_a_body_with_anything_anywhere_is_read_or_refused(path: tuple[Any, ...], value: Any) -> None:
+    read_or_refused(json.dumps(replaced(TYPICAL, path, value)).encode())
+
+
+@given(st.sampled_from(places(TYPICAL)), st.text(st.characters(), max_size=8), VALUES)
+def test_a_body_with_unknown_fields_is_read_or_refused(path: tuple[Any, ...], name: str, value: Any) -> None:
+    inner: Any = TYPICAL
+    for key in path:
+        inner = inner[key]
+    more = inner | {name: value} if isinstance(inner, dict) else inner
+    read_or_refused(json.dumps(replaced(TYPICAL, path, more)).encode())
+
+
+@given(st.binary(max_size=40) | VALUES.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    read_or_refused(data)
+
+
+@pytest.mark.parametrize("opened", [b"[", b'{"a":', b'{"model":"m","max_tokens":1,"system":['])
+def test_a_body_nested_without_end_is_refused(opened: bytes) -> None:
+    read_or_refused(opened * 100_000)
