@@ -17,17 +17,17 @@ from benchmarks.figures import Figure, main, seconds
 from benchmarks.workload import agent_session
 from rolltape.records.turn import Turn
 
-SESSIONS, TURNS_EACH = 64, 100
+SESSIONS, TURNS_EACH, RUNS = 64, 100, 3
 TARGET = 5_000
 
 
 def figures() -> Iterator[Figure]:
-    """Turns per second, and how far that is from SQLite alone with the same bytes and a commit for each turn."""
-    with tempfile.TemporaryDirectory() as folder:
-        tasks, turn_bytes = _recorded_per_s(Path(folder) / "tasks", _by_tasks)
-        one_thread, _ = _recorded_per_s(Path(folder) / "one", lambda work: _by_threads(work, 1))
-        many_threads, _ = _recorded_per_s(Path(folder) / "many", lambda work: _by_threads(work, SESSIONS))
-        floor = _sqlite_alone_per_s(Path(folder) / "floor.sqlite", turn_bytes)
+    """Turns per second, and those of SQLite alone with the same bytes and a commit for each turn; each the quickest
+    of some runs, which was disturbed least."""
+    tasks, turn_bytes = max(_recorded_per_s(_by_tasks) for _ in range(RUNS))
+    one_thread, _ = max(_recorded_per_s(lambda work: _by_threads(work, 1)) for _ in range(RUNS))
+    many_threads, _ = max(_recorded_per_s(lambda work: _by_threads(work, SESSIONS)) for _ in range(RUNS))
+    floor = max(_sqlite_alone_per_s(turn_bytes) for _ in range(RUNS))
     yield Figure(f"{SESSIONS} coroutines", tasks, "turns/s", TARGET, at_most=False, note="a commit for each tick")
     yield Figure("one thread", one_thread, "turns/s", note="a commit for each turn")
     yield Figure(f"{SESSIONS} threads", many_threads, "turns/s")
@@ -37,13 +37,15 @@ def figures() -> Iterator[Figure]:
 Work = list[tuple[rolltape.SessionRecorder, list[dict[str, Any]]]]
 
 
-def _recorded_per_s(path: Path, record: Callable[[Work], None]) -> tuple[float, int]:
+def _recorded_per_s(record: Callable[[Work], None]) -> tuple[float, int]:
     """Turns per second, and the bytes on the tape for each."""
-    with rolltape.open(path) as tape:
-        work = [(tape.rollout(task_id=f"task-{seed}").session(), _turns(seed)) for seed in range(SESSIONS)]
-        before = _bytes_under(path)
-        taken_s = seconds(lambda: record(work))
-    return SESSIONS * TURNS_EACH / taken_s, (_bytes_under(path) - before) // (SESSIONS * TURNS_EACH)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        with rolltape.open(path) as tape:
+            work = [(tape.rollout(task_id=f"task-{seed}").session(), _turns(seed)) for seed in range(SESSIONS)]
+            before = _bytes_under(path)
+            taken_s = seconds(lambda: record(work))
+        return SESSIONS * TURNS_EACH / taken_s, (_bytes_under(path) - before) // (SESSIONS * TURNS_EACH)
 
 
 def _by_tasks(work: Work) -> None:
@@ -82,11 +84,14 @@ def _turns(seed: int) -> list[dict[str, Any]]:
     return made
 
 
-def _sqlite_alone_per_s(path: Path, row_bytes: int) -> float:
+def _sqlite_alone_per_s(row_bytes: int) -> float:
     """The floor: the same bytes in one table, one transaction a turn."""
     count = SESSIONS * TURNS_EACH
     row = bytes(range(256)) * (row_bytes // 256 + 1)
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.closing(sqlite3.connect(Path(folder) / "floor.sqlite", isolation_level=None)) as connection,
+    ):
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("CREATE TABLE turns (session INTEGER, sequence INTEGER, body BLOB)")

@@ -1,8 +1,12 @@
 """Messages compare by what they mean to the model, whatever the model or a client wrote."""
 
+import enum
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rolltape.errors import NotJsonError
 from rolltape.records.messages import Message, Root
@@ -50,6 +54,42 @@ def test_cache_marks_and_ids_do_not_count_at_any_depth() -> None:
     assert same({"role": "user", "content": [part]}, {"role": "user", "content": [plain]})
     tool = {"name": "run", "description": "runs"}
     assert Root.snapshot([tool | mark], None, "t").digest == Root.snapshot([tool], None, "t").digest
+
+
+class Shouted(str):
+    pass
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+odd = st.sampled_from(
+    [2**63 - 1, 2**63, -(2**63), 10**30, Shouted("a"), Level.HIGH, (1, "b"), 1e16, -0.0, "\x00\x7f/ é"]
+)
+values = st.recursive(
+    scalars | odd, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner), max_leaves=20
+)
+
+
+@given(st.dictionaries(st.text(), values))
+def test_a_message_is_stored_as_the_bytes_that_json_writes(fields: dict[str, Any]) -> None:
+    message = {**fields, "role": "user"}
+    spelled = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
+    assert Message.snapshot(message, "message").raw == spelled
+
+
+def test_text_that_is_no_unicode_is_repaired_at_any_depth() -> None:
+    message = Message.snapshot({"role": "user", "content": [{"text": "a\ud800b"}]}, "message")
+    assert message.repaired
+    assert message.to_dict() == {"role": "user", "content": [{"text": "a\ufffdb"}]}
+
+
+@pytest.mark.parametrize("value", [b"a", {1, 2}, object(), 1j])
+def test_what_json_has_no_word_for_is_refused(value: object) -> None:
+    with pytest.raises(NotJsonError, match="message cannot be JSON"):
+        Message.snapshot({"role": "user", "content": "u", "meta": [{"a": value}]}, "message")
 
 
 def test_what_json_would_change_is_refused() -> None:

@@ -83,7 +83,7 @@ def test_a_turn_is_on_the_disk_when_its_future_is_done_and_not_part_of_the_sessi
         future = later(session, prompt_messages=[message])
         message["content"] = "changed"
         assert not future.done()
-        assert len(session.turns) == 0
+        assert not session.turns
         turn = await future
         assert session.turns == (turn,)
         (read,) = tape.run().rollout(rollout.id).turns
@@ -160,6 +160,12 @@ def test_a_failed_commit_refuses_its_turns_and_the_sessions_go_on(
         again = [later(one, prompt_messages=whole, prompt_ids=[1, 2, 3, 4, 5, 6]), later(one, first, 3)]
         assert await all_of(*again) == ["1", "2"]
         assert next_turn(other, other.turns[0], 3).sequence == 1
+        # And what came after them is found again by its conversation.
+        third = next_turn(one, one.turns[2], 4)
+        next_turn(one, first, 5)
+        fourth = [*third.prompt_messages, assistant("reply 4"), user("go on")]
+        found = await later(one, prompt_messages=fourth, prompt_ids=[*third.tokens.to_numpy(), 9])
+        assert found.prompt_tokens.keep == len(third.tokens)
 
     with rolltape.open(tmp_path / "run") as tape:
         rollout = tape.rollout(task_id="a")
@@ -299,16 +305,23 @@ def test_a_cancelled_wait_leaves_the_turn_on_the_tape(tmp_path: Path) -> None:
 
 
 def test_a_loop_that_ends_too_early_leaves_its_turns_to_the_next_commit(tmp_path: Path) -> None:
-    async def main(session: SessionRecorder) -> None:
+    async def leave(session: SessionRecorder) -> None:
         later(session)
+
+    async def stay(session: SessionRecorder) -> None:
+        assert await all_of(later(session)) == ["1"]
 
     tape = rolltape.open(tmp_path / "run")
     rollout = tape.rollout(task_id="a")
     session = rollout.session()
     loop = asyncio.new_event_loop()
-    loop.run_until_complete(main(session))
+    task = loop.create_task(leave(session))
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert task.done()
     loop.close()
-    asyncio.run(main(session))
+    assert len(session.turns) == 0
+    asyncio.run(stay(session))
     rollout.finish()
     tape.close()
     run = rolltape.read(tmp_path / "run")
@@ -331,7 +344,11 @@ def test_threads_and_several_loops_share_sessions(tmp_path: Path) -> None:
         sessions = [rollout.session() for _ in range(4)]
         for session in sessions:
             session.record_turn(**first_fields())
-        kinds: list[Callable[[list[SessionRecorder]], None]] = [in_thread, lambda given: asyncio.run(in_loop(given))]
+        # In debug mode a loop refuses what is done to it by another thread.
+        kinds: list[Callable[[list[SessionRecorder]], None]] = [
+            in_thread,
+            lambda given: asyncio.run(in_loop(given), debug=True),
+        ]
         failures: list[threading.ExceptHookArgs] = []
         hook, threading.excepthook = threading.excepthook, failures.append
         threads = [threading.Thread(target=kind, args=(sessions,)) for kind in kinds * 2]

@@ -18,14 +18,14 @@ def rollout_id(
     agent: str | None,
 ) -> str:
     """The id of one attempt at one task at one step of one run."""
-    return _hashed("rollout", run, source, _task_key(task_id, task), str(step), str(attempt), model, agent)
+    return _hashed("rollout", run, source, task_key(task_id, task), str(step), str(attempt), model, agent)
 
 
 def group_id(
     run: str, *, source: str | None, task_id: str | None, task: object, step: int, model: str | None, agent: str | None
 ) -> str:
     """The id that all attempts at one task at one step share."""
-    return _hashed("group", run, source, _task_key(task_id, task), str(step), model, agent)
+    return _hashed("group", run, source, task_key(task_id, task), str(step), model, agent)
 
 
 def session_id(rollout: str, try_index: int, ordinal: int) -> str:
@@ -52,13 +52,14 @@ def digest_of(*fields: bytes | str | None) -> bytes:
     return hasher.digest()
 
 
-def _hashed(*fields: bytes | str | None) -> str:
-    return digest_of(*fields).hex()
-
-
-def _task_key(task_id: str | None, task: object) -> bytes:
+def task_key(task_id: str | None, task: object) -> bytes:
+    """What tells one task of a source from another: its id, else its canonical content."""
     if task_id is not None:
         return b"id:" + task_id.encode("utf-8", "surrogatepass")
     if task is None:
         raise RecordError("a rollout needs a task: give task_id, or task with the content that identifies it")
     return b"content:" + canonical_json(task)
+
+
+def _hashed(*fields: bytes | str | None) -> str:
+    return digest_of(*fields).hex()

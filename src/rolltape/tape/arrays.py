@@ -71,9 +71,10 @@ def as_logprobs(value: object, where: str) -> tuple[Logprobs, bool]:
     NaN stands for "none given", as `None` does in a list. float32 where it holds every value exactly, else float64.
     """
     if type(value) is list and set(map(type, value)) == {float}:
-        array: npt.NDArray[Any] = np.frombuffer(packed("d", value), np.float64)
-    else:
-        array = as_array(value, where)
+        short = packed("f", value)
+        if short.tolist() == value:
+            return _sealed(np.frombuffer(short, np.float32)), False
+    array = as_array(value, where)
     if array.ndim != 1:
         raise RecordError(f"{where} has {array.ndim} dimensions; give one number per sampled id")
     if array.dtype.kind == "f":

@@ -27,14 +27,6 @@ class _Whole(NamedTuple):
     ids: Ids
 
 
-class _Accepted(NamedTuple):
-    """A turn whose conversation is that of an earlier turn and its own messages, or else these digests."""
-
-    turn: Turn
-    follows: int | None  # sequence number of that turn
-    digests: list[bytes] | None
-
-
 class DeltaCoder:
     """Finds, for a prompt given whole, the turn that it shares most with: the latest, or one found by conversation."""
 
@@ -42,14 +34,12 @@ class DeltaCoder:
         self._latest: _Whole | None = None
         self._by_conversation: dict[bytes, Turn] = {}
         self._ends: list[bytes] = []  # by sequence: the hash of each turn's conversation, reply included
-        self._unhashed: list[_Accepted] = []  # the turns after those, hashed when a whole prompt asks for them
         self._whole_prompt: tuple[list[bytes], Ids] | None = None
 
     def best_parent(self, messages: Sequence[Message], ids: Ids) -> Parent:
         """The best of the latest turn and the one that holds the longest beginning of the conversation."""
         digests = [message.digest for message in messages]
         self._whole_prompt = (digests, ids)
-        self._hash()
         parent = Parent(None)
         if self._latest is not None:
             parent = _shared(self._latest, digests, ids)
@@ -63,34 +53,28 @@ class DeltaCoder:
 
     def accepted(self, turn: Turn, parent: Turn | None, keep_messages: int, *, given_whole: bool) -> None:
         """Remember a turn; one that was given whole is at hand for the next comparison."""
+        digests = [message.digest for message in turn.prompt.own]
+        start = b""
         if parent is not None and keep_messages == len(parent.messages):
-            self._unhashed.append(_Accepted(turn, parent.sequence, None))
-        else:
-            self._unhashed.append(_Accepted(turn, None, self._whole_prompt and self._whole_prompt[0]))
+            start = self._ends[parent.sequence]  # only what is new is hashed: what comes before has its hash
+        elif self._whole_prompt is not None:
+            digests = self._whole_prompt[0]
         self._latest = None
         if given_whole and self._whole_prompt is not None:
             reply = [turn.reply.digest] if turn.reply else []
             whole, ids = self._whole_prompt
             self._latest = _Whole(turn, whole + reply, np.concatenate([ids, turn.sampled_ids]))
         self._whole_prompt = None
-
-    def _hash(self) -> None:
-        for turn, follows, digests in self._unhashed:
-            # Only what is new is hashed: what comes before has its hash.
-            start = b"" if follows is None else self._ends[follows]
-            own = [message.digest for message in turn.prompt.own] if digests is None else digests
-            end = _hashes(start, own)[-1] if own else start
+        end = _hashes(start, digests)[-1] if digests else start
+        self._by_conversation[end] = turn
+        if turn.reply is not None:
+            end = _hashes(end, [turn.reply.digest])[-1]
             self._by_conversation[end] = turn
-            if turn.reply is not None:
-                end = _hashes(end, [turn.reply.digest])[-1]
-                self._by_conversation[end] = turn
-            self._ends.append(end)
-        self._unhashed.clear()
+        self._ends.append(end)
 
     def take_back(self, count: int) -> None:
         """Forget all turns but the first `count`. A conversation that one of them shared with an earlier turn may be
         forgotten too; the next prompt is then coded against another one."""
-        self._hash()
         del self._ends[count:]
         self._by_conversation = {end: turn for end, turn in self._by_conversation.items() if turn.sequence < count}
         if self._latest is not None and self._latest.turn.sequence >= count:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -14,12 +14,13 @@ from rolltape.records.jsonable import as_float
 from rolltape.records.rollout import EventKind, RolloutHead, SessionHead, Status, StopReason
 from rolltape.records.turn import Finish, LogprobKind, Turn
 from rolltape.tape.arrays import as_ids
-from rolltape.tape.entries import RecordedTurn, StartedSession, facts_json
+from rolltape.tape.entries import LoggedEvent, RecordedTurn, StartedSession, facts_json
 from rolltape.tape.fields import TurnFields, as_member, as_settings, as_text
 from rolltape.tape.intake import CodedTurn, SessionIntake
 from rolltape.tape.journal import Journal, Ticket
 from rolltape.tape.roster import Ended
 from rolltape.tape.schema import MAX_TURNS
+from rolltape.tape.ticks import running_loop
 
 if TYPE_CHECKING:
     from rolltape.tape.tape import Tape
@@ -122,6 +123,7 @@ class RolloutRecorder:
 
     def __init__(self, tape: "Tape", journal: Journal, pk: int, head: RolloutHead) -> None:
         self.head = head
+        self.reward_check: Callable[[float], None] | None = None  # refuses a reward that contradicts what was said
         self._tape = tape
         self._journal = journal
         self._pk = pk
@@ -204,6 +206,8 @@ class RolloutRecorder:
         """End the rollout with an outcome. A reward may also come later, through `Tape.score`."""
         where = f"rollout {self.id}"
         score = score_data(reward, reward_terms, where)
+        if score is not None and self.reward_check is not None:
+            self.reward_check(score["reward"])
         self._end(
             Status.FINISHED, as_member(StopReason, stop_reason, where), as_text(reason, f"{where}: reason"), score
         )
@@ -238,6 +242,24 @@ class RolloutRecorder:
             journal.append(*entries)
             self._ended = status.value
             self._tape.forget(self, Ended(status is Status.FINISHED, tuple(data["turns"])))
+
+    def statement(self, kind: EventKind, data: dict[str, Any]) -> LoggedEvent:
+        """A statement about this rollout, encoded; `say` appends it."""
+        return self._tape.event(kind, self.head.key, data=data)
+
+    def say(self, statement: LoggedEvent, after: Ticket | None = None) -> Ticket:
+        """Append a statement while the rollout is open: durable when this returns, on an event loop with the tick.
+
+        If `after` was refused it is refused too; on an event loop only the ticket says so.
+        """
+        journal = self.open_journal("a statement")
+        if running_loop() is not None:
+            ticket, future = journal.ticks.submit(None, statement, after=after)
+            future.add_done_callback(asyncio.Future.exception)  # nobody awaits it: the ticket keeps its error
+        else:
+            ticket = journal.submit(statement, after=after)
+            journal.wait(ticket)
+        return ticket
 
     def turn_counts(self) -> tuple[int, ...]:
         """How many turns each session has so far."""

@@ -155,6 +155,18 @@ class Tape:
         data = {"reason": as_text(reason, f"rollout {rollout_id}: the reason of its filter")}
         _append(self._said(EventKind.FILTER, rollout_id, try_index, data, by=by))
 
+    def say(
+        self,
+        kind: EventKind,
+        rollout_id: str,
+        data: dict[str, Any],
+        *,
+        by: str | None = None,
+        try_index: int | None = None,
+    ) -> None:
+        """Append a statement of any kind about a rollout; `data` is as the kind has it, and is not checked here."""
+        _append(self._said(kind, rollout_id, try_index, data, by=by))
+
     def deliver(self, turn_id: str, delivery: Delivery | str = Delivery.DELIVERED) -> None:
         """Say whether the client got a turn's reply."""
         _append(self._delivery(turn_id, delivery))
@@ -284,7 +296,7 @@ class Tape:
             after_ns = self._roster.latest_ns(rollout)
             if try_index is not None:
                 tries = [try_index]
-            elif kind is EventKind.SCORE:
+            elif kind in (EventKind.SCORE, EventKind.TRACE):
                 tries = [self._roster.counted_try(rollout, tries)]
             if turn is not None:
                 self._check_turn(turn)

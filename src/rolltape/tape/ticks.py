@@ -54,7 +54,7 @@ class Ticks:
 def _tell(future: asyncio.Future[T], value: T, ticket: "Ticket") -> None:
     """Resolve a future from whichever thread settled its ticket."""
     loop = future.get_loop()
-    if loop is _running_loop():
+    if loop is running_loop():
         _resolve(future, value, ticket.error)
     else:
         with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
@@ -70,7 +70,8 @@ def _resolve(future: asyncio.Future[T], value: T, error: BaseException | None) -
         future.set_exception(error)
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop of this thread; None: it runs none."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
