@@ -103,6 +103,8 @@ class ScriptedEngine:
         self._rest: dict[Hashable, tuple[Step, list[int]]] = {}  # of replies that were interrupted
         self._next_step = 0
         self._running: dict[str, asyncio.Event] = {}
+        self._takes = asyncio.Event()
+        self._takes.set()
         self._runner: web.AppRunner | None = None
         self._port = 0
 
@@ -168,6 +170,7 @@ class ScriptedEngine:
         mishap = self.mishaps.get(asked.number)
         if mishap is Mishap.ERROR_500:
             return web.json_response({"error": {"message": "the script says so"}}, status=500)
+        await self._takes.wait()
         aborted = self._running[body["rid"]] = asyncio.Event()
         try:
             said = await self._say(asked, mishap, aborted, cached, conversation)
@@ -291,11 +294,13 @@ class ScriptedEngine:
     async def _update(self, request: web.Request) -> web.Response:
         body = json.loads(await request.read())
         if body.get("abort_all_requests"):
+            self._takes.clear()  # what comes meanwhile waits for the new weights
             for event in self._running.values():
                 event.set()
             while self._running:
                 await asyncio.sleep(0.001)
         self.version = body.get("weight_version") or body["new_version"]
+        self._takes.set()
         return web.json_response({"success": True, "message": "as told"})
 
     async def _healthy(self, request: web.Request) -> web.Response:

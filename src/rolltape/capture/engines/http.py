@@ -105,7 +105,7 @@ class Connections:
     async def _body(self, response: aiohttp.ClientResponse, path: str) -> bytes:
         body = await response.read()
         if response.status >= 400:
-            raise EngineFault(f"{self._name}: {path} answered {response.status}: {_message_of(body)}")
+            raise EngineFault(f"{self._name}: {path} answered {response.status}: {_said(body)}")
         return body
 
 
@@ -118,18 +118,20 @@ def decoded(data: bytes, decoder: "msgspec.json.Decoder[_T]", where: str) -> _T:
         raise EngineFault(f"{where} answered what is not its JSON: {error}; it begins {shown!r}") from None
 
 
-def _message_of(body: bytes) -> str:
-    """What an error's body says, in whichever of the usual places it says it."""
-    text = body.decode(errors="replace")
+def error_text(value: Any) -> str:
+    """What the JSON of an error says, in whichever of the usual places it says it."""
+    while isinstance(value, dict):
+        inner = next((value[key] for key in ("error", "message", "detail", "msg") if value.get(key)), None)
+        if inner is None:
+            break
+        value = inner
+    return _short(value if isinstance(value, str) else str(value)) or "nothing"
+
+
+def _said(body: bytes) -> str:
     with suppress(msgspec.DecodeError):
-        value: Any = msgspec.json.decode(body)
-        while isinstance(value, dict):
-            inner = next((value[key] for key in ("error", "message", "detail", "msg") if value.get(key)), None)
-            if inner is None:
-                break
-            value = inner
-        text = value if isinstance(value, str) else text
-    return _short(text) or "nothing"
+        return error_text(msgspec.json.decode(body))
+    return error_text(body.decode(errors="replace"))
 
 
 def _short(text: str) -> str:

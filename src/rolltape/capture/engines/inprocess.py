@@ -7,7 +7,7 @@ from rolltape.records.turn import Finish, LogprobKind
 
 
 class InProcessEngine:
-    """An EmbeddedEngine, started at its first use unless it runs already; closing this one ends it."""
+    """An EmbeddedEngine, started at its first use and ended by `close`; with `running`, its owner does both."""
 
     token_faithful = True
     applies = frozenset({"temperature", "top_p", "top_k", "seed", "max_tokens", "stop"})
@@ -25,6 +25,7 @@ class InProcessEngine:
         self._model = model
         self._kind = logprob_kind
         self._running = running
+        self._owned = not running
 
     async def facts(self) -> EngineFacts:
         await self._start()
@@ -49,7 +50,7 @@ class InProcessEngine:
             first_version=reply.version,
             last_version=reply.version,
             logprob_kind=self._kind,
-            cached_tokens=getattr(reply, "cached_tokens", None),
+            cached_tokens=reply.cached_tokens,
         )
 
     async def abort(self, generation_id: str) -> None:
@@ -57,7 +58,8 @@ class InProcessEngine:
             self.engine.abort(generation_id)
 
     async def close(self) -> None:
-        await self.engine.close()
+        if self._owned:
+            await self.engine.close()
 
     async def _start(self) -> None:
         if self.engine.stopped is not None:

@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 
 from rolltape.capture.engines.http import Connections, decoded
+from rolltape.capture.engines.ids_json import IdsAsJson
 from rolltape.capture.engines.inflight import InFlight
 from rolltape.capture.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.capture.engines.sampled import NEUTRAL, sampled_ids, sampled_logprobs
+from rolltape.capture.exchange import SamplingParams
 from rolltape.errors import EngineFault
 from rolltape.records.tokens import NO_IDS
 from rolltape.records.turn import Finish, LogprobKind
@@ -63,20 +65,7 @@ class LlamaCppEngine:
     """
 
     token_faithful = True
-    applies = frozenset(
-        {
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "seed",
-            "max_tokens",
-            "stop",
-            "presence_penalty",
-            "frequency_penalty",
-            "repetition_penalty",
-        }
-    )
+    applies = frozenset(SamplingParams.__struct_fields__)
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
         self.name = f"llamacpp {url}"
@@ -84,6 +73,7 @@ class LlamaCppEngine:
             url, self.name, headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         )
         self._in_flight = InFlight()
+        self._ids = IdsAsJson()
 
     async def facts(self) -> EngineFacts:
         await self._http.get("/health")
@@ -91,7 +81,8 @@ class LlamaCppEngine:
         return EngineFacts(model=props.model_alias or props.model_path, context=props.default_generation_settings.n_ctx)
 
     async def generate(self, wanted: Generation) -> Generated:
-        body = msgspec.json.encode(_body(wanted))
+        ids = self._ids.encoded(wanted.session, wanted.prompt_ids)
+        body = msgspec.json.encode(_body(wanted, ids))
         data = await self._in_flight.run(wanted.id, self._http.post("/completion", body))
         if data is None:
             return Generated(ids=NO_IDS, logprobs=None, finish=Finish.ABORT)
@@ -105,10 +96,10 @@ class LlamaCppEngine:
         await self._http.close()
 
 
-def _body(wanted: Generation) -> dict[str, Any]:
+def _body(wanted: Generation, ids: msgspec.Raw) -> dict[str, Any]:
     asked = wanted.sampling.over(NEUTRAL)
     body: dict[str, Any] = {
-        "prompt": wanted.prompt_ids.tolist(),
+        "prompt": ids,
         "n_predict": asked.max_tokens,
         "samplers": _SAMPLERS,
         "temperature": asked.temperature,
@@ -118,7 +109,7 @@ def _body(wanted: Generation) -> dict[str, Any]:
         "repeat_penalty": asked.repetition_penalty,
         "presence_penalty": asked.presence_penalty,
         "frequency_penalty": asked.frequency_penalty,
-        "repeat_last_n": -1,
+        "repeat_last_n": len(wanted.prompt_ids) + (asked.max_tokens or 0),  # all, in a form that every version takes
         "stop": asked.stop or (),
         "return_tokens": True,
         "n_probs": 1,

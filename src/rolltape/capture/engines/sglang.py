@@ -1,19 +1,17 @@
 """SGLang's native `/generate`: ids in; ids, logprobs, weight version and routed experts out."""
 
 import asyncio
-import base64
-import binascii
 from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from rolltape.capture.engines.http import Connections, decoded
+from rolltape.capture.engines.ids_json import IdsAsJson
 from rolltape.capture.engines.protocol import EngineFacts, Generated, Generation
+from rolltape.capture.engines.routed_experts import RoutedExperts
 from rolltape.capture.engines.sampled import NEUTRAL, sampled_ids, sampled_logprobs
+from rolltape.capture.exchange import SamplingParams
 from rolltape.errors import EngineFault
-from rolltape.records.tokens import Ids
 from rolltape.records.turn import Finish, LogprobKind, Segment
 
 _Triple = tuple[float | None, int, Any]
@@ -71,19 +69,7 @@ _MODEL_INFO = msgspec.json.Decoder(_ModelInfo)
 _SERVER_INFO = msgspec.json.Decoder(_ServerInfo)
 _MODELS = msgspec.json.Decoder(_Models)
 
-_APPLIES = frozenset(
-    {
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "max_tokens",
-        "stop",
-        "presence_penalty",
-        "frequency_penalty",
-        "repetition_penalty",
-    }
-)
+_APPLIES = frozenset(SamplingParams.__struct_fields__)
 
 
 class SglangEngine:
@@ -109,13 +95,13 @@ class SglangEngine:
         self.name = f"sglang {url}"
         self.applies = _APPLIES
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._ids = IdsAsJson()
         self._http = Connections(url, self.name, headers=headers)
         self._kind = logprob_kind
+        self._has_said = False  # what follows
         self._said_kind: LogprobKind | None = None
         self._version: str | None = None  # as last reported
-        self._routed_experts = routed_experts
-        self._expert_shape = expert_shape
-        self._expert_width = None if expert_shape is None else expert_shape[0] * expert_shape[1]
+        self._experts = RoutedExperts(expert_shape) if routed_experts else None
 
     async def facts(self) -> EngineFacts:
         await self._http.get("/health")
@@ -124,9 +110,9 @@ class SglangEngine:
             await self._http.get("/server_info", "/get_server_info"), _SERVER_INFO, f"{self.name} server_info"
         )
         cards = decoded(await self._http.get("/v1/models"), _MODELS, f"{self.name} /v1/models").data
-        self._said_kind = server.logprob_kind
+        self._has_said, self._said_kind = True, server.logprob_kind
         # SGLang heeds a request's seed only in its deterministic mode.
-        self.applies = _APPLIES if server.enable_deterministic_inference is False else _APPLIES | {"seed"}
+        self.applies = _APPLIES - {"seed"} if server.enable_deterministic_inference is False else _APPLIES
         if model.weight_version is not None:
             self._version = model.weight_version
         # context_length is null unless it was set at the start; the model card has the one that holds.
@@ -136,9 +122,10 @@ class SglangEngine:
         )
 
     async def generate(self, wanted: Generation) -> Generated:
-        if self._version is None:
+        if not self._has_said:
             await self.facts()  # so that the version at the beginning is known, if there is one
-        version, experts_from = self._version, self._experts_from(wanted)
+        version = self._version
+        experts_from = 0 if self._experts is None else self._experts.first_wanted(wanted)
         body = msgspec.json.encode(self._body(wanted, experts_from))
         try:
             data = await self._http.post("/generate", body)
@@ -175,12 +162,12 @@ class SglangEngine:
             params["sampling_seed"] = asked.seed
         body: dict[str, Any] = {
             "rid": wanted.id,
-            "input_ids": wanted.prompt_ids.tolist(),
+            "input_ids": self._ids.encoded(wanted.session, wanted.prompt_ids),
             "sampling_params": params,
             "return_logprob": True,
             "logprob_start_len": -1,  # of the reply only
         }
-        if self._routed_experts:
+        if self._experts is not None:
             body |= {"return_routed_experts": True, "routed_experts_start_len": experts_from}
         return body
 
@@ -198,6 +185,10 @@ class SglangEngine:
         if ids.tolist() != given_ids:
             raise EngineFault(f"{where}: output_ids and the ids of output_token_logprobs differ")
         segments = _segments(meta.weight_versions, len(ids), where)
+        side_arrays = {}
+        if self._experts is not None and meta.routed_experts is not None:
+            rows = self._experts.side_array(meta.routed_experts, wanted, len(ids), experts_from, where)
+            side_arrays["routed_experts"] = rows
         first, last = self._versions(version, meta.weight_version, segments)
         return Generated(
             ids=ids,
@@ -209,7 +200,7 @@ class SglangEngine:
             segments=segments,
             logprob_kind=self._kind or self._said_kind or LogprobKind.AFTER_TEMPERATURE,
             cached_tokens=meta.cached_tokens,
-            side_arrays=self._side_arrays(wanted, ids, meta.routed_experts, experts_from, where),
+            side_arrays=side_arrays,
         )
 
     def _versions(
@@ -221,32 +212,6 @@ class SglangEngine:
         if segments:
             return segments[0].first_version, segments[-1].last_version
         return (None, None) if at_start is None or at_end is None else (at_start, at_end)
-
-    def _experts_from(self, wanted: Generation) -> int:
-        """From which token on routed experts are wanted; all of them until a whole one has shown a row's width."""
-        return 0 if self._expert_width is None else wanted.held_tokens
-
-    def _side_arrays(
-        self, wanted: Generation, ids: Ids, encoded: str | None, start: int, where: str
-    ) -> dict[str, dict[str, Any]]:
-        if not self._routed_experts or encoded is None:
-            return {}
-        # The last token was sampled but never fed, so that no experts saw it.
-        fed = len(wanted.prompt_ids) + len(ids) - 1
-        values = _int32s(encoded, where)
-        if self._expert_width is None and fed > 0 and len(values) % fed == 0:
-            self._expert_width = len(values) // fed
-        width = self._expert_width or 1
-        rows = len(values) // width
-        if rows == fed:
-            start = 0  # also by a server that does not know routed_experts_start_len
-        if rows * width != len(values) or rows != fed - start:
-            raise EngineFault(
-                f"{where}: {len(values)} routed experts, {width} a token, but {fed - start} tokens were fed"
-            )
-        shape = (rows, width) if self._expert_shape is None else (rows, *self._expert_shape)
-        new_from = max(wanted.held_tokens, start)
-        return {"routed_experts": {"start": new_from, "values": values.reshape(shape)[new_from - start :]}}
 
 
 def _finish(reason: _FinishReason, wanted: Generation, where: str) -> tuple[Finish, str | None]:
@@ -276,10 +241,3 @@ def _segments(spans: list[_VersionSpan] | None, count: int, where: str) -> tuple
     if starts != [0, *(span.end for span in spans[:-1])] or spans[-1].end != count:
         raise EngineFault(f"{where}: weight_versions cover {spans[-1].end} ids, not the {count} that were sampled")
     return tuple(Segment(span.start, span.end, span.version, span.version) for span in spans)
-
-
-def _int32s(encoded: str, where: str) -> npt.NDArray[np.int32]:
-    try:
-        return np.frombuffer(base64.b64decode(encoded, validate=True), dtype=np.int32)
-    except (binascii.Error, ValueError) as error:
-        raise EngineFault(f"{where}: routed_experts are no int32 in base64: {error}") from None

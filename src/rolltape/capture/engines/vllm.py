@@ -9,10 +9,12 @@ from typing import Any
 
 import msgspec
 
-from rolltape.capture.engines.http import Connections, decoded
+from rolltape.capture.engines.http import Connections, decoded, error_text
+from rolltape.capture.engines.ids_json import IdsAsJson
 from rolltape.capture.engines.inflight import InFlight
 from rolltape.capture.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.capture.engines.sampled import NEUTRAL, sampled_ids, sampled_logprobs
+from rolltape.capture.exchange import SamplingParams
 from rolltape.errors import EngineDied, EngineFault
 from rolltape.records.turn import Finish, LogprobKind
 
@@ -89,20 +91,7 @@ class VllmEngine:
     """
 
     token_faithful = True
-    applies = frozenset(
-        {
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "seed",
-            "max_tokens",
-            "stop",
-            "presence_penalty",
-            "frequency_penalty",
-            "repetition_penalty",
-        }
-    )
+    applies = frozenset(SamplingParams.__struct_fields__)
 
     def __init__(
         self,
@@ -119,6 +108,7 @@ class VllmEngine:
         self._model = model
         self._kind = logprob_kind
         self._in_flight = InFlight()
+        self._ids = IdsAsJson()
 
     async def facts(self) -> EngineFacts:
         await self._http.get("/health")
@@ -157,7 +147,7 @@ class VllmEngine:
                     break
                 event = decoded(data, _EVENT, where)
                 if event.error is not None:
-                    raise (EngineDied if so_far.ids else EngineFault)(f"{where}: {event.error}")
+                    raise (EngineDied if so_far.ids else EngineFault)(f"{where}: {error_text(event.error)}")
                 so_far.add(event, where)
         if so_far.finish is None:
             raise EngineDied(f"{where}: its events ended before the reply did")
@@ -168,7 +158,7 @@ class VllmEngine:
         body: dict[str, Any] = {
             "model": self._model,
             "request_id": wanted.id,
-            "prompt": wanted.prompt_ids.tolist(),
+            "prompt": self._ids.encoded(wanted.session, wanted.prompt_ids),
             "max_tokens": asked.max_tokens,
             "temperature": asked.temperature,
             "top_p": asked.top_p,

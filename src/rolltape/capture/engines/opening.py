@@ -1,0 +1,65 @@
+"""An engine from the text that names it on a command line."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rolltape.capture.engines.embedded import EmbeddedEngine
+from rolltape.capture.engines.embedded.shipped import shipped_model
+from rolltape.capture.engines.inprocess import InProcessEngine
+from rolltape.capture.engines.llamacpp import LlamaCppEngine
+from rolltape.capture.engines.openai_text import OpenAITextEngine
+from rolltape.capture.engines.protocol import Engine
+from rolltape.capture.engines.replay import ReplayEngine
+from rolltape.capture.engines.sglang import SglangEngine
+from rolltape.capture.engines.vllm import VllmEngine
+from rolltape.errors import EngineError
+from rolltape.records.turn import LogprobKind
+
+KNOWN = "sglang:URL, vllm:URL, llamacpp:URL, openai:URL, embedded, embedded:FOLDER, replay:RUN#ROLLOUT"
+
+
+def open_engine(
+    spec: str,
+    *,
+    api_key: str | None = None,
+    model: str | None = None,
+    logprob_kind: LogprobKind | None = None,
+    routed_experts: bool | None = None,
+) -> Engine:
+    """The engine that a text names; EngineError where the text, or an option beside it, makes no sense.
+
+    An option that is None is left to the engine. Nothing is connected to yet.
+    """
+    options = {"api_key": api_key, "model": model, "logprob_kind": logprob_kind, "routed_experts": routed_experts}
+    kind, _, place = spec.partition(":")
+    if kind not in _OPENERS or (not place and kind != "embedded"):
+        raise EngineError(f"{spec!r} names no engine; known are {KNOWN}")
+    opener, takes = _OPENERS[kind]
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given:
+        if name not in takes:
+            raise EngineError(f"{spec}: {name} is given, which {kind} does not take; it takes {', '.join(takes)}")
+    return opener(place, **given)
+
+
+def _embedded(place: str, **options: Any) -> Engine:
+    folder = Path(place) if place else shipped_model()
+    return InProcessEngine(EmbeddedEngine.load(folder), model=folder.name, **options)
+
+
+def _replay(place: str) -> Engine:
+    run, _, which = place.rpartition("#")
+    if not run or not which:
+        raise EngineError(f"replay:{place} does not say what to give again; write replay:RUN#ROLLOUT or RUN#SESSION")
+    return ReplayEngine(run, which)
+
+
+_OPENERS: dict[str, tuple[Callable[..., Engine], tuple[str, ...]]] = {
+    "sglang": (SglangEngine, ("api_key", "logprob_kind", "routed_experts")),
+    "vllm": (VllmEngine, ("api_key", "model", "logprob_kind")),
+    "llamacpp": (LlamaCppEngine, ("api_key",)),
+    "openai": (OpenAITextEngine, ("api_key", "model")),
+    "embedded": (_embedded, ("logprob_kind",)),
+    "replay": (_replay, ()),
+}

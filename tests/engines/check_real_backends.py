@@ -1,0 +1,151 @@
+"""Hold the engines of the gateway against real servers that run, by hand.
+
+    python tests/engines/check_real_backends.py sglang:http://127.0.0.1:30000 vllm:http://127.0.0.1:8000
+
+Each must serve the shipped model (or --model) in float32; the embedded engine scores the very ids that it gives.
+"""
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from engines.wanted import generation
+from rolltape.capture.engines.embedded import EmbeddedEngine, Sampling
+from rolltape.capture.engines.embedded.shipped import shipped_model
+from rolltape.capture.engines.given import check
+from rolltape.capture.engines.opening import open_engine
+from rolltape.capture.engines.protocol import Engine, Generated
+from rolltape.errors import EngineError
+from rolltape.records.turn import Finish, LogprobKind
+
+TOLERANCE = 1e-3
+HELLO = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+
+
+class Checks:
+    """Every check of one engine; `failed` counts those that did not hold."""
+
+    def __init__(self, engine: Engine, own: EmbeddedEngine) -> None:
+        assert own.texts is not None
+        self.engine, self.own, self.texts = engine, own, own.texts
+        self.failed = 0
+        self.end = own.config.eos_ids
+        self.hello = self.texts.encode(HELLO)
+        self.noise: list[int] = np.random.default_rng(0).integers(10, 2000, 60).tolist()
+
+    def holds(self, what: str, fact: bool, detail: object = "") -> None:
+        self.failed += not fact
+        print(f"  {'ok  ' if fact else 'FAIL'} {what} {detail}")
+
+    async def run(self) -> None:
+        print(f"{self.engine.name}: {await self.engine.facts()}")
+        await self.stop_id()
+        await self.logprobs()
+        await self.stop_string()
+        await self.next_turn()
+        await self.seeds()
+        await self.abort()
+        await self.cancel()
+
+    async def stop_id(self) -> None:
+        wanted = generation(self.hello, stop_ids=self.end)
+        given = await self.engine.generate(wanted)
+        self.holds("says what it gives:", True, check(self.engine, wanted, given).line)
+        self.holds("ends on a stop id, which stays", given.finish is Finish.STOP and given.ids[-1] in self.end)
+
+    async def logprobs(self) -> None:
+        for temperature in (1.0, 0.5):
+            given = await self.engine.generate(
+                generation(self.noise, name=f"l{temperature}", temperature=temperature, max_tokens=100)
+            )
+            raw = await self.raw(self.noise, given)
+            assert given.logprobs is not None
+            worst = float(np.nanmax(np.abs(raw - given.logprobs)))
+            missing = int(np.isnan(given.logprobs).sum())
+            as_raw = temperature == 1.0 or given.logprob_kind is LogprobKind.RAW
+            self.holds(
+                f"at temperature {temperature} its logprobs are{'' if as_raw else ' not'} the raw ones",
+                (worst < TOLERANCE) == as_raw,
+                f"(largest difference {worst:.1e} over {len(given.ids)} ids, {missing} missing)",
+            )
+
+    async def raw(self, prompt: list[int], given: Generated) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        scoring = Sampling(max_tokens=0, prompt_logprobs_from=len(prompt))
+        scored = await self.own.generate([*prompt, *given.ids.tolist()], scoring)
+        return np.array(scored.prompt_logprobs, dtype=np.float64)
+
+    async def stop_string(self) -> None:
+        given = await self.engine.generate(generation(self.hello, name="s", temperature=0.0, stop=("greet",)))
+        text = self.texts.text_of(given.ids.tolist())
+        self.holds("names the stop string", (given.finish, given.stop_string) == (Finish.STOP_STRING, "greet"))
+        self.holds("keeps the ids of the stop string", "greet" in text, repr(text))
+
+    async def next_turn(self) -> None:
+        first = await self.engine.generate(generation(self.hello, name="t1", stop_ids=self.end))
+        prompt = [*self.hello, *first.ids.tolist(), *self.texts.encode("\n" + HELLO)]
+        second = await self.engine.generate(generation(prompt, name="t2", stop_ids=self.end))
+        self.holds("goes on from its own ids", second.finish is Finish.STOP, f"(cached {second.cached_tokens})")
+
+    async def seeds(self) -> None:
+        if "seed" in self.engine.applies:
+            one, two = [
+                await self.engine.generate(generation(self.noise, name=name, seed=5, temperature=1.5))
+                for name in ("x", "y")
+            ]
+            self.holds("gives the same for the same seed", one.ids.tolist() == two.ids.tolist())
+
+    async def abort(self) -> None:
+        wanted = generation(self.noise, name="a", temperature=2.0, max_tokens=1500)
+        task = asyncio.create_task(self.engine.generate(wanted))
+        await asyncio.sleep(1.0)
+        await self.engine.abort("a")
+        async with asyncio.timeout(20):
+            given = await task
+        self.holds("ends when it is aborted", given.finish is Finish.ABORT, f"(with {len(given.ids)} ids)")
+        if given.logprobs is not None:
+            worst = float(np.nanmax(np.abs(await self.raw(self.noise, given) - given.logprobs), initial=0))
+            as_raw = given.logprob_kind is LogprobKind.RAW
+            self.holds("gives the logprobs of what there was", not as_raw or worst < TOLERANCE, f"({worst:.1e})")
+
+    async def cancel(self) -> None:
+        task = asyncio.create_task(self.engine.generate(generation(self.noise, name="c", max_tokens=1500)))
+        await asyncio.sleep(0.5)
+        task.cancel()
+        await asyncio.wait({task})
+        self.holds("can be cancelled", task.cancelled())
+        try:
+            given = await self.engine.generate(generation([5] * 40_000, name="d"))
+            self.holds("refuses what is too long", False, given)
+        except EngineError as error:
+            self.holds("refuses what is too long:", True, str(error)[:150])
+        async with asyncio.timeout(20):
+            await self.engine.generate(generation(self.hello, name="e", max_tokens=1))
+
+
+async def checked(specs: list[str], folder: Path) -> int:
+    failed = 0
+    async with EmbeddedEngine.load(folder) as own:
+        for spec in specs:
+            engine = open_engine(spec)
+            checks = Checks(engine, own)
+            await checks.run()
+            await engine.close()
+            failed += checks.failed
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("engines", nargs="+", help="as for `rolltape serve`: KIND:URL")
+    parser.add_argument("--model", type=Path, default=None, help="what they serve; by default the shipped model")
+    asked = parser.parse_args()
+    return int(asyncio.run(checked(asked.engines, asked.model or shipped_model())) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""What an engine gives is checked against what it must, and said."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engines.wanted import generation
+from rolltape.capture.engines.given import check
+from rolltape.capture.engines.opening import open_engine
+from rolltape.capture.engines.protocol import Generated
+from rolltape.errors import CheckpointError, EngineError, EngineFault, RunNotFound
+from rolltape.records.turn import Finish, LogprobKind, Segment
+
+ENGINE = open_engine("vllm:http://127.0.0.1:1")
+
+
+def given(ids: list[int], **fields: Any) -> Generated:
+    logprobs = np.full(len(ids), -0.5)
+    return Generated(**{"ids": np.array(ids, np.int32), "logprobs": logprobs, "finish": Finish.STOP, **fields})
+
+
+def test_a_trimmed_stop_id_and_missing_logprobs_stand_out() -> None:
+    wanted = generation([1], stop_ids=[9])
+    seen = check(ENGINE, wanted, given([3, 4], logprobs=np.array([-0.5, np.nan])))
+    assert seen.line.endswith("ids, logprobs of unknown kind, MISSING for 1, the stop id TRIMMED, no weight version")
+    seen = check(ENGINE, wanted, given([3, 9], logprobs=None))
+    assert "NO logprobs, the stop id kept" in seen.line
+    seen = check(ENGINE, wanted, given([3], finish=Finish.LENGTH, logprob_kind=LogprobKind.RAW))
+    assert "logprobs raw, the stop id not seen yet" in seen.line
+
+
+def test_text_alone_is_said_to_train_nothing() -> None:
+    engine = open_engine("openai:http://127.0.0.1:1/v1")
+    assert "nothing of it can be trained" in check(engine, generation([1]), given([], logprobs=None)).line
+
+
+def test_parts_that_do_not_belong_together_are_a_fault() -> None:
+    with pytest.raises(EngineFault, match="2 sampled ids but 3 logprobs"):
+        check(ENGINE, generation([1]), given([1, 2], logprobs=np.zeros(3)))
+    with pytest.raises(EngineFault, match="2 sampled ids but segments of 1"):
+        check(ENGINE, generation([1]), given([1, 2], segments=(Segment(0, 1, "v", "v"),)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("sglang:http://127.0.0.1:30000", "sglang http://127.0.0.1:30000"),
+        ("vllm:http://127.0.0.1:8000", "vllm http://127.0.0.1:8000"),
+        ("llamacpp:http://127.0.0.1:8080", "llamacpp http://127.0.0.1:8080"),
+        ("openai:http://127.0.0.1:8000/v1", "openai http://127.0.0.1:8000/v1"),
+        ("embedded", "embedded tiny"),
+    ],
+)
+def test_a_text_names_an_engine(spec: str, name: str) -> None:
+    assert open_engine(spec).name == name
+
+
+@pytest.mark.parametrize("spec", ["", "sglang", "sglang:", "http://127.0.0.1:1", "tgi:http://127.0.0.1:1", "replay:"])
+def test_a_text_that_names_none_is_refused_with_those_that_do(spec: str) -> None:
+    with pytest.raises(EngineError, match="known are sglang:URL, vllm:URL"):
+        open_engine(spec)
+
+
+def test_what_an_engine_cannot_take_is_refused() -> None:
+    with pytest.raises(EngineError, match="is no address"):
+        open_engine("sglang:127.0.0.1:30000")
+    with pytest.raises(EngineError, match="routed_experts is given, which llamacpp does not take"):
+        open_engine("llamacpp:http://127.0.0.1:1", routed_experts=True)
+    with pytest.raises(EngineError, match="write replay:RUN#ROLLOUT"):
+        open_engine("replay:somewhere")
+    with pytest.raises(CheckpointError):
+        open_engine("embedded:/nowhere")
+    with pytest.raises(RunNotFound):
+        open_engine("replay:/nowhere#r")

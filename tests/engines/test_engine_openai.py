@@ -1,0 +1,130 @@
+"""A chat endpoint that takes and gives text alone."""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from engines.wanted import generation
+from rolltape.capture.engines.openai_text import OpenAITextEngine
+from rolltape.capture.engines.protocol import Engine, Generated, Generation
+from rolltape.capture.exchange import ToolChoice
+from rolltape.errors import EngineFault, EngineUnreachable
+from rolltape.records.turn import Finish
+
+MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+TOOLS = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
+
+
+class Endpoint:
+    """Remembers what it is asked; answers with one message, or hangs."""
+
+    def __init__(self, message: dict[str, Any], finish: str = "stop", *, hangs: bool = False) -> None:
+        self.message, self.finish, self.hangs = message, finish, hangs
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+
+    async def chat(self, request: web.Request) -> web.Response:
+        self.bodies.append(json.loads(await request.read()))
+        self.keys.append(request.headers.get("Authorization"))
+        if self.hangs:
+            await asyncio.Event().wait()
+        choice = {"index": 0, "message": self.message, "finish_reason": self.finish}
+        usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
+        return web.json_response({"choices": [choice], "usage": usage})
+
+
+@contextlib.asynccontextmanager
+async def reaching(endpoint: Endpoint, **settings: Any) -> AsyncIterator[OpenAITextEngine]:
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", endpoint.chat)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    engine = OpenAITextEngine(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", **settings)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+        await runner.cleanup()
+
+
+def with_ask(wanted: Generation, **changes: Any) -> Generation:
+    return msgspec.structs.replace(wanted, ask=msgspec.structs.replace(wanted.ask, **changes))
+
+
+async def test_a_message_comes_back_and_no_ids() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "run", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [call], "refusal": None}
+    async with reaching(Endpoint(message, "tool_calls")) as reached:
+        engine: Engine = reached
+        given: Generated = await engine.generate(generation([], messages=MESSAGES, tools=TOOLS))
+    assert given.message == {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]}
+    assert (len(given.ids), given.logprobs, given.finish, given.cached_tokens) == (0, None, Finish.STOP, 4)
+    assert not engine.token_faithful
+
+
+async def test_the_request_is_passed_on_with_what_the_endpoint_can_know() -> None:
+    endpoint = Endpoint({"role": "assistant", "content": "hi"})
+    echoed: dict[str, Any] = {
+        "role": "assistant",
+        "content": "",
+        "thinking_blocks": [{"signature": "s"}],
+        "tool_calls": [{"id": "c", "type": "function", "function": {"name": "run", "arguments": "{}"}, "odd": 1}],
+    }
+    messages = [*MESSAGES, echoed, {"role": "tool", "tool_call_id": "c", "content": "done"}]
+    async with reaching(endpoint) as engine:
+        wanted = generation([], messages=messages, tools=TOOLS, temperature=0.5, top_k=5, stop=("END",), max_tokens=7)
+        await engine.generate(with_ask(wanted, tool_choice=ToolChoice("required", "run"), parallel_tool_calls=False))
+    (body,) = endpoint.bodies
+    call = {"id": "c", "type": "function", "function": {"name": "run", "arguments": "{}"}}
+    assert body == {
+        "model": "it",
+        "messages": [
+            *MESSAGES,
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "done"},
+        ],
+        "temperature": 0.5,
+        "max_tokens": 7,
+        "stop": ["END"],
+        "tools": TOOLS,
+        "tool_choice": {"type": "function", "function": {"name": "run"}},
+        "parallel_tool_calls": False,
+    }
+    assert "top_k" not in engine.applies
+
+
+async def test_the_model_and_the_name_of_the_limit_can_be_set() -> None:
+    endpoint = Endpoint({"role": "assistant", "content": "hi"})
+    async with reaching(endpoint, model="gpt", limit_field="max_completion_tokens") as engine:
+        await engine.generate(generation([], messages=MESSAGES, max_tokens=7))
+        assert (await engine.facts()).model == "gpt"
+    assert endpoint.bodies == [{"model": "gpt", "messages": MESSAGES, "max_completion_tokens": 7}]
+
+
+async def test_the_key_is_sent_and_never_told(caplog: pytest.LogCaptureFixture) -> None:
+    endpoint = Endpoint({"role": "assistant", "content": "hi"}, "content_filter")
+    caplog.set_level(logging.DEBUG)
+    async with reaching(endpoint, api_key="sk-secret") as engine:
+        with pytest.raises(EngineFault, match="content_filter") as caught:
+            await engine.generate(generation([], messages=MESSAGES))
+    assert endpoint.keys == ["Bearer sk-secret"]
+    assert "sk-secret" not in caplog.text + str(caught.value) + repr(engine) + engine.name
+
+
+async def test_abort_and_an_endpoint_that_is_not_there() -> None:
+    async with reaching(Endpoint({}, hangs=True)) as engine:
+        task = asyncio.create_task(engine.generate(generation([], messages=MESSAGES)))
+        await asyncio.sleep(0.1)
+        await engine.abort("g-1")
+        given = await task
+        assert (given.finish, given.message) == (Finish.ABORT, {"role": "assistant", "content": ""})
+    with pytest.raises(EngineUnreachable):
+        await OpenAITextEngine("http://127.0.0.1:9/v1").facts()

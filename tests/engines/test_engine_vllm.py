@@ -1,0 +1,166 @@
+"""vLLM's completions from the gateway's side; the fake is held against real vLLM by check_real_backends.py."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engines.fake_vllm import FakeVllm, Reply, Token
+from engines.wanted import generation
+from rolltape.capture.engines.protocol import Engine, Generated
+from rolltape.capture.engines.vllm import VllmEngine
+from rolltape.errors import EngineDied, EngineFault, EngineUnreachable
+from rolltape.records.turn import Finish, LogprobKind
+
+TOKENS = [Token(5, -0.1), Token(6, -0.2), Token(7, -0.3), Token(9, -0.4)]
+
+
+async def once(server: FakeVllm, prompt: list[int], **settings: Any) -> Generated:
+    engine: Engine = VllmEngine(server.url)
+    try:
+        return await engine.generate(generation(prompt, **settings))
+    finally:
+        await engine.close()
+
+
+@pytest.mark.parametrize("per_event", [1, 3])
+async def test_ids_and_raw_logprobs_come_however_they_are_cut_into_events(per_event: int) -> None:
+    async with FakeVllm(Reply(TOKENS, per_event=per_event)) as server:
+        given = await once(server, [1, 2], stop_ids=[9])
+    assert given.ids.tolist() == [5, 6, 7, 9]
+    assert given.logprobs is not None
+    assert given.logprobs.tolist() == [-0.1, -0.2, -0.3, -0.4]
+    assert (given.finish, given.logprob_kind) == (Finish.STOP, LogprobKind.RAW)
+    assert (given.first_version, given.last_version, given.segments) == (None, None, ())
+
+
+@pytest.mark.parametrize(
+    ("finish", "stop_reason", "expected"),
+    [
+        ("stop", None, (Finish.STOP, None)),
+        ("stop", 9, (Finish.STOP, None)),
+        ("stop", "END", (Finish.STOP_STRING, "END")),
+        ("length", None, (Finish.LENGTH, None)),
+        ("abort", None, (Finish.ABORT, None)),
+    ],
+)
+async def test_how_it_ended(finish: str, stop_reason: int | str | None, expected: Any) -> None:
+    async with FakeVllm(Reply(TOKENS, finish, stop_reason)) as server:
+        given = await once(server, [1, 2], stop=("END",))
+    assert (given.finish, given.stop_string) == expected
+
+
+async def test_everything_is_asked_for_and_nothing_is_left_to_the_models_own_defaults() -> None:
+    async with FakeVllm(Reply(TOKENS)) as server:
+        await once(server, [1, 2], stop_ids=[9])
+        await once(server, [1, 2], temperature=0.5, top_k=7, seed=3, stop=("END",))
+    plain, full = server.bodies
+    assert plain == {
+        "model": "it",
+        "request_id": "g-1",
+        "prompt": [1, 2],
+        "max_tokens": 64,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "stop_token_ids": [9],
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    assert (full["temperature"], full["top_k"], full["seed"], full["stop"]) == (0.5, 7, 3, ["END"])
+
+
+async def test_a_logprob_of_minus_9999_is_none_at_all() -> None:
+    async with FakeVllm(Reply([Token(5, -9999.0), Token(9, -0.25)])) as server:
+        given = await once(server, [1, 2])
+    assert given.logprobs is not None
+    np.testing.assert_array_equal(given.logprobs, [np.nan, -0.25])
+
+
+async def test_abort_closes_the_stream_and_keeps_what_came() -> None:
+    async with FakeVllm(Reply(TOKENS * 50, token_delay_s=0.02)) as server:
+        engine = VllmEngine(server.url)
+        task = asyncio.create_task(engine.generate(generation([1, 2])))
+        await asyncio.sleep(0.2)
+        await engine.abort("g-1")
+        given = await task
+        assert given.finish is Finish.ABORT
+        assert 0 < len(given.ids) < 200
+        assert given.logprobs is not None
+        assert len(given.logprobs) == len(given.ids)
+        await asyncio.sleep(0.1)
+        assert server.disconnected == 1
+        await engine.abort("g-1")  # long over
+        await engine.close()
+
+
+async def test_cancelling_closes_the_stream() -> None:
+    async with FakeVllm(Reply(TOKENS * 50, token_delay_s=0.02)) as server:
+        engine = VllmEngine(server.url)
+        task = asyncio.create_task(engine.generate(generation([1, 2])))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.1)
+        assert server.disconnected == 1
+        await engine.close()
+
+
+async def test_a_death_in_mid_reply_keeps_what_came() -> None:
+    async with FakeVllm(Reply(TOKENS[:3], dies=True, token_delay_s=0.01)) as server:
+        with pytest.raises(EngineDied) as caught:
+            await once(server, [1, 2])
+    partial = caught.value.partial
+    assert isinstance(partial, Generated)
+    assert (partial.ids.tolist(), partial.finish) == ([5, 6, 7], Finish.ABORT)
+
+
+async def test_an_error_event_is_a_death_after_the_first_token_and_a_fault_before() -> None:
+    async with FakeVllm(Reply(TOKENS[:2], error="EngineCore died")) as server:
+        with pytest.raises(EngineDied, match="EngineCore died") as caught:
+            await once(server, [1, 2])
+    assert isinstance(caught.value.partial, Generated)
+    async with FakeVllm(Reply([], error="Token id 1000000 is out of vocabulary")) as server:
+        with pytest.raises(EngineFault, match="out of vocabulary"):
+            await once(server, [1, 2])
+
+
+async def test_events_that_end_too_early_are_a_death_with_nothing() -> None:
+    async with FakeVllm(Reply([])) as server:
+        with pytest.raises(EngineDied, match="ended before the reply did") as caught:
+            await once(server, [1, 2])
+    assert caught.value.partial is None
+
+
+async def test_what_cannot_be_used_is_a_fault() -> None:
+    async with FakeVllm(Reply(TOKENS), token_ids=False) as server:
+        with pytest.raises(EngineFault, match=r"vLLM gives them from 0\.10\.2 on"):
+            await once(server, [1, 2])
+    async with FakeVllm(Reply(TOKENS, "error")) as server:
+        with pytest.raises(EngineFault, match="for the reason 'error'"):
+            await once(server, [1, 2])
+        with pytest.raises(EngineFault, match="answered 400: This model's maximum context"):
+            await once(server, [1] * 3000)
+
+
+async def test_facts_and_a_model_that_is_not_served() -> None:
+    async with FakeVllm(Reply(TOKENS)) as server:
+        engine, other = VllmEngine(server.url), VllmEngine(server.url, model="another")
+        facts = await engine.facts()
+        assert (facts.model, facts.context, facts.version) == ("it", 2048, None)
+        with pytest.raises(EngineFault, match="it serves it, not another"):
+            await other.facts()
+        await engine.close()
+        await other.close()
+    with pytest.raises(EngineUnreachable):
+        await VllmEngine("http://127.0.0.1:9").facts()
