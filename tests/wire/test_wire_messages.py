@@ -100,11 +100,12 @@ def test_a_reply_is_a_message_of_the_sdk(client: Any, server: CannedServer) -> N
         canned({"content": "two\nlines\u2028apart\x85 \U0001f600" * 9000}),
         canned({"content": None, "tool_calls": [call("write", json.dumps({"text": "é" * 50_000}))]}),
         canned({"content": [{"type": "text", "text": "in "}, {"type": "text", "text": "parts"}]}),
+        canned({"content": "\ud800 no Unicode"}),
         canned({"reasoning_content": "cut of", "content": ""}, finish=Finish.LENGTH),
         canned({"content": "a"}, finish=Finish.STOP_STRING, stop_string="\n\n"),
         canned({"content": None}, finish=Finish.LENGTH, over_budget=True),
     ],
-    ids=["full", "text", "long", "long-call", "parts", "cut-off", "stop-string", "over-budget"],
+    ids=["full", "text", "long", "long-call", "parts", "invalid", "cut-off", "stop-string", "over-budget"],
 )
 def test_streamed_is_the_same_as_whole(client: Any, server: CannedServer, reply: Reply) -> None:
     server.answer = reply
@@ -135,7 +136,8 @@ def test_each_event_is_one_of_the_sdk(client: Any, server: CannedServer) -> None
     kinds = [event.type for event in events]
     block = ["content_block_start", "content_block_delta", "content_block_stop"]
     signed = [*block[:2], *block[1:]]
-    assert kinds == ["message_start", *signed, *block * 3, "message_delta", "message_stop"]
+    assert kinds == ["message_start", "message_delta", *signed, *block * 3, "message_delta", "message_stop"]
+    assert events[1].delta.stop_reason is None  # the keepalive
     assert events[0].message.usage.cache_read_input_tokens == 60
 
 

@@ -372,7 +372,7 @@ def test_the_sdk_raises_what_the_gateway_refuses(client: Any, server: CannedServ
         client.responses.create(model="tiny", input="go", previous_response_id="resp_1")
 
 
-@pytest.mark.parametrize(("status", "code"), [(502, "server_error"), (400, "invalid_prompt")])
+@pytest.mark.parametrize(("status", "code"), [(502, "server_error"), (503, "invalid_prompt")])
 def test_an_error_within_a_stream_is_a_failed_response(
     client: Any, server: CannedServer, status: int, code: str
 ) -> None:

@@ -181,7 +181,7 @@ def _too_deep() -> BadRequest:
 
 def _is_deep(value: object) -> bool:
     level = [value]
-    for _ in range(_DEEPEST + 1):
+    for _ in range(_DEEPEST):
         inner = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
         level = [item for items in inner for item in items if isinstance(item, dict | list)]
         if not level:

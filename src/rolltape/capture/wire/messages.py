@@ -26,6 +26,7 @@ _ERRORS = {
     529: "overloaded_error",  # and no other: Claude Code (2.1) retries it even where `x-should-retry` is false
 }
 _PIECE = 16_384  # characters in one event: some readers refuse lines of more than 64 KiB
+_UNENDED = {"stop_reason": None, "stop_sequence": None}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -37,14 +38,16 @@ class MessagesWire:
     """`/v1/messages`."""
 
     api = Api.MESSAGES
-    keepalive = _event({"type": "ping"})
+    # Claude Code (2.1) gives a stream up after 300 s without an event, and pings do not count; a delta that changes
+    # nothing does.
+    keepalive = _event({"type": "message_delta", "delta": _UNENDED, "usage": {"output_tokens": 0}})
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> Ask:
         """A request's body; its headers (versions, betas) ask for nothing that could be given or refused here."""
         return read_request(body)
 
     def whole(self, ask: Ask, reply: Reply) -> bytes:
-        """The message. Arguments of tool calls, the text of a JSON object, go out as the model wrote them."""
+        """The message."""
         message = _message(reply.draft, _usage(reply)) | _ending(reply)
         return _encode(message | {"content": _blocks(reply)})
 
@@ -93,8 +96,7 @@ def _message(draft: Draft, usage: dict[str, Any]) -> dict[str, Any]:
         "role": "assistant",
         "model": draft.model,
         "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
+        **_UNENDED,
         "usage": usage,
     }
 
@@ -134,14 +136,29 @@ def _usage(reply: Reply) -> dict[str, Any]:
 def _blocks(reply: Reply) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if thinking := reply.message.get("reasoning_content"):
-        blocks.append({"type": "thinking", "thinking": thinking, "signature": signature_of(reply.draft.id)})
+        blocks.append({"type": "thinking", "thinking": _valid(thinking), "signature": signature_of(reply.draft.id)})
     if text := content_text(reply.message.get("content")):
-        blocks.append({"type": "text", "text": text})
+        blocks.append({"type": "text", "text": _valid(text)})
     for call in reply.message.get("tool_calls") or ():
-        function = call["function"]
-        arguments = msgspec.Raw(function["arguments"].strip() or "{}")
-        blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
+        name, arguments = call["function"]["name"], _valid(call["function"]["arguments"])
+        blocks.append({"type": "tool_use", "id": call["id"], "name": name, "input": _input(arguments)})
     return blocks
+
+
+def _valid(text: str) -> str:
+    """Text as it is on the tape: what is no valid Unicode is replaced."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _input(arguments: str) -> msgspec.Raw:
+    """Arguments as the model wrote them. What is no JSON goes out as a text, and its echo is read as one."""
+    if not arguments.strip():
+        return msgspec.Raw(b"{}")
+    try:
+        msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return msgspec.Raw(_encode(arguments))
+    return msgspec.Raw(arguments)
 
 
 def _in_pieces(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -163,4 +180,4 @@ def _deltas(field: str, text: str, kind: str | None = None) -> list[dict[str, An
 
 
 def _error(status: int, message: str) -> dict[str, Any]:
-    return {"type": "error", "error": {"type": _ERRORS.get(status, "api_error"), "message": message}}
+    return {"type": "error", "error": {"type": _ERRORS.get(status, "api_error"), "message": _valid(message)}}

@@ -93,9 +93,12 @@ _READERS: dict[str, Callable[[Fields], Messages]] = {"user": _user, "assistant":
 
 
 def _tool_call(block: Fields) -> dict[str, Any]:
-    arguments, _ = encode_json(block.object("input").value, block.at("input"))
-    function = {"name": block.name("name"), "arguments": arguments.decode()}
-    return {"id": block.name("id"), "type": "function", "function": function}
+    given = block.get("input")
+    if given is None:
+        block.refuse("input", "give an object")
+    # A text is the echo of arguments that were no JSON.
+    arguments = given if isinstance(given, str) else encode_json(given, block.at("input"))[0].decode()
+    return {"id": block.name("id"), "type": "function", "function": {"name": block.name(), "arguments": arguments}}
 
 
 def _tool_result(block: Fields) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from rolltape.capture.wire.responses_events import Event, item_events
 from rolltape.capture.wire.responses_items import output_items
 from rolltape.capture.wire.responses_request import read_ask
 from rolltape.capture.wire.sse import COMMENT, event
+from rolltape.errors import EngineFailed
 from rolltape.records.jsonable import encode_json
 from rolltape.records.turn import Finish
 
@@ -43,8 +44,9 @@ class ResponsesWire:
         return error_body(status, message)
 
     def error_event(self, status: int, message: str, draft: Draft | None = None) -> bytes:
-        # Codex (0.166) asks again after any code that it does not know to be final.
-        code = "server_error" if status >= 500 else "invalid_prompt"
+        # Codex (0.166) asks again five times after `server_error`, and not at all after `invalid_prompt`. Of the
+        # errors that the gateway raises only a failed engine's is worth a retry.
+        code = "server_error" if status == EngineFailed.status else "invalid_prompt"
         if draft is None:
             return _sent(Event("error", {"code": code, "message": message, "param": None}), 0)
         error = {"code": code, "message": message}

@@ -26,7 +26,8 @@ def output_items(ask: Ask, reply: Reply) -> list[dict[str, Any]]:
     if text or not (reasoning or calls):
         items.append(_message_item(f"msg_rt_{draft.id}", text))
     items += [_call_item(ask, call, f"rt{index}_{draft.id}") for index, call in enumerate(calls)]
-    if reply.finish is not Finish.STOP and reply.finish is not Finish.STOP_STRING:
+    if reply.finish not in (Finish.STOP, Finish.STOP_STRING) and items[-1]["type"] in ("reasoning", "message"):
+        # A call that was cut off is delivered as text, so calls are always whole.
         items[-1]["status"] = "incomplete"
     return items
 
@@ -79,7 +80,7 @@ def _call_item(ask: Ask, call: dict[str, Any], suffix: str) -> dict[str, Any]:
 
 
 def _split_name(ask: Ask, name: str) -> dict[str, str]:
-    for namespace in ask.namespaces:
+    for namespace in sorted(ask.namespaces, key=len, reverse=True):
         if name.startswith(namespace + _BETWEEN):
             return {"namespace": namespace, "name": name.removeprefix(namespace + _BETWEEN)}
     return {"name": name}
