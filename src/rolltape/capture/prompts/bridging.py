@@ -91,6 +91,9 @@ def _why(
 
 
 def _is_unfinished(renderer: Renderer, end: list[int], sampled: list[int], tools: list[dict[str, Any]] | None) -> bool:
+    """Whether a reply that the model ended is still thinking. One that was cut off there can be closed."""
+    if not sampled or sampled[-1] not in renderer.get_stop_token_ids():
+        return False
     try:
         return renderer.parse_response(sampled, tools=tools, prompt_ids=end).reasoning_complete is False
     except (ValueError, RecursionError):  # a call beyond Python's JSON reader, so thinking was over

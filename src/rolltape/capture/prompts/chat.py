@@ -12,7 +12,7 @@ from rolltape.capture.prompts import bridging, reply
 from rolltape.capture.prompts.bridging import Bridged, Refused
 from rolltape.capture.prompts.choosing import Choice, choose
 from rolltape.capture.prompts.families import DEFAULT, READS_PROMPT_END, Renderer, make, version
-from rolltape.capture.prompts.messages import Prepared, prepared, text_size
+from rolltape.capture.prompts.messages import Prepared, prepared
 from rolltape.capture.prompts.probes import renders_call_ids, takes_system_anywhere
 from rolltape.capture.prompts.reply import Parsed
 from rolltape.capture.prompts.starts import message_starts
@@ -25,8 +25,6 @@ Messages = Sequence[dict[str, Any]]
 Tools = list[dict[str, Any]] | None
 
 _PROMPT_END = 64  # ids: more than any family's generation prompt
-_SMALL_TEXT = 4096  # characters
-_SMALL_REPLY = 1024  # ids
 
 
 class Rendered(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -82,12 +80,13 @@ class ChatPrompts:
         thinking_retention: Retention | None = None,
         special_text: SpecialText | str = SpecialText.PASS,
     ) -> Self:
-        """For a model folder with a tokenizer.json; `renderer` None finds one that renders as its chat template.
+        """For a model folder, or its tokenizer.json; `renderer` None finds one that renders as its chat template.
 
         `thinking` None leaves it to the model's template, as does `thinking_retention` None.
         """
         special_text = SpecialText(special_text)
-        tokenizer = FolderTokenizer(Path(folder), special_text)
+        folder = Path(folder)
+        tokenizer = FolderTokenizer(folder.parent if folder.is_file() else folder, special_text)
         choice = choose(tokenizer, renderer)
         retention = thinking_retention or "template"
         return cls(tokenizer, choice, thinking=thinking, retention=retention, special_text=special_text)
@@ -114,7 +113,7 @@ class ChatPrompts:
     def render(self, messages: Messages, tools: Tools, thinking: bool | None) -> Rendered:
         """The whole prompt; raises BadRequest for messages that the model's template cannot take."""
         ready = self._prepared(messages, opening=True)
-        renderer = self._renderer(thinking)
+        renderer, tools = self._renderer(thinking), tools or None  # an empty list is something else to templates
         try:
             if self._choice.name == DEFAULT:  # to attribute ids it would render every prefix of the conversation
                 ids = renderer.render_ids(ready.messages, tools=tools, add_generation_prompt=True)
@@ -137,7 +136,7 @@ class ChatPrompts:
         """The ids that follow a held prompt and its reply; costs what is new, for families that allow it."""
         new = self._prepared(new_messages, opening=False)
         end = self._end_of(held_prompt)
-        return bridging.bridge(self._choice.name, self._renderer(thinking), end, reply_ids, new, tools)
+        return bridging.bridge(self._choice.name, self._renderer(thinking), end, reply_ids, new, tools or None)
 
     def parse(
         self,
@@ -154,21 +153,11 @@ class ChatPrompts:
         `calls_as_text`: calls, though well-formed, are treated as malformed ones, since they may not be made.
         """
         end, renderer = self._end_of(held_prompt), self._renderer(thinking)
-        return reply.parse(renderer, self._tokenizer, end, reply_ids, tools, stop_string, calls_as_text)
+        return reply.parse(renderer, self._tokenizer, end, reply_ids, tools or None, stop_string, calls_as_text)
 
     def decode(self, ids: Ids) -> str:
         """The text of ids, special tokens spelled out."""
         return self._tokenizer.decode(ids.tolist())
-
-    @staticmethod
-    def quick_to_render(messages: Messages) -> bool:
-        """Whether the work takes no longer than handing it to a thread."""
-        return text_size(messages) < _SMALL_TEXT
-
-    @staticmethod
-    def quick_to_parse(reply_ids: Ids) -> bool:
-        """Whether the work takes no longer than handing it to a thread."""
-        return len(reply_ids) < _SMALL_REPLY
 
     def _prepared(self, messages: Messages, *, opening: bool) -> Prepared:
         return prepared(messages, self._tokenizer, fold=self._folds, opening=opening)

@@ -7,7 +7,7 @@ import msgspec
 from rolltape.capture.prompts.families import DEFAULT, Renderer, guessable, make, thinking_option
 from rolltape.capture.prompts.probes import agreement, agrees_on_question
 from rolltape.capture.prompts.tokenizer import FolderTokenizer
-from rolltape.errors import CheckpointError
+from rolltape.errors import CheckpointError, PromptError
 
 _HERMES = '{"name": <function-name>, "arguments": <args-json-object>}'
 
@@ -80,7 +80,8 @@ def _switch(name: str, tokenizer: FolderTokenizer) -> str | None:
 def _reply_format(tokenizer: FolderTokenizer) -> dict[str, Any]:
     """How calls are found in a reply: by the form in which the template asks for them."""
     tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
-    asked = [{"role": "user", "content": ""}]
-    template = tokenizer.template
-    text = "" if template is None else template.render(asked, tools=[tool], add_generation_prompt=True)
-    return {"tool_parser": "qwen3"} if _HERMES in text else {}
+    try:
+        ids = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tools=[tool])
+    except PromptError:
+        return {}
+    return {"tool_parser": "qwen3"} if _HERMES in tokenizer.decode(ids) else {}

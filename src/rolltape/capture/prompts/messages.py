@@ -42,11 +42,6 @@ def prepared(messages: Sequence[dict[str, Any]], tokenizer: FolderTokenizer, *, 
     return Prepared(merged, places, special_text, folded)
 
 
-def text_size(messages: Sequence[dict[str, Any]]) -> int:
-    """Characters in the contents, roughly what rendering them costs."""
-    return sum(len(content_text(message.get("content"))) for message in messages)
-
-
 def _plain_message(message: dict[str, Any], tokenizer: FolderTokenizer, where: str) -> tuple[dict[str, Any], int]:
     role = message.get("role")
     text = _text(message.get("content"), where)

@@ -57,9 +57,10 @@ def parse(
     calls_as_text: bool,
 ) -> Parsed:
     """Take a reply apart; `stop_string` ended it, and is no part of it."""
-    ids = _before_stop(reply.tolist(), renderer.get_stop_token_ids())
+    sampled = reply.tolist()
+    ids = _before_stop(sampled, renderer.get_stop_token_ids())
     try:
-        response = renderer.parse_response(ids, tools=tools, prompt_ids=prompt_end.tolist())
+        response = renderer.parse_response(sampled, tools=tools, prompt_ids=prompt_end.tolist())
     except (ValueError, RecursionError):
         # Python's JSON reader gives up on numbers of many digits and on deep nesting.
         return _as_text(tokenizer, ids, None, stop_string)
@@ -70,7 +71,7 @@ def parse(
     unfinished = stop_string if response.reasoning_complete is False else None
     return Parsed(
         content=_cut(response.content, stop_string).strip(),
-        reasoning=_cut(response.reasoning_content or "", unfinished) or None,
+        reasoning=_cut(response.reasoning_content or "", unfinished).strip() or None,
         calls=good,
         left_out=_left_out(tokenizer, ids, response.tool_calls),
         reasoning_tokens=_reasoning_tokens(tokenizer, ids, response),
@@ -145,7 +146,7 @@ def _as_text(tokenizer: FolderTokenizer, ids: list[int], response: Response | No
     written = response.content.rstrip() + gap + tokenizer.decode(ids[first_call:])
     return Parsed(
         content=_cut(written, stop_string).strip(),
-        reasoning=response.reasoning_content or None,
+        reasoning=(response.reasoning_content or "").strip() or None,
         malformed=True,
         reasoning_tokens=_reasoning_tokens(tokenizer, ids, response),
     )

@@ -40,8 +40,8 @@ class ChatTemplate:
         """The text of a conversation; raises PromptError where the template refuses it."""
         try:
             return self._template.render(messages=messages, **({"tools": None} | self._tokens | options))
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
-            raise PromptError(f"the chat template refuses the messages: {error}") from None
+        except Exception as error:  # a template is a program, and fails in every way that programs do
+            raise PromptError(f"the chat template refuses the messages: {error}") from error
 
 
 class _Generation(Extension):

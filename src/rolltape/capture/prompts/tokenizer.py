@@ -13,6 +13,8 @@ from tokenizers import Tokenizer
 from rolltape.capture.prompts.template import ChatTemplate
 from rolltape.errors import CheckpointError
 
+_SHORT, _SHORT_TEXTS = 32, 4096  # characters, and how many such texts are remembered
+
 
 class SpecialText(enum.StrEnum):
     """What becomes of a special token that is spelled out in user or tool text."""
@@ -22,7 +24,7 @@ class SpecialText(enum.StrEnum):
 
 
 class FolderTokenizer:
-    """Encodes and decodes by a folder's `tokenizer.json`. Nothing of it changes after it is made: threads share it."""
+    """Encodes and decodes by a folder's `tokenizer.json`. What it gives never changes: threads share it."""
 
     def __init__(self, folder: Path, special_text: SpecialText = SpecialText.PASS) -> None:
         file = folder / "tokenizer.json"
@@ -50,6 +52,7 @@ class FolderTokenizer:
         self._open, self._close = f"q{secret}b", f"q{secret}e"
         self._marked = re.compile(f"{self._open}(.*?){self._close}", re.DOTALL)
         self._plain = _without_added(self.source, file) if special_text is SpecialText.PLAIN else None
+        self._short: dict[str, list[int]] = {}
 
     def guard(self, text: str) -> tuple[str, int]:
         """A user's or tool's text as `encode` shall get it, and how many special tokens are spelled out in it."""
@@ -62,7 +65,7 @@ class FolderTokenizer:
     def encode(self, text: str, **_: object) -> list[int]:
         """The ids of a text, nothing added around it."""
         if self._plain is None or self._open not in text:
-            return _ids(self._tokenizer, text)
+            return self._encoded(text)
         parts = self._marked.split(text)
         if self._spelled is None or not any(self._spelled.search(around) for around in parts[::2]):
             return _ids(self._plain, "".join(parts))
@@ -70,6 +73,17 @@ class FolderTokenizer:
         for index, part in enumerate(parts):
             ids += _ids(self._plain if index % 2 else self._tokenizer, part)
         return ids
+
+    def _encoded(self, text: str) -> list[int]:
+        # What a template puts around messages comes again with every prompt, ten times as often as a message's text.
+        if len(text) > _SHORT:
+            return _ids(self._tokenizer, text)
+        found = self._short.get(text)
+        if found is None:
+            found = _ids(self._tokenizer, text)
+            if len(self._short) < _SHORT_TEXTS:
+                self._short[text] = found
+        return found.copy()
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False, **_: object) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)

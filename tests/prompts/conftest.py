@@ -1,0 +1,23 @@
+"""Prompts of the shipped model, and of the real Qwen3 tokenizer."""
+
+import pytest
+
+from prompts.conversing import TINY
+from qwen3_tokenizer import qwen3_folder
+from rolltape.capture.prompts import ChatPrompts
+
+
+@pytest.fixture(scope="session")
+def tiny() -> ChatPrompts:
+    return ChatPrompts.load(TINY)
+
+
+@pytest.fixture(scope="session")
+def qwen3() -> ChatPrompts:
+    return ChatPrompts.load(qwen3_folder())
+
+
+@pytest.fixture(scope="session", params=["tiny", "qwen3"])
+def prompts(request: pytest.FixtureRequest) -> ChatPrompts:
+    loaded: ChatPrompts = request.getfixturevalue(request.param)
+    return loaded

@@ -1,0 +1,107 @@
+"""Facts about the families of renderers that hold for each of them, on a vocabulary with the tokens that they need."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer
+
+from prompts.conversing import ASKED, HEARD, LOOK, SYSTEM, TINY, called
+from rolltape.capture.prompts import Bridged, ChatPrompts, families
+from rolltape.capture.prompts.families import READS_PROMPT_END
+from rolltape.capture.prompts.tokenizer import FolderTokenizer
+from rolltape.errors import CheckpointError
+from rolltape.records.tokens import TokenChain
+
+NEWS: list[list[dict[str, Any]]] = [[HEARD], [HEARD, HEARD], [ASKED], [SYSTEM]]
+REPLIES = ["I see. </think> Done.", "<think>unfinished", ""]
+
+
+@pytest.fixture(scope="module")
+def scratch() -> Iterator[Path]:
+    with TemporaryDirectory() as made:
+        yield Path(made)
+
+
+def folder_for(family: str, scratch: Path) -> Path:
+    """A folder with the shipped vocabulary and whatever tokens the family asks for."""
+    folder = scratch / family
+    if folder.is_dir():
+        return folder
+    folder.mkdir()
+    shutil.copy(TINY / "tokenizer.json", folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    while wanted := missing_token(family, folder):
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer.add_special_tokens([AddedToken(wanted, special=True, normalized=False)])
+        tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def missing_token(family: str, folder: Path) -> str | None:
+    try:
+        families.make(family, FolderTokenizer(folder))
+    except CheckpointError as error:
+        named = re.search(r"[Tt]oken '([^']+)'|for '([^']+)'", str(error))
+        if named is None:
+            raise
+        return named.group(1) or named.group(2)
+    return None
+
+
+@cache
+def loaded(family: str, folder: Path) -> ChatPrompts:
+    return ChatPrompts.load(folder, renderer=family)
+
+
+@pytest.mark.parametrize("family", sorted(READS_PROMPT_END))
+@pytest.mark.parametrize("new", NEWS, ids=["response", "responses", "user", "system"])
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "cut off"])
+def test_the_end_of_a_prompt_does_for_the_whole(
+    family: str, new: list[dict[str, Any]], stopped: bool, scratch: Path
+) -> None:
+    prompts = loaded(family, folder_for(family, scratch))
+    asked = [SYSTEM, ASKED | {"content": "words " * 200 + "</think> <think> x"}]
+    prompt = prompts.render(asked, [LOOK], None).ids
+    renderer = prompts._renderer(None)
+    for text in REPLIES:
+        reply = prompts._tokenizer.encode(text) + ([prompts.stop_ids[0]] if stopped else [])
+        ready = prompts._prepared(new, opening=False).messages
+        whole = renderer.bridge_to_next_turn(prompt.tolist(), reply, ready, tools=[LOOK])
+        got = prompts.bridge(TokenChain(prompt), np.array(reply, np.int32), new, [LOOK], None)
+        assert isinstance(got, Bridged) == (whole is not None)
+        if isinstance(got, Bridged) and whole is not None:
+            assert prompt.tolist() + reply + got.ids.tolist() == whole.token_ids
+            assert len(got.message_starts) == len(new)
+
+
+def test_calls_under_ids_of_the_models_own_keep_them(scratch: Path) -> None:
+    kimi = loaded("kimi-k2", folder_for("kimi-k2", scratch))
+    assert kimi.tool_ids_matter
+    prompt = kimi.render([ASKED], [LOOK], None).ids
+    written = (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>"
+        '{"city": "Köln"}<|tool_call_end|><|tool_calls_section_end|>'
+    )
+    reply = np.array([*kimi._tokenizer.encode(written), kimi.stop_ids[0]], np.int32)
+    parsed = kimi.parse(TokenChain(prompt), reply, [LOOK], None)
+    assert [(call.name, call.native_id) for call in parsed.calls] == [("look", "functions.look:0")]
+
+
+@pytest.mark.parametrize("family", ["qwen3.5", "nemotron-3", "minimax-m2"])
+def test_late_system_messages_fold_where_a_family_refuses_or_drops_them(family: str, scratch: Path) -> None:
+    prompts = loaded(family, folder_for(family, scratch))
+    late = {"role": "system", "content": "Hurry."}
+    chat = [SYSTEM, ASKED, called({"city": "Köln"}), HEARD, late, ASKED]
+    given = prompts.render(chat, [LOOK], None)
+    assert given.folded == 1
+    assert "<system-reminder>\nHurry.\n</system-reminder>\n\nHow is it" in prompts.decode(given.ids)
+    assert given.message_starts is not None
+    assert given.message_starts[4] == given.message_starts[5]
