@@ -1,5 +1,5 @@
 # setup   make .venv with everything that the targets below need
-# demo    record a scripted coding-agent session and show its tree, samples and ledger
+# demo    three clients through the gateway to the shipped model, and what was recorded of them
 # test    run all tests
 # check   formatting, lint, types, and the direction of imports
 # bench   run the side-by-side measurements
@@ -18,9 +18,9 @@ help:
 $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
-# The plain install is enough to record and show; the tools of development come on top of it.
+# The plain install and two SDKs are enough for the demo; the tools of development come on top of it.
 .venv/.installed: pyproject.toml | $(BIN)/python
-	$(PIP) --editable .
+	$(PIP) --editable '.[demo]'
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed

@@ -1,6 +1,6 @@
 """All benchmarks, or those that are named."""
 
-from benchmarks import disk, engine, growth, journal, linear
+from benchmarks import disk, engine, gateway, growth, journal, linear, traces
 from benchmarks.figures import main
 
 if __name__ == "__main__":
@@ -11,5 +11,7 @@ if __name__ == "__main__":
             "disk": disk.figures,
             "journal": journal.figures,
             "engine": engine.figures,
+            "gateway": gateway.figures,
+            "traces": traces.figures,
         }
     )

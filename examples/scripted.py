@@ -166,7 +166,9 @@ def remove_earlier(path: Path) -> None:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description="Record a scripted session and look at it.")
-    arguments.add_argument("run", nargs="?", type=Path, default=Path("runs/demo"), help="where to (default: runs/demo)")
+    arguments.add_argument(
+        "run", nargs="?", type=Path, default=Path("runs/scripted"), help="where to (default: runs/scripted)"
+    )
     path = arguments.parse_args().run
     remove_earlier(path)
     record(path)

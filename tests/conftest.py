@@ -1,5 +1,7 @@
-"""With CI=true nothing is skipped: a component that is missing there is a failure."""
+"""Tests that are coroutines; and with CI=true nothing is skipped: what is missing there is a failure."""
 
+import asyncio
+import inspect
 import os
 from collections.abc import Generator
 from typing import TypeVar
@@ -24,3 +26,13 @@ def _counted(report: Report) -> Report:
         report.outcome = "failed"
         report.longrepr = f"skipped, which CI=true does not allow: {report.longrepr}"
     return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an `async def` test in a loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rolltape.errors import RolltapeError
 
 if TYPE_CHECKING:
+    from rolltape.capture.gateway import Gateway
     from rolltape.records.policy import Policy, policy
     from rolltape.samples import Linearized, linearize, samples_of_group, show
     from rolltape.tape.journal import Durability
@@ -20,17 +21,20 @@ if TYPE_CHECKING:
     from rolltape.tape.seal import seal
     from rolltape.tape.tape import Tape
     from rolltape.tape.tape import open_tape as open  # noqa: A004 - rolltape.open is the name of the thing
+    from rolltape.traces import TraceWriter, trace_of
     from rolltape.tree import forks_of, tree_of
 
 # Loaded when first used: a program that only records need not wait for what reads Parquet.
 _HOMES = {
     "Durability": "rolltape.tape.journal",
+    "Gateway": "rolltape.capture.gateway",
     "Linearized": "rolltape.samples",
     "Policy": "rolltape.records.policy",
     "RolloutRecorder": "rolltape.tape.recorder",
     "Run": "rolltape.tape.run",
     "SessionRecorder": "rolltape.tape.recorder",
     "Tape": "rolltape.tape.tape",
+    "TraceWriter": "rolltape.traces",
     "forks_of": "rolltape.tree",
     "linearize": "rolltape.samples",
     "open": "rolltape.tape.tape",
@@ -40,11 +44,13 @@ _HOMES = {
     "samples_of_group": "rolltape.samples",
     "seal": "rolltape.tape.seal",
     "show": "rolltape.samples",
+    "trace_of": "rolltape.traces",
     "tree_of": "rolltape.tree",
 }
 
 __all__ = [
     "Durability",
+    "Gateway",
     "Linearized",
     "Policy",
     "RolloutRecorder",
@@ -52,6 +58,7 @@ __all__ = [
     "Run",
     "SessionRecorder",
     "Tape",
+    "TraceWriter",
     "forks_of",
     "linearize",
     "open",
@@ -61,6 +68,7 @@ __all__ = [
     "samples_of_group",
     "seal",
     "show",
+    "trace_of",
     "tree_of",
 ]
 

@@ -22,6 +22,11 @@
     │   ├── EngineUnreachable  the engine does not answer; nothing of the request was begun
     │   ├── EngineFault        the engine answered with an error, or with what cannot be its answer
     │   └── EngineDied         the connection ended in the middle of a reply
+    ├── TaskError              tasks cannot be taken; nothing of them has run
+    │   ├── SourceError        the source itself: missing, unreadable, empty, or without that split
+    │   ├── BadTasks           some of its entries are no tasks, or lack what their environment needs
+    │   └── NoSuchFunction     "python:module:function" leads to nothing that can be called
+    ├── AgentError             there is no such agent, or its program is not to be found
     └── CaptureError           a request to the gateway cannot be served; it has the status to answer with
         ├── BadRequest         the request is malformed, or asks what cannot be honoured
         ├── NotAllowed         no key, or one that opens nothing here
@@ -124,6 +129,31 @@ class EngineDied(EngineError):
     def __init__(self, message: str, partial: object = None) -> None:
         super().__init__(message)
         self.partial = partial
+
+
+class TaskError(RolltapeError):
+    """Tasks cannot be taken from a source; nothing of them has run."""
+
+
+class SourceError(TaskError):
+    """A source of tasks is missing, unreadable or empty, or lacks the split that was asked for."""
+
+
+class BadTasks(TaskError):
+    """Entries of a source cannot be used; `problems` says where and why, `count` is how many there are in all."""
+
+    def __init__(self, message: str, problems: tuple[str, ...], count: int) -> None:
+        super().__init__(message)
+        self.problems = problems
+        self.count = count
+
+
+class NoSuchFunction(TaskError):
+    """What "python:module:function" names cannot be imported, or cannot be called."""
+
+
+class AgentError(RolltapeError):
+    """There is no agent of that name, or the program that it runs is not to be found."""
 
 
 class CaptureError(RolltapeError):

@@ -33,8 +33,8 @@ def captured() -> Iterator[io.BytesIO]:
     stream.detach()
 
 
-def record_demo(path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("demo", ROOT / "examples" / "demo.py")
+def record_scripted(path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("scripted", ROOT / "examples" / "scripted.py")
     assert spec is not None
     assert spec.loader is not None
     demo = importlib.util.module_from_spec(spec)
@@ -79,7 +79,7 @@ def test_page_says_what_happens(page: Path, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")  # for the help, which is wrapped in a pipe too
     (tmp_path / "runs").mkdir()
-    record_demo(tmp_path / "runs" / "demo")
+    record_scripted(tmp_path / "runs" / "scripted")
     written = page.read_text()
     true = FENCE.sub(Reader().done, written)
     if os.environ.get("ROLLTAPE_UPDATE_DOCS"):

@@ -1,22 +1,10 @@
-"""Checkpoints that the engine's tests share, and tests that are coroutines."""
+"""Checkpoints that the engine's tests share."""
 
-import asyncio
-import inspect
 from pathlib import Path
 
 import pytest
 
 from engine.checkpoints import LIKE_SHIPPED, write_checkpoint
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an `async def` test in a loop of its own."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    names = inspect.signature(pyfuncitem.obj).parameters
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
-    return True
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.checkpoints import LIKE_SHIPPED, write_checkpoint
+from engine.checkpoints import LIKE_SHIPPED, config_of, random_tensors, write_checkpoint, write_safetensors
 from rolltape.capture.engines.embedded import EmbeddedEngine, Reply, Sampling
 from rolltape.capture.engines.embedded.shipped import shipped_model
 from rolltape.errors import CheckpointError
@@ -128,3 +128,18 @@ async def test_far_positions_turn_as_in_transformers(tmp_path: Path) -> None:
         prompt = np.random.default_rng(0).integers(0, 4096, 3500).tolist()
         reply = await engine.generate(prompt, Sampling(seed=1, max_tokens=20, stop_ids=(), prompt_logprobs_from=0))
         check(reference, prompt, reply)
+
+
+async def test_scores_that_would_overflow_exp(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path)
+    tensors = random_tensors(config_of())
+    for name in tensors:
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            tensors[name] *= 6  # scores reach 150
+    write_safetensors(folder / "model.safetensors", tensors)
+    prompt = prompts(1, 320, 200)[0]
+    async with EmbeddedEngine.load(folder) as engine:
+        reply = await engine.generate(prompt, Sampling(seed=1, max_tokens=60, stop_ids=()))
+    expected = Reference(folder).logprobs([*prompt, *reply.ids.tolist()])[len(prompt) - 1 :]
+    # Wider than elsewhere: differences between scores this large are rounded that much.
+    np.testing.assert_allclose(reply.raw_logprobs, expected, rtol=0, atol=1e-3)

@@ -271,6 +271,19 @@ async def test_weights_are_updated_from_disk_and_replies_say_which(small: Path, 
         assert (await client.get("/model_info"))["weight_version"] == "step-3"
 
 
+async def test_cached_tokens_are_those_of_earlier_prompts_until_the_cache_is_flushed(small: Path) -> None:
+    async with served(small) as client:
+        body = {"input_ids": list(range(300)), "return_logprob": True, "sampling_params": GREEDY}
+
+        async def cached() -> int:
+            count: int = (await client.post("/generate", body))["meta_info"]["cached_tokens"]
+            return count
+
+        assert [await cached(), await cached()] == [0, 256]
+        await client.post("/flush_cache")
+        assert [await cached(), await cached()] == [0, 256]
+
+
 async def test_pausing_holds_new_requests_until_told_to_continue(small: Path) -> None:
     async with served(small) as client:
         running = asyncio.create_task(client.post("/generate", {"input_ids": [1], "sampling_params": ENDLESS}))

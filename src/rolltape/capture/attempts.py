@@ -2,15 +2,27 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from rolltape.capture.exchange import Ask
 from rolltape.capture.generate import Caller
-from rolltape.records.turn import Delivery, Turn
+from rolltape.records.turn import Delivery
 
 if TYPE_CHECKING:
     from rolltape.capture.turns import Begun, Taken
 
 _REMEMBERED = 16  # requests of a session that a retry may still come for
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+def digest_of(ask: Ask) -> bytes:
+    """Under which a request is known again, when it comes with its fields in another order or wants no stream."""
+    # Codex (0.166) shuffles fields each time; Claude Code (2.1) asks without a stream once one has broken.
+    rest = msgspec.structs.replace(ask, messages=[], message_keys=(), stream=False, include_usage=True)
+    return blake2b(b"".join((*ask.message_keys, _encode(rest))), digest_size=16).digest()
 
 
 class Attempt:
@@ -46,18 +58,25 @@ class Attempt:
         ended = self.taken is not None and self.taken.done() and not self.taken.cancelled()
         return self.taken.result() if ended and self.taken and self.taken.exception() is None else None
 
-    def interrupted_turn(self) -> "Turn | None":
-        """The turn to go on from: everybody left before it had ended, and something had been sampled."""
+    async def ended(self) -> "Taken | None":
+        """The turn, when it has been taken; None: there is none, or not in full."""
+        assert self.taken is not None
+        await asyncio.wait({self.taken})
+        return self.outcome()
+
+    @property
+    def has_reply(self) -> bool:
+        """Whether there is a reply to be had, now or when it has come; not if it failed, or everybody has left."""
+        assert self.taken is not None
+        if not self.taken.done():
+            return not self.caller.gone
         taken = self.outcome()
-        if taken is None or taken.turn.reply is not None or not len(taken.turn.sampled_ids):
-            return None
-        return taken.turn
+        return taken is not None and taken.reply is not None
 
     @property
     def undelivered(self) -> bool:
-        """It has ended, and nobody got its reply."""
-        ended = self.taken is not None and self.taken.done()
-        return ended and self._waiting == 0 and self.delivery is not Delivery.DELIVERED
+        """Nobody got its reply, and nobody waits for it."""
+        return self._waiting == 0 and self.delivery is not Delivery.DELIVERED
 
     def _settle(self) -> None:
         if self._waiting == 0 and self.taken is not None and self.taken.done():
@@ -67,7 +86,7 @@ class Attempt:
 
 
 class Attempts:
-    """The latest requests of a session, by digest of their body."""
+    """The latest requests of a session, by what they ask."""
 
     def __init__(self) -> None:
         self._latest: dict[bytes, Attempt] = {}

@@ -6,20 +6,23 @@ from rolltape.capture.exchange import Ask
 from rolltape.records.messages import content_text
 
 _TITLE = re.compile(r"\btitles?\b", re.IGNORECASE)
+_TITLED = re.compile(r"\b(session|conversation|thread|chat)\b", re.IGNORECASE)
+_INSTRUCTIONS = 8000  # characters: a title takes fewer words than a task
+_PROBES = frozenset({"quota", "test", "Hi", "count", "."})
 
 
 def auxiliary_reason(ask: Ask) -> str | None:
     """What a side request is for, as its turn says; None: it is part of the task.
 
-    Claude Code (2.1) and opencode (1.18) ask for a title of the session, without tools; Claude Code also asks for
-    one token to see its quota.
+    Claude Code (2.1.197) and opencode (1.18.33) ask without tools for a title of the session. Claude Code also asks
+    for a single token, to see its quota or whether a key or a model is any good.
     """
     if ask.tools or any(message["role"] == "assistant" for message in ask.messages):
         return None
-    if ask.sampling.max_tokens == 1 and len(ask.messages) == 1 and _text(ask, "user").strip() == "quota":
-        return "quota probe"
+    if ask.sampling.max_tokens == 1 and len(ask.messages) == 1 and _text(ask, "user").strip() in _PROBES:
+        return "probe"
     instructions = _text(ask, "system") or _text(ask, "developer")
-    if _TITLE.search(instructions) and (ask.output_schema or len(instructions) < 4000):
+    if len(instructions) < _INSTRUCTIONS and _TITLE.search(instructions) and _TITLED.search(instructions):
         return "session title"
     return None
 

@@ -1,43 +1,157 @@
 """What clients change in a reply when they send it back, known in this one place.
 
-Claude Code (2.1) and Codex over Responses (0.166) bring back all of it: text, thinking, and arguments that differ
-in spacing alone, which the canonical form does not see. Clients of Chat Completions drop reasoning, which that API
-has no field for. Codex over Chat (0.29) also sends the tool calls first, then their results, then the text.
+Claude Code (2.1.197) brings back text, thinking and calls, and each call as it ran it: fields that were left out are
+filled in (Edit's `replace_all`), numbers and flags given as text become numbers and flags, white space at the ends of
+lines is gone (Edit, Write), as are a `cd` to where it already is and a backslash of `\\\\;` (Bash), and `\\u00e9`
+spelled out within a text becomes the letter.
+Codex over Responses (0.166) brings back everything as it was: reasoning, text, calls of functions and custom tools.
+Codex over Chat Completions (0.29) drops reasoning, runs the first of several calls and forgets the others, and sends
+the call first, then its result, then the text. Other clients of that API drop reasoning too, for which it has no field.
+opencode (1.18.33) brings back all of it, but a call that it cannot make as one of a tool `invalid`, which names it.
+Agents on litellm (mini-swe-agent 2.4.6) bring back all of it and add a field of their own.
 """
 
 import enum
+import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from rolltape.records.messages import Message, canonical_message
+
+_READ = frozenset({"role", "content", "reasoning_content", "tool_calls"})  # what becomes part of a prompt
+_CD = re.compile(r"cd .+? && ")
+_ESCAPE = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
 
 
 class EchoRule(enum.StrEnum):
     """How an echo departs from the reply that it stands for."""
 
+    FIELDS_ADDED = "fields_added"  # such as no prompt has a place for
     REASONING_DROPPED = "reasoning_dropped"
     TEXT_APART = "text_apart"  # the calls alone; the text follows their results as a message of its own
+    LATER_CALLS_DROPPED = "later_calls_dropped"
+    ARGUMENTS_NORMALIZED = "arguments_normalized"  # they say what the model wrote, in the client's own way
+    CALL_INVALID = "call_invalid"  # another call, which says that this one could not be made
 
 
-def rule_of(echo: Message, reply: Message) -> EchoRule | None:
-    """The rule by which a message is an echo of a reply that it does not equal; None: it is something else."""
-    sent = canonical_message(echo.to_dict())
-    meant = canonical_message(reply.to_dict())
-    if "reasoning_content" in sent:
-        return None
-    meant.pop("reasoning_content", None)
-    if sent == meant:
-        return EchoRule.REASONING_DROPPED
-    if "tool_calls" in meant and "content" in meant and "content" not in sent:
-        del meant["content"]
-        return EchoRule.TEXT_APART if sent == meant else None
-    return None
+def rules_of(echo: Message, reply: Message) -> tuple[EchoRule, ...] | None:
+    """The rules by which a message is an echo of a reply that it does not equal; None: it is something else."""
+    sent = canonical_message(echo.to_dict(), keep_ids=True)
+    meant = canonical_message(reply.to_dict(), keep_ids=True)
+    rules = tuple(rule for rule, applies in _RULES.items() if applies(sent, meant))
+    return rules if _without_ids(sent) == _without_ids(meant) else None
 
 
 def is_text_of(message: Message, reply: Message) -> bool:
     """Whether an assistant's message is nothing but the text of a reply."""
-    sent = canonical_message(message.to_dict())
-    return sent == _text_alone(canonical_message(reply.to_dict()))
+    meant = canonical_message(reply.to_dict())
+    return canonical_message(message.to_dict()) == {key: meant[key] for key in ("role", "content") if key in meant}
 
 
-def _text_alone(meaning: dict[str, Any]) -> dict[str, Any]:
-    return {key: item for key, item in meaning.items() if key in ("role", "content")}
+def _fields_added(sent: dict[str, Any], meant: dict[str, Any]) -> bool:
+    added = sent.keys() - meant.keys() - _READ
+    for field in added:
+        del sent[field]
+    return bool(added - {"id"})
+
+
+def _reasoning_dropped(sent: dict[str, Any], meant: dict[str, Any]) -> bool:
+    return "reasoning_content" not in sent and meant.pop("reasoning_content", None) is not None
+
+
+def _text_apart(sent: dict[str, Any], meant: dict[str, Any]) -> bool:
+    return "tool_calls" in sent and "content" not in sent and meant.pop("content", None) is not None
+
+
+def _later_calls_dropped(sent: dict[str, Any], meant: dict[str, Any]) -> bool:
+    there, made = sent.get("tool_calls", []), meant.get("tool_calls", [])
+    kept = made[: len(there)]
+    if not there or len(kept) == len(made) or [call["id"] for call in kept] != [call.get("id") for call in there]:
+        return False
+    meant["tool_calls"] = kept
+    return True
+
+
+def _arguments_normalized(sent: dict[str, Any], meant: dict[str, Any]) -> bool:
+    changed = False
+    for there, made in _same_calls(sent, meant):
+        given = there.get("arguments")
+        if given != made["arguments"] and _says(given, made["arguments"]):
+            made["arguments"] = given
+            changed = True
+    return changed
+
+
+def _call_invalid(sent: dict[str, Any], meant: dict[str, Any]) -> bool:
+    changed = False
+    for there, made in _same_calls(sent, meant):
+        given = there.get("arguments")
+        if there.get("name") == "invalid" and isinstance(given, dict) and given.get("tool") == made["name"]:
+            made |= {"name": "invalid", "arguments": given}
+            changed = True
+    return changed
+
+
+def _same_calls(sent: dict[str, Any], meant: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Calls that come back under the ids that they were given; under another id it is another call."""
+    for there, made in zip(sent.get("tool_calls", []), meant.get("tool_calls", []), strict=False):
+        if isinstance(there, dict) and there.get("id") == made["id"]:
+            yield there, made
+
+
+_RULES = {
+    EchoRule.FIELDS_ADDED: _fields_added,
+    EchoRule.REASONING_DROPPED: _reasoning_dropped,
+    EchoRule.TEXT_APART: _text_apart,
+    EchoRule.LATER_CALLS_DROPPED: _later_calls_dropped,
+    EchoRule.ARGUMENTS_NORMALIZED: _arguments_normalized,
+    EchoRule.CALL_INVALID: _call_invalid,
+}
+
+
+def _says(given: object, written: object) -> bool:
+    """Whether arguments that came back say all that the model wrote, whatever was filled in besides."""
+    if isinstance(written, dict) and isinstance(given, dict):
+        return all(key in given and _says(given[key], value) for key, value in written.items())
+    if isinstance(written, list) and isinstance(given, list):
+        return len(given) == len(written) and all(map(_says, given, written))
+    if isinstance(written, str):
+        return _says_text(given, written) if isinstance(given, str) else _is_spelled(given, written)
+    if isinstance(written, int | float) and isinstance(given, int | float):
+        return float(given) == float(written)  # a client that knows doubles alone rounds large numbers
+    return given == written
+
+
+def _says_text(given: str, written: str) -> bool:
+    given, written = _plain(given), _plain(written)
+    gone = len(written) - len(given)
+    if gone <= 0:
+        return given == written
+    places = (found.span() for found in _CD.finditer(written))
+    return any(end - start == gone and written[:start] + written[end:] == given for start, end in places)
+
+
+def _plain(text: str) -> str:
+    text = _ESCAPE.sub(_unescaped, text).replace("\\\\;", "\\;")
+    return "\n".join(line.rstrip() for line in text.split("\n"))
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    units = bytes.fromhex(found[0].replace("\\u", ""))
+    return units.decode("utf-16-be", "surrogatepass")
+
+
+def _is_spelled(given: object, written: str) -> bool:
+    """Whether a number or a flag is what a text spells."""
+    try:
+        return isinstance(given, int | float) and bool(json.loads(written) == given)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    bare = {key: value for key, value in message.items() if key != "id"}
+    if "tool_calls" in bare:
+        bare["tool_calls"] = [{key: one for key, one in call.items() if key != "id"} for call in bare["tool_calls"]]
+    return bare

@@ -1,7 +1,7 @@
 """What an agent asks and what it gets, in one form for every API: the words between wire, prompts and engines."""
 
 import enum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -16,19 +16,23 @@ class Api(enum.StrEnum):
     MESSAGES = "messages"  # Anthropic Messages
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Sampling parameters; None: nothing was said, so the next one who may decide does."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    top_p: _Share | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    min_p: _Share | None = None
     seed: int | None = None
-    max_tokens: int | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     stop: tuple[str, ...] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Only what was said."""
@@ -72,6 +76,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     # on the turn.
     unhonoured: tuple[str, ...] = ()
     output_schema: bool = False  # the reply is to follow a JSON schema; mostly a side request
+    message_keys: tuple[bytes, ...] = ()  # a digest of each message, by which it is known again; (): not yet made
     repaired: bool = False  # text that was not valid Unicode was replaced
 
 

@@ -23,9 +23,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     drain_s: float = 30.0  # that turns in flight may still take
 
 
-def rollout_of(
-    recorder: RolloutRecorder, deliveries: Mapping[str, Delivery], ending: Ending | None
-) -> Rollout:
+def rollout_of(recorder: RolloutRecorder, deliveries: Mapping[str, Delivery], ending: Ending | None) -> Rollout:
     """An open rollout, or one that ended just now, without reading the tape."""
     head = recorder.head
     events = [] if ending is None else list(_events(head, ending))

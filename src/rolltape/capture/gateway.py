@@ -5,25 +5,28 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 from aiohttp import web
 
-from rolltape.capture.engines import open_engine
+from rolltape.capture.engines.embedded.shipped import shipped_model
+from rolltape.capture.engines.opening import open_engine
 from rolltape.capture.engines.pool import EnginePool
 from rolltape.capture.engines.protocol import Engine
 from rolltape.capture.finished import Ending
 from rolltape.capture.prompts import ChatPrompts
-from rolltape.capture.server.app import make_app
+from rolltape.capture.server.app import http_log, make_app
 from rolltape.capture.server.guard import is_loopback
 from rolltape.capture.service import Finished, Service
 from rolltape.capture.sessions import OpenSession, SessionSpec
 from rolltape.capture.settings import GatewaySettings
-from rolltape.errors import CaptureError, EngineError, EngineUnreachable, NotAllowed
+from rolltape.errors import BadRequest, CaptureError, EngineError, EngineUnreachable, NotAllowed
 from rolltape.tape.tape import Tape, open_tape
 
 log = logging.getLogger("rolltape.gateway")
+
+T = TypeVar("T")
 
 
 class Session:
@@ -58,7 +61,7 @@ class Session:
 
     async def finish(self, **ending: Any) -> Finished:
         """End the session; the fields are those of `Ending`."""
-        return await self._gateway.service.finish(self.id, msgspec.convert(ending, Ending))
+        return await self._gateway.service.finish(self.id, _converted(ending, Ending))
 
     async def drop(self, reason: str) -> None:
         """End it at once; its rollout has failed for that reason."""
@@ -86,12 +89,11 @@ class Gateway:
         self._settings = settings or GatewaySettings()
         if options:
             known = msgspec.to_builtins(self._settings)
-            self._settings = msgspec.convert({**known, **msgspec.to_builtins(options)}, GatewaySettings, strict=True)
-            unknown = options.keys() - set(GatewaySettings.__struct_fields__)
-            if unknown:
-                raise CaptureError(f"no gateway setting {', '.join(sorted(unknown))}; see GatewaySettings")
+            self._settings = _converted({**known, **msgspec.to_builtins(options)}, GatewaySettings)
         if self._settings.admin_key is None and not is_loopback(self._settings.host):
             raise NotAllowed(f"host {self._settings.host} is not loopback; give an admin key too")
+        if self._settings.open and not is_loopback(self._settings.host):
+            raise NotAllowed(f"host {self._settings.host} is not loopback; an open gateway would serve everybody there")
         several = isinstance(engine, Sequence) and not isinstance(engine, str)
         self._engines: list[str | Engine] = list(engine) if several else [engine]  # type: ignore[arg-type,list-item]
         self._tape = tape
@@ -119,13 +121,15 @@ class Gateway:
         if facts is None:
             raise EngineUnreachable("no engine answers: " + "; ".join(str(one.error) for one in health))
         prompts = ChatPrompts.load(
-            self._tokenizer_folder(engines),
+            self._tokenizer_folder(),
             renderer=settings.renderer,
             thinking=settings.thinking,
             thinking_retention=settings.thinking_retention,
             special_text=settings.special_text,
         )
         log.info("%s", prompts.describe())
+        if prompts.warning:
+            log.warning("%s", prompts.warning)
         tape = self._tape if isinstance(self._tape, Tape) else stack.enter_context(open_tape(self._tape))
         self.service = Service(
             tape,
@@ -141,8 +145,9 @@ class Gateway:
 
     async def _listen(self, stack: AsyncExitStack) -> None:
         settings = self._settings
-        app = make_app(self.service)
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=settings.drain_s)
+        app = make_app(self.service, lambda: self.public_url)
+        # Turns have been waited for when it comes to this, and clients that do not read are not waited for.
+        runner = web.AppRunner(app, access_log=None, logger=http_log, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         try:
@@ -153,20 +158,20 @@ class Gateway:
         stack.push_async_callback(self.service.drain)
         host, port = runner.addresses[0][:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        self.public_url = settings.public_url or self.url
-        app["public_url"] = self.public_url
+        self.public_url = (settings.public_url or self.url).rstrip("/")
 
-    def _tokenizer_folder(self, engines: Sequence[Engine]) -> Path:
+    def _tokenizer_folder(self) -> Path:
         if self._model is not None:
             return Path(self._model)
-        folder = next((one.folder for one in engines if getattr(one, "folder", None)), None)
-        if folder is None:
-            raise EngineError("no model: give the folder with the tokenizer of the model that the engine serves")
-        return Path(folder)
+        for one in self._engines:
+            kind, _, place = one.partition(":") if isinstance(one, str) else ("", "", "")
+            if kind == "embedded":
+                return Path(place) if place else shipped_model()
+        raise EngineError("no model: give the folder with the tokenizer of the model that the engine serves")
 
     async def open_session(self, spec: SessionSpec | None = None, **fields: Any) -> Session:
         """Open a session; the fields are those of `SessionSpec`."""
-        return Session(self, self.service.open_session(spec or msgspec.convert(fields, SessionSpec)))
+        return Session(self, self.service.open_session(spec or _converted(fields, SessionSpec)))
 
     async def pause(self) -> int:
         """Let no request begin, and interrupt replies in flight; returns when the engines have let go, of how many."""
@@ -176,10 +181,17 @@ class Gateway:
         """Say which weights the engines have from now on."""
         self.service.weights.announce(version)
 
-    def resume(self) -> None:
+    async def resume(self, version: str | None = None) -> None:
         """Go on after `pause`; interrupted replies continue where they were, as the agents' one reply."""
-        self.service.weights.resume()
+        await self.service.resume(version)
 
     def status(self) -> Mapping[str, Any]:
         """The figures of `rolltape status`."""
         return self.service.status()
+
+
+def _converted(fields: dict[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"{kind.__name__}: {error}") from None

@@ -22,7 +22,7 @@ from rolltape.records.turn import Finish
 log = logging.getLogger("rolltape.gateway")
 
 
-class Patience(msgspec.Struct, frozen=True, kw_only=True):
+class Patience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long engines are waited for."""
 
     faults: int = 3  # errors in a row until the reply is given up
@@ -45,13 +45,18 @@ class Caller:
     """Whoever waits for a reply, and may leave before it has come."""
 
     def __init__(self) -> None:
-        self.gone = False
+        self.left = asyncio.Event()
         self.on_leave: Callable[[], object] | None = None
 
+    @property
+    def gone(self) -> bool:
+        return self.left.is_set()
+
     def leave(self) -> None:
-        self.gone = True
-        if self.on_leave is not None:
-            self.on_leave()
+        if not self.gone:
+            self.left.set()
+            if self.on_leave is not None:
+                self.on_leave()
 
 
 class Generator:
@@ -106,7 +111,7 @@ class Generator:
         """The engine of a session, when generating is allowed; None: the caller has left meanwhile."""
         deadline = asyncio.get_running_loop().time() + self._patience.no_engine_s
         while True:
-            await self._weights.opened()
+            await self._weights.opened(caller.left)
             if caller.gone:
                 return None
             try:

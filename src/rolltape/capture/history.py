@@ -1,12 +1,16 @@
 """Where a request's history stands in its session: which held turn it ends in, and what is new after it."""
 
 import enum
+import itertools
 import marshal
-from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from rolltape.capture.echo import EchoRule, is_text_of, rule_of
+import msgspec
+
+from rolltape.capture.echo import EchoRule, is_text_of, rules_of
+from rolltape.capture.exchange import Ask
+from rolltape.capture.results import in_call_order
 from rolltape.records.messages import Message, Role, Root
 from rolltape.records.turn import Turn
 from rolltape.tree.nodes import Node
@@ -34,29 +38,35 @@ class Place(NamedTuple):
     echoes: tuple[EchoRule, ...]
 
 
+def keyed(ask: Ask) -> Ask:
+    """A request with tool results in the order of their calls, and with its messages' keys."""
+    messages = in_call_order(ask.messages)
+    return msgspec.structs.replace(ask, messages=messages, message_keys=tuple(map(_key, messages)))
+
+
 class History:
     """The live tree of one session, asked before each turn and grown after it."""
 
-    def __init__(self) -> None:
-        self._tree = Tree()
+    def __init__(self, *, tool_ids_matter: bool = False) -> None:
+        self._tree = Tree(tool_ids_matter=tool_ids_matter)
+        self._tool_ids_matter = tool_ids_matter
+        self._begun = 0  # conversations that start from nothing sampled
         self._messages: dict[bytes, Message] = {}  # by a digest of their value: most of a history came before
         self._roots: dict[bytes, Root] = {}
-        self._aliases: dict[tuple[Node, bytes], tuple[Node, EchoRule]] = {}
+        self._aliases: dict[tuple[Node, bytes], tuple[Node, tuple[EchoRule, ...]]] = {}
 
-    def add(self, turn: Turn) -> None:
-        """Take a recorded turn in."""
-        self._tree.add(turn)
+    def add(self, turn: Turn) -> bool:
+        """Take a recorded turn in; whether the session forked there, going on beside what it had."""
+        placed = self._tree.add(turn)
+        if placed.parent is not None:
+            return len(placed.parent.children) > 1
+        self._begun += 1
+        return self._begun > 1
 
-    def forks(self) -> int:
-        """How often the session departed from what it had: conversations begun beside the first."""
-        return max(sum(placed.parent is None for placed in self._tree.turns) - 1, 0) + sum(
-            max(len(placed.children) - 1, 0) for placed in self._tree.turns
-        )
-
-    def place(self, messages: Sequence[dict[str, Any]], tools: object, options: dict[str, Any]) -> Place:
+    def place(self, ask: Ask, tools: object, options: dict[str, Any]) -> Place:
         """Follow a request's messages from the root as far as the session knows them."""
         root = self._root(tools, options)
-        given = [self._message(message, index) for index, message in enumerate(messages)]
+        given = [self._message(*one) for one in zip(ask.messages, ask.message_keys, itertools.count())]
         node = self._tree.roots.get(root.digest)
         if node is None:
             why = Unheld.TOOLS_CHANGED if self._tree.turns else Unheld.FIRST_TURN
@@ -66,24 +76,24 @@ class History:
     def _followed(self, root: Root, node: Node, given: list[Message]) -> Place:
         read: list[Message] = []
         rules: list[EchoRule] = []
-        apart: list[Message] = []  # replies whose text is still to come as a message of its own
+        apart: Message | None = None  # a reply whose text is still to come, as the assistant's next message
         held: tuple[Turn, int] | None = None
         known = True
         for message in given:
-            text_of = next((reply for reply in apart if _is_assistant(message) and is_text_of(message, reply)), None)
-            if text_of is not None:
-                apart.remove(text_of)
-                continue
-            below = node.children.get(message.canonical) if known else None
+            if apart is not None and _is_assistant(message):
+                text_of, apart = apart, None
+                if is_text_of(message, text_of):
+                    continue
+            below = node.children.get(self._key(message)) if known else None
             if below is None and known and _is_assistant(message):
                 alias = self._echoed(node, message)
                 if alias is not None:
-                    below, rule = alias
-                    rules.append(rule)
-                    reply = below.replies[-1].turn.reply
+                    below, by = alias
+                    rules += by
+                    reply = _continued(below, message).reply
                     assert reply is not None
-                    if rule is EchoRule.TEXT_APART:
-                        apart.append(reply)
+                    if EchoRule.TEXT_APART in by:
+                        apart = reply
                     message = reply
             read.append(message)
             known = below is not None
@@ -102,19 +112,21 @@ class History:
         asked = node.asked and _is_assistant(read[node.depth])
         return Unheld.REPLY_CHANGED if asked else Unheld.HISTORY_CHANGED
 
-    def _echoed(self, node: Node, message: Message) -> tuple[Node, EchoRule] | None:
+    def _echoed(self, node: Node, message: Message) -> tuple[Node, tuple[EchoRule, ...]] | None:
         key = (node, message.canonical)
         if key not in self._aliases:
             for placed in reversed(node.asked):
                 reply = placed.turn.reply
-                rule = None if reply is None else rule_of(message, reply)
-                if rule is not None and placed.reply_node is not None:
-                    self._aliases[key] = (placed.reply_node, rule)
+                rules = None if reply is None else rules_of(message, reply)
+                if rules is not None and placed.reply_node is not None:
+                    self._aliases[key] = (placed.reply_node, rules)
                     break
         return self._aliases.get(key)
 
-    def _message(self, message: dict[str, Any], index: int) -> Message:
-        key = _key(message)
+    def _key(self, message: Message) -> bytes:
+        return message.canonical_with_ids if self._tool_ids_matter else message.canonical
+
+    def _message(self, message: dict[str, Any], key: bytes, index: int) -> Message:
         found = self._messages.get(key)
         if found is None:
             found = self._messages[key] = Message.snapshot(message, f"message {index}")

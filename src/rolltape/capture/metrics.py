@@ -33,6 +33,8 @@ class Metrics:
         self.flagged = self._counter("flagged_turns", "Turns with something odd about them", "flag")
         self.deliveries = self._counter("deliveries", "What became of replies", "delivery")
         self.stops = self._counter("stop_endings", "Turns that ended by themselves, with their stop id or not", "kept")
+        self.forks = self._counter("forks", "Turns that go on beside what their session had")
+        self.sessions = self._counter("sessions", "Sessions opened")
         self.errors = self._counter("errors", "Requests refused or failed", "status")
         self.retries = self._counter("client_retries", "Requests that were answered with a turn already taken")
         self.segments = self._counter("interrupted_replies", "Replies that were continued after an interruption")
@@ -50,7 +52,7 @@ class Metrics:
         """A figure that is looked up when it is asked for."""
         Gauge(f"rolltape_{name}", about, registry=self.registry).set_function(value)
 
-    def turn(self, begun: "Begun", turn: Turn, outcome: "Outcome", engine_s: float) -> None:
+    def turn(self, begun: "Begun", turn: Turn, outcome: "Outcome", engine_s: float, *, forked: bool) -> None:
         """Count a turn that was recorded."""
         now = time.time()
         sampled = len(turn.sampled_ids)
@@ -73,6 +75,8 @@ class Metrics:
         self._forget(now)
         self.tally["turns"] += 1
         self.tally["sampled_tokens"] += sampled
+        self.tally["forks"] += forked
+        self.forks.inc(forked)
         self.tally["auxiliary"] += begun.auxiliary is not None
         self.tally["interrupted"] += len(turn.facts.segments) > 1
         self.tally[f"finish_{outcome.finish.value}"] += 1

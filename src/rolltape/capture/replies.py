@@ -41,25 +41,29 @@ def outcome_of(
     """Read a reply, `before` being what had been sampled of it earlier. Only one that was given up has no message."""
     if finish in (Finish.ABORT, Finish.ERROR):
         return Outcome(finish, None)
-    if not stretches:
+    if not stretches and not len(before):
         return Outcome(finish, {"role": "assistant", "content": ""})
-    last = stretches[-1].given
-    if last.message is not None:
-        return Outcome(finish, _with_ids(last.message), last.stop_string)
+    last = stretches[-1].given if stretches else None
+    stop_string = last.stop_string if last else None
+    if last is not None and last.message is not None:
+        return Outcome(finish, _with_ids(last.message), stop_string)
     ids = np.concatenate([before, *(stretch.given.ids for stretch in stretches)])
     prompt = TokenChain(begun.prompt.ids[: begun.draft.prompt_tokens])
-    parsed = prompts.parse(prompt, ids, begun.ask.tools, begun.thinking, stop_string=last.stop_string)
+    parsed = prompts.parse(prompt, ids, begun.ask.tools, begun.thinking, stop_string=stop_string)
     spec, none_wanted = begun.session.spec, begun.ask.tool_choice.mode == "none"
     denied = tuple(call.name for call in parsed.calls if none_wanted or not spec.allows(call.name))
     if denied:
         parsed = prompts.parse(
-            prompt, ids, begun.ask.tools, begun.thinking, stop_string=last.stop_string, calls_as_text=True
+            prompt, ids, begun.ask.tools, begun.thinking, stop_string=stop_string, calls_as_text=True
         )
     call_ids = [call.native_id or f"call_{secrets.token_hex(12)}" for call in parsed.calls]
+    message = parsed.to_message(call_ids)
+    if not prompts.tool_ids_matter:  # else ids count in comparisons, and only those that the model sampled may
+        message["id"] = begun.draft.id
     return Outcome(
         finish=finish,
-        message=parsed.to_message(call_ids),
-        stop_string=last.stop_string,
+        message=message,
+        stop_string=stop_string,
         reasoning_tokens=parsed.reasoning_tokens,
         malformed=parsed.malformed and not denied,
         denied=denied,

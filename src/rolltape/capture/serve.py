@@ -1,6 +1,7 @@
 """Run the gateway until it is told to end."""
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -29,12 +30,14 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 async def _serve(gateway: Gateway) -> None:
     loop = asyncio.get_running_loop()
-    told = asyncio.Event()
+    started, told = asyncio.Event(), asyncio.Event()
     main = asyncio.current_task()
     assert main is not None
 
     def end() -> None:
-        if told.is_set():
+        if started.is_set() and told.is_set():
+            gateway.service.hurry()
+        if not started.is_set() or told.is_set():
             main.cancel()
         told.set()
 
@@ -42,9 +45,18 @@ async def _serve(gateway: Gateway) -> None:
         loop.add_signal_handler(name, end)
     try:
         async with gateway:
+            started.set()
+            _collect_garbage_seldom()
             print(gateway.url, flush=True)
             print(f"rolltape: {gateway.service.prompts.describe()}", file=sys.stderr)
             await told.wait()
             print("rolltape: ending; turns in flight may finish, another signal ends them", file=sys.stderr)
     except asyncio.CancelledError:
         print("rolltape: ended at once", file=sys.stderr)
+
+
+def _collect_garbage_seldom() -> None:
+    """What a turn leaves is freed by itself; looking for cycles among all that is held took a tenth of each turn."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)

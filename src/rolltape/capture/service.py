@@ -19,12 +19,13 @@ from rolltape.capture.metrics import Metrics
 from rolltape.capture.prompts import ChatPrompts
 from rolltape.capture.sessions import OpenSession, Sessions, SessionSpec
 from rolltape.capture.settings import GatewaySettings
-from rolltape.capture.turns import Taken, Turns
+from rolltape.capture.turns import Taken, Turns, resumed_from
 from rolltape.capture.weights import Weights
-from rolltape.errors import BadRequest, NotAllowed, RecordError, SessionEnded, TapeError
+from rolltape.errors import BadRequest, NotAllowed, PolicyError, RecordError, SessionEnded, TapeError
+from rolltape.records.policy import policy
 from rolltape.records.turn import Delivery
 from rolltape.samples import Linearized, linearize
-from rolltape.tape.recorder import RolloutRecorder
+from rolltape.tape.recorder import RolloutRecorder, score_data
 from rolltape.tape.tape import Tape
 
 log = logging.getLogger("rolltape.gateway")
@@ -71,7 +72,12 @@ class Service:
             self.weights.announce(version)
         generator = Generator(pool, self.weights, settings.patience)
         self.turns = Turns(prompts, pool, generator, self.metrics, settings, context)
+        self.metrics.gauge("open_sessions", "Sessions open now", lambda: len(self.sessions))
+        self.metrics.gauge("in_flight", "Generations in flight", lambda: self.weights.in_flight)
+        self.metrics.gauge("engines_up", "Engines that answer", lambda: sum(one.up for one in pool.health()))
+        self.metrics.gauge("paused", "1 while weights are changed", lambda: float(self.weights.paused))
         self.draining = False
+        self._hurried = False
         self._tasks: set[asyncio.Task[Taken]] = set()
         self._opened = itertools.count()
         self._unasked: dict[str, OpenSession] = {}  # those that came to be by a request alone
@@ -92,6 +98,8 @@ class Service:
         beside = self.sessions.of_rollout(rollout.id)
         session = OpenSession(spec, rollout, recorder, beside[0].deliveries if beside else {})
         self.sessions.add(session)
+        self.metrics.sessions.inc()
+        self.metrics.tally["sessions"] += 1
         return session
 
     def _rollout_of(self, spec: SessionSpec) -> RolloutRecorder:
@@ -137,30 +145,38 @@ class Service:
     def attempt(self, session: OpenSession, ask: Ask, digest: bytes, headers: Mapping[str, str]) -> Attempt:
         """Begin the turn that a request asks for, or find the one that it asks for again."""
         known = session.attempts.again(digest, headers)
-        resumed = None
         if known is not None:
             self.metrics.retry()
-            resumed = known.interrupted_turn()
-            if resumed is None:
+            if known.has_reply:
                 return known
-        attempt = Attempt(lambda ended: session.end(ended.caller))
-        session.begin(attempt.caller, auxiliary=auxiliary_reason(ask) is not None)
-        task = asyncio.ensure_future(self._take(session, ask, attempt, resumed))
+        attempt = Attempt(lambda ended: self._over(session, ended))
+        session.begin(attempt, counts=known is None and auxiliary_reason(ask) is None)
+        task = asyncio.ensure_future(self._take(session, ask, attempt, known))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         attempt.run(task)
         session.attempts.remember(digest, attempt)
         return attempt
 
-    async def _take(self, session: OpenSession, ask: Ask, attempt: Attempt, resumed: Any) -> Taken:
+    async def _take(self, session: OpenSession, ask: Ask, attempt: Attempt, earlier: Attempt | None) -> Taken:
         try:
-            begun = await self.turns.begin(session, ask, resumed)
+            left = None if earlier is None else await earlier.ended()
+            if left is not None and left.reply is not None:
+                attempt.begun.set_result(left.begun)  # it had all but come when its client left
+                return left
+            begun = await self.turns.begin(session, ask, None if left is None else resumed_from(left))
         except BaseException as error:
             if not attempt.begun.done():
                 attempt.begun.set_exception(error)
             raise
         attempt.begun.set_result(begun)
         return await self.turns.finish(begun, attempt.caller)
+
+    def _over(self, session: OpenSession, attempt: Attempt) -> None:
+        """An attempt has ended and nobody waits for it; what nobody took is undelivered."""
+        if attempt.delivery is Delivery.UNKNOWN:
+            self.delivered(session, attempt, Delivery.UNDELIVERED)
+        session.end(attempt)
 
     def delivered(self, session: OpenSession, attempt: Attempt, delivery: Delivery) -> None:
         """Say on the tape whether a reply arrived; once it did, nothing else counts."""
@@ -178,8 +194,13 @@ class Service:
     async def finish(self, session_id: str, ending: Ending) -> Finished:
         """End a session, and with the last one its rollout: turns in flight are waited for, then interrupted."""
         session = self.sessions.of_id(session_id)
-        interrupted = await session.close("finished", ending.drain_s)
         rollout = session.rollout
+        try:
+            policy(ending.policy)
+            score_data(ending.reward, ending.reward_terms, f"rollout {rollout.id}")
+        except (PolicyError, RecordError) as error:
+            raise BadRequest(str(error)) from error
+        interrupted = await session.close("finished", ending.drain_s)
         self._leave(session)
         last = not self.sessions.of_rollout(rollout.id)
         if last:
@@ -204,8 +225,19 @@ class Service:
             made=made,
         )
 
+    async def resume(self, version: str | None = None) -> None:
+        """Go on after a pause, with the weights that are told, or else those that the engines report."""
+        health = await self.pool.look()
+        reported = {one.facts.version for one in health if one.facts is not None}
+        version = version or (reported.pop() if len(reported) == 1 else None)
+        if version is not None:
+            self.weights.announce(version)
+        self.weights.resume()
+
     async def drop(self, session_id: str, reason: str) -> None:
         """End a session at once; its rollout has failed for that reason."""
+        if not reason:
+            raise BadRequest("reason: say in words why the session is dropped")
         session = self.sessions.of_id(session_id)
         await session.close("dropped", 0)
         self._leave(session)
@@ -213,13 +245,14 @@ class Service:
             session.rollout.fail(reason)
 
     def _leave(self, session: OpenSession) -> None:
+        """Keep nothing of a session; raises NoSuchSession if it was ended meanwhile."""
         self.sessions.remove(session)
         self.pool.release(session.id)
+        self._unasked = {name: one for name, one in self._unasked.items() if one is not session}
 
     def status(self) -> dict[str, Any]:
         """What there is to watch, as JSON."""
         tally, metrics = self.metrics.tally, self.metrics
-        forks = [session.history.forks() for session in self.sessions]
         return {
             "run": self.tape.name,
             "model": self.model_name,
@@ -232,7 +265,7 @@ class Service:
             "counts": dict(tally),
             "unbridged": dict(metrics.unbridged),
             "rates": metrics.rates(),
-            "forks_per_session": sum(forks) / len(forks) if forks else 0.0,
+            "forks_per_session": tally["forks"] / max(tally["sessions"], 1),
             "engines": msgspec.to_builtins(self.pool.health()),
             "draining": self.draining,
         }
@@ -240,15 +273,23 @@ class Service:
     async def drain(self) -> None:
         """Take no more turns and wait for those in flight, as long as is allowed."""
         self.draining = True
-        await asyncio.gather(*(one.close("ended with the gateway", self.settings.drain_s) for one in self.sessions))
+        drain_s = 0.0 if self._hurried else self.settings.drain_s
+        await asyncio.gather(*(one.close("ended with the gateway", drain_s) for one in self.sessions))
+
+    def hurry(self) -> None:
+        """Have turns in flight end now; a `drain` that waits for them goes on."""
+        self._hurried = True
+        for session in self.sessions:
+            session.interrupt()
 
     async def close(self) -> None:
         """End every session that is still open: rollouts nobody finished have failed."""
         await self.drain()
+        unasked = list(self._unasked.values())
         for session in self.sessions:
             self._leave(session)
             if session.rollout.is_open and not self.sessions.of_rollout(session.rollout.id):
-                if session in self._unasked.values():
+                if session in unasked:
                     session.rollout.finish(reason="ended with the gateway")
                 else:
                     session.rollout.fail("the gateway ended before it was finished")

@@ -1,22 +1,39 @@
 """Sessions: one agent's connection each, opened with a key of its own and closed with what it came to."""
 
 import asyncio
+import contextlib
 import hmac
 import secrets
 import time
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from rolltape.capture.attempts import Attempts
+from rolltape.capture.attempts import Attempt, Attempts
 from rolltape.capture.exchange import SamplingParams
-from rolltape.capture.generate import Caller
 from rolltape.capture.history import History
 from rolltape.errors import NoSuchSession, SessionEnded, TurnCapReached
 from rolltape.records.turn import Delivery
 from rolltape.tape.recorder import RolloutRecorder, SessionRecorder
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+_REMEMBERED_KEYS = 100_000  # of ended sessions
+
+# What a rollout is opened with, and what is said where nothing is.
+_OF_ROLLOUT: dict[str, Any] = {
+    "task_id": None,
+    "task": None,
+    "step": 0,
+    "attempt": 0,
+    "source": None,
+    "agent": None,
+    "new_try": False,
+    "tags": (),
+    "extra": {},
+}
 
 
 class SessionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,21 +41,28 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     task_id: str | None = None
     task: Any = None
-    step: int = 0
-    attempt: int = 0
+    step: _Count = 0
+    attempt: _Count = 0
     source: str | None = None
     agent: str | None = None
-    rollout: str | None = None  # another session of this open rollout; then none of those above is given
     new_try: bool = False
     tags: tuple[str, ...] = ()
     extra: dict[str, Any] = {}
+    rollout: str | None = None  # another session of this open rollout; then none of those above is given
     sampling: SamplingParams = SamplingParams()  # where the agent says nothing
     forced: SamplingParams = SamplingParams()  # whatever the agent says
     thinking: bool | None = None  # None: as the agent asks, or as the gateway is set
-    max_turns: int | None = None
-    context_budget: int | None = None  # tokens of prompt and reply together
+    max_turns: _Count | None = None
+    context_budget: _Count | None = None  # tokens of prompt and reply together
     allowed_tools: tuple[str, ...] | None = None  # None: all that are not denied
     denied_tools: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        of_rollout = [name for name in _OF_ROLLOUT if getattr(self, name) != _OF_ROLLOUT[name]]
+        if self.rollout is not None and of_rollout:
+            raise ValueError(
+                f"{', '.join(of_rollout)} given beside a rollout, which has its own; leave out one of them"
+            )
 
     def allows(self, tool: str) -> bool:
         return tool not in self.denied_tools and (self.allowed_tools is None or tool in self.allowed_tools)
@@ -58,13 +82,13 @@ class OpenSession:
         self.rollout = rollout
         self.recorder = recorder
         self.key = f"rts-{secrets.token_urlsafe(24)}"
-        self.history = History()
+        self.history = History(tool_ids_matter=recorder.head.tool_ids_matter)
         self.opened_at = time.time()
         self.turns = 0  # begun, auxiliary ones aside
         self.attempts = Attempts()
         self.deliveries = deliveries  # by turn, of all sessions of the rollout
         self.ended: str | None = None  # why it takes no more turns; None: it does
-        self._callers: set[Caller] = set()
+        self._in_flight: set[Attempt] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -74,38 +98,41 @@ class OpenSession:
 
     @property
     def in_flight(self) -> int:
-        return len(self._callers)
+        return len(self._in_flight)
 
-    def begin(self, caller: Caller, *, auxiliary: bool) -> None:
+    def begin(self, attempt: Attempt, *, counts: bool) -> None:
         """Let a turn begin; raises for one that comes after the close, or above the cap."""
         if self.ended is not None:
             raise SessionEnded(f"session {self.id} is {self.ended}: it takes no more turns")
-        if not auxiliary:
+        if counts:
             if self.spec.max_turns is not None and self.turns >= self.spec.max_turns:
                 raise TurnCapReached(f"session {self.id} has had its {self.spec.max_turns} turns")
             self.turns += 1
-        self._callers.add(caller)
+        self._in_flight.add(attempt)
         self._idle.clear()
 
-    def end(self, caller: Caller) -> None:
+    def end(self, attempt: Attempt) -> None:
         """A turn has ended and its reply was handed over, or could not be."""
-        self._callers.discard(caller)
-        if not self._callers:
+        self._in_flight.discard(attempt)
+        if not self._in_flight:
             self._idle.set()
 
     async def close(self, why: str, drain_s: float) -> int:
         """Take no more turns, wait for those in flight, and interrupt what takes longer; how many those were."""
         self.ended = self.ended or why
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
                 await self._idle.wait()
-        except TimeoutError:
-            late = list(self._callers)
-            for caller in late:
-                caller.leave()
-            await self._idle.wait()
-            return len(late)
-        return 0
+        self.interrupt()
+        turns = [attempt.taken for attempt in self._in_flight if attempt.taken and not attempt.taken.done()]
+        if turns:
+            await asyncio.wait(turns)  # to be on the tape; not for clients to take their replies
+        return len(turns)
+
+    def interrupt(self) -> None:
+        """Have the turns in flight end with what there is."""
+        for attempt in self._in_flight:
+            attempt.caller.leave()
 
 
 class Sessions:
@@ -121,11 +148,13 @@ class Sessions:
         self._by_key[_lookup(session.key)] = session
 
     def remove(self, session: OpenSession) -> None:
-        self._by_id.pop(session.id, None)
-        if self._by_key.pop(_lookup(session.key), None) is not None:
-            self._ended[_lookup(session.key)] = f"session {session.id} is {session.ended or 'closed'}"
-            while len(self._ended) > 100_000:
-                del self._ended[next(iter(self._ended))]
+        """Forget a session but for its key; raises NoSuchSession if that was done already."""
+        self.of_id(session.id)
+        key = _lookup(session.key)
+        del self._by_id[session.id], self._by_key[key]
+        self._ended[key] = f"session {session.id} is {session.ended or 'closed'}"
+        while len(self._ended) > _REMEMBERED_KEYS:
+            del self._ended[next(iter(self._ended))]
 
     def of_key(self, key: str) -> OpenSession | None:
         """The session that a key opens; raises SessionEnded for the key of one that is closed."""

@@ -7,7 +7,7 @@ from rolltape.capture.generate import Patience
 from rolltape.capture.prompts.chat import Retention
 
 
-class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every choice there is; what the gateway runs (engines, model, tape) is given apart."""
 
     host: str = "127.0.0.1"

@@ -21,12 +21,12 @@ from rolltape.capture.replies import Outcome, finish_of, outcome_of, segments_of
 from rolltape.capture.sessions import OpenSession
 from rolltape.capture.settings import GatewaySettings
 from rolltape.errors import EngineError, EngineFailed
-from rolltape.records.tokens import NO_IDS
+from rolltape.records.tokens import NO_IDS, Ids
 from rolltape.records.turn import Delivery, Finish, Turn, TurnFlag
 
 # What is recorded as applied where nobody says anything; engines are sent the same.
 _NEUTRAL = SamplingParams(temperature=1.0, top_p=1.0)
-_INLINE_IDS = 2000  # a longer reply is parsed off the event loop
+_INLINE_IDS = 1000  # a longer reply is parsed off the event loop
 
 
 class Begun(NamedTuple):
@@ -40,18 +40,40 @@ class Begun(NamedTuple):
     applied: SamplingParams
     room: int  # tokens that the reply may have
     thinking: bool | None
-    resumed: Turn | None  # the interrupted turn that a client's retry goes on from
+    resumed: "Resumed | None"  # the interrupted turn that a client's retry goes on from
     auxiliary: str | None
     unhonoured: tuple[str, ...]
     started_at: float
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether the prompt left no room for a reply."""
+        return self.room <= 0 and self.resumed is None
 
 
 class Taken(NamedTuple):
     """A turn that is on the tape, and the reply to hand over."""
 
+    begun: Begun
     turn: Turn
-    reply: Reply
-    denied: tuple[str, ...]  # tools that the model called and may not
+    reply: Reply | None  # None: it was given up, since nobody waited for it any more
+
+
+class Resumed(NamedTuple):
+    """A turn that was given up, and how many of its tokens are the prompt; what follows is the reply so far."""
+
+    turn: Turn
+    prompt_tokens: int
+
+    @property
+    def sampled_ids(self) -> Ids:
+        return self.turn.tokens.slice(self.prompt_tokens)
+
+
+def resumed_from(taken: Taken) -> Resumed | None:
+    """What a retry goes on from; None: nothing had been sampled."""
+    resumed = Resumed(taken.turn, taken.begun.draft.prompt_tokens)
+    return resumed if len(resumed.sampled_ids) else None
 
 
 class Turns:
@@ -73,15 +95,20 @@ class Turns:
         self._settings = settings
         self._context = context  # of the engines; None: they do not say
 
-    async def begin(self, session: OpenSession, ask: Ask, resumed: Turn | None = None) -> Begun:
+    async def begin(self, session: OpenSession, ask: Ask, resumed: Resumed | None = None) -> Begun:
         """Find the prompt; raises BadRequest for what cannot be rendered. A resumed turn is its own prompt."""
         started_at = time.time()
         spec = session.spec
-        thinking = next((one for one in (spec.thinking, ask.thinking, self._settings.thinking) if one is not None), None)
+        thinking = next(
+            (one for one in (spec.thinking, ask.thinking, self._settings.thinking) if one is not None), None
+        )
         tools, withheld = _offered(ask, session)
         options = self._prompts.template_options(thinking)
-        place = session.history.place(ask.messages, tools, options)
-        prompt = await prompt_of(place, self._prompts, tools, thinking) if resumed is None else again_from(resumed)
+        place = session.history.place(ask, tools, options)
+        if resumed is None:
+            prompt = await prompt_of(place, self._prompts, tools, thinking)
+        else:
+            prompt = again_from(resumed.turn)
         sampled = 0 if resumed is None else len(resumed.sampled_ids)
         room = self._room(session, len(prompt.ids))
         asked = ask.sampling.over(spec.sampling).over(self._settings.sampling)
@@ -121,7 +148,7 @@ class Turns:
                 prompt_ids=begun.prompt.ids,
                 sampling=begun.applied,
                 stop_ids=self._prompts.stop_ids,
-                held_tokens=begun.prompt.held_tokens,
+                held_tokens=_covered(begun.prompt.after),
                 ask=begun.ask,
             )
             try:
@@ -131,8 +158,9 @@ class Turns:
         engine_s = time.perf_counter() - engine_began
         outcome = await self._outcome(begun, stretches, failure)
         turn = await self._recorded(begun, stretches, outcome, failure)
-        begun.session.history.add(turn)
-        self._metrics.turn(begun, turn, outcome, engine_s)
+        # Nothing goes on from a side request, and what comes after one has not forked.
+        forked = begun.auxiliary is None and begun.session.history.add(turn)
+        self._metrics.turn(begun, turn, outcome, engine_s, forked=forked)
         if failure is not None:
             raise EngineFailed(failure)
         usage = Usage(
@@ -141,15 +169,17 @@ class Turns:
             sampled_tokens=len(turn.tokens) - begun.draft.prompt_tokens,
             reasoning_tokens=outcome.reasoning_tokens,
         )
+        if outcome.message is None:
+            return Taken(begun, turn, None)
         reply = Reply(
             draft=begun.draft,
-            message=outcome.message or {"role": "assistant", "content": ""},
+            message=outcome.message,
             finish=outcome.finish,
             stop_string=outcome.stop_string,
-            over_budget=begun.room <= 0,
+            over_budget=begun.over_budget,
             usage=usage,
         )
-        return Taken(turn, reply, outcome.denied)
+        return Taken(begun, turn, reply)
 
     def _room(self, session: OpenSession, prompt_tokens: int) -> int:
         """How many tokens a reply may have at most; none above the budget."""
@@ -158,9 +188,9 @@ class Turns:
 
     def _unhonoured(self, ask: Ask, applied: SamplingParams) -> list[str]:
         """What was understood and is not done, said in a header and on the turn."""
-        said = [
-            f"{name}: the engine does not apply it" for name in applied.to_dict() if name not in self._pool.applies
-        ]
+        said = [f"{name}: the engine does not apply it" for name in applied.to_dict() if name not in self._pool.applies]
+        if ask.thinking is not None and not self._prompts.switches_thinking:
+            said.append("thinking: the model's template has no switch for it")
         if ask.tool_choice.mode == "required":
             said.append("tool_choice: the engine cannot force a call; the model is free")
         if not ask.parallel_tool_calls:
@@ -175,9 +205,7 @@ class Turns:
         sampled = sum(len(stretch.given.ids) for stretch in stretches)
         return work() if sampled < _INLINE_IDS else await asyncio.to_thread(work)
 
-    async def _recorded(
-        self, begun: Begun, stretches: list[Stretch], outcome: Outcome, failure: str | None
-    ) -> Turn:
+    async def _recorded(self, begun: Begun, stretches: list[Stretch], outcome: Outcome, failure: str | None) -> Turn:
         prompt, place = begun.prompt, begun.place
         given: dict[str, Any] = (
             {"prompt_messages": place.messages, "prompt_ids": prompt.ids}
@@ -227,6 +255,11 @@ def _name(tool: dict[str, Any]) -> str:
     return name
 
 
+def _covered(after: Turn | None) -> int:
+    """Up to which token side arrays are on the tape already: the engine need not send those again."""
+    return min((array.stop for array in after.side.values()), default=0) if after is not None else 0
+
+
 def _flags(begun: Begun, outcome: Outcome) -> list[TurnFlag]:
     flags = {
         TurnFlag.MALFORMED_CALL: outcome.malformed,
@@ -253,6 +286,6 @@ def _extra(begun: Begun, stretches: list[Stretch], outcome: Outcome) -> dict[str
         "stop_string": outcome.stop_string,
         "folded": begun.prompt.folded,
         "special_text": begun.prompt.special_text,
-        "over_budget": begun.room <= 0,
+        "over_budget": begun.over_budget,
     }
     return {name: fact for name, fact in facts.items() if fact}

@@ -27,9 +27,15 @@ class Weights:
     def in_flight(self) -> int:
         return len(self._in_flight)
 
-    async def opened(self) -> None:
-        """Wait until generating is allowed."""
-        await self._open.wait()
+    async def opened(self, left: asyncio.Event) -> None:
+        """Wait until generating is allowed, or nobody waits for it any more."""
+        while self.paused and not left.is_set():
+            waits = [asyncio.ensure_future(event.wait()) for event in (self._open, left)]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
 
     def begin(self, generation: str, interrupt: Interrupt) -> None:
         """A generation is on its way; calling `interrupt` has it end with what there is."""

@@ -10,7 +10,22 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperGroup
 
-from rolltape.cli import check, engine, export, ledger, ls, prune, query, samples, seal, serve, show, status, tree
+from rolltape.cli import (
+    check,
+    engine,
+    export,
+    ledger,
+    ls,
+    prune,
+    query,
+    samples,
+    seal,
+    serve,
+    show,
+    status,
+    trace,
+    tree,
+)
 from rolltape.cli.exits import EXIT_CODES, Exit, exit_of
 from rolltape.errors import RolltapeError
 
@@ -40,6 +55,7 @@ for verb in (
     status.status,
     ls.ls,
     tree.tree,
+    trace.trace,
     samples.samples,
     ledger.ledger,
     show.show,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def check(run: RunArgument, as_json: JsonOption = False) -> int:
     """Verify everything that may never break.
 
-    Journals, shards and records, and the samples under every policy.
+    Journals, shards, records and traces, and the samples under every policy.
     """
     import rolltape
     from rolltape.errors import DamagedTapeError, TapeError
@@ -84,9 +84,11 @@ def _each(tape: "Run", rows: Sequence["RolloutRow"]) -> Iterator["Rollout | Brea
 def _breaches(rollout: "Rollout", policies: Sequence["Policy"]) -> "list[Breach]":
     from rolltape.cli.runs import reason
     from rolltape.samples.verify import Breach, verify_rollout
+    from rolltape.traces.verify import problems_of
 
     try:
-        return verify_rollout(rollout, policies)
+        breaches = verify_rollout(rollout, policies)
+        return breaches + [Breach("trace", rollout.id, what) for what in problems_of(rollout)]
     except Exception as error:  # noqa: BLE001 - as above
         return [Breach("samples", rollout.id, f"cannot be checked: {reason(error)}")]
 

@@ -1,14 +1,14 @@
 """A session's tree as lines of text: the latest continuation goes straight down, earlier ones branch off."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 from rolltape.cli.screen import quoted, visible, writes_unicode
 from rolltape.cli.tokenizer import TextOf
 from rolltape.records.fork import Difference, Fork
-from rolltape.records.messages import Message
+from rolltape.records.messages import Message, content_text
 from rolltape.tree import PlacedTurn, Tree
 
 _MESSAGES_SHOWN = 3
@@ -26,9 +26,14 @@ _UNICODE = _Strokes("├─", "│ ", "●", "→")
 _ASCII = _Strokes("|-", "| ", "*", "->")
 
 
+def strokes_of_the_terminal() -> _Strokes:
+    """Those that its encoding has."""
+    return _UNICODE if writes_unicode() else _ASCII
+
+
 def drawn_tree(tree: Tree, forks: Sequence[Fork], text: TextOf | None) -> Iterator[Line]:
     """Each line with its style. No recursion: a session may have thousands of turns."""
-    strokes = _UNICODE if writes_unicode() else _ASCII
+    strokes = strokes_of_the_terminal()
     fork_at = {fork.turn: fork for fork in forks}
     # What is still to draw, next one last: a turn, the strokes to its left, and whether it branches off there.
     stack: list[tuple[PlacedTurn, str, bool]] = [
@@ -81,9 +86,9 @@ def _body(placed: PlacedTurn, fork: Fork | None, text: TextOf | None, strokes: _
     if hidden > 0:
         yield f"… {hidden} more messages"
     for message in messages[-_MESSAGES_SHOWN:]:
-        yield f"{message.role}: {_said(message)}"
+        yield f"{message.role}: {said(message.to_dict())}"
     if placed.turn.reply is not None:
-        yield f"{strokes.arrow} {_said(placed.turn.reply)}"
+        yield f"{strokes.arrow} {said(placed.turn.reply.to_dict())}"
     elif placed.turn.facts.error is not None:
         yield f"{strokes.arrow} error: {quoted(placed.turn.facts.error)}"
 
@@ -109,14 +114,14 @@ def _side(excerpt: str | tuple[int, ...], text: TextOf | None) -> str:
     return " ".join(shown) + (" …" if len(excerpt) > 6 else "")
 
 
-def _said(message: Message) -> str:
+def said(message: Mapping[str, Any]) -> str:
     """A message in brief: its thinking, its text, its calls."""
     parts = []
-    if message.reasoning:
-        parts.append(f"(thinks {quoted(message.reasoning, 32)})")
-    if message.text or not message.to_dict().get("tool_calls"):
-        parts.append(quoted(message.text))
-    calls = message.to_dict().get("tool_calls")
+    text, calls = content_text(message.get("content")), message.get("tool_calls")
+    if reasoning := content_text(message.get("reasoning_content") or message.get("reasoning")):
+        parts.append(f"(thinks {quoted(reasoning, 32)})")
+    if text or not calls:
+        parts.append(quoted(text))
     parts.extend(_call(call) for call in calls or () if isinstance(call, dict))
     return " ".join(parts)
 

@@ -1,4 +1,4 @@
-"""`rolltape export`: samples, turns or rollouts as files."""
+"""`rolltape export`: samples, turns, rollouts or traces as files."""
 
 import enum
 import sys
@@ -29,6 +29,7 @@ class What(enum.StrEnum):
     SAMPLES = "samples"
     TURNS = "turns"
     ROLLOUTS = "rollouts"
+    TRACES = "traces"
 
 
 class Format(enum.StrEnum):
@@ -52,14 +53,14 @@ def export(
     max_tokens: MaxTokensOption = None,
     max_staleness: StalenessOption = None,
     whole_prompts: Annotated[
-        bool, typer.Option("--whole-prompts", help="Turns with their whole prompts, not only what is new.")
+        bool, typer.Option("--whole-prompts", help="Turns or traces with whole prompts, not only what is new.")
     ] = False,
     step: StepOption = None,
     group: GroupOption = None,
     task: TaskOption = None,
     try_index: TryOption = None,
 ) -> int:
-    """Write samples, turns or rollouts to a file."""
+    """Write samples, turns, rollouts or traces to a file."""
     chosen_one = chosen_policy(
         policy,
         reward=reward,
@@ -71,13 +72,16 @@ def export(
     form = _format(form, out)
     if form is Format.PARQUET and out == "-" and sys.stdout.isatty():
         raise UsageError("-o: Parquet is not for a terminal; name a file")
-    if whole_prompts and what is not What.TURNS:
-        raise UsageError("--whole-prompts goes with --what turns")
+    if whole_prompts and what not in (What.TURNS, What.TRACES):
+        raise UsageError("--whole-prompts goes with --what turns or traces")
+    if what is What.TRACES and form is Format.PARQUET:
+        raise UsageError("--what traces: a trace is no row of columns; write JSON lines")
 
     from rolltape import export as files
     from rolltape.cli.runs import Chosen, ended, opened
     from rolltape.cli.sampling import samples_of
     from rolltape.cli.screen import note, tracked
+    from rolltape.traces import trace_of
 
     tape = opened(run)
     counted = what is What.SAMPLES
@@ -90,6 +94,9 @@ def export(
         elif what is What.TURNS:
             write_turns = files.turns_to_parquet if parquet else files.turns_to_jsonl
             written = write_turns(tracked(chosen, "exporting", len(chosen)), out, whole_prompts=whole_prompts)
+        elif what is What.TRACES:
+            traces = map(trace_of, tracked(chosen, "exporting", len(chosen)))
+            written = files.traces_to_jsonl(traces, out, whole_prompts=whole_prompts)
         else:
             write_rollouts = files.rollouts_to_parquet if parquet else files.rollouts_to_jsonl
             written = write_rollouts(tracked(chosen, "exporting", len(chosen)), out)

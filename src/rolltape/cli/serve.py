@@ -1,7 +1,7 @@
 """`rolltape serve`: the gateway between agents and an engine."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -9,6 +9,7 @@ from rolltape.cli.exits import UsageError
 
 if TYPE_CHECKING:
     from rolltape.capture.exchange import SamplingParams
+    from rolltape.capture.prompts.chat import Retention
 
 
 def serve(
@@ -17,7 +18,7 @@ def serve(
         list[str] | None,
         typer.Option(
             "--engine",
-            help="sglang:URL, vllm:URL, llamacpp:URL, openai:URL, embedded[:FOLDER], replay:RUN#ROLLOUT; again for more.",
+            help="sglang:URL, vllm:URL, llamacpp:URL, openai:URL, embedded[:FOLDER], replay:RUN#ROLLOUT; several too.",
         ),
     ] = None,
     model: Annotated[
@@ -31,9 +32,7 @@ def serve(
     admin_key: Annotated[
         str | None, typer.Option("--admin-key", envvar="ROLLTAPE_ADMIN_KEY", help="Asked of whoever opens sessions.")
     ] = None,
-    open_: Annotated[
-        bool, typer.Option("--open", help="Requests without a session get one, a key each.")
-    ] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Requests without a session get one, a key each.")] = False,
     renderer: Annotated[
         str | None, typer.Option("--renderer", help="By name (qwen3, glm-5, …); else resolved from the model.")
     ] = None,
@@ -58,7 +57,6 @@ def serve(
     drain_s: Annotated[float, typer.Option("--drain", help="Seconds for turns in flight at the end.")] = 30.0,
 ) -> int:
     """Serve agents through an engine, and record every turn."""
-    from rolltape.capture.engines.embedded.shipped import shipped_model
     from rolltape.capture.serve import serve_gateway
     from rolltape.capture.server.guard import is_loopback
     from rolltape.capture.settings import GatewaySettings
@@ -66,8 +64,10 @@ def serve(
     if not is_loopback(host) and not admin_key:
         raise UsageError(f"--host {host} is not loopback; give --admin-key too, so that not everybody may use it")
     engines = engine or ["embedded"]
-    if model is None and engines == ["embedded"]:
-        model = shipped_model()
+    if thinking_retention not in (None, "template", "tool_cycle", "all"):
+        raise UsageError(f"--thinking-retention {thinking_retention}: template, tool_cycle or all")
+    if special_text not in ("pass", "plain"):
+        raise UsageError(f"--special-text {special_text}: pass or plain")
     settings = GatewaySettings(
         host=host,
         port=port,
@@ -77,7 +77,7 @@ def serve(
         model_name=model_name,
         renderer=renderer,
         thinking=thinking,
-        thinking_retention=thinking_retention,
+        thinking_retention=cast("Retention | None", thinking_retention),
         special_text=special_text,
         forced=_forced(force or []),
         max_reply_tokens=max_reply_tokens,

@@ -61,14 +61,22 @@ def _print(said: dict[str, Any]) -> None:
         ),
         ("added to a turn", f"{rates['added_ms_median']:.1f} ms", f"median; 99 % under {rates['added_ms_p99']:.1f} ms"),
         ("prompts bridged", _share(counts.get("bridged", 0), turns), _reasons(said["unbridged"])),
-        ("forks per session", f"{said['forks_per_session']:.2f}", "of those open now"),
+        (
+            "forks per session",
+            f"{said['forks_per_session']:.2f}",
+            f"{count(counts.get('forks', 0))} in {count(counts.get('sessions', 0))} sessions",
+        ),
         ("ended on a stop id", _share(counts.get("stop_kept", 0), _stops(counts)), "of replies that stopped"),
         ("undelivered", count(counts.get("undelivered", 0)), ""),
         ("malformed calls", count(counts.get("malformed_call", 0)), ""),
         ("denied tools", count(counts.get("denied_tool", 0)), ""),
-        ("aborted", count(counts.get("finish_abort", 0)), f"{count(counts.get('interrupted', 0))} interrupted, went on"),
+        (
+            "aborted",
+            count(counts.get("finish_abort", 0)),
+            f"{count(counts.get('interrupted', 0))} interrupted, went on",
+        ),
         ("engine errors", count(counts.get("finish_error", 0)), ""),
-        ("refused requests", count(counts.get("errors", 0)), f"{count(counts.get('retries', 0))} retries answered"),
+        ("refused requests", count(counts.get("errors", 0)), f"retries answered: {count(counts.get('retries', 0))}"),
         ("auxiliary", count(counts.get("auxiliary", 0)), "recorded, not trained"),
     ]
     print_table(["", "figure", "note"], rows, left=["", "note"], flexible=["note"])
@@ -77,7 +85,9 @@ def _print(said: dict[str, Any]) -> None:
         [engine["name"], "up" if engine["up"] else "down", count(engine["sessions"]), engine["error"] or ""]
         for engine in said["engines"]
     ]
-    print_table(["engine", "state", "sessions", "error"], engines, left=["engine", "state", "error"], flexible=["error"])
+    print_table(
+        ["engine", "state", "sessions", "error"], engines, left=["engine", "state", "error"], flexible=["error"]
+    )
 
 
 def _stops(counts: dict[str, int]) -> int:

@@ -46,7 +46,7 @@ def _draw(rollout: "Rollout", texts: "Texts") -> None:
     from rolltape.cli.screen import plural, print_line
     from rolltape.tree import forks_of, tree_of
 
-    print_line(_title(rollout), style="bold")
+    print_line(title(rollout), style="bold")
     for session in rollout.sessions:
         grown = tree_of(session)
         forks = forks_of(grown)
@@ -59,7 +59,8 @@ def _draw(rollout: "Rollout", texts: "Texts") -> None:
             print_line(line, style=style)
 
 
-def _title(rollout: "Rollout") -> str:
+def title(rollout: "Rollout") -> str:
+    """A rollout in a line: what it was, and how it ended."""
     from rolltape.cli.screen import SHORT_ID, number
 
     head, outcome = rollout.head, rollout.outcome

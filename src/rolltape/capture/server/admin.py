@@ -1,9 +1,11 @@
 """What the one who runs the agents asks: sessions opened, looked at, finished, dropped; weights; figures."""
 
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from rolltape.capture.finished import Ending
 from rolltape.capture.server.guard import Guard
@@ -19,20 +21,24 @@ T = TypeVar("T")
 SCHEMA = 1  # of these bodies; a change that breaks a reader raises it
 
 
+_Words = Annotated[str, msgspec.Meta(min_length=1)]
+
+
 class _Version(msgspec.Struct, forbid_unknown_fields=True):
-    version: str | None = None  # None: the weights stay what they are called
+    version: _Words | None = None  # None: the weights stay what they are called
 
 
 class _Reason(msgspec.Struct, forbid_unknown_fields=True):
-    reason: str = "dropped"
+    reason: _Words = "dropped"
 
 
 class Admin:
     """Handlers for whoever holds the admin key."""
 
-    def __init__(self, service: Service, guard: Guard) -> None:
+    def __init__(self, service: Service, guard: Guard, public_url: Callable[[], str]) -> None:
         self._service = service
         self._guard = guard
+        self._public_url = public_url
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -50,7 +56,7 @@ class Admin:
 
     async def _open(self, request: web.Request) -> web.Response:
         session = self._service.open_session(await self._read(request, SessionSpec))
-        return _json({"schema": SCHEMA, **described(session), "key": session.key, **urls(request, session.key)})
+        return _json({"schema": SCHEMA, **described(session), "key": session.key, **self._urls(session.key)})
 
     async def _list(self, request: web.Request) -> web.Response:
         self._guard.admit_admin(request)
@@ -97,9 +103,7 @@ class Admin:
 
     async def _resume(self, request: web.Request) -> web.Response:
         asked = await self._read(request, _Version)
-        if asked.version is not None:
-            self._service.weights.announce(asked.version)
-        self._service.weights.resume()
+        await self._service.resume(asked.version)
         return self._weights()
 
     def _weights(self, **more: Any) -> web.Response:
@@ -113,7 +117,16 @@ class Admin:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         self._guard.admit_admin(request)
-        return web.Response(body=self._service.metrics.exposition(), content_type="text/plain")
+        return web.Response(body=self._service.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    def _urls(self, key: str) -> dict[str, Any]:
+        """Where an agent finds its session: with the key in the path, or beside it in a header."""
+        base = self._public_url()
+        return {
+            "openai_base_url": f"{base}/s/{key}/v1",
+            "anthropic_base_url": f"{base}/s/{key}",
+            "base_url": base,
+        }
 
     async def _read(self, request: web.Request, kind: type[T]) -> T:
         """A body of that kind, for those who may; nothing stands for an empty one."""
@@ -121,7 +134,7 @@ class Admin:
         body = await request.read()
         try:
             return msgspec.json.decode(body or b"{}", type=kind)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadRequest(f"{request.path}: {error}") from None
 
 
@@ -139,16 +152,6 @@ def described(session: OpenSession) -> dict[str, Any]:
         "turns": session.recorder.turn_count,
         "in_flight": session.in_flight,
         "ended": session.ended,
-    }
-
-
-def urls(request: web.Request, key: str) -> dict[str, Any]:
-    """Where an agent finds its session: with the key in the path, or beside it in a header."""
-    base = request.app["public_url"]
-    return {
-        "openai_base_url": f"{base}/s/{key}/v1",
-        "anthropic_base_url": f"{base}/s/{key}",
-        "base_url": base,
     }
 
 

@@ -2,23 +2,27 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from hashlib import blake2b
 
 import msgspec
 from aiohttp import web
 
-from rolltape.capture.attempts import Attempt
-from rolltape.capture.exchange import Ask
+from rolltape.capture.attempts import Attempt, digest_of
+from rolltape.capture.exchange import Ask, Reply
+from rolltape.capture.history import keyed
+from rolltape.capture.server.guard import Guard, given_key
 from rolltape.capture.service import Service
-from rolltape.capture.server.guard import given_key
 from rolltape.capture.sessions import OpenSession
-from rolltape.capture.turns import Begun, Taken
+from rolltape.capture.turns import Begun
 from rolltape.capture.wire.chat import CHAT
 from rolltape.capture.wire.messages import MESSAGES
 from rolltape.capture.wire.protocol import Wire
 from rolltape.capture.wire.responses import RESPONSES
-from rolltape.errors import CaptureError, RolltapeError
-from rolltape.records.turn import Delivery
+from rolltape.errors import CaptureError, RolltapeError, SessionEnded
+from rolltape.records.turn import Delivery, Turn
+
+# What is known of a request, for whoever answers and logs it if it fails.
+WIRE: web.RequestKey[Wire] = web.RequestKey("wire", Wire)
+SESSION: web.RequestKey[str] = web.RequestKey("session", str)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -26,8 +30,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Agents:
     """Handlers for requests that carry a session's key."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, guard: Guard) -> None:
         self._service = service
+        self._guard = guard
 
     def routes(self) -> list[web.RouteDef]:
         found = []
@@ -41,37 +46,44 @@ class Agents:
                 web.get(f"{prefix}/v1/models/{{model:.+}}", self._model),
                 web.get(f"{prefix}/", _hello),
             ]
+        # Claude Code looks at its base URL as it is, with HEAD.
+        found.append(web.get("/s/{key}", _hello))
         return found
 
     def _handler(self, wire: Wire) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            request["wire"] = wire
-            session = self._service.session_of(given_key(request), request.headers)
-            request["session"] = session.id
-            body = await request.read()
-            ask = wire.read(body, request.headers)
-            digest = blake2b(body, digest_size=16).digest()
-            attempt = self._service.attempt(session, ask, digest, request.headers)
+            session = self._session(request, wire)
+            ask = keyed(wire.read(await request.read(), request.headers))
+            attempt = self._service.attempt(session, ask, digest_of(ask), request.headers)
             exchange = _Exchange(self._service, request, wire, ask, session, attempt)
             return await exchange.served()
 
         return handle
 
     async def _counted(self, request: web.Request) -> web.Response:
-        request["wire"] = MESSAGES
-        session = self._service.session_of(given_key(request), request.headers)
-        ask = MESSAGES.counting(await request.read())
+        session = self._session(request, MESSAGES)
+        ask = keyed(MESSAGES.counting(await request.read()))
         begun = await self._service.turns.begin(session, ask)
         return web.Response(body=MESSAGES.counted(len(begun.prompt.ids)), content_type="application/json")
 
+    def _session(self, request: web.Request, wire: Wire | None = None) -> OpenSession:
+        """The session of a request, in whose API's shape an error is to be."""
+        if wire is not None:
+            request[WIRE] = wire
+        if self._service.settings.open:
+            self._guard.admit_local(request)
+        session = self._service.session_of(given_key(request), request.headers)
+        request[SESSION] = session.id
+        return session
+
     async def _models(self, request: web.Request) -> web.Response:
-        self._service.session_of(given_key(request), request.headers)
+        self._session(request)
         model = _model_object(self._service.model_name)
         listed = {"object": "list", "data": [model], "has_more": False, "first_id": model["id"], "last_id": model["id"]}
         return web.Response(body=msgspec.json.encode(listed), content_type="application/json")
 
     async def _model(self, request: web.Request) -> web.Response:
-        self._service.session_of(given_key(request), request.headers)
+        self._session(request)
         model = _model_object(request.match_info["model"])
         return web.Response(body=msgspec.json.encode(model), content_type="application/json")
 
@@ -122,16 +134,22 @@ class _Exchange:
             self._service.delivered(self._session, attempt, delivery)
             attempt.leave()
 
-    async def _taken(self) -> Taken:
+    async def _reply(self) -> tuple[Turn, Reply]:
         assert self._attempt.taken is not None
-        return await asyncio.shield(self._attempt.taken)
+        taken = await asyncio.shield(self._attempt.taken)
+        if taken.reply is None:
+            raise SessionEnded(f"session {self._session.id} was closed before the reply had come")
+        return taken.turn, taken.reply
 
     async def _whole(self, begun: Begun) -> web.StreamResponse:
-        taken = await self._taken()
-        body = self._wire.whole(self._ask, taken.reply)
-        headers = {**_headers(begun), "x-rolltape-turn": taken.turn.id}
+        turn, reply = await self._reply()
+        body = self._wire.whole(self._ask, reply)
+        headers = {**_headers(begun), "x-rolltape-turn": turn.id}
+        if turn.facts.flags:
+            headers["x-rolltape-flags"] = ",".join(turn.facts.flags)
         response = web.Response(body=body, content_type="application/json", headers=headers)
         await response.prepare(self._request)
+        self._drain_all()
         await response.write_eof()
         return response
 
@@ -140,32 +158,43 @@ class _Exchange:
         response = web.StreamResponse(headers=headers)
         await response.prepare(self._request)
         await response.write(self._wire.opening(self._ask, begun.draft))
-        taking = asyncio.ensure_future(self._taken())
+        coming = asyncio.ensure_future(self._reply())
         try:
-            while not (await asyncio.wait({taking}, timeout=self._service.settings.keepalive_s))[0]:
+            while not (await asyncio.wait({coming}, timeout=self._service.settings.keepalive_s))[0]:
                 await response.write(self._wire.keepalive)
             try:
-                taken = taking.result()
+                _, reply = coming.result()
             except RolltapeError as error:
                 status = error.status if isinstance(error, CaptureError) else 500
-                await response.write(self._wire.error_event(status, str(error)))
+                await response.write(self._wire.error_event(status, str(error), begun.draft))
                 await response.write_eof()
-                raise StreamFailed(str(error)) from error
+                raise StreamFailed(status, str(error), response) from error
         finally:
-            taking.cancel()
-        await response.write(b"".join(self._wire.closing(self._ask, taken.reply)))
+            coming.cancel()
+        self._drain_all()
+        await response.write(b"".join(self._wire.closing(self._ask, reply)))
         await response.write_eof()
         return response
 
+    def _drain_all(self) -> None:
+        """Have the last write return when all of it is out of this process, however large it is."""
+        if self._request.transport is not None:
+            self._request.transport.set_write_buffer_limits(0)
+
 
 class StreamFailed(CaptureError):
-    """An error that the client was told of within its stream."""
+    """An error that the client was told of within its stream, which has ended."""
+
+    def __init__(self, status: int, message: str, response: web.StreamResponse) -> None:
+        super().__init__(message)
+        self.status = status
+        self.response = response
 
 
 def _headers(begun: Begun) -> dict[str, str]:
     """What is said beside a reply."""
     headers = {"request-id": begun.draft.id, "x-rolltape-session": begun.session.id}
     if begun.unhonoured:
-        said = "; ".join(begun.unhonoured).encode("ascii", "replace").decode()
-        headers["x-rolltape-unhonoured"] = " ".join(said.split())[:4000]
+        said = "; ".join(begun.unhonoured)[:4000]
+        headers["x-rolltape-unhonoured"] = "".join(letter if " " <= letter <= "~" else "?" for letter in said)
     return headers

@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from rolltape.capture.server.admin import Admin
-from rolltape.capture.server.agents import Agents, StreamFailed
+from rolltape.capture.server.agents import SESSION, WIRE, Agents, StreamFailed
 from rolltape.capture.server.guard import Guard, is_loopback
 from rolltape.capture.service import Service
 from rolltape.capture.wire.chat import CHAT
@@ -19,17 +19,27 @@ from rolltape.capture.wire.protocol import Wire
 from rolltape.errors import CaptureError, RolltapeError
 
 log = logging.getLogger("rolltape.access")
+http_log = logging.getLogger("rolltape.http")  # of connections whose requests could not be read
 
 _KEY_IN_PATH = re.compile(r"^/s/[^/]+")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_app(service: Service) -> web.Application:
-    """The gateway as an application; `app["public_url"]` is set once its address is known."""
+def _told_briefly(record: logging.LogRecord) -> bool:
+    """aiohttp shows the bytes that it could not read, and a key may be among them."""
+    record.exc_info = record.exc_text = None
+    return True
+
+
+http_log.addFilter(_told_briefly)
+
+
+def make_app(service: Service, public_url: Callable[[], str]) -> web.Application:
+    """The gateway as an application; `public_url` is asked once it listens."""
     settings = service.settings
     app = web.Application(client_max_size=settings.max_body_mib * 2**20, middlewares=[_answering(service)])
     guard = Guard(settings.admin_key, loopback=is_loopback(settings.host))
-    app.add_routes([*Agents(service).routes(), *Admin(service, guard).routes()])
+    app.add_routes([*Agents(service, guard).routes(), *Admin(service, guard, public_url).routes()])
 
     async def health(_: web.Request) -> web.Response:
         status = 503 if service.draining or not any(one.up for one in service.pool.health()) else 200
@@ -52,13 +62,15 @@ def _answering(service: Service) -> Middleware:
             status = response.status
             return response
         except StreamFailed as error:
-            status, why = "failed in its stream", str(error)
-            raise asyncio.CancelledError from error
+            status, why = error.status, f"told within its stream: {error}"
+            return error.response
         except web.HTTPException as error:
             status, why = error.status, error.reason
             if error.status < 400:
                 raise
-            return _refusal(request, error.status, f"{error.reason}: {request.method} {_shown(request)}", final=True)
+            if error.status == 413:
+                why = f"the body is larger than {service.settings.max_body_mib} MiB, which is the gateway's limit"
+            return _refusal(request, error.status, f"{why}: {request.method} {_shown(request)}", final=True)
         except CaptureError as error:
             status, why = error.status, str(error)
             return _refusal(request, error.status, str(error), final=error.final)
@@ -79,19 +91,19 @@ def _answering(service: Service) -> Middleware:
             if isinstance(status, int) and status >= 400:
                 service.metrics.error(status)
             if failed or took_s > service.settings.slow_s:
-                session = request.get("session", "-")
+                session = request.get(SESSION, "-")
                 log.warning("%s %s %s %.1f s %s: %s", request.method, _shown(request), status, took_s, session, why)
 
     return answering
 
 
 def _refusal(request: web.Request, status: int, message: str, *, final: bool) -> web.Response:
-    wire: Wire = request.get("wire") or (MESSAGES if "anthropic-version" in request.headers else CHAT)
+    wire: Wire = request.get(WIRE) or (MESSAGES if "anthropic-version" in request.headers else CHAT)
     headers = {"x-should-retry": "false"} if final else {}
     body = wire.error(status, message)
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 
 def _shown(request: web.Request) -> str:
-    """A request's path without the key that may be in it."""
-    return _KEY_IN_PATH.sub("/s/…", request.path)
+    """A request's path as it came, without the key that may be in it."""
+    return _KEY_IN_PATH.sub("/s/…", request.rel_url.raw_path)

@@ -34,16 +34,32 @@ class Guard:
         self._admin_key = admin_key  # None: whoever reaches the port on this machine may
         self._loopback = loopback
 
+    def admit_local(self, request: web.Request) -> None:
+        """Where no key is asked for, let no page through that a browser on this machine shows; raises NotAllowed.
+
+        Such a page reaches loopback under a name of its own, or else the browser says where it came from.
+        """
+        names = [f"//{request.host}", *request.headers.getall("Origin", ())]
+        strange = next((name for name in names if not is_loopback(_host_of(name))), None)
+        if self._loopback and strange is not None:
+            raise NotAllowed(
+                f"asked as {strange.lstrip('/')!r}; ask as localhost, or start the gateway with an admin key"
+            )
+
     def admit_admin(self, request: web.Request) -> None:
         """Let those through who may open, look at and end sessions; raises NotAllowed."""
         if self._admin_key is None:
-            # A page in a browser on this machine can reach loopback too, but not under a loopback name.
-            host = urlsplit(f"//{request.host}").hostname or ""
-            if self._loopback and not is_loopback(host):
-                raise NotAllowed(f"asked as {host!r}; ask as localhost, or start the gateway with an admin key")
+            self.admit_local(request)
             return
         key = given_key(request)
         if key is None or not hmac.compare_digest(
             key.encode("utf-8", "surrogatepass"), self._admin_key.encode("utf-8", "surrogatepass")
         ):
             raise NotAllowed("give the gateway's admin key as a bearer token")
+
+
+def _host_of(address: str) -> str:
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""

@@ -33,14 +33,16 @@ class _One(NamedTuple):
 class Rows:
     """The rows of one step. Single tokens come first and share one softmax; longer spans have their own."""
 
-    def __init__(self, spans: list[Span], config: ModelConfig, *, safe: bool) -> None:
-        """`safe`: no score can overflow exp."""
+    def __init__(self, spans: list[Span], padded: int, config: ModelConfig, *, safe: bool) -> None:
+        """`padded`: how many rows there are with those that belong to no span; `safe`: no score can overflow exp."""
         self._safe = safe
         heads, group = config.heads, config.heads // config.kv_heads
+        self._mixed = np.zeros((padded, config.kv_heads, group, config.head_dim), dtype=np.float32)
         lone = [span for span in spans if len(span.ids) == 1]
         self._lengths = [span.end for span in lone for _ in range(heads)]
-        self._offsets = list(accumulate(self._lengths, initial=0))
-        self._flat = np.empty(self._offsets.pop(), dtype=np.float32)
+        *offsets, total = accumulate(self._lengths, initial=0)
+        self._offsets = np.array(offsets)
+        self._flat = np.empty(total, dtype=np.float32)
         self._ones: list[_One] = []
         place = 0
         for span in lone:
@@ -55,17 +57,21 @@ class Rows:
             self._longer.append((slice(row, row + len(span.ids)), span))
             row += len(span.ids)
 
-    def attend(self, layer: int, queries: Floats, both: Floats, mixed: Floats) -> None:
-        """Add keys and values `both` (rows, 2, kv_heads, dim) to the caches; write what each row attends to."""
+    def attend(self, layer: int, queries: Floats, both: Floats) -> Floats:
+        """Add keys and values `both` (rows, 2, kv_heads, dim) to the caches; what each row attends to.
+
+        The result has the shape of `queries` (rows, kv_heads, group, dim), and holds until the next call.
+        """
         if self._ones:
-            self._attend_ones(layer, queries, both, mixed)
+            self._attend_ones(layer, queries, both)
         for rows, span in self._longer:
             held = span.cache.values[layer, :, :, : span.end]
             held[:, :, span.start :] = both[rows].transpose(1, 2, 0, 3)
-            mixed[rows] = _attend(queries[rows], held[0], held[1], span.start, safe=self._safe)
+            self._mixed[rows] = _attend(queries[rows], held[0], held[1], span.start, safe=self._safe)
+        return self._mixed
 
-    def _attend_ones(self, layer: int, queries: Floats, both: Floats, mixed: Floats) -> None:
-        ones, flat = self._ones, self._flat
+    def _attend_ones(self, layer: int, queries: Floats, both: Floats) -> None:
+        ones, flat, mixed = self._ones, self._flat, self._mixed
         for (held, turned_keys, scores), query, new in zip(ones, queries, both, strict=False):
             held[layer, :, :, -1] = new
             np.matmul(query, turned_keys[layer], out=scores)

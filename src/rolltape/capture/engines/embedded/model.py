@@ -59,7 +59,7 @@ class Qwen3:
         """
         x = self._embedded(self._padded([token for span in spans for token in span.ids]))
         cos, sin = self._rotation(self._padded([place for span in spans for place in range(span.start, span.end)]))
-        rows = Rows(spans, self.config, safe=self._safe)
+        rows = Rows(spans, len(x), self.config, safe=self._safe)
         eps = self.config.norm_eps
         with np.errstate(over="ignore"):
             for index, layer in enumerate(self._layers):
@@ -84,9 +84,7 @@ class Qwen3:
         _rotate(unit, cos, sin, heads[:, :turning])
         queries = heads[:, : config.heads].reshape(len(x), config.kv_heads, -1, config.head_dim)
         both = heads[:, config.heads :].reshape(len(x), 2, config.kv_heads, config.head_dim)
-        mixed = np.zeros(queries.shape, dtype=np.float32)
-        rows.attend(index, queries, both, mixed)
-        return layer.out(mixed.reshape(len(x), -1))
+        return layer.out(rows.attend(index, queries, both).reshape(len(x), -1))
 
     def _mlp(self, layer: _Layer, x: Floats) -> Floats:
         both = layer.gate_up(x)

@@ -60,12 +60,14 @@ class Draws:
 
     def __init__(self, seed: int, position: int) -> None:
         # A counter of Philox yields four numbers.
-        self._uniform = np.random.Generator(np.random.Philox(key=seed, counter=position // 4)).random
-        for _ in range(position % 4):
-            self._uniform()
+        self._generator = np.random.Generator(np.random.Philox(key=seed, counter=position // 4))
+        self._generator.random(position % 4)
+        self._ready: list[float] = []
 
     def next(self) -> float:
-        return self._uniform()
+        if not self._ready:
+            self._ready = self._generator.random(32)[::-1].tolist()
+        return self._ready.pop()
 
 
 class TopLogprob(NamedTuple):

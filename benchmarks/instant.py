@@ -1,0 +1,87 @@
+"""An engine that answers at once, in SGLang's form and in vLLM's chat form: what is left is a gateway's own cost.
+
+`python -m benchmarks.instant IDS` prints its address and answers every request with these ids (comma-separated).
+"""
+
+import asyncio
+import itertools
+import json
+import sys
+
+import msgspec
+import uvloop
+from aiohttp import web
+
+_BYTES_A_TOKEN = 4  # of a body, for the prompt ids that vLLM's chat form repeats
+_REPLY_TEXT = "I look at the next file and see what it holds."
+
+
+def make_app(ids: list[int]) -> web.Application:
+    logprobs = [-0.125 - index / 64 for index in range(len(ids))]
+    generated = json.dumps(
+        {
+            "text": "",
+            "output_ids": ids,
+            "meta_info": {
+                "id": "instant",
+                "finish_reason": {"type": "stop", "matched": ids[-1]},
+                "prompt_tokens": 1,
+                "completion_tokens": len(ids),
+                "cached_tokens": 0,
+                "weight_version": "1",
+                "output_token_logprobs": [[logprob, token, None] for logprob, token in zip(logprobs, ids, strict=True)],
+            },
+        }
+    ).encode()
+    counter = itertools.count()
+
+    async def generate(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(body=generated, content_type="application/json")
+
+    async def chat(request: web.Request) -> web.Response:
+        body = await request.read()
+        reply = {
+            "id": f"chatcmpl-{next(counter)}",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "instant",
+            "prompt_token_ids": list(range(1000, 1000 + len(body) // _BYTES_A_TOKEN)),
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": _REPLY_TEXT},
+                    "finish_reason": "stop",
+                    "token_ids": ids,
+                    "logprobs": {
+                        "content": [
+                            {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+                            for token, logprob in zip(ids, logprobs, strict=True)
+                        ]
+                    },
+                }
+            ],
+            "usage": {"prompt_tokens": len(body) // _BYTES_A_TOKEN, "completion_tokens": len(ids), "total_tokens": 1},
+        }
+        return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+
+    async def info(_: web.Request) -> web.Response:
+        return web.json_response({"model_path": "instant", "weight_version": "1", "context_length": 10_000_000})
+
+    app = web.Application(client_max_size=2**30)
+    app.add_routes([web.post("/generate", generate), web.post("/v1/chat/completions", chat)])
+    app.add_routes([web.get(path, info) for path in ("/health", "/model_info", "/get_model_info", "/get_server_info")])
+    app.add_routes([web.get("/server_info", info), web.get("/v1/models", info), web.post("/abort_request", generate)])
+    return app
+
+
+async def _serve(ids: list[int]) -> None:
+    runner = web.AppRunner(make_app(ids), access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(f"http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve([int(token) for token in sys.argv[1].split(",")]))

@@ -1,0 +1,117 @@
+"""`rolltape trace`: what was asked, answered and rewarded in a rollout, step by step."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rolltape.cli.options import JsonOption, RolloutArgument, RunArgument, TryOption
+
+if TYPE_CHECKING:
+    from rolltape.records.trace import Trace, TraceStep
+
+_OBJECTS = ("reward_data", "env_state", "extra", "metrics", "logs")
+
+
+def trace(
+    run: RunArgument,
+    rollout: RolloutArgument = None,
+    try_index: TryOption = None,
+    whole_prompts: Annotated[
+        bool, typer.Option("--whole-prompts", help="Prompts with all of their history, not only what is new.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Print what was asked, answered and rewarded, step by step."""
+    from rolltape.cli.runs import Chosen, ended, opened
+    from rolltape.cli.screen import print_json, print_line
+    from rolltape.cli.tree import title
+    from rolltape.traces import trace_of
+
+    tape = opened(run)
+    chosen = Chosen(tape, rollout, try_index=try_index, counted_only=True)
+    meant = chosen.only()
+    with chosen.named_in_errors():
+        found = trace_of(meant)
+    if as_json:
+        print_json(found.to_dict(whole_prompts=whole_prompts))
+    else:
+        print_line(title(meant), style="bold")
+        for line, style in _lines(found, whole_prompts):
+            print_line(line, style=style)
+    return ended(tape)
+
+
+def _lines(trace: "Trace", whole_prompts: bool) -> Iterator[tuple[str, str]]:
+    if trace.filtered is not None:
+        yield f"filtered: {trace.filtered}", "yellow"
+    for what in trace.pruned:
+        yield f"pruned: {what}", "yellow"
+    for step in trace.steps:
+        yield _headline(step), "bold"
+        for line in _messages(trace, step, whole_prompts):
+            yield f"  {line}", ""
+        yield from _remarks(step)
+    if trace.total_reward is not None:
+        yield _total(trace), "bold"
+    yield from _remarks(trace)
+
+
+def _headline(step: "TraceStep") -> str:
+    from rolltape.cli.screen import number
+
+    parts = [f"turn {turn.split('.', 2)[-1]}" for turn in step.turns]
+    if step.prompt_tokens is not None:
+        parts.append(f"prompt {step.prompt_tokens}")
+    if step.sampled_tokens is not None:
+        parts.append(f"sampled {step.sampled_tokens}")
+    parts += [str(one) for one in (step.finish, step.stop_reason) if one is not None]
+    if step.done:
+        parts.append("done")
+    if step.reward is not None:
+        parts.append(f"reward {number(step.reward)}")
+    parts += [f"turn reward {number(reward)}" for reward in step.turn_rewards.values()]
+    return f"step {step.index}" + (f"  {', '.join(parts)}" if parts else "")
+
+
+def _messages(trace: "Trace", step: "TraceStep", whole_prompts: bool) -> Iterator[str]:
+    from rolltape.cli.drawing import said, strokes_of_the_terminal
+
+    arrow = strokes_of_the_terminal().arrow
+    prompt = trace.whole_prompt(step.index) if whole_prompts else step.prompt
+    if step.messages_from not in (None, step.index - 1) and not whole_prompts:
+        yield f"… goes on from {step.kept_messages} messages of step {step.messages_from}"
+    if isinstance(prompt, list):
+        for message in prompt:
+            yield f"{message.get('role', 'message')}: {said(message)}"
+    elif prompt is not None:
+        yield f"prompt: {_spelled(prompt)}"
+    if step.policy_response is not None:
+        spoken = "role" in step.policy_response
+        yield f"{arrow} {said(step.policy_response) if spoken else _spelled(step.policy_response)}"
+    if step.error is not None:
+        yield f"{arrow} error: {step.error}"
+
+
+def _remarks(said_of: "Trace | TraceStep") -> Iterator[tuple[str, str]]:
+    for name in _OBJECTS:
+        value = getattr(said_of, name)
+        if value is not None:
+            yield f"  {name}: {_spelled(value)}", ""
+    for why in said_of.unrecorded.values():
+        yield f"  not recorded: {why}", "yellow"
+
+
+def _total(trace: "Trace") -> str:
+    from rolltape.cli.screen import number, plural
+
+    given = [step.reward for step in trace.steps if step.reward is not None]
+    parts = [f"{number(sum(given))} in {plural(len(given), 'step')}"] if given else []
+    parts += [] if trace.final_reward is None else [f"{number(trace.final_reward)} at the end"]
+    return f"total {number(trace.total_reward)} = {' + '.join(parts)}"
+
+
+def _spelled(value: Any) -> str:
+    from rolltape.records.jsonable import encode_numbers
+
+    return encode_numbers(value, "output").decode()

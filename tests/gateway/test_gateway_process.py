@@ -1,0 +1,217 @@
+"""`rolltape serve` as a process: killed, told to end, and started wrongly."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import aiohttp
+import pytest
+
+import rolltape
+from gateways import PATHS, Answer, body_of, scripted, streamed_text_of, text_of
+from rolltape.capture.engines.embedded.shipped import shipped_model
+from rolltape.capture.exchange import Api
+from rolltape.cli import run as rolltape_command
+from rolltape.records.rollout import Status
+from rolltape.records.turn import Finish
+from scripted_engine import Asked, Json, ScriptedEngine, Step
+
+COMMAND = [sys.executable, "-m", "rolltape.cli"]
+
+
+class Served(NamedTuple):
+    """A gateway in a process of its own."""
+
+    process: "subprocess.Popen[str]"
+    url: str
+
+    def ended(self, within_s: float = 15.0) -> str:
+        """What it said on standard error, once it has ended."""
+        _, said = self.process.communicate(timeout=within_s)
+        return said
+
+
+@contextlib.contextmanager
+def served(run: Path, engine: str, *options: str) -> Iterator[Served]:
+    arguments = ["serve", str(run), "--engine", engine, "--model", str(shipped_model()), "--port", "0", *options]
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment()
+    )
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        assert url.startswith("http://"), process.communicate()
+        yield Served(process, url)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("ROLLTAPE_")}
+
+
+def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line with which a command fails."""
+    assert rolltape_command(arguments) != 0
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.splitlines()
+    return line
+
+
+@pytest.fixture
+def engine() -> Iterator[ScriptedEngine]:
+    def script(asked: Asked) -> Step:
+        return Step(f"reply {asked.number} " + "word " * (asked.number % 30), token_delay_s=0.001)
+
+    with scripted(script, unusual=False, conversation=lambda asked: asked.number).in_thread() as started:
+        yield started
+
+
+async def _posted(http: aiohttp.ClientSession, url: str, body: Json) -> Answer:
+    async with http.post(url, json=body) as response:
+        return Answer(response.status, dict(response.headers), await response.read())
+
+
+async def _agent(url: str, name: str, received: list[str]) -> None:
+    """Ask without end, streamed and not, by all three APIs, and keep what came in full."""
+    async with aiohttp.ClientSession() as http:
+        opened = (await _posted(http, f"{url}/sessions", {"task_id": name})).json
+        for number in range(10_000):
+            api, stream = list(Api)[number % 3], number % 2 == 0
+            answer = await _posted(
+                http, f"{url}/s/{opened['key']}{PATHS[api]}", body_of(api, f"{name} {number}", stream=stream)
+            )
+            assert answer.status == 200, answer.raw
+            received.append((streamed_text_of if stream else text_of)(api, answer))
+
+
+async def _until_killed(gateway: Served, tag: str, enough: int) -> list[str]:
+    """Load from several agents, then kill -9 in the middle of it; what they had received in full by then."""
+    received: list[str] = []
+    agents = [asyncio.ensure_future(_agent(gateway.url, f"{tag}-{index}", received)) for index in range(6)]
+    async with asyncio.timeout(60):
+        while len(received) < enough:
+            await asyncio.sleep(0.005)
+            assert not any(agent.done() for agent in agents), [agent for agent in agents if agent.done()]
+    gateway.process.send_signal(signal.SIGKILL)
+    ends = await asyncio.gather(*agents, return_exceptions=True)
+    assert all(isinstance(end, aiohttp.ClientError | ConnectionError) for end in ends), ends
+    return received
+
+
+def test_after_kill_9_every_reply_that_was_received_is_on_the_tape(
+    run: Path, engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    received: list[str] = []
+    for repeat in range(3):
+        with served(run, f"sglang:{engine.url}") as gateway:
+            received += asyncio.run(_until_killed(gateway, f"r{repeat}", 40 + 17 * repeat))
+    assert rolltape_command(["check", str(run)]) == 0, capsys.readouterr()
+    rollouts = list(rolltape.read(run).rollouts())
+    taped = {turn.reply.to_dict()["content"] for rollout in rollouts for turn in rollout.turns if turn.reply}
+    assert len(received) == len(set(received)) >= 171
+    assert {text.strip() for text in received} <= taped
+    assert {rollout.outcome.status for rollout in rollouts} == {Status.LOST}
+
+
+async def _through(url: str, engine: ScriptedEngine, gateway: Served, signals: int) -> tuple[Answer, Answer, Answer]:
+    """A reply in flight while the gateway is told to end; and what a new session and a new turn get then."""
+    async with aiohttp.ClientSession() as http:
+        opened = (await _posted(http, f"{url}/sessions", {"task_id": "t"})).json
+        path = f"{url}/s/{opened['key']}{PATHS[Api.CHAT]}"
+        asking = asyncio.ensure_future(_posted(http, path, body_of(Api.CHAT, "hello")))
+        while not engine.requests:
+            await asyncio.sleep(0.01)
+        gateway.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.3)
+        new_session = await _posted(http, f"{url}/sessions", {"task_id": "u"})
+        new_turn = await _posted(http, path, body_of(Api.CHAT, "more"))
+        for _ in range(signals - 1):
+            gateway.process.send_signal(signal.SIGTERM)
+        return await asking, new_session, new_turn
+
+
+def test_sigterm_lets_replies_in_flight_complete_and_refuses_new_ones(run: Path) -> None:
+    with (
+        scripted(lambda _: Step("a b c d e f g h i j", token_delay_s=0.1), unusual=False).in_thread() as engine,
+        served(run, f"sglang:{engine.url}") as gateway,
+    ):
+        reply, new_session, new_turn = asyncio.run(_through(gateway.url, engine, gateway, 1))
+        said = gateway.ended()
+        assert gateway.process.returncode == 0
+    assert text_of(Api.CHAT, reply) == "a b c d e f g h i j"
+    assert (new_session.status, new_turn.status) == (503, 503)
+    assert new_turn.headers["x-should-retry"] == "false"
+    assert "Traceback" not in said
+    (rollout,) = rolltape.read(run).rollouts()
+    assert (rollout.outcome.status, [turn.facts.finish for turn in rollout.turns]) == (Status.FAILED, [Finish.STOP])
+
+
+def test_a_second_sigterm_ends_at_once_and_what_was_sampled_is_recorded(run: Path) -> None:
+    with (
+        scripted(lambda _: Step("word " * 500, token_delay_s=0.05), unusual=False).in_thread() as engine,
+        served(run, f"sglang:{engine.url}") as gateway,
+    ):
+        began = time.monotonic()
+        reply, _, _ = asyncio.run(_through(gateway.url, engine, gateway, 2))
+        said = gateway.ended()
+        assert time.monotonic() - began < 10
+        assert engine.aborted
+    assert reply.status == 503
+    assert "ended at once" in said
+    assert "Traceback" not in said
+    (rollout,) = rolltape.read(run).rollouts()
+    (turn,) = rollout.turns
+    assert (turn.facts.finish, len(turn.sampled_ids) > 0) == (Finish.ABORT, True)
+
+
+def test_an_idle_gateway_ends_when_it_is_told_to(run: Path, engine: ScriptedEngine) -> None:
+    with served(run, f"sglang:{engine.url}") as gateway:
+        gateway.process.send_signal(signal.SIGINT)
+        said = gateway.ended()
+        assert gateway.process.returncode == 0
+        assert "Traceback" not in said
+
+
+def test_a_port_in_use_is_told_in_a_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        said = failed(capsys, "serve", str(run), "--engine", "embedded", "--port", port)
+    assert port in said
+    assert "in use" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--engine", "warp:9"], "warp:9"),
+        (["--engine", "sglang:http://127.0.0.1:9", "--model", str(shipped_model())], "127.0.0.1:9"),
+        (["--engine", "sglang:nonsense"], "nonsense"),
+        (["--engine", "embedded:/nowhere"], "/nowhere"),
+        (["--model", "/nowhere"], "/nowhere"),
+        (["--host", "0.0.0.0"], "--admin-key"),
+        (["--host", "0.0.0.0", "--admin-key", "k", "--open"], "open gateway"),
+        (["--force", "warmth=1"], "warmth"),
+        (["--force", "temperature=hot"], "temperature"),
+        (["--force", "temperature=-1"], "temperature"),
+        (["--thinking-retention", "some"], "some"),
+        (["--special-text", "some"], "some"),
+        (["--renderer", "nobody"], "nobody"),
+    ],
+)
+def test_what_cannot_start_says_why_in_a_line(
+    run: Path, arguments: Sequence[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert says in failed(capsys, "serve", str(run), "--port", "0", *arguments)

@@ -1,0 +1,233 @@
+"""Replies on the wire: streamed as unstreamed, at once, honest about what was not done, and counted alike."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from anthropic.types import Message
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response
+
+from gateways import CALCULATOR, PATHS, Answer, Rig, body_of, rig, scripted, slowly, streamed_text_of, text_of, user
+from rolltape.capture.exchange import Api
+from rolltape.capture.gateway import Gateway
+from rolltape.capture.wire.chat import CHAT
+from rolltape.capture.wire.messages import MESSAGES
+from rolltape.capture.wire.protocol import Wire
+from rolltape.capture.wire.responses import RESPONSES
+from rolltape.cli import run as rolltape_command
+from scripted_engine import tool_call
+
+APIS = list(Api)
+WIRES: dict[Api, Wire] = {Api.CHAT: CHAT, Api.RESPONSES: RESPONSES, Api.MESSAGES: MESSAGES}
+QUESTION = "What is 12 + 7?"
+
+
+@asynccontextmanager
+async def embedded(run: Path, **settings: Any) -> AsyncIterator[Rig]:
+    """A gateway before the shipped model."""
+    async with (
+        Gateway(engine="embedded", tape=run, **settings) as gateway,
+        aiohttp.ClientSession() as http,
+    ):
+        yield Rig(gateway, scripted(()), run, http)
+
+
+async def test_a_streamed_reply_says_what_the_whole_one_says_on_the_shipped_model(run: Path) -> None:
+    async with embedded(run, forced={"seed": 7, "max_tokens": 48}) as it:
+        for api in APIS:
+            whole = await it.ask(await it.open(task_id=f"{api} whole"), QUESTION, api)
+            usage: dict[str, Any] = {"stream_options": {"include_usage": True}} if api is Api.CHAT else {}
+            streamed = await it.ask(await it.open(task_id=f"{api} streamed"), QUESTION, api, stream=True, **usage)
+            assert text_of(api, whole) == streamed_text_of(api, streamed) != ""
+            assert _usage(api, whole.json) == _usage(api, _last(api, streamed))
+    assert rolltape_command(["check", str(run)]) == 0
+
+
+def _usage(api: Api, body: dict[str, Any]) -> tuple[int, int]:
+    usage = body["usage"]
+    match api:
+        case Api.CHAT:
+            return usage["prompt_tokens"], usage["completion_tokens"]
+        case _:
+            return usage["input_tokens"], usage["output_tokens"]
+
+
+def _last(api: Api, streamed: Answer) -> dict[str, Any]:
+    events = streamed.events
+    match api:
+        case Api.CHAT:
+            return next(event for event in events if event.get("usage"))
+        case Api.MESSAGES:
+            return next(event for event in events if event["type"] == "message_delta")
+        case Api.RESPONSES:
+            response: dict[str, Any] = events[-1]["response"]
+            return response
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_a_stream_opens_before_the_engine_has_answered_and_is_kept_alive(run: Path, api: Api) -> None:
+    async with rig(run, slowly("a b c d e f g h", 0.05), keepalive_s=0.05) as it:
+        opened = await it.open()
+        url = f"{it.gateway.url}/s/{opened['key']}{PATHS[api]}"
+        async with it.http.post(url, json=body_of(api, "hello", stream=True)) as response:
+            first = await response.content.readany()
+            assert it.engine.said == []
+            assert response.headers["content-type"].startswith("text/event-stream")
+            rest = await response.content.read()
+        assert (first + rest).count(WIRES[api].keepalive) >= 2
+        assert streamed_text_of(api, Answer(200, {}, first + rest)) == "a b c d e f g h"
+
+
+async def test_the_sdks_models_take_every_reply(run: Path) -> None:
+    script = ["<think>\nhm\n</think>\n\nSo. " + tool_call("calculator", {"expression": "1"})] * 4
+    async with rig(run, script) as it:
+        opened = await it.open()
+        tools = {
+            Api.CHAT: [CALCULATOR],
+            Api.MESSAGES: [{"name": "calculator", "input_schema": CALCULATOR["function"]["parameters"]}],
+            Api.RESPONSES: [{"type": "function", **CALCULATOR["function"]}],
+        }
+        replies = {api: await it.ask(opened, "hello", api, tools=tools[api]) for api in APIS}
+        chat = ChatCompletion.model_validate(replies[Api.CHAT].json, strict=True)
+        assert chat.choices[0].finish_reason == "tool_calls"
+        message = Message.model_validate(replies[Api.MESSAGES].json)
+        assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
+        response = Response.model_validate(replies[Api.RESPONSES].json)
+        assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
+        streamed = await it.ask(opened, "hello", tools=tools[Api.CHAT], stream=True)
+        for event in streamed.events:
+            ChatCompletionChunk.model_validate(event, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("api", "fields", "named"),
+    [
+        (Api.CHAT, {"tools": [CALCULATOR], "tool_choice": "required"}, "tool_choice"),
+        (Api.CHAT, {"tools": [CALCULATOR], "parallel_tool_calls": False}, "parallel_tool_calls"),
+        (Api.CHAT, {"logit_bias": {"5": 1}}, "logit_bias"),
+        (Api.CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+        (Api.MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
+        (Api.RESPONSES, {"text": {"format": {"type": "json_object"}}}, "text.format"),
+    ],
+)
+async def test_what_cannot_be_honoured_is_said_in_a_header_and_on_the_turn(
+    run: Path, api: Api, fields: dict[str, Any], named: str
+) -> None:
+    async with rig(run, lambda _: "ok") as it:
+        opened = await it.open()
+        for stream in (False, True):
+            answer = await it.ask(opened, "hello", api, stream=stream, **fields)
+            assert named in answer.headers["x-rolltape-unhonoured"], answer.raw
+        await it.finish(opened)
+    for turn in it.turns():
+        assert any(said.startswith(named) for said in turn.facts.extra["unhonoured"])
+
+
+async def test_nothing_is_said_where_all_was_honoured(run: Path) -> None:
+    async with rig(run) as it:
+        answer = await it.ask(await it.open(), "hello", temperature=0.5, max_tokens=9)
+        assert "x-rolltape-unhonoured" not in answer.headers
+
+
+IMAGES: dict[Api, dict[str, Any]] = {
+    Api.CHAT: {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+    Api.MESSAGES: {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}},
+    Api.RESPONSES: {"type": "input_image", "image_url": "data:image/png;base64,AAAA"},
+}
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_images_are_refused_in_the_apis_shape(run: Path, api: Api) -> None:
+    async with rig(run) as it:
+        opened = await it.open()
+        answer = await it.ask(opened, [{"role": "user", "content": [IMAGES[api]]}], api)
+        assert (answer.status, answer.headers["x-should-retry"]) == (400, "false")
+        assert "image" in answer.error
+        assert it.engine.requests == 0
+
+
+async def test_several_choices_are_refused(run: Path) -> None:
+    async with rig(run) as it:
+        answer = await it.ask(await it.open(), "hello", n=2)
+        assert answer.status == 400
+        assert answer.error.startswith("n is 2")
+
+
+async def test_counting_tokens_agrees_with_the_request_that_follows(run: Path) -> None:
+    async with rig(run, ["first", "second"]) as it:
+        opened = await it.open()
+        messages = [user(QUESTION)]
+        more: dict[str, Any] = {
+            "system": "Be brief.",
+            "tools": [{"name": "calculator", "input_schema": {"type": "object"}}],
+        }
+        for _ in range(2):
+            body = body_of(Api.MESSAGES, messages, **more)
+            counted = await it.call("POST", f"/s/{opened['key']}/v1/messages/count_tokens", _without_limit(body))
+            answer = await it.ask(opened, messages, Api.MESSAGES, **more)
+            usage = answer.json["usage"]
+            assert counted.json == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
+            messages += [{"role": "assistant", "content": answer.json["content"]}, user("And more?")]
+        assert (await it.finish(opened))["turns"] == 2
+
+
+def _without_limit(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name != "max_tokens"}
+
+
+async def test_models_greetings_and_health(run: Path) -> None:
+    async with rig(run) as it:
+        opened = await it.open()
+        base = f"/s/{opened['key']}"
+        listed = (await it.call("GET", f"{base}/v1/models")).json
+        assert [model["id"] for model in listed["data"]] == ["scripted"]
+        assert (await it.call("GET", f"{base}/v1/models/org/name")).json["id"] == "org/name"
+        assert (await it.call("GET", "/v1/models")).status == 401
+        for path in ("/", f"{base}/", base):
+            assert (await it.call("HEAD", path)).status == 200
+        for path in ("/health", "/healthz"):
+            assert (await it.call("GET", path)).status == 200
+
+
+@pytest.mark.parametrize("headers", [{}, {"anthropic_version": "2023-06-01"}])
+async def test_an_address_that_does_not_exist_is_refused_as_an_api_would(run: Path, headers: dict[str, str]) -> None:
+    async with rig(run) as it:
+        for method, path, status in (("GET", "/v2/chat", 404), ("GET", "/v1/messages", 405)):
+            answer = await it.call(method, path, None, **headers)
+            assert (answer.status, answer.headers["x-should-retry"]) == (status, "false")
+            assert path in answer.error
+
+
+async def test_many_sessions_at_once_each_get_their_own(run: Path) -> None:
+    def script(asked: Any) -> str:
+        number = asked.prompt.partition("number ")[2].split("<")[0]
+        return f"this is {number}"
+
+    engine = scripted(script, conversation=lambda asked: asked.number)
+    async with rig(run, engine) as it:
+        opened = [await it.open(attempt=attempt) for attempt in range(30)]
+        asks = [
+            it.asking(one, f"number {number}", APIS[number % 3], stream=number % 2 == 0)
+            for number, one in enumerate(opened)
+        ]
+        answers = await asyncio.gather(*asks)
+        for number, answer in enumerate(answers):
+            read = streamed_text_of if number % 2 == 0 else text_of
+            assert read(APIS[number % 3], answer) == f"this is {number}"
+        finished = await asyncio.gather(*(it.finish(one) for one in opened))
+        assert all(one["ledger"].keys() == {"trained"} for one in finished)
+
+
+async def test_a_body_that_is_compressed_is_read(run: Path) -> None:
+    async with rig(run) as it:
+        opened = await it.open()
+        url = f"{it.gateway.url}/s/{opened['key']}{PATHS[Api.CHAT]}"
+        body = json.dumps(body_of(Api.CHAT, "hello")).encode()
+        async with it.http.post(url, data=body, compress="gzip") as response:
+            assert response.status == 200
