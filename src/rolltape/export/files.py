@@ -10,11 +10,12 @@ from rolltape.errors import ExportError, RolltapeError
 from rolltape.export.destination import Destination
 from rolltape.export.jsonl import read_jsonl, write_jsonl
 from rolltape.export.parquet import read_parquet, write_parquet
-from rolltape.export.revive import rollout_of, sample_of, turns_of
-from rolltape.export.rows import Row, rollout_row, sample_row, turn_rows
+from rolltape.export.revive import rollout_of, sample_of, trace_of, turns_of
+from rolltape.export.rows import Row, rollout_row, sample_row, trace_row, turn_rows
 from rolltape.export.schema import RowKind
 from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Sample
+from rolltape.records.trace import Trace
 from rolltape.records.turn import Turn
 
 T = TypeVar("T")
@@ -50,6 +51,12 @@ def turns_to_parquet(rollouts: Iterable[Rollout], out: Destination, *, whole_pro
     return write_parquet(_turn_rows(rollouts, whole_prompts), RowKind.TURN, out)
 
 
+def traces_to_jsonl(traces: Iterable[Trace], out: Destination, *, whole_prompts: bool = False) -> int:
+    """Write traces as JSON lines; the number written."""
+    rows = (trace_row(trace, whole_prompts=whole_prompts) for trace in traces)
+    return write_jsonl(rows, RowKind.TRACE, out)
+
+
 def read_samples(path: str | Path) -> Iterator[Sample]:
     """The samples of an export, `.parquet` or JSON lines."""
     return _revived(path, RowKind.SAMPLE, lambda rows: map(sample_of, rows))
@@ -70,6 +77,11 @@ def read_rollouts(path: str | Path, turns: str | Path | None = None) -> Iterator
         return rollout_of(row, [turn for held in row["session_heads"] for turn in by_session.get(held["session"], ())])
 
     return _revived(path, RowKind.ROLLOUT, lambda rows: map(with_turns, rows))
+
+
+def read_traces(path: str | Path) -> Iterator[Trace]:
+    """The traces of an export in JSON lines."""
+    return _revived(path, RowKind.TRACE, lambda rows: map(trace_of, rows))
 
 
 def _turn_rows(rollouts: Iterable[Rollout], whole_prompts: bool) -> Iterator[Row]:

@@ -17,6 +17,7 @@ from rolltape.records.openfields import decode_record
 from rolltape.records.rollout import Event, Rollout, RolloutHead, Session, SessionHead
 from rolltape.records.sample import Origin, Sample, SampleSide, Span
 from rolltape.records.tokens import Ids, TokenChain
+from rolltape.records.trace import Trace
 from rolltape.records.turn import LogprobKind, Logprobs, Segment, SideArray, Turn, TurnFacts
 
 _HEAD_FIELDS = (
@@ -150,6 +151,11 @@ def _turn(row: Row, root: Root, held: dict[str, Turn]) -> Turn:
         facts=facts,
         side={side["name"]: SideArray(side["start"], _array(side), _counts(side)) for side in row["side"]},
     )
+
+
+def trace_of(row: Row) -> Trace:
+    """The trace in a row."""
+    return msgspec.convert(_revived(row), Trace)
 
 
 def _earlier(row: Row, column: str, held: dict[str, Turn]) -> Turn:

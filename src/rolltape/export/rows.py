@@ -15,6 +15,7 @@ from rolltape.records.openfields import encode_record
 from rolltape.records.rollout import Event, Outcome, Rollout, RolloutHead
 from rolltape.records.sample import Sample, SampleSide
 from rolltape.records.tokens import TokenChain
+from rolltape.records.trace import Trace
 from rolltape.records.turn import Logprobs, SideArray, Turn
 
 Row = dict[str, Any]
@@ -136,6 +137,14 @@ def message_rows(rollout: Rollout) -> Iterator[Row]:
             if turn.reply is not None:
                 yield _message(rollout, turn, len(turn.prompt), turn.reply, sampled=True)
             held.add(turn)
+
+
+def trace_row(trace: Trace, *, whole_prompts: bool = False) -> Row:
+    """A trace's row, absent fields left out; all of it is free-form JSON."""
+    where = f"the trace of rollout {trace.rollout}"
+    return {
+        name: Raw(encode_numbers(value, where)) for name, value in trace.to_dict(whole_prompts=whole_prompts).items()
+    }
 
 
 class _Held:

@@ -5,6 +5,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from rolltape.records.trace import TRACE_SCHEMA
+
 
 class RowKind(enum.StrEnum):
     """What one row of an export is; the value is the `schema` field that each row or file carries."""
@@ -13,6 +15,7 @@ class RowKind(enum.StrEnum):
     ROLLOUT = "rolltape.rollout/1"
     TURN = "rolltape.turn/1"
     MESSAGE = "rolltape.message/1"
+    TRACE = TRACE_SCHEMA
 
 
 # The key of a Parquet file's metadata that holds the RowKind.

@@ -255,7 +255,8 @@ class RolloutRecorder:
         journal = self.open_journal("a statement")
         if running_loop() is not None:
             ticket, future = journal.ticks.submit(None, statement, after=after)
-            future.add_done_callback(asyncio.Future.exception)  # nobody awaits it: the ticket keeps its error
+            # Nobody awaits it, and asyncio would complain of an error that nobody looked at; the ticket keeps it.
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
         else:
             ticket = journal.submit(statement, after=after)
             journal.wait(ticket)
