@@ -1,0 +1,38 @@
+"""Which requests are no part of the task."""
+
+from typing import Any
+
+import pytest
+
+from rolltape.capture.auxiliary import auxiliary_reason
+from rolltape.capture.exchange import Api, Ask, SamplingParams
+
+TITLE = {"role": "system", "content": "Write a short title for this coding session."}
+TASK = {"role": "user", "content": "Fix the parser."}
+TOOL = {"type": "function", "function": {"name": "ls", "parameters": {}}}
+
+
+def ask(*messages: dict[str, Any], tools: list[dict[str, Any]] | None = None, max_tokens: int | None = None) -> Ask:
+    sampling = SamplingParams(max_tokens=max_tokens)
+    return Ask(api=Api.MESSAGES, model="m", messages=list(messages), tools=tools, sampling=sampling)
+
+
+def test_a_title_and_a_probe_are_recognized() -> None:
+    assert auxiliary_reason(ask(TITLE, TASK)) == "session title"
+    assert auxiliary_reason(ask({"role": "user", "content": "quota"}, max_tokens=1)) == "probe"
+
+
+@pytest.mark.parametrize(
+    "part_of_the_task",
+    [
+        ask(TASK),
+        ask(TITLE, TASK, tools=[TOOL]),
+        ask(TITLE, TASK, {"role": "assistant", "content": "A title."}, {"role": "user", "content": "Shorter."}),
+        ask({"role": "system", "content": "Write a title for the article."}, TASK),
+        ask({"role": "system", "content": TITLE["content"] + " And so on." * 1000}, TASK),
+        ask({"role": "user", "content": "quota"}),
+        ask({"role": "user", "content": "Is it true?"}, max_tokens=1),
+    ],
+)
+def test_what_only_resembles_one_trains(part_of_the_task: Ask) -> None:
+    assert auxiliary_reason(part_of_the_task) is None

@@ -1,0 +1,112 @@
+"""Which messages stand for a reply that they do not equal, and which do not."""
+
+from typing import Any
+
+import pytest
+
+from rolltape.capture.echo import EchoRule, is_text_of, rules_of
+from rolltape.records.messages import Message
+
+
+def message(content: str | None = None, *calls: tuple[str, str, str], **fields: str) -> Message:
+    """An assistant's, with calls of (id, name, arguments)."""
+    value: dict[str, Any] = {"role": "assistant", "content": content, **fields}
+    if calls:
+        value["tool_calls"] = [
+            {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for id_, name, arguments in calls
+        ]
+    return Message.snapshot(value, "a message")
+
+
+LS, PWD = ("call_1", "Bash", '{"command": "ls"}'), ("call_2", "Bash", '{"command": "pwd"}')
+REPLY = message("I look.", LS, PWD, reasoning_content="Hm.")
+
+
+@pytest.mark.parametrize(
+    ("echo", "rules"),
+    [
+        (message("I look.", LS, PWD), {EchoRule.REASONING_DROPPED}),
+        (message(None, LS, PWD, reasoning_content="Hm."), {EchoRule.TEXT_APART}),
+        (message("I look.", LS, reasoning_content="Hm."), {EchoRule.LATER_CALLS_DROPPED}),
+        (message(None, LS), {EchoRule.REASONING_DROPPED, EchoRule.TEXT_APART, EchoRule.LATER_CALLS_DROPPED}),
+    ],
+)
+def test_what_a_client_leaves_out_does_not_make_it_another_reply(echo: Message, rules: set[EchoRule]) -> None:
+    assert set(rules_of(echo, REPLY) or ()) == rules
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        message("I looked.", LS, PWD),
+        message("I look.", LS, PWD, reasoning_content="Ha."),
+        message("I look."),
+        message("I look.", PWD),
+        message("I look.", ("call_9", "Bash", '{"command": "ls"}')),
+        message("I look.", PWD, LS),
+        message("I look.", LS, ("call_2", "Bash", '{"command": "rm"}')),
+        message("I look.", LS, ("call_2", "Read", '{"command": "pwd"}')),
+    ],
+)
+def test_what_a_client_changes_is_another_message(other: Message) -> None:
+    assert rules_of(other, REPLY) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "sent"),
+    [
+        ('{"old": "a"}', '{"replace_all": false, "old": "a"}'),
+        ('{"timeout": "5000"}', '{"timeout": 5000}'),
+        ('{"all": "true"}', '{"all": true}'),
+        ('{"content": "a  \\n\\tb \\n"}', '{"content": "a\\n\\tb\\n"}'),
+        ('{"command": "cd /a b && ls"}', '{"command": "ls"}'),
+        ('{"command": "cd /x && cd /a && ls"}', '{"command": "cd /x && ls"}'),
+        (r'{"command": "find -exec x \\\\;"}', r'{"command": "find -exec x \\;"}'),
+        (r'{"command": "echo \\u00e9 \\ud83d\\ude00"}', '{"command": "echo é 😀"}'),
+        ('{"n": 12345678901234567890}', '{"n": 12345678901234567000}'),
+        ('{"edits": [{"at": "1", "to": "x "}]}', '{"edits": [{"at": 1, "to": "x", "all": false}]}'),
+    ],
+)
+def test_arguments_as_claude_code_ran_them_are_the_models_own(written: str, sent: str) -> None:
+    reply, echo = message("", ("call_1", "Edit", written)), message("", ("call_1", "Edit", sent))
+    assert rules_of(echo, reply) == (EchoRule.ARGUMENTS_NORMALIZED,)
+    assert rules_of(message("", ("call_2", "Edit", sent)), reply) is None  # under another id it is another call
+
+
+@pytest.mark.parametrize(
+    ("written", "sent"),
+    [
+        ('{"command": "ls"}', '{"command": "ls -l"}'),
+        ('{"command": "ls", "timeout": 5}', '{"command": "ls"}'),
+        ('{"timeout": "5"}', '{"timeout": 6}'),
+        ('{"timeout": 5}', '{"timeout": "5"}'),
+        ('{"content": "  a"}', '{"content": "a"}'),
+        ('{"command": "cd /a && ls"}', '{"command": "pwd"}'),
+        ('{"command": "cd /a; ls"}', '{"command": "ls"}'),
+        ('{"list": [1, 2]}', '{"list": [1]}'),
+        ('{"all": "maybe"}', '{"all": true}'),
+        ('{"broken": ', '{"broken": 1}'),
+    ],
+)
+def test_arguments_that_say_something_else_are_a_rewritten_reply(written: str, sent: str) -> None:
+    assert rules_of(message("", ("call_1", "Edit", sent)), message("", ("call_1", "Edit", written))) is None
+
+
+def test_fields_that_no_prompt_has_a_place_for_do_not_count() -> None:
+    value = {**REPLY.to_dict(), "provider_specific_fields": {"refusal": None}}
+    assert rules_of(Message.snapshot(value, "a message"), REPLY) == (EchoRule.FIELDS_ADDED,)
+
+
+def test_a_call_that_opencode_could_not_make_comes_back_as_one_that_says_so() -> None:
+    reply = message("", LS, ("call_2", "nothing", '{"x": 1}'))
+    invalid = ("call_2", "invalid", '{"tool": "nothing", "error": "No such tool."}')
+    assert rules_of(message("", LS, invalid), reply) == (EchoRule.CALL_INVALID,)
+    other = ("call_2", "invalid", '{"tool": "something", "error": "No such tool."}')
+    assert rules_of(message("", LS, other), reply) is None
+
+
+def test_text_that_comes_apart_is_the_replys_text_and_nothing_else() -> None:
+    assert is_text_of(message("I look."), REPLY)
+    assert not is_text_of(message("I look.", LS), REPLY)
+    assert not is_text_of(message("I looked."), REPLY)
