@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
+import functools
 import json
-import os
 import resource
 import shutil
 import signal
@@ -21,6 +21,7 @@ import aiohttp
 import numpy as np
 from tokenizers import Tokenizer
 
+import rolltape
 from benchmarks.figures import Figure
 from rolltape.capture.engines.embedded.shipped import shipped_model
 from rolltape.capture.prompts import ChatPrompts
@@ -32,8 +33,8 @@ _REPLY = "I look at the next file and see what it holds."
 
 
 def figures() -> Iterable[Figure]:
-    """Costs, a comparison, and a long run. `ROLLTAPE_BENCH_MODEL` names another tokenizer's folder."""
-    folder = Path(os.environ.get("ROLLTAPE_BENCH_MODEL", shipped_model()))
+    """Costs, a comparison, and a long run, with the real Qwen3 tokenizer where npm can bring it."""
+    folder = _model_folder()
     prompts = ChatPrompts.load(folder, renderer="qwen3", thinking=False)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = [*tokenizer.encode(_REPLY, add_special_tokens=False).ids, prompts.stop_ids[0]]
@@ -43,21 +44,58 @@ def figures() -> Iterable[Figure]:
         yield from _many_figures(folder, engine)
 
 
+def _model_folder() -> Path:
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    from qwen3_tokenizer import qwen3_folder
+
+    return qwen3_folder() if shutil.which("npm") else shipped_model()
+
+
 def _context_figures(folder: Path, prompts: ChatPrompts, engine: str) -> Iterable[Figure]:
     """One long conversation: what a turn costs at its end, against rendering it anew."""
-    with _gateway(folder, engine) as (url, _):
-        costs, messages, tokens = asyncio.run(_long_conversation(url, prompts))
+    with _gateway(folder, engine) as (url, run):
+        (at_tenth, at_end), messages, tokens = asyncio.run(_long_conversation(url))
+    shutil.rmtree(run.parent)
+    ids = prompts.render(messages, None, False).ids
     render_s = min(_seconds(lambda: prompts.render(messages, None, False)) for _ in range(3))
-    at_tenth, at_end = costs
+    direct_s = asyncio.run(_asked_directly(engine, ids.tolist()))
+    added_s = at_end - direct_s
     yield Figure("a turn at 100,000 tokens", 1e3 * at_end, "ms", note=f"by the client's clock; {tokens:,} tokens")
-    yield Figure("a full render of it", 1e3 * render_s, "ms", note="with the same tokenizer")
-    yield Figure("turn / full render", at_end / render_s, "×", 1 / 20)
+    yield Figure("the same ids to the engine itself", 1e3 * direct_s, "ms")
+    again_s = min(_seconds(lambda: _applied_template(folder, messages)) for _ in range(3))
+    yield Figure("a full render of it", 1e3 * again_s, "ms", note="by transformers, with the same tokenizer")
+    yield Figure("added by the gateway / full render", added_s / again_s, "×", 1 / 20)
+    yield Figure("our own full render", 1e3 * render_s, "ms", note=f"added / this: {added_s / render_s:.3f} ×")
     yield Figure("turn at 100,000 / at 10,000 tokens", at_end / at_tenth, "×", note="its body is ten times as long")
 
 
-async def _long_conversation(url: str, prompts: ChatPrompts) -> tuple[tuple[float, float], list[dict[str, Any]], int]:
+def _applied_template(folder: Path, messages: list[dict[str, Any]]) -> object:
+    """What is done where nothing is held: the chat template, and all of it tokenized."""
+    return _tokenizer(folder).apply_chat_template(messages, add_generation_prompt=True, tokenize=True)
+
+
+@functools.cache
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+async def _asked_directly(engine: str, ids: list[int]) -> float:
+    """The median of what the engine takes for a prompt of these ids, which it does not read."""
+    body = json.dumps({"input_ids": ids}).encode()
+    took = []
+    async with aiohttp.ClientSession() as client:
+        for _ in range(9):
+            start = time.perf_counter()
+            await _post(client, f"{engine}/generate", body)
+            took.append(time.perf_counter() - start)
+    return float(np.median(took))
+
+
+async def _long_conversation(url: str) -> tuple[tuple[float, float], list[dict[str, Any]], int]:
     """The median cost of a turn at a tenth and at the end, the messages, and their tokens."""
-    part = _file_text(2_000)
+    parts = _file_texts(2_000)
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Read every file of the project."}]
     tokens, took = 0, list[tuple[int, float]]()
     async with aiohttp.ClientSession() as client:
@@ -69,7 +107,7 @@ async def _long_conversation(url: str, prompts: ChatPrompts) -> tuple[tuple[floa
             took.append((tokens, time.perf_counter() - start))
             tokens = answer["usage"]["prompt_tokens"]
             messages.append(answer["choices"][0]["message"])
-            messages.append({"role": "user", "content": part})
+            messages.append({"role": "user", "content": next(parts)})
     near = [seconds for at, seconds in took if 0.08 * _CONTEXT < at < 0.14 * _CONTEXT]
     return (float(np.median(near)), float(np.median([seconds for _, seconds in took[-9:]]))), messages[:-2], tokens
 
@@ -134,18 +172,21 @@ async def _long_run(url: str, run: Path) -> tuple[float, float]:
 
 def _bodies(turns: int = _TURNS, last: int = _LAST_BODY) -> list[bytes]:
     """Each turn's whole history: one reply and one more message a turn, up to the size of the last."""
-    text = _file_text(last // turns - 180)
+    texts = _file_texts(last // turns - 180)
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Read every file of the project."}]
     bodies = []
     for _ in range(turns):
         bodies.append(json.dumps({"model": "m", "messages": messages}).encode())
-        messages += [{"role": "assistant", "content": _REPLY}, {"role": "user", "content": text}]
+        messages += [{"role": "assistant", "content": _REPLY}, {"role": "user", "content": next(texts)}]
     return bodies
 
 
-def _file_text(size: int) -> str:
-    line = "def total(values): return sum(value for value in values if value is not None)  # line 17\n"
-    return (line * (size // len(line) + 1))[:size]
+def _file_texts(size: int) -> Iterator[str]:
+    """Stretches of real files, this project's own: a tokenizer is quicker with text that repeats itself."""
+    folder = Path(rolltape.__file__).parent
+    text = "\n".join(file.read_text() for file in sorted(folder.rglob("*.py")))
+    while True:
+        yield from (text[start : start + size] for start in range(0, len(text) - size, size))
 
 
 async def _drive(url: str, bodies: Sequence[bytes], name: str, *, ours: bool) -> float:

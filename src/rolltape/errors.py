@@ -26,6 +26,7 @@
     │   ├── SourceError        the source itself: missing, unreadable, empty, or without that split
     │   ├── BadTasks           some of its entries are no tasks, or lack what their environment needs
     │   └── NoSuchFunction     "python:module:function" leads to nothing that can be called
+    ├── CollectError           a collection cannot begin, or go on, as it is asked for
     ├── AgentError             there is no such agent, or its program is not to be found
     └── CaptureError           a request to the gateway cannot be served; it has the status to answer with
         ├── BadRequest         the request is malformed, or asks what cannot be honoured
@@ -154,6 +155,10 @@ class NoSuchFunction(TaskError):
 
 class AgentError(RolltapeError):
     """There is no agent of that name, or the program that it runs is not to be found."""
+
+
+class CollectError(RolltapeError):
+    """A collection cannot begin, or go on, as it is asked for."""
 
 
 class CaptureError(RolltapeError):

@@ -99,6 +99,10 @@ class Attempts:
         retried = headers.get("x-stainless-retry-count", "0") not in ("", "0")
         return found if retried or found.undelivered else None
 
+    def clear(self) -> None:
+        """Forget all: they hold their session, and it holds them."""
+        self._latest.clear()
+
     def remember(self, digest: bytes, attempt: Attempt) -> None:
         self._latest.pop(digest, None)
         self._latest[digest] = attempt

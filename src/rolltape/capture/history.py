@@ -63,6 +63,11 @@ class History:
         self._begun += 1
         return self._begun > 1
 
+    def close(self) -> None:
+        """Let go of the tree."""
+        self._tree.take_apart()
+        self._aliases.clear()
+
     def place(self, ask: Ask, tools: object, options: dict[str, Any]) -> Place:
         """Follow a request's messages from the root as far as the session knows them."""
         root = self._root(tools, options)

@@ -9,6 +9,8 @@ def in_call_order(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
     Claude Code (2.1) sends the results of parallel calls in the order in which they came.
     """
+    if sum(message["role"] == "tool" for message in messages) < 2:
+        return list(messages)
     ordered: list[dict[str, Any]] = []
     places: dict[str, int] = {}
     run: list[dict[str, Any]] = []

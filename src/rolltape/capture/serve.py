@@ -59,4 +59,4 @@ def _collect_garbage_seldom() -> None:
     """What a turn leaves is freed by itself; looking for cycles among all that is held took a tenth of each turn."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(20_000, 10, 10)

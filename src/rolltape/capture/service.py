@@ -214,6 +214,7 @@ class Service:
         if ending.samples and last:
             whole = rollout_of(rollout, session.deliveries, ending)
             made = await asyncio.to_thread(linearize, whole, ending.policy)
+        rollout.let_go()
         return Finished(
             session=session.id,
             rollout=rollout.id,
@@ -243,11 +244,14 @@ class Service:
         self._leave(session)
         if not self.sessions.of_rollout(session.rollout.id):
             session.rollout.fail(reason)
+            session.rollout.let_go()
 
     def _leave(self, session: OpenSession) -> None:
         """Keep nothing of a session; raises NoSuchSession if it was ended meanwhile."""
         self.sessions.remove(session)
         self.pool.release(session.id)
+        session.attempts.clear()
+        session.history.close()
         self._unasked = {name: one for name, one in self._unasked.items() if one is not session}
 
     def status(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from rolltape.capture.attempts import Attempt, Attempts
+from rolltape.capture.engines.ids_json import IdsAsJson
 from rolltape.capture.exchange import SamplingParams
 from rolltape.capture.history import History
 from rolltape.errors import NoSuchSession, SessionEnded, TurnCapReached
@@ -86,6 +87,7 @@ class OpenSession:
         self.opened_at = time.time()
         self.turns = 0  # begun, auxiliary ones aside
         self.attempts = Attempts()
+        self.ids_json = IdsAsJson()
         self.deliveries = deliveries  # by turn, of all sessions of the rollout
         self.ended: str | None = None  # why it takes no more turns; None: it does
         self._in_flight: set[Attempt] = set()

@@ -150,6 +150,7 @@ class Turns:
                 stop_ids=self._prompts.stop_ids,
                 held_tokens=_covered(begun.prompt.after),
                 ask=begun.ask,
+                ids_json=begun.session.ids_json,
             )
             try:
                 await self._generator.run(wanted, caller, stretches)

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from rolltape.cli import (
     check,
+    collect,
     engine,
     export,
     ledger,
@@ -51,6 +52,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in (
+    collect.collect,
     serve.serve,
     status.status,
     ls.ls,

@@ -43,6 +43,7 @@ class EventKind(enum.StrEnum):
     TAG = "tag"  # data: tags
     VERSION = "version"  # data: version; announces a weight version of the run
     PRUNE = "prune"  # data: what was removed
+    COLLECT = "collect"  # data: settings; a collection into the run has begun
     TRACE = "trace"  # data: step (null: at the end), and fields of a TraceStep; of each field the latest counts
 
 

@@ -269,6 +269,11 @@ class RolloutRecorder:
                 session.settle()
         return tuple(session.turn_count for session in self._sessions)
 
+    def let_go(self) -> None:
+        """Forget the sessions of a rollout that has ended: they hold it, and would wait for the garbage collector."""
+        if self._ended is not None:
+            self._sessions.clear()
+
     def open_journal(self, where: str) -> Journal:
         """The journal to write to, if this rollout may still be written to from here."""
         if self._ended is not None:

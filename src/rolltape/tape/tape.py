@@ -178,10 +178,13 @@ class Tape:
 
     def announce_version(self, version: str | int) -> None:
         """Say that a weight version is now in use: versions are ordered as they are announced."""
-        data = {"version": as_version(version, f"run {self.name}: the weight version")}
+        self.note(EventKind.VERSION, {"version": as_version(version, f"run {self.name}: the weight version")})
+
+    def note(self, kind: EventKind, data: dict[str, Any]) -> None:
+        """Append a statement about the run as a whole; `data` is as the kind has it, and is not checked here."""
         with self._lock:
             journal = self._own()
-            journal.append(self.event(EventKind.VERSION, None, data=data, after_ns=self._roster.latest_ns(None)))
+            journal.append(self.event(kind, None, data=data, after_ns=self._roster.latest_ns(None)))
 
     def run(self) -> Run:
         """A reader of the same run."""

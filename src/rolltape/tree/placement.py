@@ -93,6 +93,18 @@ class Tree:
         self.turns.append(placed)
         return placed
 
+    def take_apart(self) -> None:
+        """Let go of everything: nodes and turns hold each other, and would wait for the garbage collector."""
+        for placed in self.turns:
+            placed.parent = None
+            placed.children.clear()
+            for node in (placed.prompt_node, placed.reply_node):
+                while node is not None and node.children:
+                    node.children = {}
+                    node.asked, node.replies, node.rewrites, node.twin = [], [], None, None
+                    node = node.parent
+        self.turns, self.roots, self._by_conversation, self._ends = [], {}, {}, {}
+
     def _known_start(self, turn: Turn) -> tuple[Node, Sequence[Message]]:
         """The deepest node that equal stored messages prove, and the messages that follow it."""
         chain = turn.prompt

@@ -3,30 +3,21 @@
 import msgspec
 import numpy as np
 
-from rolltape.records.tokens import Ids
-
-_MOST_BYTES = 64 * 2**20
+from rolltape.records.tokens import NO_IDS, Ids
 
 
 class IdsAsJson:
-    """The latest prompts of sessions as text. A hundred thousand ids take milliseconds to write, and none to copy."""
+    """A session's latest prompt as text. A hundred thousand ids take milliseconds to write, and none to copy."""
 
-    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
-        self._latest: dict[str, tuple[Ids, bytes]] = {}
-        self._bytes = 0
-        self._most_bytes = most_bytes
+    def __init__(self) -> None:
+        self._ids = NO_IDS
+        self._text = b""
 
-    def encoded(self, session: str, ids: Ids) -> msgspec.Raw:
+    def encoded(self, ids: Ids) -> msgspec.Raw:
         """The ids as a JSON list."""
-        known, text = self._latest.pop(session, (ids[:0], b""))
-        self._bytes -= len(text)
-        if len(known) > len(ids) or not np.array_equal(known, ids[: len(known)]):
-            known, text = ids[:0], b""
-        new = msgspec.json.encode(ids[len(known) :].tolist())[1:-1]
-        text = b",".join(part for part in (text, new) if part)
-        self._latest[session] = (ids, text)
-        self._bytes += len(text)
-        while self._bytes > self._most_bytes:
-            _, oldest = self._latest.pop(next(iter(self._latest)))
-            self._bytes -= len(oldest)
-        return msgspec.Raw(b"[" + text + b"]")
+        known = len(self._ids)
+        if known > len(ids) or not np.array_equal(self._ids, ids[:known]):
+            known, self._text = 0, b""
+        new = msgspec.json.encode(ids[known:].tolist())[1:-1]
+        self._ids, self._text = ids, b",".join(part for part in (self._text, new) if part)
+        return msgspec.Raw(b"[" + self._text + b"]")

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from rolltape.capture.engines.http import Connections, decoded
-from rolltape.capture.engines.ids_json import IdsAsJson
 from rolltape.capture.engines.inflight import InFlight
 from rolltape.capture.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.capture.engines.sampled import NEUTRAL, sampled_ids, sampled_logprobs
@@ -73,7 +72,6 @@ class LlamaCppEngine:
             url, self.name, headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         )
         self._in_flight = InFlight()
-        self._ids = IdsAsJson()
 
     async def facts(self) -> EngineFacts:
         await self._http.get("/health")
@@ -81,8 +79,7 @@ class LlamaCppEngine:
         return EngineFacts(model=props.model_alias or props.model_path, context=props.default_generation_settings.n_ctx)
 
     async def generate(self, wanted: Generation) -> Generated:
-        ids = self._ids.encoded(wanted.session, wanted.prompt_ids)
-        body = msgspec.json.encode(_body(wanted, ids))
+        body = msgspec.json.encode(_body(wanted))
         data = await self._in_flight.run(wanted.id, self._http.post("/completion", body))
         if data is None:
             return Generated(ids=NO_IDS, logprobs=None, finish=Finish.ABORT)
@@ -96,10 +93,10 @@ class LlamaCppEngine:
         await self._http.close()
 
 
-def _body(wanted: Generation, ids: msgspec.Raw) -> dict[str, Any]:
+def _body(wanted: Generation) -> dict[str, Any]:
     asked = wanted.sampling.over(NEUTRAL)
     body: dict[str, Any] = {
-        "prompt": ids,
+        "prompt": wanted.ids_json.encoded(wanted.prompt_ids),
         "n_predict": asked.max_tokens,
         "samplers": _SAMPLERS,
         "temperature": asked.temperature,

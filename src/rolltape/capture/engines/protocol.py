@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from rolltape.capture.engines.ids_json import IdsAsJson
 from rolltape.capture.exchange import Ask, SamplingParams
 from rolltape.records.tokens import Ids
 from rolltape.records.turn import Finish, LogprobKind, Segment
@@ -22,6 +23,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     stop_ids: tuple[int, ...]
     held_tokens: int = 0  # of the prompt: those whose side arrays are on the tape already
     ask: Ask  # for an engine that takes messages instead of ids
+    ids_json: IdsAsJson = msgspec.field(default_factory=IdsAsJson)  # its session's, for an engine that takes JSON
 
 
 class Generated(msgspec.Struct, frozen=True, kw_only=True, eq=False):

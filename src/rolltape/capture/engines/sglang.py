@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 
 from rolltape.capture.engines.http import Connections, decoded
-from rolltape.capture.engines.ids_json import IdsAsJson
 from rolltape.capture.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.capture.engines.routed_experts import RoutedExperts
 from rolltape.capture.engines.sampled import NEUTRAL, sampled_ids, sampled_logprobs
@@ -95,7 +94,6 @@ class SglangEngine:
         self.name = f"sglang {url}"
         self.applies = _APPLIES
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._ids = IdsAsJson()
         self._http = Connections(url, self.name, headers=headers)
         self._kind = logprob_kind
         self._has_said = False  # what follows
@@ -162,7 +160,7 @@ class SglangEngine:
             params["sampling_seed"] = asked.seed
         body: dict[str, Any] = {
             "rid": wanted.id,
-            "input_ids": self._ids.encoded(wanted.session, wanted.prompt_ids),
+            "input_ids": wanted.ids_json.encoded(wanted.prompt_ids),
             "sampling_params": params,
             "return_logprob": True,
             "logprob_start_len": -1,  # of the reply only

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from rolltape.capture.engines.http import Connections, decoded, error_text
-from rolltape.capture.engines.ids_json import IdsAsJson
 from rolltape.capture.engines.inflight import InFlight
 from rolltape.capture.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.capture.engines.sampled import NEUTRAL, sampled_ids, sampled_logprobs
@@ -108,7 +107,6 @@ class VllmEngine:
         self._model = model
         self._kind = logprob_kind
         self._in_flight = InFlight()
-        self._ids = IdsAsJson()
 
     async def facts(self) -> EngineFacts:
         await self._http.get("/health")
@@ -158,7 +156,7 @@ class VllmEngine:
         body: dict[str, Any] = {
             "model": self._model,
             "request_id": wanted.id,
-            "prompt": self._ids.encoded(wanted.session, wanted.prompt_ids),
+            "prompt": wanted.ids_json.encoded(wanted.prompt_ids),
             "max_tokens": asked.max_tokens,
             "temperature": asked.temperature,
             "top_p": asked.top_p,

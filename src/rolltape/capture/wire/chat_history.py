@@ -8,6 +8,31 @@ from rolltape.capture.wire.parts import read_content
 from rolltape.records.jsonable import encode_json
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+_PLAIN_ROLES = frozenset({"system", "developer", "user", "assistant"})
+
+
+def read_messages(body: Fields) -> list[dict[str, Any]]:
+    """All messages of a body, in chat form."""
+    given = body.get("messages")
+    if not isinstance(given, list):
+        body.refuse("messages", "give a list of objects")
+    if not given:
+        body.refuse("messages", "give at least one")
+    return [
+        # Most messages of a long history are no more than a role and a text.
+        message if _is_plain(message) else read_message(Fields(message, f"messages[{index}]"))
+        for index, message in enumerate(given)
+    ]
+
+
+def _is_plain(message: object) -> bool:
+    return (
+        type(message) is dict
+        and len(message) == 2
+        and type(message.get("content")) is str
+        and type(message.get("role")) is str
+        and message["role"] in _PLAIN_ROLES
+    )
 
 
 def read_message(message: Fields) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rolltape.capture.exchange import Api, Ask, SamplingParams
-from rolltape.capture.wire.chat_history import read_message
+from rolltape.capture.wire.chat_history import read_messages
 from rolltape.capture.wire.effort import read_effort
 from rolltape.capture.wire.fields import Fields, read_body
 from rolltape.capture.wire.functions import offered, unenforced
@@ -28,9 +28,7 @@ def read_ask(raw: bytes) -> Ask:
     """The body of a request; raises BadRequest."""
     body, repaired = read_body(raw)
     _refuse_unservable(body)
-    messages = [read_message(message) for message in body.objects("messages")]
-    if not messages:
-        body.refuse("messages", "give at least one")
+    messages = read_messages(body)
     tools, custom_tools, unhonoured = _tools(body)
     choice, more = read_tool_choice(body, [tool["function"]["name"] for tool in tools or ()])
     unhonoured += more

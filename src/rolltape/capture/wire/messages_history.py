@@ -94,7 +94,7 @@ _READERS: dict[str, Callable[[Fields], Messages]] = {"user": _user, "assistant":
 
 def _tool_call(block: Fields) -> dict[str, Any]:
     given = block.get("input")
-    if given is None:
+    if given is None and "input" not in block.value:  # a null is the echo of arguments that were one
         block.refuse("input", "give an object")
     # A text is the echo of arguments that were no JSON.
     arguments = given if isinstance(given, str) else encode_json(given, block.at("input"))[0].decode()

@@ -1,0 +1,156 @@
+"""Our own agent: asks, calls the environment's tools, hands on its answers, and stops where it must."""
+
+import asyncio
+
+import aiohttp
+import msgspec
+
+from rolltape.collect.agents.conversation import Conversation, GatewayFault, Reply, TurnsUsedUp, frozen
+from rolltape.collect.agents.protocol import Assignment, Outcome, StepRecord
+from rolltape.collect.agents.tools import tool_result
+from rolltape.collect.environments.protocol import Answer, Ended, Message
+from rolltape.records.messages import content_text
+from rolltape.records.rollout import StopReason
+
+
+class ChatAgent:
+    """Drives every seat of an episode in the order that the episode gives, each with a conversation of its own.
+
+    What ended the attempt is the stop reason of the seat that brought it on; the others have completed. What the
+    environment raises travels on.
+    """
+
+    name = "chat"
+
+    async def run(self, assignment: Assignment) -> Outcome:
+        """Go on until the episode is over, or a limit is reached."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
+            attempt = _Attempt(assignment, http)
+            try:
+                async with asyncio.timeout(assignment.timeout_s) as limit:
+                    await attempt.run()
+            except GatewayFault as fault:
+                return Outcome(ended={}, broken=str(fault))
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                if attempt.environment_at_work:
+                    took = f"the environment had not answered when {assignment.timeout_s:g} s were over"
+                    return Outcome(ended={}, timed_out=True, broken=took)
+                attempt.time_out()
+            return Outcome(ended=attempt.ended(), timed_out=limit.expired())
+
+
+class _Seat:
+    def __init__(self, name: str, assignment: Assignment, http: aiohttp.ClientSession) -> None:
+        opening = assignment.episode.opening(name)
+        self.name = name
+        self.tools = {tool.name: tool for tool in opening.tools}
+        self.max_tool_calls = opening.max_tool_calls
+        self.conversation = Conversation(http, assignment.connections[name], opening)
+        self.turns = 0
+        self.tool_calls = 0
+        self.text = ""  # of the last reply
+        self.stop: StopReason | None = None
+
+
+class _Attempt:
+    def __init__(self, assignment: Assignment, http: aiohttp.ClientSession) -> None:
+        self._assignment = assignment
+        self._episode = assignment.episode
+        self._seats = {name: _Seat(name, assignment, http) for name in assignment.episode.seats}
+        self._next: _Seat | None = None
+        self._to_next: list[msgspec.Raw] = []
+        self._reply: Reply | None = None  # to which not all has been said and done
+        self._results: list[Message] = []
+        self.environment_at_work = False
+
+    async def run(self) -> None:
+        self._look_ahead(None, StopReason.COMPLETED)
+        while self._next is not None:
+            seat = self._next
+            try:
+                await self._turn(seat)
+            except TurnsUsedUp:
+                self._stop(seat, StopReason.MAX_TURNS)
+
+    def time_out(self) -> None:
+        """Say that time was over while a seat was asked, or its tools were called."""
+        assert self._next is not None
+        seat = self._next
+        self._stop(seat, StopReason.TIMEOUT)
+        if self._reply is not None:
+            self._tell(seat, self._reply, None)
+
+    def ended(self) -> dict[str, Ended]:
+        return {
+            seat.name: Ended(
+                stop_reason=seat.stop or StopReason.COMPLETED, messages=seat.conversation.messages, text=seat.text
+            )
+            for seat in self._seats.values()
+        }
+
+    async def _turn(self, seat: _Seat) -> None:
+        """One reply and what follows from it."""
+        seat.conversation.add(self._to_next)
+        self._to_next = []
+        reply = await seat.conversation.ask()
+        self._reply, self._results = reply, []
+        seat.turns += 1
+        seat.text = content_text(reply.message.get("content"))
+        answer = None
+        if reply.cut is not None:
+            self._stop(seat, reply.cut)
+        elif reply.calls:
+            await self._call_tools(seat, reply)
+        else:
+            answer = await self._answered(seat, reply)
+        self._tell(seat, reply, answer)
+
+    async def _call_tools(self, seat: _Seat, reply: Reply) -> None:
+        for call in reply.calls:
+            if seat.tool_calls == seat.max_tool_calls:
+                self._stop(seat, StopReason.MAX_TOOL_CALLS)
+                return
+            seat.tool_calls += 1
+            result = await tool_result(seat.tools, call)
+            self._results.append(result)
+            seat.conversation.add(frozen([result]))
+        self._look_ahead(seat, StopReason.TOOL_STOPPED)
+
+    async def _answered(self, seat: _Seat, reply: Reply) -> Answer:
+        self.environment_at_work = True
+        answer = await self._episode.answer(seat.name, reply.for_environment())
+        self.environment_at_work = False
+        self._to_next = frozen(answer.messages)
+        if answer.done:
+            self._stop(seat, answer.stop_reason)
+        else:
+            self._look_ahead(seat, StopReason.COMPLETED)
+        return answer
+
+    def _look_ahead(self, last: _Seat | None, reason: StopReason) -> None:
+        """Find out who is next, and whether that one has turns left; if it is over, the last one stops for `reason`."""
+        name = self._episode.next_seat()
+        self._next = None if name is None else self._seats[name]
+        if self._next is None and last is not None:
+            self._stop(last, reason)
+        elif self._next is not None and self._next.turns >= self._assignment.max_turns:
+            self._stop(self._next, StopReason.MAX_TURNS)
+
+    def _stop(self, seat: _Seat, reason: StopReason) -> None:
+        seat.stop = reason
+        self._next = None
+
+    def _tell(self, seat: _Seat, reply: Reply, answer: Answer | None) -> None:
+        self._reply = None
+        if self._assignment.on_step is None:
+            return
+        step = StepRecord(
+            turn=reply.turn,
+            reply=reply.message,
+            tool_results=tuple(self._results),
+            answer=answer,
+            stop_reason=seat.stop,
+        )
+        self._assignment.on_step(seat.name, step)

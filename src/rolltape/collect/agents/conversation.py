@@ -1,0 +1,104 @@
+"""One seat's conversation with the gateway, over Chat Completions."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import aiohttp
+import msgspec
+
+from rolltape.collect.agents.protocol import Connection
+from rolltape.collect.environments.protocol import Message, Opening
+from rolltape.records.jsonable import decode_json, encode_json
+from rolltape.records.rollout import StopReason
+
+_TURN, _FLAGS = "x-rolltape-turn", "x-rolltape-flags"
+
+
+class GatewayFault(Exception):
+    """The gateway does not answer, or not with a reply; asking again is for another try."""
+
+
+class TurnsUsedUp(Exception):
+    """The gateway gives this session no more turns."""
+
+
+class Reply(NamedTuple):
+    """What the model said."""
+
+    message: Message
+    turn: str | None
+    flags: tuple[str, ...]
+    cut: StopReason | None  # why there is no more of it; None: it is whole
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        calls: list[dict[str, Any]] = self.message.get("tool_calls") or []
+        return calls
+
+    def for_environment(self) -> Message:
+        """A copy that an environment may do with as it likes, with what is odd about it."""
+        copy: Message = decode_json(encode_json(self.message, "a reply")[0])
+        return copy | {"flags": list(self.flags)} if self.flags else copy
+
+
+class Conversation:
+    """What was said is kept as JSON, so that nobody who had a hand in it can change it afterwards."""
+
+    def __init__(self, http: aiohttp.ClientSession, connection: Connection, opening: Opening) -> None:
+        self._http = http
+        self._connection = connection
+        self._said: list[msgspec.Raw] = []
+        self._head: dict[str, Any] = {"model": connection.model}
+        if opening.tools:
+            tools = encode_json([tool.to_chat() for tool in opening.tools], "the tools")[0]
+            self._head["tools"] = msgspec.Raw(tools)
+        self.add(frozen(opening.messages))
+
+    @property
+    def messages(self) -> list[Message]:
+        """All that was said, as fresh objects."""
+        return [decode_json(bytes(raw)) for raw in self._said]
+
+    def add(self, messages: Iterable[msgspec.Raw]) -> None:
+        self._said += messages
+
+    async def ask(self) -> Reply:
+        """Have the model reply; raises TurnsUsedUp or GatewayFault."""
+        url = f"{self._connection.openai_base_url}/chat/completions"
+        body = msgspec.json.encode({**self._head, "messages": self._said})
+        headers = {"Authorization": f"Bearer {self._connection.key}", "Content-Type": "application/json"}
+        try:
+            async with self._http.post(url, data=body, headers=headers) as response:
+                status, answered = response.status, response.headers
+                raw = await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise GatewayFault(f"the gateway cannot be reached: {type(error).__name__}: {error}") from error
+        if status == 429:
+            raise TurnsUsedUp
+        if status != 200:
+            raise GatewayFault(f"the gateway answered {status}: {_error(raw)}")
+        given = decode_json(raw)
+        (choice,) = given["choices"]
+        message = {name: value for name, value in choice["message"].items() if name != "refusal" or value is not None}
+        self.add(frozen([message]))
+        flags = tuple(flag for flag in answered.get(_FLAGS, "").split(",") if flag)
+        return Reply(message, answered.get(_TURN), flags, _cut(choice["finish_reason"], given["usage"]))
+
+
+def frozen(messages: Iterable[Message]) -> list[msgspec.Raw]:
+    """Messages as JSON, at this moment."""
+    return [msgspec.Raw(encode_json(message, "a message of the environment")[0]) for message in messages]
+
+
+def _cut(finish_reason: str, usage: dict[str, Any]) -> StopReason | None:
+    if finish_reason != "length":
+        return None
+    # Above its context budget the gateway answers with nothing.
+    return StopReason.MAX_TOKENS if usage["completion_tokens"] else StopReason.CONTEXT_OVERFLOW
+
+
+def _error(raw: bytes) -> str:
+    try:
+        return str(decode_json(raw)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return raw[:300].decode("utf-8", "replace")

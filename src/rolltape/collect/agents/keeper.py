@@ -1,0 +1,239 @@
+"""A process that keeps one program: starts it, takes what it prints, and ends all that came of it.
+
+Run as a script with nothing but the standard library, it reads an order (JSON, one line) from stdin, and writes how
+the program ended (JSON) to stdout. The rest of stdin is its lifeline: when that closes, because the collector says
+so or because it died, the program is ended. On Linux processes that leave their parent and their group become children
+of the keeper, so that none escapes; elsewhere the program's process group is all that is ended.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
+_TAIL_BYTES = 64 * 1024  # the end of a flood that is kept beside its beginning
+_UNKILLABLE_S = 10.0  # after which a process that SIGKILL does not end is left to the kernel
+_PROC = Path("/proc")
+
+
+class Order(NamedTuple):
+    """What is to be run."""
+
+    command: list[str]
+    env: dict[str, str]
+    cwd: str
+    stdin: str  # a file, as the next two
+    stdout: str
+    stderr: str
+    max_log_bytes: int  # of each of the two
+    grace_s: float  # between SIGTERM and SIGKILL
+
+
+class _Log:
+    """Where output goes: its beginning, and if that is too long a note and its end."""
+
+    def __init__(self, path: str, max_bytes: int) -> None:
+        self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115 - closed by `close`
+        self._room = max_bytes
+        self._over = 0
+        self._tail = b""
+
+    def write(self, data: bytes) -> None:
+        kept = self._put(data[: self._room])
+        self._room = self._room - kept if kept else 0
+        if kept < len(data):
+            self._over += len(data) - kept
+            self._tail = (self._tail + data[kept:])[-_TAIL_BYTES:]
+
+    def close(self) -> int:
+        """Write the end; how many bytes were left out."""
+        left_out = self._over - len(self._tail)
+        if left_out:
+            self._put(f"\n… {left_out} bytes left out …\n".encode())
+        left_out += len(self._tail) - self._put(self._tail)
+        self._file.close()
+        return left_out
+
+    def _put(self, data: bytes) -> int:
+        """How much of it the disk took."""
+        try:
+            return self._file.write(data) if data else 0
+        except OSError:
+            return 0
+
+
+class Keeper:
+    """One program, from its start until nothing of it is left."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._selector = selectors.DefaultSelector()
+        self._ended = False  # the lifeline has closed
+        self._status: int | None = None  # of the program, as waitpid gives it
+        self._pid = 0
+
+    def run(self) -> dict[str, Any]:
+        """Keep it to its end; how that was."""
+        self._watch_children()
+        logs = [_Log(path, self._order.max_log_bytes) for path in (self._order.stdout, self._order.stderr)]
+        with Path(self._order.stdin).open("rb") as given:
+            started = subprocess.Popen(
+                self._order.command,
+                env=self._order.env,
+                cwd=self._order.cwd,
+                stdin=given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        self._pid = started.pid
+        for pipe, log in zip((started.stdout, started.stderr), logs, strict=True):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+            self._selector.register(pipe, selectors.EVENT_READ, log)
+        try:
+            while self._status is None and not self._ended:
+                self._work(None)
+        finally:
+            survivors = self._end_all()
+        self._drain()
+        code = None if self._status is None else os.waitstatus_to_exitcode(self._status)
+        started.returncode = code  # it was waited for here
+        return {
+            "exit_code": code if code is not None and code >= 0 else None,
+            "signal": -code if code is not None and code < 0 else None,
+            "left_out_bytes": sum(log.close() for log in logs),
+            "survivors": survivors,
+        }
+
+    def _watch_children(self) -> None:
+        adopt_orphans()
+        woken, waker = os.pipe()
+        for end in (woken, waker):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._told_to_end)
+        self._selector.register(woken, selectors.EVENT_READ, None)
+        self._selector.register(sys.stdin, selectors.EVENT_READ, None)
+
+    def _told_to_end(self, *_: object) -> None:
+        self._ended = True
+
+    def _work(self, timeout_s: float | None) -> None:
+        """Wait until something happens, and take it."""
+        for key, _ in self._selector.select(timeout_s):
+            if isinstance(key.data, _Log):
+                self._take(key)
+            elif key.fileobj is sys.stdin:
+                self._selector.unregister(sys.stdin)
+                self._ended = True
+            else:
+                os.read(key.fd, 4096)
+        with contextlib.suppress(ChildProcessError):
+            while (done := os.waitpid(-1, os.WNOHANG))[0]:
+                if done[0] == self._pid:
+                    self._status = done[1]
+
+    def _take(self, key: selectors.SelectorKey) -> bool:
+        """Move some output to its log; whether there was some."""
+        try:
+            data = os.read(key.fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        if data:
+            key.data.write(data)
+        else:
+            self._selector.unregister(key.fileobj)
+        return bool(data)
+
+    def _drain(self) -> None:
+        """Take what is still in the pipes. Whoever holds one elsewhere is not waited for."""
+        for key in [key for key in self._selector.get_map().values() if isinstance(key.data, _Log)]:
+            while self._take(key):
+                pass
+
+    def _end_all(self) -> list[int]:
+        """SIGTERM to all that is left, SIGKILL to what is left after the grace time; what even that did not end."""
+        self._send(signal.SIGTERM)
+        self._send(signal.SIGCONT)  # one that is stopped takes no other signal
+        self._until_none(self._order.grace_s)
+        deadline = time.monotonic() + _UNKILLABLE_S
+        while (left := self._left()) and time.monotonic() < deadline:
+            self._send(signal.SIGKILL)
+            self._until_none(0.05)
+        return left
+
+    def _until_none(self, within_s: float) -> None:
+        deadline = time.monotonic() + within_s
+        while self._left() and (rest := deadline - time.monotonic()) > 0:
+            self._work(min(rest, 0.05))
+        self._work(0)
+
+    def _left(self) -> list[int]:
+        if _PROC.is_dir():
+            return descendants(os.getpid())
+        return [-self._pid] if _lives(-self._pid) else []  # the group, as kill names it
+
+    def _send(self, number: signal.Signals) -> None:
+        for pid in self._left():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, where the system can do that."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants(root: int) -> list[int]:
+    """Every living process below one, by /proc; those that wait to be reaped are not living."""
+    children: dict[int, list[tuple[int, bool]]] = {}
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                # The name in brackets may hold anything; state and parent follow it.
+                state, parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+                children.setdefault(int(parent), []).append((int(entry.name), state not in (b"Z", b"X")))
+    found: list[int] = []
+    below = [root]
+    while below:
+        for pid, lives in children.get(below.pop(), ()):
+            below.append(pid)
+            if lives:
+                found.append(pid)
+    return found
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def main() -> None:
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        return  # the collector went before it had said what to do
+    try:
+        ended = Keeper(Order(**json.loads(line))).run()
+    except OSError as error:
+        ended = {"error": f"{type(error).__name__}: {error}"}
+    sys.stdout.write(json.dumps(ended))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

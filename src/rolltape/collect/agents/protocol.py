@@ -1,0 +1,67 @@
+"""What an agent is: something that talks to a gateway's session until it is done."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from rolltape.collect.environments.protocol import Answer, Ended, Episode, Message
+from rolltape.records.rollout import StopReason
+
+
+class Connection(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an agent finds its session."""
+
+    openai_base_url: str
+    anthropic_base_url: str
+    key: str
+    model: str
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One reply, and what came of it. Its prompt is its turn's."""
+
+    turn: str | None  # the gateway's id; None: it gave none
+    reply: Message
+    tool_results: Sequence[Message] = ()
+    answer: Answer | None = None  # None: the environment was not asked, since tools were called or the reply was cut
+    stop_reason: StopReason | None = None  # if it was the last one of its seat
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What an agent is to do: an episode, one connection a seat, and its limits."""
+
+    rollout: str
+    task: Mapping[str, Any]
+    episode: Episode
+    connections: Mapping[str, Connection]  # by seat
+    max_turns: int  # of each seat
+    timeout_s: float
+    allowed_tools: tuple[str, ...] | None
+    denied_tools: tuple[str, ...]
+    seed: int
+    logs: Path  # a folder of its own, for what a program prints
+    scratch: Path | None = None  # where programs get their temporary folders; None: where the system has them
+    on_step: Callable[[str, StepRecord], None] | None = None  # told by the chat agent: the seat, and its step
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How an agent ended."""
+
+    ended: Mapping[str, Ended]  # by seat; empty if broken
+    exit_code: int | None = None  # of a program
+    signal: int | None = None  # that ended it
+    timed_out: bool = False
+    left_out_bytes: int = 0  # that a program printed above what its logs hold
+    workspace: Path | None = None  # a program's temporary folders; `discard` removes them, once all is scored
+    broken: str | None = None  # what the infrastructure broke: there is no outcome to reward
+
+
+class Agent(Protocol):
+    """One way to attempt a task."""
+
+    name: str  # in the record, and in the rollout's id
+
+    async def run(self, assignment: Assignment) -> Outcome:
+        """Do it. Cancelling the caller ends whatever was started, and leaves no process behind."""

@@ -1,0 +1,135 @@
+"""Graded by a judge against criteria."""
+
+import math
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+
+from rolltape.collect.environments.fields import fields_of
+from rolltape.collect.environments.judge import Judge, Unreadable, asking, judge_of, last_object, verdict_of
+from rolltape.collect.environments.left import left_by
+from rolltape.collect.environments.prompts import check_path, check_prompt
+from rolltape.collect.environments.protocol import Ended, Episode, Message, Score
+from rolltape.collect.environments.scoring import Rewarded, score_of_unfinished
+from rolltape.collect.environments.shown import asked, marked, to_judge
+from rolltape.collect.environments.single import SingleReply
+from rolltape.collect.tasks import Task
+from rolltape.errors import TaskError
+from rolltape.records.jsonable import shown
+
+_INSTRUCTIONS = "You grade a reply to a request, criterion by criterion."
+
+
+class Criterion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One thing that counts."""
+
+    name: str
+    text: str = ""  # what it asks for, where the name does not say it
+    weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+
+
+class RubricFields(Rewarded, frozen=True, kw_only=True):
+    """Fields of a task of this kind."""
+
+    criteria: list[str | Criterion] = []
+    scale: tuple[float, float] = (0.0, 10.0)  # of a grade: worst and best
+    judge: Judge | str | None = None
+    file: str | None = None  # grade this file of the working directory instead of the last text
+
+    @property
+    def named(self) -> list[Criterion]:
+        return [one if isinstance(one, Criterion) else Criterion(one) for one in self.criteria]
+
+
+class Grade(msgspec.Struct, frozen=True):
+    """What a judge says to one criterion."""
+
+    grade: float
+    reason: str = ""
+
+
+class Rubric:
+    """Asks once; a judge grades the reply. The reward is the weighted mean of the grades, from 0 to 1."""
+
+    name = "rubric"
+
+    def check(self, task: Task) -> None:
+        fields = fields_of(task, RubricFields)
+        check_prompt(fields)
+        names = [one.name for one in fields.named]
+        if not names:
+            raise TaskError('it has no criteria; add "criteria", a list of texts')
+        repeated = {name for name in names if names.count(name) > 1}
+        if repeated:
+            raise TaskError(f"its criteria {', '.join(sorted(repeated))} stand there twice; give each its own name")
+        worst, best = fields.scale
+        if not worst < best:
+            raise TaskError(f"its scale goes from {worst:g} to {best:g}; give the worst grade, then a better one")
+        if fields.file is not None:
+            check_path(fields.file, "its file")
+        judge_of(fields.judge)
+
+    def begin(self, task: Task, seed: int) -> Episode:
+        fields = fields_of(task, RubricFields)
+        return SingleReply(fields, partial(_score, fields, judge_of(fields.judge)))
+
+
+async def _score(fields: RubricFields, judge: Judge, ended: Ended) -> Score:
+    unfinished = score_of_unfinished(fields, ended.stop_reason)
+    if unfinished is not None:
+        return unfinished
+    left = left_by(ended, fields.file)
+    if left.missing is not None:
+        return Score(reward=0.0, reward_data={"why": left.missing})
+    async with asking(judge) as ask:
+        verdict = await verdict_of(judge, ask, _question(fields, left.text), partial(_read, fields))
+    if verdict.value is None:
+        return Score(reward=None, ungraded=verdict.ungraded, reward_data={"judge": verdict.to_data()})
+    worst, best = fields.scale
+    terms = {name: (given.grade - worst) / (best - worst) for name, given in verdict.value.items()}
+    weights = {one.name: one.weight for one in fields.named}
+    return Score(
+        reward=sum(terms[name] * weight for name, weight in weights.items()) / sum(weights.values()),
+        terms=terms,
+        reward_data={
+            "grades": {name: given.grade for name, given in verdict.value.items()},
+            "reasons": {name: given.reason for name, given in verdict.value.items()},
+            "judge": verdict.to_data(),
+        },
+    )
+
+
+def _question(fields: RubricFields, reply: str) -> list[Message]:
+    worst, best = fields.scale
+    criteria = "\n".join(f"- {one.name}: {one.text}" if one.text else f"- {one.name}" for one in fields.named)
+    form = msgspec.json.encode({one.name: {"reason": "...", "grade": best} for one in fields.named}).decode()
+    how = (
+        f"Grade each criterion from {worst:g} (not met at all) to {best:g} (fully met), and give a short reason. "
+        f"Answer with a JSON object in this form and nothing else:\n{form}"
+    )
+    return to_judge(_INSTRUCTIONS, [asked(fields), marked("reply", reply), f"Criteria:\n{criteria}", how])
+
+
+def _read(fields: RubricFields, answer: str) -> dict[str, Grade] | Unreadable:
+    given = last_object(answer)
+    if isinstance(given, Unreadable):
+        return given
+    grades: dict[str, Grade] = {}
+    for one in fields.named:
+        read = _read_grade(given.get(one.name), fields.scale)
+        if isinstance(read, Unreadable):
+            return Unreadable(f"{one.name}: {read.why}")
+        grades[one.name] = read
+    return grades
+
+
+def _read_grade(given: Any, scale: tuple[float, float]) -> Grade | Unreadable:
+    if not isinstance(given, dict):
+        given = {"grade": given}
+    grade, reason = given.get("grade"), given.get("reason", "")
+    if isinstance(grade, bool) or not isinstance(grade, int | float) or not math.isfinite(grade):
+        return Unreadable("there is no grade" if grade is None else f"the grade {shown(grade)} is no number")
+    if not scale[0] <= grade <= scale[1]:
+        return Unreadable(f"the grade {grade:g} is not between {scale[0]:g} and {scale[1]:g}")
+    return Grade(float(grade), reason if isinstance(reason, str) else str(reason))

@@ -1,0 +1,46 @@
+"""What a collection is asked to do, and which of it must stay the same when it is resumed."""
+
+from typing import Any
+
+import msgspec
+
+from rolltape.capture.exchange import SamplingParams
+from rolltape.capture.prompts.chat import Retention
+from rolltape.traces.capture import Capture
+
+
+class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Tasks × attempts, by whom, and within which limits."""
+
+    source: str
+    split: str | None = None
+    source_name: str | None = None  # None: the file's own name
+    limit: int | None = None
+    seed: int | None = None  # of the shuffle; None: tasks in their order
+    environment: str = "problem"  # of tasks that name none
+    agent: str = "chat"
+    engines: tuple[str, ...] = ("embedded",)
+    model: str | None = None  # a folder with the tokenizer; None: the embedded engine's own
+    model_name: str | None = None  # None: the engine's
+    group_size: int = 8
+    step: int = 0
+    max_turns: int = 16
+    timeout_s: float = 600.0
+    sampling: SamplingParams = SamplingParams(temperature=1.0)  # whatever the agent says
+    thinking: bool | None = None
+    thinking_retention: Retention | None = None
+    context_budget: int | None = None
+    allowed_tools: tuple[str, ...] | None = None
+    denied_tools: tuple[str, ...] = ()
+    capture: Capture = Capture.ALL
+    max_concurrent: int = 32
+    grace_s: float = 20.0  # that attempts may go on when they are told to end
+
+    def to_be_kept(self) -> dict[str, Any]:
+        """What decides which rollouts there are and how they come about: not to differ when a run is resumed."""
+        given: dict[str, Any] = msgspec.to_builtins(self)
+        return {name: value for name, value in given.items() if name not in _FREE}
+
+
+# May differ between the parts of one collection: where it runs, and how fast.
+_FREE = frozenset({"engines", "model", "max_concurrent", "grace_s", "capture"})

@@ -1,0 +1,62 @@
+"""What every kind of source is read as: a name, a split, and entries with the places where they stand."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from rolltape.errors import SourceError
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One entry as it was found. `problem` says why there is no value."""
+
+    where: str  # within the source: "line 12"
+    value: object = None
+    problem: str | None = None
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """A source that is about to be read, once."""
+
+    name: str  # the same on every machine and in every working directory
+    split: str | None
+    label: str  # as the user wrote it
+    entries: Iterable[Entry]
+
+    @property
+    def source(self) -> str:
+        """Name and split as one text; no other name and split give the same."""
+        name = self.name.replace("%", "%25").replace("#", "%23")
+        return name if self.split is None else f"{name}#{self.split}"
+
+
+def of_split(entries: Iterable[Entry], split: str | None, label: str) -> Iterator[Entry]:
+    """Leave out entries whose own field "split" names another one. An entry without the field is of every split."""
+    others: set[str] = set()
+    found = False
+    for entry in entries:
+        own = entry.value.get("split") if isinstance(entry.value, dict) else None
+        if split is not None and isinstance(own, str) and own != split:
+            others.add(own)
+        else:
+            found = True
+            yield entry
+    if others and not found:
+        raise SourceError(f"{label}: no entry is of the split {split!r}; they are of {listed(others)}")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in a message, in one order."""
+    return ", ".join(sorted(names)) or "none"
+
+
+@contextmanager
+def readable(label: str) -> Iterator[None]:
+    """Turn what the operating system says of a file into an error about the source."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise SourceError(f"{label}: there is no such file; check the path") from None
+    except OSError as error:
+        raise SourceError(f"{label} cannot be read: {error.strerror or error}") from None

@@ -1,0 +1,85 @@
+"""Tasks that were read once and are kept outside of memory, to be taken in any order, any number of times."""
+
+import os
+import tempfile
+import weakref
+from array import array
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from rolltape.collect.tasks import Task
+from rolltape.errors import SourceError
+from rolltape.records.ids import digest_of
+from rolltape.records.jsonable import decode_json, encode_json
+
+
+class Source:
+    """The tasks of a run, in the order in which to launch them: a sequence that gives each task afresh.
+
+    They are those that were there when it was opened, whatever happens to the file meanwhile. It may be read by
+    several threads; the space is freed by `close`, or with the object.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name  # with the split: the `source` of its rollouts
+        # Unlinked from the start, so a killed process leaves nothing behind.
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        self._ends = array("Q", [0])
+        self._order: Sequence[int] = range(0)
+        self._closing = weakref.finalize(self, self._file.close)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[Task]:
+        return (self[place] for place in range(len(self)))
+
+    def __getitem__(self, place: int) -> Task:
+        return self._read(self._order[place])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the space on disk; the tasks cannot be read any more."""
+        self._closing()
+
+    def keep(self, task: Task) -> None:
+        """Add a task; `arrange` makes it one of the sequence."""
+        record = encode_json([task.id, task.environment, task.where, task.data], task.where)[0]
+        try:
+            self._file.write(record)
+        except OSError as error:
+            raise self._full(error) from None
+        self._ends.append(self._ends[-1] + len(record))
+
+    def arrange(self, order: Sequence[int]) -> None:
+        """Say which of the tasks kept so far are the sequence, and in which order."""
+        try:
+            self._file.flush()
+        except OSError as error:
+            raise self._full(error) from None
+        self._order = order
+
+    def _read(self, index: int) -> Task:
+        start, end = self._ends[index], self._ends[index + 1]
+        task_id, environment, where, data = decode_json(os.pread(self._file.fileno(), end - start, start))
+        return Task(id=task_id, environment=environment, where=where, data=data, source=self.name)
+
+    def _full(self, error: OSError) -> SourceError:
+        return SourceError(
+            f"{self.name}: its tasks cannot be kept in {tempfile.gettempdir()}: {error.strerror}; "
+            "free space there, or set TMPDIR"
+        )
+
+
+def shuffled(keys: Sequence[bytes], seed: int) -> Sequence[int]:
+    """An order that depends on the seed and each task's own key: tasks added later leave that of the others alone."""
+    ranks = [digest_of("shuffle", str(seed), key) for key in keys]
+    return array("Q", sorted(range(len(keys)), key=ranks.__getitem__))

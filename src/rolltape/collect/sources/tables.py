@@ -1,0 +1,100 @@
+"""Entries of Parquet files and of Hugging Face datasets, row by row."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rolltape.collect.sources.entries import Entry, Reading, listed, of_split, readable
+from rolltape.errors import SourceError
+
+_BATCH_ROWS = 1000
+
+
+def parquet_file(label: str, split: str | None) -> Reading:
+    """A Parquet file, a task in each row."""
+    return Reading(Path(label).name, split, label, of_split(_parquet_rows(label), split, label))
+
+
+def dataset_directory(label: str, split: str | None) -> Reading:
+    """A directory that `save_to_disk` wrote, or one with data files. Nothing leaves the machine."""
+    datasets = _datasets(label)
+    path = Path(label)
+    saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
+    with _loading(label, datasets):
+        loaded = datasets.load_from_disk(label) if saved else datasets.load_dataset(str(path.resolve()))
+    if isinstance(loaded, datasets.Dataset):
+        own = None if loaded.split is None else str(loaded.split)
+        loaded, split = {own or split: loaded}, split or own
+    return _dataset(loaded, path.resolve().name, split, label)
+
+
+def hub_dataset(label: str, split: str | None) -> Reading:
+    """A dataset on the Hugging Face hub: "owner/name", or "owner/name:configuration"."""
+    datasets = _datasets(label)
+    name, _, configuration = label.partition(":")
+    with _loading(label, datasets):
+        loaded = datasets.load_dataset(name, configuration or None, split=split)
+    return _dataset({split: loaded}, label, split, label)
+
+
+def _dataset(loaded: dict[str | None, Any], name: str, split: str | None, label: str) -> Reading:
+    names = [str(own) for own in loaded]
+    if split is None and len(loaded) == 1:
+        split = next(iter(loaded))
+    elif split is None:
+        raise SourceError(f"{label} has several splits, {listed(names)}; say which one with --split")
+    if split not in loaded:
+        raise SourceError(f"{label} has no split {split!r}; it has {listed(names)}")
+    # As Arrow, since images and the like would be decoded otherwise.
+    tables = loaded[split].with_format("arrow").iter(batch_size=_BATCH_ROWS)
+    return Reading(name, split, label, _rows(tables, label))
+
+
+def _parquet_rows(label: str) -> Iterator[Entry]:
+    with readable(label), Path(label).open("rb") as stream:
+        try:
+            file = pq.ParquetFile(stream)
+            yield from _rows(file.iter_batches(batch_size=_BATCH_ROWS), label)
+        except pa.ArrowException as error:
+            raise SourceError(f"{label} cannot be read as Parquet: {_first_line(error)}") from None
+
+
+def _rows(tables: Iterable[Any], label: str) -> Iterator[Entry]:
+    number = 0
+    for table in tables:
+        names = table.schema.names
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise SourceError(f"{label} has two columns of one name: {listed(twice)}; rename one of each")
+        for row in table.to_pylist():
+            number += 1
+            yield Entry(f"row {number}", row)
+
+
+def _datasets(label: str) -> Any:
+    # Imported by name, since the package is an extra and carries no types.
+    try:
+        return import_module("datasets")
+    except ModuleNotFoundError as error:
+        if error.name != "datasets":
+            raise
+        raise SourceError(
+            f"{label}: datasets are read with the package `datasets`, which is not installed; "
+            "pip install 'rolltape[datasets]'"
+        ) from None
+
+
+@contextmanager
+def _loading(label: str, datasets: Any) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise SourceError(f"{label} cannot be loaded as a dataset: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")

@@ -1,0 +1,66 @@
+"""Environments by name, one of a user's own, and the example tasks."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rolltape.collect import Task, open_source
+from rolltape.collect.environments import ENVIRONMENT_NAMES, GroupEnvironment, environment_named
+from rolltape.errors import TaskError
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples" / "tasks").glob("*.jsonl"))
+
+
+def test_there_are_six_kinds_and_one_compares() -> None:
+    assert {"problem", "distill", "rubric", "preference", "message", "game"} == ENVIRONMENT_NAMES
+    named = {name: environment_named(name) for name in ENVIRONMENT_NAMES}
+    assert all(environment.name == name for name, environment in named.items())
+    assert [name for name, environment in named.items() if isinstance(environment, GroupEnvironment)] == ["preference"]
+
+
+def test_unknown_name_is_told() -> None:
+    with pytest.raises(TaskError) as caught:
+        environment_named("chess")
+    assert str(caught.value) == (
+        "there is no environment 'chess'; there are distill, game, message, preference, problem, rubric, "
+        "and python:module:Class"
+    )
+
+
+def test_class_of_ones_own_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "env_own.py").write_text(
+        "class Own:\n"
+        "    name = 'own'\n"
+        "    def check(self, task): ...\n"
+        "    def begin(self, task, seed): ...\n"
+        "class Half:\n"
+        "    name = 'half'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "env_own", raising=False)
+    assert environment_named("python:env_own:Own").name == "own"
+    with pytest.raises(TaskError, match="makes something without check, begin"):
+        environment_named("python:env_own:Half")
+
+
+def test_each_kind_has_example_tasks() -> None:
+    assert {path.stem for path in EXAMPLES} == ENVIRONMENT_NAMES
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_example_tasks_are_good(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def check(task: Task) -> None:
+        environment_named(str(task.environment)).check(task)
+
+    tasks = list(open_source(path, environments=ENVIRONMENT_NAMES, check=check))
+    assert {task.environment for task in tasks} == {path.stem}
+    for task in tasks:
+        episode = environment_named(path.stem).begin(task, 1)
+        assert episode.next_seat() in episode.seats
+        assert all(episode.opening(seat).messages for seat in episode.seats)
