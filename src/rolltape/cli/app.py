@@ -35,16 +35,19 @@ _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 
 
 class _InOrder(TyperGroup):
-    """Lists the verbs in the order of the work, not of the alphabet."""
+    """Lists the verbs in the order of the work, not of the alphabet, and all that there is on one screen."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        self.format_commands(ctx, formatter)
 
 
 app = typer.Typer(
     cls=_InOrder,
     help="The flight recorder for LLM reinforcement learning.",
-    epilog=EXIT_CODES,
+    epilog="rolltape COMMAND --help says more, and what exit codes mean; --version.",
     add_completion=False,
     invoke_without_command=True,
     rich_markup_mode=None,
