@@ -4,13 +4,14 @@
 # check   formatting, lint, types, and the direction of imports
 # bench   run the side-by-side measurements
 # check-engines   the shipped model in real vLLM and SGLang, where they are installed
+# check-backends  the gateway before servers that run: make check-backends BACKENDS="vllm:URL sglang:URL"
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TEST_ARGS ?= -n 2
 
-.PHONY: help setup demo test check bench check-engines clean
+.PHONY: help setup npm demo test check bench check-engines check-backends clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -32,7 +33,11 @@ setup: .venv/.installed-dev
 demo: .venv/.installed
 	@$(BIN)/python examples/demo.py
 
-test: setup
+# The tests run real agents, which npm brings; without it they are skipped, in CI they fail.
+npm:
+	@command -v npm >/dev/null || { apt-get update -qq && apt-get install -y -qq npm >/dev/null; } || true
+
+test: setup npm
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
 check: setup
@@ -46,6 +51,9 @@ bench: setup
 
 check-engines: setup
 	$(BIN)/python tests/engine/check_real_engines.py
+
+check-backends: setup
+	$(BIN)/python tests/engines/check_real_backends.py $(BACKENDS)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

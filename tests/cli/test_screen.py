@@ -52,7 +52,22 @@ def test_help_fits_one_screen(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_every_command_documents_its_exit_codes(cli: Cli) -> None:
-    for verb in ("collect", "serve", "status", "trace", "ls", "tree", "samples", "ledger", "show", "export", "query", "check", "seal", "prune"):
+    for verb in (
+        "collect",
+        "serve",
+        "status",
+        "trace",
+        "ls",
+        "tree",
+        "samples",
+        "ledger",
+        "show",
+        "export",
+        "query",
+        "check",
+        "seal",
+        "prune",
+    ):
         result = cli(verb, "--help")
         assert result.code == 0
         assert "Exit codes:" in result.out

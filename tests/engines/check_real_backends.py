@@ -8,12 +8,14 @@ Each must serve the shipped model (or --model) in float32; the embedded engine s
 import argparse
 import asyncio
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import rolltape
 from engines.wanted import generation
 from rolltape.capture.engines.embedded import EmbeddedEngine, Sampling
 from rolltape.capture.engines.embedded.shipped import shipped_model
@@ -22,6 +24,7 @@ from rolltape.capture.engines.opening import open_engine
 from rolltape.capture.engines.protocol import Engine, Generated
 from rolltape.errors import EngineError
 from rolltape.records.turn import Finish, LogprobKind
+from tool_sessions import QUESTIONS, largest_difference, tool_session
 
 TOLERANCE = 1e-3
 HELLO = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
@@ -135,8 +138,22 @@ async def checked(specs: list[str], folder: Path) -> int:
             checks = Checks(engine, own)
             await checks.run()
             await engine.close()
+            await through_gateway(spec, folder, checks)
             failed += checks.failed
     return failed
+
+
+async def through_gateway(spec: str, folder: Path, checks: Checks) -> None:
+    """The same of what is recorded: a multi-turn tool session through the gateway."""
+    with tempfile.TemporaryDirectory() as place:
+        run = Path(place) / "run"
+        async with rolltape.Gateway(engine=spec, model=folder, tape=run) as gateway:
+            for question in QUESTIONS:
+                await tool_session(gateway, question, 1.0)
+            bridged = gateway.status()["counts"].get("bridged", 0)
+        worst, compared = await largest_difference(run, checks.own, 1.0)
+    detail = f"(largest difference {worst:.1e} over {compared} ids, {bridged} prompts bridged)"
+    checks.holds("gives the same through the gateway", worst < TOLERANCE and compared > 100, detail)
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from rolltape.cli.exits import Exit, UsageError
-from rolltape.cli.screen import count, note, number, print_json, print_line, print_table
+from rolltape.cli.screen import count, note, number, plural, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from rolltape.capture.prompts.chat import Retention
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from rolltape.tape.tape import Tape
 
 _SHOWN_TASKS = 20
+_SHOWN_REASONS = 10
 _LEDGER_ROLLOUTS = 2_000
+_UNTOLD = ("ended", "place")  # of a result: for the collector alone
 
 
 def collect(
@@ -106,7 +108,7 @@ def _collected(settings: "CollectSettings", run: Path, out: Path | None, *, resu
     if as_json:
         print_json({"event": "end", **tally.figures(), "whole": whole})
     else:
-        _report(tally, run)
+        _report(tally, run, settings.step)
     return Exit.OK if whole else Exit.INTERRUPTED
 
 
@@ -129,7 +131,7 @@ async def _run(collector: "Collector", told: "_Told") -> bool:
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, end)
     try:
-        await collector.run(told.launched, told.result)
+        await collector.run(told.launched, told.results)
     except asyncio.CancelledError:
         if not signals:
             raise
@@ -162,20 +164,24 @@ class _Told:
             print_json({"event": "launch", **launch._asdict()})
         else:
             before = f", {count(launch.done_before)} done before" if launch.done_before else ""
-            note(f"{count(launch.tasks)} tasks, {count(launch.attempts)} attempts{before}")
+            note(f"{plural(launch.tasks, 'task')}, {plural(launch.attempts, 'attempt')}{before}")
 
-    def result(self, result: "Result") -> None:
-        self._tally.add(result)
-        record = {name: value for name, value in result._asdict().items() if name != "ended" and value is not None}
+    def results(self, results: "list[Result]") -> None:
+        self._tally.add(results)
+        for result in results:
+            self._tell(result)
+        if results and not self._as_json:
+            self._say()
+
+    def _tell(self, result: "Result") -> None:
+        import msgspec
+
+        record = {name: value for name, value in result._asdict().items() if name not in _UNTOLD and value is not None}
         if self._out is not None:
-            import msgspec
-
             self._out.write(msgspec.json.encode(record) + b"\n")
             self._out.flush()
         if self._as_json:
             print_json({"event": "rollout", **record})
-        else:
-            self._say()
 
     def _say(self) -> None:
         figures = self._tally.figures()
@@ -197,40 +203,41 @@ def _line(figures: dict[str, Any]) -> str:
     )
 
 
-def _report(tally: "Tally", run: Path) -> None:
+def _report(tally: "Tally", run: Path, step: int) -> None:
     rows = [
         [name, count(one.count), number(one.mean), number(one.spread), f"{number(one.least)} to {number(one.most)}"]
-        for name, one in list(tally.by_task.items())[:_SHOWN_TASKS]
-        if one.count
+        for name, one in tally.by_task[:_SHOWN_TASKS]
     ]
     if rows:
         print_table(["task", "rewards", "mean", "spread", "range"], rows, left=["task"], flexible=["task"])
         if len(tally.by_task) > _SHOWN_TASKS:
             print_line(f"… and {count(len(tally.by_task) - _SHOWN_TASKS)} more tasks")
         print_line("")
-    for reason, times in tally.reasons.most_common():
+    for reason, times in tally.reasons.most_common(_SHOWN_REASONS):
         print_line(f"{count(times):>8}  {reason}")
+    if len(tally.reasons) > _SHOWN_REASONS:
+        print_line(f"… and {count(len(tally.reasons) - _SHOWN_REASONS)} more reasons")
     mean = f", mean reward {number(tally.rewards.mean)}" if tally.rewards.count else ""
     unrewarded = f", {count(tally.unrewarded)} without a reward" if tally.unrewarded else ""
     print_line(
         f"{count(tally.ended)} rollouts, {count(tally.turns)} turns, {count(tally.sampled_tokens)} sampled tokens"
         f"{mean}{unrewarded}"
     )
-    _print_ledger(tally, run)
+    _print_ledger(run, step)
     print_line(f"look at them: rolltape ls {run}, rolltape samples {run}, rolltape trace {run} ROLLOUT")
 
 
-def _print_ledger(tally: "Tally", run: Path) -> None:
-    """Where the sampled tokens go, where that is quickly found out."""
+def _print_ledger(run: Path, step: int) -> None:
+    """Where the sampled tokens of a step go, where that is quickly found out."""
     from collections import Counter
 
     from rolltape.samples import linearize
     from rolltape.tape.run import read
 
-    if not 0 < tally.ended <= _LEDGER_ROLLOUTS:
-        return
     totals: Counter[str] = Counter()
     with read(run).snapshot() as held:
-        for rollout in held.rollouts():
+        if not 0 < sum(row.head.step == step for row in held.index()) <= _LEDGER_ROLLOUTS:
+            return
+        for rollout in held.rollouts(step=step):
             totals.update({fate.value: tokens for fate, tokens in linearize(rollout).ledger.totals().items()})
     print_line("ledger (exact): " + ", ".join(f"{count(tokens)} {fate}" for fate, tokens in totals.most_common()))

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,10 +11,11 @@ from rolltape.capture.finished import Ending
 from rolltape.capture.gateway import Gateway
 from rolltape.capture.sessions import OpenSession, SessionSpec
 from rolltape.collect.agents import Agent, Assignment, Connection, Outcome, StepRecord, discard
-from rolltape.collect.environments.protocol import AGENT, Ended, Environment, Score
-from rolltape.collect.plan import Identity, seat_name
+from rolltape.collect.environments.protocol import Ended, Environment, Episode, Score
+from rolltape.collect.plan import Identity, Planned, seat_name
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task, seed_of
+from rolltape.records.jsonable import as_float
 from rolltape.records.rollout import Status, StopReason
 from rolltape.traces import TraceWriter
 
@@ -28,6 +29,7 @@ class Result(NamedTuple):
 
     rollout: str
     try_index: int
+    place: int  # of the task in its source
     task: str
     attempt: int
     seat: str
@@ -43,22 +45,27 @@ class Result(NamedTuple):
 class Attempts:
     """Runs attempts through one gateway."""
 
-    def __init__(self, gateway: Gateway, agent: Agent, settings: CollectSettings, identity: Identity) -> None:
+    def __init__(
+        self, gateway: Gateway, agent: Agent, settings: CollectSettings, identity: Identity, scratch: Path
+    ) -> None:
         self._gateway = gateway
         self._agent = agent
         self._settings = settings
         self._identity = identity
         self._logs = Path(gateway.service.tape.directory.path) / "logs"
+        self._scratch = scratch
 
-    async def run(self, task: Task, environment: Environment, attempt: int, *, again: bool) -> list[Result]:
+    async def run(self, task: Task, environment: Environment, planned: Planned) -> list[Result]:
         """Attempt a task; a result a seat. What fails here is that attempt's failure alone."""
-        seed = seed_of(self._identity.of(task, attempt))
+        seed = seed_of(self._identity.of(task, planned.attempt))
+        seats = _Seats(self, task, planned)
         try:
             episode = environment.begin(task, seed)
         except Exception as error:
-            log.exception("%s, attempt %d: its environment could not begin", task.where, attempt)
-            return [await self._unbegun(task, attempt, again, f"the environment could not begin: {_told(error)}")]
-        seats = _Seats(self, task, attempt, again=again)
+            log.warning("%s, attempt %d: its environment could not begin", task.where, planned.attempt, exc_info=error)
+            for seat in planned.seats:
+                seats.open(seat)
+            return await seats.drop(f"the environment could not begin: {told(error)}")
         try:
             for seat in episode.seats:
                 seats.open(seat)
@@ -74,7 +81,7 @@ class Attempts:
                 denied_tools=self._settings.denied_tools,
                 seed=seed,
                 logs=logs,
-                scratch=self._logs.parent / "scratch",
+                scratch=self._scratch,
                 on_step=seats.on_step,
             )
             outcome = await self._agent.run(assignment)
@@ -86,23 +93,17 @@ class Attempts:
             await seats.drop("cancelled before it had ended")
             raise
         except Exception as error:
-            log.exception("%s, attempt %d", task.where, attempt)
-            return await seats.drop(_told(error))
+            log.warning("%s, attempt %d", task.where, planned.attempt, exc_info=error)
+            return await seats.drop(told(error))
 
-    async def _ended(self, seats: "_Seats", episode: Any, outcome: Outcome) -> list[Result]:
-        if outcome.broken is not None:
-            return await seats.drop(outcome.broken)
-        results = []
-        for seat in episode.seats:
-            ended = outcome.ended[seat]
-            score = await episode.score(seat, ended)
-            results.append(await seats.finish(seat, ended, score, outcome))
-        return results
-
-    async def _unbegun(self, task: Task, attempt: int, again: bool, why: str) -> Result:
-        seats = _Seats(self, task, attempt, again=again)
-        seats.open(AGENT)
-        return (await seats.drop(why))[0]
+    async def _ended(self, seats: "_Seats", episode: Episode, outcome: Outcome) -> list[Result]:
+        broken = outcome.broken or seats.never_asked(outcome)
+        if broken:
+            return await seats.drop(broken)
+        ended = {seat: seats.at_limit(seat, outcome.ended[seat]) for seat in episode.seats}
+        # All are scored before one is finished: a score that fails breaks the attempt for every seat of it.
+        scores = {seat: _checked(await episode.score(seat, ended[seat])) for seat in episode.seats}
+        return [await seats.finish(seat, ended[seat], scores[seat], outcome) for seat in episode.seats]
 
     @property
     def gateway(self) -> Gateway:
@@ -137,17 +138,16 @@ class Attempts:
 class _Seats:
     """The sessions of one attempt, and the traces of their rollouts."""
 
-    def __init__(self, attempts: Attempts, task: Task, attempt: int, *, again: bool) -> None:
+    def __init__(self, attempts: Attempts, task: Task, planned: Planned) -> None:
         self._attempts = attempts
         self._service = attempts.gateway.service
         self._task = task
-        self._attempt = attempt
-        self._again = again
+        self._planned = planned
         self._sessions: dict[str, OpenSession] = {}
         self._traces: dict[str, TraceWriter] = {}
 
     def open(self, seat: str) -> None:
-        spec = self._attempts.spec(self._task, self._attempt, seat, again=self._again)
+        spec = self._attempts.spec(self._task, self._planned.attempt, seat, again=self._planned.again)
         session = self._service.open_session(spec)
         self._sessions[seat] = session
         self._traces[seat] = self._attempts.traced(session)
@@ -177,6 +177,21 @@ class _Seats:
             metrics=None if answer is None else answer.metrics,
         )
 
+    def never_asked(self, outcome: Outcome) -> str | None:
+        """Why a program that failed before the model was asked is nothing of the model's doing; None: it is."""
+        if outcome.timed_out or (not outcome.exit_code and outcome.signal is None):
+            return None
+        if any(session.recorder.turn_count for session in self._sessions.values()):
+            return None
+        how = f"exit code {outcome.exit_code}" if outcome.signal is None else f"signal {outcome.signal}"
+        return f"the agent ended with {how} before it had asked the model anything; its logs say why"
+
+    def at_limit(self, seat: str, ended: Ended) -> Ended:
+        """How a seat ended, the gateway's turn cap included, of which a program says nothing."""
+        if ended.stop_reason is StopReason.COMPLETED and self._sessions[seat].refused_turns:
+            return msgspec.structs.replace(ended, stop_reason=StopReason.MAX_TURNS)
+        return ended
+
     async def finish(self, seat: str, ended: Ended, score: Score, outcome: Outcome) -> Result:
         """An outcome of the policy's own, limits included: what its environment says it is worth."""
         session = self._sessions.pop(seat)
@@ -184,7 +199,7 @@ class _Seats:
         agent = {"exit_code": outcome.exit_code, "signal": outcome.signal, "timed_out": outcome.timed_out}
         extra = {name: value for name, value in agent.items() if value is not None and value is not False}
         total = trace.final(reward=score.reward, reward_data=score.reward_data, extra=extra or None)
-        reward = total if score.ungraded is None else None
+        reward = None if score.reward is None or score.ungraded is not None else total
         reason = None if score.ungraded is None else f"ungraded: {score.ungraded}"
         ending = Ending(
             reward=reward,
@@ -218,8 +233,9 @@ class _Seats:
         return Result(
             rollout=session.rollout.id,
             try_index=session.rollout.try_index,
+            place=self._planned.place,
             task=self._task.id or session.rollout.group[:8],
-            attempt=self._attempt,
+            attempt=self._planned.attempt,
             seat=seat,
             status=status,
             reward=reward,
@@ -231,5 +247,12 @@ class _Seats:
         )
 
 
-def _told(error: BaseException) -> str:
+def _checked(score: Score) -> Score:
+    if score.reward is not None:
+        as_float(score.reward, "the score's reward")
+    return score
+
+
+def told(error: BaseException) -> str:
+    """An error as a reason in a record."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,62 +1,112 @@
 """Groups whose attempts are rewarded by comparison, once all of them have ended."""
 
+import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
-from rolltape.collect.attempt import Result
-from rolltape.collect.environments.protocol import AGENT, Ended, Environment, Score
-from rolltape.collect.plan import Identity
+from rolltape.collect.attempt import Result, told
+from rolltape.collect.environments.protocol import Ended, Environment, GroupEnvironment, Score
+from rolltape.collect.plan import Identity, Known
 from rolltape.collect.sources import Source
 from rolltape.collect.tasks import Task, seed_of
+from rolltape.errors import NoSuchRollout
 from rolltape.records.rollout import Rollout, Status, StopReason
 from rolltape.tape.tape import Tape
 from rolltape.traces import amend
 
+log = logging.getLogger("rolltape.collect")
+
+EnvironmentOf = Callable[[Task], Environment]
+
 
 class Groups:
-    """The groups that are not whole yet, as far as their environments compare."""
+    """The groups that are not compared yet, as far as their environments compare."""
 
     def __init__(self, tape: Tape, source: Source, identity: Identity, size: int) -> None:
         self._tape = tape
         self._source = source
         self._identity = identity
         self._size = size
-        self._ended: dict[int, dict[str, Ended | None]] = {}  # by place of the task, then by rollout
+        self._held: dict[int, list[Result]] = {}  # by place of the task: what ended just now
 
-    async def add(self, place: int, environment: Environment, results: list[Result]) -> None:
-        """Take an attempt in; the last one of a group has it compared."""
-        if not hasattr(environment, "compare"):
-            return
-        group = self._ended.setdefault(place, {})
-        group.update({result.rollout: result.ended for result in results})
-        if len(group) == self._size:
-            await self._compare(place, environment, group)
+    def take_up(self, known: Known, environment_of: EnvironmentOf) -> None:
+        """Have those compared that were whole before, and of which some still have no reward."""
+        for place, task in enumerate(self._source if known.unrewarded else ()):
+            if compares(environment_of(task)):
+                keys = [bytes.fromhex(self._identity.of(task, attempt)) for attempt in range(self._size)]
+                if known.done.issuperset(keys) and not known.unrewarded.isdisjoint(keys):
+                    self._held[place] = []
 
-    async def compare_rest(self, environment_of: Callable[[Task], Environment]) -> None:
+    async def add(self, place: int, environment: Environment, results: list[Result]) -> list[Result]:
+        """Take an attempt in; the results that are settled by that: the last one of a group has it compared."""
+        if not compares(environment):
+            return results
+        held = self._held.setdefault(place, [])
+        held += results
+        whole = len({result.attempt for result in held}) == self._size
+        return await self._compared(place, environment) if whole else []
+
+    async def compare_rest(self, environment_of: EnvironmentOf) -> list[Result]:
         """Compare groups that were begun earlier and are whole by now, together with what the tape has of them."""
-        for place in list(self._ended):
-            task = self._source[place]
-            group = dict(self._ended[place])
-            for attempt in range(self._size):
-                rollout = self._identity.of(task, attempt)
-                if rollout not in group:
-                    group[rollout] = _ended_of(self._tape.run().rollout(rollout))
-            await self._compare(place, environment_of(task), group)
+        settled = []
+        for place in list(self._held):
+            environment = environment_of(self._source[place])
+            assert compares(environment)
+            settled += await self._compared(place, environment)
+        return settled
 
-    async def _compare(self, place: int, environment: Any, group: Mapping[str, Ended | None]) -> None:
-        """Score a whole group, by rollout id; what broke is left out, and so is a comparison with nobody."""
-        self._ended.pop(place, None)
-        ended = {rollout: one for rollout, one in group.items() if one is not None}
-        if not ended:
-            return
+    def left(self) -> list[Result]:
+        """Of groups that were not compared: resuming does it."""
+        return [result for held in self._held.values() for result in held]
+
+    async def _compared(self, place: int, environment: GroupEnvironment) -> list[Result]:
+        """Score a whole group, by rollout id; what broke is left out."""
         task = self._source[place]
-        scores: Mapping[str, Score] = await environment.compare(task, ended, seed_of(self._identity.of(task, 0, AGENT)))
-        for rollout, score in scores.items():
-            if score.reward is not None:
-                self._tape.score(rollout, reward=score.reward, terms=dict(score.terms), by=environment.name)
-            if score.reward_data is not None or score.ungraded is not None:
-                data = {**(score.reward_data or {}), **({"ungraded": score.ungraded} if score.ungraded else {})}
-                amend(self._tape, rollout, reward_data=data, by=environment.name)
+        held = {result.rollout: result.ended for result in self._held[place]}
+        group = {one: held[one] if one in held else self._recorded(one) for one in self._rollouts(task)}
+        ended = {rollout: one for rollout, one in group.items() if one is not None}
+        scores: Mapping[str, Score] = {}
+        try:
+            if ended:
+                scores = await environment.compare(task, ended, seed_of(self._identity.of(task, 0)))
+            for rollout in ended:
+                self._say(rollout, scores[rollout], environment.name)
+        except Exception as error:
+            log.warning("%s: its attempts could not be compared", task.where, exc_info=error)
+            scores = {rollout: Score(reward=None, ungraded=f"not compared: {told(error)}") for rollout in ended}
+            for rollout, score in scores.items():
+                self._say(rollout, score, environment.name)
+        return [_settled(result, scores.get(result.rollout)) for result in self._held.pop(place)]
+
+    def _rollouts(self, task: Task) -> list[str]:
+        return [self._identity.of(task, attempt) for attempt in range(self._size)]
+
+    def _recorded(self, rollout: str) -> Ended | None:
+        try:
+            return _ended_of(self._tape.run().rollout(rollout))
+        except NoSuchRollout:
+            return None  # it could not even be opened
+
+    def _say(self, rollout: str, score: Score, by: str) -> None:
+        if score.reward is not None:
+            self._tape.score(rollout, reward=score.reward, terms=dict(score.terms), by=by)
+        data: dict[str, Any] = dict(score.reward_data or {})
+        if score.ungraded is not None:
+            data["ungraded"] = score.ungraded
+        if data:
+            amend(self._tape, rollout, reward_data=data, by=by)
+
+
+def compares(environment: Environment) -> TypeGuard[GroupEnvironment]:
+    """Whether its rewards come of comparison."""
+    return hasattr(environment, "compare")
+
+
+def _settled(result: Result, score: Score | None) -> Result:
+    if score is None:
+        return result  # it broke
+    reason = None if score.ungraded is None else f"ungraded: {score.ungraded}"
+    return result._replace(reward=score.reward, reason=reason)
 
 
 def _ended_of(rollout: Rollout) -> Ended | None:

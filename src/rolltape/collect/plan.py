@@ -19,6 +19,7 @@ class Planned(NamedTuple):
 
     place: int  # of the task in its source
     attempt: int
+    seats: tuple[str, ...]
     again: bool  # it was tried before, and broke
 
 
@@ -27,26 +28,43 @@ class Known(NamedTuple):
 
     done: frozenset[bytes]  # finished: not to be run again
     broken: frozenset[bytes]  # to be run again, as another try
+    unrewarded: frozenset[bytes]  # finished, and without a reward so far
+    attempts: int  # that the finished ones belong to: those of several seats count once
     running: int  # by somebody who is alive
+    models: frozenset[str | None]  # that were asked
 
 
-def known_of(run: Run, step: int) -> Known:
-    """What became of the rollouts of a step so far."""
+def known_of(run: Run, source: str, step: int) -> Known:
+    """What became of the rollouts of a source at a step so far."""
     done: set[bytes] = set()
     broken: set[bytes] = set()
     running: set[bytes] = set()
+    unrewarded: set[bytes] = set()
+    attempts: set[tuple[str | None, str, int]] = set()
+    models: set[str | None] = set()
     for row in run.index():
-        if row.head.step != step:
+        if row.head.step != step or row.head.source != source:
             continue
         key = bytes.fromhex(row.id)
+        models.add(row.head.model)
         match row.outcome.status:
             case Status.FINISHED:
                 done.add(key)
+                attempts.add((row.head.source, row.head.task_id or row.head.group, row.head.attempt))
+                if row.outcome.reward is None:
+                    unrewarded.add(key)
             case Status.RUNNING:
                 running.add(key)
             case _:
                 broken.add(key)
-    return Known(frozenset(done | running), frozenset(broken - done - running), len(running - done))
+    return Known(
+        done=frozenset(done | running),
+        broken=frozenset(broken - done - running),
+        unrewarded=frozenset(unrewarded),
+        attempts=len(attempts),
+        running=len(running - done),
+        models=frozenset(models),
+    )
 
 
 def seat_name(agent: str, seat: str) -> str:
@@ -88,7 +106,7 @@ def planned(
         for attempt in range(settings.group_size):
             keys = [bytes.fromhex(identity.of(task, attempt, seat)) for seat in names]
             if not all(key in known.done for key in keys):
-                yield Planned(place, attempt, any(key in known.broken or key in known.done for key in keys))
+                yield Planned(place, attempt, names, any(key in known.broken or key in known.done for key in keys))
 
 
 def check_resumable(tape: Tape, run: Run, settings: CollectSettings, *, resume: bool) -> None:
@@ -108,5 +126,12 @@ def check_resumable(tape: Tape, run: Run, settings: CollectSettings, *, resume: 
         if differ:
             said = "; ".join(f"{name} was {before.get(name)!r} and is {kept[name]!r}" for name in differ)
             raise CollectError(f"run {tape.name} cannot be resumed at step {settings.step}: {said}")
-    if not same_step:
-        tape.note(EventKind.COLLECT, {"settings": kept})
+
+
+def check_model(tape: Tape, known: Known, model: str, step: int) -> None:
+    """Refuse to go on with another model: it would begin every attempt anew, under other ids."""
+    others = sorted(str(name) for name in known.models if name != model)
+    if others:
+        raise CollectError(
+            f"run {tape.name} cannot be resumed at step {step}: model_name was {others[0]!r} and is {model!r}"
+        )

@@ -38,7 +38,8 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_be_kept(self) -> dict[str, Any]:
         """What decides which rollouts there are and how they come about: not to differ when a run is resumed."""
-        given: dict[str, Any] = msgspec.to_builtins(self)
+        # As the tape gives it back: a tuple is a list there.
+        given: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return {name: value for name, value in given.items() if name not in _FREE}
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rolltape.collect.agents.protocol import Assignment, Outcome
-from rolltape.collect.agents.threads import called
 from rolltape.collect.environments.protocol import Ended
+from rolltape.collect.threads import called
 from rolltape.records.jsonable import shown
 from rolltape.records.rollout import StopReason
 

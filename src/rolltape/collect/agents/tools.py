@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rolltape.collect.agents.threads import called
 from rolltape.collect.environments.protocol import Message, Tool
+from rolltape.collect.threads import called
 from rolltape.records.jsonable import shown
 
 

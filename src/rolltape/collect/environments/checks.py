@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from rolltape.collect.agents.threads import called
 from rolltape.collect.environments.left import left_by
 from rolltape.collect.environments.prompts import check_path
 from rolltape.collect.environments.protocol import Ended, Score
 from rolltape.collect.environments.scoring import Rewarded, score_from
 from rolltape.collect.functions import PREFIX, function_named
+from rolltape.collect.threads import called
 from rolltape.errors import TaskError
 
 _KINDS = ("exact", "number", "regex", "function")

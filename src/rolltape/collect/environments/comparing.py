@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from rolltape.collect.agents.threads import called
 from rolltape.collect.environments.judge import Ask, Judge, Unreadable, asking, last_object, verdict_of
 from rolltape.collect.environments.protocol import Ended
 from rolltape.collect.environments.shown import marked, to_judge
 from rolltape.collect.functions import function_named
+from rolltape.collect.threads import called
 from rolltape.errors import RecordError
 from rolltape.records.jsonable import as_float, shown
 

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rolltape.collect.agents.threads import called
 from rolltape.collect.environments.checks import checked, checks_of
 from rolltape.collect.environments.fields import entry_of, fields_of
 from rolltape.collect.environments.handling import Handled, Mishaps
@@ -16,6 +15,7 @@ from rolltape.collect.environments.script import Script
 from rolltape.collect.environments.tools import Described, ToolAnswer, ToolSpec, described
 from rolltape.collect.functions import function_named
 from rolltape.collect.tasks import Task
+from rolltape.collect.threads import called
 from rolltape.errors import TaskError
 from rolltape.records.messages import content_text
 from rolltape.records.rollout import StopReason

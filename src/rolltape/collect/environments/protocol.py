@@ -41,7 +41,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     messages: Sequence[Message] = ()  # to the seat that is asked next: the same one, or in a game another
     done: bool = False  # the episode has ended
-    reward: float = 0.0  # of this step alone; the total is their sum and the score
+    reward: float | None = 0.0  # of this step alone; the total is their sum and the score. None: steps have none
     stop_reason: StopReason = StopReason.COMPLETED  # if done
     reward_data: Mapping[str, Any] | None = None
     env_state: Mapping[str, Any] | None = None

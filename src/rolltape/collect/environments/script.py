@@ -3,10 +3,10 @@
 from collections.abc import Generator
 from typing import Any
 
-from rolltape.collect.agents.threads import called
 from rolltape.collect.environments.prompts import user
 from rolltape.collect.environments.protocol import Answer, Message, Score
 from rolltape.collect.environments.scoring import score_from
+from rolltape.collect.threads import called
 from rolltape.errors import TaskError
 
 

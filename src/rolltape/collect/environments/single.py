@@ -24,7 +24,7 @@ class SingleReply:
 
     async def answer(self, seat: str, reply: Message) -> Answer:
         self._answered = True
-        return Answer(done=True)
+        return Answer(done=True, reward=None)
 
     async def score(self, seat: str, ended: Ended) -> Score:
         return await self._score(ended)

@@ -1,0 +1,1 @@
+"""Task files, one for each environment, and what they name in Python."""

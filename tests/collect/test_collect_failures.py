@@ -1,0 +1,228 @@
+"""What fails fails alone, with its reason; what the model brings on itself is rewarded."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rolltape
+from collecting import SUMS, by, collected, collected_at_once, finished_per_task, instant, rollouts, task_file
+from rolltape.capture.gateway import Gateway
+from rolltape.collect import local
+from rolltape.collect.local import Collector
+from rolltape.collect.settings import CollectSettings
+from rolltape.records.rollout import Status, StopReason
+from rolltape.tape.tape import open_tape
+from scripted_engine import Mishap, Step
+
+MODULE = """
+import asyncio
+
+from rolltape.collect.environments import AGENT, Answer, Opening, Score
+
+
+class Moody:
+    name = "moody"
+    seats = (AGENT,)
+    over = False
+
+    def check(self, task):
+        pass
+
+    def begin(self, task, seed):
+        self.mood = task.data["mood"]
+        if self.mood == "begin":
+            raise RuntimeError("no room")
+        one = Moody()
+        one.mood = self.mood
+        return one
+
+    def opening(self, seat):
+        if self.mood == "opening":
+            raise RuntimeError("no words")
+        return Opening(messages=[{"role": "user", "content": "Go."}])
+
+    def next_seat(self):
+        return None if self.over else AGENT
+
+    async def answer(self, seat, reply):
+        if self.mood == "answer":
+            raise RuntimeError("no answer")
+        self.over = True
+        return Answer(done=True)
+
+    async def score(self, seat, ended):
+        if self.mood == "score":
+            raise RuntimeError("no score")
+        if self.mood == "text":
+            return Score(reward="much")
+        if self.mood == "nan":
+            return Score(reward=float("nan"))
+        return Score(reward=1.0)
+
+
+def checker(task, ended):
+    if task.get("faulty"):
+        raise ValueError("cannot read it")
+    return 1.0
+
+
+def worse(task, one, other):
+    return len(other.text) - len(one.text)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "moods_of_collect.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("mood", "reason"),
+    [
+        ("begin", "the environment could not begin: RuntimeError: no room"),
+        ("opening", "RuntimeError: no words"),
+        ("answer", "RuntimeError: no answer"),
+        ("score", "RuntimeError: no score"),
+        ("text", "much"),
+    ],
+)
+def test_a_failing_environment_fails_its_own_rollouts_only(mood: str, reason: str, tmp_path: Path) -> None:
+    kind = "python:moods_of_collect:Moody"
+    tasks = [{"id": "bad", "mood": mood, "environment": kind}, {"id": "good", "mood": "fine", "environment": kind}]
+    source, run = task_file(tmp_path, tasks), tmp_path / "run"
+    results = collected_at_once(source, run, group_size=2)
+    assert {result.status for result in results if result.task == "bad"} == {Status.FAILED}
+    assert all(reason in str(result.reason) for result in results if result.task == "bad")
+    assert [result.reward for result in results if result.task == "good"] == [1.0, 1.0]
+    assert {one.status for one in rollouts(run) if one.head.task_id == "bad"} == {Status.FAILED}
+    again = collected_at_once(source, run, group_size=2, resume=True)
+    assert [(result.task, result.try_index) for result in again] == [("bad", 1), ("bad", 1)]
+
+
+def test_a_reward_that_is_no_number_is_kept_as_it_is(tmp_path: Path) -> None:
+    task = {"id": "odd", "mood": "nan", "environment": "python:moods_of_collect:Moody"}
+    (result,) = collected_at_once(task_file(tmp_path, [task]), tmp_path / "run", group_size=1)
+    assert result.status is Status.FINISHED
+    (held,) = rollouts(tmp_path / "run")
+    assert held.reward is not None
+    assert held.reward != held.reward
+
+
+def test_a_failing_checker_fails_its_own_rollouts_only(tmp_path: Path) -> None:
+    check = "python:moods_of_collect:checker"
+    good: dict[str, Any] = {"id": "good", "prompt": "?", "check": check}
+    tasks = [good, {**good, "id": "bad", "faulty": True}]
+    results = collected_at_once(task_file(tmp_path, tasks), tmp_path / "run", group_size=2)
+    assert [result.reason for result in results if result.task == "bad"] == ["ValueError: cannot read it"] * 2
+    assert [result.reward for result in results if result.task == "good"] == [1.0, 1.0]
+    assert all(rolltape.trace_of(one).steps for one in rollouts(tmp_path / "run"))
+
+
+async def test_an_engine_that_fails_breaks_the_attempt_without_a_reward(tmp_path: Path) -> None:
+    source, run = task_file(tmp_path, SUMS[2:3]), tmp_path / "run"
+    async with instant() as engine:
+        engine.mishaps = dict.fromkeys(range(4), Mishap.WRONG_LENGTHS)
+        (first,) = await collected(source, run, engine, group_size=1)
+        engine.mishaps = {}
+        (second,) = await collected(source, run, engine, group_size=1, resume=True)
+    assert (first.status, first.reward) == (Status.FAILED, None)
+    assert (second.status, second.reward) == (Status.FINISHED, 1.0)
+
+
+def test_a_time_out_of_the_policy_counts_in_its_group(tmp_path: Path) -> None:
+    task = {"id": "t", "prompt": "?", "answer": 4, "unfinished": {"timeout": -1.0}}
+    slow = lambda asked: Step("1 2 3 4", token_delay_s=30.0) if asked.number == 1 else Step("4")  # noqa: E731
+    run = tmp_path / "run"
+    results = collected_at_once(task_file(tmp_path, [task]), run, slow, group_size=3, timeout_s=2.0)
+    assert sorted((result.status, result.reward) for result in results) == [
+        (Status.FINISHED, -1.0),
+        (Status.FINISHED, 1.0),
+        (Status.FINISHED, 1.0),
+    ]
+    assert {result.stop_reason for result in results} == {StopReason.TIMEOUT, StopReason.COMPLETED}
+    assert len({one.head.group for one in rollouts(run)}) == 1
+
+
+def test_preference_rewards_land_on_the_rollouts_that_earned_them(tmp_path: Path) -> None:
+    task = {"id": "t", "environment": "preference", "prompt": "?", "function": "python:moods_of_collect:worse"}
+    # Which reply is short has nothing to do with which one comes first.
+    script = lambda asked: Step("a" * (1 + asked.number), token_delay_s=0.02 * (5 - asked.number))  # noqa: E731
+    run = tmp_path / "run"
+    told = collected_at_once(task_file(tmp_path, [task]), run, script, group_size=5)
+    held = rollouts(run)
+    assert {one.id: one.reward for one in held} == {one.rollout: one.reward for one in told}
+    rewards = {len(one.turns[0].reply.text): one.reward for one in held if one.turns[0].reply is not None}
+    assert rewards == {1: 1.0, 2: 0.75, 3: 0.5, 4: 0.25, 5: 0.0}
+    traces = [rolltape.trace_of(one) for one in held]
+    assert [trace.total_reward for trace in traces] == [one.reward for one in held]
+
+
+def test_a_program_that_fails_before_it_asked_anything_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("raise SystemExit(3)")
+    agent = f"command:{sys.executable} {tmp_path / 'agent.py'}"
+    (result,) = collected_at_once(task_file(tmp_path, SUMS[:1]), tmp_path / "run", group_size=1, agent=agent)
+    assert result.status is Status.FAILED
+    assert "exit code 3 before it had asked the model anything" in str(result.reason)
+
+
+@pytest.mark.parametrize(("exit_code", "turns"), [(0, 3), (1, 1)])
+def test_a_program_at_its_turn_cap_has_ended_for_that(exit_code: int, turns: int, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(f"turns, exit_code = {turns}, {exit_code}\n{ASKING}")
+    agent = f"command:{sys.executable} {tmp_path / 'agent.py'}"
+    source = task_file(tmp_path, SUMS[2:3])
+    (result,) = collected_at_once(source, tmp_path / "run", group_size=1, agent=agent, max_turns=2)
+    assert result.status is Status.FINISHED
+    assert result.stop_reason is (StopReason.MAX_TURNS if turns > 2 else StopReason.COMPLETED)
+    assert result.reward == (0.0 if turns > 2 else 1.0)
+
+
+async def test_hundreds_of_attempts_at_once_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateways: list[Gateway] = []
+
+    def opened(**how: Any) -> Gateway:
+        gateways.append(Gateway(**how))
+        return gateways[-1]
+
+    monkeypatch.setattr(local, "Gateway", opened)
+    tasks = [{"id": n, "prompt": f"What is {n} + 1?", "answer": n + 1} for n in range(64)]
+    most = left = 0
+
+    async with instant() as engine:
+        source = str(task_file(tmp_path, tasks))
+        settings = CollectSettings(source=source, group_size=8, max_concurrent=256, **by(engine))
+        with open_tape(tmp_path / "run") as tape:
+
+            def on_results(_: object) -> None:
+                nonlocal most, left
+                left = len(gateways[0].service.sessions)
+                most = max(most, left)
+
+            await asyncio.wait_for(Collector(settings, tape).run(lambda launch: None, on_results), 120)
+    assert most > 128
+    assert left == 0
+    assert finished_per_task(tmp_path / "run") == {str(n): 8 for n in range(64)}
+
+
+ASKING = """
+import json, sys, urllib.error, urllib.request
+told = json.load(sys.stdin)
+url = told["openai_base_url"] + "/chat/completions"
+messages = told["messages"]
+for _ in range(turns):
+    body = json.dumps({"model": told["model"], "messages": messages}).encode()
+    try:
+        asked = urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"}))
+    except urllib.error.HTTPError as error:
+        assert error.code == 429
+        break
+    reply = json.load(asked)["choices"][0]["message"]
+    messages += [reply, {"role": "user", "content": "And?"}]
+print(reply["content"])
+sys.exit(exit_code)
+"""

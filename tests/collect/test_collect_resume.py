@@ -1,0 +1,170 @@
+"""Killed, interrupted and resumed: every task is attempted exactly as often as was asked, and nothing twice."""
+
+import asyncio
+import json
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rolltape
+from collecting import (
+    EXAMPLES,
+    SUMS,
+    by,
+    collected,
+    collected_at_once,
+    command,
+    finished_per_task,
+    instant,
+    rollouts,
+    task_file,
+)
+from commands import Cli
+from gateways import eventually
+from rolltape.collect.local import Collector
+from rolltape.collect.scratch import Scratch
+from rolltape.collect.settings import CollectSettings
+from rolltape.records.rollout import Status
+from rolltape.tape.tape import open_tape
+from scripted_engine import Step
+
+
+@pytest.mark.parametrize("name", ["problem", "preference"])
+def test_killed_at_random_moments_and_resumed_it_ends_with_every_attempt_once(
+    name: str, tmp_path: Path, cli: Cli
+) -> None:
+    source, run = EXAMPLES / f"{name}.jsonl", tmp_path / "run"
+    wanted = {json.loads(line)["id"]: 4 for line in source.read_text().splitlines()}
+    chance = random.Random(name)
+    arguments = [source, "--run", run, "-g", 4, "--max-concurrent", 4, "--json"]
+    for kill in range(3):
+        process = command(*arguments, *(["--resume"] if kill else []))
+        assert process.stdout is not None
+        ended = chance.randrange(1, 5)
+        while ended and (line := process.stdout.readline()):
+            ended -= json.loads(line)["event"] == "rollout"
+        process.kill()
+        process.communicate()
+    process = command(*arguments, "--resume")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert json.loads(out.splitlines()[-1])["whole"]
+    assert finished_per_task(run) == wanted
+    held = rollouts(run)
+    assert {one.status for one in held if one.status is not Status.FINISHED} <= {Status.LOST}
+    lost = {one.id for one in held if one.status is Status.LOST}
+    assert all(one.head.try_index > 0 for one in held if one.status is Status.FINISHED and one.id in lost)
+    assert all(one.reward is not None for one in held if one.status is Status.FINISHED)
+    assert cli("check", run).code == 0
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_interrupted_it_leaves_a_whole_tape_and_goes_on_later(signals: int, tmp_path: Path, cli: Cli) -> None:
+    run = tmp_path / "run"
+    arguments = [EXAMPLES / "problem.jsonl", "--run", run, "-g", 6, "--max-concurrent", 2, "--json"]
+    process = command(*arguments)
+    assert process.stdout is not None
+    while json.loads(process.stdout.readline())["event"] != "rollout":
+        pass
+    for _ in range(signals):
+        process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "ending: what runs has" in err
+    assert json.loads(out.splitlines()[-1])["whole"] is False
+    statuses = {one.status for one in rollouts(run)}
+    assert Status.FINISHED in statuses
+    assert statuses <= {Status.FINISHED, Status.FAILED}
+    assert cli("check", run).code == 0
+    assert cli("collect", *arguments, "--resume").code == 0
+    assert set(finished_per_task(run).values()) == {6}
+
+
+async def test_what_outlasts_the_grace_time_is_cancelled_and_tried_again(tmp_path: Path) -> None:
+    source, run = task_file(tmp_path, SUMS[:1]), tmp_path / "run"
+    how: dict[str, Any] = {"source": str(source), "group_size": 2, "grace_s": 0.2}
+    async with instant(lambda asked: Step("1 2 3 4 5 6 7 8 9 2", token_delay_s=0.05)) as engine:
+        with open_tape(run) as tape:
+            collector = Collector(CollectSettings(**how, **by(engine)), tape)
+            going = asyncio.ensure_future(collector.run(lambda launch: None, lambda results: None))
+            await eventually(lambda: engine.requests == 2)
+            collector.end()
+            await going
+        assert [one.outcome.reason for one in rollouts(run)] == ["cancelled before it had ended"] * 2
+        results = await collected(source, run, engine, resume=True, group_size=2)
+    assert [result.try_index for result in results] == [1, 1]
+    assert finished_per_task(run) == {"sum-1": 2}
+
+
+async def test_a_broken_attempt_keeps_its_record_beside_the_new_try(tmp_path: Path) -> None:
+    source, run = task_file(tmp_path, SUMS[:1]), tmp_path / "run"
+    script = tmp_path / "agent.py"
+    script.write_text("raise SystemExit(3)")
+    how: dict[str, Any] = {"group_size": 1, "agent": f"command:python {script}"}
+    async with instant() as engine:
+        (first,) = await collected(source, run, engine, **how)
+        assert first.status is Status.FAILED
+        script.write_text(_ASK_ONCE)
+        (second,) = await collected(source, run, engine, resume=True, **how)
+        assert await collected(source, run, engine, resume=True, **how) == []
+    assert (second.rollout, second.try_index, second.status) == (first.rollout, 1, Status.FINISHED)
+    assert [one.status for one in rollouts(run)] == [Status.FAILED, Status.FINISHED]
+    assert list((run / "scratch").iterdir()) == []
+
+
+def test_a_step_killed_and_resumed_leaves_the_other_step_alone(tmp_path: Path) -> None:
+    source, run = task_file(tmp_path), tmp_path / "run"
+    collected_at_once(source, run, group_size=2)
+    process = command(source, "--run", run, "-g", 2, "--step", 1, "--max-concurrent", 1, "--json")
+    assert process.stdout is not None
+    while (line := process.stdout.readline()) and json.loads(line)["event"] != "rollout":
+        pass
+    process.kill()
+    process.communicate()
+    process = command(source, "--run", run, "-g", 2, "--step", 1, "--resume")
+    process.communicate(timeout=60)
+    assert finished_per_task(run, 0) == finished_per_task(run, 1) == {task["id"]: 2 for task in SUMS}
+
+
+def test_a_group_that_was_whole_but_not_compared_is_compared_by_resuming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tastes_of_resume.py").write_text(
+        "open_ = False\n\n\ndef longer(task, one, other):\n"
+        "    assert open_, 'closed'\n    return len(one.text) - len(other.text)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import tastes_of_resume  # type: ignore[import-not-found]
+
+    task = {"id": "t", "environment": "preference", "prompt": "Say.", "function": "python:tastes_of_resume:longer"}
+    source, run = task_file(tmp_path, [task]), tmp_path / "run"
+    replies = lambda asked: "a" * (1 + asked.number)  # noqa: E731
+    before = collected_at_once(source, run, replies, group_size=3)
+    assert [result.reward for result in before] == [None] * 3
+    assert {result.reason for result in before} == {"ungraded: not compared: AssertionError: closed"}
+    tastes_of_resume.open_ = True
+    assert collected_at_once(source, run, replies, group_size=3, resume=True) == []
+    held = {len(one.turns[0].reply.text): one.reward for one in rollouts(run) if one.turns[0].reply is not None}
+    assert held == {1: 0.0, 2: 0.5, 3: 1.0}
+
+
+async def test_folders_of_a_killed_collector_are_removed_and_those_of_a_living_one_are_not(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    rolltape.open(run).close()
+    (run / "scratch" / "left" / "work").mkdir(parents=True)
+    with Scratch(run) as living, Scratch(run) as other:
+        assert {one.name for one in (run / "scratch").iterdir()} == {living.path.name, other.path.name}
+    assert list((run / "scratch").iterdir()) == []
+
+
+_ASK_ONCE = """
+import json, os, sys, urllib.request
+told = json.load(sys.stdin)
+body = json.dumps({"model": told["model"], "messages": told["messages"]}).encode()
+url = told["openai_base_url"] + "/chat/completions"
+reply = json.load(urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"})))
+print(reply["choices"][0]["message"]["content"])
+"""
