@@ -19,6 +19,12 @@ def ask(*messages: dict[str, Any], tools: list[dict[str, Any]] | None = None, ma
 
 def test_a_title_and_a_probe_are_recognized() -> None:
     assert auxiliary_reason(ask(TITLE, TASK)) == "session title"
+    # As Claude Code and opencode put it, in other words.
+    for said in (
+        "A short title (5 words) that says what the goal of this coding session is.",
+        "Give a thread title only.",
+    ):
+        assert auxiliary_reason(ask({"role": "system", "content": said}, TASK)) == "session title"
     assert auxiliary_reason(ask({"role": "user", "content": "quota"}, max_tokens=1)) == "probe"
 
 
@@ -29,6 +35,8 @@ def test_a_title_and_a_probe_are_recognized() -> None:
         ask(TITLE, TASK, tools=[TOOL]),
         ask(TITLE, TASK, {"role": "assistant", "content": "A title."}, {"role": "user", "content": "Shorter."}),
         ask({"role": "system", "content": "Write a title for the article."}, TASK),
+        ask({"role": "system", "content": "You are a chat assistant. You write titles of books."}, TASK),
+        ask({"role": "system", "content": "Give the film's title. The user may end the conversation."}, TASK),
         ask({"role": "system", "content": TITLE["content"] + " And so on." * 1000}, TASK),
         ask({"role": "user", "content": "quota"}),
         ask({"role": "user", "content": "Is it true?"}, max_tokens=1),

@@ -5,8 +5,11 @@ import re
 from rolltape.capture.exchange import Ask
 from rolltape.records.messages import content_text
 
-_TITLE = re.compile(r"\btitles?\b", re.IGNORECASE)
-_TITLED = re.compile(r"\b(session|conversation|thread|chat)\b", re.IGNORECASE)
+# Of what, within the same sentence: other titles, asked for in a chat, are a task like any other.
+_TITLED = r"(?:session|conversation|thread|chat)"
+_TITLE = re.compile(
+    rf"\btitle\b[^.]{{0,100}}\b(?:this|the|a)\b[^.]{{0,20}}\b{_TITLED}\b|\b{_TITLED} title\b", re.IGNORECASE
+)
 _INSTRUCTIONS = 8000  # characters: a title takes fewer words than a task
 _PROBES = frozenset({"quota", "test", "Hi", "count", "."})
 
@@ -22,7 +25,7 @@ def auxiliary_reason(ask: Ask) -> str | None:
     if ask.sampling.max_tokens == 1 and len(ask.messages) == 1 and _text(ask, "user").strip() in _PROBES:
         return "probe"
     instructions = _text(ask, "system") or _text(ask, "developer")
-    if len(instructions) < _INSTRUCTIONS and _TITLE.search(instructions) and _TITLED.search(instructions):
+    if len(instructions) < _INSTRUCTIONS and _TITLE.search(instructions):
         return "session title"
     return None
 

@@ -27,9 +27,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     top_p: _Share | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     min_p: _Share | None = None
-    seed: int | None = None
+    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    stop: tuple[str, ...] | None = None
+    stop: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     repetition_penalty: Annotated[float, msgspec.Meta(ge=0)] | None = None

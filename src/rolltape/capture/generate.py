@@ -94,6 +94,7 @@ class Generator:
                 if given is None and faults >= self._patience.faults:
                     raise EngineFailed(f"no reply after {faults} errors of the engine, the last: {error}") from error
             if given is not None and (len(given.ids) or given.finish is not Finish.ABORT):
+                faults = 0 if len(given.ids) else faults
                 stretches.append(Stretch(engine, given, announced, self._weights.version))
                 if given.finish is not Finish.ABORT:
                     return

@@ -53,7 +53,7 @@ class History:
         self._begun = 0  # conversations that start from nothing sampled
         self._messages: dict[bytes, Message] = {}  # by a digest of their value: most of a history came before
         self._roots: dict[bytes, Root] = {}
-        self._aliases: dict[tuple[Node, bytes], tuple[Node, tuple[EchoRule, ...]]] = {}
+        self._aliases: dict[tuple[Node, int, bytes], tuple[Node, tuple[EchoRule, ...]]] = {}
 
     def add(self, turn: Turn) -> bool:
         """Take a recorded turn in; whether the session forked there, going on beside what it had."""
@@ -118,9 +118,11 @@ class History:
         return Unheld.REPLY_CHANGED if asked else Unheld.HISTORY_CHANGED
 
     def _echoed(self, node: Node, message: Message) -> tuple[Node, tuple[EchoRule, ...]] | None:
-        key = (node, message.canonical)
+        # Twins may differ in what the client left out: then by echoed id, else the latest, as in `_continued`.
+        key = (node, len(node.asked), message.canonical_with_ids)
         if key not in self._aliases:
-            for placed in reversed(node.asked):
+            named = [placed for placed in node.asked if _names(message, placed.turn.reply)]
+            for placed in reversed(named or node.asked):
                 reply = placed.turn.reply
                 rules = None if reply is None else rules_of(message, reply)
                 if rules is not None and placed.reply_node is not None:
@@ -147,8 +149,13 @@ class History:
 
 def _continued(node: Node, echo: Message) -> Turn:
     """Which of the turns with this reply is meant: by echoed id, else the latest."""
-    named = [placed for placed in node.replies if placed.turn.reply and placed.turn.reply.wire_ids & echo.wire_ids]
+    named = [placed for placed in node.replies if _names(echo, placed.turn.reply)]
     return (named or node.replies)[-1].turn
+
+
+def _names(echo: Message, reply: Message | None) -> bool:
+    """Whether an echo carries an id that the reply was given."""
+    return reply is not None and not reply.wire_ids.isdisjoint(echo.wire_ids)
 
 
 def _is_assistant(message: Message) -> bool:

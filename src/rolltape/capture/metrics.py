@@ -36,7 +36,9 @@ class Metrics:
         self.forks = self._counter("forks", "Turns that go on beside what their session had")
         self.sessions = self._counter("sessions", "Sessions opened")
         self.errors = self._counter("errors", "Requests refused or failed", "status")
-        self.retries = self._counter("client_retries", "Requests that were answered with a turn already taken")
+        self.retries = self._counter(
+            "client_retries", "Requests that a client made again, having got no reply or saying so"
+        )
         self.segments = self._counter("interrupted_replies", "Replies that were continued after an interruption")
         self.added = Histogram(
             "rolltape_added_seconds",

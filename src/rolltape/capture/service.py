@@ -81,6 +81,7 @@ class Service:
         self._tasks: set[asyncio.Task[Taken]] = set()
         self._opened = itertools.count()
         self._unasked: dict[str, OpenSession] = {}  # those that came to be by a request alone
+        self._rewarded: dict[str, Ending] = {}  # by rollout: what a session was finished with before the last one
 
     def open_session(self, spec: SessionSpec) -> OpenSession:
         """Open a session, with its rollout or as another one of an open rollout."""
@@ -201,8 +202,13 @@ class Service:
         except (PolicyError, RecordError) as error:
             raise BadRequest(str(error)) from error
         interrupted = await session.close("finished", ending.drain_s)
-        self._leave(session)
-        last = not self.sessions.of_rollout(rollout.id)
+        self.sessions.of_id(session_id)  # another may have ended it meanwhile
+        last = self.sessions.of_rollout(rollout.id) == [session]
+        earlier = self._rewarded.get(rollout.id)
+        if ending.reward is None and earlier is not None:
+            ending = msgspec.structs.replace(ending, reward=earlier.reward, reward_terms=earlier.reward_terms)
+        if not last and ending.reward is not None:
+            self._rewarded[rollout.id] = ending
         if last:
             rollout.finish(
                 reward=ending.reward,
@@ -210,6 +216,8 @@ class Service:
                 stop_reason=ending.stop_reason,
                 reason=ending.reason,
             )
+            self._rewarded.pop(rollout.id, None)
+        self._leave(session)  # only now: what could not be written can be finished again
         made = None
         if ending.samples and last:
             whole = rollout_of(rollout, session.deliveries, ending)
@@ -241,10 +249,12 @@ class Service:
             raise BadRequest("reason: say in words why the session is dropped")
         session = self.sessions.of_id(session_id)
         await session.close("dropped", 0)
-        self._leave(session)
-        if not self.sessions.of_rollout(session.rollout.id):
+        self.sessions.of_id(session_id)
+        if self.sessions.of_rollout(session.rollout.id) == [session]:
             session.rollout.fail(reason)
-            session.rollout.let_go()
+            self._rewarded.pop(session.rollout.id, None)
+        self._leave(session)
+        session.rollout.let_go()
 
     def _leave(self, session: OpenSession) -> None:
         """Keep nothing of a session; raises NoSuchSession if it was ended meanwhile."""

@@ -86,6 +86,7 @@ class OpenSession:
         self.history = History(tool_ids_matter=recorder.head.tool_ids_matter)
         self.opened_at = time.time()
         self.turns = 0  # begun, auxiliary ones aside
+        self.refused_turns = 0  # above the cap
         self.attempts = Attempts()
         self.ids_json = IdsAsJson()
         self.deliveries = deliveries  # by turn, of all sessions of the rollout
@@ -108,6 +109,7 @@ class OpenSession:
             raise SessionEnded(f"session {self.id} is {self.ended}: it takes no more turns")
         if counts:
             if self.spec.max_turns is not None and self.turns >= self.spec.max_turns:
+                self.refused_turns += 1
                 raise TurnCapReached(f"session {self.id} has had its {self.spec.max_turns} turns")
             self.turns += 1
         self._in_flight.add(attempt)

@@ -20,6 +20,7 @@ from rolltape.capture.prompts import ChatPrompts
 from rolltape.capture.replies import Outcome, finish_of, outcome_of, segments_of, side_arrays_of
 from rolltape.capture.sessions import OpenSession
 from rolltape.capture.settings import GatewaySettings
+from rolltape.capture.stops import cut_at_stop
 from rolltape.errors import EngineError, EngineFailed
 from rolltape.records.tokens import NO_IDS, Ids
 from rolltape.records.turn import Delivery, Finish, Turn, TurnFlag
@@ -157,6 +158,8 @@ class Turns:
             except (EngineError, EngineFailed) as error:
                 failure = str(error)
         engine_s = time.perf_counter() - engine_began
+        before = 0 if begun.resumed is None else len(begun.resumed.sampled_ids)
+        stretches = cut_at_stop(stretches, begun.prompt.ids, before, begun.applied.stop or (), self._prompts.decode)
         outcome = await self._outcome(begun, stretches, failure)
         turn = await self._recorded(begun, stretches, outcome, failure)
         # Nothing goes on from a side request, and what comes after one has not forked.

@@ -35,7 +35,8 @@ class ReplayEngine:
 
     def __init__(self, run: str | os.PathLike[str], which: str, *, go_on: bool = False) -> None:
         self.name = f"replay {os.fspath(run)}#{which}"
-        self._left = _turns(run, which)
+        # What failed gave nothing to answer with; where its client asked again, that turn follows.
+        self._left = [turn for turn in _turns(run, which) if turn.facts.finish is not Finish.ERROR]
         if not self._left:
             raise NoSuchRollout(f"{self.name}: no turns are recorded there")
         self._model = self._left[0].facts.model

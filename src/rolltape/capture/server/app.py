@@ -21,7 +21,8 @@ from rolltape.errors import CaptureError, RolltapeError
 log = logging.getLogger("rolltape.access")
 http_log = logging.getLogger("rolltape.http")  # of connections whose requests could not be read
 
-_KEY_IN_PATH = re.compile(r"^/s/[^/]+")
+_KEY_IN_PATH = re.compile(r"^/+s/+[^/]+")
+_KEY = re.compile(r"rts-[\w-]{32}")  # a session's, wherever somebody put it
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -71,6 +72,9 @@ def _answering(service: Service) -> Middleware:
             if error.status == 413:
                 why = f"the body is larger than {service.settings.max_body_mib} MiB, which is the gateway's limit"
             return _refusal(request, error.status, f"{why}: {request.method} {_shown(request)}", final=True)
+        except web.RequestPayloadError as error:  # cut short, or not in the encoding that its headers say
+            status, why = 400, f"the body cannot be read: {' '.join(str(error).split())}"
+            return _refusal(request, status, why, final=True)
         except CaptureError as error:
             status, why = error.status, str(error)
             return _refusal(request, error.status, str(error), final=error.final)
@@ -92,6 +96,7 @@ def _answering(service: Service) -> Middleware:
                 service.metrics.error(status)
             if failed or took_s > service.settings.slow_s:
                 session = request.get(SESSION, "-")
+                why = _KEY.sub("rts-…", why)
                 log.warning("%s %s %s %.1f s %s: %s", request.method, _shown(request), status, took_s, session, why)
 
     return answering
@@ -106,4 +111,4 @@ def _refusal(request: web.Request, status: int, message: str, *, final: bool) ->
 
 def _shown(request: web.Request) -> str:
     """A request's path as it came, without the key that may be in it."""
-    return _KEY_IN_PATH.sub("/s/…", request.rel_url.raw_path)
+    return _KEY.sub("rts-…", _KEY_IN_PATH.sub("/s/…", request.rel_url.raw_path))
