@@ -99,6 +99,14 @@ async def test_what_outlasts_the_grace_time_is_cancelled_and_tried_again(tmp_pat
     assert finished_per_task(run) == {"sum-1": 2}
 
 
+def test_a_source_that_was_moved_is_still_the_same_source(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    run = tmp_path / "run"
+    collected_at_once(task_file(tmp_path), run, group_size=1)
+    assert collected_at_once(task_file(tmp_path / "elsewhere"), run, resume=True, group_size=1) == []
+    assert finished_per_task(run) == {task["id"]: 1 for task in SUMS}
+
+
 async def test_a_broken_attempt_keeps_its_record_beside_the_new_try(tmp_path: Path) -> None:
     source, run = task_file(tmp_path, SUMS[:1]), tmp_path / "run"
     script = tmp_path / "agent.py"

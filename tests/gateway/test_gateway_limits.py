@@ -7,6 +7,7 @@ import pytest
 
 from gateways import CALCULATOR, rig, user
 from rolltape.capture.exchange import Api
+from rolltape.errors import BadRequest
 from rolltape.records.turn import Finish, TurnFlag
 from scripted_engine import tool_call
 
@@ -25,6 +26,19 @@ async def test_a_turn_over_the_cap_is_refused_for_good_and_side_requests_do_not_
         done = await it.finish(opened)
         assert done["turns"] == 5
         assert done["ledger"].keys() == {"trained", "dropped:auxiliary"}
+
+
+async def test_a_request_that_cannot_be_rendered_uses_up_no_turn(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise BadRequest("the messages cannot be rendered")
+
+    async with rig(run, lambda _: "ok") as it:
+        opened = await it.open(max_turns=1)
+        with monkeypatch.context() as patched:
+            patched.setattr(it.gateway.service.prompts, "render", refuse)
+            assert (await it.ask(opened, "one")).status == 400
+        assert (await it.ask(opened, "one")).status == 200
+        assert (await it.ask(opened, "two")).status == 429
 
 
 @pytest.mark.parametrize("api", APIS)

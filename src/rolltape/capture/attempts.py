@@ -103,6 +103,10 @@ class Attempts:
         """Forget all: they hold their session, and it holds them."""
         self._latest.clear()
 
+    def forget(self, attempt: Attempt) -> None:
+        """Let nobody ask for this one again."""
+        self._latest = {digest: one for digest, one in self._latest.items() if one is not attempt}
+
     def remember(self, digest: bytes, attempt: Attempt) -> None:
         self._latest.pop(digest, None)
         self._latest[digest] = attempt

@@ -151,15 +151,18 @@ class Service:
             if known.has_reply:
                 return known
         attempt = Attempt(lambda ended: self._over(session, ended))
-        session.begin(attempt, counts=known is None and auxiliary_reason(ask) is None)
-        task = asyncio.ensure_future(self._take(session, ask, attempt, known))
+        counts = known is None and auxiliary_reason(ask) is None
+        session.begin(attempt, counts=counts)
+        task = asyncio.ensure_future(self._take(session, ask, attempt, known, counts=counts))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         attempt.run(task)
         session.attempts.remember(digest, attempt)
         return attempt
 
-    async def _take(self, session: OpenSession, ask: Ask, attempt: Attempt, earlier: Attempt | None) -> Taken:
+    async def _take(
+        self, session: OpenSession, ask: Ask, attempt: Attempt, earlier: Attempt | None, *, counts: bool
+    ) -> Taken:
         try:
             left = None if earlier is None else await earlier.ended()
             if left is not None and left.reply is not None:
@@ -167,6 +170,8 @@ class Service:
                 return left
             begun = await self.turns.begin(session, ask, None if left is None else resumed_from(left))
         except BaseException as error:
+            session.turns -= counts  # it did not come to a turn, and is nothing to be repeated
+            session.attempts.forget(attempt)
             if not attempt.begun.done():
                 attempt.begun.set_exception(error)
             raise
@@ -218,11 +223,9 @@ class Service:
             )
             self._rewarded.pop(rollout.id, None)
         self._leave(session)  # only now: what could not be written can be finished again
-        made = None
-        if ending.samples and last:
-            whole = rollout_of(rollout, session.deliveries, ending)
-            made = await asyncio.to_thread(linearize, whole, ending.policy)
+        whole = rollout_of(rollout, session.deliveries, ending) if ending.samples and last else None
         rollout.let_go()
+        made = None if whole is None else await asyncio.to_thread(linearize, whole, ending.policy)
         return Finished(
             session=session.id,
             rollout=rollout.id,

@@ -48,7 +48,7 @@ class Collector:
             check=lambda task: self.environment_of(task).check(task),
         )
         self._run = tape.run()
-        check_resumable(tape, self._run, settings, resume=resume)
+        check_resumable(tape, self._run, settings, self._source.name, resume=resume)
         self._resume = resume
         self._told_to_end = asyncio.Event()
 
@@ -70,7 +70,7 @@ class Collector:
                 known = known_of(self._run, self._source.name, settings.step)
                 check_model(self._tape, known, identity.model, settings.step)
                 if not self._resume:
-                    self._tape.note(EventKind.COLLECT, {"settings": settings.to_be_kept()})
+                    self._tape.note(EventKind.COLLECT, {"settings": settings.to_be_kept(self._source.name)})
                 total = len(self._source) * settings.group_size
                 on_launch(Launch(len(self._source), total, known.attempts, known.running))
                 work = planned(self._source, settings, identity, known, self._seats)

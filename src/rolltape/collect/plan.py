@@ -109,9 +109,9 @@ def planned(
                 yield Planned(place, attempt, names, any(key in known.broken or key in known.done for key in keys))
 
 
-def check_resumable(tape: Tape, run: Run, settings: CollectSettings, *, resume: bool) -> None:
+def check_resumable(tape: Tape, run: Run, settings: CollectSettings, source_name: str, *, resume: bool) -> None:
     """Refuse a step that was collected before: without `resume`, or with settings that differ, saying which."""
-    kept = settings.to_be_kept()
+    kept = settings.to_be_kept(source_name)
     earlier = [event.data for event in run.events() if event.kind == EventKind.COLLECT]
     same_step = [data["settings"] for data in earlier if data["settings"].get("step") == settings.step]
     if same_step and not resume:

@@ -36,11 +36,14 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent: int = 32
     grace_s: float = 20.0  # that attempts may go on when they are told to end
 
-    def to_be_kept(self) -> dict[str, Any]:
-        """What decides which rollouts there are and how they come about: not to differ when a run is resumed."""
+    def to_be_kept(self, source_name: str) -> dict[str, Any]:
+        """What decides which rollouts there are and how they come about: not to differ when a run is resumed.
+
+        Of the source that is its name, which is in the ids; where it lies may change.
+        """
         # As the tape gives it back: a tuple is a list there.
         given: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
-        return {name: value for name, value in given.items() if name not in _FREE}
+        return {name: value for name, value in given.items() if name not in _FREE} | {"source": source_name}
 
 
 # May differ between the parts of one collection: where it runs, and how fast.
