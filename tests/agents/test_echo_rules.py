@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from rolltape.capture.echo import EchoRule, is_text_of, rules_of
+from rolltape.capture.echo import is_text_of, rules_of
 from rolltape.records.messages import Message
+from rolltape.records.prompting import EchoRule
 
 
 def message(content: str | None = None, *calls: tuple[str, str, str], **fields: str) -> Message:

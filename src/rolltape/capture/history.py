@@ -1,6 +1,5 @@
 """Where a request's history stands in its session: which held turn it ends in, and what is new after it."""
 
-import enum
 import itertools
 import marshal
 from hashlib import blake2b
@@ -8,23 +7,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rolltape.capture.echo import EchoRule, is_text_of, rules_of
+from rolltape.capture.echo import is_text_of, rules_of
 from rolltape.capture.exchange import Ask
 from rolltape.capture.results import in_call_order
 from rolltape.records.messages import Message, Role, Root
+from rolltape.records.prompting import EchoRule, Unheld
 from rolltape.records.turn import Turn
 from rolltape.tree.nodes import Node
 from rolltape.tree.placement import Tree
-
-
-class Unheld(enum.StrEnum):
-    """Why a history does not end in a turn that the session holds."""
-
-    FIRST_TURN = "first_turn"  # nothing was sampled in this session yet
-    NO_REPLY = "no_reply"  # it holds no reply of the model: another conversation, or one that begins anew
-    TOOLS_CHANGED = "tools_changed"  # under these tools and template options nothing was sampled
-    REPLY_CHANGED = "reply_changed"  # the assistant message after the held part is not a reply as it was given
-    HISTORY_CHANGED = "history_changed"  # a message before a reply is not what it was
 
 
 class Place(NamedTuple):

@@ -17,7 +17,6 @@ class Weights:
         self._idle = asyncio.Event()
         self._idle.set()
         self.version = version  # None: nobody has said
-        self.interrupted = 0  # replies so far
 
     @property
     def paused(self) -> bool:
@@ -51,7 +50,6 @@ class Weights:
         """Let nothing begin, interrupt what is in flight, and return when the engines have let go: of how many."""
         self._open.clear()
         interrupts = list(self._in_flight.values())
-        self.interrupted += len(interrupts)
         await asyncio.gather(*(interrupt() for interrupt in interrupts))
         await self._idle.wait()
         return len(interrupts)

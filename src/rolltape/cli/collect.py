@@ -4,15 +4,15 @@ import asyncio
 import signal
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, cast
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rolltape.cli.exits import Exit, UsageError
+from rolltape.cli.options import chosen_retention
 from rolltape.cli.screen import count, note, number, plural, print_json, print_line, print_table
 
 if TYPE_CHECKING:
-    from rolltape.capture.prompts.chat import Retention
     from rolltape.collect.attempt import Result
     from rolltape.collect.local import Collector
     from rolltape.collect.settings import CollectSettings
@@ -64,8 +64,6 @@ def collect(
     from rolltape.collect.settings import CollectSettings
     from rolltape.traces.capture import Capture
 
-    if thinking_retention not in (None, "template", "tool_cycle", "all"):
-        raise UsageError(f"--thinking-retention {thinking_retention}: template, tool_cycle or all")
     if capture not in ("all", "off"):
         raise UsageError(f"--traces {capture}: all or off")
     settings = CollectSettings(
@@ -84,7 +82,7 @@ def collect(
         timeout_s=timeout_s,
         sampling=SamplingParams(temperature=temperature),
         thinking=thinking,
-        thinking_retention=cast("Retention | None", thinking_retention),
+        thinking_retention=chosen_retention(thinking_retention),
         allowed_tools=tuple(allow_tool) if allow_tool else None,
         denied_tools=tuple(deny_tool or ()),
         capture=Capture(capture),
@@ -164,7 +162,8 @@ class _Told:
             print_json({"event": "launch", **launch._asdict()})
         else:
             before = f", {count(launch.done_before)} done before" if launch.done_before else ""
-            note(f"{plural(launch.tasks, 'task')}, {plural(launch.attempts, 'attempt')}{before}")
+            elsewhere = f", {count(launch.running_elsewhere)} running elsewhere" if launch.running_elsewhere else ""
+            note(f"{plural(launch.tasks, 'task')}, {plural(launch.attempts, 'attempt')}{before}{elsewhere}")
 
     def results(self, results: "list[Result]") -> None:
         self._tally.add(results)

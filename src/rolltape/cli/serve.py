@@ -1,15 +1,15 @@
 """`rolltape serve`: the gateway between agents and an engine."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rolltape.cli.exits import UsageError
+from rolltape.cli.options import chosen_retention
 
 if TYPE_CHECKING:
     from rolltape.capture.exchange import SamplingParams
-    from rolltape.capture.prompts.chat import Retention
 
 
 def serve(
@@ -64,8 +64,6 @@ def serve(
     if not is_loopback(host) and not admin_key:
         raise UsageError(f"--host {host} is not loopback; give --admin-key too, so that not everybody may use it")
     engines = engine or ["embedded"]
-    if thinking_retention not in (None, "template", "tool_cycle", "all"):
-        raise UsageError(f"--thinking-retention {thinking_retention}: template, tool_cycle or all")
     if special_text not in ("pass", "plain"):
         raise UsageError(f"--special-text {special_text}: pass or plain")
     settings = GatewaySettings(
@@ -77,7 +75,7 @@ def serve(
         model_name=model_name,
         renderer=renderer,
         thinking=thinking,
-        thinking_retention=cast("Retention | None", thinking_retention),
+        thinking_retention=chosen_retention(thinking_retention),
         special_text=special_text,
         forced=_forced(force or []),
         max_reply_tokens=max_reply_tokens,

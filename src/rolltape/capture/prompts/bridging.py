@@ -1,6 +1,5 @@
 """What follows a held prompt and its reply: only the new messages are rendered, and held ids stay as they are."""
 
-import enum
 from typing import Any
 
 import msgspec
@@ -9,20 +8,8 @@ import numpy as np
 from rolltape.capture.prompts.families import DEFAULT, Renderer, Tokens
 from rolltape.capture.prompts.messages import Chat, Prepared
 from rolltape.capture.prompts.starts import message_starts
+from rolltape.records.prompting import BridgeRefusal
 from rolltape.records.tokens import Ids
-
-
-class BridgeRefusal(enum.StrEnum):
-    """Why a prompt was rendered whole though the conversation continues a held one."""
-
-    NEVER = "never"  # the folder's own template renders, and nobody knows how its turns close
-    NO_NEW_MESSAGES = "no_new_messages"
-    ASSISTANT_AMONG_NEW = "assistant_among_new"  # a reply that was not sampled here
-    NEW_USER_MESSAGE = "new_user_message"  # at which the model's template drops earlier thinking
-    TEMPLATE_DROPS_THINKING = "template_drops_thinking"  # after every reply
-    UNFINISHED_THINKING = "unfinished_thinking"  # the reply stopped inside its thinking
-    HELD_CHANGED = "held_changed"  # what came back does not begin with the held ids
-    OTHER = "other"  # the renderer does not say why
 
 
 class Bridged(msgspec.Struct, frozen=True, kw_only=True, eq=False):
