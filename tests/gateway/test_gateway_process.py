@@ -21,7 +21,7 @@ from rolltape.capture.engines.embedded.shipped import shipped_model
 from rolltape.capture.exchange import Api
 from rolltape.cli import run as rolltape_command
 from rolltape.records.rollout import Status
-from rolltape.records.turn import Finish
+from rolltape.records.turn import Finish, LogprobKind
 from scripted_engine import Asked, Json, ScriptedEngine, Step
 
 COMMAND = [sys.executable, "-m", "rolltape.cli"]
@@ -175,6 +175,19 @@ def test_a_second_sigterm_ends_at_once_and_what_was_sampled_is_recorded(run: Pat
     assert (turn.facts.finish, len(turn.sampled_ids) > 0) == (Finish.ABORT, True)
 
 
+def test_what_an_engine_does_not_say_can_be_told(run: Path, engine: ScriptedEngine) -> None:
+    async def ask(url: str) -> None:
+        async with aiohttp.ClientSession() as http:
+            opened = (await _posted(http, f"{url}/sessions", {"task_id": "t"})).json
+            path = f"{url}/s/{opened['key']}{PATHS[Api.CHAT]}"
+            assert (await _posted(http, path, body_of(Api.CHAT, "hello"))).status == 200
+
+    with served(run, f"sglang:{engine.url}", "--logprobs", "raw", "--engine-key", "secret") as gateway:
+        asyncio.run(ask(gateway.url))
+    (turn,) = next(rolltape.read(run).rollouts()).turns
+    assert turn.facts.logprob_kind is LogprobKind.RAW
+
+
 def test_an_idle_gateway_ends_when_it_is_told_to(run: Path, engine: ScriptedEngine) -> None:
     with served(run, f"sglang:{engine.url}") as gateway:
         gateway.process.send_signal(signal.SIGINT)
@@ -209,6 +222,7 @@ def test_a_port_in_use_is_told_in_a_line(run: Path, capsys: pytest.CaptureFixtur
         (["--thinking-retention", "some"], "some"),
         (["--special-text", "some"], "some"),
         (["--renderer", "nobody"], "nobody"),
+        (["--routed-experts"], "routed_experts is given, which embedded does not take"),
     ],
 )
 def test_what_cannot_start_says_why_in_a_line(

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rolltape.capture.engines.protocol import Engine
 from rolltape.capture.gateway import Gateway
 from rolltape.capture.settings import GatewaySettings
 
 
-def serve_gateway(engines: Sequence[str], run: Path, model: Path | None, settings: GatewaySettings) -> None:
+def serve_gateway(engines: Sequence[str | Engine], run: Path, model: Path | None, settings: GatewaySettings) -> None:
     """Serve until SIGINT or SIGTERM, then drain; a second one ends at once. The address goes to standard output."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     with asyncio.Runner(loop_factory=loop_factory()) as runner:

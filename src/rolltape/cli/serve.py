@@ -7,6 +7,7 @@ import typer
 
 from rolltape.cli.exits import UsageError
 from rolltape.cli.options import chosen_retention
+from rolltape.records.turn import LogprobKind
 
 if TYPE_CHECKING:
     from rolltape.capture.exchange import SamplingParams
@@ -24,6 +25,15 @@ def serve(
     model: Annotated[
         Path | None, typer.Option("--model", metavar="FOLDER", help="With the tokenizer of what the engine serves.")
     ] = None,
+    engine_key: Annotated[
+        str | None, typer.Option("--engine-key", envvar="ROLLTAPE_ENGINE_KEY", help="The engines' own API key.")
+    ] = None,
+    logprobs: Annotated[
+        LogprobKind | None, typer.Option("--logprobs", help="Their kind, where the engine does not say.")
+    ] = None,
+    routed_experts: Annotated[
+        bool, typer.Option("--routed-experts", help="Record them too; of sglang engines that return them.")
+    ] = False,
     host: Annotated[str, typer.Option("--host", help="Not loopback: --admin-key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any that is free.")] = 8400,
     public_url: Annotated[
@@ -57,6 +67,7 @@ def serve(
     drain_s: Annotated[float, typer.Option("--drain", help="Seconds for turns in flight at the end.")] = 30.0,
 ) -> int:
     """Serve agents through an engine, and record every turn."""
+    from rolltape.capture.engines.opening import open_engine
     from rolltape.capture.serve import serve_gateway
     from rolltape.capture.server.guard import is_loopback
     from rolltape.capture.settings import GatewaySettings
@@ -81,8 +92,25 @@ def serve(
         max_reply_tokens=max_reply_tokens,
         drain_s=drain_s,
     )
-    serve_gateway(engines, run, model, settings)
+    opened = [
+        open_engine(
+            one,
+            api_key=engine_key if "://" in one else None,
+            logprob_kind=logprobs,
+            routed_experts=routed_experts or None,
+        )
+        for one in engines
+    ]
+    serve_gateway(opened, run, model or _embedded_folder(engines), settings)
     return 0
+
+
+def _embedded_folder(engines: list[str]) -> Path | None:
+    """The folder of the first embedded engine, whose tokenizer is the model's; None: there is none."""
+    from rolltape.capture.engines.embedded.shipped import shipped_model
+
+    places = [place for kind, _, place in (one.partition(":") for one in engines) if kind == "embedded"]
+    return (Path(places[0]) if places[0] else shipped_model()) if places else None
 
 
 def _forced(given: list[str]) -> "SamplingParams":
