@@ -39,6 +39,8 @@ class TraceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     turn_rewards: dict[str, float] = {}  # scores of its turns alone, which are no part of the total
     finish: Finish | None = None  # how the turn's reply ended
     error: str | None = None  # what the engine said
+    started_at: float | None = None  # when its first turn was asked for, in seconds since the epoch
+    ended_at: float | None = None  # when its last turn had ended
     unrecorded: dict[str, str] = {}  # what was given and could not be kept, and why
 
 

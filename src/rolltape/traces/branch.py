@@ -18,10 +18,10 @@ def unrecorded_turns(rollout: Rollout, named: Iterable[Turn]) -> Iterator[Turn]:
             continue
         start = last.get(session.id, -1) + 1
         if session.turns and session.turns[-1].sequence >= start:
-            yield from (turn for turn in _main_branch(session) if turn.sequence >= start)
+            yield from (turn for turn in main_branch(session) if turn.sequence >= start)
 
 
-def _main_branch(session: Session) -> list[Turn]:
+def main_branch(session: Session) -> list[Turn]:
     """The way to a session's last turn, auxiliary calls aside."""
     own = (placed for placed in reversed(tree_of(session).turns) if placed.turn.facts.auxiliary is None)
     placed: PlacedTurn | None = next(own, None)

@@ -9,7 +9,7 @@ from rolltape.records.rollout import EventKind, Rollout, Status
 from rolltape.records.trace import Trace, TraceStep
 from rolltape.records.turn import Turn
 from rolltape.traces.branch import NewMessages, unrecorded_turns
-from rolltape.traces.rewards import agree, rest, summed
+from rolltape.traces.rewards import final_of, summed
 from rolltape.traces.statements import Fields, Statements, statements_of
 
 T = TypeVar("T", Trace, TraceStep)
@@ -85,6 +85,8 @@ def _of_turns(index: int, fields: Fields, turns: Sequence[Turn], known: NewMessa
         "turn_rewards": {turn.id: turn.facts.reward for turn in turns if turn.facts.reward is not None},
         "finish": last.facts.finish,
         "error": last.facts.error,
+        "started_at": turns[0].facts.started_at,
+        "ended_at": last.facts.ended_at,
     }
     if "prompt" not in fields:
         step, kept, new = known.of(last.prompt)
@@ -105,8 +107,7 @@ def _rewards(rollout: Rollout, step_rewards: list[float], said: Fields) -> tuple
     if total is None:
         # Without a reward of its own a finished rollout has what its trace comes to, and one that failed has none.
         return summed(rewards) if rewards and rollout.status is Status.FINISHED else None, final
-    # A reward that came later, or again, is the new total; what the steps did not give is then the final one.
-    return total, final if rewards and agree(total, rewards) else rest(total, step_rewards)
+    return total, final_of(total, step_rewards, final)
 
 
 def _versions(rollout: Rollout) -> list[str]:

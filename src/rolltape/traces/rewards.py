@@ -24,3 +24,12 @@ def agree(total: float, rewards: Iterable[float]) -> bool:
 def rest(total: float, rewards: Iterable[float]) -> float:
     """What has to come on top of rewards to give a total."""
     return summed([total, *(-reward for reward in rewards)])
+
+
+def final_of(total: float, step_rewards: list[float], said: float | None) -> float | None:
+    """The final reward that the steps' add up to a total with: the one that was said, if it does.
+
+    Else a reward came later, or again, and is the new total; what the steps did not give is then the final one.
+    """
+    rewards = step_rewards if said is None else [*step_rewards, said]
+    return said if rewards and agree(total, rewards) else rest(total, step_rewards)

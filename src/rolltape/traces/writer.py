@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rolltape.errors import RecordError, TapeWriteError
-from rolltape.records.rollout import EventKind, StopReason
+from rolltape.records.rollout import Event, EventKind, StopReason
 from rolltape.records.turn import Turn
 from rolltape.tape.entries import LoggedEvent
 from rolltape.tape.journal import Ticket
 from rolltape.tape.recorder import RolloutRecorder
+from rolltape.tape.stored import decoded_event
 from rolltape.traces.capture import Capture, captures
 from rolltape.traces.conversations import Conversations, Placed
 from rolltape.traces.rewards import agree, summed
@@ -32,8 +33,14 @@ class TraceWriter:
     """
 
     def __init__(
-        self, rollout: RolloutRecorder, capture: Capture | str = Capture.ALL, *, fraction: float | None = None
+        self,
+        rollout: RolloutRecorder,
+        capture: Capture | str = Capture.ALL,
+        *,
+        fraction: float | None = None,
+        keep: bool = False,
     ) -> None:
+        """With `keep` what is recorded is also had from `said`, without reading the tape."""
         self.captures = captures(rollout.id, capture, fraction)
         if rollout in _traced:
             raise RecordError(f"rollout {rollout.id} has a TraceWriter already; its steps are counted in one place")
@@ -47,6 +54,12 @@ class TraceWriter:
         self._tickets: deque[Ticket] = deque()
         self._lost = 0
         self._told: set[str] = set()
+        self._kept: list[LoggedEvent] | None = [] if keep else None
+
+    @property
+    def said(self) -> list[Event]:
+        """What was recorded so far, if it was to be kept."""
+        return [decoded_event("", number, one.body).event for number, one in enumerate(self._kept or ())]
 
     @property
     def total_reward(self) -> float | None:
@@ -204,6 +217,8 @@ class TraceWriter:
         except TapeWriteError as error:
             self._lose(1, error)
             return
+        if self._kept is not None:
+            self._kept.append(event)
         if placed is not None and step is not None:
             self._conversations.add(step, placed, fields.get("policy_response"), where)
 

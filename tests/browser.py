@@ -1,0 +1,42 @@
+"""Debian's Chromium, driven by Playwright: what a person sees of a page on this machine."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+CHROMIUM = Path(os.environ.get("CHROMIUM", "/usr/bin/chromium"))
+_ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
+
+
+@contextmanager
+def browser_page(*, width: int = 1400, height: int = 1600) -> "Iterator[Page]":
+    """A fresh page; whatever it asks of another machine is refused, and fails the test."""
+    if not CHROMIUM.is_file():
+        pytest.skip(f"{CHROMIUM} is not there; `make test` installs it")
+    from playwright.sync_api import Route, sync_playwright
+
+    outside: list[str] = []
+
+    def only_here(route: Route) -> None:
+        if route.request.url.startswith(("http://127.0.0.1:", "http://localhost:", "data:", "blob:")):
+            route.continue_()
+        else:
+            outside.append(route.request.url)
+            route.abort()
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=_ARGUMENTS)
+        page = browser.new_page(viewport={"width": width, "height": height})
+        page.route("**/*", only_here)
+        try:
+            yield page
+        finally:
+            browser.close()
+    assert outside == []
