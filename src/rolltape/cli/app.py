@@ -1,51 +1,24 @@
-"""The command `rolltape`: its verbs, and how an error becomes one line and an exit code."""
+"""The command `rolltape`: how a command line becomes a call, and an error one line and an exit code."""
 
 import contextlib
 import io
-import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import typer
-from typer.core import TyperGroup
 
-from rolltape.cli import (
-    check,
-    collect,
-    engine,
-    export,
-    ledger,
-    ls,
-    prune,
-    query,
-    samples,
-    seal,
-    serve,
-    show,
-    status,
-    trace,
-    tree,
-)
 from rolltape.cli.exits import EXIT_CODES, Exit, exit_of
+from rolltape.cli.grouped import Grouped
+from rolltape.cli.screen import forget_output, visible
+from rolltape.cli.verbs import SETTINGS, STAGES, ByStage
 from rolltape.errors import RolltapeError
 
 # Some versions of typer bring their own click; this is the one that is in use.
 _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 
-
-class _InOrder(TyperGroup):
-    """Lists the verbs in the order of the work, not of the alphabet, and all that there is on one screen."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(self.commands)
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        self.format_commands(ctx, formatter)
-
-
 app = typer.Typer(
-    cls=_InOrder,
+    cls=ByStage,
     help="The flight recorder for LLM reinforcement learning.",
     epilog="rolltape COMMAND --help says more, and what exit codes mean; --version.",
     add_completion=False,
@@ -54,24 +27,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (
-    collect.collect,
-    serve.serve,
-    status.status,
-    ls.ls,
-    tree.tree,
-    trace.trace,
-    samples.samples,
-    ledger.ledger,
-    show.show,
-    export.export,
-    query.query,
-    check.check,
-    seal.seal,
-    prune.prune,
-    engine.engine,
-):
-    app.command(epilog=EXIT_CODES)(verb)
+for _verbs in STAGES.values():
+    for _name, _verb in _verbs.items():
+        app.command(_name, cls=Grouped, epilog=EXIT_CODES, context_settings=SETTINGS.get(_name))(_verb)
 
 
 def _print_version(wanted: bool) -> None:
@@ -110,12 +68,12 @@ def run(arguments: Sequence[str]) -> int:
         return _failed("interrupted", Exit.INTERRUPTED)
     except BrokenPipeError:
         # The reader of a pipe went away; there is nobody left to tell.
-        _forget_output()
+        forget_output()
         return Exit.OK
     except OSError as error:
         if error.filename is not None:
             return _failed(f"{error.filename}: {error.strerror}", Exit.RUN)
-        _forget_output()
+        forget_output()
         return _failed(f"the output cannot be written: {error.strerror or error}", Exit.OUTPUT)
     return code
 
@@ -138,19 +96,11 @@ def _spell_what_cannot_be_encoded() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _forget_output() -> None:
-    """Let what is still buffered go nowhere: flushing it at exit would fail once more."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-
-
 def _failed(message: str, code: Exit) -> int:
-    from rolltape.cli.screen import visible
-
     # Standard error may be as full or as closed as standard output.
     with contextlib.suppress(OSError):
-        print(f"rolltape: {visible(message)}", file=sys.stderr)
+        # A list of problems goes on in lines of its own, which are indented.
+        print("rolltape: " + "\n  ".join(map(visible, message.split("\n  "))), file=sys.stderr)
     return code
 
 
