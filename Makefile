@@ -1,9 +1,10 @@
 # setup   make .venv with everything that the targets below need
-# demo    three clients through the gateway to the shipped model, and what was recorded of them
+# demo    three environments collected with the shipped model, and what was recorded
 # test    run all tests
 # check   formatting, lint, types, and the direction of imports
 # bench   run the side-by-side measurements
 # check-engines   the shipped model in real vLLM and SGLang, where they are installed
+# check-gpu       token export from CUDA tensors, where there is a GPU
 # check-backends  the gateway before servers that run: make check-backends BACKENDS="vllm:URL sglang:URL"
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -11,7 +12,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TEST_ARGS ?= -n 2
 
-.PHONY: help setup npm demo test check bench check-engines check-backends clean
+.PHONY: help setup npm chromium demo test check bench check-engines check-gpu check-backends clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -19,13 +20,15 @@ help:
 $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
-# The plain install and two SDKs are enough for the demo; the tools of development come on top of it.
+# The plain install is enough for the demo; the tools of development come on top of it.
 .venv/.installed: pyproject.toml | $(BIN)/python
-	$(PIP) --editable '.[demo]'
+	$(PIP) --editable .
 	@touch $@
 
+# verl asks for inference engines, which its types and its loss do without.
 .venv/.installed-dev: .venv/.installed
 	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps 'verl==0.9.1'
 	@touch $@
 
 setup: .venv/.installed-dev
@@ -37,7 +40,11 @@ demo: .venv/.installed
 npm:
 	@command -v npm >/dev/null || { apt-get update -qq && apt-get install -y -qq npm >/dev/null; } || true
 
-test: setup npm
+# Pages are looked at in a real browser; the same holds for it.
+chromium:
+	@test -x /usr/bin/chromium || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || true
+
+test: setup npm chromium
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
 check: setup
@@ -51,6 +58,9 @@ bench: setup
 
 check-engines: setup
 	$(BIN)/python tests/engine/check_real_engines.py
+
+check-gpu: setup
+	$(BIN)/python tests/tokens/check_on_gpu.py
 
 check-backends: setup
 	$(BIN)/python tests/engines/check_real_backends.py $(BACKENDS)

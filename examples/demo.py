@@ -1,151 +1,97 @@
-"""Three unmodified clients talk to a real model through the gateway; then the run is looked at.
+"""Collect three environments with the model that ships with Rolltape, and look at what was recorded.
 
-The OpenAI SDK asks for products, the Anthropic SDK plays guess-the-number over a stream, and a small loop of its own
-calls a calculator. The model is the one that ships with Rolltape, so this needs no GPU, no download and no account.
+It needs no GPU, no download and no account, and prints each command as it could be typed.
 """
 
 import argparse
-import asyncio
-import json
-import re
+import os
+import shlex
 import shutil
 import sys
+import textwrap
 from pathlib import Path
-from typing import Any
-
-import aiohttp
-from anthropic import AsyncAnthropic
-from openai import AsyncOpenAI
 
 import rolltape
-from rolltape.capture.gateway import Gateway
 from rolltape.cli import run as rolltape_command
+from rolltape.records.rollout import Rollout
+from rolltape.tree import forks_of, tree_of
 
-ATTEMPTS = 6
-PRODUCT, PRODUCT_ANSWER = "What is 38 * 4?", 152
-SECRET, HIGHEST = 13, 20
-HARD_PRODUCT, HARD_ANSWER = "What is 23 * 17? Use the calculator.", 391
-CALCULATOR = {
-    "type": "function",
-    "function": {
-        "name": "calculator",
-        "description": "Evaluate an arithmetic expression.",
-        "parameters": {
-            "type": "object",
-            "properties": {"expression": {"type": "string"}},
-            "required": ["expression"],
-        },
-    },
-}
+ROOT = Path(__file__).parents[1]
+PLACE = Path("runs/demo")  # belongs to the demo, which begins anew there
 
 
-def number_in(text: str) -> int | None:
-    found = re.findall(r"-?\d+", text)
-    return int(found[-1]) if found else None
+def heading(text: str, why: str) -> None:
+    print(f"\n== {text}\n{why}")
 
 
-async def multiply(gateway: Gateway, attempt: int) -> None:
-    """The OpenAI SDK: one question, one answer."""
-    session = await gateway.open_session(task_id="product", attempt=attempt, agent="openai-sdk", thinking=False)
-    client = AsyncOpenAI(base_url=session.openai_base_url, api_key=session.key)
-    asked: list[Any] = [{"role": "user", "content": PRODUCT}]
-    reply = await client.chat.completions.create(model="tiny", messages=asked, max_tokens=64)
-    right = number_in(reply.choices[0].message.content or "") == PRODUCT_ANSWER
-    await session.finish(reward=float(right))
+def shell(*words: object) -> None:
+    """Print a command and run it; the demo ends with the first one that fails."""
+    command = [str(word) for word in words]
+    lines = textwrap.wrap(f"$ rolltape {shlex.join(command)}", 78, subsequent_indent="    ", break_on_hyphens=False)
+    print("", " \\\n".join(lines), sep="\n", flush=True)
+    if code := rolltape_command(command):
+        sys.exit(code)
 
 
-async def guess_the_number(gateway: Gateway, attempt: int) -> None:
-    """The Anthropic SDK, streaming: several turns of guesses and hints."""
-    session = await gateway.open_session(
-        task_id="guess", attempt=attempt, agent="anthropic-sdk", thinking=False, max_turns=8
-    )
-    client = AsyncAnthropic(base_url=session.anthropic_base_url, api_key=session.key)
-    rules = f"I am thinking of a number between 1 and {HIGHEST}. Guess it. I will say higher or lower."
-    messages: list[Any] = [{"role": "user", "content": rules}]
-    reward = 0.0
-    for _ in range(8):
-        async with client.messages.stream(model="tiny", max_tokens=64, messages=messages) as stream:
-            reply = await stream.get_final_message()
-        guess = number_in("".join(block.text for block in reply.content if block.type == "text"))
-        if guess == SECRET or guess is None:
-            reward = float(guess == SECRET)
-            break
-        messages.append({"role": "assistant", "content": reply.content})
-        messages.append({"role": "user", "content": "higher" if guess < SECRET else "lower"})
-    await session.finish(reward=reward)
+def collect(path: Path, environment: str, tasks: int) -> None:
+    source = f"examples/tasks/{environment}.jsonl"
+    shell("collect", source, "--run", path, "-g", 6, "--limit", tasks, "--max-tokens", 300)
 
 
-async def use_the_calculator(gateway: Gateway, attempt: int) -> None:
-    """A loop of our own over plain HTTP: call, run the tool, send its result."""
-    session = await gateway.open_session(task_id="calculator", attempt=attempt, agent="tool-loop")
-    messages: list[Any] = [{"role": "user", "content": HARD_PRODUCT}]
-    reward = 0.0
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {session.key}"}) as http:
-        for _ in range(4):
-            body = {"model": "tiny", "messages": messages, "tools": [CALCULATOR], "max_tokens": 128}
-            async with http.post(f"{gateway.url}/v1/chat/completions", json=body) as answer:
-                message = (await answer.json())["choices"][0]["message"]
-            messages.append(message)
-            if not message.get("tool_calls"):
-                reward = float(number_in(message["content"]) == HARD_ANSWER)
-                break
-            for call in message["tool_calls"]:
-                result = calculated(call["function"]["arguments"])
-                messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
-    await session.finish(reward=reward)
+def rollout_to_trace(rollouts: list[Rollout]) -> str:
+    """One that found the number with the tool, if there is one."""
+    by_tool = [one for one in rollouts if one.head.task_id == "guess-by-tool"]
+    return max(by_tool, key=lambda one: one.reward or 0.0).id[:8]
 
 
-def calculated(arguments: str) -> str:
-    given = json.loads(arguments).get("expression", "")
-    parts = re.fullmatch(r"\s*(-?\d+)\s*([-+*])\s*(-?\d+)\s*", str(given))
-    if parts is None:
-        return "error: give two numbers with + - * between them"
-    left, right = int(parts[1]), int(parts[3])
-    return str({"+": left + right, "-": left - right, "*": left * right}[parts[2]])
+def rollout_that_forked(rollouts: list[Rollout]) -> str:
+    """The shortest one of those whose conversation forked twice."""
+    games = [one for one in rollouts if one.head.source == "game.jsonl"]
+    forked = [one for one in games if sum(len(forks_of(tree_of(session))) for session in one.sessions) >= 2]
+    return min(forked, key=lambda one: len(one.turns)).id[:8]
 
 
-async def collect(path: Path) -> None:
-    """Every task several times, all at once, through one gateway."""
-    with rolltape.open(path, name="demo") as tape:
-        async with Gateway(engine="embedded", tape=tape) as gateway:
-            print(f"gateway at {gateway.url}, {gateway.service.prompts.describe()}")
-            works = (multiply, guess_the_number, use_the_calculator)
-            await asyncio.gather(*(work(gateway, attempt) for attempt in range(ATTEMPTS) for work in works))
-            counts = gateway.status()["counts"]
-    turns, tokens, bridged = (counts[name] for name in ("turns", "sampled_tokens", "bridged"))
-    print(f"{turns} turns, {tokens} sampled tokens, {bridged} prompts built on the ids of an earlier turn")
-
-
-def remove_earlier(path: Path) -> None:
-    """Make room for the run, if what is in its place is the run of an earlier demo and nothing else."""
+def make_room(path: Path) -> None:
+    """Remove the run of an earlier demo from the demo's own place; anything else stays, and is an error."""
     if not path.exists():
         return
-    about = path / "run.json"
-    if not about.is_file() or json.loads(about.read_text()).get("name") != "demo":
-        sys.exit(f"{path} is there already and is no run of this demo; give another place")
+    if path != PLACE or not (path / "run.json").is_file():
+        sys.exit(f"{path} is there already; give another place")
     shutil.rmtree(path)
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description="Record three clients through the gateway, and look at the run.")
-    arguments.add_argument("run", nargs="?", type=Path, default=Path("runs/demo"), help="where to (default: runs/demo)")
-    path = arguments.parse_args().run
-    remove_earlier(path)
-    asyncio.run(collect(path))
-    rows = list(rolltape.read(path).index())
-    guess = next(row.head.id for row in rows if row.head.task_id == "guess")[:8]
-    calculator = next(row.head.id for row in rows if row.head.task_id == "calculator")[:8]
-    for command in (
-        ["ls", str(path)],
-        ["tree", str(path), calculator],
-        ["show", str(path), guess],
-        ["samples", str(path)],
-        ["ledger", str(path)],
-        ["check", str(path)],
-    ):
-        print(f"\n$ rolltape {' '.join(command)}", flush=True)
-        if code := rolltape_command(command):
-            sys.exit(code)
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("run", nargs="?", type=Path, default=PLACE, help=f"where to (default: {PLACE})")
+    path = arguments.parse_args().run.absolute()
+    os.chdir(ROOT)  # where the functions that the tasks name are found
+    path = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    make_room(path)
+
+    heading("Questions with a known answer", "Each task is attempted six times; a checker rewards the last number.")
+    collect(path, "problem", 4)
+    heading("Tools", "Python functions that the model may call: a calculator, one that hides a number.")
+    collect(path, "message", 3)
+    heading("A game", "Guess the number, told higher or lower, with as many guesses as halving needs.")
+    collect(path, "game", 2)
+
+    rollouts = list(rolltape.read(path).rollouts())
+    heading("A trace", "What was asked, answered and rewarded in one rollout, step by step.")
+    shell("trace", path, rollout_to_trace(rollouts))
+    forked = rollout_that_forked(rollouts)
+    heading(
+        "A tree",
+        "The model's chat template leaves the thoughts of earlier turns out, so a prompt\n"
+        "departs from the ids that were sampled. The tree says where, and why; each turn\n"
+        "becomes a sample of its own.",
+    )
+    shell("tree", path, forked)
+    shell("samples", path, forked)
+    heading("The ledger", "Where every sampled token goes, under one policy and under another.")
+    shell("ledger", path)
+    shell("ledger", path, "--policy", "keep-head")
+    heading("A check", "Everything that must hold is verified token by token.")
+    shell("check", path)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the example tasks name in Python: a judge that goes by rules, a comparison, and the other side of a talk.
+"""What the example tasks name in Python: a judge that goes by rules, a comparison, a tool, the other side of a talk.
 
 Run tasks that use it from the root of the repository, so that `python:examples.tasks.rules:…` is found.
 """
@@ -8,7 +8,9 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from rolltape.collect.environments import Ended
+from rolltape.collect.environments import Ended, ToolAnswer
+
+SECRET = 13
 
 _SUM = re.compile(r"(\d+) ([-+*]) (\d+)")
 _MARKED = re.compile(r"<(\w+)-\w+>\n(.*?)\n</\1-\w+>", re.DOTALL)
@@ -44,6 +46,13 @@ def grade(messages: Sequence[Mapping[str, Any]]) -> str:
 def nearer(task: Mapping[str, Any], one: Ended, other: Ended) -> int:
     """Above 0 if the first reply is nearer to the task's answer."""
     return _distance(task, other) - _distance(task, one)
+
+
+def guess(number: int) -> str | ToolAnswer:
+    """Guess the secret number."""
+    if number == SECRET:
+        return ToolAnswer("correct", done=True, reward=1.0)
+    return "higher" if number < SECRET else "lower"
 
 
 def try_again(task: Mapping[str, Any], seed: int) -> Generator[str, str, float]:

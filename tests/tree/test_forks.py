@@ -212,6 +212,18 @@ def test_thinking_left_out_further_back_by_the_template() -> None:
     assert only_fork(recording).cause is ForkCause.THINKING_STRIPPED
 
 
+def test_thinking_left_out_turn_after_turn_is_named_each_time() -> None:
+    recording = Recording()
+    messages, rendered = [user("u")], [user("u")]
+    for word in ("look", "go", "wait"):
+        reply = {"role": "assistant", "content": word, "reasoning_content": "what am I to do about all of this ?"}
+        ids = recording.render(rendered)
+        recording.record(prompt_messages=messages, prompt_ids=ids, **recording.answered(reply))
+        messages = [*messages, reply, user("more")]
+        rendered += [{"role": "assistant", "content": word}, user("more")]
+    assert [fork.cause for fork in forks_of(tree_of(recording.session()))] == [ForkCause.THINKING_STRIPPED] * 2
+
+
 def test_other_tools_for_the_same_conversation() -> None:
     recording = Recording(tools=[{"name": "run"}])
     first = recording.ask([user("u")], "ok")

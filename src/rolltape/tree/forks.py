@@ -49,7 +49,7 @@ def _fork(turns: Sequence[PlacedTurn], index: int, latest: LatestUnder) -> Fork 
 
 def _holder(turn: PlacedTurn, token: int) -> PlacedTurn:
     """The turn of a conversation whose reply, or whose part of the prompt, holds this token."""
-    while turn.parent is not None and token < len(turn.parent.turn.tokens):
+    while turn.parent is not None and token < turn.shared_tokens:
         turn = turn.parent
     return turn
 
