@@ -8,7 +8,8 @@ import pytest
 from collecting import SUMS, command, instant, rollouts, task_file
 from commands import Cli, rows
 from rolltape.capture.engines.embedded.shipped import shipped_model
-from scripted_engine import Step
+from rolltape.records.rollout import Status
+from scripted_engine import Mishap, Step
 
 
 def test_events_for_scripts_say_all_that_happens(tmp_path: Path, cli: Cli) -> None:
@@ -21,7 +22,8 @@ def test_events_for_scripts_say_all_that_happens(tmp_path: Path, cli: Cli) -> No
     assert launch == {"event": "launch", "tasks": 4, "attempts": 8, "done_before": 0, "running_elsewhere": 0}
     assert {event["event"] for event in told} == {"rollout"}
     assert {event["rollout"] for event in told} == {one.id for one in rollouts(tmp_path / "run")}
-    assert {"done": 8, "failed": 0, "left": 0, "mean_reward": 0.25, "whole": True}.items() <= end.items()
+    assert {"done": 8, "failed": 0, "left": 0, "total": 8, "mean_reward": 0.25, "whole": True}.items() <= end.items()
+    assert end["endings"] == [{"status": "finished", "reason": "completed", "rollouts": 8, "mean_reward": 0.25}]
 
 
 def test_records_are_written_one_by_one_as_attempts_end(tmp_path: Path) -> None:
@@ -38,7 +40,7 @@ def test_records_are_written_one_by_one_as_attempts_end(tmp_path: Path) -> None:
         process.kill()
         process.communicate()
     record = json.loads(line)
-    assert record.keys() >= {"rollout", "task", "attempt", "status", "reward", "stop_reason", "turns"}
+    assert record.keys() >= {"rollout", "task", "attempt", "status", "reward", "stop_reason", "info", "trace"}
 
 
 def test_the_report_lists_tasks_in_their_order_and_why_attempts_ended(tmp_path: Path, cli: Cli) -> None:
@@ -49,8 +51,10 @@ def test_the_report_lists_tasks_in_their_order_and_why_attempts_ended(tmp_path: 
     lines = result.out.splitlines()
     assert [line.split()[0] for line in lines[1:5]] == ["sum-1", "sum-2", "sum-3", "sum-4"]
     assert [line.split()[2] for line in lines[1:5]] == ["0", "0", "1", "0"]
-    assert "8  completed" in result.out
-    assert "ledger (exact): " in result.out
+    assert "rewards differ within 0 of 4 groups" in lines
+    assert "finished  completed         8         0.25" in lines
+    assert "8 rollouts, 8 turns, 16 sampled tokens, mean reward 0.25" in lines
+    assert "ledger (exact): 16 trained" in lines
     assert "8 attempts" in result.err
 
 
@@ -73,8 +77,18 @@ def test_resuming_what_is_done_says_so_and_runs_nothing(tmp_path: Path, cli: Cli
     [
         (["--agent", "nobody"], "nobody"),
         (["--environment", "chess"], "chess"),
-        (["--traces", "some"], "--traces some: all or off"),
-        (["--engine", "vapour"], "vapour"),
+        (["--traces", "some"], "--traces some: all, off, or sampled with a share from 0 to 1"),
+        (["--traces", "sampled"], "--traces sampled: "),
+        (["--traces", "sampled:2"], "--traces sampled:2: "),
+        (["--traces", "sampled:nan"], "--traces sampled:nan: "),
+        (["--traces", "off:0.1"], "--traces off:0.1: "),
+        (["--engine", "vapour"], "'vapour' names no engine"),
+        (["--top-p", "2"], "--top-p 2.0: Expected `float` <= 1.0"),
+        (["--max-tokens", "0"], "--max-tokens 0: Expected `int` >= 1"),
+        (["--force", "min_p=many"], "--force min_p=many: "),
+        (["--force", "luck=1"], "--force luck=1: give NAME=VALUE"),
+        (["--routed-experts"], "routed_experts is given, which embedded does not take"),
+        (["--thinking-retention", "some"], "--thinking-retention some: "),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(flags: list[str], said: str, tmp_path: Path, cli: Cli) -> None:
@@ -91,3 +105,64 @@ def test_a_collection_that_never_began_needs_no_resuming(tmp_path: Path, cli: Cl
     with instant().in_thread() as engine:
         how = ("--engine", f"sglang:{engine.url}", "--model", shipped_model())
         assert cli("collect", source, "--run", tmp_path / "run", "-g", 1, *how).code == 0
+
+
+def test_attempts_that_failed_show_in_the_exit_code_until_they_are_resumed(tmp_path: Path, cli: Cli) -> None:
+    source, run = task_file(tmp_path, SUMS[2:4]), tmp_path / "run"
+    with instant().in_thread() as engine:
+        how = ("--engine", f"sglang:{engine.url}", "--model", shipped_model(), "-g", 1, "--max-concurrent", 1)
+        engine.mishaps = dict.fromkeys(range(3), Mishap.WRONG_LENGTHS)
+        first = cli("collect", source, "--run", run, *how)
+        engine.mishaps = {}
+        second = cli("collect", source, "--run", run, *how, "--resume")
+    assert first.code == 5
+    lines = first.out.splitlines()
+    (failed,) = [line for line in lines if line.startswith("failed ")]
+    assert "2 sampled ids but 1 logprobs" in failed
+    assert lines[-1].startswith("the same command with --resume ")
+    assert second.code == 0
+    assert "--resume" not in second.out
+
+
+def test_ids_in_reasons_do_not_keep_failures_apart(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "agents_of_collect.py").write_text("def lost(assignment):\n    raise ValueError(assignment.rollout)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    result = cli("collect", task_file(tmp_path), "--run", tmp_path / "run", "--agent", "python:agents_of_collect:lost")
+    assert result.code == 5
+    (failed,) = [line for line in result.out.splitlines() if line.startswith("failed ")]
+    assert failed.split() == ["failed", "python:agents_of_collect:lost", "raised", "ValueError:", "…", "32"]
+
+
+def test_a_report_on_many_tasks_is_short(tmp_path: Path, cli: Cli) -> None:
+    tasks = [{"id": f"sum-{n}", "prompt": f"What is {n} + 1?", "answer": n + 1} for n in range(100)]
+    with instant().in_thread() as engine:
+        how = ("--engine", f"sglang:{engine.url}", "--model", shipped_model(), "-g", 1)
+        result = cli("collect", task_file(tmp_path, tasks), "--run", tmp_path / "run", *how)
+    lines = result.out.splitlines()
+    assert "… and 80 more" in lines
+    assert len(lines) < 35
+    assert "100 rollouts, 100 turns, 200 sampled tokens, mean reward 0.01" in lines
+
+
+def test_whoever_listens_may_leave(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with instant().in_thread() as engine:
+        how = ("--engine", f"sglang:{engine.url}", "--model", shipped_model(), "--json")
+        process = command(task_file(tmp_path), "--run", run, "-g", 4, *how)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+        assert process.wait() == 4
+    assert said.count("events cannot be written (Broken pipe)") == 1
+    assert "Traceback" not in said
+    assert [one.status for one in rollouts(run)] == [Status.FINISHED] * 16
+
+
+def test_the_help_is_in_groups_and_fits_a_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = cli("collect", "--help").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    groups = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert groups[:8] == ["Arguments:", "Tasks:", "Run:", "Agent:", "Engine:", "Sampling:", "Judge:", "Pace:"]

@@ -11,7 +11,7 @@ import rolltape
 from collecting import SUMS, by, collected, collected_at_once, finished_per_task, instant, rollouts, task_file
 from rolltape.capture.gateway import Gateway
 from rolltape.collect import local
-from rolltape.collect.local import Collector
+from rolltape.collect.collector import Collector
 from rolltape.collect.settings import CollectSettings
 from rolltape.records.rollout import Status, StopReason
 from rolltape.tape.tape import open_tape
@@ -50,6 +50,10 @@ class Moody:
     async def answer(self, seat, reply):
         if self.mood == "answer":
             raise RuntimeError("no answer")
+        if self.mood == "priced":
+            return Answer(done=True, reward="much")
+        if self.mood == "silent":
+            return None
         self.over = True
         return Answer(done=True)
 
@@ -86,6 +90,8 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("begin", "the environment could not begin: RuntimeError: no room"),
         ("opening", "RuntimeError: no words"),
         ("answer", "RuntimeError: no answer"),
+        ("priced", "the reward of the environment's answer is 'much', a str; give a number"),
+        ("silent", "the environment answered with None; return an Answer"),
         ("score", "RuntimeError: no score"),
         ("text", "much"),
     ],
@@ -149,8 +155,8 @@ def test_a_time_out_of_the_policy_counts_in_its_group(tmp_path: Path) -> None:
 
 def test_preference_rewards_land_on_the_rollouts_that_earned_them(tmp_path: Path) -> None:
     task = {"id": "t", "environment": "preference", "prompt": "?", "function": "python:moods_of_collect:worse"}
-    # Which reply is short has nothing to do with which one comes first.
-    script = lambda asked: Step("a" * (1 + asked.number), token_delay_s=0.02 * (5 - asked.number))  # noqa: E731
+    # Which reply is short has nothing to do with which attempt begins or ends first.
+    script = lambda asked: Step("a" * (1 + asked.number), token_delay_s=0.05 * (3, 0, 4, 1, 2)[asked.number])  # noqa: E731
     run = tmp_path / "run"
     told = collected_at_once(task_file(tmp_path, [task]), run, script, group_size=5)
     held = rollouts(run)
@@ -171,13 +177,29 @@ def test_a_program_that_fails_before_it_asked_anything_is_broken(tmp_path: Path)
 
 @pytest.mark.parametrize(("exit_code", "turns"), [(0, 3), (1, 1)])
 def test_a_program_at_its_turn_cap_has_ended_for_that(exit_code: int, turns: int, tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text(f"turns, exit_code = {turns}, {exit_code}\n{ASKING}")
+    (tmp_path / "agent.py").write_text(f"turns, exit_code, longer, sums_up = {turns}, {exit_code}, '', False\n{ASKING}")
     agent = f"command:{sys.executable} {tmp_path / 'agent.py'}"
     source = task_file(tmp_path, SUMS[2:3])
     (result,) = collected_at_once(source, tmp_path / "run", group_size=1, agent=agent, max_turns=2)
     assert result.status is Status.FINISHED
     assert result.stop_reason is (StopReason.MAX_TURNS if turns > 2 else StopReason.COMPLETED)
     assert result.reward == (0.0 if turns > 2 else 1.0)
+
+
+@pytest.mark.parametrize("sums_up", [False, True])
+def test_a_program_whose_context_overflowed_has_ended_for_that_unless_it_got_over_it(
+    sums_up: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "agent.py").write_text(f"turns, exit_code, longer, sums_up = 3, 0, 'word ' * 200, {sums_up}\n{ASKING}")
+    agent = f"command:{sys.executable} {tmp_path / 'agent.py'}"
+    source = task_file(tmp_path, SUMS[2:3])
+    (result,) = collected_at_once(source, tmp_path / "run", group_size=1, agent=agent, context_budget=150)
+    assert result.status is Status.FINISHED
+    assert result.stop_reason is (StopReason.COMPLETED if sums_up else StopReason.CONTEXT_OVERFLOW)
+    assert result.reward == (1.0 if sums_up else 0.0)
+    (held,) = rollouts(tmp_path / "run")
+    assert held.outcome.stop_reason is result.stop_reason
+    assert [turn.facts.extra.get("over_budget", False) for turn in held.turns][1]
 
 
 async def test_hundreds_of_attempts_at_once_leave_nothing_behind(
@@ -221,8 +243,14 @@ for _ in range(turns):
     except urllib.error.HTTPError as error:
         assert error.code == 429
         break
-    reply = json.load(asked)["choices"][0]["message"]
-    messages += [reply, {"role": "user", "content": "And?"}]
+    choice = json.load(asked)["choices"][0]
+    reply = choice["message"]
+    if choice["finish_reason"] == "length":
+        if not sums_up:
+            break
+        messages = told["messages"][:1]
+        continue
+    messages += [reply, {"role": "user", "content": "And? " + longer}]
 print(reply["content"])
 sys.exit(exit_code)
 """

@@ -1,5 +1,6 @@
 """Which rollouts there are is decided by the inputs, and by all of them."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,21 @@ def test_one_run_holds_several_steps(tmp_path: Path) -> None:
 def test_a_step_is_not_collected_twice_unasked(tmp_path: Path) -> None:
     source, run = task_file(tmp_path), tmp_path / "run"
     collected_at_once(source, run, group_size=1)
-    with pytest.raises(CollectError, match=r"run run was collected into at step 0 before; give --resume"):
+    with pytest.raises(CollectError, match=r"run run: tasks.jsonl was collected into it at step 0 before; give --res"):
         collected_at_once(source, run, group_size=1)
-    with pytest.raises(CollectError, match=r"holds no collection at step 1; leave --resume out"):
+    with pytest.raises(CollectError, match=r"holds no collection of tasks.jsonl at step 1; leave --resume out"):
         collected_at_once(source, run, group_size=1, step=1, resume=True)
+
+
+def test_one_step_takes_several_sources_each_resumed_for_itself(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train, test = task_file(tmp_path), task_file(tmp_path, SUMS[:1], "test.jsonl")
+    collected_at_once(train, run, group_size=2)
+    collected_at_once(test, run, group_size=3)
+    assert collected_at_once(train, run, group_size=2, resume=True) == []
+    assert Counter(one.head.source for one in rollouts(run)) == {"tasks.jsonl": 8, "test.jsonl": 3}
+    with pytest.raises(CollectError, match=r"holds no collection of tasks.jsonl#test at step 0"):
+        collected_at_once(train, run, group_size=2, split="test", resume=True)
 
 
 def test_resuming_with_other_settings_names_them(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import asyncio
 import json
 import random
 import signal
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,16 @@ from collecting import (
     rollouts,
     task_file,
 )
-from commands import Cli
+from commands import Cli, rows
 from gateways import eventually
-from rolltape.collect.local import Collector
+from rolltape.capture.engines.embedded.shipped import shipped_model
+from rolltape.collect.collector import Collector
 from rolltape.collect.scratch import Scratch
 from rolltape.collect.settings import CollectSettings
-from rolltape.records.rollout import Status
+from rolltape.collect.tasks import seed_of
+from rolltape.records.rollout import Status, StopReason
 from rolltape.tape.tape import open_tape
+from rolltape.traces.capture import Capture
 from scripted_engine import Step
 
 
@@ -40,12 +45,13 @@ def test_killed_at_random_moments_and_resumed_it_ends_with_every_attempt_once(
     wanted = {json.loads(line)["id"]: 4 for line in source.read_text().splitlines()}
     chance = random.Random(name)
     arguments = [source, "--run", run, "-g", 4, "--max-concurrent", 4, "--json"]
-    for kill in range(3):
+    for kill in range(4):
         process = command(*arguments, *(["--resume"] if kill else []))
         assert process.stdout is not None
-        ended = chance.randrange(1, 5)
+        ended = chance.randrange(0 if kill else 1, 5)
         while ended and (line := process.stdout.readline()):
             ended -= json.loads(line)["event"] == "rollout"
+        time.sleep(chance.uniform(0.0, 0.5))
         process.kill()
         process.communicate()
     process = command(*arguments, "--resume")
@@ -123,18 +129,36 @@ async def test_a_broken_attempt_keeps_its_record_beside_the_new_try(tmp_path: Pa
     assert list((run / "scratch").iterdir()) == []
 
 
-def test_a_step_killed_and_resumed_leaves_the_other_step_alone(tmp_path: Path) -> None:
+def test_two_steps_killed_in_between_and_resumed_have_each_attempt_once_time_outs_included(
+    tmp_path: Path, cli: Cli
+) -> None:
     source, run = task_file(tmp_path), tmp_path / "run"
-    collected_at_once(source, run, group_size=2)
-    process = command(source, "--run", run, "-g", 2, "--step", 1, "--max-concurrent", 1, "--json")
-    assert process.stdout is not None
-    while (line := process.stdout.readline()) and json.loads(line)["event"] != "rollout":
-        pass
-    process.kill()
-    process.communicate()
-    process = command(source, "--run", run, "-g", 2, "--step", 1, "--resume")
-    process.communicate(timeout=60)
-    assert finished_per_task(run, 0) == finished_per_task(run, 1) == {task["id"]: 2 for task in SUMS}
+    # The first attempt at the third task, whose answer is 4, comes to no end at step 0.
+    slow = lambda asked: Step("4", token_delay_s=30.0 if asked.number == 6 else 0.0)  # noqa: E731
+    with instant(slow).in_thread() as engine:
+        how = ["-g", 3, "--timeout", 2, "--max-concurrent", 1, "--engine", f"sglang:{engine.url}"]
+        arguments = [source, "--run", run, *how, "--model", shipped_model(), "--json"]
+        for step in (0, 1):
+            process = command(*arguments, "--step", step)
+            assert process.stdout is not None
+            left = 8 if step == 0 else 2
+            while left and (line := process.stdout.readline()):
+                left -= json.loads(line)["event"] == "rollout"
+            process.kill()
+            process.communicate()
+        for step in (0, 1):
+            process = command(*arguments, "--step", step, "--resume")
+            _, err = process.communicate(timeout=120)
+            assert process.returncode == 0, err
+    assert finished_per_task(run, 0) == finished_per_task(run, 1) == {task["id"]: 3 for task in SUMS}
+    held = [one for one in rollouts(run) if one.status is Status.FINISHED]
+    at = [[one for one in held if one.head.step == step] for step in (0, 1)]
+    assert {one.head.group for one in at[0]}.isdisjoint({one.head.group for one in at[1]})
+    assert len({one.id for one in held}) == len({seed_of(one.id) for one in held}) == 2 * 3 * len(SUMS)
+    ends = [(one.outcome.stop_reason, one.reward) for one in at[0] if one.head.task_id == "sum-3"]
+    assert sorted(ends) == [(StopReason.COMPLETED, 1.0), (StopReason.COMPLETED, 1.0), (StopReason.TIMEOUT, 0.0)]
+    samples = rows(cli("samples", run, "--step", 0, "--task", "sum-3", "--json"))
+    assert [sample["advantage"] for sample in samples if sample["reward"]] == pytest.approx([1 / 3, 1 / 3])
 
 
 def test_a_group_that_was_whole_but_not_compared_is_compared_by_resuming(
@@ -154,9 +178,39 @@ def test_a_group_that_was_whole_but_not_compared_is_compared_by_resuming(
     assert [result.reward for result in before] == [None] * 3
     assert {result.reason for result in before} == {"ungraded: not compared: AssertionError: closed"}
     tastes_of_resume.open_ = True
-    assert collected_at_once(source, run, replies, group_size=3, resume=True) == []
+    assert [one.before for one in collected_at_once(source, run, replies, group_size=3, resume=True)] == [True] * 3
     held = {len(one.turns[0].reply.text): one.reward for one in rollouts(run) if one.turns[0].reply is not None}
     assert held == {1: 0.0, 2: 0.5, 3: 1.0}
+
+
+@pytest.mark.parametrize("closed_at_first", [False, True])
+def test_what_programs_left_is_compared_also_when_the_programs_are_long_gone(
+    closed_at_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tastes_of_files.py").write_text(
+        "open_ = False\n\n\ndef longer(task, one, other):\n"
+        "    assert open_, 'closed'\n    return len(one.text) - len(other.text)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import tastes_of_files  # type: ignore[import-not-found]
+
+    # A short reply makes a long file: what was left counts, and neither the reply nor what was printed.
+    (tmp_path / "agent.py").write_text(
+        f"{_ASK_ONCE}\nopen('out.txt', 'w').write('b' * (9 - len(reply['choices'][0]['message']['content'])))"
+    )
+    compares = {"function": "python:tastes_of_files:longer", "file": "out.txt"}
+    source = task_file(tmp_path, [{"id": "t", "environment": "preference", "prompt": "Say.", **compares}])
+    how: dict[str, Any] = {"group_size": 3, "agent": f"command:{sys.executable} {tmp_path / 'agent.py'}"}
+    replies = lambda asked: "a" * (1 + asked.number)  # noqa: E731
+    tastes_of_files.open_ = not closed_at_first
+    collected_at_once(source, tmp_path / "run", replies, **how, capture=Capture.OFF if closed_at_first else Capture.ALL)
+    if closed_at_first:
+        assert [one.reward for one in rollouts(tmp_path / "run")] == [None] * 3
+        tastes_of_files.open_ = True
+        again = collected_at_once(source, tmp_path / "run", replies, **how, resume=True)
+        assert [one.before for one in again] == [True] * 3
+    held = {len(one.turns[0].reply.text): one.reward for one in rollouts(tmp_path / "run") if one.turns[0].reply}
+    assert held == {1: 1.0, 2: 0.5, 3: 0.0}
 
 
 async def test_folders_of_a_killed_collector_are_removed_and_those_of_a_living_one_are_not(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from rolltape.collect import Task
 from rolltape.collect.environments import AGENT, Ended, Episode, Message, Score, environment_named
 from rolltape.collect.environments.calculator import calculator
 from rolltape.collect.environments.tools import described
-from rolltape.errors import TaskError
+from rolltape.errors import RecordError, TaskError
 from rolltape.records.rollout import StopReason
 
 MESSAGE = environment_named("message")
@@ -36,6 +36,16 @@ async def submit(answer: float):
 
 def fail():
     raise OSError
+
+
+def pays_in_words():
+    return ToolAnswer("taken", reward="much")
+
+
+def gives_a_lock():
+    import threading
+
+    return threading.Lock()
 
 
 def many(*values):
@@ -164,6 +174,18 @@ async def test_tool_that_raises_is_told_counted_and_ends_as_the_task_says() -> N
     assert limited.next_seat() == AGENT
     await use(limited, "fail")
     assert limited.next_seat() is None
+
+
+@pytest.mark.parametrize(
+    ("tool", "says"),
+    [("pays_in_words", "the tool pays_in_words: the reward is 'much'"), ("gives_a_lock", "what cannot be JSON")],
+)
+async def test_a_tool_that_gives_what_no_tool_may_breaks_the_attempt(tool: str, says: str) -> None:
+    episode = begin(tools=[f"python:env_tools:{tool}"], tool_error={"then": "tell", "reward": -1.0})
+    assert "error" in await use(episode, tool)
+    assert episode.next_seat() is None
+    with pytest.raises(RecordError, match=says):
+        await score(episode)
 
 
 async def test_call_that_cannot_be_read_is_told_or_ends_as_the_task_says() -> None:

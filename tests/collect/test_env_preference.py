@@ -79,8 +79,20 @@ def by(fake: FakeJudge, **fields: Any) -> Json:
 
 async def test_no_reward_before_the_comparison() -> None:
     task = Task(data={"prompt": "A large number?", "function": "python:env_compares:larger"})
-    score = await PREFERENCE.begin(task, 1).score(AGENT, Ended(stop_reason=StopReason.COMPLETED, text="3"))
-    assert score == Score(reward=None)
+    said = [{"role": "assistant", "content": "3"}]
+    ended = Ended(stop_reason=StopReason.COMPLETED, text="3", messages=said)
+    assert await PREFERENCE.begin(task, 1).score(AGENT, ended) == Score(reward=None)
+
+
+async def test_what_a_program_left_is_told_for_the_comparison_before_it_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "out.txt").write_text("41")
+    fields: Json = {"prompt": "A large number?", "function": "python:env_compares:larger"}
+    for file, compared in ((None, "printed"), ("out.txt", "41"), ("none.txt", "none.txt cannot be read")):
+        episode = PREFERENCE.begin(Task(data={**fields, "file": file}), 1)
+        ended = Ended(stop_reason=StopReason.COMPLETED, text="printed", folder=tmp_path)
+        score = await episode.score(AGENT, ended)
+        assert score.reward is None
+        assert str(score.compared).startswith(compared)
 
 
 @pytest.mark.parametrize("function", ["larger", "all_at_once"])

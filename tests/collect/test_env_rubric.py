@@ -167,10 +167,10 @@ async def test_scale_of_a_task_is_used() -> None:
         ({"criteria": ["a", "a"]}, "its criteria a stand there twice; give each its own name"),
         ({"criteria": [{"name": "a", "weight": 0}]}, "its criteria[0].weight: expected `float` > 0.0; correct it"),
         ({"scale": [5, 5]}, "its scale goes from 5 to 5; give the worst grade, then a better one"),
-        ({"judge": None}, "its judge has no base_url; add it to the task, or set ROLLTAPE_JUDGE_URL"),
+        ({"judge": None}, "its judge has no base_url; add it to the task, give --judge-url, or set ROLLTAPE_JUDGE_URL"),
         (
             {"judge": {"base_url": "http://x/v1"}},
-            "its judge has no model; add it to the task, or set ROLLTAPE_JUDGE_MODEL",
+            "its judge has no model; add it to the task, give --judge-model, or set ROLLTAPE_JUDGE_MODEL",
         ),
         (
             {"judge": {"base_url": "x/v1", "model": "m"}},

@@ -2,39 +2,45 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from rolltape.collect.attempt import Result, told
-from rolltape.collect.environments.protocol import Ended, Environment, GroupEnvironment, Score
-from rolltape.collect.plan import Identity, Known
+from rolltape.collect.environments.protocol import AGENT, Ended, Environment, GroupEnvironment, Score
+from rolltape.collect.known import Known, State
+from rolltape.collect.plan import Identity
+from rolltape.collect.record import compared, record_of
+from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import Source
 from rolltape.collect.tasks import Task, seed_of
 from rolltape.errors import NoSuchRollout
 from rolltape.records.rollout import Rollout, Status, StopReason
 from rolltape.tape.tape import Tape
-from rolltape.traces import amend
+from rolltape.traces import amend, trace_of
+from rolltape.traces.capture import captures
 
 log = logging.getLogger("rolltape.collect")
 
 EnvironmentOf = Callable[[Task], Environment]
+_NOT_YET = "its group is not compared yet"
 
 
 class Groups:
     """The groups that are not compared yet, as far as their environments compare."""
 
-    def __init__(self, tape: Tape, source: Source, identity: Identity, size: int) -> None:
+    def __init__(self, tape: Tape, source: Source, identity: Identity, settings: CollectSettings) -> None:
         self._tape = tape
         self._source = source
         self._identity = identity
-        self._size = size
+        self._settings = settings
+        self._size = settings.group_size
         self._held: dict[int, list[Result]] = {}  # by place of the task: what ended just now
 
     def take_up(self, known: Known, environment_of: EnvironmentOf) -> None:
         """Have those compared that were whole before, and of which some still have no reward."""
-        for place, task in enumerate(self._source if known.unrewarded else ()):
+        for place, task in enumerate(self._source if known.some_unrewarded else ()):
             if compares(environment_of(task)):
-                keys = [bytes.fromhex(self._identity.of(task, attempt)) for attempt in range(self._size)]
-                if known.done.issuperset(keys) and not known.unrewarded.isdisjoint(keys):
+                states = known.of(self._identity.all_of(task, range(self._size)))
+                if all(state & State.TAKEN for state in states) and any(state & State.UNREWARDED for state in states):
                     self._held[place] = []
 
     async def add(self, place: int, environment: Environment, results: list[Result]) -> list[Result]:
@@ -56,14 +62,19 @@ class Groups:
         return settled
 
     def left(self) -> list[Result]:
-        """Of groups that were not compared: resuming does it."""
-        return [result for held in self._held.values() for result in held]
+        """Of groups that were not compared: resuming does it, and has the records then."""
+        return [
+            one._replace(reason=_NOT_YET, record=None) if one.status is Status.FINISHED else one
+            for held in self._held.values()
+            for one in held
+        ]
 
     async def _compared(self, place: int, environment: GroupEnvironment) -> list[Result]:
-        """Score a whole group, by rollout id; what broke is left out."""
+        """Score a whole group, by rollout id; what broke is left out. The results of all that were scored."""
         task = self._source[place]
         held = {result.rollout: result.ended for result in self._held[place]}
-        group = {one: held[one] if one in held else self._recorded(one) for one in self._rollouts(task)}
+        before = {one: found for one in self._rollouts(task) if one not in held and (found := self._recorded(one))}
+        group = held | {one: _ended_of(earlier) for one, earlier in before.items()}
         ended = {rollout: one for rollout, one in group.items() if one is not None}
         scores: Mapping[str, Score] = {}
         try:
@@ -76,24 +87,47 @@ class Groups:
             scores = {rollout: Score(reward=None, ungraded=f"not compared: {told(error)}") for rollout in ended}
             for rollout, score in scores.items():
                 self._say(rollout, score, environment.name)
-        return [_settled(result, scores.get(result.rollout)) for result in self._held.pop(place)]
+        results = [*self._held.pop(place), *(self._result(place, one) for one in before.values() if one.id in scores)]
+        return [_settled(result, scores.get(result.rollout)) for result in results]
 
     def _rollouts(self, task: Task) -> list[str]:
         return [self._identity.of(task, attempt) for attempt in range(self._size)]
 
-    def _recorded(self, rollout: str) -> Ended | None:
+    def _recorded(self, rollout: str) -> Rollout | None:
         try:
-            return _ended_of(self._tape.run().rollout(rollout))
+            return self._tape.run().rollout(rollout)
         except NoSuchRollout:
             return None  # it could not even be opened
+
+    def _result(self, place: int, rollout: Rollout) -> Result:
+        """Of a rollout that had ended in an earlier process."""
+        settings = self._settings
+        record = None
+        if settings.with_records:
+            traced = captures(rollout.id, settings.capture, settings.trace_fraction)
+            record = record_of(rollout, task_index=place, split=settings.split, traced=traced)
+        return Result(
+            rollout=rollout.id,
+            try_index=rollout.head.try_index,
+            place=place,
+            task=rollout.head.task_id or rollout.head.group[:8],
+            attempt=rollout.head.attempt,
+            seat=AGENT,
+            status=rollout.status,
+            reward=rollout.reward,
+            stop_reason=rollout.outcome.stop_reason,
+            reason=rollout.outcome.reason,
+            turns=len(rollout.turns),
+            sampled_tokens=sum(len(turn.sampled_ids) for turn in rollout.turns),
+            ended=None,
+            record=record,
+            before=True,
+        )
 
     def _say(self, rollout: str, score: Score, by: str) -> None:
         if score.reward is not None:
             self._tape.score(rollout, reward=score.reward, terms=dict(score.terms), by=by)
-        data: dict[str, Any] = dict(score.reward_data or {})
-        if score.ungraded is not None:
-            data["ungraded"] = score.ungraded
-        if data:
+        if data := score.to_data():
             amend(self._tape, rollout, reward_data=data, by=by)
 
 
@@ -106,14 +140,20 @@ def _settled(result: Result, score: Score | None) -> Result:
     if score is None:
         return result  # it broke
     reason = None if score.ungraded is None else f"ungraded: {score.ungraded}"
-    return result._replace(reward=score.reward, reason=reason)
+    record = None if result.record is None else compared(result.record, score, reason)
+    return result._replace(reward=score.reward, reason=reason, record=record)
 
 
 def _ended_of(rollout: Rollout) -> Ended | None:
-    """How a rollout of an earlier process ended, as far as its tape tells; None: it broke."""
+    """How a rollout of an earlier process ended, as far as a comparison looks at it; None: it broke."""
     if rollout.status is not Status.FINISHED:
         return None
     turn = next((one for one in reversed(rollout.turns) if one.reply is not None), None)
     messages = [] if turn is None or turn.reply is None else [*turn.prompt_messages, turn.reply.to_dict()]
-    text = "" if turn is None or turn.reply is None else turn.reply.text
-    return Ended(stop_reason=rollout.outcome.stop_reason or StopReason.COMPLETED, messages=messages, text=text)
+    extra = trace_of(rollout).extra or {}
+    return Ended(
+        stop_reason=rollout.outcome.stop_reason or StopReason.COMPLETED,
+        messages=messages,
+        text=extra.get("compared", "" if turn is None or turn.reply is None else turn.reply.text),
+        exit_code=extra.get("exit_code"),
+    )

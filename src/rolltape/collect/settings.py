@@ -6,6 +6,8 @@ import msgspec
 
 from rolltape.capture.exchange import SamplingParams
 from rolltape.capture.prompts.chat import Retention
+from rolltape.collect.environments.judge import Judge
+from rolltape.records.turn import LogprobKind
 from rolltape.traces.capture import Capture
 
 
@@ -20,8 +22,13 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
     environment: str = "problem"  # of tasks that name none
     agent: str = "chat"
     engines: tuple[str, ...] = ("embedded",)
-    model: str | None = None  # a folder with the tokenizer; None: the embedded engine's own
-    model_name: str | None = None  # None: the engine's
+    model: str | None = None  # a folder with the tokenizer, or a name; None: the embedded engine's own
+    model_name: str | None = None  # in the record; None: the engine's, or the name that `model` is
+    engine_key: str | None = None  # of engines at an address; on no record
+    logprob_kind: LogprobKind | None = None  # None: as the engine has it
+    routed_experts: bool = False
+    renderer: str | None = None  # None: found by the model's own template
+    judge: Judge | None = None  # for what tasks do not say of theirs
     group_size: int = 8
     step: int = 0
     max_turns: int = 16
@@ -33,6 +40,9 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
     allowed_tools: tuple[str, ...] | None = None
     denied_tools: tuple[str, ...] = ()
     capture: Capture = Capture.ALL
+    trace_fraction: float | None = None  # of rollouts that are traced, where `capture` is SAMPLED
+    with_records: bool = False  # results carry the whole record
+    with_fates: bool = False  # and where sampled tokens go
     max_concurrent: int = 32
     grace_s: float = 20.0  # that attempts may go on when they are told to end
 
@@ -42,9 +52,29 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
         Of the source that is its name, which is in the ids; where it lies may change.
         """
         # As the tape gives it back: a tuple is a list there.
-        given: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
-        return {name: value for name, value in given.items() if name not in _FREE} | {"source": source_name}
+        kept = {name: getattr(self, name) for name in self.__struct_fields__ if name not in _FREE}
+        kept |= {"source": source_name, "judge": None if self.judge is None else self.judge.model}
+        given: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(kept))
+        return given
+
+    def __repr__(self) -> str:
+        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "engine_key")
+        return f"CollectSettings({', '.join(shown)})"
 
 
-# May differ between the parts of one collection: where it runs, and how fast.
-_FREE = frozenset({"engines", "model", "max_concurrent", "grace_s", "capture"})
+# May differ between the parts of one collection: where it runs, how fast, and what is written down beside.
+_FREE = frozenset(
+    {
+        "engines",
+        "model",
+        "engine_key",
+        "logprob_kind",
+        "routed_experts",
+        "capture",
+        "trace_fraction",
+        "with_records",
+        "with_fates",
+        "max_concurrent",
+        "grace_s",
+    }
+)

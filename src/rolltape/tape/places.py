@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,8 +34,10 @@ class Place:
 
     def shard_ids(self) -> list[str]:
         """The directories under `shards/`, half-written ones included."""
-        self._files.invalidate_cache()
         try:
+            if self.is_local:
+                return sorted(one.name for one in Path(self.path("shards")).iterdir())  # quicker by far than fsspec
+            self._files.invalidate_cache()
             found = self._files.ls(self.path("shards"), detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return []
@@ -80,6 +83,13 @@ class Place:
                 os.fsync(handle.fileno())
         except OSError as error:
             raise TapeWriteError(f"{path}: {error}") from error
+
+    def put(self, folder: Path, *names: str) -> None:
+        """Copy the files of a local folder here."""
+        for path in folder.iterdir():
+            if path.is_file():
+                with path.open("rb") as source, self.open("wb", *names, path.name) as copy:
+                    shutil.copyfileobj(source, copy)
 
     def make_safe(self, *names: str) -> None:
         """Make a file that was written here safe against power loss, as far as the place can."""

@@ -1,6 +1,8 @@
 """Our own agent: asks, calls the environment's tools, hands on its answers, and stops where it must."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import aiohttp
 import msgspec
@@ -9,6 +11,8 @@ from rolltape.collect.agents.conversation import Conversation, GatewayFault, Rep
 from rolltape.collect.agents.protocol import Assignment, Outcome, StepRecord
 from rolltape.collect.agents.tools import tool_result
 from rolltape.collect.environments.protocol import Answer, Ended, Message
+from rolltape.errors import RecordError
+from rolltape.records.jsonable import as_float, shown
 from rolltape.records.messages import content_text
 from rolltape.records.rollout import StopReason
 
@@ -22,9 +26,32 @@ class ChatAgent:
 
     name = "chat"
 
+    def __init__(self) -> None:
+        self._http: aiohttp.ClientSession | None = None
+        self._attempts = 0  # that use it now
+
+    @asynccontextmanager
+    async def _connections(self) -> AsyncIterator[aiohttp.ClientSession]:
+        """Those of all attempts in flight: one of its own for each would cost a tenth of a short attempt."""
+        if self._http is None:
+            self._http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=None),
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        http = self._http
+        self._attempts += 1
+        try:
+            yield http
+        finally:
+            self._attempts -= 1
+            if not self._attempts:
+                self._http = None
+                await http.close()
+
     async def run(self, assignment: Assignment) -> Outcome:
         """Go on until the episode is over, or a limit is reached."""
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
+        async with self._connections() as http:
             attempt = _Attempt(assignment, http)
             try:
                 async with asyncio.timeout(assignment.timeout_s) as limit:
@@ -120,7 +147,7 @@ class _Attempt:
 
     async def _answered(self, seat: _Seat, reply: Reply) -> Answer:
         self.environment_at_work = True
-        answer = await self._episode.answer(seat.name, reply.for_environment())
+        answer = _checked(await self._episode.answer(seat.name, reply.for_environment()))
         self.environment_at_work = False
         self._to_next = frozen(answer.messages)
         if answer.done:
@@ -154,3 +181,12 @@ class _Attempt:
             stop_reason=seat.stop,
         )
         self._assignment.on_step(seat.name, step)
+
+
+def _checked(answer: object) -> Answer:
+    """What an environment answered; RecordError for what cannot be added up, since a total would be made up."""
+    if not isinstance(answer, Answer):
+        raise RecordError(f"the environment answered with {shown(answer)}; return an Answer")
+    if answer.reward is not None:
+        as_float(answer.reward, "the reward of the environment's answer")
+    return answer

@@ -82,7 +82,7 @@ class Conversation:
         message = {name: value for name, value in choice["message"].items() if name != "refusal" or value is not None}
         self.add(frozen([message]))
         flags = tuple(flag for flag in answered.get(_FLAGS, "").split(",") if flag)
-        return Reply(message, answered.get(_TURN), flags, _cut(choice["finish_reason"], given["usage"]))
+        return Reply(message, answered.get(_TURN), flags, _cut(choice["finish_reason"], given["usage"], message))
 
 
 def frozen(messages: Iterable[Message]) -> list[msgspec.Raw]:
@@ -90,11 +90,12 @@ def frozen(messages: Iterable[Message]) -> list[msgspec.Raw]:
     return [msgspec.Raw(encode_json(message, "a message of the environment")[0]) for message in messages]
 
 
-def _cut(finish_reason: str, usage: dict[str, Any]) -> StopReason | None:
+def _cut(finish_reason: str, usage: dict[str, Any], message: Message) -> StopReason | None:
     if finish_reason != "length":
         return None
-    # Above its context budget the gateway answers with nothing.
-    return StopReason.MAX_TOKENS if usage["completion_tokens"] else StopReason.CONTEXT_OVERFLOW
+    # Above its context budget the gateway answers with nothing. Of engines that give text alone no tokens are counted.
+    said = usage["completion_tokens"] or message.get("content") or message.get("reasoning_content")
+    return StopReason.MAX_TOKENS if said else StopReason.CONTEXT_OVERFLOW
 
 
 def _error(raw: bytes) -> str:

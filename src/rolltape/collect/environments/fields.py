@@ -15,7 +15,7 @@ _AT = " - at `$"
 
 def fields_of(task: Task, kind: type[T]) -> T:
     """The fields of `kind` out of a task, sharing nothing with it. Null is the same as absent; others are ignored."""
-    known = {field.name for field in msgspec.structs.fields(kind)}  # type: ignore[arg-type]
+    known = kind.__struct_fields__  # type: ignore[attr-defined]
     given = {name: _without_nulls(value) for name, value in task.data.items() if name in known and value is not None}
     if given.get("messages") is not None:
         given["messages"] = copy.deepcopy(task.data["messages"])  # a message may say null, and mean it

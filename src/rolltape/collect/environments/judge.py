@@ -29,14 +29,14 @@ _PAUSE_S = 0.5  # before an endpoint is asked again; doubled each time
 
 
 class Judge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who judges. What a task does not say is taken from the process's environment, or is as here.
+    """Who judges. What a task does not say is the command's, or the process's environment has it, or is as here.
 
     Of the key there is only the name of its variable, since tasks are recorded.
     """
 
     base_url: str | None = None  # as OpenAI's clients take it: http://127.0.0.1:8000/v1
     model: str | None = None
-    key_env: str = KEY_VARIABLE
+    key_env: str | None = None  # the name of a variable; None: KEY_VARIABLE
     function: str | None = None  # "python:module:function" instead: messages in, text out
     sampling: dict[str, Any] | None = None  # put into the request as it is; None: see _SAMPLING
     timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0  # of one answer
@@ -88,20 +88,23 @@ class _Completion(msgspec.Struct):
 _COMPLETION = msgspec.json.Decoder(_Completion)
 
 
-def judge_of(given: Judge | str | None) -> Judge:
-    """The judge that a task names, complete; TaskError if it cannot be asked."""
+def judge_of(given: Judge | str | None, otherwise: Judge | None = None) -> Judge:
+    """The judge that a task names, with `otherwise` for what it leaves open; TaskError if it cannot be asked."""
     judge = Judge(function=given) if isinstance(given, str) else given or Judge()
     if judge.function is not None:
         function_named(judge.function)
         return judge
-    url, model = judge.base_url or os.environ.get(URL_VARIABLE), judge.model or os.environ.get(MODEL_VARIABLE)
+    otherwise = otherwise or Judge()
+    url = judge.base_url or otherwise.base_url or os.environ.get(URL_VARIABLE)
+    model = judge.model or otherwise.model or os.environ.get(MODEL_VARIABLE)
     if not url:
-        raise TaskError(f"its judge has no base_url; add it to the task, or set {URL_VARIABLE}")
+        raise TaskError(f"its judge has no base_url; add it to the task, give --judge-url, or set {URL_VARIABLE}")
     if not url.startswith(("http://", "https://")):
         raise TaskError(f"its judge's base_url {url!r} is no address; give one like http://127.0.0.1:8000/v1")
     if not model:
-        raise TaskError(f"its judge has no model; add it to the task, or set {MODEL_VARIABLE}")
-    return msgspec.structs.replace(judge, base_url=url, model=model)
+        raise TaskError(f"its judge has no model; add it to the task, give --judge-model, or set {MODEL_VARIABLE}")
+    key_env = judge.key_env or otherwise.key_env or KEY_VARIABLE
+    return msgspec.structs.replace(judge, base_url=url, model=model, key_env=key_env)
 
 
 @asynccontextmanager
@@ -111,7 +114,7 @@ async def asking(judge: Judge) -> AsyncIterator[Ask]:
         function = function_named(judge.function)
         yield lambda messages: called(function, list(messages))
         return
-    key = os.environ.get(judge.key_env)
+    key = os.environ.get(judge.key_env or KEY_VARIABLE)
     connections = Connections(
         str(judge.base_url), f"judge {judge.base_url}", headers={"Authorization": f"Bearer {key}"} if key else None
     )

@@ -16,7 +16,8 @@ from rolltape.collect.environments.tools import Described, ToolAnswer, ToolSpec,
 from rolltape.collect.functions import function_named
 from rolltape.collect.tasks import Task
 from rolltape.collect.threads import called
-from rolltape.errors import TaskError
+from rolltape.errors import RecordError, TaskError
+from rolltape.records.jsonable import as_float
 from rolltape.records.messages import content_text
 from rolltape.records.rollout import StopReason
 from rolltape.records.turn import TurnFlag
@@ -83,6 +84,7 @@ class Conversation:
         self._tools = [described(tool) for tool in fields.tools]
         self._mishaps = Mishaps(fields)
         self._tool_reward = 0.0
+        self._fault: RecordError | None = None  # what is wrong with a tool, whoever calls it
         self._over = False
 
     def opening(self, seat: str) -> Opening:
@@ -104,6 +106,8 @@ class Conversation:
         return answer
 
     async def score(self, seat: str, ended: Ended) -> Score:
+        if self._fault is not None:
+            raise self._fault
         for name in _called(ended.messages[len(self.opening(seat).messages) :]):
             if all(name != tool.name for tool in self._tools):
                 self._mishap("malformed", name)  # the agent has told the model that there is no such tool
@@ -148,9 +152,15 @@ class Conversation:
             except msgspec.ValidationError as error:
                 return self._mishap("malformed", f"{tool.name}: {error}")
             try:
-                return self._heard(await called(tool.function, **fitting))
+                result = await called(tool.function, **fitting)
             except Exception as error:  # noqa: BLE001 - its arguments are the model's: whatever it raises is an outcome
                 return self._mishap("tool_error", str(error) or type(error).__name__)
+            try:
+                return self._heard(tool.name, result)
+            except RecordError as error:
+                # Nothing of the model's doing: the attempt is broken, and ends here.
+                self._fault, self._over = error, True
+                return f"error: {error}"
 
         return Tool(tool.name, tool.description, tool.parameters, function)
 
@@ -159,12 +169,15 @@ class Conversation:
         self._over = self._over or self._mishaps.ended_by is not None
         return f"error: {told}"
 
-    def _heard(self, result: Any) -> str:
+    def _heard(self, name: str, result: Any) -> str:
         if isinstance(result, ToolAnswer):
-            self._tool_reward += result.reward
+            self._tool_reward += as_float(result.reward, f"the tool {name}: the reward")
             self._over = self._over or result.done
             return result.text
-        return result if isinstance(result, str) else msgspec.json.encode(result).decode()
+        try:
+            return result if isinstance(result, str) else msgspec.json.encode(result).decode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RecordError(f"the tool {name} returned what cannot be JSON: {error}; return text") from None
 
 
 def _called(messages: Sequence[Message]) -> list[str]:

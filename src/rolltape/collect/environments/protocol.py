@@ -65,6 +65,12 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     terms: Mapping[str, float] = {}
     reward_data: Mapping[str, Any] | None = None
     ungraded: str | None = None  # why there is no reward though there should be
+    compared: str | None = None  # what a comparison looks at later, where that is not the last reply
+
+    def to_data(self) -> dict[str, Any]:
+        """What goes with the reward, or with there being none, for the record."""
+        why = {} if self.ungraded is None else {"ungraded": self.ungraded}
+        return {**(self.reward_data or {}), **why}
 
 
 class Episode(Protocol):
@@ -108,4 +114,7 @@ class GroupEnvironment(Environment, Protocol):
     """One that rewards only when all attempts of a group have ended, by comparing them."""
 
     async def compare(self, task: Task, attempts: Mapping[str, Ended], seed: int) -> Mapping[str, Score]:
-        """Scores by rollout id, of those given by rollout id."""
+        """Scores by rollout id, of those given by rollout id.
+
+        Working directories are gone by then: the `text` of an attempt is what its score gave as `compared`, if it did.
+        """

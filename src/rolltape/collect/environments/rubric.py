@@ -54,6 +54,10 @@ class Rubric:
 
     name = "rubric"
 
+    def __init__(self, judge: Judge | None = None) -> None:
+        """`judge` says what tasks leave open of theirs."""
+        self._judge = judge
+
     def check(self, task: Task) -> None:
         fields = fields_of(task, RubricFields)
         check_prompt(fields)
@@ -68,11 +72,11 @@ class Rubric:
             raise TaskError(f"its scale goes from {worst:g} to {best:g}; give the worst grade, then a better one")
         if fields.file is not None:
             check_path(fields.file, "its file")
-        judge_of(fields.judge)
+        judge_of(fields.judge, self._judge)
 
     def begin(self, task: Task, seed: int) -> Episode:
         fields = fields_of(task, RubricFields)
-        return SingleReply(fields, partial(_score, fields, judge_of(fields.judge)))
+        return SingleReply(fields, partial(_score, fields, judge_of(fields.judge, self._judge)))
 
 
 async def _score(fields: RubricFields, judge: Judge, ended: Ended) -> Score:

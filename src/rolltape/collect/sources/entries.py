@@ -1,11 +1,13 @@
 """What every kind of source is read as: a name, a split, and entries with the places where they stand."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
 
 from rolltape.errors import SourceError
+
+SHOWN_PROBLEMS = 10
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -49,6 +51,14 @@ def of_split(entries: Iterable[Entry], split: str | None, label: str) -> Iterato
 def listed(names: Iterable[str]) -> str:
     """Names in a message, in one order."""
     return ", ".join(sorted(names)) or "none"
+
+
+def all_told(label: str, problems: Sequence[str], count: int, consequence: str) -> str:
+    """What is wrong with entries, in one message: the first problems of so many, and what came of them."""
+    if count == 1:
+        return f"{label}, {problems[0]}"
+    more = [f"and {count - len(problems)} more"] if count > len(problems) else []
+    return "\n  ".join([f"{label}: {count} entries cannot be used, and {consequence}", *problems, *more])
 
 
 @contextmanager

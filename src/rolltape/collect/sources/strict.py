@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from rolltape.collect.sources.entries import Entry, Reading, listed
+from rolltape.collect.sources.entries import SHOWN_PROBLEMS, Entry, Reading, all_told, listed
 from rolltape.collect.sources.plain import check_plain
 from rolltape.collect.tasks import Task, environment_name, id_text
 from rolltape.errors import BadTasks, SourceError, TaskError
 
 Check = Callable[[Task], None]
-
-_SHOWN_PROBLEMS = 10
 
 
 def checked_tasks(
@@ -29,13 +27,13 @@ def checked_tasks(
                 check(task)
         except TaskError as error:
             count += 1
-            if count <= _SHOWN_PROBLEMS:
+            if count <= SHOWN_PROBLEMS:
                 problems.append(f"{entry.where}: {error}")
         else:
             first_places[key] = entry.where
             yield key, task
     if count:
-        raise BadTasks(_told(reading.label, problems, count), tuple(problems), count)
+        raise BadTasks(all_told(reading.label, problems, count, "nothing was run"), tuple(problems), count)
     if not first_places:
         raise SourceError(f"{reading.label} is empty: there is no task in it")
 
@@ -79,10 +77,3 @@ def _repeated(task: Task, first_place: str) -> str:
     if task.id is None:
         return f"it is the same as {first_place}, and neither has an id; remove one, or give each its own id"
     return f"its id {task.id!r} is that of {first_place} already; give each task its own id"
-
-
-def _told(label: str, problems: list[str], count: int) -> str:
-    if count == 1:
-        return f"{label}, {problems[0]}"
-    more = [f"and {count - len(problems)} more"] if count > len(problems) else []
-    return "\n  ".join([f"{label}: {count} entries cannot be used, and nothing was run", *problems, *more])

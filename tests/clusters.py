@@ -1,0 +1,106 @@
+"""A real Ray cluster on this machine, each of its nodes with a disk of its own as far as Rolltape can tell."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster
+
+from collecting import by
+from rolltape.collect.attempt import Result
+from rolltape.collect.cluster import ClusterSettings, RayRunner
+from rolltape.collect.collector import Collector
+from rolltape.collect.settings import CollectSettings
+from rolltape.tape.tape import open_tape
+from scripted_engine import ScriptedEngine
+
+
+class Nodes:
+    """The nodes of a cluster whose head does no work."""
+
+    def __init__(self, cluster: Cluster, disks: Path) -> None:
+        self._cluster = cluster
+        self._disks = disks
+        self._held: list[Any] = []
+        self._made = 0
+
+    @property
+    def address(self) -> str:
+        return str(self._cluster.address)
+
+    def grow_to(self, count: int) -> None:
+        while len(self._held) < count:
+            disk = self._disks / str(self._made)
+            disk.mkdir()
+            self._made += 1
+            self._held.append(self._cluster.add_node(num_cpus=1, env_vars={"TMPDIR": str(disk)}))
+
+    def kill_one(self) -> None:
+        """Kill a node and all that runs on it; what is on its disk stays there, and nobody reads it."""
+        self._cluster.remove_node(self._held.pop(0), allow_graceful=False)
+
+    def journals(self) -> list[Path]:
+        """Those on any node's disk."""
+        return sorted(self._disks.glob("*/rolltape/*/journals/*.sqlite"))
+
+
+@contextlib.contextmanager
+def cluster_at(folder: Path) -> Iterator[Nodes]:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    disks = folder / "disks"
+    disks.mkdir()
+    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 80_000_000}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        yield Nodes(cluster, disks)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()  # type: ignore[no-untyped-call]
+
+
+async def collected_by(
+    nodes: Nodes,
+    source: Path | str,
+    run: Path,
+    engine: ScriptedEngine | None = None,
+    *,
+    resume: bool = False,
+    publish: str | None = None,
+    on_results: Callable[[list[Result]], None] = lambda results: None,
+    **settings: Any,
+) -> list[Result]:
+    """Collect all of it on the cluster; the results as they were told."""
+    if engine is not None:
+        settings |= by(engine)
+    results: list[Result] = []
+
+    def told(some: list[Result]) -> None:
+        results.extend(some)
+        on_results(some)
+
+    with open_tape(run) as tape:
+        how = CollectSettings(source=str(source), **settings)
+        runner = RayRunner(how, tape, ClusterSettings(address=nodes.address, publish=publish))
+        await Collector(how, tape, resume=resume, runner=runner).run(lambda launch: None, told)
+    return results
+
+
+def node_processes() -> list[int]:
+    """The processes of Rolltape's actors."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdecimal() and b"ray::Node" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.05)

@@ -1,0 +1,116 @@
+"""How a collection is told of while it goes: on a terminal, however narrow, and of what is left."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from collecting import SUMS, instant, task_file
+from rolltape.capture.engines.embedded.shipped import shipped_model
+from rolltape.cli.telling import folded, parts_of
+from rolltape.collect.attempt import Result
+from rolltape.collect.collector import Launch
+from rolltape.collect.tally import Tally
+from rolltape.records.rollout import Status, StopReason
+from scripted_engine import Step
+
+STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def on_terminal(*arguments: object, columns: int) -> str:
+    """What `rolltape collect` prints on a terminal of that width."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR")}
+    command = [sys.executable, "-m", "rolltape.cli", "collect", *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment | {"TERM": "xterm"})
+    os.close(theirs)
+    printed = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:
+            break
+        printed += part
+    process.wait()
+    os.close(ours)
+    return printed.decode()
+
+
+@pytest.mark.parametrize("columns", [40, 120])
+def test_a_terminal_shows_where_it_stands_within_its_width(columns: int, tmp_path: Path) -> None:
+    slow = lambda asked: Step("4", token_delay_s=0.4)  # noqa: E731
+    with instant(slow).in_thread() as engine:
+        how = ("--engine", f"sglang:{engine.url}", "--model", shipped_model(), "--max-concurrent", 2)
+        printed = on_terminal(task_file(tmp_path, SUMS[:2]), "--run", tmp_path / "run", "-g", 3, *how, columns=columns)
+    plain = STYLE.sub("", printed)
+    live = [line for line in re.split(r"[\r\n]+", plain) if re.search(r"\d of 6 done|running|tokens/s| left$", line)]
+    assert max(map(len, live)) <= columns
+    assert re.search(r"[1-5] of 6 done, [12] running, 0 failed", plain)
+    assert re.search(r"6 of 6 done, 0 failed,\s+mean reward 0", plain)
+    assert ("━" in printed) == (columns == 120)
+
+
+def result(attempt: int, status: Status = Status.FINISHED, reward: float | None = 1.0, tokens: int = 10) -> Result:
+    return Result(
+        rollout=f"{attempt:032x}",
+        try_index=0,
+        place=0,
+        task="t",
+        attempt=attempt,
+        seat="agent",
+        status=status,
+        reward=reward if status is Status.FINISHED else None,
+        stop_reason=StopReason.COMPLETED if status is Status.FINISHED else None,
+        reason=None if status is Status.FINISHED else "it broke",
+        turns=1,
+        sampled_tokens=tokens,
+        ended=None,
+    )
+
+
+def tally_of(*results: Result, launch: Launch) -> Tally:
+    tally = Tally()
+    tally.launched(launch)
+    for one in results:
+        tally.add([one])
+    return tally
+
+
+def test_a_line_says_done_running_failed_reward_and_speed() -> None:
+    launch = Launch(tasks=1, attempts=1_200, done_before=1_000, running_elsewhere=0)
+    tally = tally_of(result(0), result(1, reward=0.0), result(2, Status.FAILED), launch=launch)
+    figures = tally.figures(running=32)._replace(tokens_per_s=1234.5, seconds_left=3725.0)
+    assert ", ".join(parts_of(figures)) == (
+        "1,002 of 1,200 done, 32 running, 1 failed, mean reward 0.5, 1,234 tokens/s, 1 h 2 min left"
+    )
+    assert figures.left == 197
+
+
+def test_time_left_is_not_guessed_before_as_many_have_ended_as_run() -> None:
+    tally = tally_of(result(0), result(1), launch=Launch(1, 10, 0, 0))
+    assert tally.figures(running=3).seconds_left is None
+    assert tally.figures(running=2).seconds_left is not None
+
+
+def test_parts_are_folded_and_none_is_lost() -> None:
+    parts = ["12 of 120 done", "32 running", "0 failed", "mean reward 0.5", "355 tokens/s", "6 s left"]
+    lines = folded(parts, 40)
+    assert max(map(len, lines)) <= 40
+    assert ", ".join(lines) == ", ".join(parts)
+
+
+def test_what_a_tally_holds_does_not_grow_with_failures() -> None:
+    tally = Tally()
+    tally.launched(Launch(1, 5_000, 0, 0))
+    for attempt in range(3_000):
+        tally.add([result(attempt, Status.FAILED)._replace(reason=f"reason number {attempt}")])
+    assert len(tally.endings) <= 1_001
+    assert sum(one.count for one in tally.endings.values()) == 3_000
