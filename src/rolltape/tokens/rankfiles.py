@@ -1,0 +1,151 @@
+"""One rank's side of the token records: it replaces its own files of a step, and says when they are all there.
+
+There is no barrier between ranks. Each leaves a marker when it is done, and whichever sees the markers of all writes
+STABLE. A marker counts only while the exporter that wrote it speaks for its rank: if the whole job is started again,
+every rank announces a new exporter before the first of them can finish a step, so what is left of the earlier attempt
+makes nothing stable. A rank that is started again alone finds the others' markers valid.
+"""
+
+import contextlib
+import fcntl
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from rolltape.errors import TapeWriteError
+from rolltape.tape.rundir import write_whole
+from rolltape.tokens.steps import (
+    STABLE,
+    Announced,
+    Format,
+    RankDone,
+    Stable,
+    TokenFile,
+    announced,
+    announcement,
+    current_ranks,
+    folder_of,
+)
+
+
+class RankFiles:
+    """The files of one rank in a run's token records."""
+
+    def __init__(self, root: Path, file_format: Format, *, rank: int, world_size: int, writers: int) -> None:
+        self._root = root
+        self._format = file_format
+        self._rank = rank
+        self._world_size = world_size
+        self._writers = writers
+        self._exporter = uuid.uuid4().hex
+        self._announced = False
+
+    def announce(self) -> None:
+        """From now on this exporter speaks for its rank, and no earlier one."""
+        announcement(self._root, self._rank).parent.mkdir(parents=True, exist_ok=True)
+        with self._exclusively():
+            write_whole(announcement(self._root, self._rank), msgspec.json.encode(Announced(self._exporter)))
+        self._announced = True
+
+    def begin(self, step: int) -> str:
+        """Start an attempt at a step: what this rank wrote of it before is gone. Gives the attempt's name."""
+        if not self._announced:
+            self.announce()
+        folder = folder_of(self._root, step)
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._exclusively():
+            self._check_own()
+            # The marker goes before STABLE, so that nobody can write STABLE again in between.
+            (folder / f"rank_{self._rank}.done").unlink(missing_ok=True)
+            (folder / STABLE).unlink(missing_ok=True)
+            _remove(folder, self._rank)
+        return uuid.uuid4().hex[:12]
+
+    def partial(self, step: int, attempt: str, part: int) -> Path:
+        """Where a part is written."""
+        return folder_of(self._root, step) / f".rank_{self._rank}.{attempt}.{part}.partial"
+
+    def finish(
+        self, step: int, attempt: str, parts: Sequence[TokenFile], *, dropped_records: int, lost_records: int
+    ) -> bool:
+        """Put the parts in their places and say so. Whether that was the last rank of the step."""
+        folder = folder_of(self._root, step)
+        with self._exclusively():
+            self._check_own()
+            named = self._joined(folder, attempt, parts) if self._format is Format.JSONL else self._named(folder, parts)
+            done = RankDone(
+                rank=self._rank,
+                world_size=self._world_size,
+                writers=self._writers,
+                exporter=self._exporter,
+                attempt=attempt,
+                files=named,
+                dropped_records=dropped_records,
+                lost_records=lost_records,
+            )
+            write_whole(folder / f"rank_{self._rank}.done", msgspec.json.encode(done))
+            return self._mark_stable(folder)
+
+    def _mark_stable(self, folder: Path) -> bool:
+        if len(list(folder.glob("rank_*.done"))) < self._writers:
+            return False  # most ranks find this, and need not read what the others say
+        current = current_ranks(self._root, folder)
+        current = {rank: done for rank, done in current.items() if done.world_size == self._world_size}
+        if len(current) < self._writers:
+            return False
+        for path in folder.glob("rank_*.done"):
+            rank = int(path.name.removeprefix("rank_").removesuffix(".done"))
+            if rank not in current:
+                # The job had more ranks when it was started before.
+                path.unlink()
+                _remove(folder, rank)
+        attempts = {rank: done.attempt for rank, done in current.items()}
+        write_whole(folder / STABLE, msgspec.json.encode(Stable(attempts)))
+        return True
+
+    def _named(self, folder: Path, parts: Sequence[TokenFile]) -> tuple[TokenFile, ...]:
+        files = []
+        for number, part in enumerate(parts):
+            name = f"rank_{self._rank}{f'.part_{number}' if number else ''}.parquet"
+            (folder / part.name).replace(folder / name)
+            files.append(msgspec.structs.replace(part, name=name))
+        return tuple(files)
+
+    def _joined(self, folder: Path, attempt: str, parts: Sequence[TokenFile]) -> tuple[TokenFile, ...]:
+        whole = folder / f".rank_{self._rank}.{attempt}.whole.partial"
+        with whole.open("wb") as out:
+            for part in parts:
+                with (folder / part.name).open("rb") as lines:
+                    shutil.copyfileobj(lines, out, 1 << 20)
+        size = whole.stat().st_size
+        name = f"rank_{self._rank}.jsonl"
+        whole.replace(folder / name)
+        for part in parts:
+            (folder / part.name).unlink()
+        return (TokenFile(name, size, sum(part.records for part in parts), sum(part.tokens for part in parts)),)
+
+    def _check_own(self) -> None:
+        speaks = announced(self._root, self._rank)
+        if speaks != self._exporter:
+            raise TapeWriteError(
+                f"{self._root}: another exporter was made for rank {self._rank} after this one, and speaks for it now; "
+                "give each process its own rank"
+            )
+
+    @contextlib.contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        with (self._root / ".lock").open("ab") as handle:
+            # Where the file system has no locks, a reader can still tell an outdated STABLE: it names the attempts.
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+
+def _remove(folder: Path, rank: int) -> None:
+    for pattern in (f"rank_{rank}.*", f".rank_{rank}.*"):
+        for path in folder.glob(pattern):
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()

@@ -1,0 +1,99 @@
+"""Token export from CUDA tensors gives the records that it gives from CPU ones. Needs a GPU:
+
+python tests/tokens/check_on_gpu.py
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from rolltape.records.token_record import FLAG_COLUMNS, TokenRecord
+from rolltape.tokens import Dppo, Ipo, LossSpec, OnPolicyDistillation, PpoClip, TokenExporter, read_tokens
+from token_batches import exported, packed, padded, sequence_columns
+
+LOSSES: list[LossSpec] = [Dppo(), Ipo(), OnPolicyDistillation(), PpoClip(clip_high=0.28)]
+
+
+def moved(given: dict[str, Any], *but: str) -> dict[str, Any]:
+    return {
+        name: value.cuda() if isinstance(value, torch.Tensor) and name not in but else value
+        for name, value in given.items()
+    }
+
+
+def check_same(expected: list[TokenRecord], found: list[TokenRecord], what: str) -> None:
+    assert len(expected) == len(found) > 0, what
+    for ours, theirs in zip(expected, found, strict=True):
+        assert set(ours.columns()) == set(theirs.columns()), what
+        assert (ours.sample, ours.reward) == (theirs.sample, theirs.reward), what
+        for name, values in ours.columns().items():
+            other = theirs.columns()[name]
+            if name in FLAG_COLUMNS:
+                # The two devices may round a value at a threshold to either side of it.
+                assert (values != other).mean() < 1e-3, f"{what}: {name}"
+            else:
+                assert np.allclose(values, other, rtol=1e-5, atol=1e-6, equal_nan=True), f"{what}: {name}"
+    print(f"{what}: {len(found)} records agree")
+
+
+def main() -> None:
+    sequences = [sequence_columns(length, seed=length) for length in (700, 3, 5000, 64)]
+    flat = packed(sequences, sample_ids=["a", "b", "c", "d"], rewards=[0.1, 0.2, 0.3, 0.4])
+    bounds = torch.tensor([0, 700, 703, 5703, 5767], dtype=torch.int32)
+    by_bounds = ({**flat[0], "lengths": None, "cu_seqlens": bounds}, flat[1])
+    rows = padded(sequences, left=True, sample_ids=["a", "b", "c", "d"], rewards=torch.tensor([0.1, 0.2, 0.3, 0.4]))
+    each = ({**by_bounds[0], "advantages": torch.tensor([1.0, -1.0, 0.5, 0.0])}, flat[1])
+    half = tuple({n: v.bfloat16() if n.endswith("logprobs") else v for n, v in part.items()} for part in flat)
+    with tempfile.TemporaryDirectory() as folder:
+        number = 0
+        for loss in LOSSES:
+            for name, (batch, outputs) in {
+                "lengths": flat, "bounds": by_bounds, "rows": rows, "an advantage each": each, "half": half
+            }.items():  # fmt: skip
+                expected = exported(Path(folder) / f"{number}", (batch, outputs), loss=loss)
+                both = exported(Path(folder) / f"{number}.gpu", (moved(batch), moved(outputs)), loss=loss)
+                check_same(expected, both, f"{type(loss).__name__}, {name}")
+                mixed = exported(Path(folder) / f"{number}.mixed", (batch, moved(outputs)), loss=loss)
+                check_same(expected, mixed, f"{type(loss).__name__}, {name}, batch on the CPU")
+                number += 1
+        _check_snapshots(Path(folder) / "snapshots")
+        _check_bad_lengths(Path(folder) / "lengths")
+
+
+def _check_snapshots(run: Path) -> None:
+    """What is overwritten at once, and freed, is exported as it was."""
+    with TokenExporter(run, rank=0, world_size=1) as exporter:
+        for step in range(40):
+            values = torch.full((1 << 18,), float(step), device="cuda")
+            ids = torch.full((1 << 18,), step, device="cuda")
+            batch = {"input_ids": ids, "trained_mask": torch.ones(1 << 18, device="cuda"), "lengths": [1 << 17] * 2}
+            exporter.export(step, 0, batch, {"logprobs": values})
+            values.fill_(-1)
+            ids.fill_(-1)
+            del values, ids, batch
+            exporter.mark_stable(step)
+    assert exporter.report().complete, exporter.report()
+    for record in read_tokens(run):
+        assert (record.trainer_logprobs == record.step).all()
+        assert (record.ids == record.step).all()
+    print("snapshots: 40 steps as they were")
+
+
+def _check_bad_lengths(run: Path) -> None:
+    """Lengths on the device that do not add up are found behind the training thread, and nothing is written."""
+    with TokenExporter(run, rank=0, world_size=1, loss=Dppo()) as exporter:
+        batch, outputs = (moved(part) for part in packed([sequence_columns(10)]))
+        batch["advantages"] = torch.ones(2, device="cuda")
+        exporter.export(0, 0, {**batch, "lengths": torch.tensor([9, 4], device="cuda")}, outputs)
+    assert "have 13 tokens by their lengths, the columns 10" in exporter.report().problems[0], exporter.report()
+    print("lengths: refused")
+
+
+if __name__ == "__main__":
+    main()
