@@ -1,5 +1,6 @@
 """Exports as tests write them, and records in a form that compares bit for bit."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,56 @@ from rolltape.export import (
     turns_to_jsonl,
     turns_to_parquet,
 )
-from rolltape.records.sample import Sample
-from rolltape.records.turn import Turn
+from rolltape.records.ledger import Fate
+from rolltape.records.sample import Origin, Sample, SampleSide, Span
+from rolltape.records.turn import LogprobKind, Turn
 
 FORMATS = ["jsonl", "parquet"]
 SAMPLE_WRITERS = {"jsonl": samples_to_jsonl, "parquet": samples_to_parquet}
 TURN_WRITERS = {"jsonl": turns_to_jsonl, "parquet": turns_to_parquet}
 ROLLOUT_WRITERS = {"jsonl": rollouts_to_jsonl, "parquet": rollouts_to_parquet}
+
+
+def a_sample(**changes: Any) -> Sample:
+    """A sample that holds something odd in every field."""
+    fields: dict[str, Any] = {
+        "id": "r.0.0.1@exact-1",
+        "rollout": "r",
+        "try_index": 0,
+        "group": "g",
+        "session": "r.0.0",
+        "policy": "exact-1",
+        "step": 3,
+        "index": 0,
+        "siblings": 1,
+        "ids": np.array([5, 6, 7, 2**31 - 1], np.int32),
+        "trained_mask": np.array([False, False, True, False]),
+        "sampled_mask": np.array([False, False, True, True]),
+        "logprobs": np.array([np.nan, np.nan, -0.1, -np.inf], np.float32),
+        "version_index": np.array([-1, -1, 0, 1], np.int32),
+        "versions": (("7", "7"), ("7", "8")),
+        "spans": (
+            Span(0, 2, Origin.PROMPT, "r.0.0.0", 0, (0, 2), None),
+            Span(2, 3, Origin.SAMPLED, "r.0.0.0", 0, (2, 3), Fate.TRAINED),
+            Span(3, 4, Origin.SAMPLED, "r.0.0.0", 1, (2, 3), Fate.MASKED_GIVEN_UP),
+        ),
+        "prompt_tokens": 2,
+        "trained_tokens": 1,
+        "reward": math.nan,
+        "rollout_reward": -math.inf,
+        "turn_rewards": {"r.0.0.0": math.nan, "r.0.0.1": 0.5},
+        "advantage": None,
+        "loss_weight": 1.0,
+        "logprob_kind": LogprobKind.RAW,
+        "truncated": False,
+        "uses_tools": True,
+        "ill_formed": False,
+        "side": {
+            "experts": SampleSide(np.arange(16, dtype=np.int16).reshape(4, 2, 2), None, ((0, 2),)),
+            "kept": SampleSide(np.array([1.5, np.nan, np.inf], np.float16), np.array([0, 1, 0, 2], np.int32), ()),
+        },
+    }
+    return Sample(**(fields | changes))
 
 
 def bits(array: npt.NDArray[Any] | None) -> tuple[object, ...]:

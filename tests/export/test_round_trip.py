@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from exported import FORMATS, ROLLOUT_WRITERS, SAMPLE_WRITERS, TURN_WRITERS, comparable, turn_facts
+from exported import FORMATS, ROLLOUT_WRITERS, SAMPLE_WRITERS, TURN_WRITERS, a_sample, comparable, turn_facts
 from rolltape.errors import ExportError
 from rolltape.export import (
     messages_table,
@@ -21,52 +21,8 @@ from rolltape.export import (
     samples_to_parquet,
     turns_to_jsonl,
 )
-from rolltape.records.ledger import Fate
 from rolltape.records.rollout import Event, Rollout, RolloutHead, Session, SessionHead
-from rolltape.records.sample import Origin, Sample, SampleSide, Span
-from rolltape.records.turn import LogprobKind
 from rolltape.tape.intake import SessionIntake
-
-
-def a_sample(**changes: Any) -> Sample:
-    fields: dict[str, Any] = {
-        "id": "r.0.0.1@exact-1",
-        "rollout": "r",
-        "try_index": 0,
-        "group": "g",
-        "session": "r.0.0",
-        "policy": "exact-1",
-        "step": 3,
-        "index": 0,
-        "siblings": 1,
-        "ids": np.array([5, 6, 7, 2**31 - 1], np.int32),
-        "trained_mask": np.array([False, False, True, False]),
-        "sampled_mask": np.array([False, False, True, True]),
-        "logprobs": np.array([np.nan, np.nan, -0.1, -np.inf], np.float32),
-        "version_index": np.array([-1, -1, 0, 1], np.int32),
-        "versions": (("7", "7"), ("7", "8")),
-        "spans": (
-            Span(0, 2, Origin.PROMPT, "r.0.0.0", 0, (0, 2), None),
-            Span(2, 3, Origin.SAMPLED, "r.0.0.0", 0, (2, 3), Fate.TRAINED),
-            Span(3, 4, Origin.SAMPLED, "r.0.0.0", 1, (2, 3), Fate.MASKED_GIVEN_UP),
-        ),
-        "prompt_tokens": 2,
-        "trained_tokens": 1,
-        "reward": math.nan,
-        "rollout_reward": -math.inf,
-        "turn_rewards": {"r.0.0.0": math.nan, "r.0.0.1": 0.5},
-        "advantage": None,
-        "loss_weight": 1.0,
-        "logprob_kind": LogprobKind.RAW,
-        "truncated": False,
-        "uses_tools": True,
-        "ill_formed": False,
-        "side": {
-            "experts": SampleSide(np.arange(16, dtype=np.int16).reshape(4, 2, 2), None, ((0, 2),)),
-            "kept": SampleSide(np.array([1.5, np.nan, np.inf], np.float16), np.array([0, 1, 0, 2], np.int32), ()),
-        },
-    }
-    return Sample(**(fields | changes))
 
 
 def a_rollout() -> Rollout:

@@ -1,11 +1,12 @@
 """Chosen rollouts → their samples and ledgers under a policy, with advantages over whole groups."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
 
 from rolltape.cli.runs import Chosen
 from rolltape.cli.screen import tracked
 from rolltape.records.policy import Policy
+from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Sample
 
 if TYPE_CHECKING:
@@ -21,10 +22,14 @@ def linearized(chosen: Chosen, policy: Policy) -> Iterator["Linearized"]:
         yield linearize(rollout, policy, versions=versions)
 
 
-def samples_of(chosen: Chosen, policy: Policy) -> Iterator[Sample]:
-    """Every sample of the chosen rollouts, with advantages over their whole groups."""
+def samples_of(
+    chosen: Chosen, policy: Policy, before: Callable[[Rollout], None] | None = None
+) -> Generator[Sample, None, None]:
+    """Every sample of the chosen rollouts, with advantages over whole groups; `before` sees each rollout first."""
     from rolltape.samples import advantages_of
 
     advantages = advantages_of(chosen.opened.rows, policy.advantage)
     for made in linearized(chosen, policy):
+        if before is not None:
+            before(made.rollout)
         yield from made.samples(advantage=advantages.get(made.rollout.key))

@@ -15,14 +15,14 @@ class Texts:
     """Finds the tokenizer of a session: the one given, else the one that its head names, if that is a file here."""
 
     def __init__(self, given: str | None, run: str) -> None:
-        self._given = None if given is None else _loaded(_file_in(Path(given), "--tokenizer"))
+        self.given = None if given is None else _loaded(_file_in(Path(given), "--tokenizer"))
         self._run = Path(run)
         self._known: dict[str | None, TextOf | None] = {}
 
     def of(self, session: Session) -> TextOf | None:
         """What turns an id of this session into text; None: there is no tokenizer."""
-        if self._given is not None:
-            return self._given
+        if self.given is not None:
+            return self.given
         name = session.head.tokenizer
         if name not in self._known:
             self._known[name] = None if name is None else self._named(name)

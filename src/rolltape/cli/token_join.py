@@ -1,0 +1,87 @@
+"""Token records with the run that they came from: sample, turns, messages, text."""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rolltape.cli.exits import UsageError
+from rolltape.cli.screen import note
+from rolltape.cli.tokenizer import TextOf, Texts
+from rolltape.errors import RolltapeError, TapeError
+from rolltape.records.policy import Policy
+from rolltape.records.rollout import Rollout
+from rolltape.records.sample import Span
+from rolltape.records.token_record import TokenRecord
+
+if TYPE_CHECKING:
+    from rolltape.records.turn import Turn
+    from rolltape.tape.run import Run
+
+
+class Joined(msgspec.Struct, frozen=True, eq=False):
+    """A record with what is known of it. Without a sample there are no spans, and perhaps no text."""
+
+    record: TokenRecord
+    spans: tuple[Span, ...]
+    turns: "dict[str, Turn]"
+    text: TextOf | None
+
+    def span_at(self, at: int) -> Span | None:
+        """Where a token came from."""
+        return next((span for span in self.spans if span.start <= at < span.stop), None)
+
+    def said_in(self, span: Span) -> str:
+        """The messages that a span spells, in brief."""
+        from rolltape.cli.drawing import said
+
+        messages = self.turns[span.turn].messages.to_list()[slice(*span.messages)]
+        return "  ".join(f"{message.role}: {said(message.to_dict())}" for message in messages)
+
+
+class Joiner:
+    """Finds the samples that records name, in the run that they lie in; what cannot be joined is said once."""
+
+    def __init__(self, run: str, policy: Policy, tokenizer: str | None) -> None:
+        self._path = run
+        self._policy = policy
+        self._texts = Texts(tokenizer, run)
+        self._noted: set[str] = set()
+        self._rollouts: dict[tuple[str, int], Rollout] = {}
+        self._run = self._opened()
+
+    def joined(self, record: TokenRecord) -> Joined:
+        """The record with its sample's spans, as far as there is one."""
+        from rolltape.cli.show import rollout_of_sample, sample_named
+        from rolltape.tokens.join import spans_of
+
+        if self._run is not None and record.sample is not None:
+            try:
+                rollout = self._rollout(*rollout_of_sample(record.sample))
+                (sample,) = sample_named(self._run, rollout, self._policy, record.sample)
+                session = next(one for one in rollout.sessions if one.id == sample.session)
+                turns = {turn.id: turn for turn in session.turns}
+                return Joined(record, spans_of(record, sample), turns, self._texts.of(session))
+            except (UsageError, RolltapeError) as error:
+                self._note(str(error).removeprefix("ROLLOUT: "))
+        return Joined(record, (), {}, self._texts.given)
+
+    def _rollout(self, name: str, try_index: int) -> Rollout:
+        assert self._run is not None
+        key = (name, try_index)
+        if key not in self._rollouts:
+            self._rollouts[key] = self._run.rollout(name, try_index=try_index)
+        return self._rollouts[key]
+
+    def _opened(self) -> "Run | None":
+        import rolltape
+
+        try:
+            return rolltape.read(self._path)
+        except TapeError as error:
+            self._note(f"{error}; shown without turns and messages")
+            return None
+
+    def _note(self, what: str) -> None:
+        if what not in self._noted:
+            self._noted.add(what)
+            note(what)

@@ -1,0 +1,25 @@
+"""Samples → what the training steps of other frameworks take: one module per framework, as functions and as files."""
+
+from rolltape.export.formats.areal import tensor_dict
+from rolltape.export.formats.files import FRAMEWORKS, Choices, Written, write_samples_for
+from rolltape.export.formats.fitting import LeftOutWarning
+from rolltape.export.formats.prime_rl import training_samples
+from rolltape.export.formats.slime import post_process_rewards, slime_samples
+from rolltape.export.formats.tinker import datums
+from rolltape.export.formats.trl import rollout_result
+from rolltape.export.formats.verl import data_proto_fields
+
+__all__ = [
+    "FRAMEWORKS",
+    "Choices",
+    "LeftOutWarning",
+    "Written",
+    "data_proto_fields",
+    "datums",
+    "post_process_rewards",
+    "rollout_result",
+    "slime_samples",
+    "tensor_dict",
+    "training_samples",
+    "write_samples_for",
+]

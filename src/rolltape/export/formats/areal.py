@@ -1,0 +1,97 @@
+"""Samples for AReaL: the padded tensor dict that its trainers take."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from rolltape.errors import ExportError
+from rolltape.export.formats.columns import logprobs_or_zero
+from rolltape.export.formats.fitting import Fact, Form, Need, Routing, fitted
+from rolltape.export.formats.padding import right_padded
+from rolltape.export.formats.routing import routed_experts
+from rolltape.export.formats.tensors import as_tensors
+from rolltape.export.formats.versions import VersionNumbers
+from rolltape.records.sample import Sample
+
+if TYPE_CHECKING:
+    import torch
+
+FORM = Form(
+    framework="areal",
+    needs=(Need.LOGPROBS, Need.REWARD),
+    routing=Routing.OF_ONE_SHAPE,
+    leaves_out={
+        Fact.FORKED: "AReaL's baseline counts rows; give it advantages for rewards, and turn its reward_norm off",
+        Fact.UNSURE_VERSION: "-1 there, as on prompts",
+        Fact.TURN_REWARDS: "not carried",
+        Fact.SIDE_ARRAYS: "not carried",
+    },
+)
+_FORM_WITH_ADVANTAGES = msgspec.structs.replace(
+    FORM,
+    needs=(Need.LOGPROBS, Need.ADVANTAGE),
+    leaves_out={fact: said for fact, said in FORM.leaves_out.items() if fact is not Fact.FORKED},
+)
+
+
+def tensor_dict(
+    samples: Iterable[Sample], *, advantages_as_rewards: bool = False, versions: Sequence[str] = ()
+) -> dict[str, "torch.Tensor"]:
+    """A batch as AReaL's workflows return it, padded on the right, a row a sample; not yet shifted.
+
+    `advantages_as_rewards` puts our advantages where rewards go, for groups whose rollouts forked or are of different
+    sizes. `versions` are the run's, where they do not spell integers.
+    """
+    chosen = fitted(samples, _FORM_WITH_ADVANTAGES if advantages_as_rewards else FORM)
+    batch = arrays(chosen, versions)
+    if advantages_as_rewards:
+        batch["rewards"] = np.array([sample.advantage for sample in chosen], np.float32)
+    return as_tensors(batch)
+
+
+def arrays(samples: Sequence[Sample], versions: Sequence[str] = ()) -> dict[str, npt.NDArray[Any]]:
+    """The tensors of a batch of samples that fit."""
+    if not samples:
+        raise ExportError("no samples: a batch holds at least one")
+    numbers = VersionNumbers(versions)
+    batch = {
+        "input_ids": right_padded([sample.ids for sample in samples], np.int32),
+        "attention_mask": right_padded([np.ones(len(sample.ids)) for sample in samples], np.bool_),
+        "loss_mask": right_padded([sample.trained_mask for sample in samples], np.int32),
+        "logprobs": right_padded([logprobs_or_zero(sample) for sample in samples], np.float32),
+        "versions": right_padded([numbers.of_tokens(sample) for sample in samples], np.int32, fill=-1),
+        "rewards": np.array([np.nan if sample.reward is None else sample.reward for sample in samples], np.float32),
+    }
+    return {**batch, **_routing(samples)}
+
+
+def identities(samples: Sequence[Sample]) -> dict[str, npt.NDArray[Any]]:
+    """What has no place in the batch, for the file that holds it."""
+    return {
+        "rolltape_advantage": np.array(
+            [np.nan if sample.advantage is None else sample.advantage for sample in samples], np.float32
+        ),
+        "rolltape_loss_weight": np.array([sample.loss_weight for sample in samples]),
+        "rolltape_group": np.array([sample.group for sample in samples]),
+        "rolltape_rollout": np.array([sample.rollout for sample in samples]),
+        "rolltape_sample": np.array([sample.id for sample in samples]),
+    }
+
+
+def _routing(samples: Sequence[Sample]) -> dict[str, npt.NDArray[Any]]:
+    """Routed experts where any sample has them, and which rows of the batch can be replayed."""
+    experts = [routed_experts(sample) for sample in samples]
+    shapes = {rows.shape[1:] for rows in experts if rows is not None}
+    if len(shapes) != 1:
+        return {}
+    none = np.zeros((0, *shapes.pop()), np.int32)
+    # The last token was never fed; AReaL repeats the row before it there.
+    whole = [none if rows is None else np.concatenate([rows, rows[-1:]]) for rows in experts]
+    width = max(len(sample.ids) for sample in samples)
+    return {
+        "routed_experts": right_padded(whole, np.int32, width=width),
+        "r3_routing_valid": np.array([rows is not None for rows in experts]),
+    }

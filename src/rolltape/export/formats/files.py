@@ -1,0 +1,124 @@
+"""Samples → files that a framework's users can load: JSON lines, arrays in `.npz`, or slime's `.pt`."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from rolltape.errors import ExportError
+from rolltape.export.destination import Destination, destination
+from rolltape.export.formats import areal, prime_rl, slime, tinker, trl, verl
+from rolltape.export.formats.fitting import Fitting, Form
+from rolltape.export.formats.tensors import torch_module
+from rolltape.records.sample import Sample
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Choices(NamedTuple):
+    """What a format may have to be told; each takes what it knows."""
+
+    versions: tuple[str, ...] = ()
+    temperature: prime_rl.Temperatures = 1.0
+    env_name: str = "rolltape"
+    logprobs: bool = True
+
+
+class Written(NamedTuple):
+    """How many samples a file holds, and what of them the format could not carry, a sentence each."""
+
+    samples: int
+    left_out: list[str]
+
+
+class Framework(NamedTuple):
+    """How a framework's file is written, and what its name may end in."""
+
+    endings: tuple[str, ...]
+    form: Callable[[Choices], Form]
+    write: Callable[[Iterable[Sample], IO[bytes], Choices, str], int]
+
+
+DEFAULTS = Choices()
+
+
+def write_samples_for(
+    framework: str, samples: Iterable[Sample], out: Destination, choices: Choices = DEFAULTS
+) -> Written:
+    """Write samples in a framework's form; nothing is written if some lack what it needs."""
+    if framework not in FRAMEWORKS:
+        raise ExportError(f"there is no format for {framework!r}; known are {', '.join(FRAMEWORKS)}")
+    chosen = FRAMEWORKS[framework]
+    fitting = Fitting(chosen.form(choices))
+    with destination(out) as stream:
+        written = chosen.write(fitting.passing(samples), stream, choices, Path(out).suffix)
+    return Written(written, fitting.left_out())
+
+
+def _lines(row: Callable[[Sample, Choices], Mapping[str, Any]]) -> Callable[..., int]:
+    """A writer of one JSON line a sample, as samples come."""
+
+    def write(samples: Iterable[Sample], stream: IO[bytes], choices: Choices, ending: str) -> int:
+        written = 0
+        for sample in samples:
+            stream.write(_encode(row(sample, choices)) + b"\n")
+            written += 1
+        return written
+
+    return write
+
+
+def _write_slime(samples: Iterable[Sample], stream: IO[bytes], choices: Choices, ending: str) -> int:
+    held = list(samples)
+    rows = slime.rows(held, logprobs=choices.logprobs)
+    if ending == ".pt":
+        _save_slime(list(rows), {sample.step for sample in held}, stream)
+    else:
+        stream.writelines(_encode(slime.plain(row)) + b"\n" for row in rows)
+    return len(held)
+
+
+def _save_slime(rows: list[dict[str, Any]], steps: set[int], stream: IO[bytes]) -> None:
+    """What slime's --load-debug-rollout-data reads: the samples of one step."""
+    if len(steps) != 1:
+        raise ExportError(f"slime's .pt holds one step, but the samples are of {len(steps)}; choose one with --step")
+    torch = torch_module()
+    for row in rows:
+        if "rollout_routed_experts" in row:
+            row["rollout_routed_experts"] = torch.from_numpy(row["rollout_routed_experts"])
+    torch.save({"rollout_id": steps.pop(), "samples": rows}, stream)
+
+
+def _write_verl(samples: Iterable[Sample], stream: IO[bytes], choices: Choices, ending: str) -> int:
+    held = list(samples)
+    tensors = verl.arrays(held, logprobs=choices.logprobs)
+    non_tensors = verl.identities(held, choices.versions)
+    _save_arrays({**tensors, **{f"non_tensor.{name}": values for name, values in non_tensors.items()}}, stream)
+    return len(held)
+
+
+def _write_areal(samples: Iterable[Sample], stream: IO[bytes], choices: Choices, ending: str) -> int:
+    held = list(samples)
+    _save_arrays({**areal.arrays(held, choices.versions), **areal.identities(held)}, stream)
+    return len(held)
+
+
+def _save_arrays(arrays: dict[str, npt.NDArray[Any]], stream: IO[bytes]) -> None:
+    np.savez_compressed(stream, allow_pickle=False, **arrays)
+
+
+FRAMEWORKS: dict[str, Framework] = {
+    "slime": Framework((".jsonl", ".pt"), lambda choices: slime.form(logprobs=choices.logprobs), _write_slime),
+    "verl": Framework((".npz",), lambda choices: verl.form(logprobs=choices.logprobs), _write_verl),
+    "prime-rl": Framework(
+        (".jsonl",),
+        lambda _: prime_rl.FORM,
+        _lines(lambda sample, choices: prime_rl.row(sample, choices.env_name, choices.temperature)),
+    ),
+    "areal": Framework((".npz",), lambda _: areal.FORM, _write_areal),
+    "trl": Framework((".jsonl",), lambda _: trl.FORM, _lines(lambda sample, _: trl.row(sample))),
+    "tinker": Framework((".jsonl",), lambda _: tinker.FORM, _lines(lambda sample, _: tinker.row(sample))),
+}

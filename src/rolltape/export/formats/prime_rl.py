@@ -1,0 +1,85 @@
+"""Samples for prime-rl: the fields of its `TrainingSample`."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rolltape.errors import ExportError
+from rolltape.export.formats.columns import advantages_or_zero, logprobs_or_zero
+from rolltape.export.formats.fitting import Fact, Form, Need, Routing, fitted
+from rolltape.export.formats.routing import routed_experts
+from rolltape.records.sample import Sample
+from rolltape.records.turn import LogprobKind
+
+# One for all, or the temperature of each turn by its id.
+Temperatures = float | Mapping[str, float]
+
+FORM = Form(
+    framework="prime-rl",
+    needs=(Need.LOGPROBS, Need.ADVANTAGE),
+    routing=Routing.EACH,
+    leaves_out={
+        Fact.FORKED: "loss_weight is not carried; prime-rl's loss counts tokens, and each trains in one sample",
+        Fact.SEVERAL_VERSIONS: "no weight version is carried",
+        Fact.UNSURE_VERSION: "no weight version is carried",
+        Fact.TURN_REWARDS: "not carried",
+        Fact.SIDE_ARRAYS: "not carried",
+    },
+)
+
+
+def training_samples(
+    samples: Iterable[Sample], *, env_name: str, temperature: Temperatures = 1.0
+) -> list[dict[str, Any]]:
+    """The arguments of `prime_rl`'s `TrainingSample`, one dict a sample; `routed_experts` are those of its own struct.
+
+    `temperature` is what replies were sampled at; prime-rl divides its logits by it.
+    """
+    return [row(sample, env_name, temperature) for sample in fitted(samples, FORM)]
+
+
+def row(sample: Sample, env_name: str, temperature: Temperatures) -> dict[str, Any]:
+    """The fields of a sample that fits."""
+    if env_name == "all":
+        raise ExportError("env_name is 'all', which prime-rl keeps for its totals; give another name")
+    experts = routed_experts(sample)
+    fields = {
+        "token_ids": sample.ids.tolist(),
+        "mask": sample.trained_mask.tolist(),
+        "logprobs": logprobs_or_zero(sample).tolist(),
+        "temperatures": _temperatures(sample, temperature).tolist(),
+        "env_name": env_name,
+        "advantages": advantages_or_zero(sample).tolist(),
+        "trace_id": sample.rollout,
+        "branch_index": sample.index,
+    }
+    if experts is None:
+        return fields
+    # The last token was never fed; prime-rl wants a row for it all the same, and has zeros there itself.
+    whole = np.concatenate([experts, np.zeros((1, *experts.shape[1:]), np.int32)])
+    return {**fields, "routed_experts": {"data": whole.tobytes(), "shape": list(whole.shape), "dtype": "int32"}}
+
+
+def _temperatures(sample: Sample, given: Temperatures) -> npt.NDArray[np.float64]:
+    """The temperature at each trained token; 1 on all others, where prime-rl does not look."""
+    values = np.ones(len(sample.ids))
+    for span in sample.spans:
+        if sample.trained_mask[span.start : span.stop].any():
+            values[span.start : span.stop] = _of_turn(span.turn, sample, given)
+    return values
+
+
+def _of_turn(turn: str, sample: Sample, given: Temperatures) -> float:
+    temperature = given.get(turn) if isinstance(given, Mapping) else given
+    if temperature is None:
+        raise ExportError(
+            f"turn {turn}: no temperature was recorded, and prime-rl needs one; give temperature=, or --temperature"
+        )
+    if sample.logprob_kind is LogprobKind.RAW and temperature != 1:
+        raise ExportError(
+            f"sample {sample.id}: its logprobs are raw, but prime-rl compares them with its own at temperature "
+            f"{temperature:g}; have the engine give them after temperature, or give temperature 1 to compare raw ones"
+        )
+    return temperature

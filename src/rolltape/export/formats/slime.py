@@ -1,0 +1,108 @@
+"""Samples for slime: the dicts that its `Sample.from_dict` takes, and the hook that hands it our advantages."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from rolltape.errors import ExportError
+from rolltape.export.formats.columns import logprobs_or_zero
+from rolltape.export.formats.fitting import Fact, Form, Need, Routing, fitted
+from rolltape.export.formats.routing import Experts, all_routed_experts
+from rolltape.records.sample import Sample
+
+FORM = Form(
+    framework="slime",
+    needs=(Need.LOGPROBS, Need.REWARD),
+    routing=Routing.ALL,
+    leaves_out={
+        Fact.SEVERAL_VERSIONS: "weight_versions lists them, without saying which token is whose",
+        Fact.UNSURE_VERSION: "weight_versions lists both",
+        Fact.TURN_REWARDS: "not carried",
+        Fact.SIDE_ARRAYS: "not carried",
+    },
+)
+
+
+def slime_samples(samples: Iterable[Sample], *, logprobs: bool = True) -> list[dict[str, Any]]:
+    """What `slime.utils.types.Sample.from_dict` takes, one dict a sample.
+
+    `logprobs=False` leaves `rollout_log_probs` out, as slime allows where it computes the old logprobs itself.
+    """
+    return list(rows(fitted(samples, form(logprobs=logprobs)), logprobs=logprobs))
+
+
+def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """For `--custom-reward-post-process-path`: raw rewards, and the advantages that we computed over rollouts."""
+    held = [sample.metadata["rolltape"] for sample in samples]
+    for facts in held:
+        if facts["advantage"] is None:
+            raise ExportError(
+                f"sample {facts['sample']}: no advantage, but it is to stand for slime's; let the policy compute it"
+            )
+    return [sample.get_reward_value(args) for sample in samples], [facts["advantage"] for facts in held]
+
+
+def form(*, logprobs: bool = True) -> Form:
+    """What is needed and left out, with logprobs or without."""
+    return FORM if logprobs else FORM.without(Need.LOGPROBS)
+
+
+def rows(samples: Sequence[Sample], *, logprobs: bool = True) -> Iterator[dict[str, Any]]:
+    """The dicts of samples that fit, as plain lists but for the routed experts."""
+    groups: dict[str, int] = {}
+    rollouts: dict[tuple[str, int], int] = {}
+    # slime looks at the first sample to know whether all have them.
+    experts: Sequence[Experts | None] = all_routed_experts(samples) or [None] * len(samples)
+    for index, (sample, routed) in enumerate(zip(samples, experts, strict=True)):
+        yield {
+            # Numbers that are unique in one call, since slime wants integers; the ids are in the metadata.
+            "group_index": groups.setdefault(sample.group, len(groups)),
+            "index": index,
+            # Siblings share it, so that slime's loss takes one mean over all tokens of the rollout.
+            "rollout_id": rollouts.setdefault((sample.rollout, sample.try_index), len(rollouts)),
+            **_response(sample, logprobs),
+            **({} if routed is None else {"rollout_routed_experts": routed}),
+            "reward": sample.reward,
+            "weight_versions": _weight_versions(sample),
+            "status": "truncated" if sample.truncated else "completed",
+            "session_id": sample.session,
+            "metadata": {"rolltape": _identity(sample)},
+        }
+
+
+def plain(row: dict[str, Any]) -> dict[str, Any]:
+    """A row that JSON can hold."""
+    experts: Experts | None = row.get("rollout_routed_experts")
+    return row if experts is None else {**row, "rollout_routed_experts": experts.tolist()}
+
+
+def _response(sample: Sample, logprobs: bool) -> dict[str, Any]:
+    """All ids, and the columns that cover what follows the prompt."""
+    start = sample.prompt_tokens
+    return {
+        "tokens": sample.ids.tolist(),
+        "response_length": len(sample.ids) - start,
+        "loss_mask": sample.trained_mask[start:].astype(np.int8).tolist(),
+        "rollout_log_probs": logprobs_or_zero(sample)[start:].tolist() if logprobs else None,
+    }
+
+
+def _weight_versions(sample: Sample) -> list[str]:
+    """The versions of trained tokens, in the order in which they first stand in the sample."""
+    used = dict.fromkeys(sample.version_index[sample.trained_mask].tolist())
+    return list(dict.fromkeys(name for index in used if index >= 0 for name in sample.versions[index]))
+
+
+def _identity(sample: Sample) -> dict[str, Any]:
+    return {
+        "sample": sample.id,
+        "rollout": sample.rollout,
+        "try_index": sample.try_index,
+        "group": sample.group,
+        "step": sample.step,
+        "advantage": sample.advantage,
+        "loss_weight": sample.loss_weight,
+        "uses_tools": sample.uses_tools,
+        "ill_formed": sample.ill_formed,
+    }

@@ -1,0 +1,157 @@
+"""Samples for verl: the fields of a `DataProto`, as its agent loops leave them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rolltape.errors import ExportError
+from rolltape.export.formats.columns import advantages_or_zero, logprobs_or_zero
+from rolltape.export.formats.fitting import Fact, Form, Need, Routing, fitted
+from rolltape.export.formats.padding import left_padded, right_padded
+from rolltape.export.formats.routing import all_routed_experts
+from rolltape.export.formats.tensors import as_tensors
+from rolltape.export.formats.versions import VersionNumbers
+from rolltape.records.sample import Sample
+
+if TYPE_CHECKING:
+    import torch
+
+FORM = Form(
+    framework="verl",
+    needs=(Need.LOGPROBS, Need.REWARD),
+    routing=Routing.ALL,
+    leaves_out={
+        Fact.FORKED: "verl's own baseline and its seq-mean losses count rows; use the advantages given, and token-mean",
+        Fact.SEVERAL_VERSIONS: "min_global_steps and max_global_steps hold the first and the last",
+        Fact.UNSURE_VERSION: "min_global_steps and max_global_steps hold the bounds",
+        Fact.TURN_REWARDS: "not carried",
+        Fact.SIDE_ARRAYS: "not carried",
+    },
+)
+
+
+class DataProtoFields(NamedTuple):
+    """The arguments of `DataProto.from_dict`."""
+
+    tensors: dict[str, "torch.Tensor"]
+    non_tensors: dict[str, npt.NDArray[Any]]
+    meta_info: dict[str, Any]
+
+
+def data_proto_fields(
+    samples: Iterable[Sample],
+    *,
+    pad_id: int = 0,
+    prompt_length: int | None = None,
+    response_length: int | None = None,
+    logprobs: bool = True,
+    versions: Sequence[str] = (),
+) -> DataProtoFields:
+    """What `DataProto.from_dict` takes: prompts padded on the left, responses on the right, a row a sample.
+
+    `logprobs=False` leaves `rollout_log_probs` out; `versions` are the run's, where they do not spell integers.
+    """
+    chosen = fitted(samples, form(logprobs=logprobs))
+    tensors = arrays(
+        chosen, pad_id=pad_id, prompt_length=prompt_length, response_length=response_length, logprobs=logprobs
+    )
+    return DataProtoFields(
+        as_tensors(tensors),
+        {name: values.astype(object) for name, values in identities(chosen, versions).items()},
+        {"reward_extra_keys": []},
+    )
+
+
+def form(*, logprobs: bool = True) -> Form:
+    """What is needed and left out, with logprobs or without."""
+    return FORM if logprobs else FORM.without(Need.LOGPROBS)
+
+
+def arrays(
+    samples: Sequence[Sample],
+    *,
+    pad_id: int = 0,
+    prompt_length: int | None = None,
+    response_length: int | None = None,
+    logprobs: bool = True,
+) -> dict[str, npt.NDArray[Any]]:
+    """The tensors of a batch of samples that fit."""
+    if not samples:
+        raise ExportError("no samples: a DataProto holds at least one")
+    batch = _ids(samples, pad_id, prompt_length, response_length)
+    width = batch["responses"].shape[1]
+
+    def of_responses(column: Callable[[Sample], npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        return right_padded([column(sample)[sample.prompt_tokens :] for sample in samples], dtype, width=width)
+
+    batch["response_mask"] = of_responses(lambda sample: sample.trained_mask, np.int64)
+    batch["rm_scores"] = of_responses(_score_at_end, np.float32)
+    if logprobs:
+        batch["rollout_log_probs"] = of_responses(logprobs_or_zero, np.float32)
+    if all(sample.advantage is not None for sample in samples):
+        batch["advantages"] = of_responses(advantages_or_zero, np.float32)
+        batch["returns"] = batch["advantages"].copy()
+    experts = all_routed_experts(samples)
+    if experts is not None:
+        batch["routed_experts"] = np.zeros((*batch["input_ids"].shape, *experts[0].shape[1:]), np.int16)
+        for line, sample, rows in zip(batch["routed_experts"], samples, experts, strict=True):
+            start = batch["prompts"].shape[1] - sample.prompt_tokens
+            line[start : start + len(rows)] = rows
+    return batch
+
+
+def _ids(
+    samples: Sequence[Sample], pad_id: int, prompt_length: int | None, response_length: int | None
+) -> dict[str, npt.NDArray[Any]]:
+    """Ids, attention and positions: every prompt ends, and every response begins, at the same column."""
+    prompts = [sample.ids[: sample.prompt_tokens] for sample in samples]
+    responses = [sample.ids[sample.prompt_tokens :] for sample in samples]
+    before = _width(prompts, prompt_length, "prompt_length", samples)
+    after = _width(responses, response_length, "response_length", samples)
+    padded_prompts = left_padded(prompts, np.int64, fill=pad_id, width=before)
+    padded_responses = right_padded(responses, np.int64, fill=pad_id, width=after)
+    attended_prompts = left_padded([np.ones(len(row)) for row in prompts], np.int64, width=before)
+    attended_responses = right_padded([np.ones(len(row)) for row in responses], np.int64, width=after)
+    attended = np.concatenate([attended_prompts, attended_responses], axis=1)
+    return {
+        "prompts": padded_prompts,
+        "responses": padded_responses,
+        "input_ids": np.concatenate([padded_prompts, padded_responses], axis=1),
+        "attention_mask": attended,
+        "position_ids": np.clip(np.cumsum(attended, axis=1) - 1, 0, None),
+    }
+
+
+def identities(samples: Sequence[Sample], versions: Sequence[str] = ()) -> dict[str, npt.NDArray[Any]]:
+    """What goes beside the tensors: `uid` is the group, and there are steps if every sample has a version."""
+    numbers = VersionNumbers(versions)
+    bounds = [bound for bound in map(numbers.bounds, samples) if bound is not None]
+    columns = {
+        "uid": np.array([sample.group for sample in samples]),
+        "rollout": np.array([sample.rollout for sample in samples]),
+        "sample": np.array([sample.id for sample in samples]),
+        "loss_weight": np.array([sample.loss_weight for sample in samples]),
+    }
+    if len(bounds) == len(samples):
+        columns["min_global_steps"] = np.array([oldest for oldest, _ in bounds])
+        columns["max_global_steps"] = np.array([newest for _, newest in bounds])
+    return columns
+
+
+def _score_at_end(sample: Sample) -> npt.NDArray[np.float32]:
+    scores = np.zeros(len(sample.ids), dtype=np.float32)
+    scores[-1] = sample.reward
+    return scores
+
+
+def _width(rows: Sequence[npt.NDArray[Any]], asked: int | None, name: str, samples: Sequence[Sample]) -> int:
+    lengths = [len(row) for row in rows]
+    longest = int(np.argmax(lengths))
+    if asked is not None and lengths[longest] > asked:
+        raise ExportError(
+            f"sample {samples[longest].id}: {lengths[longest]} tokens, but {name} is {asked}; "
+            "make it longer, or cut samples with the policy's max_sample_tokens"
+        )
+    return lengths[longest] if asked is None else asked
