@@ -25,7 +25,7 @@ class Nodes:
     def __init__(self, cluster: Cluster, disks: Path) -> None:
         self._cluster = cluster
         self._disks = disks
-        self._held: list[Any] = []
+        self._held: list[tuple[Any, Path]] = []
         self._made = 0
 
     @property
@@ -37,15 +37,16 @@ class Nodes:
             disk = self._disks / str(self._made)
             disk.mkdir()
             self._made += 1
-            self._held.append(self._cluster.add_node(num_cpus=1, env_vars={"TMPDIR": str(disk)}))
+            self._held.append((self._cluster.add_node(num_cpus=1, env_vars={"TMPDIR": str(disk)}), disk))
 
     def kill_one(self) -> None:
         """Kill a node and all that runs on it; what is on its disk stays there, and nobody reads it."""
-        self._cluster.remove_node(self._held.pop(0), allow_graceful=False)
+        node, _ = self._held.pop(0)
+        self._cluster.remove_node(node, allow_graceful=False)
 
     def journals(self) -> list[Path]:
-        """Those on any node's disk."""
-        return sorted(self._disks.glob("*/rolltape/*/journals/*.sqlite"))
+        """Those on the disks of nodes that live."""
+        return [path for _, disk in self._held for path in disk.glob("rolltape/*/journals/*.sqlite")]
 
 
 @contextlib.contextmanager

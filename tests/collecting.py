@@ -14,7 +14,7 @@ import rolltape
 from gateways import scripted
 from rolltape.capture.engines.embedded.shipped import shipped_model
 from rolltape.collect.attempt import Result
-from rolltape.collect.local import Collector
+from rolltape.collect.collector import Collector
 from rolltape.collect.settings import CollectSettings
 from rolltape.records.rollout import Rollout, Status
 from rolltape.tape.tape import open_tape

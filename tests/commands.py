@@ -15,9 +15,15 @@ Cli = Callable[..., Result]
 
 
 def rows(result: Result) -> list[dict[str, Any]]:
-    """The JSON lines of a result; a literal that is no JSON fails."""
+    """The JSON lines of a result."""
+    return [strict_json(line) for line in result.out.splitlines()]
+
+
+def strict_json(line: str) -> dict[str, Any]:
+    """A line of JSON; a literal that is no JSON fails."""
 
     def refuse(literal: str) -> None:
         raise AssertionError(f"{literal} is no JSON")
 
-    return [json.loads(line, parse_constant=refuse) for line in result.out.splitlines()]
+    value: dict[str, Any] = json.loads(line, parse_constant=refuse)
+    return value

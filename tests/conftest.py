@@ -3,10 +3,15 @@
 import asyncio
 import inspect
 import os
+import tempfile
 from collections.abc import Generator
 from typing import TypeVar
 
 import pytest
+
+# What tests log to trackio stays out of the home directory; trackio looks at this when it is first imported.
+_TRACKIO = tempfile.TemporaryDirectory(prefix="trackio-", ignore_cleanup_errors=True)
+os.environ["TRACKIO_DIR"] = _TRACKIO.name
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 

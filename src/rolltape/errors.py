@@ -13,7 +13,9 @@
     │   └── NoSuchRollout      the run holds no such rollout, session or turn
     ├── LedgerError            a sampled token is unaccounted for, or trained twice
     ├── PolicyError            a policy, or an option of one, does not exist or contradicts itself
+    ├── SupplyError            groups cannot be given to a trainer as it asks for them
     ├── ExportError            records cannot be written in the format asked for, or a query is wrong
+    ├── SinkError              a tracker cannot be opened, or did not keep what it was given
     ├── EngineError            an inference engine cannot do what it was asked
     │   ├── CheckpointError    a folder holds no model that the engine can run
     │   ├── PromptError        a prompt is empty, too long, or not made of the model's ids
@@ -27,6 +29,7 @@
     │   ├── BadTasks           some of its entries are no tasks, or lack what their environment needs
     │   └── NoSuchFunction     "python:module:function" leads to nothing that can be called
     ├── CollectError           a collection cannot begin, or go on, as it is asked for
+    ├── FilterError            a rule cannot judge a rollout; nothing was filtered
     ├── AgentError             there is no such agent, or its program is not to be found
     └── CaptureError           a request to the gateway cannot be served; it has the status to answer with
         ├── BadRequest         the request is malformed, or asks what cannot be honoured
@@ -92,8 +95,16 @@ class PolicyError(RolltapeError):
     """A policy, or an option of one, does not exist or contradicts itself."""
 
 
+class SupplyError(RolltapeError):
+    """Groups cannot be given to a trainer as it asks for them."""
+
+
 class ExportError(RolltapeError):
     """Records cannot be written in the format asked for, or a query is wrong."""
+
+
+class SinkError(RolltapeError):
+    """A tracker cannot be opened, or did not keep all that it was given."""
 
 
 class EngineError(RolltapeError):
@@ -159,6 +170,10 @@ class AgentError(RolltapeError):
 
 class CollectError(RolltapeError):
     """A collection cannot begin, or go on, as it is asked for."""
+
+
+class FilterError(RolltapeError):
+    """A rule cannot judge a rollout: its function raised, or gave what is no verdict. Nothing was filtered."""
 
 
 class CaptureError(RolltapeError):

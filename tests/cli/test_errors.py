@@ -23,6 +23,8 @@ READING = [
     ["check"],
     ["seal"],
     ["prune", "--step", "1"],
+    ["filter", "--no-spread"],
+    ["score", "id", "1"],
 ]
 
 

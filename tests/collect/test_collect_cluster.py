@@ -36,7 +36,7 @@ def nodes(cluster: Nodes) -> Nodes:
 
 
 def slow(asked: object) -> Step:
-    return Step("4", token_delay_s=0.15)
+    return Step("4", token_delay_s=0.4)
 
 
 def ids(run: Path) -> set[str]:
@@ -89,7 +89,7 @@ async def test_a_node_killed_in_the_middle_costs_only_its_unfinished_attempts(
 
     async with instant(slow) as engine:
         results = await collected_by(
-            nodes, task_file(tmp_path), run, engine, group_size=40, max_concurrent=9, on_results=on_results
+            nodes, task_file(tmp_path), run, engine, group_size=40, max_concurrent=12, on_results=on_results
         )
     assert kills == 1
     assert finished_per_task(run) == {task["id"]: 40 for task in SUMS}
@@ -97,7 +97,7 @@ async def test_a_node_killed_in_the_middle_costs_only_its_unfinished_attempts(
     assert len(results) == 160
     again = [one for one in rollouts(run) if one.head.try_index]
     assert again, "what the node had not published was run elsewhere"
-    assert len(again) <= 9 + 64
+    assert len(again) <= 12 + 64
     async with instant() as engine:
         await collected(task_file(tmp_path), tmp_path / "other" / "run", engine, group_size=40)
     assert ids(run) == ids(tmp_path / "other" / "run")
@@ -115,7 +115,7 @@ async def test_what_had_ended_when_a_nodes_process_died_is_not_run_again(nodes: 
 
     async with instant(slow) as engine:
         results = await collected_by(
-            nodes, task_file(tmp_path), run, engine, group_size=40, max_concurrent=9, on_results=on_results
+            nodes, task_file(tmp_path), run, engine, group_size=40, max_concurrent=12, on_results=on_results
         )
     assert len({one.rollout for one in results}) == len(results) == 160
     held = rollouts(run)

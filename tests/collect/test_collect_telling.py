@@ -1,6 +1,7 @@
 """How a collection is told of while it goes: on a terminal, however narrow, and of what is left."""
 
 import fcntl
+import logging
 import os
 import pty
 import re
@@ -14,6 +15,7 @@ import pytest
 
 from collecting import SUMS, instant, task_file
 from rolltape.capture.engines.embedded.shipped import shipped_model
+from rolltape.cli.logs import logged_to
 from rolltape.cli.telling import folded, parts_of
 from rolltape.collect.attempt import Result
 from rolltape.collect.collector import Launch
@@ -114,3 +116,20 @@ def test_what_a_tally_holds_does_not_grow_with_failures() -> None:
         tally.add([result(attempt, Status.FAILED)._replace(reason=f"reason number {attempt}")])
     assert len(tally.endings) <= 1_001
     assert sum(one.count for one in tally.endings.values()) == 3_000
+
+
+def test_warnings_are_a_line_each_and_only_so_many_and_a_file_has_all_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "logs" / "collect.log"
+    log = logging.getLogger("rolltape.collect")
+    before = list(logging.getLogger("rolltape").handlers)
+    with logged_to(file):
+        for number in range(50):
+            log.warning("attempt %d", number, exc_info=ValueError("no\nroom"))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "rolltape: attempt 0: ValueError: no\\nroom"
+    assert len(lines) == 21
+    assert lines[-1] == f"rolltape: more of this goes to {file} alone"
+    assert file.read_text().count("ValueError: no") == 50
+    assert logging.getLogger("rolltape").handlers == before

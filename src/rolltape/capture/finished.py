@@ -28,7 +28,7 @@ def rollout_of(recorder: RolloutRecorder, deliveries: Mapping[str, Delivery], en
     head = recorder.head
     events = [] if ending is None else list(_events(head, ending))
     sessions = [
-        Session(session.head, [_as_delivered(turn, deliveries) for turn in session.turns])
+        Session(session.head, [as_delivered(turn, deliveries) for turn in session.turns])
         for session in recorder.sessions
     ]
     return Rollout(head, sessions, events, writer_alive=True)
@@ -45,6 +45,7 @@ def _events(head: RolloutHead, ending: Ending) -> Sequence[Event]:
     ]
 
 
-def _as_delivered(turn: Turn, deliveries: Mapping[str, Delivery]) -> Turn:
+def as_delivered(turn: Turn, deliveries: Mapping[str, Delivery]) -> Turn:
+    """A turn with what is known by now of its delivery."""
     delivery = deliveries.get(turn.id)
     return turn if delivery is None else turn.with_facts(msgspec.structs.replace(turn.facts, delivery=delivery))

@@ -28,6 +28,8 @@ log = logging.getLogger("rolltape.gateway")
 
 T = TypeVar("T")
 
+_WAITING_CONNECTIONS = 4096  # hundreds of agents may connect at once, and the system resets what it cannot queue
+
 
 class Session:
     """An open session, for the program that runs the agent."""
@@ -151,7 +153,7 @@ class Gateway:
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         try:
-            await web.TCPSite(runner, settings.host, settings.port).start()
+            await web.TCPSite(runner, settings.host, settings.port, backlog=_WAITING_CONNECTIONS).start()
         except OSError as error:
             raise CaptureError(f"port {settings.port}: {error.strerror}") from None
         # New turns are refused and those in flight drain while the port still answers.

@@ -123,6 +123,7 @@ class Service:
                 tags=spec.tags,
                 extra=spec.extra,
                 new_try=spec.new_try,
+                try_index=spec.try_index,
             )
         except RecordError as error:
             raise BadRequest(str(error)) from error

@@ -21,7 +21,7 @@ from rolltape.tape.recorder import RolloutRecorder, SessionRecorder
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
-_REMEMBERED_KEYS = 100_000  # of ended sessions
+_REMEMBERED_KEYS = 20_000  # of ended sessions: 6 MB
 
 # What a rollout is opened with, and what is said where nothing is.
 _OF_ROLLOUT: dict[str, Any] = {
@@ -32,6 +32,7 @@ _OF_ROLLOUT: dict[str, Any] = {
     "source": None,
     "agent": None,
     "new_try": False,
+    "try_index": None,
     "tags": (),
     "extra": {},
 }
@@ -47,6 +48,7 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     source: str | None = None
     agent: str | None = None
     new_try: bool = False
+    try_index: _Count | None = None  # which try it is, where somebody else counts them; None: the next one on the tape
     tags: tuple[str, ...] = ()
     extra: dict[str, Any] = {}
     rollout: str | None = None  # another session of this open rollout; then none of those above is given
@@ -144,11 +146,13 @@ class Sessions:
 
     def __init__(self) -> None:
         self._by_id: dict[str, OpenSession] = {}
+        self._by_rollout: dict[str, list[OpenSession]] = {}
         self._by_key: dict[str, OpenSession] = {}
         self._ended: dict[str, str] = {}  # keys of closed ones and why, so that a late agent is told
 
     def add(self, session: OpenSession) -> None:
         self._by_id[session.id] = session
+        self._by_rollout.setdefault(session.rollout.id, []).append(session)
         self._by_key[_lookup(session.key)] = session
 
     def remove(self, session: OpenSession) -> None:
@@ -156,6 +160,9 @@ class Sessions:
         self.of_id(session.id)
         key = _lookup(session.key)
         del self._by_id[session.id], self._by_key[key]
+        self._by_rollout[session.rollout.id].remove(session)
+        if not self._by_rollout[session.rollout.id]:
+            del self._by_rollout[session.rollout.id]
         self._ended[key] = f"session {session.id} is {session.ended or 'closed'}"
         while len(self._ended) > _REMEMBERED_KEYS:
             del self._ended[next(iter(self._ended))]
@@ -176,7 +183,7 @@ class Sessions:
         return found
 
     def of_rollout(self, rollout_id: str) -> list[OpenSession]:
-        return [session for session in self if session.rollout.id == rollout_id]
+        return list(self._by_rollout.get(rollout_id, ()))
 
     def __iter__(self) -> Iterator[OpenSession]:
         return iter(list(self._by_id.values()))

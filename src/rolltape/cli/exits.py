@@ -8,6 +8,7 @@ from rolltape.errors import (
     NoSuchRollout,
     PolicyError,
     RolltapeError,
+    SinkError,
     TapeError,
     TapeWriteError,
 )
@@ -19,12 +20,13 @@ class Exit(enum.IntEnum):
     USAGE = 2  # a flag, an id, a policy or an SQL statement is wrong
     RUN = 3  # the run is missing, empty, newer than this program, or damaged
     OUTPUT = 4  # the result could not be written
+    FAILED = 5  # `collect`: attempts failed, which `--resume` runs again
     INTERRUPTED = 130  # Ctrl-C, or the answer no
 
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 a check failed, 2 wrong usage, 3 run missing, empty, damaged or newer than this program, "
-    "4 output not written, 130 interrupted."
+    "4 output not written, 5 attempts failed (collect --resume runs them again), 130 interrupted."
 )
 
 
@@ -37,7 +39,7 @@ def exit_of(error: RolltapeError) -> Exit:
     match error:
         case UsageError() | PolicyError() | NoSuchRollout():
             return Exit.USAGE
-        case ExportError() | TapeWriteError():
+        case ExportError() | SinkError() | TapeWriteError():
             return Exit.OUTPUT
         case TapeError():
             return Exit.RUN

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from rolltape.cli.tokenizer import Texts
     from rolltape.samples import Linearized
 
+_SHOWN_REASONS = 5
+
 
 def ledger(
     run: RunArgument,
@@ -56,8 +58,8 @@ def ledger(
         if as_json:
             _print_records(linearized(chosen, chosen_one), turns)
         else:
-            totals = _print_stretches(linearized(chosen, chosen_one), turns, texts)
-            _print_totals(totals, f"{plural(len(chosen), 'rollout')} under {chosen_one.name}")
+            totals, filtered = _print_stretches(linearized(chosen, chosen_one), turns, texts)
+            _print_totals(totals, filtered, f"{plural(len(chosen), 'rollout')} under {chosen_one.name}")
     return ended(tape)
 
 
@@ -71,6 +73,8 @@ def _print_records(made: Iterable["Linearized"], turns: bool) -> None:
             "sampled": held.sampled,
             "totals": held.totals(),
         }
+        if one.rollout.outcome.filtered is not None:
+            row["filtered"] = one.rollout.outcome.filtered
         if turns:
             row["entries"] = [
                 {"turn": entry.turn, "start": entry.start, "stop": entry.stop, "fate": entry.fate}
@@ -79,18 +83,20 @@ def _print_records(made: Iterable["Linearized"], turns: bool) -> None:
         print_json(row)
 
 
-def _print_stretches(made: Iterable["Linearized"], turns: bool, texts: "Texts") -> Counter[str]:
-    """The tokens of each fate over all rollouts; with `turns`, a table of the stretches before that."""
+def _print_stretches(made: Iterable["Linearized"], turns: bool, texts: "Texts") -> tuple[Counter[str], Counter[str]]:
+    """The tokens of each fate, and the rollouts of each filter; with `turns`, a table of the stretches before that."""
     totals: Counter[str] = Counter()
+    filtered: Counter[str] = Counter()
     lines: list[list[str]] = []
     for one in made:
         totals.update(one.ledger.totals())
+        filtered.update([] if one.rollout.outcome.filtered is None else [one.rollout.outcome.filtered])
         if turns:
             lines.extend(_stretches(one, texts))
     if turns:
         print_table(["turn", "tokens", "fate", "text"], lines, left=["turn", "fate", "text"], flexible=["text"])
         print_line("")
-    return totals
+    return totals, filtered
 
 
 def _stretches(made: "Linearized", texts: "Texts") -> Iterator[list[str]]:
@@ -107,11 +113,15 @@ def _stretches(made: "Linearized", texts: "Texts") -> Iterator[list[str]]:
         ]
 
 
-def _print_totals(totals: Counter[str], whose: str) -> None:
+def _print_totals(totals: Counter[str], filtered: Counter[str], whose: str) -> None:
     sampled = sum(totals.values())
     print_table(
         ["fate", "tokens", "share"],
         [[fate, count(tokens), f"{tokens / sampled:.1%}"] for fate, tokens in totals.most_common()],
         left=["fate"],
     )
+    for reason, rollouts in filtered.most_common(_SHOWN_REASONS):
+        print_line(f"filtered: {plural(rollouts, 'rollout')}, {reason}")
+    if len(filtered) > _SHOWN_REASONS:
+        print_line(f"… and {plural(len(filtered) - _SHOWN_REASONS, 'more reason')}; `rolltape filter` lists them")
     print_line(f"{plural(sampled, 'sampled token')} of {whose}")

@@ -1,15 +1,12 @@
 """The options that several commands share, and the policy that they spell."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from rolltape.cli.exits import UsageError
 from rolltape.errors import PolicyError
 from rolltape.records.policy import Advantage, Branches, Policy, RewardShare, policy
-
-if TYPE_CHECKING:
-    from rolltape.capture.prompts.chat import Retention
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the URL of its shards.")]
 RolloutArgument = Annotated[
@@ -62,16 +59,3 @@ def chosen_policy(
     except PolicyError as error:
         named = next((given for choice, given in flags.items() if choice in str(error)), flag)
         raise UsageError(f"{named}: {error}") from None
-
-
-def chosen_retention(given: str | None) -> "Retention | None":
-    """What --thinking-retention names; None: nothing was said."""
-    known: dict[str | None, Retention | None] = {
-        None: None,
-        "template": "template",
-        "tool_cycle": "tool_cycle",
-        "all": "all",
-    }
-    if given not in known:
-        raise UsageError(f"--thinking-retention {given}: template, tool_cycle or all")
-    return known[given]

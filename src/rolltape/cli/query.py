@@ -53,7 +53,7 @@ def query(
     max_tokens: MaxTokensOption = None,
     max_staleness: StalenessOption = None,
 ) -> int:
-    """Ask a run in SQL: tables rollouts, turns, messages, samples."""
+    """Ask a run in SQL: rollouts, turns, messages and samples."""
     import duckdb
 
     from rolltape.cli.runs import ended, opened

@@ -24,7 +24,19 @@ def opened(path: str) -> OpenedRun:
     """The run, which holds at least one rollout."""
     import rolltape
 
-    run = rolltape.read(path)
+    return _listed(rolltape.read(path), path)
+
+
+@contextmanager
+def held(path: str) -> Iterator[OpenedRun]:
+    """As `opened`, for many questions in a row: all of them are about the run as it is when the block begins."""
+    import rolltape
+
+    with rolltape.read(path).snapshot() as run:
+        yield _listed(run, path)
+
+
+def _listed(run: "Run", path: str) -> OpenedRun:
     rows = run.index()
     if not rows:
         found = [f"{problem.where}: {problem.what}" for problem in run.problems()]

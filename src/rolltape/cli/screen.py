@@ -33,9 +33,7 @@ def print_table(
     """
     shown = [[visible(cell) for cell in row] for row in rows]
     names = [visible(column) for column in columns]
-    (header, *lines), left_out = fitted(
-        names, shown, left=left, flexible=flexible, spare=spare, width=_terminal_width()
-    )
+    (header, *lines), left_out = fitted(names, shown, left=left, flexible=flexible, spare=spare, width=terminal_width())
     sys.stdout.write(f"{_styled(header, 'bold')}\n")
     sys.stdout.writelines(f"{line}\n" for line in lines)
     if left_out:
@@ -45,7 +43,7 @@ def print_table(
 
 def print_line(text: str, style: str = "") -> None:
     """A line cut at the terminal's edge; whole in a pipe."""
-    width = _terminal_width()
+    width = terminal_width()
     shown = visible(text) if width is None else shortened(visible(text), width)
     sys.stdout.write(f"{_styled(shown, style)}\n")
 
@@ -101,6 +99,20 @@ def plural(value: int, word: str) -> str:
     return f"{value:,} {word}" if value == 1 else f"{value:,} {word}s"
 
 
+def span(seconds: float) -> str:
+    """A length of time for people."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def forget_output() -> None:
+    """Let what is still buffered go nowhere: flushing it at exit would fail once more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 @contextmanager
 def progress(label: str, total: int | None) -> Iterator[Any]:
     """A bar on standard error while long work runs; called with the number of items done. Silent off a terminal."""
@@ -124,7 +136,7 @@ def tracked(items: Iterable[T], label: str, total: int | None) -> Iterator[T]:
             advance(1)
 
 
-def _terminal_width() -> int | None:
+def terminal_width() -> int | None:
     """The width of the terminal; None: standard output is a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 

@@ -48,11 +48,13 @@ def show(
     texts = Texts(tokenizer, run)
     sample_id = rollout if rollout is not None and "@" in rollout else None
     if sample_id is not None:
-        rollout, try_index = _rollout_of(sample_id)
+        rollout, try_index = rollout_of_sample(sample_id)
     chosen = Chosen(tape, rollout, try_index=try_index, counted_only=True)
     meant = chosen.only()
     with chosen.named_in_errors():
-        found = _one(tape.run, meant, chosen_one, sample_id) if sample_id else _samples(tape.run, meant, chosen_one)
+        found = (
+            sample_named(tape.run, meant, chosen_one, sample_id) if sample_id else _samples(tape.run, meant, chosen_one)
+        )
         sessions = {session.id: session for session in meant.sessions}
         lines = [line_of(sample, texts.of(sessions[sample.session])) for sample in found]
     for sample, line in zip(found, lines, strict=True):
@@ -78,7 +80,8 @@ def _samples(tape: "Run", rollout: "Rollout", policy: "Policy") -> list["Sample"
     return list(linearize(rollout, policy, versions=tape.versions()).samples())
 
 
-def _rollout_of(sample_id: str) -> tuple[str, int]:
+def rollout_of_sample(sample_id: str) -> tuple[str, int]:
+    """The rollout and the try that a sample is of."""
     turn = sample_id.partition("@")[0]
     parts = turn.rsplit(".", 3)
     if len(parts) != 4 or not parts[1].isdigit():
@@ -86,7 +89,7 @@ def _rollout_of(sample_id: str) -> tuple[str, int]:
     return parts[0], int(parts[1])
 
 
-def _one(tape: "Run", rollout: "Rollout", policy: "Policy", sample_id: str) -> list["Sample"]:
+def sample_named(tape: "Run", rollout: "Rollout", policy: "Policy", sample_id: str) -> list["Sample"]:
     """The sample of that id, under the policy asked for or a preset that its id names."""
     from rolltape.records.policy import PRESETS
 

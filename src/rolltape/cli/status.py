@@ -6,7 +6,7 @@ import typer
 
 from rolltape.cli.exits import UsageError
 from rolltape.cli.options import JsonOption
-from rolltape.cli.screen import count, print_json, print_line, print_table
+from rolltape.cli.screen import count, print_json, print_line, print_table, span
 
 
 def status(
@@ -50,7 +50,7 @@ def _print(said: dict[str, Any]) -> None:
     turns = counts.get("turns", 0)
     state = "ending" if said["draining"] else "paused" if said["paused"] else "running"
     weights = "" if said["version"] is None else f", weights {said['version']}"
-    print_line(f"run {said['run']}: {state}{weights}, up {_span(said['up_s'])}, model {said['model']}", "bold")
+    print_line(f"run {said['run']}: {state}{weights}, up {span(said['up_s'])}, model {said['model']}", "bold")
     rows = [
         ("sessions open", count(said["sessions"]), f"{count(said['in_flight'])} turns in flight"),
         ("turns", count(turns), f"{rates['turns_per_s']:.1f} a second in the last minute"),
@@ -101,9 +101,3 @@ def _share(part: int, whole: int) -> str:
 def _reasons(unbridged: dict[str, int]) -> str:
     parts = sorted(unbridged.items(), key=lambda item: -item[1])
     return "not: " + ", ".join(f"{count(number)} {why}" for why, number in parts) if parts else ""
-
-
-def _span(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
