@@ -25,7 +25,7 @@ def browser_page(*, width: int = 1400, height: int = 1600) -> "Iterator[Page]":
     outside: list[str] = []
 
     def only_here(route: Route) -> None:
-        if route.request.url.startswith(("http://127.0.0.1:", "http://localhost:", "data:", "blob:")):
+        if route.request.url.startswith(("http://127.0.0.1:", "http://localhost:", "data:", "blob:", "file:")):
             route.continue_()
         else:
             outside.append(route.request.url)

@@ -13,8 +13,8 @@ from typing import Any
 import rolltape
 from gateways import scripted
 from rolltape.capture.engines.embedded.shipped import shipped_model
-from rolltape.collect.attempt import Result
 from rolltape.collect.collector import Collector
+from rolltape.collect.result import Result
 from rolltape.collect.settings import CollectSettings
 from rolltape.records.rollout import Rollout, Status
 from rolltape.tape.tape import open_tape

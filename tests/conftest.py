@@ -7,7 +7,12 @@ import tempfile
 from collections.abc import Generator
 from typing import TypeVar
 
+import hypothesis
 import pytest
+
+# Machines are noisy: how long an example takes says nothing.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # What tests log to trackio stays out of the home directory; trackio looks at this when it is first imported.
 _TRACKIO = tempfile.TemporaryDirectory(prefix="trackio-", ignore_cleanup_errors=True)

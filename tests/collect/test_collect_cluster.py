@@ -13,7 +13,7 @@ import rolltape
 from clusters import Nodes, cluster_at, collected_by, node_processes
 from collecting import EXAMPLES, SUMS, collected, command, finished_per_task, instant, rollouts, task_file
 from commands import Cli
-from rolltape.collect.attempt import Result
+from rolltape.collect.result import Result
 from rolltape.errors import CollectError
 from rolltape.records.rollout import Status
 from rolltape.samples import linearize

@@ -17,8 +17,8 @@ from collecting import SUMS, instant, task_file
 from rolltape.capture.engines.embedded.shipped import shipped_model
 from rolltape.cli.logs import logged_to
 from rolltape.cli.telling import folded, parts_of
-from rolltape.collect.attempt import Result
 from rolltape.collect.collector import Launch
+from rolltape.collect.result import Result
 from rolltape.collect.tally import Tally
 from rolltape.records.rollout import Status, StopReason
 from scripted_engine import Step

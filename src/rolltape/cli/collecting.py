@@ -12,11 +12,11 @@ from rolltape.cli.exits import Exit
 from rolltape.cli.logs import logged_to
 from rolltape.cli.screen import note
 from rolltape.cli.telling import Telling, told_by
-from rolltape.collect.attempt import Result
 from rolltape.collect.cluster import ClusterSettings, RayRunner
 from rolltape.collect.collector import Collector, Launch
 from rolltape.collect.models import model_of
 from rolltape.collect.recordfile import RecordFile
+from rolltape.collect.result import Result
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tally import Tally
 from rolltape.errors import ExportError

@@ -12,8 +12,8 @@ from rolltape.cli.screen import count, forget_output, note, number, plural, prin
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from rolltape.collect.attempt import Result
     from rolltape.collect.collector import Launch
+    from rolltape.collect.result import Result
     from rolltape.collect.tally import Figures
 
 _SHORTEST_BAR, _LONGEST_BAR = 6, 24  # columns

@@ -24,12 +24,13 @@ from rolltape.cli.status import status
 from rolltape.cli.tokens import tokens
 from rolltape.cli.trace import trace
 from rolltape.cli.tree import tree
+from rolltape.cli.view import view
 
 Verb = Callable[..., int]
 
 STAGES: dict[str, dict[str, Verb]] = {
     "record": {"collect": collect, "serve": serve, "status": status, "engine": engine},
-    "look": {"ls": ls, "tree": tree, "trace": trace, "query": query, "push": push},
+    "look": {"view": view, "ls": ls, "tree": tree, "trace": trace, "query": query, "push": push},
     "judge": {"score": score, "filter": filter_rollouts},
     "train": {"samples": samples, "ledger": ledger, "show": show, "export": export, "tokens": tokens},
     "keep": {"check": check, "seal": seal, "prune": prune},

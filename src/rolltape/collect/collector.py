@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from rolltape.capture.gateway import Gateway
-from rolltape.collect.attempt import Environments, Result
+from rolltape.collect.environments import Environments
 from rolltape.collect.groups import Groups
 from rolltape.collect.known import Known, known_of
 from rolltape.collect.local import LocalRunner
 from rolltape.collect.plan import Identity, Planned, check_model, check_resumable, planned
+from rolltape.collect.result import Result
 from rolltape.collect.runner import Runner, Work
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import open_source
@@ -101,7 +102,7 @@ class Collector:
                     on_results(await groups.add(one.place, environment, results))
 
                 try:
-                    self._work = Work(self._attempts(identity, known), settings.step, self._room)
+                    self._work = Work(self._attempts(identity, known), settings.step, self._source.name, self._room)
                     await runner.run(self._work, identity, on_ended, self._told_to_end)
                     if not self._told_to_end.is_set():
                         on_results(await groups.compare_rest(self._environments.of))

@@ -2,17 +2,17 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TypeGuard
 
-from rolltape.collect.attempt import Result, told
 from rolltape.collect.environments.protocol import AGENT, Ended, Environment, GroupEnvironment, Score
 from rolltape.collect.known import Known, State
 from rolltape.collect.plan import Identity
 from rolltape.collect.record import compared, record_of
+from rolltape.collect.result import Result, told
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import Source
 from rolltape.collect.tasks import Task, seed_of
-from rolltape.errors import NoSuchRollout
 from rolltape.records.rollout import Rollout, Status, StopReason
 from rolltape.tape.tape import Tape
 from rolltape.traces import amend, trace_of
@@ -22,6 +22,7 @@ log = logging.getLogger("rolltape.collect")
 
 EnvironmentOf = Callable[[Task], Environment]
 _NOT_YET = "its group is not compared yet"
+_READ_AT_ONCE = 64  # groups: each look at the run costs its whole length
 
 
 class Groups:
@@ -55,10 +56,14 @@ class Groups:
     async def compare_rest(self, environment_of: EnvironmentOf) -> list[Result]:
         """Compare groups that were begun earlier and are whole by now, together with what the tape has of them."""
         settled = []
-        for place in list(self._held):
-            environment = environment_of(self._source[place])
-            assert compares(environment)
-            settled += await self._compared(place, environment)
+        waiting = list(self._held)
+        for start in range(0, len(waiting), _READ_AT_ONCE):
+            places = waiting[start : start + _READ_AT_ONCE]
+            earlier = self._tape.run().latest({one for place in places for one in self._not_held(place)})
+            for place in places:
+                environment = environment_of(self._source[place])
+                assert compares(environment)
+                settled += await self._compared(place, environment, earlier)
         return settled
 
     def left(self) -> list[Result]:
@@ -69,12 +74,14 @@ class Groups:
             for one in held
         ]
 
-    async def _compared(self, place: int, environment: GroupEnvironment) -> list[Result]:
+    async def _compared(
+        self, place: int, environment: GroupEnvironment, earlier: Mapping[str, Rollout] = MappingProxyType({})
+    ) -> list[Result]:
         """Score a whole group, by rollout id; what broke is left out. The results of all that were scored."""
         task = self._source[place]
         held = {result.rollout: result.ended for result in self._held[place]}
-        before = {one: found for one in self._rollouts(task) if one not in held and (found := self._recorded(one))}
-        group = held | {one: _ended_of(earlier) for one, earlier in before.items()}
+        before = {one: earlier[one] for one in self._not_held(place) if one in earlier}
+        group = held | {one: _ended_of(found) for one, found in before.items()}
         ended = {rollout: one for rollout, one in group.items() if one is not None}
         scores: Mapping[str, Score] = {}
         try:
@@ -90,14 +97,10 @@ class Groups:
         results = [*self._held.pop(place), *(self._result(place, one) for one in before.values() if one.id in scores)]
         return [_settled(result, scores.get(result.rollout)) for result in results]
 
-    def _rollouts(self, task: Task) -> list[str]:
-        return [self._identity.of(task, attempt) for attempt in range(self._size)]
-
-    def _recorded(self, rollout: str) -> Rollout | None:
-        try:
-            return self._tape.run().rollout(rollout)
-        except NoSuchRollout:
-            return None  # it could not even be opened
+    def _not_held(self, place: int) -> list[str]:
+        """The rollouts of a group that did not end just now."""
+        held = {result.rollout for result in self._held[place]}
+        return [one for one in self._identity.all_of(self._source[place], range(self._size)) if one not in held]
 
     def _result(self, place: int, rollout: Rollout) -> Result:
         """Of a rollout that had ended in an earlier process."""

@@ -9,9 +9,11 @@ from rolltape.capture.engines.opening import open_engines
 from rolltape.capture.gateway import Gateway
 from rolltape.capture.settings import GatewaySettings
 from rolltape.collect.agents import agent_named
-from rolltape.collect.attempt import Attempts, Environments, Result
+from rolltape.collect.attempt import Attempts
+from rolltape.collect.environments import Environments
 from rolltape.collect.models import model_of
 from rolltape.collect.plan import Identity
+from rolltape.collect.result import Result
 from rolltape.collect.runner import NO_ROOM_S, OnEnded, Work, within_grace
 from rolltape.collect.scratch import Scratch
 from rolltape.collect.settings import CollectSettings

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from rolltape.collect.attempt import Result
 from rolltape.collect.plan import Identity, Planned
+from rolltape.collect.result import Result
 from rolltape.collect.tasks import Task
 from rolltape.supply import Room
 
@@ -18,9 +18,12 @@ OnEnded = Callable[[Planned, list[Result]], Awaitable[None]]
 class Work:
     """The attempts that there are to run, each given out once; a task is begun when there is room for its group."""
 
-    def __init__(self, attempts: Iterator[tuple[Planned, Task]], step: int, room: Room | None = None) -> None:
+    def __init__(
+        self, attempts: Iterator[tuple[Planned, Task]], step: int, source: str, room: Room | None = None
+    ) -> None:
         self._attempts = attempts
         self._step = step
+        self._source = source
         self._room = room
         self._next: tuple[Planned, Task] | None = next(attempts, None)
         self.given_out = 0
@@ -47,7 +50,7 @@ class Work:
             return True
         if time.monotonic() - self._no_room_at_s < NO_ROOM_S:
             return False
-        free = await asyncio.to_thread(self._room.is_free, self._step)
+        free = await asyncio.to_thread(self._room.is_free, self._step, self._source)
         self._no_room_at_s = self._no_room_at_s if free else time.monotonic()
         return free
 

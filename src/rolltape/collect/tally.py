@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rolltape.collect.attempt import Result
 from rolltape.collect.collector import Launch
 from rolltape.collect.environments.protocol import AGENT
+from rolltape.collect.result import Result
 from rolltape.records.rollout import Status
 
 _ID = re.compile(r"\b[0-9a-f]{12,}(\.\d+)*\b")  # of a rollout, a turn, a generation: no two failures share it
@@ -19,6 +19,8 @@ _OTHER = "other reasons"
 
 class Rewards:
     """A running mean and spread."""
+
+    __slots__ = ("_mean", "_squares", "_sum", "count", "least", "most")  # there is one for every task
 
     def __init__(self) -> None:
         self.count = 0

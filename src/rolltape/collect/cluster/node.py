@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rolltape.collect.agents import agent_named
-from rolltape.collect.attempt import Attempts, Environments, Result
+from rolltape.collect.attempt import Attempts
+from rolltape.collect.environments import Environments
 from rolltape.collect.local import gateway_of
 from rolltape.collect.plan import Identity, Planned
+from rolltape.collect.result import Result
 from rolltape.collect.scratch import Scratch
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task

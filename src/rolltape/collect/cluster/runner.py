@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from rolltape.collect.attempt import Result
 from rolltape.collect.cluster.members import Member, MemberLost, Members
 from rolltape.collect.cluster.node import NodeSettings
 from rolltape.collect.plan import Identity, Planned
+from rolltape.collect.result import Result
 from rolltape.collect.runner import NO_ROOM_S, OnEnded, Work, within_grace
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task

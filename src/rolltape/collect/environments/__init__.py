@@ -13,7 +13,7 @@ from rolltape.collect.environments.protocol import (
     Score,
     Tool,
 )
-from rolltape.collect.environments.registry import ENVIRONMENT_NAMES, environment_named
+from rolltape.collect.environments.registry import ENVIRONMENT_NAMES, Environments, environment_named
 from rolltape.collect.environments.tools import ToolAnswer
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Answer",
     "Ended",
     "Environment",
+    "Environments",
     "Episode",
     "Game",
     "GroupEnvironment",

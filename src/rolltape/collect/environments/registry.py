@@ -6,9 +6,10 @@ from rolltape.collect.environments.judge import Judge
 from rolltape.collect.environments.message import MessageEnvironment
 from rolltape.collect.environments.preference import Preference
 from rolltape.collect.environments.problem import Problem
-from rolltape.collect.environments.protocol import Environment
+from rolltape.collect.environments.protocol import AGENT, Environment
 from rolltape.collect.environments.rubric import Rubric
 from rolltape.collect.functions import PREFIX, function_named
+from rolltape.collect.tasks import Task
 from rolltape.errors import TaskError
 
 _KINDS: tuple[type[Environment], ...] = (Problem, Distill, MessageEnvironment, GameEnvironment)
@@ -35,3 +36,26 @@ def environment_named(name: str, judge: Judge | None = None) -> Environment:
     if missing:
         raise TaskError(f"{name} makes something without {', '.join(missing)}; see docs/environments.md")
     return made  # type: ignore[no-any-return]
+
+
+class Environments:
+    """The environments that tasks name, each made once."""
+
+    def __init__(self, default: str, judge: Judge | None = None) -> None:
+        """`default` is for tasks that name none, `judge` for what tasks do not say of theirs."""
+        self._default = default
+        self._judge = judge
+        self._made: dict[str, Environment] = {}
+
+    def of(self, task: Task) -> Environment:
+        name = task.environment or self._default
+        if name not in self._made:
+            self._made[name] = environment_named(name, self._judge)
+        return self._made[name]
+
+    def seats(self, task: Task) -> tuple[str, ...]:
+        """The seats that a task's episodes have."""
+        try:
+            return tuple(self.of(task).begin(task, 0).seats)
+        except Exception:  # noqa: BLE001 - anybody's environment; its attempts fail for it, each with the reason
+            return (AGENT,)
