@@ -1,6 +1,6 @@
 """All benchmarks, or those that are named."""
 
-from benchmarks import disk, engine, gateway, growth, journal, linear, traces
+from benchmarks import collect, disk, engine, gateway, growth, journal, linear, tokens, traces, view
 from benchmarks.figures import main
 
 if __name__ == "__main__":
@@ -13,5 +13,8 @@ if __name__ == "__main__":
             "engine": engine.figures,
             "gateway": gateway.figures,
             "traces": traces.figures,
+            "collect": collect.figures,
+            "tokens": tokens.figures,
+            "view": view.figures,
         }
     )

@@ -38,7 +38,7 @@ def figures() -> Iterable[Figure]:
     prompts = ChatPrompts.load(folder, renderer="qwen3", thinking=False)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = [*tokenizer.encode(_REPLY, add_special_tokens=False).ids, prompts.stop_ids[0]]
-    with _process([sys.executable, "-m", "benchmarks.instant", ",".join(map(str, ids))]) as engine:
+    with served([sys.executable, "-m", "benchmarks.instant", ",".join(map(str, ids))]) as engine:
         yield from _context_figures(folder, prompts, engine)
         yield from _peer_figures(folder, engine)
         yield from _many_figures(folder, engine)
@@ -230,7 +230,7 @@ def _gateway(folder: Path, engine: str) -> Iterator[tuple[str, Path]]:
     run = Path(tempfile.mkdtemp()) / "run"
     command = [sys.executable, "-m", "rolltape.cli", "serve", str(run), "--engine", f"sglang:{engine}"]
     options = ["--model", str(folder), "--renderer", "qwen3", "--no-thinking", "--port", "0"]
-    with _process([*command, *options], pid_file=run.parent / "pid") as url:
+    with served([*command, *options], pid_file=run.parent / "pid") as url:
         yield url, run
 
 
@@ -260,7 +260,7 @@ async def _ready(url: str) -> None:
 
 
 @contextlib.contextmanager
-def _process(command: Sequence[str], pid_file: Path | None = None) -> Iterator[str]:
+def served(command: Sequence[str], pid_file: Path | None = None) -> Iterator[str]:
     """A server that says its address on standard output, ended by SIGTERM."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

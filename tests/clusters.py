@@ -71,6 +71,7 @@ async def collected_by(
     *,
     resume: bool = False,
     publish: str | None = None,
+    folder: Path | None = None,
     on_results: Callable[[list[Result]], None] = lambda results: None,
     **settings: Any,
 ) -> list[Result]:
@@ -85,7 +86,8 @@ async def collected_by(
 
     with open_tape(run) as tape:
         how = CollectSettings(source=str(source), **settings)
-        runner = RayRunner(how, tape, ClusterSettings(address=nodes.address, publish=publish))
+        on_nodes = None if folder is None else str(folder)
+        runner = RayRunner(how, tape, ClusterSettings(address=nodes.address, publish=publish, folder=on_nodes))
         await Collector(how, tape, resume=resume, runner=runner).run(lambda launch: None, told)
     return results
 

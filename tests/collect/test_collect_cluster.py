@@ -8,15 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 
 import rolltape
-from clusters import Nodes, cluster_at, collected_by, node_processes
+from clusters import Nodes, cluster_at, collected_by, node_processes, wait_until
 from collecting import EXAMPLES, SUMS, collected, command, finished_per_task, instant, rollouts, task_file
 from commands import Cli
 from rolltape.collect.result import Result
 from rolltape.errors import CollectError
 from rolltape.records.rollout import Status
 from rolltape.samples import linearize
+from rolltape.tape.tape import open_tape
 from scripted_engine import Step
 from taped import array
 
@@ -218,7 +220,39 @@ async def test_an_attempt_that_takes_its_node_down_each_time_is_given_up(nodes: 
     by_task = {one.task: one for one in results}
     assert by_task["sum-2"].status is Status.FAILED
     assert by_task["sum-2"].reason == "3 nodes were lost as they ran it"
+    recorded = rolltape.read(tmp_path / "run").rollout(by_task["sum-2"].rollout)
+    assert (recorded.status, recorded.outcome.reason) == (Status.FAILED, "3 nodes were lost as they ran it")
     assert {one.status for task, one in by_task.items() if task != "sum-2"} == {Status.FINISHED}
+
+
+async def test_a_try_that_a_process_before_still_holds_on_the_node_is_followed_by_another(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    folder, run = tmp_path / "journals", tmp_path / "run"
+    async with instant() as engine:
+        await collected(task_file(tmp_path), tmp_path / "other" / "run", engine, group_size=1)
+        await collected_by(nodes, task_file(tmp_path), run, engine, group_size=1, limit=1, folder=folder)
+        (there,) = folder.iterdir()
+        with open_tape(there, "run") as before:
+            for one in rollouts(tmp_path / "other" / "run"):
+                fields = ("task_id", "task", "attempt", "source", "model", "agent")
+                before.rollout(**{name: getattr(one.head, name) for name in fields}, step=1, try_index=0)
+            results = await collected_by(nodes, task_file(tmp_path), run, engine, group_size=1, step=1, folder=folder)
+    assert {(one.task, one.status, one.try_index) for one in results} == {
+        (task["id"], Status.FINISHED, 1) for task in SUMS
+    }
+
+
+async def test_a_connection_that_a_program_has_to_the_cluster_stays_its_own(nodes: Nodes, tmp_path: Path) -> None:
+    ray.init(address=nodes.address, log_to_driver=False)
+    try:
+        async with instant() as engine:
+            await collected_by(nodes, task_file(tmp_path), tmp_path / "run", engine, group_size=1)
+        assert ray.is_initialized()
+        wait_until(lambda: node_processes() == [])
+    finally:
+        ray.shutdown()
+    assert finished_per_task(tmp_path / "run") == {task["id"]: 1 for task in SUMS}
 
 
 def test_without_a_cluster_it_says_so(tmp_path: Path, cli: Cli) -> None:

@@ -13,8 +13,9 @@ from rolltape.capture.gateway import Gateway
 from rolltape.collect import local
 from rolltape.collect.collector import Collector
 from rolltape.collect.settings import CollectSettings
+from rolltape.errors import TapeWriteError
 from rolltape.records.rollout import Status, StopReason
-from rolltape.tape.tape import open_tape
+from rolltape.tape.tape import Tape, open_tape
 from scripted_engine import Mishap, Step
 
 MODULE = """
@@ -137,6 +138,27 @@ async def test_an_engine_that_fails_breaks_the_attempt_without_a_reward(tmp_path
         (second,) = await collected(source, run, engine, group_size=1, resume=True)
     assert (first.status, first.reward) == (Status.FAILED, None)
     assert (second.status, second.reward) == (Status.FINISHED, 1.0)
+
+
+async def test_a_tape_that_takes_no_rollout_ends_the_collection_instead_of_passing_over_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, begun = Tape.rollout, 0
+
+    def full_at_the_third(tape: Tape, **fields: Any) -> Any:
+        nonlocal begun
+        begun += 1
+        if begun == 3:
+            raise TapeWriteError("No space left on device")
+        return begin(tape, **fields)
+
+    monkeypatch.setattr(Tape, "rollout", full_at_the_third)
+    source, run = task_file(tmp_path), tmp_path / "run"
+    async with instant() as engine:
+        with pytest.raises(TapeWriteError, match="No space left"):
+            await collected(source, run, engine, group_size=1, max_concurrent=1)
+        await collected(source, run, engine, group_size=1, resume=True)
+    assert finished_per_task(run) == {task["id"]: 1 for task in SUMS}
 
 
 def test_a_time_out_of_the_policy_counts_in_its_group(tmp_path: Path) -> None:

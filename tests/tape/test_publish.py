@@ -2,7 +2,9 @@
 
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from rolltape.records.rollout import Status
 from rolltape.tape.places import Place
 from rolltape.tape.publish import Publisher, publish_left
 from rolltape.tape.rundir import RunDirectory
-from rolltape.tape.seal import make_run
+from rolltape.tape.seal import make_run, written
 from rolltape.tape.tape import Tape, open_tape
 from taped import first_turn, record_session, spelled
 
@@ -70,6 +72,33 @@ def test_in_any_order_of_ends_each_rollout_and_event_is_published_once(tmp_path:
     assert rolltape.read(place.url).verify_shards() == []
 
 
+def test_what_begins_while_the_rest_is_published_is_published_in_full_when_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_tape(tmp_path / "node", "run") as tape:
+        place = shared(tmp_path, tape)
+        publisher = Publisher(tape, place)
+        with tape.rollout(task_id="first") as first:
+            record_session(first, 1)
+            first.finish(reward=1.0)
+
+        second: Any = None
+
+        def begin(*what: Any) -> Iterator[dict[str, Any]]:
+            nonlocal second
+            second = tape.rollout(task_id="second")
+            record_session(second, 2)
+            return written(*what)
+
+        monkeypatch.setattr("rolltape.tape.publish.written", begin)
+        assert publisher.publish() == {first.head.key}
+        monkeypatch.undo()
+        second.finish(reward=1.0)
+        assert publisher.publish() == {second.head.key}
+        there = {one.head.task_id: one for one in rolltape.read(place.url).rollouts()}
+        assert [len(there[task].turns) for task in ("first", "second")] == [1, 2]
+
+
 def test_a_publication_that_fails_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_tape(tmp_path / "node", "run") as tape:
         place = shared(tmp_path, tape)
@@ -109,7 +138,7 @@ def test_what_a_dead_process_left_is_published_with_what_it_had_not_ended_as_los
     directory = RunDirectory.opened(tmp_path / "node")
     ended = publish_left(directory, place)
     rows = {row.head.task_id: row for row in rolltape.read(place.url).index()}
-    assert ended == {rows["ended"].key}
+    assert ended == {rows["published"].key, rows["ended"].key}
     assert [rows[task].outcome.status for task in ("published", "ended", "running")] == [
         Status.FINISHED,
         Status.FINISHED,
@@ -137,3 +166,21 @@ def test_a_damaged_journal_gives_what_can_be_read_and_stays(tmp_path: Path) -> N
     assert 0 < len(rolltape.read(place.url).index()) <= 200
     assert list(tape.directory.journals.glob("*.damaged"))
     assert tape.directory.journal_paths() == []
+
+
+def test_a_try_that_ended_elsewhere_counts_before_the_same_one_that_a_node_lost(tmp_path: Path) -> None:
+    with open_tape(tmp_path / "away", "run") as tape:
+        place = shared(tmp_path, tape)
+    child = os.fork()
+    if child == 0:
+        record_session(open_tape(tmp_path / "away", "run").rollout(task_id="a", try_index=0), 1)
+        os._exit(0)
+    os.waitpid(child, 0)
+    with open_tape(tmp_path / "here", "run") as tape:
+        with tape.rollout(task_id="a", try_index=0) as rollout:
+            record_session(rollout, 2)
+            rollout.finish(reward=1.0)
+        Publisher(tape, place).publish()
+    publish_left(RunDirectory.opened(tmp_path / "away"), place)
+    (row,) = rolltape.read(place.url).index()
+    assert (row.outcome.status, row.outcome.reward, row.turns) == (Status.FINISHED, 1.0, 2)

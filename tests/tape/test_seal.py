@@ -184,7 +184,7 @@ def _die_at(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
         os._exit(9)
 
     if point == "removed-one":
-        monkeypatch.setattr(sealing, "_remove", removed_one)
+        monkeypatch.setattr(sealing, "remove_journal", removed_one)
     elif point in ("open", "make_safe", "write"):
         plain = getattr(Place, point)
 

@@ -13,6 +13,7 @@ from rolltape.collect.result import Result, told
 from rolltape.collect.seats import Seats
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task, seed_of
+from rolltape.errors import TapeWriteError
 from rolltape.records.jsonable import as_float
 
 log = logging.getLogger("rolltape.collect")
@@ -76,7 +77,10 @@ class Attempts:
             raise
         except Exception as error:
             log.warning("%s, attempt %d", task.where, planned.attempt, exc_info=error)
-            return await seats.drop(told(error))
+            results = await seats.drop(told(error))
+            if not results and isinstance(error, TapeWriteError):
+                raise  # it could not even begin, and no record says so: nor could those that come after it
+            return results
 
     async def _ended(self, seats: Seats, episode: Episode, outcome: Outcome) -> list[Result]:
         broken = outcome.broken or seats.never_asked(outcome)

@@ -1,5 +1,6 @@
 """Deterministic ids: equal inputs give equal ids, any one of them changed changes the id."""
 
+from collections.abc import Iterable
 from hashlib import blake2b
 
 from rolltape.errors import RecordError
@@ -18,7 +19,32 @@ def rollout_id(
     agent: str | None,
 ) -> str:
     """The id of one attempt at one task at one step of one run."""
-    return _hashed("rollout", run, source, task_key(task_id, task), str(step), str(attempt), model, agent)
+    (own_id,) = rollout_ids(
+        run, source=source, task_id=task_id, task=task, step=step, attempts=[attempt], model=model, agent=agent
+    )
+    return own_id
+
+
+def rollout_ids(
+    run: str,
+    *,
+    source: str | None,
+    task_id: str | None,
+    task: object,
+    step: int,
+    attempts: Iterable[int],
+    model: str | None,
+    agent: str | None,
+) -> list[str]:
+    """The ids of several attempts at one task, for much less than one by one."""
+    begun = _hasher("rollout", run, source, task_key(task_id, task), str(step))
+    rest = _delimited(model) + _delimited(agent)
+    ids = []
+    for attempt in attempts:
+        hasher = begun.copy()
+        hasher.update(_delimited(str(attempt)) + rest)
+        ids.append(hasher.hexdigest())
+    return ids
 
 
 def group_id(
@@ -45,11 +71,16 @@ def sample_id(turn: str, policy_key: str) -> str:
 
 def digest_of(*fields: bytes | str | None) -> bytes:
     """A hash over length-delimited fields, so that no field's content can be taken for a boundary."""
-    hasher = blake2b(digest_size=16)
-    for field in fields:
-        data = field.encode("utf-8", "surrogatepass") if isinstance(field, str) else field
-        hasher.update(b"-" if data is None else b"%d:" % len(data) + data)
-    return hasher.digest()
+    return _hasher(*fields).digest()
+
+
+def _hasher(*fields: bytes | str | None) -> blake2b:
+    return blake2b(b"".join([_delimited(field) for field in fields]), digest_size=16)
+
+
+def _delimited(field: bytes | str | None) -> bytes:
+    data = field.encode("utf-8", "surrogatepass") if isinstance(field, str) else field
+    return b"-" if data is None else b"%d:%b" % (len(data), data)
 
 
 def task_key(task_id: str | None, task: object) -> bytes:
@@ -62,4 +93,4 @@ def task_key(task_id: str | None, task: object) -> bytes:
 
 
 def _hashed(*fields: bytes | str | None) -> str:
-    return digest_of(*fields).hex()
+    return _hasher(*fields).hexdigest()

@@ -71,7 +71,12 @@ def encode_numbers(value: object, where: str) -> bytes:
 
 def decode_numbers(raw: bytes) -> Any:
     """The inverse of `encode_numbers`."""
-    return json.loads(raw, object_hook=_non_finite) if _NON_FINITE.encode() in raw else json.loads(raw)
+    return json.loads(raw, object_hook=non_finite) if _NON_FINITE.encode() in raw else json.loads(raw)
+
+
+def non_finite(value: dict[str, Any]) -> Any:
+    """The number that an object of `encode_numbers` spells; any other object as it is."""
+    return float(cast("str", value[_NON_FINITE])) if value.keys() == {_NON_FINITE} else value
 
 
 def canonical_json(value: object) -> bytes:
@@ -172,10 +177,6 @@ def _finite(value: object, where: str) -> object:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
         return [_finite(item, where) for item in value]
     return value
-
-
-def _non_finite(value: dict[str, Any]) -> Any:
-    return float(cast("str", value[_NON_FINITE])) if value.keys() == {_NON_FINITE} else value
 
 
 def _plain_numbers(value: object) -> object:

@@ -44,6 +44,8 @@ class EventKind(enum.StrEnum):
     VERSION = "version"  # data: version; announces a weight version of the run
     PRUNE = "prune"  # data: what was removed
     COLLECT = "collect"  # data: settings; a collection into the run has begun
+    COLLECTED = "collected"  # data: step, source; a collection into the run has come to its end
+    GROUP = "group"  # data: group, step, consumer, state (a GroupState), reason; what a trainer did with a group
     TRACE = "trace"  # data: step (null: at the end), and fields of a TraceStep; of each field the latest counts
 
 

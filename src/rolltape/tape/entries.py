@@ -4,18 +4,27 @@ import json
 import math
 import sqlite3
 from array import array
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from rolltape.records.jsonable import encode_numbers
 from rolltape.records.openfields import encode_record
-from rolltape.records.rollout import RolloutHead, SessionHead
+from rolltape.records.rollout import EventKind, RolloutHead, SessionHead
 from rolltape.records.turn import TurnFacts
 from rolltape.tape.intake import CodedTurn
 from rolltape.tape.schema import row_crc, turn_crc, turn_pk
 
-_COLUMNS = {"contents": 3, "rollouts": 5, "sessions": 5, "turns": 14, "side_arrays": 8, "events": 3}
+_COLUMNS = {
+    "contents": 3,
+    "rollouts": 5,
+    "sessions": 5,
+    "turns": 14,
+    "side_arrays": 8,
+    "events": 3,
+    "ends": 3,
+    "remarks": 1,
+}
 _INSERTS = {table: f"INSERT INTO {table} VALUES ({', '.join('?' * count)})" for table, count in _COLUMNS.items()}
 _encode_facts = msgspec.json.Encoder().encode
 
@@ -128,15 +137,44 @@ class RecordedTurn(msgspec.Struct, frozen=True):
             batch.rows["side_arrays"].append((*row, row_crc(*row)))
 
 
+class Statement(NamedTuple):
+    """Something to be said of a rollout (all its tries, unless told which) or a turn; `data` is as the kind has it."""
+
+    kind: EventKind
+    rollout: str
+    data: dict[str, Any]
+    by: str | None = None
+    try_index: int | None = None
+    turn: str | None = None
+
+
 class LoggedEvent(msgspec.Struct, frozen=True):
     """The JSON object of an event; its sequence number is given when it is written, so there are no gaps."""
 
     body: bytes
+    remark: bool = False
 
     def write(self, batch: Batch) -> None:
         row = (batch.next_event, self.body)
         batch.rows["events"].append((*row, row_crc(*row)))
+        if self.remark:
+            batch.rows["remarks"].append((batch.next_event,))
         batch.next_event += 1
+
+
+class EndedRollout(msgspec.Struct, frozen=True):
+    """The end of a rollout: its finish, the score that comes with it, and how it stands by that."""
+
+    rollout: int
+    standing: bytes
+    finish: LoggedEvent
+    score: LoggedEvent | None
+
+    def write(self, batch: Batch) -> None:
+        batch.rows["ends"].append((self.rollout, batch.next_event, self.standing))
+        self.finish.write(batch)
+        if self.score is not None:
+            LoggedEvent(self.score.body).write(batch)  # no remark: the standing says it
 
 
 def facts_json(facts: TurnFacts, where: str) -> bytes:

@@ -14,11 +14,11 @@ from rolltape.errors import ClosedError, TapeWriteError
 from rolltape.tape.entries import Batch, Entry
 from rolltape.tape.owner import Owner, writer_name
 from rolltape.tape.rundir import SCHEMA, RunDirectory, sync_directory
-from rolltape.tape.schema import SELECT_TRIES, TABLES
+from rolltape.tape.schema import SELECT_FINISH, SELECT_TRIES, TABLES
 from rolltape.tape.ticks import Ticks
 
 _PAGES_BEFORE_CHECKPOINT = 4096  # 16 MiB: a checkpoint syncs, so fewer and larger ones cost less
-_KNOWN_CONTENTS = 131_072  # of the contents last used: one that comes back later is stored again
+_KNOWN_CONTENTS = 32_768  # of the contents last used, 6 MB: one that comes back later is stored again
 
 
 _UNWRITABLE = (sqlite3.Error, OverflowError, ValueError, TypeError, MemoryError)
@@ -87,7 +87,7 @@ class Journal:
         self._known: dict[bytes, int] = {}
         self._next_content = 1
         self._next_event = 0
-        self._rows = {"rollouts": 0, "sessions": 0, "turns": 0}
+        self._rows = {"rollouts": 0, "sessions": 0, "turns": 0, "ends": 0, "remarks": 0}
         self._closed = False
 
     def append(self, *entries: Entry) -> None:
@@ -205,6 +205,11 @@ class Journal:
         with self._commit_lock:
             return [row[0] for row in self._connection.execute(SELECT_TRIES, (rollout,))]
 
+    def finish_of(self, rollout: str, try_index: int) -> list[tuple[int, bytes, int]]:
+        """The row of the event that ended a try; none if this journal has none."""
+        with self._commit_lock:
+            return self._connection.execute(SELECT_FINISH, (rollout, try_index)).fetchall()
+
     def close(self) -> None:
         """Write what is queued, fold the log into the main file, and let go of the journal. Twice is fine."""
         if self._closed or self.pid != os.getpid():
@@ -240,5 +245,5 @@ def _made(path: Path, run: RunDirectory, writer: str, durability: Durability) ->
     connection.execute("PRAGMA busy_timeout = 10000")
     connection.execute(f"PRAGMA synchronous = {'FULL' if durability is Durability.POWER else 'NORMAL'}")
     connection.execute(f"PRAGMA wal_autocheckpoint = {_PAGES_BEFORE_CHECKPOINT}")
-    connection.execute("PRAGMA cache_size = -16384")
+    connection.execute("PRAGMA cache_size = -8192")  # KiB
     return connection

@@ -1,36 +1,56 @@
 """A journal as a reader sees it, its writer alive or dead, the file sound or damaged."""
 
 import contextlib
-import json
 import sqlite3
 import struct
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-import numpy as np
+import numpy.typing as npt
 
-from rolltape.errors import DamagedTapeError, NotJsonError
+from rolltape.errors import DamagedTapeError
 from rolltape.records.jsonable import decode_numbers
-from rolltape.records.messages import Message, Root
 from rolltape.records.openfields import decode_record
-from rolltape.records.rollout import EventKind, RolloutHead
-from rolltape.records.turn import SideArray
+from rolltape.records.rollout import RolloutHead, Status
+from rolltape.tape.brief import check_counts, remarks_in, standings_in
+from rolltape.tape.journalturns import TURN_COLUMNS, Contents, TurnReader
 from rolltape.tape.owner import closing_counts, is_alive
 from rolltape.tape.rundir import SCHEMA
 from rolltape.tape.salvage import Hole, opened_to_read, readable_rows
-from rolltape.tape.schema import MAX_TURNS, SEQUENCE_BITS, row_crc, turn_crc, turn_pk
-from rolltape.tape.stored import HeldRollout, Key, Problem, StoredEvent, StoredSession, StoredTurn, decoded_event
+from rolltape.tape.schema import MAX_TURNS, SEQUENCE_BITS, event_crc, row_crc, turn_pk
+from rolltape.tape.standing import CODES, Wanted, gathered
+from rolltape.tape.stored import (
+    EVERY,
+    HeldRollout,
+    Key,
+    Problem,
+    StoredEvent,
+    StoredSession,
+    StoredTurn,
+    decoded_event,
+    ends_in,
+    is_remark,
+    standings_of,
+)
 from rolltape.tape.torn import log_of
 
+T = TypeVar("T")
+
 _LARGEST = 2**62
-_TURN = (
-    "parent, keep_tokens, keep_messages, root, messages, reply, sides, dtype, sampled, new_ids, logprobs, facts, crc"
-)
+
+
+class Since(NamedTuple):
+    """From which rows on a journal is read: the keys of the first rollout, session and event that matter."""
+
+    rollout: int = 0
+    session: int = 0
+    event: int = 0
+
+
+BEGINNING = Since()
 
 
 class JournalSource:
@@ -38,8 +58,10 @@ class JournalSource:
 
     sealed = False
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, since: Since = BEGINNING) -> None:
         self.path = path
+        self._since = since
+        self.only = EVERY
         self.where = f"journal {path.name}"
         self.writer = path.stem
         self.alive = is_alive(path)
@@ -47,6 +69,7 @@ class JournalSource:
         # The counts are read before the rows, so a writer that closes meanwhile cannot look like a loss.
         self._counts = None if self.alive else closing_counts(path)
         self._connection, damage, self._copy = opened_to_read(path, self.alive)
+        self._damaged = damage is not None
         if damage is not None:
             self._problem(damage, "possibly what was written last")
         self._check_schema()
@@ -67,7 +90,11 @@ class JournalSource:
     @cached_property
     def _rollouts(self) -> dict[int, tuple[RolloutHead, bytes]]:
         found: dict[int, tuple[RolloutHead, bytes]] = {}
-        for pk, id_, try_index, raw, crc in self._rows("id, try_index, head, crc", "rollouts", "pk", "rollouts"):
+        for pk, id_, try_index, raw, crc in self._rows(
+            "id, try_index, head, crc", "rollouts", "pk", "rollouts", self._since.rollout
+        ):
+            if id_ not in self.only:
+                continue
             if row_crc(pk, id_, try_index, raw) != crc:
                 self._problem(f"row {pk} of rollouts is damaged", f"rollout {id_} (try {try_index})")
                 continue
@@ -85,7 +112,11 @@ class JournalSource:
         """Per rollout's key: its sessions' keys, ordinals and heads."""
         found: dict[int, list[tuple[int, int, bytes]]] = {}
         count = 0
-        for pk, rollout, ordinal, raw, crc in self._rows("rollout, ordinal, head, crc", "sessions", "pk", "sessions"):
+        for pk, rollout, ordinal, raw, crc in self._rows(
+            "rollout, ordinal, head, crc", "sessions", "pk", "sessions", self._since.session
+        ):
+            if self.only is not EVERY and rollout not in self._rollouts:
+                continue
             if row_crc(pk, rollout, ordinal, raw) != crc:
                 self._problem(f"row {pk} of sessions is damaged", f"session {pk} of this journal, with its turns")
                 continue
@@ -95,11 +126,7 @@ class JournalSource:
         return found
 
     def listing(self) -> Sequence[HeldRollout]:
-        finishes = {
-            (stored.event.rollout, stored.event.try_index): stored.event.data
-            for stored in self.events()
-            if stored.event.kind == EventKind.FINISH
-        }
+        finishes, rewarded = ends_in(self._events.values())
         held = []
         for pk, (head, raw) in list(self._rollouts.items()):
             data = finishes.get(head.key)
@@ -109,12 +136,39 @@ class JournalSource:
                     head=head,
                     raw_head=raw,
                     writer=self.writer,
+                    status=None if data is None else Status(data["status"]),
+                    rewarded=head.key in rewarded,
                     turns=tuple(counts["turns"]),
                     sampled_tokens=counts["sampled_tokens"],
                     versions=tuple(counts.get("versions", ())),
                 )
             )
         return held
+
+    def standings(self, wanted: Wanted = None) -> npt.NDArray[Any]:
+        standings = self._in_brief(lambda: gathered(standings_in(self._connection, self.alive), wanted))
+        if standings is not None:
+            return standings
+        return standings_of(self.listing(), Status.RUNNING if self.alive else Status.LOST, wanted)
+
+    def remarks(self) -> Sequence[StoredEvent]:
+        remarks = self._in_brief(lambda: remarks_in(self._connection, self.writer))
+        if remarks is not None:
+            return remarks
+        return [stored for stored in self.events() if is_remark(stored.about)]
+
+    def _in_brief(self, read: Callable[[], T]) -> T | None:
+        """What the journal says in brief; None: that is damaged, or its writer was of a version that wrote none."""
+        if self._damaged:
+            return None
+        try:
+            check_counts(self._connection, self._counts or {})
+            return read()
+        except sqlite3.OperationalError:
+            return None
+        except (sqlite3.DatabaseError, DamagedTapeError, msgspec.MsgspecError, ValueError, TypeError) as error:
+            self._problem(f"what it says in brief is damaged: {error}", "")
+            return None
 
     def _counted(self, rollout: int) -> dict[str, Any]:
         """The counts of a rollout that has no finish to say them."""
@@ -138,119 +192,50 @@ class JournalSource:
     @cached_property
     def _events(self) -> dict[int, StoredEvent]:
         found: dict[int, StoredEvent] = {}
-        expected = 0
-        for sequence, body, crc in self._rows("body, crc", "events", "sequence", "events"):
+        expected = self._since.event
+        for sequence, body, crc in self._rows("body, crc", "events", "sequence", "events", expected):
             if sequence != expected:
                 self._problem(f"events {expected} to {sequence - 1} are missing", "what they said")
             expected = sequence + 1
-            if row_crc(sequence, body) != crc:
-                self._problem(f"event {sequence} is damaged", "what it said")
-                continue
-            with self._noting("what it said"):
-                found[sequence] = decoded_event(self.writer, sequence, body)
+            try:
+                if event_crc(sequence, body) != crc:
+                    raise DamagedTapeError(f"event {sequence} is damaged")
+                stored = decoded_event(self.writer, sequence, body)
+                if stored.about.rollout in self.only:
+                    found[sequence] = stored
+            except (DamagedTapeError, msgspec.MsgspecError, TypeError) as error:
+                self._problem(str(error), "what it said")
         self._check_count("events", expected)
         return found
 
+    def since(self, waiting: Collection[Key], event: int) -> Since:
+        """From where to read it the next time, if of the rollouts read now only these still matter."""
+        rollouts = {self._pk_of[key] for key in waiting}
+        sessions = {pk: [session for session, _, _ in self._sessions.get(pk, [])] for pk in rollouts}
+        # A session has its key before its row is written: as long as a rollout has none, an earlier one may come.
+        first_session = self._since.session
+        if all(sessions.values()):
+            last = max((pk for found in self._sessions.values() for pk, _, _ in found), default=first_session - 1)
+            first_session = min((pk for found in sessions.values() for pk in found), default=last + 1)
+        last_rollout = max(self._rollouts, default=self._since.rollout - 1)
+        return Since(min(rollouts, default=last_rollout + 1), first_session, event)
+
     def load(self, key: Key) -> Sequence[StoredSession]:
         pk = self._pk_of[key]
-        contents: dict[int, Message | Root | None] = {}
+        contents: Contents = {}
         return [
             StoredSession(raw, ordinal, list(self._turns(session, f"{key[0]}.{key[1]}.{ordinal}", contents)))
             for session, ordinal, raw in self._sessions.get(pk, [])
         ]
 
-    def _turns(self, session: int, name: str, contents: dict[int, Message | Root | None]) -> Iterator[StoredTurn]:
-        for row in self._rows(_TURN, "turns", "pk", f"turns of session {name}", *_range(session)):
+    def _turns(self, session: int, name: str, contents: Contents) -> Iterator[StoredTurn]:
+        reader = TurnReader(self._connection, contents, self._problem)
+        for row in self._rows(TURN_COLUMNS, "turns", "pk", f"turns of session {name}", *_range(session)):
             try:
-                yield self._turn(row, contents)
+                yield reader.turn(row)
             except (DamagedTapeError, ValueError, TypeError, AttributeError, OverflowError, struct.error) as error:
                 turn = f"turn {name}.{row[0] & (MAX_TURNS - 1)}"
                 self._problem(f"{turn} is damaged: {error}", turn)
-
-    def _turn(self, row: tuple[Any, ...], contents: dict[int, Message | Root | None]) -> StoredTurn:
-        pk, parent, keep_tokens, keep_messages, root_pk, message_pks, reply_pk, sides, dtype = row[:9]
-        sampled, new_ids, logprobs, facts, crc = row[9:]
-        root_raw, root_digest = self._content(root_pk)
-        known = contents.get(root_pk)
-        root = known if isinstance(known, Root) else Root(root_raw)
-        contents[root_pk] = root
-        messages = [self._message(one, contents) for one in array("q", message_pks)]
-        reply = None if reply_pk is None else self._message(reply_pk, contents)
-        numbers = (
-            pk,
-            -1 if parent is None else parent,
-            keep_tokens,
-            keep_messages,
-            len(messages),
-            sides,
-            len(sampled),
-            len(new_ids),
-        )
-        digests = (root_digest, *(one.digest for one in messages), b"-" if reply is None else reply.digest)
-        kind = b"-" if dtype is None else dtype.encode()
-        if turn_crc(numbers, (*digests, kind, sampled, new_ids, logprobs or b"", facts)) != crc:
-            raise DamagedTapeError("its checksum does not agree")
-        return StoredTurn(
-            sequence=pk & (MAX_TURNS - 1),
-            parent=parent,
-            keep_tokens=keep_tokens,
-            keep_messages=keep_messages,
-            root=root,
-            messages=tuple(messages),
-            reply=reply,
-            new_ids=np.frombuffer(new_ids, np.int32),
-            sampled_ids=np.frombuffer(sampled, np.int32),
-            logprobs=None if logprobs is None else np.frombuffer(logprobs, np.dtype(dtype)),
-            facts=facts,
-            side=self._side_arrays(pk, sides) if sides else {},
-        )
-
-    def _side_arrays(self, pk: int, expected: int) -> dict[str, SideArray]:
-        found: dict[str, SideArray] = {}
-        turn = f"turn {pk & (MAX_TURNS - 1)} of session {pk >> SEQUENCE_BITS} of this journal"
-        try:
-            for name, *row in self._connection.execute(
-                "SELECT name, start, dtype, shape, data, counts, crc FROM side_arrays WHERE turn = ? ORDER BY rowid",
-                (pk,),
-            ):
-                start, dtype, shape, data, counts, crc = row
-                if row_crc(pk, name, start, dtype, shape, data, counts) != crc:
-                    self._problem(f"side array {name!r} of {turn} is damaged", f"side array {name!r} of {turn}")
-                    expected -= 1
-                    continue
-                values = np.frombuffer(data, np.dtype(dtype)).reshape(json.loads(shape))
-                found[name] = SideArray(start, values, None if counts is None else np.frombuffer(counts, np.int32))
-        except sqlite3.DatabaseError as error:
-            self._problem(f"side arrays of {turn} cannot be read: {error}", f"side arrays of {turn}")
-            return found
-        if len(found) < expected:
-            self._problem(f"{turn} had {expected} side arrays, {len(found)} are found", f"side arrays of {turn}")
-        return found
-
-    def _message(self, pk: int, contents: dict[int, Message | Root | None]) -> Message:
-        known = contents.get(pk)
-        if isinstance(known, Message):
-            return known
-        raw, digest = self._content(pk)
-        try:
-            message = Message.stored(raw)
-        except (ValueError, AttributeError, NotJsonError) as error:
-            raise DamagedTapeError(f"message {pk} is damaged: {error}") from None
-        if message.digest != digest:
-            raise DamagedTapeError(f"message {pk} is damaged")
-        contents[pk] = message
-        return message
-
-    def _content(self, pk: int) -> tuple[bytes, bytes]:
-        try:
-            row = self._connection.execute("SELECT raw, digest FROM contents WHERE pk = ?", (pk,)).fetchone()
-        except sqlite3.DatabaseError as error:
-            raise DamagedTapeError(f"content {pk} cannot be read: {error}") from None
-        if row is None:
-            raise DamagedTapeError(f"content {pk} is missing")
-        if blake2b(row[0], digest_size=16).digest() != row[1]:
-            raise DamagedTapeError(f"content {pk} is damaged")
-        return row[0], row[1]
 
     def _rows(
         self, columns: str, table: str, key: str, what: str, low: int = 0, high: int = _LARGEST
@@ -280,13 +265,24 @@ class JournalSource:
         for session in counts.keys() - known:
             self._problem(f"session {session} is missing", f"{counts[session]} turns of session {session}")
         self._check_count("turns", sum(counts.values()))
+        self._check_brief()
+
+    def _check_brief(self) -> None:
+        self._in_brief(lambda: remarks_in(self._connection, self.writer))
+        standings = self._in_brief(lambda: gathered(standings_in(self._connection, False)))
+        if standings is None:
+            return
+        said = sum(key in self._pk_of for key in ends_in(self._events.values())[0])
+        ended = int((standings["status"] != CODES[Status.LOST]).sum())
+        if ended != said:
+            self._problem(f"{ended} rollouts have ended by what it says in brief, {said} by its events", "")
 
     def _rows_of_keys(self) -> Iterator[tuple[int]]:
         with contextlib.suppress(sqlite3.DatabaseError):
             yield from self._connection.execute("SELECT pk FROM turns ORDER BY pk")
 
     def _check_count(self, table: str, found: int) -> None:
-        if self._counts is not None and self._counts.get(table, 0) > found:
+        if self.only is EVERY and self._counts is not None and self._counts.get(table, 0) > found:
             what = f"{self._counts[table]} {table} were there when it was closed, {found} are found"
             self._problem(what, f"{self._counts[table] - found} {table}")
 

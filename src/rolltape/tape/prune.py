@@ -17,7 +17,7 @@ from rolltape.tape.shardfile import ShardSource
 from rolltape.tape.shards import ShardWriter
 from rolltape.tape.stored import HeldRollout, Key, Source, StoredEvent, StoredSession, decoded_event
 
-_OWN_KEYS = {"schema", "shard", "files", "rollouts", "turns", "sampled_tokens", "replaces"}
+_OWN_KEYS = {"schema", "shard", "files", "rollouts", "turns", "sampled_tokens", "latest_ns", "replaces"}
 
 
 class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ def prune(
 def _has(catalog: Catalog, key: Key, side_array: str | None) -> bool:
     """Whether there is something to prune: not said to be pruned, or said and, after a crash, still there."""
     if side_array is None:
-        said = "turns" in pruned_of(catalog.events_of.get(key, []))
+        said = "turns" in pruned_of(catalog.deciding(key))
         return not said or any(shard.holds_turns(key) for shard in catalog.shards)
     shards: list[Source] = [shard for shard in catalog.shards if key in shard.writers]
     holders = shards or [catalog.entries[key].source]

@@ -46,7 +46,9 @@ class Publisher:
                 pass
             done = self._events | said.keys()
             first_event = next((sequence for sequence in events if sequence not in done), _after(events, self._since))
-            self._since = source.since(running, first_event)
+            since = source.since(running, first_event)
+            # Sessions are read after rollouts: with none running, the last of them may be of one that began meanwhile.
+            self._since = since if running else since._replace(session=self._since.session)
             self._events = {sequence for sequence in done if sequence >= first_event}
             self._rollouts = {key for key in listed if key not in running}
             return frozenset(fresh)
@@ -59,7 +61,8 @@ def _after(events: Collection[int], since: Since) -> int:
 def publish_left(directory: RunDirectory, place: Place) -> frozenset[Key]:
     """Publish what processes that died have left in their journals, and remove those; the rollouts that had ended.
 
-    Those that had not are published, too, as lost ones.
+    These include what such a process had published itself: it may have died before it could say so. Those that had
+    not ended are published, too, as lost ones.
     """
     published: set[Key] = set()
     with locked(directory.path, "seal.lock"):
@@ -89,7 +92,7 @@ def _publish_all(source: JournalSource, place: Place) -> set[Key]:
     fresh = {one.key: Listed(one, source) for one in source.listing() if one.key not in held}
     for _ in written(place, fresh, [stored for stored in source.events() if stored.key not in said]):
         pass
-    return fresh.keys() & _ended(source.events())
+    return _ended(source.events())
 
 
 def _ended(events: Iterable[StoredEvent]) -> set[Key]:

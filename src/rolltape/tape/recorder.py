@@ -14,12 +14,12 @@ from rolltape.records.jsonable import as_float
 from rolltape.records.rollout import EventKind, RolloutHead, SessionHead, Status, StopReason
 from rolltape.records.turn import Finish, LogprobKind, Turn
 from rolltape.tape.arrays import as_ids
-from rolltape.tape.entries import LoggedEvent, RecordedTurn, StartedSession, facts_json
+from rolltape.tape.entries import EndedRollout, LoggedEvent, RecordedTurn, StartedSession, facts_json
 from rolltape.tape.fields import TurnFields, as_member, as_settings, as_text
 from rolltape.tape.intake import CodedTurn, SessionIntake
 from rolltape.tape.journal import Journal, Ticket
-from rolltape.tape.roster import Ended
 from rolltape.tape.schema import MAX_TURNS
+from rolltape.tape.standing import packed
 from rolltape.tape.ticks import running_loop
 
 if TYPE_CHECKING:
@@ -95,6 +95,11 @@ class SessionRecorder:
         """Take a turn as part of the session until its ticket says otherwise."""
         self._intake.accept(coded)
         self._tickets.append(ticket)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether turns are on their way to the disk."""
+        return bool(self._tickets) and not self._tickets[-1].done
 
     def settle(self) -> None:
         """Count the turns that are on the disk by now. One that was refused is taken back, and all after it."""
@@ -228,7 +233,8 @@ class RolloutRecorder:
             for session in self._sessions:  # a turn that is being recorded counts, or comes too late
                 held.enter_context(session.lock)
             journal = self.open_journal(f"rollout {self.id}")
-            journal.flush()  # turns of coroutines that are on their way count, or are refused
+            if any(session.is_writing for session in self._sessions):
+                journal.flush()  # turns of coroutines that are on their way count, or are refused
             data: dict[str, Any] = {"status": status.value}
             if stop_reason is not None:
                 data["stop_reason"] = stop_reason.value
@@ -236,12 +242,14 @@ class RolloutRecorder:
             data["turns"] = list(self.turn_counts())
             data["sampled_tokens"] = sum(session.sampled_tokens for session in self._sessions)
             data["versions"] = list({version: None for session in self._sessions for version in session.versions})
-            entries = [self._tape.event(EventKind.FINISH, self.head.key, data=data)]
+            finish = self._tape.event(EventKind.FINISH, self.head.key, data=data)
+            scored = None
             if score is not None:
-                entries.append(self._tape.event(EventKind.SCORE, self.head.key, data=score, after_ns=after_ns))
-            journal.append(*entries)
+                scored = self._tape.event(EventKind.SCORE, self.head.key, data=score, after_ns=after_ns)
+            standing = packed(self.head, status, rewarded=scored is not None, row=self._pk)
+            journal.append(EndedRollout(self._pk, standing, finish, scored))
             self._ended = status.value
-            self._tape.forget(self, Ended(status is Status.FINISHED, tuple(data["turns"])))
+            self._tape.forget(self)
 
     def statement(self, kind: EventKind, data: dict[str, Any]) -> LoggedEvent:
         """A statement about this rollout, encoded; `say` appends it."""

@@ -2,10 +2,11 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import msgspec
+import numpy.typing as npt
 
 from rolltape.errors import NoSuchRollout, RunNotFound
 from rolltape.records.rollout import Event, EventKind, Outcome, Rollout, RolloutHead, outcome_of
@@ -25,6 +26,7 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
     sessions: int
     turns: int
     sampled_tokens: int
+    versions: tuple[str, ...]  # of the weights that sampled them, as far as they were told
     sealed: bool
     pruned: tuple[str, ...]  # "turns", or "side array NAME"; the counts are those from before
 
@@ -58,7 +60,7 @@ class Run:
         """
         with self._opened() as catalog:
             held = Run(self.location, {"name": self.name, "schema": self.schema}, self._directory, self._place)
-            held._held, held._noticed = catalog, self._noticed
+            held._held, held._noticed = catalog.listed(), self._noticed
             try:
                 yield held
             finally:
@@ -98,14 +100,21 @@ class Run:
                 raise NoSuchRollout(f"rollout {found} has no try {try_index}; it has {', '.join(map(str, tries))}")
             return self._load(catalog, (found, tries[-1] if try_index is None else try_index))
 
+    def latest(self, rollout_ids: Collection[str]) -> dict[str, Rollout]:
+        """The latest tries of these rollouts, as far as they are there, at the cost of one look at the whole run.
+
+        What it holds meanwhile grows with these alone.
+        """
+        with self._opened() as catalog:
+            if self._held is None:
+                catalog.restricted_to(rollout_ids)
+            tries = {one: max(catalog.tries[one]) for one in rollout_ids if one in catalog.tries}
+            return {one: self._load(catalog, (one, index)) for one, index in tries.items()}
+
     def versions(self) -> tuple[str, ...]:
         """Weight versions, oldest first: those never announced as they first appear, then as they were announced."""
         with self._opened() as catalog:
-            announced = [
-                str(stored.event.data["version"])
-                for stored in catalog.events.values()
-                if stored.event.kind == EventKind.VERSION
-            ]
+            announced = [str(event.data["version"]) for event in catalog.remarks() if event.kind == EventKind.VERSION]
             seen = list(dict.fromkeys(one for entry in catalog.entries.values() for one in entry.held.versions))
         # What counts is the last announcement: after a rollback an old version is the newest again.
         latest_last = reversed(dict.fromkeys(reversed([*seen, *announced])))
@@ -116,10 +125,24 @@ class Run:
         with self._opened() as catalog:
             return [stored.event for stored in catalog.events.values()]
 
+    def remarks(self, kind: EventKind) -> list[Event]:
+        """What was said of one kind, in its order, without reading all events. Not for finishes, traces, deliveries,
+        and what is of a turn; of scores those that came later than the finish."""
+        with self._opened() as catalog:
+            return [event for event in catalog.remarks() if event.kind == kind]
+
+    def standings(self, *, step: int, source: str | None) -> npt.NDArray[Any]:
+        """How the rollouts of a step and source stand: an array of STANDING, a row for each try, in no order.
+
+        It costs little more than reading their ids; `index` tells more of them.
+        """
+        with self._opened() as catalog:
+            return catalog.standings(step, source)
+
     def problems(self) -> list[Problem]:
         """Everything on the tape that cannot be read or contradicts itself. Reads the whole tape."""
         with self._opened() as catalog:
-            for key in catalog.entries:
+            for key in catalog.listed().entries:
                 self._load(catalog, key)
             for journal in catalog.journals:
                 journal.check_whole()
@@ -148,7 +171,7 @@ class Run:
 
     def _load(self, catalog: Catalog, key: Key) -> Rollout:
         entry = catalog.entries[key]
-        events = catalog.events_of.get(key, [])
+        events = catalog.events_of(key)
         sessions = [_less_pruned(session, pruned_of(events)) for session in entry.source.load(key)]
         rollout, problems = rebuilt(entry.held.head, sessions, events, entry.source.alive, entry.source.where)
         self._noticed.update(dict.fromkeys(problems))
@@ -175,13 +198,14 @@ def read(location: str | os.PathLike[str]) -> Run:
 
 def _row(entry: Listed, catalog: Catalog) -> RolloutRow:
     held = entry.held
-    events = catalog.events_of.get(held.key, [])
+    events = catalog.deciding(held.key)
     return RolloutRow(
         head=held.head,
         outcome=outcome_of(events, entry.source.alive),
         sessions=len(held.turns),
         turns=sum(held.turns),
         sampled_tokens=held.sampled_tokens,
+        versions=held.versions,
         sealed=entry.source.sealed,
         pruned=pruned_of(events),
     )

@@ -54,18 +54,16 @@ def seal(
         place, to = Place(directory.path), None
     with locked(directory.path, "seal.lock"):
         if to is not None:
-            _make_run(place, directory)
+            make_run(place, directory)
             directory.add_published(place.url)
         _clean(directory)
         with catalog_of(directory) as catalog:
             pending, running = _pending(catalog, None if to is None else place)
-            manifests = list(
-                _written(catalog, place, pending, _unsealed_events(catalog, place, to is None, running), progress)
-            )
+            manifests = list(written(place, pending, _unsealed_events(catalog, place, to is None, running), progress))
         with catalog_of(directory) as catalog:
             removed, kept = _spent(catalog)
         for path in removed:
-            _remove(path)
+            remove_journal(path)
     return SealReport(
         location=place.url,
         shards=tuple(manifest["shard"] for manifest in manifests),
@@ -83,7 +81,8 @@ def _is_own(place: Place, directory: RunDirectory) -> bool:
     return place.is_local and Path(place.root).resolve() == directory.path.resolve()
 
 
-def _make_run(place: Place, directory: RunDirectory) -> None:
+def make_run(place: Place, directory: RunDirectory) -> None:
+    """Make a place one that holds shards of this run."""
     raw = place.about()
     if raw is None:
         place.write(json.dumps(directory.about).encode(), RUN_FILE)
@@ -95,7 +94,8 @@ def _clean(directory: RunDirectory) -> None:
     """Remove what an interrupted seal left: shards without a manifest, and sidecars without a journal."""
     place = Place(directory.path)
     for shard in place.shard_ids():
-        if place.read("shards", shard, MANIFEST) is None:
+        # On a cluster others may be writing here; the name says since when.
+        if place.read("shards", shard, MANIFEST) is None and _age_s(shard) > _LEFT_OVER_S:
             place.remove_shard(shard)
     for pattern, suffix in (("*.sqlite-wal", "-wal"), ("*.sqlite-shm", "-shm")):
         for path in directory.journals.glob(pattern):
@@ -107,6 +107,11 @@ def _clean(directory: RunDirectory) -> None:
             path.unlink(missing_ok=True)
 
 
+def _age_s(shard: str) -> float:
+    began_ns, _, _ = shard.partition("-")
+    return time.time() - int(began_ns) / 1e9 if began_ns.isdecimal() else _LEFT_OVER_S + 1
+
+
 def _pending(catalog: Catalog, target: Place | None) -> tuple[dict[Key, Listed], set[Key]]:
     """The rollouts to seal, and those that still run. A target gets whatever it does not hold itself."""
     sealed = {
@@ -115,7 +120,7 @@ def _pending(catalog: Catalog, target: Place | None) -> tuple[dict[Key, Listed],
     pending: dict[Key, Listed] = {}
     running: set[Key] = set()
     for key, entry in catalog.entries.items():
-        outcome = outcome_of(catalog.events_of.get(key, []), entry.source.alive)
+        outcome = outcome_of(catalog.deciding(key), entry.source.alive)
         if outcome.status is Status.RUNNING:
             running.add(key)
         elif key not in sealed:
@@ -132,14 +137,14 @@ def _unsealed_events(catalog: Catalog, place: Place, anywhere: bool, running: se
     return [
         stored
         for stored in catalog.events.values()
-        if stored.key not in sealed
-        and (stored.event.writer in dead or (stored.event.rollout, stored.event.try_index) not in running)
+        if stored.key not in sealed and (stored.writer in dead or stored.about.key not in running)
     ]
 
 
-def _written(
-    catalog: Catalog, place: Place, pending: dict[Key, Listed], events: list[StoredEvent], progress: Progress | None
+def written(
+    place: Place, pending: dict[Key, Listed], events: list[StoredEvent], progress: Progress | None = None
 ) -> Iterator[dict[str, Any]]:
+    """Write rollouts and events as shards; the manifest of each as it becomes part of the run."""
     if not pending and not events:
         return
     waiting = iter(pending.items())
@@ -158,7 +163,7 @@ def _written(
                 if writer.content_bytes > _SHARD_BYTES and done < len(pending):
                     more = True
                     break
-            about = [(one.event.rollout, one.event.try_index) in sealed or not more for one in events]
+            about = [one.about.key in sealed or not more for one in events]
             writer.add_events(one for one, own in zip(events, about, strict=True) if own)
             events = [one for one, own in zip(events, about, strict=True) if not own]
             yield writer.commit()
@@ -195,7 +200,7 @@ def _why_kept(journal: JournalSource, sealed: dict[Key, str], said: set[tuple[st
     journal.check_whole()
     said_of: dict[Key, list[Event]] = {}
     for stored in journal.events():
-        said_of.setdefault((stored.event.rollout or "", stored.event.try_index or 0), []).append(stored.event)
+        said_of.setdefault(stored.about.key, []).append(stored.event)
     for held in journal.listing():
         # Read once more in full: a journal that hides something is never removed.
         sessions = journal.load(held.key)
@@ -204,7 +209,8 @@ def _why_kept(journal: JournalSource, sealed: dict[Key, str], said: set[tuple[st
     return "it is damaged" if journal.problems() else None
 
 
-def _remove(path: Path) -> None:
+def remove_journal(path: Path) -> None:
+    """Remove a journal of which everything is in shards."""
     # The journal itself first: what is left of it then counts for nothing, should this be cut short.
     for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm"), path.with_suffix(".owner")):
         name.unlink(missing_ok=True)

@@ -1,29 +1,40 @@
 """A sealed shard as a reader sees it: listed from one small file, a rollout loaded from the row groups that hold it."""
 
 import json
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rolltape.errors import DamagedTapeError, NewerTapeError
 from rolltape.records.messages import Message, Root
 from rolltape.records.openfields import decode_record
-from rolltape.records.rollout import RolloutHead
+from rolltape.records.rollout import EventKind, RolloutHead, Status
 from rolltape.records.tokens import NO_IDS
 from rolltape.records.turn import SideArray
 from rolltape.tape.places import Place
+from rolltape.tape.rowgroups import RowFile
 from rolltape.tape.rundir import SCHEMA
 from rolltape.tape.shards import MANIFEST
-from rolltape.tape.stored import HeldRollout, Key, Problem, StoredEvent, StoredSession, StoredTurn, decoded_event
+from rolltape.tape.standing import Wanted, gathered, told, unpacked
+from rolltape.tape.stored import (
+    EVERY,
+    HeldRollout,
+    Key,
+    Problem,
+    StoredEvent,
+    StoredSession,
+    StoredTurn,
+    decoded_event,
+    ends_in,
+    is_remark,
+    standings_of,
+)
 
-_GROUPS_HELD = 8
 _UNREADABLE = (
     OSError,
     pa.ArrowException,
@@ -48,17 +59,18 @@ class ShardSource:
         self.manifest = manifest
         self.where = f"shard {shard} at {place.url}"
         self._problems: dict[Problem, None] = {}
-        self._files: dict[str, _File] = {}
+        self._files: dict[str, RowFile] = {}
+        self.only = EVERY
 
-    def _file(self, table: str) -> "_File":
+    def _file(self, table: str) -> RowFile:
         if table not in self._files:
-            self._files[table] = _File(self.place, self.shard, f"{table}.parquet")
+            self._files[table] = RowFile(self.place, self.shard, f"{table}.parquet")
         return self._files[table]
 
     @cached_property
     def _rows(self) -> dict[Key, dict[str, Any]]:
         try:
-            rows = self._file("rollouts").everything().to_pylist()
+            rows = [row for row in self._file("rollouts").each() if row["rollout"] in self.only]
         except _UNREADABLE as error:
             self._problem(f"its rollouts cannot be read: {error}", f"{self.manifest.get('rollouts')} rollouts")
             return {}
@@ -66,23 +78,51 @@ class ShardSource:
 
     def listing(self) -> Sequence[HeldRollout]:
         held = []
-        for row in self._rows.values():
+        for key, row in self._rows.items():
             try:
                 head = decode_record(row["head"], RolloutHead, f"rollout {row['rollout']}")
             except DamagedTapeError as error:
                 self._problem(str(error), f"rollout {row['rollout']}")
                 continue
+            standing = row.get("standing")
+            status, rewarded = self._ends.get(key, (None, False)) if standing is None else told(standing)
             held.append(
                 HeldRollout(
                     head=head,
                     raw_head=row["head"],
                     writer=row["writer"],
+                    status=status,
+                    rewarded=rewarded,
                     turns=tuple(row["turns"]),
                     sampled_tokens=row["sampled_tokens"],
                     versions=tuple(row["versions"]),
                 )
             )
         return held
+
+    @cached_property
+    def _ends(self) -> dict[Key, tuple[Status | None, bool]]:
+        """What events say, for a shard that was written without standings."""
+        finishes, rewarded = ends_in(stored for stored in self._events if self._is_own(stored))
+        return {key: (Status(data["status"]), key in rewarded) for key, data in finishes.items()}
+
+    def _is_own(self, said: StoredEvent) -> bool:
+        return said.about.kind != EventKind.FINISH or self.writers.get(said.about.key) == said.writer
+
+    def standings(self, wanted: Wanted = None) -> npt.NDArray[Any]:
+        try:
+            return gathered(map(unpacked, self._file("rollouts").binaries("standing")), wanted)
+        except _UNREADABLE:  # also a KeyError: it was written without
+            return standings_of(self.listing(), Status.LOST, wanted)
+
+    def remarks(self) -> Sequence[StoredEvent]:
+        if "remarks.parquet" not in self.manifest.get("files", {}):
+            return [stored for stored in self._events if is_remark(stored.about)]
+        return self._read_events("remarks")
+
+    def turns_of(self, key: Key) -> tuple[int, ...]:
+        """How many turns each session of a rollout has that is in here."""
+        return tuple(self._rows[key]["turns"])
 
     @cached_property
     def writers(self) -> dict[Key, str]:
@@ -99,9 +139,13 @@ class ShardSource:
 
     @cached_property
     def _events(self) -> list[StoredEvent]:
+        return self._read_events("events")
+
+    def _read_events(self, table_name: str) -> list[StoredEvent]:
         try:
-            table = self._file("events").everything().to_pylist()
-            return [decoded_event(row["writer"], row["sequence"], row["body"]) for row in table]
+            rows = self._file(table_name).each()
+            events = (decoded_event(row["writer"], row["sequence"], row["body"]) for row in rows)
+            return [stored for stored in events if stored.about.rollout in self.only]
         except _UNREADABLE as error:
             self._problem(f"its events cannot be read: {error}", "what they said, rewards and finishes included")
             return []
@@ -173,72 +217,18 @@ class ShardSource:
         self._problems[Problem(self.where, what, lost)] = None
 
     def close(self) -> None:
+        """Close its files and let go of what was read; asked again, it reads again."""
         for file in self._files.values():
             file.close()
         self._files = {}
-
-
-class _File:
-    """One Parquet file, read by row groups; the last few are held."""
-
-    def __init__(self, place: Place, shard: str, name: str) -> None:
-        self._handle = place.open("rb", "shards", shard, name)
-        self._file = pq.ParquetFile(self._handle, page_checksum_verification=True)
-        metadata = self._file.metadata
-        rows = (metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
-        self._starts = [0, *accumulate(rows)]
-        self._held: dict[int, _Group] = {}
-
-    def everything(self) -> pa.Table:
-        return self._file.read()
-
-    def place_of(self, row: int) -> tuple["_Group", int]:
-        """The row group that holds a row, and the row's number in it."""
-        index = bisect_right(self._starts, row) - 1
-        if index not in self._held:
-            if len(self._held) >= _GROUPS_HELD:
-                del self._held[next(iter(self._held))]
-            self._held[index] = _Group(self._file.read_row_group(index))
-        return self._held[index], row - self._starts[index]
-
-    def close(self) -> None:
-        self._file.close()
-        self._handle.close()
-
-
-class _Group:
-    """A row group: plain values made for the whole group when first asked for, arrays cut out one by one."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table
-        self._values: dict[str, list[Any]] = {}
-        self._arrays: dict[str, tuple[Any, Any, Any]] = {}
-
-    def value(self, column: str, index: int) -> Any:
-        if column not in self._values:
-            self._values[column] = self._table.column(column).to_pylist()
-        return self._values[column][index]
-
-    def array(self, column: str, index: int) -> Any:
-        """One row of a column of number lists; None where it is absent."""
-        if column not in self._arrays:
-            chunk: Any = self._table.column(column).combine_chunks()
-            chunk = chunk.chunk(0) if isinstance(chunk, pa.ChunkedArray) else chunk
-            numbers = chunk.values.to_numpy(zero_copy_only=False)
-            self._arrays[column] = (numbers, chunk.offsets.to_numpy(), chunk.is_valid().to_numpy(zero_copy_only=False))
-        numbers, offsets, valid = self._arrays[column]
-        if not valid[index]:
-            return None
-        # A copy of its own: a turn must not keep the whole row group in memory.
-        own = numbers[offsets[index] : offsets[index + 1]].copy()
-        own.setflags(write=False)
-        return own
+        for read in ("_rows", "_events", "_ends", "writers"):
+            self.__dict__.pop(read, None)
 
 
 class _Contents:
     """The messages and roots that a rollout's turns refer to, each made once."""
 
-    def __init__(self, file: _File) -> None:
+    def __init__(self, file: RowFile) -> None:
         self._file = file
         self._messages: dict[int, Message] = {}
         self._roots: dict[int, Root] = {}
@@ -263,12 +253,13 @@ def _or_no_ids(ids: Any) -> Any:
     return NO_IDS if ids is None else ids
 
 
-def shards_at(place: Place) -> tuple[list[ShardSource], list[Problem]]:
-    """The complete shards at a place, less those that a newer one replaces, and what is wrong there."""
+def shards_at(place: Place, known: Collection[str] = ()) -> tuple[list[ShardSource], list[Problem]]:
+    """The complete shards at a place, less those known and those that a newer one replaces; and what is wrong there."""
     listed = place.shard_ids()
     while True:
-        found = {shard: raw for shard in listed if (raw := place.read("shards", shard, MANIFEST)) is not None}
-        again = place.shard_ids()
+        fresh = [shard for shard in listed if shard not in known]
+        found = {shard: raw for shard in fresh if (raw := place.read("shards", shard, MANIFEST)) is not None}
+        again = place.shard_ids() if fresh else listed
         if again == listed:
             break
         listed = again  # one took the place of another meanwhile

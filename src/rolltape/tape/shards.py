@@ -5,6 +5,7 @@ turns.parquet      one row per turn, those of a rollout together
 contents.parquet   messages, tools and template options, each once; turns refer to them by row
 sides.parquet      side arrays; `turn` is a row of turns.parquet
 events.parquet     what was said of these rollouts, and of others by the same writers
+remarks.parquet    again those events that a reader looks for who does not want all, see `is_remark`
 MANIFEST.json      schema, counts, and size and SHA-256 of every file
 """
 
@@ -19,14 +20,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rolltape.errors import TapeWriteError
+from rolltape.records.rollout import EventKind, Status
 from rolltape.records.tokens import NO_IDS
 from rolltape.tape.places import Place
 from rolltape.tape.rundir import SCHEMA
-from rolltape.tape.stored import HeldRollout, StoredEvent, StoredSession, StoredTurn
+from rolltape.tape.standing import STANDING, packed
+from rolltape.tape.stored import HeldRollout, Key, StoredEvent, StoredSession, StoredTurn, is_remark
 
 MANIFEST = "MANIFEST.json"
 
 _IDS: Any = pa.list_(pa.int32())
+_EVENTS: list[tuple[str, Any]] = [("writer", pa.string()), ("sequence", pa.int64()), ("body", pa.binary())]
 _COLUMNS: dict[str, list[tuple[str, Any]]] = {
     "rollouts": [
         ("rollout", pa.string()),
@@ -43,6 +47,7 @@ _COLUMNS: dict[str, list[tuple[str, Any]]] = {
         ("turn_stop", pa.int64()),
         ("side_start", pa.int64()),
         ("side_stop", pa.int64()),
+        ("standing", pa.binary(STANDING.itemsize)),
     ],
     "turns": [
         ("session", pa.int32()),
@@ -69,7 +74,8 @@ _COLUMNS: dict[str, list[tuple[str, Any]]] = {
         ("data", pa.large_binary()),
         ("counts", _IDS),
     ],
-    "events": [("writer", pa.string()), ("sequence", pa.int64()), ("body", pa.binary())],
+    "events": _EVENTS,
+    "remarks": _EVENTS,
 }
 _TABLES = {table: pa.schema(columns) for table, columns in _COLUMNS.items()}
 # Ids and logprobs compress best with their bytes sorted by place, the rest as it is.
@@ -147,7 +153,9 @@ class ShardWriter:
         self.shard = shard
         self.sampled_tokens = 0
         self.content_bytes = 0
+        self.latest_ns = 0  # of what is said in it
         self._contents: dict[bytes, int] = {}
+        self._rewarded: set[Key] = set()  # as their standings say
         self._tables = {table: _Column(place, shard, table) for table in _TABLES}
 
     def __enter__(self) -> Self:
@@ -172,7 +180,10 @@ class ShardWriter:
             [session.ordinal for session in sessions],
             *(list(held.turns), held.sampled_tokens, list(held.versions), held.writer),
             *(turn_start, turns.rows, side_start, sides.rows),
+            packed(head, held.status or Status.LOST, rewarded=held.rewarded),
         )
+        if held.rewarded:
+            self._rewarded.add(held.key)
         self._tables["rollouts"].add(row, len(held.raw_head))
         self.sampled_tokens += held.sampled_tokens
 
@@ -207,9 +218,14 @@ class ShardWriter:
         return row
 
     def add_events(self, events: Iterable[StoredEvent]) -> None:
-        """Write events, in the order given."""
+        """Write events, in the order given, after the rollouts."""
         for stored in events:
-            self._tables["events"].add((*stored.key, stored.body), len(stored.body))
+            about, row = stored.about, (*stored.key, stored.body)
+            self._tables["events"].add(row, len(stored.body))
+            self.latest_ns = max(self.latest_ns, about.at_ns)
+            known = about.kind == EventKind.SCORE and about.key in self._rewarded
+            if is_remark(about) and not known:
+                self._tables["remarks"].add(row, len(stored.body))
 
     def commit(self, **further: Any) -> dict[str, Any]:
         """Close the files and write the manifest: from here on the shard is part of the run."""
@@ -224,6 +240,7 @@ class ShardWriter:
             manifest["rollouts"] = self._tables["rollouts"].rows
             manifest["turns"] = self._tables["turns"].rows
             manifest["sampled_tokens"] = self.sampled_tokens
+            manifest["latest_ns"] = self.latest_ns
             self.place.write(json.dumps(manifest, indent=1).encode(), "shards", self.shard, MANIFEST)
         except (OSError, pa.ArrowException) as error:
             raise TapeWriteError(f"shard {self.shard} at {self.place.url}: {error}") from error

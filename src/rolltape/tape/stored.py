@@ -1,16 +1,18 @@
 """A rollout as it lies on a tape, the same whether it comes from a journal or a shard, and what a place that holds some
 can be asked. JSON stays in bytes here, so that fields of a newer version survive whatever rewrites it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
+import numpy.typing as npt
 
 from rolltape.records.jsonable import decode_numbers
 from rolltape.records.messages import Message, Root
-from rolltape.records.rollout import Event, RolloutHead
+from rolltape.records.rollout import Event, EventKind, RolloutHead, Status
 from rolltape.records.tokens import Ids
 from rolltape.records.turn import Logprobs, SideArray
+from rolltape.tape.standing import Wanted, gathered, packed, unpacked
 
 Key = tuple[str, int]  # rollout and try
 
@@ -49,15 +51,53 @@ class StoredSession(msgspec.Struct, frozen=True, eq=False):
     turns: Sequence[StoredTurn]
 
 
-class StoredEvent(msgspec.Struct, frozen=True):
-    """An event and the bytes it was read from."""
+class About(msgspec.Struct, frozen=True, gc=False):
+    """What an event is about, of which kind, and when it was said."""
 
-    event: Event
+    at_ns: int
+    kind: str
+    rollout: str | None = None
+    try_index: int | None = msgspec.field(name="try", default=None)
+    turn: str | None = None
+
+    @property
+    def key(self) -> Key:
+        """The rollout and try; none has that of an event about the run."""
+        return (self.rollout or "", self.try_index or 0)
+
+
+class StoredEvent(msgspec.Struct, frozen=True, gc=False):
+    """An event as it is stored. What it says is read when asked for: of most it matters only what they are about."""
+
+    writer: str
+    sequence: int
+    about: About
     body: bytes
 
     @property
     def key(self) -> tuple[str, int]:
-        return (self.event.writer, self.event.sequence)
+        return (self.writer, self.sequence)
+
+    @property
+    def order(self) -> tuple[int, str, int]:
+        """As that of the Event."""
+        return (self.about.at_ns, self.writer, self.sequence)
+
+    @property
+    def event(self) -> Event:
+        """All of it, made anew each time."""
+        fields: dict[str, Any] = decode_numbers(self.body) if b'"$float"' in self.body else _decode(self.body)
+        return Event(
+            writer=self.writer,
+            sequence=self.sequence,
+            at_ns=fields["at_ns"],
+            kind=fields["kind"],
+            rollout=fields.get("rollout"),
+            try_index=fields.get("try"),
+            turn=fields.get("turn"),
+            by=fields.get("by"),
+            data=fields["data"],
+        )
 
 
 class HeldRollout(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +106,8 @@ class HeldRollout(msgspec.Struct, frozen=True, kw_only=True):
     head: RolloutHead
     raw_head: bytes
     writer: str
+    status: Status | None  # as its finish has it; None: it has none
+    rewarded: bool  # by this source
     turns: tuple[int, ...]  # per session
     sampled_tokens: int
     versions: tuple[str, ...]  # weight versions, as they first appear
@@ -75,12 +117,27 @@ class HeldRollout(msgspec.Struct, frozen=True, kw_only=True):
         return self.head.key
 
 
+def standings_of(held: Iterable[HeldRollout], unended: Status, wanted: Wanted) -> npt.NDArray[Any]:
+    """How listed rollouts stand; `unended` is the status of those that no finish tells of."""
+    stored = b"".join(packed(one.head, one.status or unended, rewarded=one.rewarded) for one in held)
+    return gathered([unpacked(stored)], wanted)
+
+
+class _Every:
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+EVERY: Container[str | None] = _Every()
+
+
 class Source(Protocol):
     """A journal or a shard."""
 
     where: str
     alive: bool  # a process still writes it
     sealed: bool
+    only: Container[str | None]  # the rollouts that are listed and held, with what was said of them
 
     def listing(self) -> Sequence[HeldRollout]:
         """Its rollouts, without loading their turns."""
@@ -88,6 +145,14 @@ class Source(Protocol):
 
     def events(self) -> Sequence[StoredEvent]:
         """All events that it holds, about its own rollouts and others."""
+        ...
+
+    def standings(self, wanted: Wanted = None) -> npt.NDArray[Any]:
+        """How its rollouts stand, as far as it says itself, as an array of STANDING."""
+        ...
+
+    def remarks(self) -> Sequence[StoredEvent]:
+        """Those of its events that are remarks, but for scores of which a standing tells."""
         ...
 
     def load(self, key: Key) -> Sequence[StoredSession]:
@@ -103,17 +168,30 @@ class Source(Protocol):
 
 def decoded_event(writer: str, sequence: int, body: bytes) -> StoredEvent:
     """An event from its stored JSON object."""
-    # A run has many events: the slow reading is for those with numbers that JSON lacks.
-    fields: dict[str, Any] = decode_numbers(body) if b'"$float"' in body else msgspec.json.decode(body)
-    event = Event(
-        writer=writer,
-        sequence=sequence,
-        at_ns=fields["at_ns"],
-        kind=fields["kind"],
-        rollout=fields.get("rollout"),
-        try_index=fields.get("try"),
-        turn=fields.get("turn"),
-        by=fields.get("by"),
-        data=fields["data"],
-    )
-    return StoredEvent(event, body)
+    return StoredEvent(writer, sequence, about_of(body), body)
+
+
+about_of = msgspec.json.Decoder(About).decode
+_decode = msgspec.json.Decoder().decode
+
+
+def decides(about: About) -> bool:
+    """Whether the outcome of a rollout may follow from an event: it is not of a turn, and not of a trace."""
+    return about.turn is None and about.kind not in (EventKind.TRACE, EventKind.DELIVERY)
+
+
+def is_remark(about: About) -> bool:
+    """Whether an event is to be found without reading all others: it decides something, and is no end."""
+    return decides(about) and about.kind != EventKind.FINISH
+
+
+def ends_in(events: Iterable[StoredEvent]) -> tuple[dict[Key, dict[str, Any]], set[Key]]:
+    """What the finishes among events say, and which rollouts the others reward."""
+    finishes: dict[Key, dict[str, Any]] = {}
+    rewarded: set[Key] = set()
+    for stored in events:
+        if stored.about.kind == EventKind.FINISH:
+            finishes[stored.about.key] = stored.event.data
+        elif stored.about.kind == EventKind.SCORE and stored.about.turn is None:
+            rewarded.add(stored.about.key)
+    return finishes, rewarded

@@ -2,29 +2,26 @@
 
 import asyncio
 import os
-import re
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from rolltape.errors import ClosedError, NoSuchRollout, NotJsonError, RecordError
 from rolltape.records.ids import group_id, rollout_id
-from rolltape.records.jsonable import shown
 from rolltape.records.rollout import EventKind, RolloutHead
 from rolltape.records.turn import Delivery
-from rolltape.tape.entries import LoggedEvent, StartedRollout, event_body
+from rolltape.tape.entries import LoggedEvent, StartedRollout, Statement, event_body
 from rolltape.tape.fields import as_count, as_items, as_member, as_settings, as_snapshot, as_text, as_version
 from rolltape.tape.journal import Durability, Journal
 from rolltape.tape.recorder import RolloutRecorder, score_data
-from rolltape.tape.roster import Ended, Roster
+from rolltape.tape.roster import Roster
 from rolltape.tape.run import Run, read
 from rolltape.tape.rundir import RunDirectory, locked
-
-_NUMBER = r"(0|[1-9][0-9]{0,17})"
-_TURN_ID = re.compile(rf"(.+)\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}")
+from rolltape.tape.stored import About, is_remark
+from rolltape.tape.turnplace import TurnPlace, turn_of, turn_place
 
 _Said = tuple[Journal, list[LoggedEvent]]  # what to write, and where
 
@@ -74,8 +71,12 @@ class Tape:
         tags: Sequence[str] = (),
         extra: Mapping[str, Any] | None = None,
         new_try: bool = False,
+        try_index: int | None = None,
     ) -> RolloutRecorder:
-        """Start a rollout. The same one again is refused, unless `new_try` says that it is run again."""
+        """Start a rollout. The same one again is refused, unless `new_try` says that it is run again.
+
+        `try_index` says which try it is, where others are recorded out of this tape's sight.
+        """
         where = f"a rollout of task {task_id!r}" if task_id is not None else "a rollout"
         texts: dict[str, Any] = {
             name: as_text(value, f"{where}: {name}")
@@ -83,6 +84,8 @@ class Tape:
         }
         task = as_snapshot(task, f"{where}: task")
         step, attempt = as_count(step, f"{where}: step"), as_count(attempt, f"{where}: attempt")
+        if try_index is not None:
+            try_index = as_count(try_index, f"{where}: try_index")
         try:
             own_id = rollout_id(self.name, **texts, task=task, step=step, attempt=attempt)
         except ValueError as error:
@@ -92,14 +95,16 @@ class Tape:
         with self._lock, locked(self.directory.path):
             journal = self._own()
             tries = self._roster.tries(own_id)
-            if tries and not new_try:
+            if try_index is not None and try_index in tries:
+                raise RecordError(f"{where}: its try {try_index} is on the tape already; leave try_index out")
+            if tries and not new_try and try_index is None:
                 raise RecordError(
                     f"{where} (task {task_id!r}, step {step}, attempt {attempt}) is on the tape already; "
                     "give another attempt, or new_try=True to run it again"
                 )
             head = RolloutHead(
                 id=own_id,
-                try_index=tries[-1] + 1 if tries else 0,
+                try_index=(tries[-1] + 1 if tries else 0) if try_index is None else try_index,
                 group=group_id(self.name, **texts, task=task, step=step),
                 run=self.name,
                 step=step,
@@ -135,25 +140,20 @@ class Tape:
         data = score_data(reward, terms, where)
         if data is None:
             raise RecordError(f"{where}: no reward; give a number")
-        if turn is None:
-            _append(self._said(EventKind.SCORE, rollout_id, try_index, data, by=by))
-        else:
-            place = _turn_place(str(turn))
-            if place.rollout != rollout_id or try_index not in (None, place.try_index):
-                raise RecordError(f"{where}: that turn belongs to try {place.try_index} of rollout {place.rollout}")
-            _append(self._said(EventKind.SCORE, place.rollout, place.try_index, data, by=by, turn=place))
+        turn_id = None if turn is None else str(turn)
+        _append(self._said(Statement(EventKind.SCORE, rollout_id, data, by, try_index, turn_id)))
 
     def tag(self, rollout_id: str, *tags: str, by: str | None = None, try_index: int | None = None) -> None:
         """Give a rollout, all its tries unless told which, its tags; they take the place of those it had."""
         data = {"tags": list(as_tags(tags, f"rollout {rollout_id}"))}
-        _append(self._said(EventKind.TAG, rollout_id, try_index, data, by=by))
+        _append(self._said(Statement(EventKind.TAG, rollout_id, data, by, try_index)))
 
     def filter(
         self, rollout_id: str, reason: str | None, *, by: str | None = None, try_index: int | None = None
     ) -> None:
         """Keep a rollout, all its tries unless told which, out of training, and say why; None takes it back."""
         data = {"reason": as_text(reason, f"rollout {rollout_id}: the reason of its filter")}
-        _append(self._said(EventKind.FILTER, rollout_id, try_index, data, by=by))
+        _append(self._said(Statement(EventKind.FILTER, rollout_id, data, by, try_index)))
 
     def say(
         self,
@@ -165,7 +165,15 @@ class Tape:
         try_index: int | None = None,
     ) -> None:
         """Append a statement of any kind about a rollout; `data` is as the kind has it, and is not checked here."""
-        _append(self._said(kind, rollout_id, try_index, data, by=by))
+        _append(self._said(Statement(kind, rollout_id, data, by, try_index)))
+
+    def say_all(self, statements: Iterable[Statement]) -> None:
+        """As `say`, for many: all of them are kept, or, if one is refused, none. It costs much less than one by one."""
+        with self._lock:
+            journal = self._own()
+            with self._roster.still():
+                events = [event for one in statements for event in self._said(one)[1]]
+            journal.append(*events)
 
     def deliver(self, turn_id: str, delivery: Delivery | str = Delivery.DELIVERED) -> None:
         """Say whether the client got a turn's reply."""
@@ -185,6 +193,16 @@ class Tape:
         with self._lock:
             journal = self._own()
             journal.append(self.event(kind, None, data=data, after_ns=self._roster.latest_ns(None)))
+
+    def next_try(self, rollout_id: str) -> int:
+        """The number that another try of a rollout would have; 0: there is none of it so far."""
+        with self._lock:
+            self._own()
+            return max(self._roster.tries(rollout_id), default=-1) + 1
+
+    def look_again(self) -> None:
+        """Have the next question see what was just published, also far away, where one looks only now and then."""
+        self._roster.look_again()
 
     def run(self) -> Run:
         """A reader of the same run."""
@@ -223,7 +241,8 @@ class Tape:
     ) -> LoggedEvent:
         """A statement in the making, later than all that this tape made before, and than `after_ns`."""
         rollout, try_index = key or (None, None)
-        return LoggedEvent(event_body(self._now_ns(after_ns), kind.value, rollout, try_index, turn, by, data))
+        body = event_body(self._now_ns(after_ns), kind.value, rollout, try_index, turn, by, data)
+        return LoggedEvent(body, is_remark(About(0, kind, turn=turn)))
 
     def next_session_pk(self, journal: Journal) -> int:
         """A key for a session in that journal."""
@@ -242,13 +261,12 @@ class Tape:
         return journal
 
     def latest_ns(self, rollout: str) -> int:
-        """When others last spoke of a rollout, by their clocks."""
+        """When others last spoke of a rollout by their clocks, if that is still to come by ours; else 0."""
         with self._lock:
             return 0 if self._closed or self._journal.pid != os.getpid() else self._roster.latest_ns(rollout)
 
-    def forget(self, recorder: RolloutRecorder, ended: Ended) -> None:
+    def forget(self, recorder: RolloutRecorder) -> None:
         """Take a rollout that has ended off the list of open ones."""
-        self._roster.ended[recorder.head.key] = ended
         self._open.pop(recorder.head.key, None)
 
     def after_fork(self) -> None:
@@ -267,27 +285,22 @@ class Tape:
 
     def _delivery(self, turn_id: str, delivery: Delivery | str) -> _Said:
         data = {"delivery": as_member(Delivery, delivery, f"turn {turn_id}").value}
-        turn = _turn_place(turn_id)
+        turn = turn_place(turn_id)
         if turn.key not in self._open:
-            return self._said(EventKind.DELIVERY, turn.rollout, turn.try_index, data, turn=turn)
+            return self._said(Statement(EventKind.DELIVERY, turn.rollout, data, turn=turn.id))
         # While a rollout is open here no other process serves it: there is nobody else's word to look for.
         self._check_turn(turn)
         return self._own(), [self.event(EventKind.DELIVERY, turn.key, data=data, turn=turn.id)]
 
-    def _said(
-        self,
-        kind: EventKind,
-        rollout: str,
-        try_index: int | None,
-        data: dict[str, Any],
-        *,
-        by: str | None = None,
-        turn: "_TurnPlace | None" = None,
-    ) -> _Said:
+    def _said(self, statement: Statement) -> _Said:
+        kind, rollout, data, by, try_index, turn_id = statement
         by = as_text(by, f"rollout {rollout}: by")
         rollout = as_text(rollout, "the id of a rollout") or ""
         if try_index is not None:
             try_index = as_count(try_index, f"rollout {rollout}: try_index")
+        turn = None if turn_id is None else turn_of(turn_id, rollout, try_index)
+        if turn is not None:
+            try_index = turn.try_index
         with self._lock:
             journal = self._own()
             tries = self._roster.tries(rollout)
@@ -303,19 +316,15 @@ class Tape:
                 tries = [self._roster.counted_try(rollout, tries)]
             if turn is not None:
                 self._check_turn(turn)
-            turn_id = None if turn is None else turn.id
             return journal, [
                 self.event(kind, (rollout, one), data=data, turn=turn_id, by=by, after_ns=after_ns) for one in tries
             ]
 
-    def _check_turn(self, turn: "_TurnPlace") -> None:
+    def _check_turn(self, turn: TurnPlace) -> None:
         """Refuse a turn that is not there, where this is known: for rollouts open here, and those that have ended."""
-        recorder, ended = self._open.get(turn.key), self._roster.ended.get(turn.key)
-        if recorder is not None:
-            counts = recorder.turn_counts()
-        elif ended is not None:
-            counts = ended.turns
-        else:
+        recorder = self._open.get(turn.key)
+        counts = self._roster.turns_of(turn.key) if recorder is None else recorder.turn_counts()
+        if counts is None:
             return
         if turn.ordinal >= len(counts):
             raise NoSuchRollout(f"turn {turn.id}: its rollout has {len(counts)} sessions; give the id of a Turn")
@@ -328,32 +337,9 @@ class Tape:
             return self._last_ns
 
 
-class _TurnPlace(NamedTuple):
-    """What a turn's id names."""
-
-    id: str
-    rollout: str
-    try_index: int
-    ordinal: int
-    sequence: int
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return (self.rollout, self.try_index)
-
-
 def _append(said: _Said) -> None:
     journal, events = said
     journal.append(*events)
-
-
-def _turn_place(turn: object) -> _TurnPlace:
-    parts = _TURN_ID.fullmatch(turn) if isinstance(turn, str) else None
-    if parts is None:
-        raise RecordError(
-            f"turn {shown(turn)}: not a turn's id; give the id of a Turn, which names rollout, try and session"
-        )
-    return _TurnPlace(parts[0], parts[1], int(parts[2]), int(parts[3]), int(parts[4]))
 
 
 # SQLite connections must not be carried across a fork, not even to close them: a child keeps them unused.

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import os
 import re
 import socket
 import sys
@@ -36,6 +37,7 @@ class NodeSettings(NamedTuple):
     place: str  # where what has ended is published: a path or URL that all nodes see
     folder: str | None  # for journals, on the node's own disk; None: in its folder for temporary files
     search: tuple[str, ...]  # where the modules are that tasks and agents name
+    judging: dict[str, str]  # variables by which judges are found, and their keys
     rolltape: str  # the version of those who ask
 
 
@@ -69,6 +71,7 @@ class Node:
             raise CollectError(
                 f"node {host} does not see the run at {settings.place}; give --publish a place that all nodes see"
             )
+        os.environ.update(settings.judging)
         sys.path.extend(one for one in settings.search if one not in sys.path and Path(one).is_dir())
         self._agent = agent_named(settings.collect.agent)
         self._environments = Environments(settings.collect.environment, settings.collect.judge)
@@ -77,6 +80,7 @@ class Node:
         async with AsyncExitStack() as stack:
             stack.callback(tape.close)
             left = await asyncio.to_thread(publish_left, self._directory, self._place)
+            await asyncio.to_thread(self._publish_logs, left)
             self._publisher = Publisher(tape, self._place)
             self._scratch = stack.enter_context(Scratch(self._directory.path))
             self._gateway = await stack.enter_async_context(gateway_of(settings.collect, tape))
@@ -102,8 +106,7 @@ class Node:
         """Publish what has ended since the last time; those rollouts."""
         async with self._publishing:
             published = await asyncio.to_thread(self._publisher.publish)
-            for rollout, _ in published:
-                await asyncio.to_thread(self._publish_logs, rollout)
+            await asyncio.to_thread(self._publish_logs, published)
             return published
 
     async def cancel(self) -> list[Result]:
@@ -120,10 +123,11 @@ class Node:
         await self._stack.aclose()
         await asyncio.to_thread(publish_left, self._directory, self._place)
 
-    def _publish_logs(self, rollout: str) -> None:
-        folder = self._directory.path / "logs" / rollout
-        if folder.is_dir():
-            self._place.put(folder, "logs", rollout)
+    def _publish_logs(self, rollouts: frozenset[Key]) -> None:
+        for rollout, _ in rollouts:
+            folder = self._directory.path / "logs" / rollout
+            if folder.is_dir():
+                self._place.put(folder, "logs", rollout)
 
 
 def node_folder(settings: NodeSettings) -> Path:

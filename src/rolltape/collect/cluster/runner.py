@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import time
 from collections import deque
@@ -16,7 +17,8 @@ import msgspec
 
 from rolltape.collect.cluster.members import Member, MemberLost, Members
 from rolltape.collect.cluster.node import NodeSettings
-from rolltape.collect.plan import Identity, Planned
+from rolltape.collect.environments.judge import KEY_VARIABLE, MODEL_VARIABLE, URL_VARIABLE
+from rolltape.collect.plan import Identity, Planned, seat_name
 from rolltape.collect.result import Result
 from rolltape.collect.runner import NO_ROOM_S, OnEnded, Work, within_grace
 from rolltape.collect.settings import CollectSettings
@@ -34,6 +36,7 @@ _FIRST_NODES_S = 15.0  # that other nodes are waited for once one is ready
 _SUCCESSOR_S = 60.0  # that a lost actor's node may take to publish what it left
 _PUBLISH_S = 5.0
 _TICK_S = 0.1
+_ASKED = 20
 _LOSSES = 3  # of nodes that an attempt ran on, before it is given up
 _PUBLISH_ATTEMPTS = 64
 
@@ -60,6 +63,7 @@ class _Ended(NamedTuple):
     job: _Job
     results: list[Result]
     at_s: float
+    asked: int = 0  # how often its node has published without it
 
     @property
     def keys(self) -> set[Key]:
@@ -73,7 +77,7 @@ class RayRunner:
         """Connect to the cluster; it must be there."""
         self._settings = settings = _with_whole_paths(settings)
         self._tape = tape
-        self._ray = _connected(cluster.address)
+        self._ray, self._is_own_connection = _connected(cluster.address)
         self._place = Place(cluster.publish or tape.directory.path)
         if self._place.url != str(tape.directory.path):
             make_run(self._place, tape.directory)
@@ -86,6 +90,7 @@ class RayRunner:
                 place=self._place.url,
                 folder=cluster.folder,
                 search=(str(Path.cwd()),),
+                judging=_judging(settings),
                 rolltape=version("rolltape"),
             ),
         )
@@ -108,7 +113,11 @@ class RayRunner:
         self._watching = asyncio.ensure_future(self._members.watch())
         self._watching.add_done_callback(lambda _: asyncio.ensure_future(self._members.tell()))
         try:
-            await self._until(lambda: bool(self._members.ready))
+            ready = asyncio.ensure_future(self._until(lambda: bool(self._members.ready)))
+            await asyncio.wait({ready}, timeout=_FIRST_NODES_S)
+            if not ready.done():
+                log.warning("no node of the cluster is ready so far: one with a free CPU is waited for")
+            await ready
             settled = asyncio.ensure_future(self._until(lambda: self._members.is_settled))
             await asyncio.wait({settled}, timeout=_FIRST_NODES_S)
             settled.cancel()
@@ -122,7 +131,8 @@ class RayRunner:
     ) -> None:
         self._watching.cancel()
         await self._members.close()
-        self._ray.shutdown()
+        if self._is_own_connection:
+            self._ray.shutdown()
 
     async def run(self, work: Work, identity: Identity, on_ended: OnEnded, told_to_end: asyncio.Event) -> None:
         collection = _Collection(work, identity, on_ended, told_to_end)
@@ -175,16 +185,52 @@ class RayRunner:
         if results is None:
             self._outstanding -= 1  # cancelled, and on record as that
             return
+        if not results:
+            # It could not begin: an earlier process, not dead yet, has that try in its journal there.
+            await self._give_out_again(job, collection)
+            return
         ended = _Ended(job, results, time.monotonic())
         self._unpublished.setdefault(member, []).append(ended)
 
     async def _give_out_again(self, job: _Job, collection: "_Collection") -> None:
-        """Have an attempt of a lost node run elsewhere, unless it may itself be what nodes are lost by."""
+        """Have an attempt that was lost run as another try, unless it may itself be what nodes are lost by."""
         if job.lost + 1 < _LOSSES:
             self._again.append(job.again())
         else:
-            await collection.on_ended(job.planned, _lost_results(job, collection.identity))
+            await collection.on_ended(
+                job.planned, [self._given_up(job.again(), seat, collection) for seat in job.tries]
+            )
         self._outstanding -= 1
+
+    def _given_up(self, job: _Job, seat: str, collection: "_Collection") -> Result:
+        """Put on record that an attempt lost its node each time."""
+        task, identity, reason = job.task, collection.identity, f"{_LOSSES} nodes were lost as they ran it"
+        rollout = self._tape.rollout(
+            task_id=task.id,
+            task=task.data,
+            step=identity.step,
+            attempt=job.planned.attempt,
+            source=task.source,
+            model=identity.model,
+            agent=seat_name(identity.agent, seat),
+            try_index=job.tries[seat],
+        )
+        rollout.fail(reason)
+        return Result(
+            rollout=rollout.id,
+            try_index=rollout.try_index,
+            place=job.planned.place,
+            task=task.id or rollout.group[:8],
+            attempt=job.planned.attempt,
+            seat=seat,
+            status=Status.FAILED,
+            reward=None,
+            stop_reason=None,
+            reason=reason,
+            turns=0,
+            sampled_tokens=0,
+            ended=None,
+        )
 
     async def _publish_as_due(self, collection: "_Collection") -> None:
         """Have nodes publish what has ended there, now and then and at the end."""
@@ -226,8 +272,12 @@ class RayRunner:
                 self._outstanding -= 1
             elif member.is_lost:
                 await self._give_out_again(one.job, collection)
+            elif one.asked < _ASKED:
+                asked = one._replace(at_s=time.monotonic(), asked=one.asked + 1)
+                self._unpublished.setdefault(member, []).append(asked)
             else:
-                self._unpublished.setdefault(member, []).append(one)
+                log.warning("node %s: the end of %s is not on its tape", member.host, one.job.task.where)
+                await self._give_out_again(one.job, collection)
         await self._members.tell()
 
     async def _left_by(self, member: Member) -> frozenset[Key]:
@@ -272,43 +322,31 @@ def _with_whole_paths(settings: CollectSettings) -> CollectSettings:
     return msgspec.structs.replace(settings, model=str(Path(settings.model).absolute()))
 
 
-def _lost_results(job: _Job, identity: Identity) -> list[Result]:
-    """What becomes of an attempt that lost its node each time; what the nodes hold of it is published when they can."""
-    return [
-        Result(
-            rollout=identity.of(job.task, job.planned.attempt, seat),
-            try_index=try_index,
-            place=job.planned.place,
-            task=job.task.id or identity.of(job.task, job.planned.attempt, seat)[:8],
-            attempt=job.planned.attempt,
-            seat=seat,
-            status=Status.FAILED,
-            reward=None,
-            stop_reason=None,
-            reason=f"{_LOSSES} nodes were lost as they ran it",
-            turns=0,
-            sampled_tokens=0,
-            ended=None,
-        )
-        for seat, try_index in job.tries.items()
-    ]
+def _judging(settings: CollectSettings) -> dict[str, str]:
+    """The variables by which judges are found here: nodes have their environment from whoever started them."""
+    own = None if settings.judge is None else settings.judge.key_env
+    names = (URL_VARIABLE, MODEL_VARIABLE, KEY_VARIABLE, *([own] if own else []))
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def _connected(address: str) -> Any:
+def _connected(address: str) -> tuple[Any, bool]:
+    """Ray, and whether the connection was made here; one that a program has already is its own to end."""
     try:
         import ray
     except ImportError:
         raise CollectError("--runner ray needs Ray; install rolltape[ray], here and on the nodes") from None
+    if ray.is_initialized():
+        return ray, False
     try:
         _check_answers(address)
         # Nodes' own words are in Ray's logs; reasons are on record.
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
-    except (OSError, ValueError) as error:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, ValueError, RuntimeError) as error:
         raise CollectError(
             f"no Ray cluster at {address!r}: {str(error).splitlines()[0]}; "
             "start one with `ray start --head`, or give --ray-address"
         ) from None
-    return ray
+    return ray, True
 
 
 def _check_answers(address: str) -> None:
