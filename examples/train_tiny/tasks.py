@@ -1,0 +1,62 @@
+"""What is practised: sums with a calculator, to be answered in a sentence, and guessing a number.
+
+Both go over several turns. The model thinks, and its chat template leaves the thoughts of earlier turns out when the
+user speaks again, so these sessions fork.
+"""
+
+import json
+import re
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+CALCULATOR = "python:rolltape.collect.environments.calculator:calculator"
+
+
+def write_tasks(path: Path, seed: int, step: int, count: int) -> Path:
+    """The tasks of one step as JSON lines: of four, three are talks with sums and one is a game."""
+    rng = Random(f"{seed}/{step}")
+    made = [_game(rng) if number % 4 == 3 else _sums(rng) for number in range(count)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"id": f"{step}-{n}", **task}) + "\n" for n, task in enumerate(made)))
+    return path
+
+
+def some_sums(task: Mapping[str, Any], seed: int) -> Generator[str, str, float]:
+    """The other side of a talk: asks one sum or two, and rewards the answers."""
+    worth = 0.0
+    for question, result in task["sums"]:
+        reply = yield question
+        worth += _worth(reply, result) / len(task["sums"])
+    return worth
+
+
+def _worth(reply: str, result: int) -> float:
+    """1 for the right number in a sentence, a quarter for the number alone."""
+    if reply.strip() == f"The answer is {result}.":
+        return 1.0
+    numbers = re.findall(r"-?\d+", reply)
+    return 0.25 if numbers and int(numbers[-1]) == result else 0.0
+
+
+def _sums(rng: Random) -> dict[str, Any]:
+    return {
+        "environment": "message",
+        "episode": "python:examples.train_tiny.tasks:some_sums",
+        "tools": [CALCULATOR],
+        "sums": [_sum(rng) for _ in range(rng.choice([1, 1, 2]))],
+        "max_tool_calls": 6,
+    }
+
+
+def _sum(rng: Random) -> tuple[str, int]:
+    a, b = rng.randint(100, 9999), rng.randint(11, 99)
+    text, result = rng.choice([(f"{a} * {b}", a * b), (f"{a} + {b}", a + b), (f"{a} - {b}", a - b)])
+    return rng.choice(["What is {}?", "Calculate {}.", "Please work out {}."]).format(text), result
+
+
+def _game(rng: Random) -> dict[str, Any]:
+    high = rng.choice([20, 30, 50])
+    options = {"high": high, "secret": rng.randint(1, high), "guesses": high.bit_length() - 1}
+    return {"environment": "game", "game": "guess-the-number", "options": options}

@@ -1,0 +1,132 @@
+"""The loop: collect, train on what was collected, hand the weights over, collect again."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import rolltape
+from examples.train_tiny.faults import Fault, spoiled, spoiled_temperature
+from examples.train_tiny.proof import Proof
+from examples.train_tiny.tasks import write_tasks
+from examples.train_tiny.trainer import Recipe, Trainer
+from examples.train_tiny.weights import hand_over, load_model
+from rolltape.capture.engines.embedded import EmbeddedEngine
+from rolltape.capture.engines.embedded.shipped import shipped_model
+from rolltape.capture.engines.inprocess import InProcessEngine
+from rolltape.capture.exchange import SamplingParams
+from rolltape.collect.collector import Collector
+from rolltape.collect.settings import CollectSettings
+from rolltape.records.policy import Advantage
+from rolltape.records.sample import Sample
+from rolltape.tape.tape import Tape
+from rolltape.tokens import TokenExporter
+
+POLICY = rolltape.policy("exact", advantage=Advantage.NORMALIZED)
+
+
+class StepReport(NamedTuple):
+    """What came of a step."""
+
+    step: int
+    reward: float  # the mean over its rollouts
+    rollouts: int
+    forked: int  # rollouts that became several samples
+    samples: int  # those that train
+    proof: Proof
+    collecting_s: float
+    training_s: float
+
+
+async def train(run: Path, seed: int, recipe: Recipe, fault: Fault | None = None) -> AsyncIterator[StepReport]:
+    """Train, and report after each step; ProofError as soon as what is trained on is not what was sampled."""
+    async with training(run, seed, recipe) as it:
+        for step in range(recipe.steps):
+            began_s = time.monotonic()
+            groups = await it.collect(step)
+            collected_s = time.monotonic()
+            proof = await it.learn(step, groups, fault)
+            for group in groups:
+                group.done()
+            yield _report(step, groups, proof, collected_s - began_s, time.monotonic() - collected_s)
+
+
+class Training:
+    """A gateway before an engine, a tape, and a trainer whose weights the engine gets."""
+
+    def __init__(
+        self, seed: int, tape: Tape, gateway: rolltape.Gateway, engine: EmbeddedEngine, trainer: Trainer
+    ) -> None:
+        self.trainer = trainer
+        self._seed = seed
+        self._tape = tape
+        self._gateway = gateway
+        self._engine = engine
+
+    async def collect(self, step: int) -> list[rolltape.Group]:
+        """The groups of a step, taken as they complete."""
+        recipe, folder = self.trainer.recipe, self._tape.directory.path
+        settings = CollectSettings(
+            source=str(write_tasks(folder / "tasks" / f"step-{step}.jsonl", self._seed, step, recipe.tasks)),
+            source_name="tasks",
+            step=step,
+            group_size=recipe.group_size,
+            sampling=SamplingParams(temperature=recipe.temperature, max_tokens=96),
+            thinking=True,
+            max_turns=12,
+        )
+        collector = Collector(settings, self._tape, gateway=self._gateway)
+        async with asyncio.TaskGroup() as running:
+            running.create_task(collector.run(lambda launch: None, lambda results: None))
+            return [group async for group in rolltape.groups(self._tape, step=step, policy=POLICY)]
+
+    async def learn(self, step: int, groups: Sequence[rolltape.Group], fault: Fault | None = None) -> Proof:
+        """Train on groups, and hand the new weights over; with a fault in the samples a ProofError, and no change."""
+        recipe = self.trainer.recipe
+        samples = spoiled(trained_on(groups), fault, (str(step - 1), str(step)))
+        temperature = spoiled_temperature(recipe.temperature, fault)
+        proof = Proof(step, str(step), samples, groups)
+        await asyncio.to_thread(self.trainer.update, step, samples, temperature, proof)
+        self.trainer.keep(str(step + 1))
+        weights = self._tape.directory.path / "weights"
+        await hand_over(self.trainer.model, self._gateway, self._engine, weights, str(step + 1))
+        return proof
+
+
+@asynccontextmanager
+async def training(run: Path, seed: int, recipe: Recipe) -> AsyncIterator[Training]:
+    """Everything that a training needs, on a run of its own."""
+    engine = EmbeddedEngine.load(shipped_model(), version="0")
+    with (
+        rolltape.open(run, name=f"train-tiny-{seed}") as tape,
+        TokenExporter(run, rank=0, world_size=1, loss=recipe.clip) as exporter,
+    ):
+        trainer = Trainer(load_model(), recipe, exporter)
+        trainer.keep("0")
+        served = InProcessEngine(engine, model="tiny")
+        async with rolltape.Gateway(engine=served, model=shipped_model(), tape=tape) as gateway:
+            yield Training(seed, tape, gateway, engine, trainer)
+
+
+def trained_on(groups: Sequence[rolltape.Group]) -> list[Sample]:
+    """The samples of groups, less those whose attempts were all worth the same: they say nothing about where to go."""
+    return [sample for group in groups for sample in group.samples if sample.advantage]
+
+
+def _report(
+    step: int, groups: Sequence[rolltape.Group], proof: Proof, collecting_s: float, training_s: float
+) -> StepReport:
+    rewards = [reward for group in groups for reward in group.rewards if reward is not None]
+    every = [sample for group in groups for sample in group.samples]
+    return StepReport(
+        step=step,
+        reward=sum(rewards) / len(rewards),
+        rollouts=len(rewards),
+        forked=len({sample.rollout for sample in every if sample.siblings > 1}),
+        samples=len(trained_on(groups)),
+        proof=proof,
+        collecting_s=collecting_s,
+        training_s=training_s,
+    )

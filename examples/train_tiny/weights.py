@@ -1,0 +1,26 @@
+"""The weights: read once from the checkpoint that ships with Rolltape, and handed to the engine after each step."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from rolltape import Gateway
+from rolltape.capture.engines.embedded import EmbeddedEngine
+from rolltape.capture.engines.embedded.shipped import shipped_model
+
+
+def load_model() -> Any:
+    """The shipped model in float32, as the engine computes it."""
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    return AutoModelForCausalLM.from_pretrained(shipped_model(), dtype=torch.float32).train()
+
+
+async def hand_over(model: Any, gateway: Gateway, engine: EmbeddedEngine, folder: Path, version: str) -> None:
+    """Have the engine sample by the model's weights from now on, under a new version."""
+    model.save_pretrained(folder)  # float32, or what is trained next would not be what was sampled
+    await gateway.pause()
+    await engine.load_weights(folder, version)
+    await gateway.resume(version)
