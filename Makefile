@@ -2,6 +2,7 @@
 # demo    three environments collected with the shipped model, and what was recorded
 # test    run all tests
 # check   formatting, lint, types, and the direction of imports
+# page    build the web page from viewer/ into the package
 # bench   run the side-by-side measurements
 # check-engines   the shipped model in real vLLM and SGLang, where they are installed
 # check-gpu       token export from CUDA tensors, where there is a GPU
@@ -12,7 +13,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TEST_ARGS ?= -n 2
 
-.PHONY: help setup npm chromium demo test check bench check-engines check-gpu check-backends clean
+.PHONY: help setup npm chromium demo test page check bench check-engines check-gpu check-backends clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -46,6 +47,9 @@ chromium:
 
 test: setup npm chromium
 	$(BIN)/python -m pytest $(TEST_ARGS)
+
+page: npm
+	cd viewer && npm ci && npm run build
 
 check: setup
 	$(BIN)/ruff format --check

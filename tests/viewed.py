@@ -61,8 +61,13 @@ def _read(overview: Any) -> bool:
 
 
 def ask(address: str, path: str) -> Any:
+    return json.loads(ask_bytes(address, path))
+
+
+def ask_bytes(address: str, path: str) -> bytes:
     with urllib.request.urlopen(address + path) as answer:
-        return json.load(answer)
+        content: bytes = answer.read()
+        return content
 
 
 def record_scripted(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What tests of the web page's server share: runs of all kinds, a state that has caught up, and a server over a socket."""
+"""What tests of the web page's server share: recordings on a tape, answers about them, a server over a socket."""
 
 import asyncio
 import contextlib

@@ -30,6 +30,8 @@
     │   └── NoSuchFunction     "python:module:function" leads to nothing that can be called
     ├── CollectError           a collection cannot begin, or go on, as it is asked for
     ├── FilterError            a rule cannot judge a rollout; nothing was filtered
+    ├── ViewError              runs cannot be shown as asked for
+    │   └── NoAnswer           the page asks for what is not there, or cannot be; it has the status to answer with
     ├── AgentError             there is no such agent, or its program is not to be found
     └── CaptureError           a request to the gateway cannot be served; it has the status to answer with
         ├── BadRequest         the request is malformed, or asks what cannot be honoured
@@ -174,6 +176,18 @@ class CollectError(RolltapeError):
 
 class FilterError(RolltapeError):
     """A rule cannot judge a rollout: its function raised, or gave what is no verdict. Nothing was filtered."""
+
+
+class ViewError(RolltapeError):
+    """Runs cannot be shown as asked for."""
+
+
+class NoAnswer(ViewError):
+    """The page asks for what is not there, or cannot be. `status` is HTTP's."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class CaptureError(RolltapeError):

@@ -11,9 +11,7 @@ from rolltape.cli.exits import UsageError
 
 
 def view(
-    given: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Run directories, or the URLs of their shards.")
-    ],
+    given: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or the URLs of their shards.")],
     host: Annotated[str, typer.Option("--host", help="Not loopback: --key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any that is free.")] = 8500,
     key: Annotated[
@@ -27,7 +25,7 @@ def view(
         bool, typer.Option("--keep-secrets", help="With --static: leave in what looks like a key.")
     ] = False,
 ) -> int:
-    """Look at runs in a web page, while they are recorded or after.
+    """Look at runs in a web page, live or finished.
 
     With --static the page is written to files instead, which open without a server: that of RUN, and one for each
     ROLLOUT (all of them if none is named).

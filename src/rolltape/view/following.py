@@ -1,0 +1,127 @@
+"""A run followed: news of its journals and shards, from wherever one left off."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from rolltape.errors import DamagedTapeError, TapeError
+from rolltape.tape.places import Place as FilePlace
+from rolltape.tape.rundir import RunDirectory
+from rolltape.tape.shardfile import shards_at
+from rolltape.tape.stretches import JournalStretches, ShardStretches, Stretches
+from rolltape.view.reports import Looked, Report
+from rolltape.view.shard_news import shard_news
+from rolltape.view.tail import TailMark, journal_news
+
+_EVENTS_A_LOOK = 20_000
+_FAR_LOOK_S = 15.0  # between looks at a place that is not local, since each is a request
+
+
+class RunPlaces:
+    """Where the journals and the shards of a run lie, by the names that they have in reports."""
+
+    def __init__(self, location: str) -> None:
+        place = FilePlace(location)
+        self.directory = RunDirectory.opened(place.root) if place.is_local else None
+        self._own = place
+        self._places: dict[str, FilePlace] = {}
+
+    def shard_places(self) -> list[FilePlace]:
+        """The run's own place, and those where it was published."""
+        published = [] if self.directory is None else self.directory.published()
+        for url in published:
+            if url not in self._places:
+                with contextlib.suppress(TapeError):
+                    self._places[url] = FilePlace(url)
+        return [self._own, *(self._places[url] for url in published if url in self._places)]
+
+    def journal_paths(self) -> list[Path]:
+        return [] if self.directory is None else self.directory.journal_paths()
+
+    def open(self, source: str) -> Stretches:
+        """The source of a name; raises DamagedTapeError if it is not there."""
+        kind, _, rest = source.partition("/")
+        if kind == "journal" and self.directory is not None:
+            return JournalStretches(self.directory.journals / f"{rest}.sqlite")
+        shard, _, url = rest.partition("@")
+        for place in self.shard_places():
+            if kind == "shard" and url in ("", place.url):
+                for found in shards_at(place)[0]:
+                    if found.shard == shard:
+                        return ShardStretches(found.place, found.shard, found.manifest)
+        raise DamagedTapeError(f"{source}: is no longer there")
+
+    def name(self, shard: ShardStretches) -> str:
+        """The name of a shard; a place other than the run's own is part of it."""
+        own = shard.place.url == self._own.url
+        return f"shard/{shard.shard}" if own else f"shard/{shard.shard}@{shard.place.url}"
+
+
+class Marks(msgspec.Struct):
+    """How far a run was read."""
+
+    journals: dict[str, TailMark] = {}
+    shards: list[str] = []
+
+
+class Follower:
+    """Follows one run. For one thread."""
+
+    def __init__(self, location: str, marks: bytes = b"") -> None:
+        self._places = RunPlaces(location)
+        self._marks = msgspec.json.decode(marks, type=Marks) if marks else Marks()
+        self._looked_at_s: dict[str, float] = {}
+        self._damaged: set[str] = set()
+
+    def look(self) -> Iterator[Report]:
+        """What came since the last look, or a part of it; ends with a Looked that says which."""
+        alive: list[str] = []
+        done = True
+        # Journals first: what is sealed and removed meanwhile is then found among the shards.
+        for path in self._places.journal_paths():
+            mark = self._marks.journals.setdefault(path.stem, TailMark())
+            if mark.ended:
+                continue
+            try:
+                journal = JournalStretches(path)
+            except DamagedTapeError:
+                if path.exists():
+                    self._damaged.add(path.stem)
+                continue
+            with contextlib.closing(journal):
+                yield from journal_news(journal, mark, _EVENTS_A_LOOK)
+                if journal.alive:
+                    alive.append(journal.writer)
+                if journal.problems():
+                    self._damaged.add(path.stem)
+                done = done and (mark.ended or journal.last_event() < mark.next_event)
+        for place in self._places.shard_places():
+            yield from self._shards_at(place)
+        # In the midst of a large journal all that are open there would be told again and again.
+        marks = msgspec.json.encode(self._marks) if done else None
+        yield Looked(marks=marks, alive=tuple(alive), problems=len(self._damaged), done=done)
+
+    def _shards_at(self, place: FilePlace) -> Iterator[Report]:
+        now_s = time.monotonic()
+        if not place.is_local and now_s - self._looked_at_s.get(place.url, -_FAR_LOOK_S) < _FAR_LOOK_S:
+            return
+        self._looked_at_s[place.url] = now_s
+        known = [name.removeprefix("shard/").partition("@")[0] for name in self._marks.shards]
+        try:
+            found, problems = shards_at(place, known)
+        except (TapeError, OSError):
+            self._damaged.add(place.url)
+            return
+        self._damaged.update(problem.where for problem in problems)
+        for one in found:
+            shard = ShardStretches(one.place, one.shard, one.manifest)
+            try:
+                yield from shard_news(shard, self._places.name(shard))
+            except (TapeError, OSError, ValueError, KeyError) as error:
+                self._damaged.add(f"{shard.where}: {error}")
+            finally:
+                shard.close()
+            self._marks.shards.append(self._places.name(shard))

@@ -1,0 +1,67 @@
+"""Messages as the page shows them: text, thinking and calls apart, what is very long cut."""
+
+from typing import Any
+
+from rolltape.records.messages import Message, content_text
+
+LONGEST_TEXT = 200_000  # characters
+_LONGEST_AGAIN = 2_000
+_LONGEST_RAW = 20_000  # bytes
+_SHOWN = {"role", "content", "reasoning", "reasoning_content", "tool_calls", "tool_call_id", "name", "id"}
+
+
+class ShownMessages:
+    """The messages of one answer. One that comes again is cut shorter: a prompt may repeat all that was said before."""
+
+    def __init__(self) -> None:
+        self._seen: set[bytes] = set()
+
+    def of(self, message: Message) -> dict[str, Any]:
+        longest = _LONGEST_AGAIN if message.digest in self._seen else LONGEST_TEXT
+        self._seen.add(message.digest)
+        return shown_message(message, longest)
+
+
+def shown_message(message: Message, longest: int = LONGEST_TEXT) -> dict[str, Any]:
+    """A message for the page. Absent fields are left out; `raw` is there if it says more than is shown."""
+    value = message.to_dict()
+    shown: dict[str, Any] = {
+        "role": message.role.value,
+        "key": message.canonical.hex(),
+        "digest": message.digest.hex(),
+        "text": content_text(value.get("content")),
+    }
+    reasoning = content_text(value.get("reasoning_content") or value.get("reasoning"))
+    if reasoning:
+        shown["reasoning"] = reasoning
+    calls = value.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        shown["tool_calls"] = [_shown_call(call) for call in calls]
+    for name in ("tool_call_id", "name"):
+        if isinstance(value.get(name), str):
+            shown[name] = value[name]
+    for name, cut in (("text", "cut"), ("reasoning", "reasoning_cut")):
+        if len(shown.get(name, "")) > longest:
+            shown[cut] = len(shown[name])
+            shown[name] = shown[name][:longest]
+    if _says_more(value) and len(message.raw) <= _LONGEST_RAW:
+        shown["raw"] = value
+    return shown
+
+
+def _says_more(value: dict[str, Any]) -> bool:
+    content = value.get("content")
+    parts = content if isinstance(content, list) else []
+    other = any(not isinstance(part, dict) or part.keys() - {"type", "text", "cache_control"} for part in parts)
+    return other or bool(value.keys() - _SHOWN)
+
+
+def _shown_call(call: object) -> dict[str, Any]:
+    if not isinstance(call, dict):
+        return {"id": None, "name": str(call), "arguments": None}
+    function = call.get("function")
+    source = function if isinstance(function, dict) else call
+    name, arguments = source.get("name"), source.get("arguments")
+    if isinstance(arguments, str) and len(arguments) > LONGEST_TEXT:
+        arguments = arguments[:LONGEST_TEXT] + "…"
+    return {"id": call.get("id"), "name": name if isinstance(name, str) else "", "arguments": arguments}

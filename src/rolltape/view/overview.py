@@ -1,0 +1,191 @@
+"""A run in figures, over all of its rollouts and step by step."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rolltape.records.rollout import Status
+from rolltape.view.answers import plain
+from rolltape.view.listing import Listing
+from rolltape.view.rows import CAUSES, DERIVED, FATES, STATUS_CODE, STATUSES
+from rolltape.view.table import Array
+
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+_BINS = 30
+_TIME_BUCKETS = 60
+
+
+def overview_of(listing: Listing, step: int | None = None) -> dict[str, Any]:
+    """The figures of a run, or of one of its steps."""
+    state = listing.state
+    columns = state.rows.columns
+    rows = np.arange(len(state.rows)) if step is None else np.flatnonzero(columns["step"] == step)
+    ledgers, behind = listing.ledgers, _behind(listing)
+    rows = rows[np.argsort(columns["step"][rows], kind="stable")]
+    steps, first = np.unique(columns["step"][rows], return_index=True)
+    by_step = [
+        _step(listing, int(step_number), own, ledgers, behind)
+        for step_number, own in zip(steps.tolist(), np.split(rows, first[1:]), strict=bool(len(rows)))
+    ]
+    rewards = _finite(listing.rewards[rows])
+    derived = columns["derived"][rows] == DERIVED
+    return {
+        "tasks": _tasks(columns["task"][rows], columns["group"][rows]),
+        "last_activity_ns": state.last_activity_ns,
+        "problems": state.problems,
+        "rollouts": len(rows),
+        "pending": int((columns["placed"][rows] & (columns["derived"][rows] == 0)).sum()),
+        "read_through": state.read_through,
+        "sampled_tokens": int(columns["sampled_tokens"][rows].sum()),
+        "mean_reward": float(rewards.mean()) if len(rewards) else None,
+        "rewards_not_finite": int(listing.has_reward[rows].sum()) - len(rewards),
+        "by_step": by_step,
+        "by_time": _by_time(listing, rows),
+        "reward_histogram": _histogram(rewards),
+        "turns_histogram": _histogram(columns["turns"][rows]),
+        "tokens_histogram": _histogram(columns["sampled_tokens"][rows]),
+        "statuses": _counts([status.value for status in STATUSES], listing.statuses[rows]),
+        "ledger": _summed([fate.value for fate in FATES], ledgers[rows]),
+        "fork_causes": _summed([cause.value for cause in CAUSES], columns["forks"][rows][derived]),
+        "staleness": _tally(behind[rows]),
+        "versions": list(state.versions()),
+        **{name: _texts(listing, column, rows) for name, column in _TEXT_COUNTS.items()},
+        "tags": _tags(listing, rows),
+        "snapshot": state.snapshot,
+    }
+
+
+_TEXT_COUNTS = {"stop_reasons": "stop_reason", "environments": "environment", "agents": "agent", "models": "model"}
+
+
+def headline_of(listing: Listing) -> dict[str, Any]:
+    """A run as a line in the list of runs."""
+    state, columns = listing.state, listing.state.rows.columns
+    rewards = _finite(listing.rewards)
+    statuses = _counts([status.value for status in STATUSES], listing.statuses)
+    return {
+        "live": bool(state.alive),
+        "steps": len(np.unique(columns["step"])),
+        "tasks": _tasks(columns["task"], columns["group"]),
+        "rollouts": len(state.rows),
+        "statuses": statuses,
+        "mean_reward": float(rewards.mean()) if len(rewards) else None,
+        "sampled_tokens": int(columns["sampled_tokens"].sum()),
+        "last_activity_ns": state.last_activity_ns,
+        "problems": state.problems,
+    }
+
+
+def _step(listing: Listing, step: int, rows: Array, ledgers: Array, behind: Array) -> dict[str, Any]:
+    state, columns = listing.state, listing.state.rows.columns
+    trainer = state.trainer.get(step)
+    finished = listing.statuses[rows] == STATUS_CODE[Status.FINISHED]
+    return {
+        "step": step,
+        "rollouts": len(rows),
+        "finished": int(finished.sum()),
+        "reward": _spread(_finite(listing.rewards[rows])),
+        "turns_mean": float(columns["turns"][rows].mean()),
+        "tokens_mean": float(columns["sampled_tokens"][rows].mean()),
+        "ledger": _summed([fate.value for fate in FATES], ledgers[rows]),
+        "fork_causes": _summed([cause.value for cause in CAUSES], columns["forks"][rows]),
+        "staleness": _tally(behind[rows]),
+        "trainer": None if trainer is None else {**trainer.figures, "max_mismatch_at": plain(trainer.max_mismatch_at)},
+    }
+
+
+def _spread(rewards: Array) -> dict[str, Any] | None:
+    if not len(rewards):
+        return None
+    return {
+        "mean": float(rewards.mean()),
+        "std": float(rewards.std()),
+        "min": float(rewards.min()),
+        "max": float(rewards.max()),
+        "quantiles": np.quantile(rewards, QUANTILES).tolist(),
+    }
+
+
+def _by_time(listing: Listing, rows: Array) -> list[dict[str, Any]]:
+    """Rewards by when rollouts ended, in stretches of equal length."""
+    ended = listing.state.rows.columns["finish_ns"][rows]
+    known = (ended > 0) & np.isfinite(listing.rewards[rows])
+    if not known.any():
+        return []
+    ended, rewards = ended[known], listing.rewards[rows][known]
+    first, last = int(ended.min()), int(ended.max())
+    width = max((last - first) // _TIME_BUCKETS + 1, 1)
+    bucket = (ended - first) // width
+    order = np.argsort(bucket, kind="stable")
+    buckets, starts = np.unique(bucket[order], return_index=True)
+    return [
+        {"at_ns": first + one * width, "rollouts": len(own), "reward": _spread(own)}
+        for one, own in zip(buckets.tolist(), np.split(rewards[order], starts[1:]), strict=True)
+    ]
+
+
+def _behind(listing: Listing) -> Array:
+    """Per rollout, how many versions its oldest weights lie behind the newest that its step used; -1: not known."""
+    state, columns = listing.state, listing.state.rows.columns
+    order = {version: index for index, version in enumerate(state.versions())}
+    lists = state.rows.lists["versions"].values
+    oldest = np.array([min((order[one] for one in versions or ()), default=-1) for versions in lists], np.int64)
+    newest = np.array([max((order[one] for one in versions or ()), default=-1) for versions in lists], np.int64)
+    if not len(state.rows):
+        return np.empty(0, np.int64)
+    steps, place = np.unique(columns["step"], return_inverse=True)
+    newest_of_step = np.full(len(steps), -1, np.int64)
+    np.maximum.at(newest_of_step, place, newest[columns["versions"]])
+    own = oldest[columns["versions"]]
+    return np.where(own < 0, -1, newest_of_step[place] - own)
+
+
+def _tally(behind: Array) -> dict[str, int]:
+    values, counts = np.unique(behind[behind >= 0], return_counts=True)
+    return {str(value): int(count) for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
+
+
+def _histogram(values: Array) -> dict[str, Any]:
+    if not len(values):
+        return {"edges": [], "counts": []}
+    counts, edges = np.histogram(values.astype(np.float64), bins=_BINS if values.min() < values.max() else 1)
+    return {"edges": edges.tolist(), "counts": counts.tolist()}
+
+
+def _counts(names: Sequence[str], codes: Array) -> dict[str, int]:
+    counts = np.bincount(codes.astype(np.int64), minlength=len(names)).tolist()
+    return {name: count for name, count in zip(names, counts, strict=True) if count}
+
+
+def _summed(names: Sequence[str], numbers: Array) -> dict[str, int]:
+    sums = numbers.sum(axis=0).tolist()
+    return {name: total for name, total in zip(names, sums, strict=True) if total}
+
+
+def _texts(listing: Listing, column: str, rows: Array) -> dict[str, int]:
+    values = listing.state.rows.texts[column].values
+    counts = np.bincount(listing.state.rows.columns[column][rows], minlength=len(values)).tolist()
+    named = ((value, count) for value, count in zip(values, counts, strict=True) if value is not None and count)
+    return dict(sorted(named, key=lambda one: -one[1]))
+
+
+def _tags(listing: Listing, rows: Array) -> dict[str, int]:
+    columns, lists = listing.state.rows.columns, listing.state.rows.lists
+    both, counts = np.unique(
+        np.stack([columns["tags"][rows], columns["head_tags"][rows]], axis=1), axis=0, return_counts=True
+    )
+    found: dict[str, int] = {}
+    for (said, given), count in zip(both.tolist(), counts.tolist(), strict=True):
+        for tag in lists["tags"].values[said] or lists["head_tags"].values[given] or ():
+            found[tag] = found.get(tag, 0) + count
+    return dict(sorted(found.items(), key=lambda one: -one[1]))
+
+
+def _tasks(tasks: Array, groups: Array) -> int:
+    """How many tasks there are; where they have no ids, how many groups."""
+    return len(np.unique(tasks[tasks != 0])) or len(np.unique(groups))
+
+
+def _finite(rewards: Array) -> Array:
+    return rewards[np.isfinite(rewards)]

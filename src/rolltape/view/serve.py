@@ -1,0 +1,57 @@
+"""Serve runs until told to end."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from rolltape.errors import ViewError
+from rolltape.view.guard import Guard, is_loopback
+from rolltape.view.server import Server
+from rolltape.view.watching import Watcher
+
+
+@asynccontextmanager
+async def served(
+    locations: Sequence[str], *, host: str = "127.0.0.1", port: int = 0, key: str | None = None
+) -> AsyncIterator[str]:
+    """Serve within the block; gives the address."""
+    if not is_loopback(host) and not key:
+        raise ViewError(f"{host} is not loopback; give a key too, so that not everybody may look")
+    watcher = Watcher(locations)
+    runner = web.AppRunner(Server(watcher, Guard(key)).app(), access_log=None, shutdown_timeout=1.0)
+    try:
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            raise ViewError(
+                f"{host}:{port} cannot be listened on: {error.strerror or error}; give another port, or 0 for any"
+            ) from None
+        await watcher.start()
+        shown = f"[{host}]" if ":" in host else host
+        yield f"http://{shown}:{runner.addresses[0][1]}/"
+    finally:
+        await runner.cleanup()
+        await watcher.close()
+
+
+def serve_view(
+    locations: Sequence[str], *, host: str, port: int, key: str | None, on_ready: Callable[[str], None]
+) -> None:
+    """Serve until SIGINT or SIGTERM; `on_ready` is called with the address."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
+
+    async def until_told() -> None:
+        told = asyncio.Event()
+        for name in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(name, told.set)
+        async with served(locations, host=host, port=port, key=key) as address:
+            on_ready(address)
+            await told.wait()
+
+    asyncio.run(until_told())

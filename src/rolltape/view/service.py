@@ -1,0 +1,252 @@
+"""The answers for one run. What needs a rollout gives back the work to be done, for a thread to do."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rolltape.errors import DamagedTapeError, NoAnswer
+from rolltape.records.policy import PRESETS, Policy
+from rolltape.records.rollout import Outcome, Rollout, RolloutHead, Status
+from rolltape.samples.groups import advantages_of
+from rolltape.tape.run import read
+from rolltape.view.branch import branch_tokens
+from rolltape.view.comparing import comparison_of
+from rolltape.view.detail import detail_of, linearized
+from rolltape.view.grouping import group_of
+from rolltape.view.listing import Listing, Query
+from rolltape.view.overview import headline_of, overview_of
+from rolltape.view.raw import raw_of
+from rolltape.view.rows import STATUS_CODE, STATUSES
+from rolltape.view.sampling import sample_at
+from rolltape.view.search import distinct_messages, found, terms_of
+from rolltape.view.spelling import Spellings
+from rolltape.view.table import Array
+from rolltape.view.tokens import sample_tokens, turn_tokens
+from rolltape.view.watching import WatchedRun
+
+_ROLLOUTS_HELD = 4
+_MOST_IN_A_GROUP = 256
+
+Work = Callable[[], Any]
+
+
+class _Attempt(msgspec.Struct, frozen=True):
+    """A row as advantages are computed from it."""
+
+    head: RolloutHead
+    outcome: Outcome
+
+
+class RunAnswers:
+    """What can be asked of a run."""
+
+    def __init__(self, run: WatchedRun) -> None:
+        self.run = run
+        self._listing: Listing | None = None
+        self._overviews: dict[int | None, dict[str, Any]] = {}
+        self._spellings = Spellings(run.location)
+        self._lock = threading.Lock()  # around the loader, and what was loaded last
+        self._held: dict[tuple[int, int], Rollout] = {}
+
+    def listing(self) -> Listing:
+        """The table as it is now."""
+        if self._listing is None or self._listing.snapshot != self.run.state.snapshot:
+            self._listing = Listing(self.run.state)
+            self._overviews.clear()
+        return self._listing
+
+    def headline(self) -> dict[str, Any]:
+        about = {"r": self.run.name, "name": self.run.title, "location": self.run.location}
+        return {**about, **headline_of(self.listing()), "pending": self.run.backlog}
+
+    def overview(self, step: int | None) -> dict[str, Any]:
+        listing = self.listing()
+        if step not in self._overviews:
+            about = {"name": self.run.title, "location": self.run.location, "live": bool(self.run.state.alive)}
+            self._overviews[step] = {**about, **overview_of(listing, step)}
+        return self._overviews[step]
+
+    def search(self, asked: str) -> Work:
+        """Looks a text up in the index."""
+        if not terms_of(asked):
+            raise NoAnswer(f"q is {asked[:40]!r}; give at least one word")
+        return lambda: found(self.run.folder.path, asked)
+
+    def table(self, query: Query, searched: Array | None) -> dict[str, Any]:
+        listing = self.listing()
+        page = listing.page(query, listing.matching(query, searched))
+        if searched is not None:
+            columns = self.run.state.rows.columns
+            page["search"] = {
+                "indexed": int((columns["search_number"] >= 0).sum()),
+                "ended": int(columns["placed"].sum()),
+            }
+        return page
+
+    def row(self, rollout: str, try_index: str | None) -> int:
+        """The row of a rollout: of the try that is named, else of the one that counts; raises NoAnswer."""
+        rows = self.run.state.rows
+        if try_index:
+            if not (try_index.isascii() and try_index.isdecimal() and len(try_index) < 10):
+                raise NoAnswer(f"try is {try_index[:40]!r}; give a whole number")
+            row = rows.row_of.get((rollout, int(try_index)))
+        else:
+            row = self._counted(self.tries(rollout))
+        if row is None:
+            which = f" with a try {try_index}" if try_index else ""
+            raise NoAnswer(f"run {self.run.title} holds no rollout {rollout[:64]!r}{which}", 404)
+        return row
+
+    def _counted(self, tries: dict[int, int]) -> int | None:
+        """The row of the latest try that finished, else of the latest; None: there is none."""
+        finished = STATUS_CODE[Status.FINISHED]
+        statuses = self.listing().statuses
+        return max(tries.items(), key=lambda one: (statuses[one[1]] == finished, one[0]), default=(0, None))[1]
+
+    def tries(self, rollout: str) -> dict[int, int]:
+        """The rows of a rollout's tries."""
+        rows = self.run.state.rows
+        found_rows: dict[int, int] = {}
+        misses = 0
+        # Tries are counted from 0; one may be missing that was lost.
+        index = 0
+        while misses < 8:
+            row = rows.row_of.get((rollout, index))
+            misses = misses + 1 if row is None else 0
+            if row is not None:
+                found_rows[index] = row
+            index += 1
+        return found_rows
+
+    def rollout(self, row: int, policy: str | None) -> Work:
+        """All about a rollout."""
+        load, chosen = self._loading(row), policy_of(policy)
+        versions, advantage = self.run.state.versions(), self._advantage(row, chosen)
+        shown, tries = self.listing().row(row), sorted(self.tries(self.run.state.rows.ids[row]))
+
+        def work() -> dict[str, Any]:
+            rollout = load()
+            made = linearized(rollout, chosen, versions)
+            return {"row": shown, **detail_of(rollout, made, advantage, self._spellings), "tries": tries}
+
+        return work
+
+    def raw(self, row: int) -> Work:
+        load = self._loading(row)
+        return lambda: raw_of(load())
+
+    def message(self, row: int, digest: str) -> Work:
+        """A whole message by its digest."""
+        load = self._loading(row)
+
+        def work() -> dict[str, Any]:
+            for message in distinct_messages(load()):
+                if message.digest.hex() == digest:
+                    return {"message": message.to_dict()}
+            raise NoAnswer(f"the rollout has no message {digest[:64]!r}", 404)
+
+        return work
+
+    def tokens(self, row: int, index: int, policy: str | None, *, masks: bool = False) -> Work:
+        """A sample's tokens, packed."""
+        load, chosen = self._loading(row), policy_of(policy)
+        versions, advantage = self.run.state.versions(), self._advantage(row, chosen)
+
+        def work() -> bytes:
+            rollout = load()
+            made = linearized(rollout, chosen, versions)
+            sample = sample_at(made, index, advantage)
+            if sample is None:
+                raise NoAnswer(f"the rollout has {len(made)} samples under {chosen.name}, and no sample {index}", 404)
+            session = next(one for one in rollout.sessions if one.id == sample.session)
+            records = self.run.records
+            record = None if records is None else records.of(sample.id)
+            return sample_tokens(sample, session, self._spellings.of(session), record, masks=masks)
+
+        return work
+
+    def turn_tokens(self, row: int, turn: str) -> Work:
+        """A turn's tokens, prompt and reply, packed."""
+        load, chosen, versions = self._loading(row), policy_of(None), self.run.state.versions()
+
+        def work() -> bytes:
+            rollout = load()
+            branch = branch_tokens(linearized(rollout, chosen, versions), turn)
+            if branch is None:
+                raise NoAnswer(f"the rollout has no turn {turn[:64]!r}", 404)
+            session = next(one for one in rollout.sessions if turn.startswith(f"{one.id}."))
+            return turn_tokens(branch, session, self._spellings.of(session))
+
+        return work
+
+    def compare(self, row: int, left: str | None, right: str | None) -> Work:
+        load, one, other = self._loading(row), policy_of(left or "exact"), policy_of(right or "keep-head")
+        versions, advantage = self.run.state.versions(), self._advantage(row, one)
+
+        def work() -> dict[str, Any]:
+            rollout = load()
+            sides = (linearized(rollout, one, versions), linearized(rollout, other, versions))
+            return comparison_of(sides[0], sides[1], advantage)
+
+        return work
+
+    def group(self, group: str) -> Work:
+        """The attempts at one task; of each rollout the try that counts."""
+        rows = self.run.state.rows
+        code = rows.texts["group"].known(group)
+        members = np.flatnonzero(rows.columns["group"] == code).tolist() if code > 0 else []
+        if not members:
+            raise NoAnswer(f"run {self.run.title} holds no group {group[:64]!r}", 404)
+        tries: dict[str, dict[int, int]] = {}
+        for row in members:
+            rollout, try_index = rows.key(row)
+            tries.setdefault(rollout, {})[try_index] = row
+        counted = [row for row in map(self._counted, tries.values()) if row is not None]
+        chosen = sorted(counted, key=lambda row: (rows.columns.get("attempt", row), row))[:_MOST_IN_A_GROUP]
+        listing = self.listing()
+        attempts = [(listing.row(row), self._loading(row)) for row in chosen]
+        return lambda: group_of(group, [(row, load()) for row, load in attempts])
+
+    def _loading(self, row: int) -> Callable[[], Rollout]:
+        """Loads a rollout as it is known now."""
+        state = self.run.state
+        key, (place, spots), alive = state.rows.key(row), state.whereabouts(row), state.is_alive(row)
+        held_as = (row, state.rows.columns.get("changed", row))
+
+        def load() -> Rollout:
+            with self._lock:
+                if held_as not in self._held:
+                    try:
+                        rollout = self.run.loader.load(key, place, spots, alive=alive)
+                    except DamagedTapeError:
+                        rollout = read(self.run.location).rollout(*key)
+                    while len(self._held) >= _ROLLOUTS_HELD:
+                        del self._held[next(iter(self._held))]
+                    self._held[held_as] = rollout
+                return self._held[held_as]
+
+        return load
+
+    def _advantage(self, row: int, policy: Policy) -> float | None:
+        """A rollout's advantage in its group; of each rollout of the group the try that counts."""
+        state, listing = self.run.state, self.listing()
+        rows = state.rows
+        members = np.flatnonzero(rows.columns["group"] == rows.columns.get("group", row)).tolist()
+        attempts = [self._attempt(listing, member) for member in members]
+        return advantages_of(attempts, policy.advantage).get(rows.key(row))
+
+    def _attempt(self, listing: Listing, row: int) -> _Attempt:
+        rollout, try_index = self.run.state.rows.key(row)
+        reward = float(listing.rewards[row]) if listing.has_reward[row] else None
+        head = RolloutHead(id=rollout, try_index=try_index, group="", run="", step=0, attempt=0, started_at_ns=0)
+        return _Attempt(head, Outcome(status=STATUSES[listing.statuses[row]], reward=reward))
+
+
+def policy_of(name: str | None) -> Policy:
+    """A preset by name."""
+    if (name or "exact") not in PRESETS:
+        raise NoAnswer(f"policy is {str(name)[:40]!r}; give {', '.join(PRESETS)}")
+    return PRESETS[name or "exact"]

@@ -1,0 +1,40 @@
+"""New rollouts and turns appear while a run is being recorded."""
+
+from pathlib import Path
+
+from playwright.sync_api import expect
+
+import rolltape
+from browser import browser_page
+from taped import first_turn, next_turn
+from viewed import page_over
+
+_SOON_MS = 20_000
+
+
+def test_what_is_recorded_appears_in_every_view_that_is_open(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "exp", name="exp") as tape:
+        rollout = tape.rollout(task_id="first")
+        session = rollout.session()
+        turn = first_turn(session)
+        with page_over(tmp_path / "exp") as address, browser_page(width=1400, height=900) as page:
+            page.goto(f"{address}/exp/rollout/{rollout.id}")
+            expect(page.locator("[data-turn]")).to_have_count(1)
+            next_turn(session, turn)
+            expect(page.locator("[data-turn]")).to_have_count(2, timeout=_SOON_MS)
+            rollout.finish(reward=0.75)
+            expect(page.locator(".title .reward")).to_have_text("0.750", timeout=_SOON_MS)
+
+            page.goto(f"{address}/exp/rollouts")
+            expect(page.locator(".row .reward")).to_have_text(["0.750"])
+            with tape.rollout(task_id="second") as other:
+                first_turn(other.session())
+                other.finish(reward=0.25)
+            expect(page.locator(".row .reward")).to_have_count(2, timeout=_SOON_MS)
+
+            page.goto(f"{address}/exp")
+            expect(page.locator(".figures")).to_contain_text("0.500", timeout=_SOON_MS)
+            with tape.rollout(task_id="third") as third:
+                first_turn(third.session())
+                third.finish(reward=2.0)
+            expect(page.locator(".figures")).to_contain_text("1.000", timeout=_SOON_MS)

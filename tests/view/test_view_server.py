@@ -1,0 +1,314 @@
+"""The server over a real socket: what it answers, what it refuses, and what it tells while a run is recorded."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+import rolltape
+from rolltape.errors import RunNotFound, ViewError
+from rolltape.view.serve import served
+from rolltape.view.watching import Watcher
+from taped import assistant, finished, first_turn, next_turn, python, record_run, user
+from viewing import Asking, asking
+
+
+async def test_runs_are_listed_and_summed_up(tmp_path: Path) -> None:
+    record_run(tmp_path / "one")
+    record_run(tmp_path / "two", rollouts=1)
+    async with asking(tmp_path / "one", tmp_path / "two") as ask:
+        for name in ("exp", "exp-2"):
+            await ask.caught_up(name)
+        first, second = (await ask.json("/api/runs"))["runs"]
+        assert (first["r"], first["name"], first["rollouts"], first["mean_reward"]) == ("exp", "exp", 3, 1.0)
+        assert (second["r"], second["rollouts"], second["statuses"]) == ("exp-2", 1, {"finished": 1})
+        overview = await ask.json("/api/exp/overview")
+        assert [step["step"] for step in overview["by_step"]] == [0, 1, 2]
+        assert [step["reward"]["mean"] for step in overview["by_step"]] == [0.0, 1.0, 2.0]
+        assert (await ask.json("/api/exp/overview?step=1"))["rollouts"] == 1
+        assert overview["versions"] == ["7", "8"]
+
+
+async def test_the_table_is_sorted_filtered_and_paged(tmp_path: Path) -> None:
+    ids = record_run(tmp_path / "run", rollouts=5)
+    with rolltape.open(tmp_path / "run") as tape:
+        tape.tag(ids[3], "good", "odd")
+        tape.filter(ids[4], "a near duplicate")
+    async with asking(tmp_path / "run") as ask:
+        await ask.caught_up("exp")
+
+        async def listed(query: str) -> list[int]:
+            return [ids.index(row["id"]) for row in (await ask.json(f"/api/exp/rollouts?{query}"))["rows"]]
+
+        assert await listed("") == [0, 1, 2, 3, 4]
+        assert await listed("sort=-reward") == [4, 3, 2, 1, 0]
+        assert await listed("sort=-started&limit=2&offset=1") == [3, 2]
+        assert await listed("min_reward=1&max_reward=3") == [1, 2, 3]
+        assert await listed("task=task-2") == [2]
+        assert await listed("step=4") == [4]
+        assert await listed("tag=odd") == [3]
+        assert await listed("filtered=yes") == [4]
+        assert await listed("filtered=no&sort=-task") == [3, 2, 1, 0]
+        assert await listed("status=failed,lost") == []
+        assert await listed("task=no+such+task") == []
+        page = await ask.json("/api/exp/rollouts?min_reward=3&limit=1")
+        assert (page["total"], page["matched"], len(page["rows"])) == (5, 2, 1)
+        assert page["rows"][0]["tags"] == ["good", "odd"]
+        status, message = await ask.refused("/api/exp/rollouts?sort=nonsense")
+        assert (status, "nonsense" in message) == (400, True)
+        assert (await ask.refused("/api/exp/rollouts?min_reward=much"))[0] == 400
+
+
+async def test_one_that_has_no_reward_is_sorted_last_both_ways(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "run", name="run") as tape:
+        ids = []
+        for attempt, reward in enumerate((1.0, None, float("nan"), 2.0)):
+            with tape.rollout(task_id="t", attempt=attempt) as rollout:
+                first_turn(rollout.session())
+                rollout.finish(reward=reward)
+                ids.append(rollout.id)
+    async with asking(tmp_path / "run") as ask:
+        overview = await ask.caught_up("run")
+        up = [ids.index(row["id"]) for row in (await ask.json("/api/run/rollouts?sort=reward"))["rows"]]
+        down = [ids.index(row["id"]) for row in (await ask.json("/api/run/rollouts?sort=-reward"))["rows"]]
+        assert (up, down) == ([0, 3, 1, 2], [3, 0, 1, 2])
+        rows = (await ask.json("/api/run/rollouts"))["rows"]
+        assert [row["reward"] for row in rows] == [1.0, None, {"$float": "nan"}, 2.0]
+        assert (overview["mean_reward"], overview["rewards_not_finite"]) == (1.5, 1)
+
+
+async def test_new_rollouts_turns_and_rewards_appear_while_a_run_is_recorded(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "run", name="run") as tape:
+        async with asking(tmp_path / "run") as ask, ask.client.get("/api/run/live") as events:
+            assert events.headers["Content-Type"].startswith("text/event-stream")
+            assert (await _next_event(events))["rollouts"] == []
+            rollout = tape.rollout(task_id="t")
+            session = rollout.session()
+            turn = first_turn(session)
+            assert rollout.id in (await _next_event(events))["rollouts"]
+            page = await ask.until("/api/run/rollouts", lambda page: page["rows"] and page["rows"][0]["turns"] == 1)
+            assert (page["rows"][0]["status"], page["rows"][0]["live"]) == ("running", True)
+            next_turn(session, turn)
+            await ask.until("/api/run/rollouts", lambda page: page["rows"][0]["turns"] == 2)
+            detail = await ask.json(f"/api/run/rollouts/{rollout.id}")
+            assert [len(one["turns"]) for one in detail["sessions"]] == [2]
+            assert detail["as_if_finished"]
+            rollout.finish(reward=0.25)
+            page = await ask.until("/api/run/rollouts", lambda page: page["rows"][0]["trained_tokens"] is not None)
+            assert (page["rows"][0]["status"], page["rows"][0]["reward"]) == ("finished", 0.25)
+            tape.score(rollout.id, reward=0.75)
+            await ask.until("/api/run/rollouts", lambda page: page["rows"][0]["reward"] == 0.75)
+            tape.filter(rollout.id, "no good")
+            page = await ask.until("/api/run/rollouts", lambda page: page["rows"][0]["filter"] == "no good")
+            assert page["rows"][0]["trained_tokens"] == 0
+
+
+async def _next_event(answer: aiohttp.ClientResponse) -> dict[str, Any]:
+    async with asyncio.timeout(30):
+        while True:
+            line = await answer.content.readline()
+            if line.startswith(b"data: "):
+                event: dict[str, Any] = json.loads(line[6:])
+                return event
+
+
+async def test_a_rollout_whose_writer_dies_is_shown_as_lost(tmp_path: Path) -> None:
+    code = """
+import sys, time, rolltape
+from taped import first_turn
+tape = rolltape.open(sys.argv[1], name="run")
+first_turn(tape.rollout(task_id="t").session())
+print("recorded", flush=True)
+time.sleep(120)
+"""
+    process = python(code, str(tmp_path / "run"))
+    assert process.stdout is not None
+    process.stdout.readline()
+    try:
+        async with asking(tmp_path / "run") as ask:
+            await ask.until("/api/run/rollouts", lambda page: page["rows"] and page["rows"][0]["status"] == "running")
+            process.kill()
+            process.wait()
+            page = await ask.until("/api/run/rollouts", lambda page: page["rows"][0]["status"] == "lost")
+            assert page["rows"][0]["reason"] == "its writer ended without finishing it"
+            await ask.until("/api/run/overview", lambda one: one["ledger"] == {"dropped:rollout_failed": 2})
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def test_a_run_that_is_sealed_meanwhile_stays_as_it_was(tmp_path: Path) -> None:
+    ids = record_run(tmp_path / "run")
+    async with asking(tmp_path / "run") as ask:
+        await ask.caught_up("exp")
+        before = await ask.json(f"/api/exp/rollouts/{ids[0]}")
+        rolltape.seal(tmp_path / "run")
+        assert not list((tmp_path / "run" / "journals").glob("*.sqlite"))
+        assert await ask.json(f"/api/exp/rollouts/{ids[0]}") == before
+        await asyncio.sleep(1.5)
+        assert await ask.json(f"/api/exp/rollouts/{ids[0]}") == before
+        assert (await ask.json("/api/exp/rollouts"))["total"] == 3
+
+
+async def test_every_answer_carries_the_headers_that_keep_a_page_from_harm(tmp_path: Path) -> None:
+    record_run(tmp_path / "run")
+    async with asking(tmp_path / "run") as ask:
+        for path in ("/", "/exp/rollouts", "/api/runs", "/api/nothing/at/all", "/app.js"):
+            async with ask.client.get(path) as answer:
+                policy = answer.headers["Content-Security-Policy"]
+                assert "default-src 'none'" in policy
+                assert "unsafe" not in policy
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                assert answer.headers["Referrer-Policy"] == "no-referrer"
+        for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+            async with ask.client.request(method, "/api/runs") as answer:
+                assert answer.status == 405
+
+
+@pytest.mark.parametrize("name", ["evil.example", "127.0.0.1.evil.example", "", "[::1", "10.0.0.1"])
+async def test_a_page_elsewhere_that_points_its_name_here_is_refused(tmp_path: Path, name: str) -> None:
+    record_run(tmp_path / "run")
+    async with asking(tmp_path / "run") as ask:
+        status, message = await ask.refused("/api/runs", headers={"Host": name})
+        assert status in (400, 401)
+        assert "exp" not in message
+
+
+async def test_with_a_key_nothing_is_told_without_it(tmp_path: Path) -> None:
+    record_run(tmp_path / "run")
+    async with asking(tmp_path / "run", key="secret") as ask:
+        for path in ("/", "/api/runs", "/api/exp/live", "/app.js", "/api/runs?key=wrong", "/?key="):
+            assert (await ask.refused(path))[0] == 401
+        assert (await ask.json("/api/runs", headers={"Authorization": "Bearer secret"}))["runs"]
+        # Once in the address, and from then on in a cookie: the address can be shared without it.
+        async with ask.client.get("/exp/rollouts?sort=reward&key=secret", allow_redirects=False) as answer:
+            assert (answer.status, answer.headers["Location"]) == (303, "/exp/rollouts?sort=reward")
+            cookie = answer.headers["Set-Cookie"]
+            assert "HttpOnly" in cookie
+            assert "SameSite=Strict" in cookie
+        headers = {"Cookie": cookie.partition(";")[0]}
+        assert (await ask.json("/api/runs", headers=headers))["runs"]
+
+
+async def test_off_loopback_it_does_not_start_without_a_key(tmp_path: Path) -> None:
+    record_run(tmp_path / "run")
+    with pytest.raises(ViewError, match="not loopback"):
+        async with served([str(tmp_path / "run")], host="0.0.0.0"):
+            pass
+
+
+async def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+    record_run(tmp_path / "run")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ViewError, match="cannot be listened on"):
+            async with served([str(tmp_path / "run")], port=taken.getsockname()[1]):
+                pass
+
+
+async def test_no_path_leads_out_of_what_is_served(tmp_path: Path) -> None:
+    ids = record_run(tmp_path / "run")
+    others = record_run(tmp_path / "other", rollouts=4)
+    secret = tmp_path / "run.txt"
+    secret.write_text("not for everybody")
+    async with asking(tmp_path / "run") as ask:
+        await ask.caught_up("exp")
+        ways = [
+            *("/../run.txt", "/..%2f..%2frun.txt", "/%2e%2e/run.txt", f"/{secret}", "/page/../../run.txt"),
+            *(f"/api/{tmp_path}/other/overview", "/api/..%2fother/overview", "/api/other/overview"),
+            *(f"/api/exp/rollouts/{others[3]}", f"/api/exp/rollouts/..%2f{ids[0]}", "/api/exp/groups/%00"),
+            *(f"/api/exp/rollouts/{ids[0]}/messages/..%2f..", f"/api/exp/rollouts/{ids[0]}/turns/x/tokens"),
+        ]
+        host, port = ask.client._base_url.host, ask.client._base_url.port  # type: ignore[union-attr]
+        for way in ways:
+            answer = await _raw(str(host), int(port or 0), way)
+            assert b"not for everybody" not in answer
+            assert answer.split()[1] in (b"404", b"400") or b"<!doctype html>" in answer.lower()
+            assert b"task-3" not in answer
+
+
+async def _raw(host: str, port: int, path: str) -> bytes:
+    """The answer to a request that no client has tidied up."""
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def test_a_run_that_is_not_there_is_said_before_anything_is_served(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFound, match="no run there"):
+        async with served([str(tmp_path / "nothing")]):
+            pass
+
+
+async def test_texts_of_any_kind_and_length_arrive_whole(tmp_path: Path) -> None:
+    texts = [
+        "<script>alert(1)</script>",
+        "javascript:alert(1)",
+        "\u202eright to left\u2066",
+        "a\u200bb",
+        "\x00\x1b[31m",
+    ]
+    long = "x" * 10_000_000
+    with rolltape.open(tmp_path / "run", name="run") as tape, tape.rollout(task_id="t") as rollout:
+        session = rollout.session()
+        turn = first_turn(session, prompt_messages=[user(text) for text in texts], reply=assistant("lone \ud800 half"))
+        next_turn(session, turn, reply=assistant(long))
+        rollout.finish(reward=1.0)
+    async with asking(tmp_path / "run") as ask:
+        await ask.caught_up("run")
+        detail = await ask.json(f"/api/run/rollouts/{rollout.id}")
+        first, second = detail["sessions"][0]["turns"]
+        assert [message["text"] for message in first["new_messages"]] == texts
+        assert first["reply"]["text"] == "lone \ufffd half"
+        assert first["flags"] == ["repaired_unicode"]
+        reply = second["reply"]
+        assert (len(reply["text"]), reply["cut"]) == (200_000, 10_000_000)
+        whole = await ask.json(f"/api/run/rollouts/{rollout.id}/messages/{reply['digest']}")
+        assert whole["message"]["content"] == long
+
+
+async def test_a_run_that_another_process_records_is_followed(tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from taped import record_run; record_run(Path(sys.argv[1]))"
+    rolltape.open(tmp_path / "run", name="exp").close()
+    async with asking(tmp_path / "run") as ask:
+        assert (await ask.caught_up("exp"))["rollouts"] == 0
+        finished(python(code, str(tmp_path / "run")))
+        await ask.until("/api/exp/overview", lambda one: one["rollouts"] == 3 and not one["pending"])
+
+
+async def test_it_ends_though_the_worker_has_more_to_tell_than_was_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_run(tmp_path / "run", rollouts=1500, turns=1)
+
+    async def deaf(watcher: Watcher, worker: asyncio.subprocess.Process) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Watcher, "_take_reports", deaf)
+    async with asyncio.timeout(60):
+        async with served([str(tmp_path / "run")]):
+            await asyncio.sleep(4)  # by then the pipe is full, and the worker waits
+
+
+async def test_a_worker_that_dies_is_started_again(tmp_path: Path) -> None:
+    record_run(tmp_path / "run")
+    async with served([str(tmp_path / "run")]) as address, aiohttp.ClientSession(address) as client:
+        ask = Asking(client)
+        await ask.caught_up("exp")
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        for child in children:
+            if b"rolltape.view.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
+                os.kill(int(child), signal.SIGKILL)
+        with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="later") as rollout:
+            first_turn(rollout.session())
+            rollout.finish(reward=1.0)
+        await ask.until("/api/exp/overview", lambda one: one["rollouts"] == 4 and not one["pending"])

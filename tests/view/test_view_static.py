@@ -1,0 +1,207 @@
+"""Pages that are written to files: whole, without a server, and without anybody's keys."""
+
+import base64
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import rolltape
+from rolltape.view import static
+from rolltape.view.masking import MASKED, Mask
+from rolltape.view.static import StaticPages
+from taped import assistant, first_turn, next_turn, record_run, user
+
+_PAGE = {
+    "index.html": (
+        "text/html",
+        b'<!doctype html><html><head><link rel="icon" href="/icon.svg"/><script defer src="/app.js"></script>'
+        b'<link rel="stylesheet" href="/app.css"></head><body><div id="app"></div></body></html>',
+    ),
+    "app.js": ("text/javascript", b'let a = "</script>\\1<!--";'),
+    "app.css": ("text/css", b"@font-face{src:url(/fonts/x.woff2)}body{color:red}"),
+}
+_KEY = "ghp_" + "Ab1" * 9
+
+
+class Blocks(HTMLParser):
+    """The scripts and links of a page, as a browser takes it apart."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.answers: dict[str, Any] = {}
+        self.programs: list[str] = []
+        self.asked: list[str] = []
+        self._open: dict[str, str | None] | None = None
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.asked += [value for name, value in attrs if name in ("src", "href") and value]
+        self._open = given if tag == "script" else None
+
+    def handle_data(self, data: str) -> None:
+        if self._open is None:
+            return
+        path = self._open.get("data-path")
+        if path is None:
+            self.programs.append(data)
+        else:
+            self.answers[path] = data if "data-base64" in self._open else json.loads(data)
+
+
+@pytest.fixture(autouse=True)
+def page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static, "page_files", lambda: _PAGE)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    with rolltape.open(tmp_path / "run", name="exp") as tape, tape.rollout(task_id="t") as rollout:
+        session = rollout.session()
+        turn = first_turn(session, reply=assistant(f"</script><script>alert(1)</script> {_KEY} \u2028"))
+        next_turn(session, turn)
+        rollout.finish(reward=float("nan"))
+    return tmp_path / "run"
+
+
+def written(run: Path, folder: Path, *rollouts: str, mask: bool = True) -> dict[str, Blocks]:
+    with StaticPages(str(run), mask=mask) as pages:
+        files = list(pages.write(folder, pages.chosen(rollouts)))
+    return {file.name: Blocks(file.read_text()) for file in files}
+
+
+def test_a_page_carries_the_answers_that_it_would_ask_for(run: Path, tmp_path: Path) -> None:
+    (rollout_id,) = (row.id for row in rolltape.read(run).index())
+    pages = written(run, tmp_path / "out")
+    assert sorted(pages) == ["index.html", f"rollout-{rollout_id}.html"]
+    own = pages[f"rollout-{rollout_id}.html"].answers
+    detail = own[f"/api/run/rollouts/{rollout_id}"]
+    assert detail["row"]["reward"] == {"$float": "nan"}
+    assert [len(one["turns"]) for one in detail["sessions"]] == [2]
+    assert own["/static"]["start"] == f"/run/rollout/{rollout_id}"
+    assert own["/static"]["files"] == {
+        "/run": "index.html",
+        f"/run/rollout/{rollout_id}": f"rollout-{rollout_id}.html",
+        f"/run/compare/{rollout_id}": f"rollout-{rollout_id}.html",
+    }
+    index = pages["index.html"].answers
+    assert [row["id"] for row in index["/api/run/rollouts"]["rows"]] == [rollout_id]
+    assert index["/api/run/overview"]["rollouts"] == 1
+    assert f"/api/run/groups/{detail['row']['group']}" in index
+
+
+def test_a_page_asks_nobody_for_anything_and_runs_no_program_but_its_own(run: Path, tmp_path: Path) -> None:
+    for name, page in written(run, tmp_path / "out").items():
+        assert page.asked == []
+        assert page.programs == ['let a = "<\\/script>\\1\\x3c!--";']
+        text = (tmp_path / "out" / name).read_text()
+        assert "<script>alert(1)" not in text
+        policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+        assert policy is not None
+        assert "default-src 'none'" in policy[1]
+        assert "unsafe" not in policy[1]
+        assert "/fonts/" not in text
+        assert str(tmp_path) not in text
+
+
+def test_keys_are_masked_and_counted_unless_told_otherwise(run: Path, tmp_path: Path) -> None:
+    with StaticPages(str(run)) as pages:
+        files = list(pages.write(tmp_path / "out", pages.chosen([])))
+        assert pages.masked == 1
+    assert all(_KEY not in file.read_text() for file in files)
+    assert any(MASKED in file.read_text() for file in files)
+    told = Blocks(files[-1].read_text()).answers["/static"]
+    assert told["masked"] == 1
+    # Without a tokenizer nobody here knows which ids spell the key, so they are not handed on either.
+    assert not any("tokens" in path for file in files for path in Blocks(file.read_text()).answers)
+    kept = written(run, tmp_path / "kept", mask=False)
+    assert any(_KEY in json.dumps(page.answers) for page in kept.values())
+    assert any("tokens" in path for page in kept.values() for path in page.answers)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"export TOKEN={_KEY}",
+        "sk-" + "proj-" + "a1B2" * 6,
+        "AKIA" + "ABCD1234" * 2,
+        "Authorization: Bearer " + "abc123" * 4,
+        '"api_key": "' + "0f1e2d3c" * 3 + '"',
+        "password=hunter2hunter2",
+        "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----",
+        "hf_" + "aB3" * 8,
+    ],
+)
+def test_what_looks_like_a_key_is_masked(text: str) -> None:
+    mask = Mask()
+    assert MASKED in mask.text(text)
+    assert mask.count == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the password is wrong, try again tomorrow",
+        "token = get_token(request)",
+        "sk-learn is short for scikit-learn",
+        "commit 0f1e2d3c4b5a69788796a5b4c3d2e1f001234567",
+        "max_tokens: 4096, temperature=0.7",
+    ],
+)
+def test_what_does_not_look_like_a_key_stays(text: str) -> None:
+    assert Mask().text(text) == text
+
+
+def test_the_rest_of_a_key_does_not_stay_where_a_fork_is_explained(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "run", name="exp") as tape, tape.rollout(task_id="t") as rollout:
+        session = rollout.session()
+        first_turn(session, reply=assistant(f"use {_KEY} then"))
+        echoed = [user("hello"), assistant(f"use {_KEY[:10]} then"), user("?")]
+        first_turn(session, prompt_messages=echoed, prompt_ids=[1, 2, 3, 9])
+        rollout.finish(reward=1.0)
+    (made,) = rolltape.read(tmp_path / "run").rollouts()
+    assert [_KEY[10:] in str(fork.text) for fork in rolltape.linearize(made).forks] == [True]
+    pages = written(tmp_path / "run", tmp_path / "out")
+    assert all(_KEY[10:] not in json.dumps(page.answers) for page in pages.values())
+
+
+def test_a_rollout_is_named_by_the_beginning_of_its_id(tmp_path: Path) -> None:
+    ids = record_run(tmp_path / "run")
+    pages = written(tmp_path / "run", tmp_path / "out", ids[1][:8])
+    assert sorted(pages) == ["index.html", f"rollout-{ids[1]}.html"]
+    with StaticPages(str(tmp_path / "run")) as named, pytest.raises(rolltape.RolltapeError, match="begins no rollout"):
+        named.chosen(["nope"])
+
+
+def test_where_the_page_is_not_built_that_is_said(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static, "page_files", lambda: {"index.html": _PAGE["index.html"]})
+    with StaticPages(str(run)) as pages, pytest.raises(rolltape.RolltapeError, match="not built"):
+        list(pages.write(tmp_path / "out", pages.chosen([])))
+
+
+def test_tokens_that_spell_a_key_are_put_out(tmp_path: Path) -> None:
+    words = ["use", _KEY[:9], _KEY[9:], "."]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="use"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with rolltape.open(tmp_path / "run", name="exp") as tape, tape.rollout(task_id="t") as rollout:
+        session = rollout.session(tokenizer=str(tmp_path / "tokenizer.json"))
+        first_turn(session, prompt_ids=[0], sampled_ids=[1, 2, 3], logprobs=[-1.0, -1.0, -1.0])
+        rollout.finish(reward=1.0)
+    pages = written(tmp_path / "run", tmp_path / "out")
+    (packed,) = [
+        base64.b64decode(answer) for page in pages.values() for path, answer in page.answers.items() if "tokens" in path
+    ]
+    size = int.from_bytes(packed[:8], "little")
+    header = msgspec.json.decode(packed[8 : 8 + size])
+    ids = next(column for column in header["columns"] if column["name"] == "ids")
+    assert np.frombuffer(packed, "<i4", 4, 8 + size + ids["offset"]).tolist() == [0, -1, -1, 3]
+    assert _KEY[:9].encode() not in packed

@@ -1,0 +1,233 @@
+/** What the server answers. Numbers that JSON has no word for come as `{"$float": "nan"}`. */
+
+export type Num = number | { $float: "nan" | "inf" | "-inf" } | null | undefined;
+export type Counts = Record<string, number>;
+
+export interface RunRow {
+  r: string;
+  name: string;
+  location: string;
+  live: boolean;
+  steps: number;
+  tasks: number;
+  rollouts: number;
+  statuses: Counts;
+  mean_reward: Num;
+  sampled_tokens: number;
+  last_activity_ns: number | null;
+  problems: number;
+}
+
+export interface Spread {
+  mean: Num;
+  std: Num;
+  min: Num;
+  max: Num;
+  quantiles: Num[]; // 10, 25, 50, 75, 90 %
+}
+
+export interface StepRow {
+  step: number;
+  rollouts: number;
+  finished: number;
+  reward: Spread | null;
+  turns_mean: Num;
+  tokens_mean: Num;
+  ledger: Counts;
+  fork_causes: Counts;
+  staleness: Counts;
+  trainer: {
+    mismatch_kl: Num;
+    max_mismatch_kl?: Num;
+    max_mismatch_at?: { rollout: string; sample: number; token: number } | null; // where the largest one is
+    entropy: Num;
+    masked_high: Num;
+    masked_low: Num;
+  } | null;
+}
+
+export interface Histogram {
+  edges: Num[];
+  counts: number[];
+}
+
+export interface Overview {
+  name: string;
+  location?: string;
+  live?: boolean;
+  rollouts?: number;
+  tasks?: number;
+  last_activity_ns?: number | null;
+  problems?: number;
+  rewards_not_finite?: number;
+  pending?: number; // rollouts whose figures are not derived yet
+  by_step: StepRow[];
+  by_time?: { at_ns: number; rollouts: number; reward: Spread | null }[];
+  reward_histogram: Histogram | null;
+  statuses: Counts;
+  stop_reasons: Counts;
+  turns_histogram: Histogram | null;
+  tokens_histogram: Histogram | null;
+  ledger: Counts;
+  fork_causes: Counts;
+  versions: string[];
+  environments: Counts;
+  agents: Counts;
+  tags: Counts;
+}
+
+export interface Row {
+  id: string;
+  try: number;
+  short: string;
+  step: number;
+  task: string | null;
+  attempt: number;
+  group: string;
+  environment: string | null;
+  agent: string | null;
+  model: string | null;
+  status: string;
+  stop_reason: string | null;
+  reason: string | null;
+  reward: Num;
+  turns: number;
+  sampled_tokens: number;
+  trained_tokens: number | null; // these three are null until they are derived
+  branches: number | null;
+  forks: number | null;
+  tags: string[];
+  filter: string | null;
+  started_ns: number | null;
+  ended_ns: number | null;
+  live: boolean;
+}
+
+export interface RowsAnswer {
+  total: number;
+  matched: number;
+  rows: Row[];
+  snapshot: number;
+  search?: { indexed: number; ended: number }; // how many of the ended rollouts a search looked through
+}
+
+export interface ToolCall {
+  id: string | null;
+  name: string;
+  arguments: unknown;
+}
+
+export interface Message {
+  role: string;
+  text: string;
+  reasoning?: string | null;
+  tool_calls?: ToolCall[] | null;
+  tool_call_id?: string | null;
+  name?: string | null;
+  raw?: unknown;
+  digest?: string | null;
+  key?: string | null;
+  cut?: number | null; // characters of the whole text, where `text` is only its beginning
+  reasoning_cut?: number | null;
+}
+
+export interface GroupAnswer {
+  group: string;
+  task: string | null;
+  step: number;
+  task_data: unknown;
+  rollouts: (Row & { messages: Message[] })[];
+  common_prefix: number;
+}
+
+export interface Turn {
+  id: string;
+  sequence: number;
+  node: string | null;
+  parent: string | null;
+  depth: number;
+  started_ns: number | null;
+  ended_ns: number | null;
+  finish: string;
+  stop_reason?: string | null;
+  prompt_tokens: number;
+  new_prompt_tokens: number;
+  sampled_tokens: number;
+  reply: Message | null;
+  new_messages: Message[];
+  kept_messages?: number | null;
+  versions: string[];
+  delivery: string;
+  flags: string[];
+  auxiliary: string | null;
+  reward: Num;
+  fates: Counts;
+  error?: string | null;
+}
+
+export interface Fork {
+  turn: string;
+  parent: string;
+  cause: string;
+  explanation: string;
+  first_difference: {
+    at_text?: number | null;
+    text: [string, string] | null;
+    at_tokens?: number | null;
+    tokens: [number[], number[]] | null;
+    token_texts?: [string[], string[]] | null;
+  } | null;
+}
+
+export interface Session {
+  id: string;
+  turns: Turn[];
+  branches: { leaf: string; turns: string[]; main: boolean }[];
+  forks: Fork[];
+  tools?: string[];
+}
+
+export interface SampleRow {
+  id: string;
+  index: number;
+  session: string;
+  tokens: number;
+  trained: number;
+  reward: Num;
+  advantage: Num;
+  loss_weight: Num;
+}
+
+export interface RolloutAnswer {
+  row: Row;
+  head: Record<string, unknown>;
+  outcome: Record<string, unknown>;
+  events: Record<string, unknown>[];
+  trace: Record<string, unknown> | null;
+  sessions: Session[];
+  samples: SampleRow[];
+  policy: string;
+  ledger: Counts;
+  tries: number[];
+  as_if_finished?: boolean; // it runs, and is shown as if it had ended now
+}
+
+export interface ComparedSpan {
+  start: number;
+  stop: number;
+  origin: string;
+  turn: string;
+  fate: string | null;
+}
+
+export interface ComparedSide {
+  policy: string;
+  ledger: Counts;
+  samples: (SampleRow & { spans?: ComparedSpan[] | null })[]; // spans of the first ones only
+}
+
+export interface CompareAnswer {
+  left: ComparedSide;
+  right: ComparedSide;
+  turns: { turn: string; sequence: number; session: string; sampled: number; left: Counts; right: Counts }[];
+}

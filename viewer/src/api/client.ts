@@ -1,0 +1,55 @@
+/** Answers by path: from the server, or from the blocks that an exported page carries. */
+
+import { embedded, isStatic } from "./embedded";
+
+export class AnswerError extends Error {
+  constructor(
+    message: string,
+    readonly status: number,
+    readonly where: string | null = null,
+  ) {
+    super(message);
+  }
+}
+
+async function failure(response: Response): Promise<AnswerError> {
+  const body: unknown = await response.json().catch(() => null);
+  const said = (body as { error?: { message?: unknown; where?: unknown } } | null)?.error;
+  const message = typeof said?.message === "string" ? said.message : `the server answered ${response.status}`;
+  return new AnswerError(message, response.status, typeof said?.where === "string" ? said.where : null);
+}
+
+async function respond(path: string, signal?: AbortSignal): Promise<Response> {
+  let response: Response;
+  try {
+    response = await fetch(path, { signal: signal ?? null, headers: { Accept: "application/json" } });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new AnswerError("the server does not answer; is `rolltape view` still running?", 0);
+  }
+  if (!response.ok) throw await failure(response);
+  return response;
+}
+
+function notExported(path: string): AnswerError {
+  return new AnswerError("not part of this export", 404, path);
+}
+
+export async function json<T>(path: string, signal?: AbortSignal): Promise<T> {
+  if (!isStatic) return (await (await respond(path, signal)).json()) as T;
+  const found = embedded(path);
+  if (found === null) throw notExported(path);
+  return JSON.parse(found.text) as T;
+}
+
+export async function bytes(path: string, signal?: AbortSignal): Promise<ArrayBuffer> {
+  if (!isStatic) return await (await respond(path, signal)).arrayBuffer();
+  const found = embedded(path);
+  if (found === null || !found.base64) throw notExported(path);
+  const raw = atob(found.text.trim());
+  return Uint8Array.from(raw, (character) => character.charCodeAt(0)).buffer;
+}
+
+export function rolloutPath(r: string, id: string, rest = ""): string {
+  return `/api/${encodeURIComponent(r)}/rollouts/${encodeURIComponent(id)}${rest}`;
+}

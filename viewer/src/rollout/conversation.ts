@@ -1,0 +1,53 @@
+/** The messages that a branch consists of, each with the turn that brought it. */
+
+import type { Message } from "../api/answers";
+import { type LaneRow, type Lanes, pathTo } from "./lanes";
+
+export interface TurnLines {
+  row: LaneRow;
+  again: Message[]; // sent again after a fork: what the reader has already seen in that place
+  changed: number; // of them came back changed
+  lines: Message[]; // what is new, and the reply
+}
+
+function same(a: Message, b: Message): boolean {
+  return a.key && b.key ? a.key === b.key : a.text === b.text && a.role === b.role;
+}
+
+/** A turn's whole conversation, its reply included. */
+function wholeOf(lanes: Lanes, row: LaneRow): Message[] {
+  const chain: LaneRow[] = [];
+  for (let at: LaneRow | undefined = row; at; at = lanes.byTurn.get(at.turn.parent ?? "")) chain.push(at);
+  let whole: Message[] = [];
+  for (const { turn } of chain.reverse()) {
+    whole = [...whole.slice(0, turn.kept_messages ?? whole.length), ...turn.new_messages, ...(turn.reply ? [turn.reply] : [])];
+  }
+  return whole;
+}
+
+/** By turn, so that a transcript can show where each prompt began. */
+export function conversationOf(lanes: Lanes, leaf: LaneRow | null): TurnLines[] {
+  const blocks: TurnLines[] = [];
+  let read: Message[] = [];
+  for (const row of pathTo(leaf)) {
+    const { turn } = row;
+    const reply = turn.reply ? [turn.reply] : [];
+    if (row.before === null || turn.parent === row.before.turn.id) {
+      read = [...(row.before === null ? [] : read.slice(0, turn.kept_messages ?? read.length)), ...turn.new_messages, ...reply];
+      blocks.push({ row, again: [], changed: 0, lines: [...turn.new_messages, ...reply] });
+      continue;
+    }
+    const whole = wholeOf(lanes, row);
+    const start = whole.length - reply.length - turn.new_messages.length;
+    let told = 0, changed = 0;
+    for (const message of turn.new_messages) {
+      const known = read[start + told];
+      if (!known || known.role !== message.role || (!same(known, message) && message.role !== "assistant")) break;
+      if (!same(known, message)) changed += 1;
+      told += 1;
+    }
+    blocks.push({ row, again: turn.new_messages.slice(0, told), changed, lines: [...turn.new_messages.slice(told), ...reply] });
+    read = whole;
+  }
+  return blocks;
+}

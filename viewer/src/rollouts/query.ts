@@ -1,0 +1,71 @@
+/** What the table asks for: filters and order as they stand in the address. */
+
+import type { Row, RowsAnswer } from "../api/answers";
+import { json } from "../api/client";
+import { isStatic } from "../api/embedded";
+import { float } from "../format";
+
+export const FILTERS = [
+  "status", "stop_reason", "task", "environment", "agent", "tag", "step", "group",
+  "min_reward", "max_reward", "min_tokens", "max_tokens", "min_forks", "filtered", "q",
+] as const;
+export type Filter = (typeof FILTERS)[number];
+
+export const FILTER_WORDS: Record<Filter, string> = {
+  status: "status", stop_reason: "stop reason", task: "task", environment: "environment", agent: "agent", tag: "tag",
+  step: "step", group: "group", min_reward: "reward ≥", max_reward: "reward ≤", min_tokens: "tokens ≥",
+  max_tokens: "tokens ≤", min_forks: "forks ≥", filtered: "kept out of training", q: "says",
+};
+
+/** Only what the server knows, in a steady order: two equal views have one address. */
+export function tableQuery(address: URLSearchParams): URLSearchParams {
+  const kept = new URLSearchParams();
+  for (const name of [...FILTERS, "sort"]) {
+    const value = address.get(name);
+    if (value) kept.set(name, value);
+  }
+  return kept;
+}
+
+export async function rowsOf(r: string, query: string, offset: number, limit: number, signal?: AbortSignal): Promise<RowsAnswer> {
+  const path = `/api/${encodeURIComponent(r)}/rollouts`;
+  if (isStatic) return chosenRows(await json<RowsAnswer>(path), new URLSearchParams(query), offset, limit);
+  return await json<RowsAnswer>(`${path}?${query}${query ? "&" : ""}offset=${offset}&limit=${limit}`, signal);
+}
+
+const SORT_BY: Record<string, (row: Row) => number | string | null> = {
+  reward: (row) => float(row.reward), started: (row) => row.started_ns, turns: (row) => row.turns,
+  tokens: (row) => row.sampled_tokens, forks: (row) => row.forks, task: (row) => row.task, status: (row) => row.status,
+  step: (row) => row.step, attempt: (row) => row.attempt,
+};
+
+function passes(row: Row, query: URLSearchParams): boolean {
+  const is = (name: string, value: string | number | null) => !query.has(name) || query.get(name) === String(value);
+  const limit = (name: string) => (query.has(name) ? Number(query.get(name)) : null);
+  const atLeast = (name: string, value: number | null) => limit(name) === null || (value !== null && value >= (limit(name) ?? 0));
+  const atMost = (name: string, value: number | null) => limit(name) === null || (value !== null && value <= (limit(name) ?? 0));
+  return (
+    is("status", row.status) && is("stop_reason", row.stop_reason) && is("task", row.task) && is("group", row.group) &&
+    is("environment", row.environment) && is("agent", row.agent) && is("step", row.step) &&
+    (!query.has("tag") || row.tags.includes(query.get("tag") ?? "")) &&
+    (!query.has("filtered") || (query.get("filtered") === "yes") === (row.filter !== null)) &&
+    atLeast("min_reward", float(row.reward)) && atMost("max_reward", float(row.reward)) &&
+    atLeast("min_tokens", row.sampled_tokens) && atMost("max_tokens", row.sampled_tokens) && atLeast("min_forks", row.forks)
+  );
+}
+
+/** What the server would answer, over the rows that an exported page carries. */
+export function chosenRows(all: RowsAnswer, query: URLSearchParams, offset: number, limit: number): RowsAnswer {
+  const rows = all.rows.filter((row) => passes(row, query));
+  const sort = query.get("sort") ?? "";
+  const by = SORT_BY[sort.replace(/^-/, "")];
+  if (by) {
+    const sign = sort.startsWith("-") ? -1 : 1;
+    rows.sort((a, b) => {
+      const x = by(a), y = by(b);
+      if (x === null || y === null) return x === y ? 0 : x === null ? 1 : -1; // those without come last either way
+      return x < y ? -sign : x > y ? sign : 0;
+    });
+  }
+  return { ...all, matched: rows.length, rows: rows.slice(offset, offset + limit) };
+}

@@ -1,0 +1,135 @@
+/** Where the page is: the address bar's path, or the part after # in an exported page. */
+
+import { isStatic, staticPage } from "./api/embedded";
+
+export type Place =
+  | { view: "runs" }
+  | { view: "run"; r: string }
+  | { view: "rollouts"; r: string }
+  | { view: "group"; r: string; group: string }
+  | { view: "rollout"; r: string; id: string; turn: string | null }
+  | { view: "tokens"; r: string; id: string; sample: number | null; turn: string | null; token: number | null }
+  | { view: "compare"; r: string; id: string }
+  | { view: "nowhere"; path: string };
+
+function address(): { path: string; query: string } {
+  if (!isStatic) return { path: location.pathname, query: location.search.slice(1) };
+  const whole = location.hash.slice(1) || staticPage?.start || "/";
+  const cut = whole.indexOf("?");
+  return cut < 0 ? { path: whole, query: "" } : { path: whole.slice(0, cut), query: whole.slice(cut + 1) };
+}
+
+const here = $state(address());
+
+function natural(text: string | undefined): number | null {
+  return text !== undefined && /^\d+$/.test(text) ? Number(text) : null;
+}
+
+function decoded(part: string): string {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
+export function placeOf(path: string): Place {
+  const [r, kind, id, ...rest] = path.split("/").filter(Boolean).map(decoded);
+  if (r === undefined) return { view: "runs" };
+  if (kind === undefined) return { view: "run", r };
+  if (kind === "rollouts" && id === undefined) return { view: "rollouts", r };
+  if (kind === "group" && id !== undefined && !rest.length) return { view: "group", r, group: id };
+  if (kind === "compare" && id !== undefined && !rest.length) return { view: "compare", r, id };
+  if (kind === "rollout" && id !== undefined) {
+    const [what, which, ...more] = rest;
+    if (what === undefined) return { view: "rollout", r, id, turn: null };
+    if (what === "turn" && which !== undefined && !more.length) return { view: "rollout", r, id, turn: which };
+    if (what === "tokens" && which === "turn" && more[0] !== undefined) {
+      return { view: "tokens", r, id, sample: null, turn: more[0], token: natural(more[1]) };
+    }
+    if (what === "tokens" && natural(which ?? "0") !== null) {
+      return { view: "tokens", r, id, sample: natural(which ?? "0"), turn: null, token: natural(more[0]) };
+    }
+  }
+  return { view: "nowhere", path };
+}
+
+const place = $derived(placeOf(here.path));
+const query = $derived(new URLSearchParams(here.query));
+
+export const route = {
+  get place(): Place {
+    return place;
+  },
+  get path(): string {
+    return here.path;
+  },
+  get query(): URLSearchParams {
+    return query;
+  },
+};
+
+function follow(): void {
+  Object.assign(here, address());
+}
+
+addEventListener("popstate", follow);
+addEventListener("hashchange", follow);
+
+/** The file of an exported page that shows a path: the one with the longest matching start. */
+function fileOf(path: string): string | null {
+  const bare = path.split("?")[0] ?? path;
+  const starts = Object.keys(staticPage?.files ?? {}).filter((start) => bare === start || bare.startsWith(`${start}/`));
+  const longest = starts.sort((a, b) => b.length - a.length)[0];
+  return longest === undefined ? null : (staticPage?.files[longest] ?? null);
+}
+
+function thisFile(): string {
+  return decoded(location.pathname.split("/").pop() ?? "");
+}
+
+/** The address of a path, as a link wants it. */
+export function href(path: string): string {
+  if (!isStatic) return path;
+  const file = fileOf(path);
+  return file === null || file === thisFile() ? `#${path}` : `${encodeURI(file)}#${path}`;
+}
+
+export function go(path: string, how: { replace?: boolean } = {}): void {
+  const target = href(path);
+  if (isStatic && !target.startsWith("#")) {
+    location.href = target;
+    return;
+  }
+  if (how.replace) history.replaceState(null, "", target);
+  else history.pushState(null, "", target);
+  follow();
+  if (!how.replace) scrollTo(0, 0);
+}
+
+/** Follow links inside the page without loading it again. */
+export function followLinks(event: MouseEvent): void {
+  if (event.defaultPrevented || event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
+  const link = (event.target as Element | null)?.closest("a");
+  const to = link?.getAttribute("href");
+  if (!link || !to || link.target || link.hasAttribute("download") || isStatic || !to.startsWith("/") || to.startsWith("/api/")) return;
+  event.preventDefault();
+  go(to);
+}
+
+const part = encodeURIComponent;
+export const paths = {
+  run: (r: string) => `/${part(r)}`,
+  rollouts: (r: string, filter: Record<string, string> = {}) => {
+    const said = new URLSearchParams(filter).toString();
+    return `/${part(r)}/rollouts${said ? `?${said}` : ""}`;
+  },
+  group: (r: string, group: string) => `/${part(r)}/group/${part(group)}`,
+  rollout: (r: string, id: string) => `/${part(r)}/rollout/${part(id)}`,
+  turn: (r: string, id: string, turn: string) => `/${part(r)}/rollout/${part(id)}/turn/${part(turn)}`,
+  tokens: (r: string, id: string, sample: number, token?: number) =>
+    `/${part(r)}/rollout/${part(id)}/tokens/${sample}${token === undefined ? "" : `/${token}`}`,
+  turnTokens: (r: string, id: string, turn: string, token?: number) =>
+    `/${part(r)}/rollout/${part(id)}/tokens/turn/${part(turn)}${token === undefined ? "" : `/${token}`}`,
+  compare: (r: string, id: string) => `/${part(r)}/compare/${part(id)}`,
+};

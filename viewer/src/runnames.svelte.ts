@@ -1,0 +1,23 @@
+/** The names of the served runs by their short name, for titles. */
+
+import type { RunRow } from "./api/answers";
+import { json } from "./api/client";
+import { staticPage } from "./api/embedded";
+
+const names = $state<Record<string, string>>({});
+let asked = false;
+
+export function runName(r: string): string {
+  if (!asked) {
+    asked = true;
+    json<{ runs: RunRow[] }>("/api/runs").then(
+      (answer) => rememberNames(answer.runs),
+      () => undefined, // the view itself says what is wrong
+    );
+  }
+  return names[r] ?? staticPage?.name ?? r;
+}
+
+export function rememberNames(runs: RunRow[]): void {
+  for (const run of runs) names[run.r] = run.name;
+}

@@ -1,0 +1,51 @@
+/** Light, dark, or as the system says; remembered in this browser. */
+
+export type Theme = "system" | "light" | "dark";
+const KEY = "rolltape-theme";
+
+function remembered(): Theme {
+  try {
+    const said = localStorage.getItem(KEY);
+    return said === "light" || said === "dark" ? said : "system";
+  } catch {
+    return "system"; // a page opened from a file may have no storage
+  }
+}
+
+const system = matchMedia("(prefers-color-scheme: dark)");
+const state = $state({ chosen: remembered(), systemDark: system.matches });
+system.addEventListener("change", (event) => (state.systemDark = event.matches));
+
+function apply(): void {
+  if (state.chosen === "system") delete document.documentElement.dataset["theme"];
+  else document.documentElement.dataset["theme"] = state.chosen;
+}
+apply();
+
+export const theme = {
+  get chosen(): Theme {
+    return state.chosen;
+  },
+  get dark(): boolean {
+    return state.chosen === "dark" || (state.chosen === "system" && state.systemDark);
+  },
+  choose(next: Theme): void {
+    state.chosen = next;
+    apply();
+    try {
+      localStorage.setItem(KEY, next);
+    } catch {
+      // It holds until the page is closed.
+    }
+  },
+};
+
+/** A colour of the theme as it is now; canvases need it, and ask again when `theme.dark` changes. */
+export function colour(name: string): string {
+  const probe = document.createElement("i");
+  probe.style.color = `var(${name})`;
+  document.body.append(probe);
+  const value = getComputedStyle(probe).color;
+  probe.remove();
+  return value;
+}
