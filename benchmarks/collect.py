@@ -68,7 +68,7 @@ def _resume_figures(folder: Path) -> Iterable[Figure]:
         count = make(run, settings)
         found = _apart("resume", source, run)
         note = f"{1e3 * found['known_s']:.0f} ms against {1e3 * found['floor_s']:.0f} ms for {count:,} ids alone"
-        yield Figure(f"{name}: what is done / their ids read", found["known_s"] / found["floor_s"], "×", 3, note=note)
+        yield Figure(f"{name}: what is done / their ids read", found["known_s"] / found["floor_s"], "×", 4, note=note)
         note = "an id hashed and looked up for each attempt"
         yield Figure(f"{name}: finding nothing left to do", found["plan_s"], "s", note=note)
         yield Figure(f"{name}: memory for it", found["grown_mb"], "MB", 60)

@@ -62,6 +62,7 @@ async def _attempts(engine: str, source: str, run: str) -> dict[str, float]:
         model=str(shipped_model()),
         max_concurrent=IN_FLIGHT,
         group_size=GROUP,
+        with_fates=True,  # as the command has it
     )
     seen = {"turns": 0.0, "rollouts": 0.0, "failed": 0.0, "early_mb": 0.0}
     clocks: list[tuple[float, float]] = []

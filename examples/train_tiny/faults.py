@@ -23,8 +23,8 @@ class Fault(enum.StrEnum):
     VERSIONS_SWAPPED = "versions-swapped"  # tokens name the version before the one that sampled them, and vice versa
 
 
-def spoiled(samples: Sequence[Sample], fault: Fault | None, versions: tuple[str, str]) -> list[Sample]:
-    """Samples with a fault in them; `versions` are the last two."""
+def spoiled(samples: Sequence[Sample], fault: Fault | None, versions: Sequence[str]) -> list[Sample]:
+    """Samples with a fault in them; `versions` are the last two, or the only one."""
     match fault:
         case Fault.MASK_SHIFTED:
             return [_with_shifted_mask(sample) for sample in samples]
@@ -76,7 +76,7 @@ def _retokenized(sample: Sample) -> Sample:
     )
 
 
-def _with_swapped_versions(sample: Sample, versions: tuple[str, str]) -> Sample:
+def _with_swapped_versions(sample: Sample, versions: Sequence[str]) -> Sample:
     swapped = dict(zip(versions, versions[::-1], strict=True))
     names = tuple((swapped.get(first, first), swapped.get(last, last)) for first, last in sample.versions)
     return msgspec.structs.replace(sample, versions=names)

@@ -71,10 +71,10 @@ class Proof:
         if float(distance_bl.max()) > self.worst:
             self.worst = float(distance_bl.max())
             row, place = divmod(int(distance_bl.argmax()), distance_bl.shape[1])
-            inference, own = batch.inference_logprobs_bl[row, place], logprobs_bl[row, place]
+            sample, inference = batch.samples[row], float(batch.inference_logprobs_bl[row, place])
             self._worst_at = (
-                f"at worst token {place} of sample {batch.samples[row].id}: logprob {inference:.4f} by the engine, "
-                f"{own:.4f} by weights {version}"
+                f"at worst token {place} of sample {sample.index} of rollout {sample.rollout[:8]}: "
+                f"logprob {inference:.4f} by the engine, {float(logprobs_bl[row, place]):.4f} by weights {version}"
             )
 
 

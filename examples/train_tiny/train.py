@@ -85,7 +85,7 @@ class Training:
     async def learn(self, step: int, groups: Sequence[rolltape.Group], fault: Fault | None = None) -> Proof:
         """Train on groups, and hand the new weights over; with a fault in the samples a ProofError, and no change."""
         recipe = self.trainer.recipe
-        samples = spoiled(trained_on(groups), fault, (str(step - 1), str(step)))
+        samples = spoiled(trained_on(groups), fault, self.trainer.versions)
         temperature = spoiled_temperature(recipe.temperature, fault)
         proof = Proof(step, str(step), samples, groups)
         await asyncio.to_thread(self.trainer.update, step, samples, temperature, proof)

@@ -37,6 +37,11 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=0.0)
         self._kept: dict[str, Mapping[str, Tensor]] = {}
 
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """The last two versions, or the only one; the last are the weights that it has."""
+        return tuple(self._kept)
+
     def keep(self, version: str) -> None:
         """Keep the weights as they are now, and those from before, by the versions that the engine knows them by."""
         weights = {name: weight.clone() for name, weight in self.model.state_dict().items()}

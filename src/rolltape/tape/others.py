@@ -1,6 +1,7 @@
 """The journals of a run's other writers, asked while these write them."""
 
 import contextlib
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -15,21 +16,28 @@ class OtherJournals:
         self._directory = directory
         self._own = own
         self._connections: dict[Path, sqlite3.Connection] = {}
-        self._still: list[Path] | None = None
+        self._paths: list[Path] = []
+        self._names: set[str] = set()
+        self._is_still = False
 
     def paths(self) -> list[Path]:
         """Those that there are now."""
-        if self._still is not None:
-            return self._still
-        others = [path for path in self._directory.journal_paths() if path != self._own]
-        for removed in self._connections.keys() - set(others):
-            self._connections.pop(removed).close()
-        return others
+        if self._is_still:
+            return self._paths
+        # By name, and not as paths each time: they are looked for with every rollout, and seldom others than before.
+        with os.scandir(self._directory.journals) as found:
+            names = {one.name for one in found if one.name.endswith(".sqlite") and one.name != self._own.name}
+        if names != self._names:
+            self._names, self._paths = names, [self._directory.journals / name for name in sorted(names)]
+            for removed in self._connections.keys() - set(self._paths):
+                self._connections.pop(removed).close()
+        return self._paths
 
     def hold_still(self, still: bool) -> None:
         """Look for new ones no more, or again."""
-        self._still = None
-        self._still = self.paths() if still else None
+        if still:
+            self.paths()
+        self._is_still = still
 
     def asked(self, path: Path, query: str, *values: str | int) -> list[Any]:
         """The rows of one; none of one that cannot be read."""
