@@ -85,7 +85,7 @@ async def test_a_turn_in_flight_and_a_pause_show(run: Path) -> None:
 async def test_the_command_shows_the_figures_within_the_terminal(
     run: Path, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(screen, "_terminal_width", lambda: columns)
+    monkeypatch.setattr(screen, "terminal_width", lambda: columns)
     engine = scripted([*_script(), "last"])
     engine.mishaps |= dict.fromkeys(range(4, 7), Mishap.ERROR_500)
     async with rig(run, engine) as it:
