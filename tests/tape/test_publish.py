@@ -10,8 +10,10 @@ import pytest
 
 import rolltape
 from rolltape.records.rollout import Status
+from rolltape.tape.journalfile import JournalSource
 from rolltape.tape.places import Place
 from rolltape.tape.publish import Publisher, publish_left
+from rolltape.tape.recorder import RolloutRecorder, SessionRecorder
 from rolltape.tape.rundir import RunDirectory
 from rolltape.tape.seal import make_run, written
 from rolltape.tape.tape import Tape, open_tape
@@ -184,3 +186,31 @@ def test_a_try_that_ended_elsewhere_counts_before_the_same_one_that_a_node_lost(
     publish_left(RunDirectory.opened(tmp_path / "away"), place)
     (row,) = rolltape.read(place.url).index()
     assert (row.outcome.status, row.outcome.reward, row.turns) == (Status.FINISHED, 1.0, 2)
+
+
+def test_a_session_begun_before_that_of_an_older_rollout_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_tape(tmp_path / "node", "run") as tape:
+        place = shared(tmp_path, tape)
+        publisher = Publisher(tape, place)
+        older = tape.rollout(task_id="older")
+        begun: list[tuple[RolloutRecorder, SessionRecorder]] = []
+
+        def rows(source: JournalSource, columns: str, table: str, *what: Any) -> Iterator[tuple[Any, ...]]:
+            if table == "sessions" and not begun:
+                younger = tape.rollout(task_id="younger")
+                begun.append((younger, younger.session()))
+                first_turn(older.session())
+            return read_rows(source, columns, table, *what)
+
+        read_rows = JournalSource._rows
+        monkeypatch.setattr(JournalSource, "_rows", rows)
+        assert publisher.publish() == frozenset()
+        older.finish(reward=0.0)
+        ((younger, session),) = begun
+        first_turn(session)
+        younger.finish(reward=1.0)
+        assert len(publisher.publish()) == 2
+        assert [row.turns for row in rolltape.read(place.url).index()] == [1, 1]
+        assert [len(rollout.turns) for rollout in rolltape.read(place.url).rollouts()] == [1, 1]

@@ -208,8 +208,15 @@ class JournalSource:
         self._check_count("events", expected)
         return found
 
+    def read_sessions(self) -> None:
+        """Take note of the sessions that there are now."""
+        _ = self._sessions
+
     def since(self, waiting: Collection[Key], event: int) -> Since:
-        """From where to read it the next time, if of the rollouts read now only these still matter."""
+        """From where to read it the next time, if of the rollouts read now only these still matter.
+
+        For a journal that is being written the sessions must have been read before the rollouts.
+        """
         rollouts = {self._pk_of[key] for key in waiting}
         sessions = {pk: [session for session, _, _ in self._sessions.get(pk, [])] for pk in rollouts}
         # A session has its key before its row is written: as long as a rollout has none, an earlier one may come.

@@ -31,8 +31,10 @@ class Publisher:
     def publish(self) -> frozenset[Key]:
         """Write what has ended since the last time; those rollouts. What cannot be written is tried again then."""
         with contextlib.closing(JournalSource(self._path, self._since)) as source:
-            # Events first: a rollout that ends meanwhile then counts as running, and is for the next time.
+            # Events first: a rollout that ends meanwhile then counts as running, and is for the next time. Sessions
+            # before rollouts: then each of them is of a rollout that is read, also if it began meanwhile.
             events = {stored.sequence: stored for stored in source.events()}
+            source.read_sessions()
             ended = _ended(events.values()) | self._rollouts
             listed = {held.key: held for held in source.listing()}
             running = listed.keys() - ended
@@ -46,9 +48,7 @@ class Publisher:
                 pass
             done = self._events | said.keys()
             first_event = next((sequence for sequence in events if sequence not in done), _after(events, self._since))
-            since = source.since(running, first_event)
-            # Sessions are read after rollouts: with none running, the last of them may be of one that began meanwhile.
-            self._since = since if running else since._replace(session=self._since.session)
+            self._since = source.since(running, first_event)
             self._events = {sequence for sequence in done if sequence >= first_event}
             self._rollouts = {key for key in listed if key not in running}
             return frozenset(fresh)
