@@ -35,7 +35,7 @@ $(BIN)/python:
 setup: .venv/.installed-dev
 
 demo: .venv/.installed
-	@$(BIN)/python examples/demo.py
+	@$(BIN)/python -m examples.demo
 
 # The tests run real agents, which npm brings; without it they are skipped, in CI they fail.
 npm:

@@ -1,22 +1,28 @@
 """Collect three environments with the model that ships with Rolltape, and look at what was recorded.
 
-It needs no GPU, no download and no account, and prints each command as it could be typed.
+It needs no GPU, no download and no account, and prints each command as it could be typed. `python -m examples.demo`,
+where the tasks and the functions that they name are found.
 """
 
 import argparse
+import asyncio
 import os
 import shlex
 import shutil
+import signal
 import sys
 import textwrap
 from pathlib import Path
 
+import aiohttp
+
 import rolltape
+from examples.rescoring import rescore
 from rolltape.cli import run as rolltape_command
 from rolltape.records.rollout import Rollout
 from rolltape.tree import forks_of, tree_of
+from rolltape.view.serve import served
 
-ROOT = Path(__file__).parents[1]
 PLACE = Path("runs/demo")  # belongs to the demo, which begins anew there
 
 
@@ -60,12 +66,27 @@ def make_room(path: Path) -> None:
     shutil.rmtree(path)
 
 
+async def serve_page(path: Path, *, stay: bool) -> None:
+    """Serve the page over a run and see that it answers; until Ctrl-C, if it is to stay."""
+    async with served([str(path)]) as address:
+        async with aiohttp.ClientSession(raise_for_status=True) as client:
+            for place in ("", "api/runs"):
+                await (await client.get(address + place)).read()
+        print(f"\n{address}", flush=True)
+        if not stay:
+            print("It answers. Nobody is at the keyboard, so it ends here.")
+            return
+        print("Open it in a browser. Ctrl-C ends it.", flush=True)
+        told = asyncio.Event()
+        for name in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(name, told.set)
+        await told.wait()
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("run", nargs="?", type=Path, default=PLACE, help=f"where to (default: {PLACE})")
-    path = arguments.parse_args().run.absolute()
-    os.chdir(ROOT)  # where the functions that the tasks name are found
-    path = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    path = arguments.parse_args().run
     make_room(path)
 
     heading("Questions with a known answer", "Each task is attempted six times; a checker rewards the last number.")
@@ -92,6 +113,15 @@ def main() -> None:
     shell("ledger", path, "--policy", "keep-head")
     heading("A check", "Everything that must hold is verified token by token.")
     shell("check", path)
+    heading(
+        "A second opinion",
+        "A trainer that holds the weights in bfloat16 finds other probabilities than the\n"
+        "engine that sampled. All samples are scored so, and written as token records.",
+    )
+    print(f"\n{rescore(path)} samples scored by the model with its weights rounded to bfloat16")
+    shell("tokens", path, "worst", "--limit", 3)
+    heading("The page", f"All of this in a browser; `rolltape view {path}` brings it back.")
+    asyncio.run(serve_page(path, stay=sys.stdin.isatty() and sys.stdout.isatty() and not os.environ.get("CI")))
 
 
 if __name__ == "__main__":

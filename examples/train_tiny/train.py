@@ -3,7 +3,9 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,13 +59,20 @@ class Training:
     """A gateway before an engine, a tape, and a trainer whose weights the engine gets."""
 
     def __init__(
-        self, seed: int, tape: Tape, gateway: rolltape.Gateway, engine: EmbeddedEngine, trainer: Trainer
+        self,
+        seed: int,
+        tape: Tape,
+        gateway: rolltape.Gateway,
+        engine: EmbeddedEngine,
+        trainer: Trainer,
+        thread: ThreadPoolExecutor,
     ) -> None:
         self.trainer = trainer
         self._seed = seed
         self._tape = tape
         self._gateway = gateway
         self._engine = engine
+        self._thread = thread
 
     async def collect(self, step: int) -> list[rolltape.Group]:
         """The groups of a step, taken as they complete."""
@@ -88,7 +97,8 @@ class Training:
         samples = spoiled(trained_on(groups), fault, self.trainer.versions)
         temperature = spoiled_temperature(recipe.temperature, fault)
         proof = Proof(step, str(step), samples, groups)
-        await asyncio.to_thread(self.trainer.update, step, samples, temperature, proof)
+        learning = partial(self.trainer.update, step, samples, temperature, proof)
+        await asyncio.get_running_loop().run_in_executor(self._thread, learning)
         self.trainer.keep(str(step + 1))
         weights = self._tape.directory.path / "weights"
         await hand_over(self.trainer.model, self._gateway, self._engine, weights, str(step + 1))
@@ -102,12 +112,14 @@ async def training(run: Path, seed: int, recipe: Recipe) -> AsyncIterator[Traini
     with (
         rolltape.open(run, name=f"train-tiny-{seed}") as tape,
         TokenExporter(run, rank=0, world_size=1, loss=recipe.clip) as exporter,
+        # One thread learns throughout: what a thread has freed, the allocator keeps for that thread.
+        ThreadPoolExecutor(1) as thread,
     ):
         trainer = Trainer(load_model(), recipe, exporter)
         trainer.keep("0")
         served = InProcessEngine(engine, model="tiny")
         async with rolltape.Gateway(engine=served, model=shipped_model(), tape=tape) as gateway:
-            yield Training(seed, tape, gateway, engine, trainer)
+            yield Training(seed, tape, gateway, engine, trainer, thread)
 
 
 def trained_on(groups: Sequence[rolltape.Group]) -> list[Sample]:

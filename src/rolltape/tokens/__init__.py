@@ -10,12 +10,15 @@ if TYPE_CHECKING:
     from rolltape.tokens.exporter import TokenExporter
     from rolltape.tokens.reading import read_tokens, records_of
     from rolltape.tokens.report import ExportReport
+    from rolltape.tokens.writing import scored, write_tokens
 
 _HOMES = {
     "ExportReport": "rolltape.tokens.report",
     "TokenExporter": "rolltape.tokens.exporter",
     "read_tokens": "rolltape.tokens.reading",
     "records_of": "rolltape.tokens.reading",
+    "scored": "rolltape.tokens.writing",
+    "write_tokens": "rolltape.tokens.writing",
 }
 
 __all__ = [
@@ -31,7 +34,9 @@ __all__ = [
     "loss_of",
     "read_tokens",
     "records_of",
+    "scored",
     "steps_of",
+    "write_tokens",
 ]
 
 

@@ -1,0 +1,93 @@
+"""Token records without a trainer's tensors."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import rolltape
+from rolltape.errors import MisalignedError, RecordError
+from rolltape.records.sample import Sample
+from rolltape.tokens import read_tokens, scored, steps_of, write_tokens
+from taped import record_run
+from token_batches import exported, packed, sequence_columns
+
+_DERIVED = ("log_ratio", "ratio", "mismatch_kl", "prob_delta")
+
+
+def samples_in(run: Path) -> list[Sample]:
+    record_run(run)
+    return [sample for rollout in rolltape.read(run).rollouts() for sample in rolltape.linearize(rollout).samples()]
+
+
+def theirs(sample: Sample) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """Logprobs a little below the engine's; of the first id there is none."""
+    given = np.where(np.isnan(sample.logprobs), -1.5, sample.logprobs - 0.25).astype(np.float32)
+    given[0] = np.nan
+    return given
+
+
+def test_a_scored_sample_says_where_it_came_from_and_how_far_the_two_are_apart(tmp_path: Path) -> None:
+    (sample, *_) = samples_in(tmp_path / "run")
+    record = scored(sample, theirs(sample))
+    assert (record.sample, record.rollout, record.group, record.reward) == (
+        sample.id,
+        sample.rollout,
+        sample.group,
+        sample.reward,
+    )
+    np.testing.assert_array_equal(record.trained_mask, sample.trained_mask)
+    assert record.mismatch_kl is not None
+    trained = record.mismatch_kl[sample.trained_mask]
+    np.testing.assert_allclose(trained, np.exp(-0.25) - 1 + 0.25, rtol=1e-5)
+
+
+def test_what_is_derived_is_what_the_exporter_derives(tmp_path: Path) -> None:
+    samples = samples_in(tmp_path / "run")
+    record = scored(samples[0], theirs(samples[0]))
+    columns = {
+        **sequence_columns(len(record), 0, record.trained_mask.tolist()),
+        "ids": torch.tensor(record.ids.tolist()),
+        "inference_logprobs": torch.from_numpy(record.inference_logprobs),
+        "trainer_logprobs": torch.from_numpy(record.trainer_logprobs),
+    }
+    exported(tmp_path / "other", packed([columns]))
+    (other,) = read_tokens(tmp_path / "other")
+    for name in _DERIVED:
+        np.testing.assert_allclose(record.columns()[name], other.columns()[name], rtol=1e-6, atol=1e-7)
+
+
+def test_written_records_are_a_stable_step_and_read_as_they_were(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    made = [scored(sample, theirs(sample)) for sample in samples_in(run)]
+    assert write_tokens(run, 3, made) == len(made) > 1
+    (step,) = steps_of(run)
+    assert (step.step, step.stable) == (3, True)
+    held = list(read_tokens(run))
+    assert [record.place for record in held] == [f"3.0.{place}" for place in range(len(made))]
+    for wrote, read in zip(made, held, strict=True):
+        assert (wrote.sample, wrote.versions, wrote.reward) == (read.sample, read.versions, read.reward)
+        assert wrote.columns().keys() == read.columns().keys()
+        for name, values in wrote.columns().items():
+            np.testing.assert_array_equal(values, read.columns()[name])
+
+
+def test_writing_a_step_again_replaces_it_and_an_empty_one_is_written_too(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    made = [scored(sample, theirs(sample)) for sample in samples_in(run)]
+    write_tokens(run, 3, made)
+    write_tokens(run, 3, made[:1])
+    assert len(list(read_tokens(run))) == 1
+    assert write_tokens(run, 3, []) == 0
+    assert steps_of(run)[0].stable
+    assert list(read_tokens(run)) == []
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    (sample, *_) = samples_in(tmp_path / "run")
+    with pytest.raises(MisalignedError, match=rf"{len(sample.ids)} ids, but logprobs of the shape \(3,\)"):
+        scored(sample, [-1.0, -2.0, -3.0])
+    with pytest.raises(RecordError, match="written to a path, not to a URL"):
+        write_tokens("memory://run", 0, [])
+    assert steps_of(tmp_path / "run") == []
