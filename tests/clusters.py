@@ -54,7 +54,17 @@ def cluster_at(folder: Path) -> Iterator[Nodes]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     disks = folder / "disks"
     disks.mkdir()
-    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 80_000_000}
+    head = {
+        "num_cpus": 0,
+        "include_dashboard": False,
+        "object_store_memory": 80_000_000,
+        # A node that is gone refuses connections at once; one that is slow has three times this timeout.
+        "_system_config": {
+            "health_check_period_ms": 1_000,
+            "health_check_timeout_ms": 10_000,
+            "health_check_failure_threshold": 3,
+        },
+    }
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         yield Nodes(cluster, disks)
