@@ -18,7 +18,15 @@ def samples_in(run: Path) -> list[Sample]:
     return [sample for rollout in tape.rollouts() for sample in rolltape.linearize(rollout).samples(advantage=1.0)]
 
 
-def trained_on(run: Path, step: int = 1, *, shift: float = 0.1, world_size: int = 1, **changes: Any) -> list[Sample]:
+def trained_on(
+    run: Path,
+    step: int = 1,
+    *,
+    shift: float = 0.1,
+    world_size: int = 1,
+    entropy: torch.Tensor | None = None,
+    **changes: Any,
+) -> list[Sample]:
     """Export the run's samples as a trainer would that gives every token more than the engine did."""
     samples = samples_in(run)
     inference = torch.cat([torch.from_numpy(sample.logprobs) for sample in samples])
@@ -36,7 +44,8 @@ def trained_on(run: Path, step: int = 1, *, shift: float = 0.1, world_size: int 
     moved[3] = float("nan")
     moved[-1] = 1.0
     with TokenExporter(run, rank=0, world_size=world_size, loss=Dppo(mask_high=0.3)) as exporter:
-        exporter.export(step, 0, batch, {"logprobs": inference + moved, "entropy": torch.ones(len(inference))})
+        entropy = torch.ones(len(inference)) if entropy is None else entropy
+        exporter.export(step, 0, batch, {"logprobs": inference + moved, "entropy": entropy})
         exporter.mark_stable(step)
     return samples
 
@@ -97,6 +106,47 @@ def test_a_record_is_shown_with_any_column(by_sample: bool, cli: Cli, run: Path)
     (row,) = rows(cli("tokens", run, "show", name, "--column", "masked", "--json"))
     assert row["ids"] == samples[1].ids.tolist()
     assert row["masked"] == [False] * 7
+
+
+def test_a_record_is_found_by_its_sample_as_lists_have_it(cli: Cli, run: Path) -> None:
+    samples = trained_on(run)
+    _, *listed = cli("tokens", run, "--step", 1).out.splitlines()
+    for line, sample in zip(listed, samples, strict=False):
+        name = line.split()[1]
+        assert name != sample.id
+        for spelled in (name, name.partition("@")[0], sample.id):
+            assert cli("tokens", run, "show", spelled).out.splitlines()[0].endswith(f"sample {sample.id}")
+
+
+def test_a_name_that_means_two_samples_is_refused(cli: Cli, run: Path, rollout_id: str) -> None:
+    first, second, _ = trained_on(run)
+    result = cli("tokens", run, "show", rollout_id[:8])
+    assert result.code == 2
+    assert f"{rollout_id[:8]} may be {first.id} or {second.id}; give more of it" in result.err
+
+
+def test_of_a_sample_that_was_trained_on_twice_the_last_record_is_meant(cli: Cli, run: Path) -> None:
+    trained_on(run, step=1)
+    sample, *_ = trained_on(run, step=4)
+    assert cli("tokens", run, "turns", sample.id).out.startswith("record 4.0.0: ")
+
+
+def test_a_step_that_is_half_written_is_listed_as_such(cli: Cli, run: Path) -> None:
+    trained_on(run)
+    folder = run / "tokens" / "step_2"
+    folder.mkdir()
+    (folder / ".rank_3.abc.0.partial").touch()
+    assert "not stable, 0 of ? ranks, 1 half-written" in cli("tokens", run).out
+    assert rows(cli("tokens", run, "--json"))[1]["partial_ranks"] == [3]
+
+
+def test_figures_of_a_turn_leave_out_what_is_not_finite(cli: Cli, run: Path) -> None:
+    entropy = torch.ones(sum(len(sample.ids) for sample in samples_in(run)))
+    first = samples_in(run)[0]
+    entropy[int(first.trained_mask.nonzero()[0][0])] = float("nan")
+    trained_on(run, entropy=entropy)
+    (joined,) = rows(cli("tokens", run, "turns", "1.0.0", "--json"))
+    assert [stretch["entropy"] for stretch in joined["stretches"]] == [None, 1.0]
 
 
 def test_every_column_can_be_asked_for(cli: Cli, run: Path) -> None:

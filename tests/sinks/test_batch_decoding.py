@@ -45,6 +45,20 @@ def test_ids_that_a_tokenizer_refuses_are_spelled_and_the_rest_is_read(tokenizer
     assert decoded(tokenizer(), [known, [-100, -1]]) == ["yes", "#-100 #-1"]
 
 
+class Ranked:
+    """A tokenizer with the methods of tiktoken's, whose many at once takes other options."""
+
+    def decode(self, tokens: list[int], errors: str = "replace") -> str:
+        return bytes(tokens).decode(errors=errors)
+
+    def decode_batch(self, batch: list[list[int]], *, errors: str = "replace", num_threads: int = 8) -> list[str]:
+        return [self.decode(tokens, errors) for tokens in batch]
+
+
+def test_a_tokenizer_that_decodes_one_by_one_is_taken() -> None:
+    assert decoded(Ranked(), [list(b"yes"), list(b"no")]) == ["yes", "no"]
+
+
 def test_what_cannot_decode_is_refused() -> None:
     with pytest.raises(RecordError, match="the tokenizer is 'qwen3'; give one of transformers or tokenizers"):
         decoded("qwen3", [[1]])

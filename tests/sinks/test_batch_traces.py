@@ -99,12 +99,27 @@ def test_mask_on_padding_does_not_count() -> None:
     assert [line(trace) for trace in made(batch)] == ["w1 «w2»", "w3"]
 
 
-@pytest.mark.parametrize("batch", [[], table([], []), [None, None]], ids=["nothing", "no rows", "all rejected"])
-def test_empty_batch_gives_no_traces(batch: Any) -> None:
+NOTHING = torch.tensor([])
+
+
+@pytest.mark.parametrize(
+    ("batch", "rejected"),
+    [
+        ([], 0),
+        (table([], []), 0),
+        ([None, None], 2),
+        ({}, 0),
+        ([{}, None], 1),
+        ({"input_ids": [], "loss_mask": [], "rewards": []}, 0),
+        ({"input_ids": NOTHING, "loss_mask": NOTHING, "versions": NOTHING, "rewards": NOTHING}, 0),
+    ],
+    ids=["nothing", "no rows", "all rejected", "no columns", "none or rejected", "empty lists", "empty tensors"],
+)
+def test_empty_batch_gives_no_traces(batch: Any, rejected: int) -> None:
     shown = made(batch)
     assert len(shown) == 0
     assert shown.summary.rollouts == 0
-    assert shown.summary.rejected == sum(one is None for one in batch)
+    assert shown.summary.rejected == rejected
 
 
 def test_rejected_entries_are_counted_and_shift_nothing() -> None:
@@ -154,6 +169,12 @@ def test_single_sequence_is_a_table_of_one() -> None:
     )
     assert line(trace) == "w1 «w2»"
     assert trace.total_reward == 2.0
+
+
+def test_a_row_may_be_without_a_reward() -> None:
+    shown = made(table([[1, 2], [3, 4]], [[0, 1], [0, 1]], rewards=[None, 0.1]))
+    assert [trace.total_reward for trace in shown] == [None, 0.1]
+    assert shown.summary.rewards_not_finite == 0
 
 
 def test_rewards_that_are_not_finite_stay_numbers() -> None:
@@ -246,6 +267,12 @@ def test_columns_of_different_shapes_are_refused_by_name() -> None:
         MisalignedError, match=r"entry 0: input_ids 1×3, attention_mask 1×3, loss_mask 1×3, logprobs 1×2"
     ):
         made(batch)
+
+
+@pytest.mark.parametrize("ids", [[[1], [1, 2]], [["a"]]], ids=["ragged", "words"])
+def test_what_no_array_can_be_made_of_is_refused_by_name(ids: Any) -> None:
+    with pytest.raises(RecordError, match="batch entry 0: input_ids cannot be an array"):
+        made({"input_ids": ids, "loss_mask": [[1]]})
 
 
 def test_rewards_per_token_are_refused() -> None:

@@ -49,12 +49,15 @@ def main() -> None:
     by_bounds = ({**flat[0], "lengths": None, "cu_seqlens": bounds}, flat[1])
     rows = padded(sequences, left=True, sample_ids=["a", "b", "c", "d"], rewards=torch.tensor([0.1, 0.2, 0.3, 0.4]))
     each = ({**by_bounds[0], "advantages": torch.tensor([1.0, -1.0, 0.5, 0.0])}, flat[1])
+    right, right_outputs = padded(sequences, rewards=[1, 2, 3, 4])
+    by_length = ({**right, "attention_mask": None, "lengths": torch.tensor([700, 3, 5000, 64])}, right_outputs)
     half = tuple({n: v.bfloat16() if n.endswith("logprobs") else v for n, v in part.items()} for part in flat)
     with tempfile.TemporaryDirectory() as folder:
         number = 0
         for loss in LOSSES:
             for name, (batch, outputs) in {
-                "lengths": flat, "bounds": by_bounds, "rows": rows, "an advantage each": each, "half": half
+                "lengths": flat, "bounds": by_bounds, "rows": rows, "rows by length": by_length,
+                "an advantage each": each, "half": half
             }.items():  # fmt: skip
                 expected = exported(Path(folder) / f"{number}", (batch, outputs), loss=loss)
                 both = exported(Path(folder) / f"{number}.gpu", (moved(batch), moved(outputs)), loss=loss)
@@ -62,8 +65,32 @@ def main() -> None:
                 mixed = exported(Path(folder) / f"{number}.mixed", (batch, moved(outputs)), loss=loss)
                 check_same(expected, mixed, f"{type(loss).__name__}, {name}, batch on the CPU")
                 number += 1
+        _check_old_alone(Path(folder) / "old", flat)
+        _check_default_device(Path(folder) / "default", each)
         _check_snapshots(Path(folder) / "snapshots")
         _check_bad_lengths(Path(folder) / "lengths")
+
+
+def _check_old_alone(run: Path, given: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """A clipped loss masks by the old policy's logprobs, if there are no others."""
+    batch, outputs = {**given[0], "inference_logprobs": None}, given[1]
+    expected = exported(run / "cpu", (batch, outputs), loss=PpoClip())
+    check_same(expected, exported(run / "gpu", (moved(batch), moved(outputs)), loss=PpoClip()), "old logprobs alone")
+
+
+def _check_default_device(run: Path, given: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """Lists stay on the host, and so does what is copied there, wherever torch makes its tensors."""
+    batch, outputs = given
+    facts = {"rewards": [0.1, None, 0.3, 0.4], "weight_versions": torch.tensor([7, 7, 8, 8])}
+    expected = exported(run / "cpu", ({**batch, **facts}, outputs), loss=Dppo())
+    there = (moved({**batch, **facts}, "cu_seqlens"), moved(outputs))
+    torch.set_default_device("cuda")
+    found = exported(run / "gpu", there, loss=Dppo())
+    torch.set_default_device(None)
+    check_same(expected, found, "default device")
+    assert (
+        [record.versions for record in expected] == [record.versions for record in found] == [("7",)] * 2 + [("8",)] * 2
+    )
 
 
 def _check_snapshots(run: Path) -> None:

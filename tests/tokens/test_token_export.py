@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tensordict import TensorDict
 
 from rolltape.errors import MisalignedError, RecordError
 from rolltape.records.token_record import FLOAT_COLUMNS, TOKEN_COLUMNS
@@ -98,6 +99,106 @@ def test_what_is_said_of_a_sequence_is_kept(tmp_path: Path) -> None:
     }
     (row, *_) = pq.read_table(tmp_path / "tokens" / "step_7" / "rank_0.parquet").to_pylist()
     assert (row["tokens"], row["trained_tokens"]) == (5, 5)
+
+
+def test_what_is_said_of_a_sequence_may_lie_in_tensors_and_arrays(tmp_path: Path) -> None:
+    told = {
+        "sample_ids": np.array([3, 4, 5, 6]),
+        "rollout_ids": torch.tensor([1, 2, 3, 4]),
+        "groups": [torch.tensor(7), np.int64(8), "g\ud800", None],
+        "weight_versions": [torch.tensor([7, 7, 8]), np.array([9]), torch.tensor(3), {4}],
+    }
+    records = exported(tmp_path, packed(trained_everywhere(), **told))
+    assert [record.sample for record in records] == ["3", "4", "5", "6"]
+    assert [record.rollout for record in records] == ["1", "2", "3", "4"]
+    assert [record.group for record in records] == ["7", "8", "g?", None]
+    assert [record.versions for record in records] == [("7", "8"), ("9",), ("3",), ("4",)]
+
+
+def test_a_sequence_may_be_without_a_reward(tmp_path: Path) -> None:
+    records = exported(tmp_path, packed(trained_everywhere(), rewards=[0.1, None, float("inf"), 3]))
+    assert [record.reward for record in records] == [0.1, None, float("inf"), 3.0]
+    assert all(record.rewards is None for record in records)
+
+
+def test_a_reward_that_is_a_whole_number_is_not_rounded(tmp_path: Path) -> None:
+    records = exported(tmp_path, packed(trained_everywhere(), rewards=[16_777_217, 1, 2, 3]))
+    assert [record.reward for record in records] == [16_777_217, 1, 2, 3]
+
+
+def test_rows_may_come_with_their_lengths_instead_of_a_mask(tmp_path: Path) -> None:
+    batch, outputs = padded(trained_everywhere(), **FACTS)
+    by_mask = exported(tmp_path / "mask", (batch, outputs), loss=Dppo())
+    lengths = {**batch, "attention_mask": None, "lengths": torch.tensor([5, 1, 9, 3])}
+    by_lengths = exported(tmp_path / "lengths", (lengths, outputs), loss=Dppo())
+    both = exported(tmp_path / "both", ({**batch, "lengths": [5, 1, 9, 3]}, outputs), loss=Dppo())
+    assert list(map(spelled, by_lengths)) == list(map(spelled, both)) == list(map(spelled, by_mask))
+    with pytest.raises(MisalignedError, match="rows of 9 tokens have the lengths 5, 1, 10, 3"):
+        exported(tmp_path, ({**lengths, "lengths": [5, 1, 10, 3]}, outputs))
+
+
+def test_padding_at_the_end_of_a_packed_batch_may_be_sequences_of_its_own(tmp_path: Path) -> None:
+    batch, outputs = packed([*trained_everywhere(), sequence_columns(4, trained=[False] * 4)])
+    bounds = {**batch, "lengths": None, "cu_seqlens": torch.tensor([0, 5, 6, 15, 18, 22, 22, 22])}
+    assert [len(record) for record in exported(tmp_path, (bounds, outputs))] == [5, 1, 9, 3]
+
+
+def test_arrays_that_torch_does_not_take_are_taken(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    batch, outputs = packed(trained_everywhere())
+    ids = batch["input_ids"].numpy().copy()
+    ids.flags.writeable = False
+    backwards = {**batch, "input_ids": ids, "advantages": np.arange(18.0)[::-1]}
+    records = exported(tmp_path, (backwards, outputs))
+    assert np.concatenate([record.ids for record in records]).tolist() == ids.tolist()
+    assert np.concatenate([record.advantages for record in records]).tolist() == list(range(17, -1, -1))
+    assert not recwarn.list
+
+
+def test_where_torch_makes_its_tensors_by_default_does_not_matter(tmp_path: Path) -> None:
+    batch, outputs = packed(trained_everywhere(), rewards=[1.0, 2.0, 3.0, 4.0])
+    each = {**batch, "advantages": [0.5, -0.5, 1.0, 0.0]}
+    torch.set_default_device("meta")
+    try:
+        records = exported(tmp_path, (each, outputs), loss=Dppo())
+    finally:
+        torch.set_default_device(None)
+    assert [len(record) for record in records] == [5, 1, 9, 3]
+    assert [record.advantages[0] for record in records if record.advantages is not None] == each["advantages"]
+
+
+@pytest.mark.parametrize("batch_size", [[4], []], ids=str)
+def test_a_tensordict_is_a_batch(batch_size: list[int], tmp_path: Path) -> None:
+    batch, outputs = padded(trained_everywhere())
+    given = (TensorDict(batch, batch_size=batch_size), TensorDict(outputs, batch_size=batch_size))
+    assert len(exported(tmp_path, given, loss=Dppo())) == 4
+
+
+def test_numbers_of_numpy_and_torch_are_numbers(tmp_path: Path) -> None:
+    for file_format in Format:
+        folder = tmp_path / file_format
+        with TokenExporter(
+            folder,
+            rank=np.int64(0),
+            world_size=torch.tensor(1),
+            context_parallel_size=np.int64(1),
+            file_format=file_format,
+        ) as exporter:
+            for micro_step in np.arange(3):
+                exporter.export(torch.tensor(5), micro_step, *packed(trained_everywhere()))
+            exporter.mark_stable(np.int32(5))
+        assert exporter.report().problems == ()
+        assert [(record.step, record.micro_step) for record in read_tokens(folder, stable_only=True)] == [
+            (5, micro_step) for micro_step in range(3) for _ in range(4)
+        ]
+
+
+@pytest.mark.parametrize(("step", "said"), [(-1, "step is -1; give 0 or more"), (1.5, "step is 1.5; give a whole")])
+def test_a_step_that_is_no_number_of_a_step_is_refused(step: Any, said: str, tmp_path: Path) -> None:
+    with TokenExporter(tmp_path, rank=0, world_size=1) as exporter:
+        with pytest.raises(RecordError, match=said):
+            exporter.export(step, 0, *packed(trained_everywhere()))
+        with pytest.raises(RecordError, match=said):
+            exporter.mark_stable(step)
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 1)])
@@ -387,4 +488,5 @@ def test_formats_hold_the_same_records(tmp_path: Path) -> None:
     lines = [spelled(record) for record in exported(tmp_path / "lines", batch, loss=Dppo(), file_format=Format.JSONL)]
     for ours, theirs in zip(columns, lines, strict=True):
         differing = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
-        assert differing <= {"reward", "rewards"}, "which prime-rl has token by token"
+        assert differing <= {"rewards"} | ({"reward"} if ours["reward"] == "nan" else set()), "of which some are null"
+    assert "rewards" in lines[0], "which prime-rl has token by token"

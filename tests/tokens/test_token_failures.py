@@ -85,6 +85,71 @@ def test_a_queue_that_was_full_takes_again(tmp_path: Path, monkeypatch: pytest.M
     assert [(record.step, record.micro_step) for record in read_tokens(tmp_path)] == [(0, 0)] * 4 + [(1, 0)] * 4
 
 
+def test_what_is_dropped_counts_for_the_attempt_that_it_was_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        slow_disk(monkeypatch) as goes_on,
+        TokenExporter(tmp_path, rank=0, world_size=1, max_queued_bytes=1) as exporter,
+    ):
+        exporter.export(0, 0, *BATCH)
+        exporter.mark_stable(0)
+        exporter.export(0, 0, *BATCH)
+        exporter.export(1, 0, *BATCH)
+        exporter.export(1, 1, *BATCH)
+        assert exporter.report().dropped_records == 12
+        exporter.mark_stable(0)
+        exporter.mark_stable(1)
+        goes_on.set()
+    counts = [(step.step, done.records, done.dropped_records) for step in steps_of(tmp_path) for done in step.ranks]
+    assert counts == [(0, 0, 4), (1, 0, 8)]
+
+
+def test_every_sequence_is_accounted_for_once_where_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    exporter = TokenExporter(tmp_path / "run", rank=0, world_size=1)
+    exporter.export(0, 0, *packed([sequence_columns(3, trained=[True] * 3), sequence_columns(4, trained=[False] * 4)]))
+    while not exporter.report().lost_records:
+        threading.Event().wait(0.01)
+    assert (exporter.report().untrained_sequences, exporter.report().lost_records) == (1, 1)
+    assert exporter.close().lost_records == 1
+
+
+FORKED = """
+import json, logging, os, sys
+from token_batches import packed, sequence_columns
+from rolltape.tokens import TokenExporter
+
+logging.basicConfig(stream=sys.stderr, format="%(message)s")
+batch = packed([sequence_columns(9, trained=[True] * 9)])
+exporter = TokenExporter(sys.argv[1], rank=0, world_size=1)
+exporter.export(0, 0, *batch)
+if os.fork() == 0:
+    if sys.argv[2] == "exports":
+        exporter.export(0, 1, *batch)
+        exporter.mark_stable(0)
+    sys.exit()
+os.wait()
+exporter.mark_stable(0)
+print(exporter.close().problems)
+"""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("child", ["exports", "only ends"])
+def test_a_forked_process_does_not_touch_the_exporter_of_its_parent(child: str, tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED, str(tmp_path), child],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout == "()\n"
+    assert [record.micro_step for record in read_tokens(tmp_path, stable_only=True)] == [0]
+    expected = ["it was made before this process was forked; make one in each process"] if child == "exports" else []
+    assert [line.split(": ")[1].split("; training")[0] for line in ended.stderr.splitlines()] == expected
+
+
 FULL_DISK = """
 import json, logging, resource, sys
 from token_batches import packed, sequence_columns
@@ -177,8 +242,8 @@ def test_a_dead_thread_is_reported_and_training_goes_on(
         exporter.export(0, 1, *BATCH)
         exporter.export(0, 2, *BATCH)
         exporter.mark_stable(0)
-    assert exporter.report().dropped_records == 8
-    assert exporter.report().lost_records == 4, "what the thread had in hand"
+    assert exporter.report().lost_records == 12
+    assert exporter.report().dropped_records == 0, "no queue was full"
     assert "died" in said(caplog)[0]
     assert len(said(caplog)) == 2
 
@@ -195,14 +260,17 @@ def test_a_batch_that_cannot_be_cut_is_lost_alone(tmp_path: Path) -> None:
     )
     assert exporter.report().lost_records == 2
     assert {record.micro_step for record in read_tokens(tmp_path)} == {1}
+    assert [done.lost_records for step in steps_of(tmp_path) for done in step.ranks] == [2]
 
 
 def test_columns_that_torch_cannot_copy_do_not_raise(tmp_path: Path) -> None:
     batch, outputs = BATCH
     with TokenExporter(tmp_path, rank=0, world_size=1) as exporter:
         exporter.export(0, 0, {**batch, "input_ids": batch["input_ids"].to("meta")}, outputs)
+        exporter.mark_stable(0)
     assert exporter.report().lost_records == 4
     assert exporter.report().problems
+    assert [done.lost_records for step in steps_of(tmp_path) for done in step.ranks] == [4], "though it never began"
 
 
 def test_a_close_that_takes_too_long_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,9 +279,12 @@ def test_a_close_that_takes_too_long_gives_up(tmp_path: Path, monkeypatch: pytes
         exporter.export(0, 0, *BATCH)
         exporter.mark_stable(0)
         report = exporter.close(timeout_s=0.2)
-    assert (report.records, report.lost_records) == (0, 4)
-    assert any("not everything was written" in problem for problem in report.problems)
-    assert exporter.close() == exporter.report(), "closing again does nothing"
+        assert (report.records, report.lost_records) == (0, 4)
+        assert any("not everything was written" in problem for problem in report.problems)
+        assert exporter.close() == exporter.report() == report, "closing again does nothing"
+    while not exporter.report().records:
+        threading.Event().wait(0.01)
+    assert exporter.report().lost_records == 0, "what was written after all is not lost"
 
 
 def test_a_step_that_is_never_marked_stays_partial(tmp_path: Path) -> None:

@@ -4,9 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
+from verl.workers.config import ActorConfig
 
 from rolltape.errors import RecordError
 from rolltape.tokens import Dppo, Ipo, LossSpec, OnPolicyDistillation, PpoClip, loss_of
@@ -38,7 +41,7 @@ def distillation_term(loss: Any, trainer: Tensor, c: dict[str, Tensor]) -> Tenso
 
 
 def ppo_term(loss: Any, trainer: Tensor, c: dict[str, Tensor]) -> Tensor:
-    ratio = (trainer - c.get("old_logprobs", c["inference_logprobs"])).exp()
+    ratio = (trainer - c["old_logprobs" if "old_logprobs" in c else "inference_logprobs"]).exp()
     clipped = ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high)
     term = torch.minimum(ratio * c["advantages"], clipped * c["advantages"])
     if loss.dual_clip is not None:
@@ -236,6 +239,30 @@ def test_a_token_without_weight_is_masked(loss: LossSpec, weights: str, tmp_path
     assert record.masked.tolist() == [True, False] * 25
 
 
+@pytest.mark.parametrize(("low", "high", "dual"), [(0.2, 0.2, 3.0), (0.1, 0.28, 1.5)])
+def test_clipping_is_that_of_verl(low: float, high: float, dual: float, tmp_path: Path) -> None:
+    actor = ActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        clip_ratio_low=low,
+        clip_ratio_high=high,
+        clip_ratio_c=dual,
+    )
+    columns = bare(sequence_columns(20_000, seed=5), "inference_logprobs")
+    columns["old_logprobs"] = columns["trainer_logprobs"] + torch.randn(20_000) * 0.4
+    columns["advantages"][::7] = 0
+    trainer = columns["trainer_logprobs"].clone().requires_grad_()
+    trained = columns["trained_mask"]
+    loss, _ = compute_policy_loss_vanilla(
+        columns["old_logprobs"][None], trainer[None], columns["advantages"][None], trained[None], config=actor
+    )
+    (shown,) = torch.autograd.grad(loss, trainer)
+    (record,) = exported(tmp_path, packed([columns]), loss=PpoClip(clip_low=low, clip_high=high, dual_clip=dual))
+    assert record.masked is not None
+    assert (torch.from_numpy(record.masked.copy()) == ((shown == 0) & trained)).all()
+
+
 def test_the_trainers_own_mask_takes_the_place_of_a_computed_one(tmp_path: Path) -> None:
     batch, outputs = packed([bare(sequence_columns(40, trained=[True] * 40))])
     own = torch.rand(40) < 0.5
@@ -246,8 +273,33 @@ def test_the_trainers_own_mask_takes_the_place_of_a_computed_one(tmp_path: Path)
     assert record.loss is None
 
 
+@pytest.mark.parametrize("side", ["masked_high", "masked_low"])
+def test_the_trainers_own_sides_are_not_written_over(side: str, tmp_path: Path) -> None:
+    batch, outputs = packed([bare(sequence_columns(40, trained=[True] * 40))])
+    own = torch.rand(40) < 0.5
+    (record,) = exported(tmp_path, (batch, {**outputs, side: own}), loss=Dppo())
+    assert getattr(record, side).tolist() == own.tolist()
+    assert record.masked is None, "not said, and not to be guessed beside the trainer's own"
+
+
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES if type(loss) is PpoClip], ids=repr)
+def test_clipping_by_the_old_policy_needs_no_inference_logprobs(loss: LossSpec, tmp_path: Path) -> None:
+    columns = bare(sequence_columns(5_000, seed=4), "inference_logprobs")
+    columns["old_logprobs"] = columns["trainer_logprobs"] + torch.randn(5_000) * 0.3
+    (record,) = exported(tmp_path, packed([columns]), loss=loss)
+    assert record.masked is not None
+    trained = columns["trained_mask"].numpy()
+    assert (record.masked == ((gradient(loss, columns) == 0).numpy() & trained)).all()
+    assert record.ratio is None
+
+
 def test_a_loss_without_what_it_looks_at_is_refused(tmp_path: Path) -> None:
-    for loss, column in ((Dppo(), "advantages"), (OnPolicyDistillation(), "reference_logprobs")):
+    for loss, column in (
+        (Dppo(), "advantages"),
+        (OnPolicyDistillation(), "reference_logprobs"),
+        (Ipo(), "inference_logprobs"),
+        (PpoClip(), "inference_logprobs"),
+    ):
         batch, outputs = packed([bare(sequence_columns(4), column)])
         with pytest.raises(RecordError, match=f"step 7, micro step 0: .* looks at {column}"):
             exported(tmp_path, (batch, outputs), loss=loss)
@@ -256,6 +308,11 @@ def test_a_loss_without_what_it_looks_at_is_refused(tmp_path: Path) -> None:
 @every_loss
 def test_a_specification_is_data(loss: LossSpec) -> None:
     assert loss_of(spelled(loss)) == loss
+
+
+def test_thresholds_may_be_numbers_of_numpy_and_torch() -> None:
+    loss = PpoClip(clip_low=np.float32(0.5), clip_high=torch.tensor(1.0))  # type: ignore[arg-type]
+    assert spelled(loss) == spelled(PpoClip(clip_low=0.5, clip_high=1.0))
 
 
 def test_thresholds_are_not_negative() -> None:

@@ -82,6 +82,12 @@ def test_what_is_not_finite_or_not_there_is_null(tmp_path: Path) -> None:
     assert row["rewards"] == [2.0] * 3
 
 
+def test_a_trainer_without_a_finite_logprob_is_read_back(tmp_path: Path) -> None:
+    columns = {**sequence_columns(3, trained=[True] * 3), "trainer_logprobs": torch.full((3,), float("nan"))}
+    (record,) = exported(tmp_path, packed([columns]), file_format=Format.JSONL)
+    assert str(record.trainer_logprobs.tolist()) == "[nan, nan, nan]"
+
+
 def test_every_column_has_a_field() -> None:
     assert {*_FIELDS.values(), *_OWN_FIELDS.values()} == set(TOKEN_COLUMNS)
 
@@ -98,7 +104,7 @@ def test_what_prime_rl_wrote_can_be_read(tmp_path: Path) -> None:
     folder = tmp_path / "theirs" / "token_exports" / "step_3"
     folder.mkdir(parents=True)
     theirs = {name: row[name] for name in PRIMERL_FACTS + PRIMERL_COLUMNS if name != "rewards"}
-    (folder / "rank_2.jsonl").write_text(json.dumps({**theirs, "step": 3, "rank": 2}) + "\n")
+    (folder / "rank_2.jsonl").write_text(json.dumps({**theirs, "step": 40, "export_step": 3, "rank": 2}) + "\n")
     (step,) = steps_of(tmp_path / "theirs")
     assert not step.stable
     (folder / "STABLE").touch()
@@ -116,3 +122,13 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
     (folder / "rank_0.jsonl").write_text('{"step": 3}\n')
     with pytest.raises(DamagedTapeError, match=r"rank_0\.jsonl, line 1: no token record"):
         list(read_tokens(tmp_path))
+
+
+@pytest.mark.parametrize("change", [{"trainer_logprobs": None}, {"loss_mask": None}, {"token_ids": [2**40] * 4}])
+def test_a_line_without_what_every_record_has_is_named(change: dict[str, Any], tmp_path: Path) -> None:
+    (row,) = lines(tmp_path, packed([sequence_columns(4, trained=[True] * 4)]))
+    folder = tmp_path / "theirs" / "token_exports" / "step_3"
+    folder.mkdir(parents=True)
+    (folder / "rank_0.jsonl").write_text(json.dumps({**row, **change}) + "\n")
+    with pytest.raises(DamagedTapeError, match="line 1: no token record"):
+        list(read_tokens(tmp_path / "theirs"))

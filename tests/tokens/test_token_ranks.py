@@ -1,16 +1,20 @@
 """Several ranks write one step: none waits for another, and STABLE is true whenever it is there."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rolltape.tape.rundir import write_whole
 from rolltape.tokens import Format, TokenExporter, read_tokens, steps_of
+from rolltape.tokens.rankfiles import RankFiles
 from token_batches import packed, sequence_columns
 
 FOUR = 4
@@ -186,9 +190,12 @@ def test_an_exporter_that_was_replaced_halfway_spoils_nothing(tmp_path: Path) ->
     second.mark_stable(0)
     second.close()
     first.mark_stable(0)
+    first.export(1, 0, *batch(0))
     first.close()
     assert rewards(tmp_path) == {0: {1.0}}
-    assert stable(tmp_path) == [True]
+    assert stable(tmp_path) == [True], "and there is no step 1"
+    assert not list(tmp_path.rglob("*.partial"))
+    assert (first.report().records, first.report().lost_records) == (0, 6)
 
 
 def test_a_job_with_fewer_ranks_removes_what_the_others_left(tmp_path: Path) -> None:
@@ -201,6 +208,72 @@ def test_a_job_with_fewer_ranks_removes_what_the_others_left(tmp_path: Path) -> 
     assert not list(tmp_path.rglob("*rank_3.parquet"))
 
 
+def test_a_job_with_fewer_writers_does_not_count_what_the_others_left(tmp_path: Path) -> None:
+    for exporter in exporters(tmp_path):
+        write(exporter, 0)
+    again = [
+        TokenExporter(tmp_path, rank=rank, world_size=FOUR, context_parallel_rank=rank % 2, context_parallel_size=2)
+        for rank in range(FOUR)
+    ]
+    write(again[0], 1)
+    assert stable(tmp_path) == [False], "rank 2 has yet to write its part again"
+    assert rewards(tmp_path) == {0: {1.0}}
+    write(again[2], 1)
+    assert stable(tmp_path) == [True]
+    assert rewards(tmp_path) == {0: {1.0}, 2: {1.0}}
+    assert sorted(path.name for path in tmp_path.rglob("*.parquet")) == ["rank_0.parquet", "rank_2.parquet"]
+
+
+def test_attempts_are_not_mixed_while_the_ranks_become_fewer(tmp_path: Path) -> None:
+    for exporter in exporters(tmp_path, 4):
+        write(exporter, 0)
+    write(exporters(tmp_path, 2)[0], 1)
+    assert rewards(tmp_path) == {0: {1.0}}
+
+
+def test_attempts_are_not_mixed_by_a_rank_that_dies_as_it_gets_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for exporter in exporters(tmp_path, 2):
+        write(exporter, 0)
+
+    def write_and_die(path: Path, data: bytes) -> None:
+        write_whole(path, data)
+        if path.suffix == ".done":
+            raise OSError
+
+    (alone,) = exporters(tmp_path, 1)
+    monkeypatch.setattr("rolltape.tokens.rankfiles.write_whole", write_and_die)
+    write(alone, 1)
+    assert stable(tmp_path) == [False]
+    assert rewards(tmp_path) == {0: {1.0}}
+
+
+def test_attempts_are_not_mixed_when_the_job_dies_again_and_again(tmp_path: Path) -> None:
+    for exporter in exporters(tmp_path):
+        write(exporter, 0)
+    write(exporters(tmp_path)[0], 1)
+    third = exporters(tmp_path)
+    assert rewards(tmp_path) == {0: {1.0}}, "of the second attempt; the first one is replaced"
+    for exporter in third:
+        write(exporter, 2)
+    assert stable(tmp_path) == [True]
+    assert rewards(tmp_path) == {rank: {2.0} for rank in range(FOUR)}
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_step_that_is_marked_twice_stays_as_it_is(waits: bool, tmp_path: Path) -> None:
+    with TokenExporter(tmp_path, rank=0, world_size=1) as exporter:
+        exporter.export(0, 0, *batch(0))
+        exporter.mark_stable(0)
+        while waits and stable(tmp_path) != [True]:
+            pass
+        exporter.mark_stable(0)
+    assert exporter.report().problems == ()
+    assert stable(tmp_path) == [True]
+    assert rewards(tmp_path) == {0: {0.0}}
+
+
 def test_a_stable_that_names_another_attempt_does_not_count(tmp_path: Path) -> None:
     for exporter in exporters(tmp_path, 2):
         write(exporter, 0)
@@ -209,6 +282,39 @@ def test_a_stable_that_names_another_attempt_does_not_count(tmp_path: Path) -> N
     said["attempts"]["1"] = "another"
     marker.write_text(json.dumps(said))
     assert stable(tmp_path) == [False]
+
+
+def test_a_process_that_is_forked_at_the_wrong_moment_does_not_keep_the_lock(tmp_path: Path) -> None:
+    files = RankFiles(tmp_path, Format.PARQUET, rank=0, world_size=1, writers=1)
+    forked: list[int] = []
+    replace = Path.replace
+
+    def fork_and_replace(self: Path, target: Path) -> Path:
+        forked.append(os.fork())
+        if not forked[-1]:
+            signal.pause()
+        return replace(self, target)
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        patch.setattr(Path, "replace", fork_and_replace)
+        files.announce()
+    try:
+        with (tmp_path / ".lock").open("ab") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        for process in forked:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+
+
+def test_files_of_others_in_a_step_do_no_harm(tmp_path: Path) -> None:
+    folder = tmp_path / "tokens" / "step_0"
+    folder.mkdir(parents=True)
+    (folder / "rank_x.done").touch()
+    write(TokenExporter(tmp_path, rank=0, world_size=1), 0)
+    assert stable(tmp_path) == [True]
+    assert (folder / "rank_x.done").exists()
 
 
 def test_ranks_share_no_file(tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 import rolltape
-from rolltape.errors import MisalignedError, RecordError
+from gateways import eventually
+from rolltape.errors import MisalignedError, RecordError, TapeWriteError
 from rolltape.records.sample import Sample
-from rolltape.tokens import read_tokens, scored, steps_of, write_tokens
+from rolltape.tokens import TokenExporter, read_tokens, scored, steps_of, write_tokens
 from taped import record_run
 from token_batches import exported, packed, sequence_columns
 
@@ -90,4 +92,51 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path)
         scored(sample, [-1.0, -2.0, -3.0])
     with pytest.raises(RecordError, match="written to a path, not to a URL"):
         write_tokens("memory://run", 0, [])
+    with pytest.raises(RecordError, match="step is -1; give 0 or more"):
+        write_tokens(tmp_path / "run", -1, [])
     assert steps_of(tmp_path / "run") == []
+
+
+async def test_what_a_trainer_wrote_stays_and_its_exporter_goes_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    made = [scored(sample, theirs(sample)) for sample in samples_in(run)]
+    columns = sequence_columns(8)
+    with TokenExporter(run, rank=0, world_size=1) as exporter:
+        exporter.export(3, 0, *packed([columns]))
+        exporter.mark_stable(3)
+        await eventually(lambda: [step.stable for step in steps_of(run)] == [True])
+        with pytest.raises(TapeWriteError, match="a trainer has written token records there"):
+            write_tokens(run, 3, made)
+        write_tokens(run, 4, made)
+        exporter.export(5, 0, *packed([columns]))
+        exporter.mark_stable(5)
+    assert exporter.report().complete
+    assert {step.step: (step.stable, sum(done.records for done in step.ranks)) for step in steps_of(run)} == {
+        3: (True, 1),
+        4: (True, len(made)),
+        5: (True, 1),
+    }
+
+
+def test_columns_made_by_hand_are_stored_in_the_files_types_or_refused(tmp_path: Path) -> None:
+    (sample, *_) = samples_in(tmp_path / "run")
+    record = scored(sample, theirs(sample))
+    wide = msgspec.structs.replace(record, ids=record.ids.astype(np.int64), ratio=np.ones(len(record)))
+    write_tokens(tmp_path / "run", 0, [wide])
+    (read,) = read_tokens(tmp_path / "run")
+    assert read.ids.dtype == np.int32
+    np.testing.assert_array_equal(read.ids, record.ids)
+    odd = msgspec.structs.replace(record, ids=record.ids.astype(np.int64) << 40)
+    with pytest.raises(RecordError, match="ids are not all whole numbers of 32 bits"):
+        write_tokens(tmp_path / "run", 0, [odd])
+    assert len(list(read_tokens(tmp_path / "run"))) == 1, "what was there is there still"
+    assert not list((tmp_path / "run" / "tokens").glob(".*"))
+
+
+def test_many_tokens_are_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    made = [scored(sample, theirs(sample)) for sample in samples_in(run)] * 3
+    monkeypatch.setattr("rolltape.tokens.writing.PART_TOKENS", 2 * len(made[0]))
+    write_tokens(run, 0, made)
+    assert len(list(steps_of(run)[0].paths())) > 1
+    assert [record.sequence for record in read_tokens(run)] == list(range(len(made)))

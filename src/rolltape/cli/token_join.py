@@ -6,12 +6,13 @@ import msgspec
 
 from rolltape.cli.exits import UsageError
 from rolltape.cli.screen import note
-from rolltape.cli.tokenizer import TextOf, Texts
+from rolltape.cli.tokenizer import chosen_spellings
 from rolltape.errors import RolltapeError, TapeError
 from rolltape.records.policy import Policy
 from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Span
 from rolltape.records.token_record import TokenRecord
+from rolltape.samples.spelling import Spell
 
 if TYPE_CHECKING:
     from rolltape.records.turn import Turn
@@ -24,7 +25,7 @@ class Joined(msgspec.Struct, frozen=True, eq=False):
     record: TokenRecord
     spans: tuple[Span, ...]
     turns: "dict[str, Turn]"
-    text: TextOf | None
+    spell: Spell | None
 
     def span_at(self, at: int) -> Span | None:
         """Where a token came from."""
@@ -32,7 +33,7 @@ class Joined(msgspec.Struct, frozen=True, eq=False):
 
     def said_in(self, span: Span) -> str:
         """The messages that a span spells, in brief."""
-        from rolltape.cli.drawing import said
+        from rolltape.records.brief import said
 
         messages = self.turns[span.turn].messages.to_list()[slice(*span.messages)]
         return "  ".join(f"{message.role}: {said(message.to_dict())}" for message in messages)
@@ -44,26 +45,32 @@ class Joiner:
     def __init__(self, run: str, policy: Policy, tokenizer: str | None) -> None:
         self._path = run
         self._policy = policy
-        self._texts = Texts(tokenizer, run)
+        self._spellings = chosen_spellings(tokenizer, run)
         self._noted: set[str] = set()
         self._rollouts: dict[tuple[str, int], Rollout] = {}
+        self._joined: dict[str, Joined] = {}  # by place; a record may be asked for once per token
         self._run = self._opened()
 
     def joined(self, record: TokenRecord) -> Joined:
         """The record with its sample's spans, as far as there is one."""
-        from rolltape.cli.show import rollout_of_sample, sample_named
+        if record.place not in self._joined:
+            self._joined[record.place] = self._join(record)
+        return self._joined[record.place]
+
+    def _join(self, record: TokenRecord) -> Joined:
+        from rolltape.cli.sample_ids import rollout_of_sample, sample_named
         from rolltape.tokens.join import spans_of
 
         if self._run is not None and record.sample is not None:
             try:
                 rollout = self._rollout(*rollout_of_sample(record.sample))
-                (sample,) = sample_named(self._run, rollout, self._policy, record.sample)
+                sample = sample_named(self._run, rollout, self._policy, record.sample)
                 session = next(one for one in rollout.sessions if one.id == sample.session)
                 turns = {turn.id: turn for turn in session.turns}
-                return Joined(record, spans_of(record, sample), turns, self._texts.of(session))
+                return Joined(record, spans_of(record, sample), turns, self._spellings.of(session))
             except (UsageError, RolltapeError) as error:
                 self._note(str(error).removeprefix("ROLLOUT: "))
-        return Joined(record, (), {}, self._texts.given)
+        return Joined(record, (), {}, self._spellings.given)
 
     def _rollout(self, name: str, try_index: int) -> Rollout:
         assert self._run is not None

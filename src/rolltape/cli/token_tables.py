@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from rolltape.cli.exits import UsageError
-from rolltape.cli.screen import SHORT_ID, count, number, plural, print_json, print_line, print_table, tracked
+from rolltape.cli.screen import count, number, plural, print_json, print_line, print_table, tracked
+from rolltape.cli.token_names import short_sample
 from rolltape.records.token_record import TokenRecord
 from rolltape.tokens.reading import records_of
 from rolltape.tokens.steps import TokenStep
@@ -36,7 +36,7 @@ def print_steps(steps: Sequence[TokenStep], *, as_json: bool) -> None:
         rows.append(
             [
                 str(step.step),
-                "stable" if step.stable else f"not stable, {len(step.ranks)} of {step.writers or '?'} ranks",
+                _state(step),
                 count(about["records"]),
                 count(about["tokens"]),
                 f"{about['bytes'] / 1e6:,.1f} MB",
@@ -59,7 +59,7 @@ def print_records(steps: Sequence[TokenStep], rank: int | None, *, as_json: bool
         rows.append(
             [
                 figures.place,
-                _short(record.sample),
+                short_sample(record.sample),
                 figures.env or "",
                 number(figures.reward),
                 count(figures.tokens),
@@ -110,7 +110,7 @@ def print_summary(steps: Sequence[TokenStep], rank: int | None, *, as_json: bool
             [
                 str(step),
                 one.place,
-                _short(one.sample),
+                short_sample(one.sample),
                 number(one.mismatch_kl),
                 number(one.max_mismatch_kl),
                 _share(one.masked),
@@ -119,25 +119,8 @@ def print_summary(steps: Sequence[TokenStep], rank: int | None, *, as_json: bool
             for step, one in worst
         ],
         left=["worst record", "sample"],
+        spare=["sample", "largest"],
     )
-
-
-def named_record(steps: Sequence[TokenStep], rank: int | None, name: str | None) -> TokenRecord:
-    """The one record of that place or sample; a sample that several micro-batches hold is given in its last."""
-    if name is None:
-        raise UsageError("RECORD: name one, by its place or its sample (`rolltape tokens RUN --step N` lists them)")
-    place = name.split(".")
-    is_place = len(place) == 3 and all(part.isdigit() for part in place)
-    found = None
-    for step in steps:
-        if is_place and step.step != int(place[0]):
-            continue
-        for record in records_of(step, int(place[1]) if is_place else rank):
-            if record.place == name or (not is_place and (record.sample or "").startswith(name)):
-                found = record
-    if found is None:
-        raise UsageError(f"RECORD: there is no token record {name}; `rolltape tokens RUN --step N` lists them")
-    return found
 
 
 def _records(steps: Sequence[TokenStep], rank: int | None, columns: Sequence[str]) -> Iterable[TokenRecord]:
@@ -149,12 +132,11 @@ def _facts(record: TokenRecord) -> dict[str, object]:
     return {name: getattr(record, name) for name in names}
 
 
-def _short(sample: str | None) -> str:
-    """A sample's id with a rollout that is cut as everywhere."""
-    if sample is None:
-        return ""
-    rollout, dot, rest = sample.partition(".")
-    return f"{rollout[:SHORT_ID]}{dot}{rest}"
+def _state(step: TokenStep) -> str:
+    if step.stable:
+        return "stable"
+    half = f", {len(step.partial_ranks)} half-written" if step.partial_ranks else ""
+    return f"not stable, {len(step.ranks)} of {step.writers or '?'} ranks{half}"
 
 
 def _share(value: float | None) -> str:

@@ -8,12 +8,13 @@ import numpy as np
 
 from rolltape.cli.screen import count, number, plural, print_json, print_line, print_table
 from rolltape.cli.token_join import Joined, Joiner
-from rolltape.cli.tokenizer import TextOf
 from rolltape.records.sample import Origin, Span
 from rolltape.records.token_record import TokenRecord
+from rolltape.samples.spelling import Spell, token_texts
 from rolltape.tokens.join import Standout, standouts
 from rolltape.tokens.reading import records_of
 from rolltape.tokens.steps import TokenStep
+from rolltape.tokens.summary import Tally
 
 _AROUND = 6  # tokens on each side
 
@@ -26,14 +27,15 @@ def print_record(record: TokenRecord, joiner: Joiner, columns: Sequence[str], *,
         print_json({**_about(joined), **{name: _plain(held.get(name)) for name in ("ids", "trained_mask", *columns)}})
         return
     _print_title(record)
+    texts = token_texts(record.ids.tolist(), joined.spell)
     rows = [
         [
             count(at),
             _turn(joined.span_at(at)),
-            _marked(token, trained, joined.text),
+            _marked(text, trained),
             *(_cell(held.get(name), at) for name in columns),
         ]
-        for at, (token, trained) in enumerate(zip(record.ids.tolist(), record.trained_mask.tolist(), strict=True))
+        for at, (text, trained) in enumerate(zip(texts, record.trained_mask.tolist(), strict=True))
     ]
     print_table(["at", "turn", "token", *columns], rows, left=["turn", "token"], flexible=["token"])
 
@@ -86,7 +88,7 @@ def print_worst(
                 _probability(one.record.inference_logprobs, one.at),
                 _probability(one.record.trainer_logprobs, one.at),
                 number(one.value),
-                _around(one.record, one.at, joined.text),
+                _around(one.record, one.at, joined.spell),
                 "" if span is None else joined.said_in(span),
             ]
         )
@@ -114,7 +116,7 @@ def _stretch(joined: Joined, span: Span) -> dict[str, Any]:
     trained = joined.record.trained_mask[part]
     held = joined.record.columns()
     means = {
-        name: float(held[name][part][trained].mean(dtype=np.float64)) if name in held and trained.any() else None
+        name: Tally(held[name][part][trained]).mean if name in held else None
         for name in ("mismatch_kl", "masked", "masked_high", "masked_low", "entropy")
     }
     return {
@@ -145,7 +147,7 @@ def _standout(one: Standout, joined: Joined, span: Span | None, by: str) -> dict
         "message": None if span is None else joined.said_in(span),
         "first_around": first,
         "ids_around": record.ids[first : one.at + _AROUND + 1].tolist(),
-        "text_around": _around(record, one.at, joined.text),
+        "text_around": _around(record, one.at, joined.spell),
     }
 
 
@@ -163,14 +165,15 @@ def _print_title(record: TokenRecord) -> None:
     )
 
 
-def _around(record: TokenRecord, at: int, text: TextOf | None) -> str:
+def _around(record: TokenRecord, at: int, spell: Spell | None) -> str:
     first, last = max(at - _AROUND, 0), min(at + _AROUND + 1, len(record))
-    shown = [_marked(int(record.ids[place]), place == at, text) for place in range(first, last)]
+    texts = token_texts(record.ids[first:last].tolist(), spell)
+    shown = [_marked(text, first + place == at) for place, text in enumerate(texts)]
     return f"{'… ' if first else ''}{' '.join(shown)}{' …' if last < len(record) else ''}"
 
 
-def _marked(token: int, marked: bool, text: TextOf | None) -> str:
-    spelled = str(token) if text is None else text(token).replace(" ", "␣")
+def _marked(text: str, marked: bool) -> str:
+    spelled = text.replace(" ", "␣")
     return f"«{spelled}»" if marked else spelled
 
 

@@ -54,6 +54,7 @@ def tokens(
     """List, sum up and show what a trainer saw, token by token."""
     from rolltape.cli import token_tables, token_texts
     from rolltape.cli.token_join import Joiner
+    from rolltape.cli.token_names import named_record
 
     steps = _chosen(run, step)
     if action is Action.LIST and step is None:
@@ -71,7 +72,7 @@ def tokens(
         by = _one_column(column)
         token_texts.print_worst(steps, rank, joiner, by=by, limit=limit, as_json=as_json)
         return _ended(steps)
-    meant = token_tables.named_record(steps, rank, record)
+    meant = named_record(steps, rank, record)
     if action is Action.SHOW:
         token_texts.print_record(meant, joiner, _columns(column), as_json=as_json)
     else:

@@ -32,6 +32,7 @@ FLOAT_COLUMNS = (
     "ce_weights",
     "ref_kl_weights",
 )
+NEEDED_COLUMNS = (*ID_COLUMNS, "trained_mask", "trainer_logprobs")  # every record has them
 TOKEN_COLUMNS = (*ID_COLUMNS, *FLAG_COLUMNS, *FLOAT_COLUMNS)
 
 

@@ -71,7 +71,7 @@ def _real(
     trained = columns["trained_mask"]
     envs: list[str | None] = []
     for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        envs.append(next((name for name in names[start:stop] if name), None))
+        envs.append(next((str(name) for name in names[start:stop] if name), None))
         while stop > start and not names[stop - 1] and not trained[stop - 1]:
             stop -= 1
             real[stop] = False

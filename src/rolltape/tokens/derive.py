@@ -17,26 +17,28 @@ def derive(columns: Mapping[str, Tensor], loss: LossSpec | None) -> None:
 
     Each result goes straight into its place; on top of that there are a few values a token for a moment.
     """
-    if "log_ratio" not in columns:
-        return
-    trainer, inference = columns["trainer_logprobs"], columns["inference_logprobs"]
+    if "inference_logprobs" in columns:
+        _compare(columns, columns["trainer_logprobs"], columns["inference_logprobs"])
+    if loss is not None:
+        _mask(columns, loss)
+
+
+def _compare(columns: Mapping[str, Tensor], trainer: Tensor, inference: Tensor) -> None:
     log_ratio = torch.sub(trainer, inference, out=columns["log_ratio"])
     torch.exp(log_ratio, out=columns["ratio"])
     # exp(r) - r - 1, of which nothing would be left for a small r if the 1 were taken off last.
     torch.expm1(log_ratio, out=columns["mismatch_kl"]).sub_(log_ratio)
     torch.exp(trainer, out=columns["prob_delta"]).sub_(torch.exp(inference))
-    if loss is not None:
-        _mask(columns, loss)
 
 
 def _mask(columns: Mapping[str, Tensor], loss: LossSpec) -> None:
     old = columns.get("old_logprobs")
-    ratio = columns["ratio"]
+    ratio = columns.get("ratio")
     seen = Seen(
         trainer_logprobs=columns["trainer_logprobs"],
         ratio=ratio,
         old_ratio=ratio if old is None else torch.sub(columns["trainer_logprobs"], old).exp_(),
-        prob_delta=columns["prob_delta"],
+        prob_delta=columns.get("prob_delta"),
         advantages=columns.get("advantages"),
         reference_logprobs=columns.get("reference_logprobs"),
     )

@@ -1,11 +1,12 @@
 """The exporter that a trainer calls: one micro-batch at a time, and when a step is over."""
 
 import atexit
+import operator
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, SupportsIndex
 
 import torch
 
@@ -43,18 +44,21 @@ class TokenExporter:
         self,
         run: str | os.PathLike[str],
         *,
-        rank: int,
-        world_size: int,
+        rank: SupportsIndex,
+        world_size: SupportsIndex,
         loss: LossSpec | None = None,
         file_format: Format | str = Format.PARQUET,
         sample_fraction: float = 1.0,
         every_n_steps: int = 1,
-        context_parallel_rank: int = 0,
-        context_parallel_size: int = 1,
+        context_parallel_rank: SupportsIndex = 0,
+        context_parallel_size: SupportsIndex = 1,
         threads: int = 4,
         max_queued_bytes: int = 1 << 30,
     ) -> None:
         chosen = _checked_format(file_format)
+        rank, world_size = _whole(rank, "rank"), _whole(world_size, "world_size")
+        context_parallel_rank = _whole(context_parallel_rank, "context_parallel_rank")
+        context_parallel_size = _whole(context_parallel_size, "context_parallel_size")
         _check(0 <= rank < world_size, f"rank {rank} of {world_size}: ranks are 0 to world_size - 1")
         _check(0 <= sample_fraction <= 1, f"sample_fraction is {sample_fraction}; give 0 to 1")
         _check("://" not in os.fspath(run), f"run {os.fspath(run)}: token records are written to a path, not to a URL")
@@ -69,6 +73,7 @@ class TokenExporter:
         self._reporter = Reporter(f"token export of rank {rank}")
         self._camera = Camera()
         self._closed = False
+        self._process = os.getpid()
         self._pipeline: Pipeline | None = None
         if context_parallel_rank:
             return  # the first of its group has the whole sequences
@@ -112,17 +117,18 @@ class TokenExporter:
 
     def export(
         self,
-        step: int,
-        micro_step: int,
+        step: SupportsIndex,
+        micro_step: SupportsIndex,
         batch: Mapping[str, Any] | None,
         outputs: Mapping[str, Any],
         *,
         loss: LossSpec | _Configured | None = CONFIGURED,
     ) -> None:
         """Take a micro-batch and what the model made of it, as they are now. `loss`: if it trains with another one."""
-        if self._closed or self._pipeline is None or step % self._every_n_steps:
+        pipeline, step, micro_step = self._running(), _whole(step, "step"), _whole(micro_step, "micro_step")
+        if pipeline is None or step % self._every_n_steps:
             return
-        if not batch:
+        if batch is None or not len(batch.keys()):  # a TensorDict says otherwise what is empty
             self._reporter.count(empty_batches=1)
             return
         intake = taken(step, micro_step, batch, outputs, self.loss if isinstance(loss, _Configured) else loss)
@@ -130,12 +136,13 @@ class TokenExporter:
             self._reporter.count(empty_batches=1)
             return
         layout = layout_of(intake)
-        self._pipeline.submit(step, layout.total_bytes, intake.sequences, lambda: self._camera.snapshot(intake, layout))
+        pipeline.submit(step, layout.total_bytes, intake.sequences, lambda: self._camera.snapshot(intake, layout))
 
-    def mark_stable(self, step: int) -> None:
+    def mark_stable(self, step: SupportsIndex) -> None:
         """Say that this rank has exported all of a step. Once all ranks have, and it is written, the step is stable."""
-        if not self._closed and self._pipeline is not None and step % self._every_n_steps == 0:
-            self._pipeline.finish(step)
+        pipeline, step = self._running(), _whole(step, "step")
+        if pipeline is not None and step % self._every_n_steps == 0:
+            pipeline.finish(step)
 
     def report(self) -> ExportReport:
         """The counts so far."""
@@ -143,12 +150,20 @@ class TokenExporter:
 
     def close(self, timeout_s: float = 60.0) -> ExportReport:
         """Write what waits, for at most so long, and say what could not be written."""
-        if self._closed or self._pipeline is None:
+        if self._closed or self._pipeline is None or self._process != os.getpid():
             return self._reporter.report()
         self._closed = True
         atexit.unregister(self.close)
         self._pipeline.close(timeout_s)
         return self._reporter.say_at_close()
+
+    def _running(self) -> Pipeline | None:
+        """What takes micro-batches; None: nothing does, here or any more."""
+        if self._pipeline is not None and self._process != os.getpid():
+            # A fork leaves the threads behind, and the locks as they happened to be.
+            self._pipeline, self._reporter = None, Reporter(self._reporter.who)
+            self._reporter.problem("fork", "it was made before this process was forked; make one in each process")
+        return None if self._closed else self._pipeline
 
     def __enter__(self) -> Self:
         return self
@@ -157,6 +172,16 @@ class TokenExporter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _whole(number: SupportsIndex, name: str) -> int:
+    """A number that may have come as one of numpy or torch."""
+    try:
+        value = operator.index(number)
+    except TypeError:
+        raise RecordError(f"{name} is {number!r}; give a whole number") from None
+    _check(value >= 0, f"{name} is {value}; give 0 or more")
+    return value
 
 
 def _checked_format(file_format: Format | str) -> Format:

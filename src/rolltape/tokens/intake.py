@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rolltape.errors import MisalignedError, RecordError
+from rolltape.tokens.facts import facts_of, has_gaps
 from rolltape.tokens.losses import LossSpec
 
 # The names under which a column may come.
@@ -35,15 +36,9 @@ _OUTPUT_COLUMNS: dict[str, tuple[str, ...]] = {
     "masked_low": ("masked_low",),
 }
 _NEEDED = ("ids", "trained_mask", "trainer_logprobs")
+_OWN_MASKS = ("masked", "masked_high", "masked_low")  # with any of them, none is computed
 # What may also come as one value for all the tokens of a sequence, and what that is called then.
 _PER_SEQUENCE = {"advantages": "each_advantage", "rewards": "reward"}
-_FACTS = {
-    "sample_ids": "sample",
-    "rollout_ids": "rollout",
-    "groups": "group",
-    "env_names": "env",
-    "weight_versions": "versions",
-}
 
 
 class Intake(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -71,13 +66,17 @@ def taken(
 ) -> Intake:
     """The micro-batch, if its columns are there and of one length."""
     where = f"step {step}, micro step {micro_step}"
+    tensors = {**batch, "rewards": None} if has_gaps(batch.get("rewards")) else batch
     columns = {
-        **_found(batch, _BATCH_COLUMNS, where, "batch"),
+        **_found(tensors, _BATCH_COLUMNS, where, "batch"),
         **_found(outputs, _OUTPUT_COLUMNS, where, "outputs"),
     }
+    loss = None if any(name in columns for name in _OWN_MASKS) else loss
     _check_needs(columns, loss, where)
     ids = columns["ids"]
-    lengths = _lengths(batch, ids, where)
+    lengths, real = _lengths(batch, ids, where)
+    if real is not None:
+        columns.setdefault("attention_mask", real)
     sequences = len(lengths)
     per_sequence = {
         per: columns.pop(name).reshape(-1)
@@ -85,17 +84,19 @@ def taken(
         if name in columns and _is_per_sequence(columns[name], sequences, ids)
     }
     _check_shapes(columns, where)
-    if "each_advantage" in per_sequence or isinstance(lengths, Tensor):
-        per_sequence["lengths"] = torch.as_tensor(lengths)
+    if isinstance(lengths, Tensor):
+        per_sequence["lengths"] = lengths
+    elif "each_advantage" in per_sequence:
+        per_sequence["lengths"] = torch.from_numpy(lengths)
     return Intake(
         step=step,
         micro_step=micro_step,
         where=where,
-        loss=None if "masked" in columns else loss,
+        loss=loss,
         columns={name: column.reshape(-1) for name, column in columns.items()},
         per_sequence=per_sequence,
         lengths=None if isinstance(lengths, Tensor) else lengths,
-        facts=_facts(batch, sequences, ids.numel(), where),
+        facts=facts_of(batch, sequences, ids.numel(), where),
         sequences=sequences,
         tokens=ids.numel(),
         device=columns["trainer_logprobs"].device,
@@ -127,7 +128,7 @@ def _found(given: Mapping[str, Any], known: Mapping[str, tuple[str, ...]], where
 
 
 def _check_needs(columns: Mapping[str, Tensor], loss: LossSpec | None, where: str) -> None:
-    missing = [] if loss is None or "masked" in columns else [name for name in loss.needs if name not in columns]
+    missing = [] if loss is None else loss.missing(columns)
     if missing:
         raise RecordError(
             f"{where}: {type(loss).__name__} looks at {', '.join(missing)}, which the batch has not; "
@@ -135,27 +136,42 @@ def _check_needs(columns: Mapping[str, Tensor], loss: LossSpec | None, where: st
         )
 
 
-def _lengths(batch: Mapping[str, Any], ids: Tensor, where: str) -> npt.NDArray[np.int64] | Tensor:
-    """How many tokens each sequence has, padding included; each row is a sequence if nothing else is said."""
+def _lengths(batch: Mapping[str, Any], ids: Tensor, where: str) -> tuple[npt.NDArray[np.int64] | Tensor, Tensor | None]:
+    """How many tokens each sequence has, padding included; each row is a sequence if nothing else is said.
+
+    Lengths of several rows, one for each, say what is padding in them: the tokens of a mask that is given then too.
+    """
     given = [name for name in ("lengths", "cu_seqlens") if batch.get(name) is not None]
     if len(given) > 1:
         raise RecordError(f"{where}: batch has both lengths and cu_seqlens; give one of them")
+    rows = ids.shape[0] if ids.dim() > 1 else 1
+    whole = np.full(rows, ids.numel() // max(rows, 1), dtype=np.int64)
     if not given:
-        rows = ids.shape[0] if ids.dim() > 1 else 1
-        return np.full(rows, ids.numel() // max(rows, 1), dtype=np.int64)
+        return whole, None
     bounds = _tensor(batch[given[0]], f"{where}: {given[0]}").reshape(-1)
     on_host = bounds.device.type == "cpu"
     if given == ["cu_seqlens"]:
         if not len(bounds) or (on_host and int(bounds[0])):
             raise MisalignedError(f"{where}: cu_seqlens does not begin with 0; give the bounds of all sequences")
         bounds = bounds.diff()
+    elif len(bounds) == rows > 1:
+        return whole, _real(bounds, ids, where)
     if not on_host:
         if not len(bounds) and ids.numel():
             raise MisalignedError(f"{where}: no sequence by {given[0]}, but {ids.numel()} tokens")
-        return bounds
+        return bounds, None
     lengths = bounds.numpy().astype(np.int64)
     check_sum(lengths, ids.numel(), where)
-    return lengths
+    return lengths, None
+
+
+def _real(lengths: Tensor, ids: Tensor, where: str) -> Tensor:
+    """Which tokens of padded rows are no padding: as many as a row's length says, from its first."""
+    width = ids.numel() // len(lengths)
+    if lengths.device.type == "cpu" and not 0 <= int(lengths.min()) <= int(lengths.max()) <= width:
+        told = ", ".join(map(str, lengths.tolist()))
+        raise MisalignedError(f"{where}: rows of {width} tokens have the lengths {told}; give 0 to {width} for each")
+    return (torch.arange(width, device=lengths.device) < lengths[:, None]).reshape(ids.shape)
 
 
 def _is_per_sequence(column: Tensor, sequences: int, ids: Tensor) -> bool:
@@ -164,8 +180,13 @@ def _is_per_sequence(column: Tensor, sequences: int, ids: Tensor) -> bool:
 
 def _tensor(values: Any, where: str) -> Tensor:
     try:
-        # A list of floats would become float32 by way of torch alone.
-        return torch.as_tensor(np.asarray(values) if isinstance(values, list | tuple) else values).detach()
+        if isinstance(values, Tensor):
+            return values.detach()
+        # By way of numpy: torch alone would make floats float32, and take a list to its default device.
+        held = np.asarray(values)
+        if not (held.flags.writeable and held.flags.c_contiguous):
+            held = held.copy()  # torch takes no others, or not without a warning
+        return torch.from_numpy(held)
     except (TypeError, ValueError, RuntimeError) as error:
         raise RecordError(f"{where} cannot be a tensor: {error}") from None
 
@@ -179,26 +200,3 @@ def _check_shapes(columns: Mapping[str, Tensor], where: str) -> None:
 def _plain(shape: Sequence[int]) -> tuple[int, ...]:
     """A shape without the dimensions that hold one thing, so that [1, T] and [T] are the same."""
     return tuple(size for size in shape if size != 1)
-
-
-def _facts(batch: Mapping[str, Any], sequences: int, tokens: int, where: str) -> dict[str, tuple[Any, ...]]:
-    """What is said of each sequence, copied."""
-    given = {name: tuple(batch[name]) for name in _FACTS if batch.get(name) is not None}
-    for name, values in given.items():
-        if len(values) != sequences and (name != "env_names" or len(values) != tokens):
-            told = ", ".join(f"{other} {len(held)}" for other, held in given.items())
-            raise MisalignedError(f"{where}: there are {sequences} sequences, but {told}; give one entry for each")
-    return {
-        _FACTS[name]: tuple(map(_versions if name == "weight_versions" else _text, values))
-        for name, values in given.items()
-    }
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
-
-
-def _versions(value: object) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    return tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)

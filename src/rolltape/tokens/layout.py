@@ -69,9 +69,8 @@ class Layout:
 
 def layout_of(intake: Intake) -> Layout:
     """Room for what came and for what will be derived from it."""
-    derived: tuple[str, ...] = ()
-    if "inference_logprobs" in intake.columns:
-        derived = MISMATCH_COLUMNS + (MASK_COLUMNS if intake.loss is not None else ())
+    mismatch = MISMATCH_COLUMNS if "inference_logprobs" in intake.columns else ()
+    derived = (*mismatch, *(MASK_COLUMNS if intake.loss is not None else ()))
     spread = ("advantages",) if "each_advantage" in intake.per_sequence else ()
     sized = {name: (_dtype(name), intake.tokens) for name in (*intake.columns, *spread, *derived)}
     sized |= {name: (_sequence_dtype(name, given), intake.sequences) for name, given in intake.per_sequence.items()}
@@ -96,4 +95,6 @@ def _dtype(column: str) -> torch.dtype:
 def _sequence_dtype(name: str, given: Tensor) -> torch.dtype:
     if name == "lengths":
         return torch.int64
-    return torch.float64 if given.dtype == torch.float64 and name == "reward" else torch.float32
+    # Whole numbers may need more than float32, which not every device has.
+    is_wide = given.dtype == torch.float64 or (not given.is_floating_point() and given.device.type == "cpu")
+    return torch.float64 if is_wide and name == "reward" else torch.float32

@@ -4,6 +4,7 @@ A token is masked if its policy-gradient term is zero. A loss drops it on one si
 or it has nothing to pull with: no advantage, no weight, or a ratio that is zero. A KL term may remain on it.
 """
 
+from collections.abc import Container
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import msgspec
@@ -15,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class Seen(NamedTuple):
-    """What a loss looks at, token by token: float32, of one length, on one device."""
+    """What a loss looks at, token by token: float32, of one length, on one device. None: it cannot be known."""
 
     trainer_logprobs: "Tensor"
-    ratio: "Tensor"  # of the trainer's probability to the inference engine's
-    old_ratio: "Tensor"  # to the old policy's, where one was given; else the same
-    prob_delta: "Tensor"
+    ratio: "Tensor | None"  # of the trainer's probability to the inference engine's
+    old_ratio: "Tensor | None"  # to the old policy's, where one was given; else the same
+    prob_delta: "Tensor | None"
     advantages: "Tensor | None"
     reference_logprobs: "Tensor | None"
 
@@ -42,8 +43,15 @@ class LossSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if value is not None and not value >= 0:
+            if value is None:
+                continue
+            if not value >= 0:
                 raise RecordError(f"{type(self).__name__}: {name} is {value}; give a number that is not negative")
+            msgspec.structs.force_setattr(self, name, float(value))  # which may have been one of numpy or torch
+
+    def missing(self, given: Container[str]) -> list[str]:
+        """The columns that it reads and that are not among those given."""
+        return [name for name in self.needs if name not in given]
 
     def dropped(self, seen: Seen) -> Dropped:
         """The tokens that leave the loss."""
@@ -51,7 +59,7 @@ class LossSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def pull(self, seen: Seen) -> "Tensor":
         """What the gradient of a token's policy-gradient term is proportional to, if it is not dropped."""
-        return _given(seen.advantages, "advantages") * seen.ratio
+        return _given(seen.advantages, "advantages") * _given(seen.ratio, "inference_logprobs")
 
 
 class Dppo(LossSpec, frozen=True, tag="dppo"):
@@ -61,10 +69,10 @@ class Dppo(LossSpec, frozen=True, tag="dppo"):
     mask_high: float = 0.2
 
     def dropped(self, seen: Seen) -> Dropped:
-        advantages = _given(seen.advantages, "advantages")
+        advantages, moved = _given(seen.advantages, "advantages"), _moved(seen)
         rises = advantages > 0
-        too_high = seen.prob_delta > self.mask_high
-        too_low = seen.prob_delta < -self.mask_low
+        too_high = moved > self.mask_high
+        too_low = moved < -self.mask_low
         return Dropped(too_high.where(rises, too_low), rises & too_high, (advantages < 0) & too_low)
 
 
@@ -74,8 +82,8 @@ class Ipo(LossSpec, frozen=True, tag="ipo"):
     threshold: float = 0.1
 
     def dropped(self, seen: Seen) -> Dropped:
-        too_high = seen.prob_delta > self.threshold
-        too_low = seen.prob_delta < -self.threshold
+        moved = _moved(seen)
+        too_high, too_low = moved > self.threshold, moved < -self.threshold
         return Dropped(too_high | too_low, too_high, too_low)
 
 
@@ -87,12 +95,12 @@ class OnPolicyDistillation(LossSpec, frozen=True, tag="on_policy_distillation"):
     threshold: ClassVar[float] = 0.2
 
     def dropped(self, seen: Seen) -> Dropped:
-        too_low = seen.prob_delta < -self.threshold
+        too_low = _moved(seen) < -self.threshold
         return Dropped(too_low, too_low.new_zeros(too_low.shape), too_low)
 
     def pull(self, seen: Seen) -> "Tensor":
         reference = _given(seen.reference_logprobs, "reference_logprobs")
-        return (reference - seen.trainer_logprobs) * seen.ratio
+        return (reference - seen.trainer_logprobs) * _given(seen.ratio, "inference_logprobs")
 
 
 class PpoClip(LossSpec, frozen=True, tag="ppo_clip"):
@@ -102,12 +110,17 @@ class PpoClip(LossSpec, frozen=True, tag="ppo_clip"):
     also bounds the ratio of tokens with a negative advantage.
     """
 
+    needs: ClassVar[tuple[str, ...]] = ("advantages",)
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float | None = None
 
+    def missing(self, given: Container[str]) -> list[str]:
+        has_old = "old_logprobs" in given or "inference_logprobs" in given
+        return super().missing(given) + ([] if has_old else ["inference_logprobs"])
+
     def dropped(self, seen: Seen) -> Dropped:
-        advantages, ratio = _given(seen.advantages, "advantages"), seen.old_ratio
+        advantages, ratio = _given(seen.advantages, "advantages"), _given(seen.old_ratio, "inference_logprobs")
         falls = advantages < 0
         high = (advantages > 0) & (ratio > 1 + self.clip_high)
         low = falls & (ratio < 1 - self.clip_low)
@@ -116,7 +129,7 @@ class PpoClip(LossSpec, frozen=True, tag="ppo_clip"):
         return Dropped(high | low, high, low)
 
     def pull(self, seen: Seen) -> "Tensor":
-        return _given(seen.advantages, "advantages") * seen.old_ratio
+        return _given(seen.advantages, "advantages") * _given(seen.old_ratio, "inference_logprobs")
 
 
 Loss = Dppo | Ipo | OnPolicyDistillation | PpoClip
@@ -134,6 +147,10 @@ def loss_of(text: str) -> Loss:
     except msgspec.MsgspecError as error:
         raise RecordError(f"{text}: no loss specification: {error}") from None
     return loss
+
+
+def _moved(seen: Seen) -> "Tensor":
+    return _given(seen.prob_delta, "inference_logprobs")
 
 
 def _given(column: "Tensor | None", name: str) -> "Tensor":

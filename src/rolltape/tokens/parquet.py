@@ -9,7 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rolltape.errors import DamagedTapeError
-from rolltape.records.token_record import FLAG_COLUMNS, ID_COLUMNS, TOKEN_COLUMNS, TOKEN_SCHEMA, TokenRecord
+from rolltape.records.token_record import (
+    FLAG_COLUMNS,
+    ID_COLUMNS,
+    NEEDED_COLUMNS,
+    TOKEN_COLUMNS,
+    TOKEN_SCHEMA,
+    TokenRecord,
+)
 from rolltape.tokens.sequences import Sequences
 
 SCHEMA_KEY = b"rolltape.schema"
@@ -91,7 +98,7 @@ def read_parquet(path: Path, columns: Collection[str] | None = None) -> Iterator
 def _is_wanted(name: str, columns: Collection[str] | None) -> bool:
     if name in _COUNTED or (name not in _FACTS and name not in TOKEN_COLUMNS):
         return False
-    needed = name in _FACTS or name in ("ids", "position_ids", "trained_mask", "trainer_logprobs")
+    needed = name in _FACTS or name in NEEDED_COLUMNS
     return needed or columns is None or name in columns
 
 

@@ -17,14 +17,12 @@ from rolltape.tokens.cutting import cut
 from rolltape.tokens.losses import spelled
 from rolltape.tokens.rankfiles import RankFiles
 from rolltape.tokens.report import Reporter
-from rolltape.tokens.sequences import Sequences
+from rolltape.tokens.sequences import PART_TOKENS, Sequences
 from rolltape.tokens.snapshot import Camera, Snapshot
 from rolltape.tokens.steps import TokenFile
 from rolltape.tokens.workers import Workers
 
 Writer = Callable[[Path, int, int, int, Sequence[Sequences]], None]  # path, step, rank, first sequence, sequences
-
-PART_TOKENS = 1 << 19  # a file's worth: enough to compress well, few enough that several threads share a step
 
 
 class _Step:
@@ -39,7 +37,7 @@ class _Step:
         self.sequences = 0
         self.parts: list[TokenFile | None] = []
         self.writing = 0
-        self.lost_records = 0
+        self.missing: Counter[str] = Counter()  # records that were dropped or lost
         self.marked = False
 
 
@@ -66,7 +64,7 @@ class Pipeline:
         self._fraction = fraction
         self._budget = Budget(max_queued_bytes)
         self._open: dict[int, _Step] = {}
-        self._dropped: Counter[int] = Counter()
+        self._marked: set[int] = set()  # steps, as the cutting thread knows them
         self._changed = threading.Condition()
         self._cutter = Workers("rolltape-tokens-cut", 1, self._died)
         self._writers = Workers("rolltape-tokens-write", threads, self._died)
@@ -75,16 +73,17 @@ class Pipeline:
         """Queue the snapshot that `taken` makes, if there is room for its `size`; else count it as dropped."""
         self._reporter.count(sequences=sequences)
         if not (self._cutter.alive and self._writers.alive):
-            self._drop(step, sequences)
+            self._reporter.count(lost_records=sequences)
         elif not self._budget.take(size):
             self._reporter.problem("dropped", f"the disk is too slow: {self._budget.limit} bytes wait to be written")
-            self._drop(step, sequences)
+            self._miss(step, "dropped_records", sequences)
         else:
             try:
                 snapshot = taken()
             except Exception as error:  # noqa: BLE001 - no room on the device, say; training may have enough
                 self._budget.exchange(size, 0)
-                self._lose(step, sequences, error)
+                self._say(error)
+                self._miss(step, "lost_records", sequences)
             else:
                 self._cutter.put(lambda: self._cut(snapshot, size))
 
@@ -103,30 +102,36 @@ class Pipeline:
             if step.sequences:
                 self._reporter.problem("unmarked", f"step {step.step} was never marked stable; its files stay partial")
 
-    def _drop(self, step: int, sequences: int) -> None:
-        self._reporter.count(dropped_records=sequences)
-        with self._changed:
-            self._dropped[step] += sequences
+    def _miss(self, step: int, why: str, records: int) -> None:
+        self._reporter.count(**{why: records})
+        self._cutter.put(lambda: self._note_missing(step, why, records))
 
     def _died(self, error: str) -> None:
         self._reporter.problem("thread", f"one of its threads died: {error}")
+
+    def _say(self, error: Exception, what: str = "") -> None:
+        kind = "files" if isinstance(error, OSError | TapeError) else "records"
+        self._reporter.problem(kind, what + (str(error) or repr(error)))
 
     # On the cutting thread.
 
     def _cut(self, snapshot: Snapshot, size: int) -> None:
         intake = snapshot.intake
-        kept_size = 0
+        kept_size, records = 0, intake.sequences
         try:
             columns = {name: column.numpy() for name, column in snapshot.columns().items()}
             loss = None if intake.loss is None else spelled(intake.loss)
             made = cut(intake, columns, fraction=self._fraction, loss=loss)
             self._reporter.count(untrained_sequences=made.untrained, unsampled_sequences=made.not_sampled)
-            if len(made.kept):
+            records = len(made.kept)
+            if records:
                 step = self._begun(intake.step)
                 kept_size = sum(values.nbytes for values in made.kept.columns.values())
                 self._hold(step, made.kept)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one micro-batch, the next may be right
-            self._lose(intake.step, intake.sequences, error)
+            self._say(error)
+            self._reporter.count(lost_records=records)
+            self._note_missing(intake.step, "lost_records", records)
         finally:
             self._budget.exchange(size, kept_size)
             self._camera.slabs.give_back(snapshot.slab)
@@ -145,11 +150,19 @@ class Pipeline:
         if step.held_size * 4 > self._budget.limit:
             self._flush(step)
 
+    def _note_missing(self, number: int, why: str, records: int) -> None:
+        """Have the marker of a step count records that will not be written."""
+        with contextlib.suppress(OSError, RolltapeError):  # a step that cannot be begun has no marker
+            step = self._begun(number)
+            with self._changed:
+                step.missing[why] += records
+
     def _begun(self, step: int) -> _Step:
         """The step, begun anew if it was marked before: then it is written again, in place of what was."""
         with self._changed:
             self._changed.wait_for(lambda: step not in self._open or not self._open[step].marked)
         if step not in self._open:
+            self._marked.discard(step)
             begun = _Step(step, self._files.begin(step))
             with self._changed:
                 self._open[step] = begun
@@ -175,24 +188,20 @@ class Pipeline:
             return [step for step in self._open.values() if not step.marked]
 
     def _mark(self, number: int) -> None:
+        if number in self._marked:
+            return  # to begin it anew would replace it by nothing
         try:
             step = self._begun(number)
         except (OSError, RolltapeError) as error:
-            self._reporter.problem(_kind(error), f"step {number} could not be begun: {error}")
+            self._say(error, f"step {number} could not be begun: ")
             return
         self._flush(step)
+        self._marked.add(number)
         with self._changed:
             step.marked = True
             last = not step.writing
         if last:
             self._seal(step)
-
-    def _lose(self, step: int, records: int, error: Exception) -> None:
-        self._reporter.count(lost_records=records)
-        self._reporter.problem(_kind(error), str(error) or repr(error))
-        with self._changed:
-            if step in self._open:
-                self._open[step].lost_records += records
 
     # On a writing thread.
 
@@ -206,7 +215,10 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001 - a library that fails to encode must not end the thread either
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
-            self._lose(step.step, records, error)
+            self._say(error, f"step {step.step} could not be written: ")
+            self._reporter.count(lost_records=records)
+            with self._changed:
+                step.missing["lost_records"] += records
         finally:
             self._budget.exchange(size, 0)
             with self._changed:
@@ -217,23 +229,21 @@ class Pipeline:
 
     def _seal(self, step: _Step) -> None:
         """Say that this rank is done with a step."""
-        with self._changed:
-            dropped = self._dropped.pop(step.step, 0)
+        parts = [part for part in step.parts if part is not None]
         try:
             self._files.finish(
                 step.step,
                 step.attempt,
-                [part for part in step.parts if part is not None],
-                dropped_records=dropped,
-                lost_records=step.lost_records,
+                parts,
+                dropped_records=step.missing["dropped_records"],
+                lost_records=step.missing["lost_records"],
             )
         except (OSError, RolltapeError) as error:
-            self._reporter.problem(_kind(error), f"step {step.step} could not be marked: {error}")
+            self._say(error, f"step {step.step} could not be marked: ")
+            records, tokens = sum(part.records for part in parts), sum(part.tokens for part in parts)
+            # Nobody will read them.
+            self._reporter.count(records=-records, tokens=-tokens, files=-len(parts), lost_records=records)
         finally:
             with self._changed:
                 del self._open[step.step]
                 self._changed.notify_all()
-
-
-def _kind(error: Exception) -> str:
-    return "files" if isinstance(error, OSError | TapeError) else "records"

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from rolltape.errors import DamagedTapeError, RecordError
-from rolltape.records.token_record import FLAG_COLUMNS, ID_COLUMNS, TokenRecord
+from rolltape.records.token_record import FLAG_COLUMNS, ID_COLUMNS, NEEDED_COLUMNS, TokenRecord
 from rolltape.tokens.sequences import Sequences
 
 _SCHEMA_VERSION = 1
@@ -37,8 +37,17 @@ _FIELDS = {
     "ref_kl_weights": "ref_kl_weights",
 }
 # Ours beside prime-rl's.
-_OWN_FACTS = {"sample_id": "sample", "rollout_id": "rollout", "group_id": "group", "weight_versions": "versions"}
+_OWN_FACTS = {
+    "sample_id": "sample",
+    "rollout_id": "rollout",
+    "group_id": "group",
+    "weight_versions": "versions",
+    "reward": "reward",
+}
 _OWN_FIELDS = {"old_logprobs": "old_logprobs", "ref_logprobs": "reference_logprobs"}
+
+_NEEDED = {field: name for field, name in _FIELDS.items() if name in NEEDED_COLUMNS}
+_OPTIONAL = {field: name for field, name in (_FIELDS | _OWN_FIELDS).items() if name not in NEEDED_COLUMNS}
 
 _encode = msgspec.json.Encoder().encode  # numbers that are not finite become null
 
@@ -89,9 +98,10 @@ def read_lines(path: Path) -> Iterator[TokenRecord]:
 def _record(line: bytes, where: str) -> TokenRecord:
     try:
         row = json.loads(line)
-        columns = {name: _array(name, row.get(field)) for field, name in (_FIELDS | _OWN_FIELDS).items()}
+        columns = {name: _array(name, row.get(field)) for field, name in _OPTIONAL.items()}
+        columns |= {name: _numbers(name, row[field]) for field, name in _NEEDED.items()}
         return TokenRecord(
-            step=row["step"],
+            step=row.get("export_step", row["step"]),  # of the run; a trainer of several counts its own besides
             rank=row["rank"],
             micro_step=row["micro_step"],
             micro_sequence=row["micro_sequence_idx"],
@@ -101,16 +111,21 @@ def _record(line: bytes, where: str) -> TokenRecord:
             sample=row.get("sample_id"),
             rollout=row.get("rollout_id"),
             group=row.get("group_id"),
+            reward=row.get("reward"),
             versions=tuple(row.get("weight_versions") or ()),
             **columns,
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecordError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecordError) as error:
         raise DamagedTapeError(f"{where}: no token record: {error!r}") from None
 
 
 def _array(name: str, values: list[Any] | None) -> Any:
-    if values is None or (values and all(value is None for value in values) and name not in ID_COLUMNS):
+    if values is None or (values and all(value is None for value in values)):
         return None
+    return _numbers(name, values)
+
+
+def _numbers(name: str, values: list[Any]) -> Any:
     if name in FLAG_COLUMNS:
         return np.array(values, np.bool_)
     return np.array(values, np.int32 if name in ID_COLUMNS else np.float32)

@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -27,7 +27,9 @@ from rolltape.tokens.steps import (
     announced,
     announcement,
     current_ranks,
+    done_ranks,
     folder_of,
+    ranks_in,
 )
 
 
@@ -55,13 +57,14 @@ class RankFiles:
         if not self._announced:
             self.announce()
         folder = folder_of(self._root, step)
-        folder.mkdir(parents=True, exist_ok=True)
         with self._exclusively():
-            self._check_own()
+            if not self._is_own():
+                raise self._replaced()
+            folder.mkdir(exist_ok=True)
             # The marker goes before STABLE, so that nobody can write STABLE again in between.
             (folder / f"rank_{self._rank}.done").unlink(missing_ok=True)
             (folder / STABLE).unlink(missing_ok=True)
-            _remove(folder, self._rank)
+            _remove(folder, f"rank_{self._rank}.*", f".rank_{self._rank}.*")
         return uuid.uuid4().hex[:12]
 
     def partial(self, step: int, attempt: str, part: int) -> Path:
@@ -73,67 +76,67 @@ class RankFiles:
     ) -> bool:
         """Put the parts in their places and say so. Whether that was the last rank of the step."""
         folder = folder_of(self._root, step)
+        if self._format is Format.JSONL:
+            parts = [_joined(folder, parts, self.partial(step, attempt, 0))]
         with self._exclusively():
-            self._check_own()
-            named = self._joined(folder, attempt, parts) if self._format is Format.JSONL else self._named(folder, parts)
+            if not self._is_own():
+                _remove(folder, f".rank_{self._rank}.{attempt}.*")
+                raise self._replaced()
             done = RankDone(
                 rank=self._rank,
                 world_size=self._world_size,
                 writers=self._writers,
                 exporter=self._exporter,
                 attempt=attempt,
-                files=named,
+                files=self._named(folder, parts),
                 dropped_records=dropped_records,
                 lost_records=lost_records,
             )
+            others = self._others(folder)
             write_whole(folder / f"rank_{self._rank}.done", msgspec.json.encode(done))
-            return self._mark_stable(folder)
+            return self._mark_stable(folder, {**others, self._rank: done})
 
-    def _mark_stable(self, folder: Path) -> bool:
-        if len(list(folder.glob("rank_*.done"))) < self._writers:
-            return False  # most ranks find this, and need not read what the others say
-        current = current_ranks(self._root, folder)
-        current = {rank: done for rank, done in current.items() if done.world_size == self._world_size}
-        if len(current) < self._writers:
+    def _others(self, folder: Path) -> dict[int, RankDone]:
+        """What the other ranks of this job say to have done, if that may be all; what an earlier job said is gone."""
+        if len(list(folder.glob("rank_*.done"))) < self._writers - 1:
+            return {}  # most ranks find this, and need not read what the others say
+        job = (self._world_size, self._writers)
+        current = {
+            rank: done
+            for rank, done in current_ranks(self._root, folder).items()
+            if (done.world_size, done.writers) == job
+        }
+        for rank in done_ranks(folder).keys() - current.keys():
+            # Of an earlier attempt. Its files go when the rank writes the step again, or when all the others have.
+            (folder / f"rank_{rank}.done").unlink(missing_ok=True)
+        return current
+
+    def _mark_stable(self, folder: Path, done: Mapping[int, RankDone]) -> bool:
+        if len(done) < self._writers:
             return False
-        for path in folder.glob("rank_*.done"):
-            rank = int(path.name.removeprefix("rank_").removesuffix(".done"))
-            if rank not in current:
-                # The job had more ranks when it was started before.
-                path.unlink()
-                _remove(folder, rank)
-        attempts = {rank: done.attempt for rank, done in current.items()}
+        for rank in ranks_in(folder) - done.keys():
+            # The job had other ranks when it was started before.
+            _remove(folder, f"rank_{rank}.*", f".rank_{rank}.*")
+        attempts = {rank: one.attempt for rank, one in done.items()}
         write_whole(folder / STABLE, msgspec.json.encode(Stable(attempts)))
         return True
 
     def _named(self, folder: Path, parts: Sequence[TokenFile]) -> tuple[TokenFile, ...]:
         files = []
         for number, part in enumerate(parts):
-            name = f"rank_{self._rank}{f'.part_{number}' if number else ''}.parquet"
+            name = f"rank_{self._rank}{f'.part_{number}' if number else ''}.{self._format}"
             (folder / part.name).replace(folder / name)
             files.append(msgspec.structs.replace(part, name=name))
         return tuple(files)
 
-    def _joined(self, folder: Path, attempt: str, parts: Sequence[TokenFile]) -> tuple[TokenFile, ...]:
-        whole = folder / f".rank_{self._rank}.{attempt}.whole.partial"
-        with whole.open("wb") as out:
-            for part in parts:
-                with (folder / part.name).open("rb") as lines:
-                    shutil.copyfileobj(lines, out, 1 << 20)
-        size = whole.stat().st_size
-        name = f"rank_{self._rank}.jsonl"
-        whole.replace(folder / name)
-        for part in parts:
-            (folder / part.name).unlink()
-        return (TokenFile(name, size, sum(part.records for part in parts), sum(part.tokens for part in parts)),)
+    def _is_own(self) -> bool:
+        return announced(self._root, self._rank) == self._exporter
 
-    def _check_own(self) -> None:
-        speaks = announced(self._root, self._rank)
-        if speaks != self._exporter:
-            raise TapeWriteError(
-                f"{self._root}: another exporter was made for rank {self._rank} after this one, and speaks for it now; "
-                "give each process its own rank"
-            )
+    def _replaced(self) -> TapeWriteError:
+        return TapeWriteError(
+            f"{self._root}: another exporter was made for rank {self._rank} after this one, and speaks for it now; "
+            "give each process its own rank"
+        )
 
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[None]:
@@ -141,11 +144,29 @@ class RankFiles:
             # Where the file system has no locks, a reader can still tell an outdated STABLE: it names the attempts.
             with contextlib.suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
+            try:
+                yield
+            finally:
+                # To close it is not enough: a process that was forked meanwhile has it open too.
+                with contextlib.suppress(OSError):
+                    fcntl.flock(handle, fcntl.LOCK_UN)
 
 
-def _remove(folder: Path, rank: int) -> None:
-    for pattern in (f"rank_{rank}.*", f".rank_{rank}.*"):
+def _remove(folder: Path, *patterns: str) -> None:
+    for pattern in patterns:
         for path in folder.glob(pattern):
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
+
+
+def _joined(folder: Path, parts: Sequence[TokenFile], empty: Path) -> TokenFile:
+    """The parts as one, under the name of the first; without any, a file that is `empty`."""
+    whole = folder / parts[0].name if parts else empty
+    with whole.open("ab") as out:
+        for part in parts[1:]:
+            path = folder / part.name
+            with path.open("rb") as lines:
+                shutil.copyfileobj(lines, out, 1 << 20)
+            path.unlink()
+    records, tokens = sum(part.records for part in parts), sum(part.tokens for part in parts)
+    return TokenFile(whole.name, whole.stat().st_size, records, tokens)

@@ -8,6 +8,8 @@ import msgspec
 
 log = logging.getLogger("rolltape.tokens")
 
+_FATES = ("records", "dropped_records", "lost_records", "untrained_sequences", "unsampled_sequences")
+
 
 class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
     """The counts of an exporter so far, and the first problem of each kind.
@@ -20,7 +22,7 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
     files: int = 0
     dropped_records: int = 0  # the queue was full when their micro-batch came
-    lost_records: int = 0  # could not be cut, encoded or written
+    lost_records: int = 0  # could not be cut, encoded, written or marked as done
     untrained_sequences: int = 0  # left out, since none of their tokens trains
     unsampled_sequences: int = 0  # left out by sample_fraction
     empty_batches: int = 0  # None, or without a token
@@ -35,7 +37,8 @@ class Reporter:
     """Counts from all threads. The first problem of a kind is logged when it comes, the rest at the end."""
 
     def __init__(self, who: str) -> None:
-        self._who = who
+        self.who = who
+        self._is_over = False
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._problems: dict[str, str] = {}
@@ -50,23 +53,24 @@ class Reporter:
             if kind in self._problems:
                 return
             self._problems[kind] = what
-        log.error("%s: %s; training goes on, further problems of this kind are only counted", self._who, what)
+        log.error("%s: %s; training goes on, further problems of this kind are only counted", self.who, what)
 
     def report(self) -> ExportReport:
+        """The counts so far. Once it is over, what is still queued counts as lost, as long as it is."""
         with self._lock:
-            return ExportReport(**self._counts, problems=tuple(self._problems.values()))
+            counts = self._counts.copy()
+            if self._is_over:
+                counts["lost_records"] += counts["sequences"] - sum(counts[name] for name in _FATES)
+            return ExportReport(**counts, problems=tuple(self._problems.values()))
 
     def say_at_close(self) -> ExportReport:
         """The final counts; logged if not everything was written."""
-        so_far = self.report()
-        accounted = so_far.records + so_far.dropped_records + so_far.lost_records
-        accounted += so_far.untrained_sequences + so_far.unsampled_sequences
-        self.count(lost_records=so_far.sequences - accounted)  # still queued when time was up, or a thread died
+        self._is_over = True
         report = self.report()
         if not report.complete:
             log.error(
                 "%s: %d records written, %d dropped because the queue was full, %d lost%s",
-                self._who,
+                self.who,
                 report.records,
                 report.dropped_records,
                 report.lost_records,

@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
+PART_TOKENS = 1 << 19  # a file's worth: enough to compress well, few enough that several threads share a step
+
 
 class Sequences(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Some sequences of one step: what is said of each, and their columns end to end."""

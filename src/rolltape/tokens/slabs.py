@@ -24,7 +24,7 @@ class Slabs:
             if fitting:
                 return free.pop(min(fitting, key=lambda at: len(free[at])))
         capacity = max(_SMALLEST, 1 << (size - 1).bit_length())
-        return torch.empty(capacity, dtype=torch.uint8, pin_memory=pinned)
+        return torch.empty(capacity, dtype=torch.uint8, device="cpu", pin_memory=pinned)
 
     def give_back(self, slab: Tensor) -> None:
         """Let others have a buffer; the smallest go if there are many."""

@@ -127,6 +127,11 @@ def announced(root: Path, rank: int) -> str | None:
     return None if said is None else said.exporter
 
 
+def ranks_in(folder: Path) -> set[int]:
+    """The ranks of which there is a file, whole or not."""
+    return {int(named[1]) for path in folder.iterdir() if (named := _RANK.match(path.name.removeprefix(".")))}
+
+
 def done_ranks(folder: Path) -> dict[int, RankDone]:
     """What each rank says to have written of a step."""
     markers = (read_marker(path, RankDone) for path in folder.glob("rank_*.done"))
@@ -174,9 +179,14 @@ def _written_by_primerl(folder: Path) -> dict[int, RankDone]:
     paths = list(folder.glob("rank_*.jsonl"))
     for path in paths:
         if named := _RANK.match(path.name):
-            rank, lines = int(named[1]), path.read_bytes().count(b"\n")
-            file = TokenFile(path.name, path.stat().st_size, lines, 0)
+            rank = int(named[1])
+            file = TokenFile(path.name, path.stat().st_size, _lines_in(path), 0)
             found[rank] = RankDone(
                 rank=rank, world_size=len(paths), writers=len(paths), exporter="", attempt="", files=(file,)
             )
     return dict(sorted(found.items()))
+
+
+def _lines_in(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))

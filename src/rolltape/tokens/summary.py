@@ -1,6 +1,7 @@
 """A step's token records in a few figures, over trained tokens alone."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -48,29 +49,53 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     worst: tuple[SequenceFigures, ...]  # by mean mismatch KL
 
 
+class Tally:
+    """Numbers as they come. Those that are not finite are seen, and no more."""
+
+    def __init__(self, values: npt.NDArray[Any] = NO_VALUES) -> None:
+        self.seen = 0
+        self.finite = 0
+        self.total = 0.0
+        self.largest: float | None = None
+        self.add(values)
+
+    def add(self, values: npt.NDArray[Any]) -> None:
+        finite = _finite(values)
+        self.seen += len(values)
+        self.finite += len(finite)
+        self.total += float(finite.sum(dtype=np.float64))
+        if len(finite) and not (self.largest is not None and self.largest > finite.max()):
+            self.largest = float(finite.max())
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.finite if self.finite else None
+
+
 def summarized(step: int, records: Iterable[TokenRecord], worst: int = 3) -> StepFigures:
-    """The figures of a step."""
+    """The figures of a step. Of its tokens only their ratios are held, for the quantiles."""
     sequences: list[SequenceFigures] = []
-    trained: dict[str, list[Values]] = {name: [] for name in SUMMARY_COLUMNS}
+    tallies = {name: Tally() for name in SUMMARY_COLUMNS}
+    held: list[npt.NDArray[Any]] = [NO_VALUES]
     for record in records:
         sequences.append(sequence_figures(record))
-        for name, held in trained.items():
-            held.append(_trained(record, name))
-    joined = {name: np.concatenate([NO_VALUES, *held]) for name, held in trained.items()}
-    ratios = joined["ratio"][np.isfinite(joined["ratio"])]
+        for name, tally in tallies.items():
+            tally.add(_trained(record, name))
+        held.append(_finite(_trained(record, "ratio")))
+    ratios = np.concatenate(held)
     return StepFigures(
         step=step,
         records=len(sequences),
         tokens=sum(one.tokens for one in sequences),
         trained_tokens=sum(one.trained_tokens for one in sequences),
-        mismatch_kl=_mean(joined["mismatch_kl"]),
-        max_mismatch_kl=_max(joined["mismatch_kl"]),
-        masked=_mean(joined["masked"]),
-        masked_high=_mean(joined["masked_high"]),
-        masked_low=_mean(joined["masked_low"]),
-        entropy=_mean(joined["entropy"]),
+        mismatch_kl=tallies["mismatch_kl"].mean,
+        max_mismatch_kl=tallies["mismatch_kl"].largest,
+        masked=tallies["masked"].mean,
+        masked_high=tallies["masked_high"].mean,
+        masked_low=tallies["masked_low"].mean,
+        entropy=tallies["entropy"].mean,
         ratio_quantiles=tuple(np.quantile(ratios, QUANTILES).tolist()) if len(ratios) else None,
-        not_finite=len(joined["ratio"]) - len(ratios),
+        not_finite=tallies["ratio"].seen - len(ratios),
         worst=tuple(by_mismatch(sequences)[:worst]),
     )
 
@@ -83,7 +108,7 @@ def by_mismatch(sequences: Iterable[SequenceFigures]) -> list[SequenceFigures]:
 
 def sequence_figures(record: TokenRecord) -> SequenceFigures:
     """The figures of one record."""
-    mismatch = _trained(record, "mismatch_kl")
+    mismatch = Tally(_trained(record, "mismatch_kl"))
     return SequenceFigures(
         place=record.place,
         sample=record.sample,
@@ -91,23 +116,18 @@ def sequence_figures(record: TokenRecord) -> SequenceFigures:
         reward=record.reward,
         tokens=len(record),
         trained_tokens=record.trained_tokens,
-        mismatch_kl=_mean(mismatch),
-        max_mismatch_kl=_max(mismatch),
-        masked=_mean(_trained(record, "masked")),
+        mismatch_kl=mismatch.mean,
+        max_mismatch_kl=mismatch.largest,
+        masked=Tally(_trained(record, "masked")).mean,
     )
 
 
 def _trained(record: TokenRecord, column: str) -> Values:
     """A column's values at the trained tokens, flags as 0 and 1; none if it is not there."""
-    values = record.columns().get(column)
+    values = getattr(record, column)
     return NO_VALUES if values is None else values[record.trained_mask].astype(np.float32)
 
 
-def _mean(values: Values) -> float | None:
-    finite = values[np.isfinite(values)]
-    return float(finite.mean(dtype=np.float64)) if len(finite) else None
-
-
-def _max(values: Values) -> float | None:
-    finite = values[np.isfinite(values)]
-    return float(finite.max()) if len(finite) else None
+def _finite(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    finite: npt.NDArray[Any] = values[np.isfinite(values)]
+    return finite

@@ -24,7 +24,7 @@ def _decoder(tokenizer: Any) -> Callable[[Stretches], list[str]]:
         return lambda many: list(
             tokenizer.batch_decode(many, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         )
-    if hasattr(tokenizer, "decode_batch"):
+    if hasattr(tokenizer, "decode_batch") and hasattr(tokenizer, "id_to_token"):  # tiktoken has the first alone
         return lambda many: list(tokenizer.decode_batch(many, skip_special_tokens=False))
     one = tokenizer.decode if hasattr(tokenizer, "decode") else tokenizer
     if not callable(one):

@@ -21,7 +21,7 @@ class Table(NamedTuple):
 
     entry: int  # its place in the batch, rejected ones counted
     columns: dict[str, npt.NDArray[Any]]
-    rewards: npt.NDArray[Any] | None  # None: the batch has none
+    rewards: tuple[float | None, ...]  # None: the batch has none, or not for that sequence
 
 
 class HeldBatch(NamedTuple):
@@ -46,7 +46,7 @@ class Row(NamedTuple):
 def held_batch(batch: Batch) -> HeldBatch:
     """Copy a batch to the host, each tensor once."""
     entries = [batch] if isinstance(batch, Mapping) else list(batch)
-    tables = [_table(given, entry) for entry, given in enumerate(entries) if given is not None]
+    tables = (_table(given, entry) for entry, given in enumerate(entries) if given is not None)
     return HeldBatch(tuple(tables), sum(given is None for given in entries))
 
 
@@ -65,7 +65,7 @@ def rows_of(held: HeldBatch) -> Iterator[Row]:
                 trained_mask=own["loss_mask"] != 0,
                 logprobs=own.get("logprobs"),
                 versions=own.get("versions"),
-                reward=None if table.rewards is None else float(table.rewards[index]),
+                reward=table.rewards[index],
             )
 
 
@@ -73,6 +73,8 @@ def _table(given: Mapping[str, Any], entry: int) -> Table:
     where = f"batch entry {entry}"
     if not isinstance(given, Mapping):
         raise RecordError(f"{where} is {shown(given)}; give a table of tensors, or None for one that was rejected")
+    if not len(given.keys()):  # a TensorDict says otherwise what is empty
+        return Table(entry, {"input_ids": np.empty((0, 0), np.int64)}, ())
     for name in ("input_ids", "loss_mask"):
         if given.get(name) is None:
             raise RecordError(f"{where} has no {name}, only {', '.join(sorted(map(str, given)))}; give it")
@@ -85,33 +87,37 @@ def _table(given: Mapping[str, Any], entry: int) -> Table:
 
 def _column(tensor: Any, name: str, where: str) -> npt.NDArray[Any]:
     """A tensor of sequences × tokens; a single sequence is a table of one row."""
-    values = _host_copy(tensor)
-    if name in _WHOLE_NUMBERS and values.dtype.kind not in "iu":
+    values = _host_copy(tensor, f"{where}: {name}")
+    if name in _WHOLE_NUMBERS and values.dtype.kind not in "iu" and values.size:
         raise RecordError(f"{where}: {name} are {values.dtype}, which does not hold every number; give integers")
     if values.ndim == 1:
-        values = values[None, :]
+        values = values.reshape((1, -1) if values.size else (0, 0))
     if values.ndim != 2:
         raise RecordError(f"{where}: {name} has {values.ndim} dimensions; give sequences × tokens")
     return values
 
 
-def _rewards(tensor: Any, rows: int, where: str) -> npt.NDArray[Any] | None:
+def _rewards(tensor: Any, rows: int, where: str) -> tuple[float | None, ...]:
     if tensor is None:
-        return None
-    values = _host_copy(tensor)
+        return (None,) * rows
+    gaps = isinstance(tensor, list | tuple) and any(reward is None for reward in tensor)
+    values = np.array(tensor, object) if gaps else _host_copy(tensor, f"{where}: rewards")
     if values.size != rows:
         raise MisalignedError(
             f"{where}: {rows} sequences but rewards of shape {values.shape}; give one reward per sequence"
         )
-    return values.reshape(-1)
+    return tuple(None if reward is None else float(reward) for reward in values.reshape(-1).tolist())
 
 
-def _host_copy(tensor: Any) -> npt.NDArray[Any]:
+def _host_copy(tensor: Any, where: str) -> npt.NDArray[Any]:
     """A tensor of torch, numpy or anything that converts, as an array of its own. bfloat16 becomes float32."""
     if hasattr(tensor, "detach"):
         # Also of a tensor that is on the host already: the caller may go on writing to that.
         tensor = tensor.detach().to("cpu", copy=True)
         # numpy has no bfloat16.
         return np.asarray((tensor.float() if "bfloat16" in str(tensor.dtype) else tensor).numpy())
-    values = np.array(tensor)
-    return values if values.dtype.kind in "biuf" else values.astype(np.float32)
+    try:
+        values = np.array(tensor)
+        return values if values.dtype.kind in "biuf" else values.astype(np.float32)
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"{where} cannot be an array: {error}") from None
