@@ -29,11 +29,11 @@ def causal_model() -> Any:
     return model.eval()
 
 
-def model_logprobs(ids: Sequence[int]) -> list[float]:
+def model_logprobs(ids: Sequence[int], temperature: float = 1.0) -> list[float]:
     """Of each id but the first, given those before it."""
     given = torch.tensor([list(ids)])
     with torch.no_grad():
-        logprobs = causal_model()(given).logits[0, :-1].log_softmax(-1)
+        logprobs = (causal_model()(given).logits[0, :-1] / temperature).log_softmax(-1)
     values: list[float] = logprobs.gather(1, given[0, 1:, None])[:, 0].tolist()
     return values
 
@@ -53,6 +53,7 @@ class Conversation:
         reply: int,
         said: str = "ask",
         unscored: int | None = None,
+        temperature: float = 1.0,
         **given: Any,
     ) -> Any:
         """A turn with so many new prompt ids and so many sampled ones; `unscored` is one without a logprob."""
@@ -60,7 +61,7 @@ class Conversation:
         held = [] if after is None else after.tokens.to_numpy().tolist()
         logprobs = [
             None if at == unscored else logprob
-            for at, logprob in enumerate(model_logprobs([*held, *new, *sampled])[-reply:])
+            for at, logprob in enumerate(model_logprobs([*held, *new, *sampled], temperature)[-reply:])
         ]
         opening = (
             {"prompt_messages": [user(said)], "prompt_ids": new}
@@ -68,7 +69,8 @@ class Conversation:
             else {"after": after, "new_messages": [user(said)], "new_prompt_ids": new}
         )
         answered = {"sampled_ids": sampled, "logprobs": logprobs, "reply": assistant(f"{sampled}"), "finish": "stop"}
-        return self._session.record_turn(**{**opening, **answered, "weight_version": "7", **given})
+        how = {"weight_version": "7", "sampling": {"temperature": temperature}, "logprob_kind": "after_temperature"}
+        return self._session.record_turn(**{**opening, **answered, **how, **given})
 
     def _ids(self, count: int) -> list[int]:
         ids: list[int] = self._rng.integers(100, 4000, count).tolist()
@@ -94,6 +96,16 @@ def recorded_group(folder: Path, *, forked: bool = False, under: Policy | None =
                 rollout.finish(reward=reward)
     run = rolltape.read(folder / "run")
     return list(samples_of_group(list(run.rollouts()), under or policy("exact"), versions=run.versions()))
+
+
+def ending_unscored(folder: Path) -> list[Sample]:
+    """Two attempts of which one ends in a token without a logprob, which does not train."""
+    with rolltape.open(folder / "run", name="exp") as tape:
+        for attempt, reward in enumerate((1.0, 0.0)):
+            with tape.rollout(task_id="task", attempt=attempt) as rollout:
+                Conversation(rollout.session(), attempt).turn(prompt=3, reply=4, unscored=None if attempt else 3)
+                rollout.finish(reward=reward)
+    return list(samples_of_group(list(rolltape.read(folder / "run").rollouts())))
 
 
 def token_mean_loss(samples: Sequence[Sample]) -> float:

@@ -1,5 +1,6 @@
 """On a cluster: the same rollouts as on one machine, and a lost node costs only what it had not brought to its end."""
 
+import asyncio
 import json
 import os
 import signal
@@ -16,13 +17,16 @@ from collecting import EXAMPLES, SUMS, collected, command, finished_per_task, in
 from commands import Cli
 from rolltape.collect.result import Result
 from rolltape.errors import CollectError
-from rolltape.records.rollout import Status
+from rolltape.records.rollout import Rollout, Status
+from rolltape.records.sample import Sample
 from rolltape.samples import linearize
 from rolltape.tape.tape import open_tape
 from scripted_engine import Step
 from taped import array
 
 GROUP = 6
+
+pytestmark = pytest.mark.xdist_group("cluster")  # one cluster, not one for each worker
 
 
 @pytest.fixture(scope="module")
@@ -259,3 +263,28 @@ def test_without_a_cluster_it_says_so(tmp_path: Path, cli: Cli) -> None:
     run = cli("collect", task_file(tmp_path), "--run", tmp_path / "run", "--runner", "ray", "--ray-address", "[::1]:1")
     assert run.code != 0
     assert "no Ray cluster at" in run.err
+
+
+async def test_groups_of_a_cluster_feed_a_trainer_while_it_collects(nodes: Nodes, tmp_path: Path) -> None:
+    source, run = task_file(tmp_path), tmp_path / "run"
+    given: dict[str, list[Sample]] = {}
+    async with instant() as engine:
+        with open_tape(run) as trainer:
+            shared = str(tmp_path / "shared")
+            collecting = asyncio.ensure_future(collected_by(nodes, source, run, engine, group_size=2, publish=shared))
+            async for group in trainer.groups(step=0, poll_s=0.05):
+                assert (len(group.rollouts), group.missing, group.again) == (2, 0, False)
+                assert group.id not in given
+                given[group.id] = list(group.samples)
+                group.done()
+            await collecting
+    groups: dict[str, list[Rollout]] = {}
+    for rollout in rollouts(run):
+        groups.setdefault(rollout.head.group, []).append(rollout)
+    assert given.keys() == groups.keys()
+    assert len(given) == 4
+    for group_id, members in groups.items():
+        read = list(rolltape.samples_of_group(members))
+        assert [one.advantage for one in given[group_id]] == [one.advantage for one in read]
+        assert [array(one.ids) for one in given[group_id]] == [array(one.ids) for one in read]
+        assert [array(one.trained_mask) for one in given[group_id]] == [array(one.trained_mask) for one in read]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from exported import a_sample
-from framework_samples import CLOSE, REWARDS, causal_model, recorded_group, shifted, token_mean_loss
+from framework_samples import CLOSE, REWARDS, causal_model, ending_unscored, recorded_group, shifted, token_mean_loss
 from rolltape.errors import ExportError
 from rolltape.export.formats import Choices, LeftOutWarning, tensor_dict, write_samples_for
 from rolltape.records.sample import SampleSide
@@ -66,7 +66,7 @@ def test_versions_that_are_no_integers_are_numbered_as_they_were_announced() -> 
         ExportError, match=r"weight version 'a' is no 32-bit integer .* give versions=run\.versions\(\)"
     ):
         tensor_dict([a_sample(**plain)])
-    assert tensor_dict([a_sample(**plain)], versions=["z", "a", "b"])["versions"].tolist() == [[-1, -1, 1, -1]]
+    assert tensor_dict([a_sample(**plain)], versions=["z", "a", "b"])["versions"].tolist() == [[-1, -1, 1]]
     trained_unsure = a_sample(**{**plain, "version_index": np.array([-1, -1, 1, 1], np.int32)})
     with pytest.warns(LeftOutWarning, match="only known to lie between two: -1 there, as on prompts"):
         tensor_dict([trained_unsure], versions=["z", "a", "b"])
@@ -90,6 +90,23 @@ def test_after_areals_own_shift_the_ratio_is_one_and_the_loss_is_as_by_hand(tmp_
     assert torch.equal(logprobs.grad != 0, mask.bool())
 
 
+def test_the_reward_reaches_every_trained_token_also_where_the_last_one_does_not_train(tmp_path: Path) -> None:
+    samples = ending_unscored(tmp_path)
+    assert [bool(sample.trained_mask[-1]) for sample in samples] == [False, True]
+    batch = tensor_dict(samples, advantages_as_rewards=True)
+    # As its actor does without values and discount: the reward stands where the last token is predicted, and is
+    # carried back from one trained token to the one before.
+    mask = torch.roll(batch["loss_mask"], -1, -1)
+    rewards = torch.zeros(mask.shape)
+    rewards[torch.arange(len(samples)), batch["attention_mask"].sum(-1) - 2] = batch["rewards"]
+    advantages, carried = torch.zeros(mask.shape), torch.zeros(len(samples))
+    for place in reversed(range(mask.shape[1] - 1)):
+        carried = torch.where(mask[:, place].bool(), carried + rewards[:, place], carried)
+        advantages[:, place] = carried
+    for row, sample in enumerate(samples):
+        assert advantages[row][mask[row].bool()].tolist() == [sample.advantage] * sample.trained_tokens
+
+
 def test_advantages_can_stand_for_rewards_where_a_baseline_over_rows_would_miscount(tmp_path: Path) -> None:
     samples = recorded_group(tmp_path, forked=True)
     with pytest.warns(LeftOutWarning, match="AReaL's baseline counts rows"):
@@ -104,11 +121,14 @@ def test_advantages_can_stand_for_rewards_where_a_baseline_over_rows_would_misco
 def test_routed_experts_say_which_rows_can_be_replayed() -> None:
     experts = np.arange(1, 4 * 2 * 3 + 1, dtype=np.int32).reshape(4, 2, 3)
     plain: dict[str, Any] = {"reward": 1.0, "turn_rewards": {}}
-    routed = a_sample(side={"routed_experts": SampleSide(experts, None, ((3, 4),))}, **plain)
-    batch = tensor_dict([routed, a_sample(side={}, **plain)])
-    assert batch["r3_routing_valid"].tolist() == [True, False]
+    side = {"routed_experts": SampleSide(experts, None, ((3, 4),))}
+    to_the_end = {"trained_mask": np.array([0, 0, 1, 1], bool), "logprobs": np.full(4, -0.5, np.float32)}
+    whole, shorter = a_sample(side=side, **plain, **to_the_end), a_sample(side=side, **plain)
+    batch = tensor_dict([whole, shorter, a_sample(side={}, **plain)], versions=["7", "8"])
+    assert batch["r3_routing_valid"].tolist() == [True, True, False]
     assert batch["routed_experts"][0].tolist() == [*experts[:3].tolist(), experts[2].tolist()]
-    assert not batch["routed_experts"][1].any()
+    assert batch["routed_experts"][1].tolist() == [*experts[:3].tolist(), np.zeros_like(experts[0]).tolist()]
+    assert not batch["routed_experts"][2].any()
 
 
 def test_the_file_holds_the_batch_and_beside_it_who_each_row_is(tmp_path: Path) -> None:

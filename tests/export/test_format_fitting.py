@@ -83,6 +83,7 @@ def test_all_that_is_lacking_is_said_at_once() -> None:
     [
         ({"siblings": 2}, "of rollouts that forked", {"slime"}),
         ({"turn_rewards": {"t": 1.0}}, "with rewards of single turns", set()),
+        ({"logprob_kind": LogprobKind.AFTER_TRUNCATION}, "whose logprobs are after truncation, as by top-p", set()),
         ({"side": a_sample().side}, "with side arrays (experts, kept)", set()),
         (
             {"trained_mask": np.array([0, 0, 1, 1], bool), "version_index": np.array([-1, -1, 0, 1], np.int32),
@@ -94,7 +95,7 @@ def test_all_that_is_lacking_is_said_at_once() -> None:
             "with tokens whose weight version is only known to lie between two", set(),
         ),
     ],
-    ids=["forked", "turn rewards", "side arrays", "versions", "unsure version"],
+    ids=["forked", "turn rewards", "truncated logprobs", "side arrays", "versions", "unsure version"],
 )  # fmt: skip
 def test_each_format_says_what_it_cannot_carry(
     framework: str, holds: dict[str, Any], said: str, carried_by: set[str], tmp_path: Path

@@ -7,13 +7,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
+import rolltape
 from exported import a_sample
-from framework_samples import CLOSE, model_logprobs, recorded_group, shifted
+from framework_samples import CLOSE, Conversation, causal_model, model_logprobs, recorded_group, shifted
 from rolltape.errors import ExportError
 from rolltape.export.formats import Choices, LeftOutWarning, training_samples, write_samples_for
 from rolltape.records.sample import SampleSide
 from rolltape.records.turn import LogprobKind
+from rolltape.samples import samples_of_group
 
 pytestmark = pytest.mark.filterwarnings("ignore::rolltape.export.formats.LeftOutWarning")
 
@@ -90,6 +93,25 @@ def test_each_trained_token_has_the_temperature_of_its_turn() -> None:
         ExportError, match=r"turn r\.0\.0\.0: no temperature was recorded, and prime-rl needs one; give"
     ):
         training_samples([warm], env_name="math", temperature={})
+
+
+def test_logits_divided_by_the_temperature_at_their_own_place_give_every_recorded_logprob(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "run", name="exp") as tape, tape.rollout(task_id="task") as rollout:
+        conversation = Conversation(rollout.session(), seed=3)
+        after = conversation.turn(prompt=4, reply=3, temperature=0.5)
+        conversation.turn(after, prompt=2, reply=4, temperature=1.5)
+        rollout.finish(reward=1.0)
+    (recorded,) = rolltape.read(tmp_path / "run").rollouts()
+    (sample,) = samples_of_group([recorded])
+    temperatures = {turn.id: turn.facts.sampling["temperature"] for turn in recorded.turns}
+    (row,) = training_samples([sample], env_name="math", temperature=temperatures)
+    # As its trainer does: the logits of each place by the temperature there, then the logprob of the next id.
+    ids = torch.tensor([row["token_ids"]])
+    with torch.no_grad():
+        scaled = causal_model()(ids).logits[0] / torch.tensor(row["temperatures"])[:, None]
+    found = scaled.log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
+    trained = torch.tensor(row["mask"])[1:]
+    assert (found - torch.tensor(row["logprobs"])[1:])[trained].abs().max() < CLOSE
 
 
 def test_raw_logprobs_are_not_passed_off_as_tempered_ones() -> None:

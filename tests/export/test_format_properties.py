@@ -59,11 +59,14 @@ def from_prime_rl(samples: list[Sample]) -> list[Read]:
 
 def from_areal(samples: list[Sample]) -> list[Read]:
     batch = areal.arrays(samples, (*VERSIONS, "unannounced"))
-    lengths = batch["attention_mask"].sum(1)
-    return [
-        marked(batch["input_ids"][row][:length].tolist(), batch["loss_mask"][row], batch["logprobs"][row].tolist())
-        for row, length in enumerate(lengths)
-    ]
+    found = []
+    for row, (sample, length) in enumerate(zip(samples, batch["attention_mask"].sum(1), strict=True)):
+        ids = [
+            *batch["input_ids"][row][:length].tolist(),
+            *sample.ids[length:].tolist(),
+        ]  # it ends where nothing trains
+        found.append(marked(ids, batch["loss_mask"][row], batch["logprobs"][row].tolist()))
+    return found
 
 
 def from_trl(samples: list[Sample]) -> list[Read]:

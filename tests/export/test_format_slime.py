@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,6 +97,17 @@ def test_a_rollout_that_forked_counts_once_in_slimes_loss(tmp_path: Path) -> Non
         mask.sum().item() / total for mask, total in zip(data["loss_masks"], data["rollout_mask_sums"], strict=True)
     ]
     assert shares == pytest.approx([sample.loss_weight for sample in samples])
+
+
+def test_weights_that_slimes_loss_does_not_give_are_said(tmp_path: Path) -> None:
+    by_tokens = recorded_group(tmp_path / "tokens", forked=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*several weight versions")
+        slime_samples(by_tokens)
+    evenly = recorded_group(tmp_path / "even", forked=True, under=policy("exact", loss_weight="even"))
+    with pytest.warns(LeftOutWarning, match="weigh otherwise in their rollout than by their trained tokens: slime's"):
+        slime_samples(evenly)
 
 
 def test_the_reward_hook_gives_advantages_over_rollouts_not_over_samples(tmp_path: Path) -> None:

@@ -8,7 +8,11 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from verl import DataProto
-from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, compute_policy_loss_vanilla
+from verl.trainer.ppo.core_algos import (
+    compute_gae_advantage_return,
+    compute_grpo_outcome_advantage,
+    compute_policy_loss_vanilla,
+)
 from verl.trainer.ppo.reward import extract_reward
 from verl.trainer.ppo.rollout_corr_helper import apply_bypass_mode
 from verl.utils.model import compute_position_id_with_mask
@@ -16,7 +20,7 @@ from verl.utils.torch_functional import logprobs_from_logits
 from verl.workers.config import ActorConfig
 
 from exported import a_sample
-from framework_samples import CLOSE, REWARDS, causal_model, recorded_group, shifted, token_mean_loss
+from framework_samples import CLOSE, REWARDS, causal_model, ending_unscored, recorded_group, shifted, token_mean_loss
 from rolltape.errors import ExportError
 from rolltape.export.formats import data_proto_fields, write_samples_for
 from rolltape.records.policy import policy
@@ -124,6 +128,16 @@ def test_verls_baseline_is_ours_unless_a_rollout_forked(tmp_path: Path) -> None:
     given = forked.batch["advantages"].sum(1) / forked.batch["response_mask"].sum(1)
     assert given.tolist() == pytest.approx([*centred, centred[-1]])
     assert not torch.allclose(verls(forked), forked.batch["advantages"])
+
+
+def test_an_estimator_over_tokens_finds_the_reward_where_the_last_token_does_not_train(tmp_path: Path) -> None:
+    samples = ending_unscored(tmp_path)
+    data = data_of(samples)
+    mask = data.batch["response_mask"]
+    scores, _ = extract_reward(data)
+    _, returns = compute_gae_advantage_return(scores, torch.zeros_like(scores), mask, gamma=1.0, lam=1.0)
+    for row, sample in enumerate(samples):
+        assert returns[row][mask[row].bool()].tolist() == [sample.reward] * sample.trained_tokens
 
 
 def test_the_file_gives_the_same_data_proto(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import rolltape
 from commands import Result, rows
 from rolltape.cli import run as rolltape_command
+from rolltape.records.rollout import EventKind
 from tracked import record_conversation, record_steps, stored_metrics, stored_traces
 
 
@@ -151,6 +152,34 @@ def test_step_with_rollouts_that_run_is_left_for_the_next_push(push: Any, tmp_pa
     assert [line["step"] for line in lines(file)] == [0, 1]
 
 
+@pytest.mark.parametrize("follow", [[], ["--follow"]])
+def test_step_that_is_being_collected_is_left_alone_though_nothing_of_it_runs_now(
+    push: Any, tmp_path: Path, follow: list[str]
+) -> None:
+    file, command = tmp_path / "steps.jsonl", [sys.executable, "-m", "rolltape.cli", "push", str(tmp_path / "exp")]
+    with rolltape.open(tmp_path / "exp", name="exp") as tape:
+        settings = {"step": 0, "source": "sums#train", "group_size": 1}
+        tape.note(EventKind.COLLECT, {"settings": settings})
+        record_conversation(tape, source="sums#train")
+        record_conversation(tape, source="sums#train", step=1)
+        record_conversation(tape, source="sums#train", step=2)
+        if follow:
+            pushing = subprocess.Popen([*command, "--to", str(file), *follow], stdout=subprocess.PIPE, text=True)
+            assert pushing.stdout is not None
+            assert pushing.stdout.readline().startswith("step 1,")
+        else:
+            assert (
+                "step 0 of train: it is still being collected; push again" in push(tmp_path / "exp", "--to", file).err
+            )
+        record_conversation(tape, source="sums#train", attempt=1, reward=0.0)
+        tape.note(EventKind.COLLECTED, {"step": 0, "source": "sums#train"})
+    if follow:
+        pushing.communicate(timeout=60)
+    else:
+        push(tmp_path / "exp", "--to", file)
+    assert {line["step"]: line["summary"]["rollouts"] for line in lines(file)} == {0: 2, 1: 1, 2: 1}
+
+
 def test_following_a_run_pushes_steps_as_they_end_and_stops_with_its_writers(tmp_path: Path) -> None:
     path, file = tmp_path / "exp", tmp_path / "steps.jsonl"
     with rolltape.open(path, name="exp") as tape:
@@ -208,3 +237,16 @@ def test_trackio_that_is_not_installed_is_named(push: Any, run: Path, monkeypatc
     result = push(run, "--to", "trackio")
     assert result.code == 4
     assert "install rolltape[trackio]" in result.err
+
+
+@pytest.mark.parametrize(
+    "part", ["run.Run._get_username", "sqlite_storage.SQLiteStorage.get_logs", "utils.TRACKIO_DIR"]
+)
+def test_trackio_that_is_built_otherwise_is_named(
+    push: Any, run: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    monkeypatch.delattr(f"trackio.{part}")
+    result = push(run, "--to", "trackio")
+    assert result.code == 4
+    assert part.rpartition(".")[2] in result.err
+    assert "is not as this rolltape knows it" in result.err

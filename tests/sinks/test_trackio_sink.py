@@ -104,6 +104,16 @@ def test_metrics_of_a_step_cover_all_its_rollouts(project: str, run: rolltape.Ru
     assert {name: entry[name] for name in expected} == expected
 
 
+def test_a_rollout_that_broke_before_its_first_turn_is_shown_with_its_reason(project: str, tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "broken") as tape:
+        tape.rollout(task_id="count").fail("the sandbox did not start")
+        with trackio_sink(project=project, name="exp") as sink:
+            show_step(sink, tape.run(), step=0)
+    assert sink.delivery.complete
+    (trace,) = stored_traces(project)
+    assert (trace["messages"], trace["metadata"]["reason"]) == ([], "the sandbox did not start")
+
+
 def test_evaluation_is_kept_under_keys_of_its_own(project: str, run: rolltape.Run) -> None:
     with trackio_sink(project=project, name="exp") as sink:
         show_step(sink, run, step=0)

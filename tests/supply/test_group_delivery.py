@@ -1,6 +1,9 @@
 """Each group is given once: what is done is not given again, what was not acknowledged is."""
 
+import asyncio
+import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -85,11 +88,76 @@ def test_a_second_process_of_the_same_name_is_refused_while_the_first_takes_grou
     code = "import sys, rolltape; rolltape.groups(rolltape.open(sys.argv[1]), consumer=sys.argv[2]).close()"
     finished(python(code, str(tape.directory.path), "another"))
     refused = python(code, str(tape.directory.path), "trainer")
-    assert "another process takes groups as consumer 'trainer' now" in refused.communicate(timeout=60)[1]
+    said = refused.communicate(timeout=60)[1]
+    assert f"another process ({os.getpid()}) takes groups as consumer 'trainer' now; end it" in said
+    with (
+        rolltape.open(tape.directory.path) as again,
+        pytest.raises(SupplyError, match=r"on another opening of the tape"),
+    ):
+        rolltape.groups(again)
     waiting.close()
     finished(python(code, str(tape.directory.path), "trainer"))
     with pytest.raises(SupplyError):
         rolltape.groups(tape, consumer="")
+
+
+def test_a_forked_child_neither_takes_its_parents_groups_nor_keeps_its_name(tape: Tape) -> None:
+    collects(tape, 1)
+    record(tape, "a", 1.0)
+    record(tape, "b", 1.0)
+    waiting = stream(tape)
+    first = next(waiting)
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        for take in (lambda: next(waiting), lambda: stream(tape), first.done):
+            try:
+                take()
+                os.write(writing, b"taken;")
+            except SupplyError:
+                os.write(writing, b"refused;")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 100) == b"refused;" * 3
+    assert next(waiting).task_id == "b"
+
+
+def test_a_child_that_outlives_a_killed_trainer_does_not_keep_its_name(tmp_path: Path) -> None:
+    run = tmp_path / "exp"
+    with rolltape.open(run) as tape:
+        collects(tape, 1)
+        record(tape, "a", 1.0)
+    code = (
+        "import os, sys, rolltape; stream = rolltape.open(sys.argv[1]).groups(); next(stream); child = os.fork()\n"
+        "if child: print(child, flush=True); os.kill(os.getpid(), 9)\n"
+        "else: os.close(1); os.close(2); import time; time.sleep(60)"
+    )
+    child = int(python(code, str(run)).communicate(timeout=60)[0])
+    try:
+        with rolltape.open(run) as tape:
+            (group,) = stream(tape)
+            assert group.again
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_loop_that_ends_in_the_middle_of_a_look_loses_no_group(tape: Tape) -> None:
+    collects(tape, 1)
+    record(tape, "a", 1.0)
+    record(tape, "b", 1.0)
+    waiting = stream(tape)
+
+    async def begin_to_take() -> None:
+        taking = asyncio.ensure_future(anext(waiting))
+        await asyncio.sleep(0)
+        taking.cancel()
+
+    async def take() -> str | None:
+        return (await anext(waiting)).task_id
+
+    asyncio.run(begin_to_take())
+    assert asyncio.run(take()) == "a"
+    asyncio.run(begin_to_take())
+    assert next(waiting).task_id == "b"
 
 
 @pytest.mark.parametrize("seed", range(6))

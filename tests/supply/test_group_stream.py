@@ -188,6 +188,16 @@ def test_when_its_time_is_over_a_group_is_given_without_stragglers_or_skipped(ta
     assert list(stream(tape)) == []
 
 
+def test_while_no_attempt_has_finished_those_that_run_are_no_stragglers(tape: Tape) -> None:
+    collects(tape, 2)
+    running = [begin(tape, "a", attempt) for attempt in range(2)]
+    assert list(stream(tape, straggler_s=0.0)) == []
+    for rollout in running:
+        rollout.finish(reward=1.0)
+    (group,) = stream(tape, straggler_s=0.0)
+    assert group.missing == 0
+
+
 def test_the_attempts_of_a_process_that_died_are_missing_ones(tape: Tape) -> None:
     collects(tape, 2)
     begin(tape, "a", 0).finish(reward=1.0)
@@ -260,6 +270,30 @@ def test_versions_that_nobody_announced_are_ordered_as_a_reader_of_the_run_has_t
     tape.announce_version("c")
     assert len(list(stream(tape))) == 2
     assert consumer_of(tape, "trainer").gathering.versions() == tape.run().versions() == ("b", "a", "c")
+
+
+def test_after_a_restart_versions_of_groups_that_are_done_still_count(tape: Tape) -> None:
+    with rolltape.open(tape.directory.path) as collecting:
+        collects(collecting, 1)
+        for version in ("1", "2"):
+            record(collecting, f"by-{version}", 1.0, version=version)
+    rolltape.seal(tape.directory.path)
+    for group in stream(tape):
+        if group.task_id == "by-2":
+            group.done()
+    tape.close()
+    with rolltape.open(tape.directory.path) as again:
+        waiting = stream(again, max_staleness=0)
+        assert list(waiting) == []
+        assert [skipped.reason for skipped in waiting.skipped] == [
+            "stale: sampled by weights 1, the newest are 2, max_staleness is 0"
+        ]
+
+
+def test_a_tape_gives_groups_itself(tape: Tape) -> None:
+    collects(tape, 1)
+    record(tape, "a", 1.0)
+    assert tasks(list(tape.groups(step=0, policy="exact", max_staleness=0, complete=True, idle_s=0.0))) == ["a"]
 
 
 def test_without_complete_what_has_ended_is_given_as_it_is(tape: Tape) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -61,7 +62,8 @@ def push(
         raise UsageError(f"{flags or run}: no rollout of {tape.run.name} is like that; `rolltape ls` lists them")
     _print_end(done, to, project, as_json)
     for key, running in pushing.waiting.items():
-        note(f"step {key.step} of {key.split}: {plural(running, 'rollout')} still running; push again, or --follow")
+        why = f"{plural(running, 'rollout')} still running" if running else "it is still being collected"
+        note(f"step {key.step} of {key.split}: {why}; push again, or --follow")
     return ended(tape)
 
 
@@ -126,4 +128,4 @@ def _print_end(done: list["PushedStep"], to: str, project: str, as_json: bool) -
         pushed = f"{plural(len(new), 'step')} and {plural(sum(map(len, new)), 'trace')} pushed to {to}"
         print_line(pushed + (f"; {plural(there, 'step')} there already" if there else ""))
     if to == "trackio":
-        note(f"trackio show --project {project} opens the page")
+        note(f"trackio show --project {shlex.quote(project)} opens the page")

@@ -63,7 +63,6 @@ class Collector:
         self._runner: Runner = own
         self._run = tape.run()
         check_resumable(tape, self._run, settings, self._source.name, resume=resume)
-        self._resume = resume
         self._told_to_end = asyncio.Event()
         self._work: Work | None = None
         self._ended = 0
@@ -88,9 +87,9 @@ class Collector:
                 identity = Identity(self._tape.name, settings.step, runner.model_name, runner.agent_name)
                 known = known_of(self._run, self._source.name, settings.step)
                 check_model(self._tape, known, identity.model, settings.step)
-                if not self._resume:
-                    kept = settings.to_be_kept(self._source.name)
-                    self._tape.note(EventKind.COLLECT, {"settings": kept, "model": identity.model})
+                # Also when it is resumed: who waits for its groups then knows whose life to look at.
+                kept = settings.to_be_kept(self._source.name)
+                self._tape.note(EventKind.COLLECT, {"settings": kept, "model": identity.model})
                 total = len(self._source) * settings.group_size
                 on_launch(Launch(len(self._source), total, known.attempts, known.running))
                 groups = Groups(self._tape, self._source, identity, settings)

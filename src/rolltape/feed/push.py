@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from rolltape.feed.steps import StepKey, by_step, is_growing, settled_steps
+from rolltape.feed.steps import StepKey, being_collected, by_step, is_growing, settled_steps
 from rolltape.feed.taped import step_of_rows
 from rolltape.records.policy import Policy
 from rolltape.records.summary import ShownStep
@@ -39,14 +39,15 @@ class Push:
         self._default_split = default_split
         self._wanted = wanted
         self._done: set[StepKey] = set()
-        self.waiting: dict[StepKey, int] = {}  # not settled, with how many rollouts still run
+        self.waiting: dict[StepKey, int] = {}  # not settled, with how many rollouts still run; 0: more are to come
 
     def round(self, *, follow: bool) -> Iterator[PushedStep]:
         """Push what can be pushed now. To follow means to leave a step alone for as long as it may still grow."""
         growing = follow and is_growing(self.run)
+        collected = being_collected(self.run, self._default_split)
         with self.run.snapshot() as held:
             steps = by_step(held.index(), self._default_split)
-            settled, waiting = settled_steps(steps, growing=growing)
+            settled, waiting = settled_steps(steps, growing=growing, collected=collected)
             self.waiting = {key: running for key, running in waiting.items() if self._wanted(key)}
             versions = held.versions()
             for key in settled:

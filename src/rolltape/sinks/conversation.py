@@ -32,7 +32,7 @@ def messages_of(trace: Trace) -> list[Fields]:
 def spans_of(trace: Trace) -> list[Fields]:
     """What was done: each step, and under it the tools that its reply calls."""
     spans: list[Fields] = []
-    for step, later in zip(trace.steps, (*trace.steps[1:], None), strict=True):
+    for step, later in zip(trace.steps, (*trace.steps[1:], None), strict=False):  # a trace may have no step
         spans.append(_step_span(trace, step))
         spans += _tool_spans(step, later)
     return spans

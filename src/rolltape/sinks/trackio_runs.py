@@ -1,6 +1,8 @@
 """Runs of trackio: the caller's current one, or one that stays on this machine, and what is stored of it."""
 
 import os
+from importlib import import_module, metadata
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from rolltape.errors import SinkError
@@ -11,6 +13,18 @@ if TYPE_CHECKING:
 
 # Each of these makes trackio read or write elsewhere than on this machine.
 _ELSEWHERE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_BUCKET_ID", "TRACKIO_DATASET_ID")
+
+# What is used of trackio's insides, since nothing that it lists as public does the same. Checked by name: a method that
+# is overridden here and called by nobody there would not be missed.
+_INSIDE = {
+    "trackio.context_vars": ("current_run",),
+    "trackio.run": ("Run._get_username",),
+    "trackio.sqlite_storage": tuple(
+        f"SQLiteStorage.{name}"
+        for name in ("get_logs", "get_log_count", "get_project_db_path", "validate_project_name")
+    ),
+    "trackio.utils": ("TRACKIO_DIR", "get_storage_mode"),
+}
 
 
 def current_run() -> "Run":
@@ -57,9 +71,17 @@ def entries_stored(run: "Run") -> int:
 
 def _import_trackio() -> None:
     try:
-        import trackio  # noqa: F401
+        import_module("trackio")
     except ImportError as error:
         raise SinkError(f"trackio cannot be imported ({error}); install rolltape[trackio]") from None
+    try:
+        for module, names in _INSIDE.items():
+            attrgetter(*names)(import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise SinkError(
+            f"trackio {metadata.version('trackio')} is not as this rolltape knows it ({error}); install the version "
+            "that rolltape[trackio] asks for, or push to a .jsonl file"
+        ) from None
 
 
 def _opened(project: str, name: str | None) -> "Run":

@@ -1,5 +1,6 @@
 """A consumer of a run's groups: what it was given, is done with or skipped, as the tape has it and as it goes on."""
 
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ class Consumer:
         self.claim = Claim(tape.directory, name)
         self.lock = threading.RLock()
         self.follower = Follower(tape.directory)
-        self.gathering = Gathering(self._heard)
+        self.gathering = Gathering(self._heard, self.follower.is_writing)
         self.held: set[str] = set()  # given here, and neither done nor given back
         self._writer = tape.writer
         self._given_before: set[str] = set()  # to an earlier process, which has not said that it was done with it
@@ -37,6 +38,7 @@ class Consumer:
 
     def say(self, tape: Tape, group: Gathered, state: GroupState, reason: str | None = None) -> None:
         """Write down what becomes of a group."""
+        self.claim.check()
         data = {"group": group.id, "step": group.step, "consumer": self.name, "state": state.value}
         tape.note(EventKind.GROUP, data if reason is None else {**data, "reason": reason})
         with self.lock:
@@ -80,8 +82,11 @@ class Consumer:
         self._given_before.discard(group)
 
 
-_consumers: "weakref.WeakKeyDictionary[Tape, dict[str, Consumer]]" = weakref.WeakKeyDictionary()
+_Consumers = weakref.WeakKeyDictionary[Tape, dict[str, Consumer]]
+_consumers: _Consumers = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
+# What was opened before a fork must not be carried across it, not even to close it: a child keeps it unused.
+_parents: list[_Consumers] = []
 
 
 def consumer_of(tape: Tape, name: str) -> Consumer:
@@ -91,3 +96,12 @@ def consumer_of(tape: Tape, name: str) -> Consumer:
         if name not in consumers:
             consumers[name] = Consumer(tape, name)
         return consumers[name]
+
+
+def _after_fork() -> None:
+    global _consumers, _lock
+    _parents.append(_consumers)
+    _consumers, _lock = weakref.WeakKeyDictionary(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -9,6 +9,7 @@ import msgspec
 from rolltape.errors import SupplyError
 from rolltape.records.group import Late
 from rolltape.records.policy import Advantage, Policy
+from rolltape.records.rollout import Status
 from rolltape.records.sample import Sample
 from rolltape.samples.fates import Staleness
 from rolltape.supply.following import Found
@@ -49,7 +50,7 @@ def decided(
     """What is to be done with a group now; None: wait."""
     standings = group.standings(is_alive)
     ended = [one for one in standings if one.is_finished and (one.is_rewarded or not wanted.needs_rewards)]
-    size = gathering.size_of(group) if wanted.group_size is None else wanted.group_size
+    size = gathering.collectors.size_of(group.part) if wanted.group_size is None else wanted.group_size
     if not wanted.complete:
         return Give(ended, max((size or 0) - len(ended), 0)) if ended else None
     if size is None:
@@ -59,17 +60,23 @@ def decided(
         )
     if len(ended) >= size:
         return Give(ended, 0)
-    if not _is_late(group, gathering, wanted.straggler_s):
+    if not _is_time_over(group, standings, gathering, wanted.straggler_s):
         return None
     if ended and wanted.late is Late.GIVE:
         return Give(ended, size - len(ended))
     return Skip(f"late: {len(ended)} of {size} attempts had finished{' with a reward' * wanted.needs_rewards}")
 
 
-def _is_late(group: Gathered, gathering: Gathering, straggler_s: float | None) -> bool:
-    if gathering.is_over(group):
-        return True
-    return straggler_s is not None and time.monotonic() - group.last_sign_s > straggler_s
+def _is_time_over(
+    group: Gathered, standings: Sequence[Standing], gathering: Gathering, straggler_s: float | None
+) -> bool:
+    """Whether attempts that have not ended are waited for no longer."""
+    is_late = straggler_s is not None and time.monotonic() - group.last_sign_s > straggler_s
+    if any(one.outcome.status is Status.RUNNING for one in standings):
+        # While none has finished those that run are no stragglers. And somebody else may run one, beside a
+        # collection that was resumed and has ended.
+        return is_late and any(one.is_finished for one in standings)
+    return is_late or gathering.collectors.is_over(group.part)
 
 
 def too_old(samples: Sequence[Sample], versions: Sequence[str], limit: int) -> str | None:

@@ -65,7 +65,9 @@ class Follower:
         """What came since the last time, source by source."""
         # Journals first: what is sealed and removed meanwhile is then found among the shards.
         collected = False
-        for path in self._directory.journal_paths():
+        paths = self._directory.journal_paths()
+        self._alive &= {path.stem for path in paths}
+        for path in paths:
             for news in self._of_journal(path):
                 collected = collected or any(event.kind == EventKind.COLLECTED for event in news.events)
                 yield news
@@ -77,21 +79,26 @@ class Follower:
         for place in self._places.values():
             yield from self._of_place(place)
 
+    def is_writing(self, writer: str) -> bool:
+        """Whether a writer's process lived when it was last looked at."""
+        return writer in self._alive
+
     def is_alive(self, found: Found) -> bool:
         """Whether a rollout was still open to its writer when it was last looked at, if it has not ended."""
-        return isinstance(found.place, InJournal) and found.writer in self._alive
+        return isinstance(found.place, InJournal) and self.is_writing(found.writer)
 
     def load(self, found: Found, events: Sequence[Event]) -> Rollout | None:
         """A rollout that has ended, with its turns; None: it is no longer where it was found, since it was sealed."""
+        folder = str(self._directory.path)
         if "turns" in pruned_of(events):
-            return rebuilt(found.head, [], events, False, found.writer)[0]
+            return rebuilt(found.head, [], events, False, found.writer, folder)[0]
         for fresh in (False, True):
             try:
                 source = self._source(found.place, fresh=fresh)
                 sessions = source.load(found.head.key)
             except (DamagedTapeError, KeyError):
                 continue
-            rollout, missing = rebuilt(found.head, sessions, events, False, source.where)
+            rollout, missing = rebuilt(found.head, sessions, events, False, source.where, folder)
             # One that was opened before the rollout had ended may not know of all that it has.
             if not missing or fresh:
                 return rollout

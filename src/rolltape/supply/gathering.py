@@ -3,12 +3,12 @@
 import math
 import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from rolltape.records.rollout import Event, EventKind, Outcome, RolloutHead, Status, outcome_of
 from rolltape.samples.groups import counted_tries
+from rolltape.supply.collectors import Collectors, Part
 from rolltape.supply.following import Found, News
 
 Key = tuple[str, int]  # rollout and try
@@ -37,11 +37,6 @@ class Try:
         # Only its own writer finishes a rollout.
         if event.kind != EventKind.FINISH or event.writer == self.found.writer:
             self._events[event.writer, event.sequence] = event
-
-    def versions(self) -> list[str]:
-        """The weight versions that its replies name, as its finish has them."""
-        finishes = (event.data for event in self.events if event.kind == EventKind.FINISH)
-        return [version for data in finishes for version in data.get("versions", ())]
 
 
 class Standing(msgspec.Struct, frozen=True, eq=False):
@@ -76,6 +71,11 @@ class Gathered:
         self.last_ns = head.started_at_ns  # of all that was said of it
         self._told: tuple[list[bool], list[Standing]] | None = None  # None: something is new since
 
+    @property
+    def part(self) -> Part:
+        """The collection that it is of."""
+        return Part(self.step, self.source)
+
     def add(self, one: Try) -> None:
         """Take in a try that has begun."""
         self.tries[one.head.key] = one
@@ -106,14 +106,13 @@ class Gathered:
 class Gathering:
     """All groups of a run that are not settled, by what is new on it."""
 
-    def __init__(self, on_group_event: Callable[[Event], None]) -> None:
+    def __init__(self, on_group_event: Callable[[Event], None], is_writing: Callable[[str], bool]) -> None:
         self.groups: dict[str, Gathered] = {}
         self.settled: set[str] = set()
+        self.collectors = Collectors(is_writing)
         self._on_group_event = on_group_event
-        self._known: dict[Key, Try | None] = {}  # None: of a group that is settled
+        self._known: dict[Key, Try | int] = {}  # a number: of a group that is settled, and when it began
         self._early: dict[Key, list[Event]] = {}  # about rollouts that were not found yet
-        self._sizes: dict[tuple[int, str | None], int] = {}
-        self._over: set[tuple[int, str | None]] = set()
         self._announced: dict[tuple[int, str, int], str] = {}
         self._seen: dict[str, int] = {}  # versions that replies name, and when the first such rollout began
 
@@ -128,21 +127,8 @@ class Gathering:
         """Let go of a group: it is done with, or skipped."""
         self.settled.add(group)
         gathered = self.groups.pop(group, None)
-        for key in gathered.tries if gathered is not None else ():
-            self._known[key] = None
-
-    def size_of(self, group: Gathered) -> int | None:
-        """How many attempts a group has, by the collection that it is of; None: no collection says."""
-        return self._sizes.get((group.step, group.source))
-
-    def is_over(self, group: Gathered) -> bool:
-        """Whether the collection that it is of has come to its end, so that nothing more is to be expected."""
-        return (group.step, group.source) in self._over
-
-    def is_step_over(self, step: int, source: str | None) -> bool:
-        """Whether a step was collected, of a source or of any, and all such collections have come to their end."""
-        begun = {where for where in self._sizes if where[0] == step and source in (None, where[1])}
-        return bool(begun) and begun <= self._over
+        for one in gathered.tries.values() if gathered is not None else ():
+            self._known[one.head.key] = one.head.started_at_ns
 
     def unsettled(self, step: int | None = None, source: str | None = None) -> list[Gathered]:
         """The groups of a step and a source, or of all: by step, then by when the last was said of them."""
@@ -157,17 +143,16 @@ class Gathering:
 
     def _found(self, found: Found) -> None:
         head = found.head
-        if head.group in self.settled:
-            self._known[head.key] = None
-            self._early.pop(head.key, None)
-            return
         known = self._known.get(head.key)
-        if known is not None:
+        if isinstance(known, Try):
             if known.found.writer == found.writer:
                 known.found = found  # it was sealed: it is to be loaded from there
             return
-        one = self._known[head.key] = Try(found)
-        self.groups.setdefault(head.group, Gathered(head)).add(one)
+        if head.group in self.settled:
+            self._known[head.key] = head.started_at_ns
+        else:
+            one = self._known[head.key] = Try(found)
+            self.groups.setdefault(head.group, Gathered(head)).add(one)
         for event in self._early.pop(head.key, ()):
             self._heard(event)
 
@@ -178,14 +163,15 @@ class Gathering:
             key = (event.rollout, event.try_index)
             if key not in self._known:
                 self._early.setdefault(key, []).append(event)
-            elif (one := self._known[key]) is not None:
-                self._heard_of(one, event)
+            else:
+                self._heard_of(self._known[key], event)
 
-    def _heard_of(self, one: Try, event: Event) -> None:
-        self.groups[one.head.group].hear(one, event)
+    def _heard_of(self, one: Try | int, event: Event) -> None:
+        if isinstance(one, Try):
+            self.groups[one.head.group].hear(one, event)
         if event.kind == EventKind.FINISH:
-            for version in one.versions():
-                began_ns = one.head.started_at_ns
+            began_ns = one.head.started_at_ns if isinstance(one, Try) else one
+            for version in event.data.get("versions", ()):
                 self._seen[version] = min(began_ns, self._seen.get(version, began_ns))
 
     def _heard_of_run(self, event: Event) -> None:
@@ -195,11 +181,6 @@ class Gathering:
             case EventKind.VERSION:
                 self._announced[event.order] = str(event.data["version"])
             case EventKind.COLLECT:
-                settings: dict[str, Any] = event.data["settings"]
-                self._sizes[_where(settings)] = settings["group_size"]
+                self.collectors.began(event)
             case EventKind.COLLECTED:
-                self._over.add(_where(event.data))
-
-
-def _where(data: dict[str, Any]) -> tuple[int, str | None]:
-    return (data["step"], data["source"])
+                self.collectors.ended(event)

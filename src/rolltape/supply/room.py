@@ -1,11 +1,19 @@
 """Room for collection to go on: how far it may run ahead of a trainer, by what the trainer says on the tape."""
 
 import asyncio
+import logging
 import time
+from collections.abc import Sequence
 
 from rolltape.errors import SupplyError
 from rolltape.supply.consumer import consumer_of
+from rolltape.supply.gathering import Gathered
+from rolltape.supply.patience import Patience
 from rolltape.tape.tape import Tape
+
+log = logging.getLogger("rolltape.groups")
+
+_LONG_S = 600.0  # for one step of a trainer that is alive
 
 
 class Room:
@@ -31,15 +39,37 @@ class Room:
         self._max_groups = max_groups
         self._max_steps = max_steps
         self._poll_s = poll_s
+        self._patience = Patience()
 
     def is_free(self, step: int, source: str | None = None) -> bool:
         """Whether another group of this step may begin now. With a source of tasks only groups of that one count."""
         with self._consumer.lock:
             self._consumer.look()
             waiting = self._consumer.gathering.unsettled(source=source)
+        if self._has_room(step, [group.step for group in waiting]):
+            self._patience.begin()
+            return True
+        if self._patience.is_word_due():
+            self._say_why(waiting)
+        return False
+
+    def _say_why(self, waiting: Sequence[Gathered]) -> None:
+        is_taken = self._consumer.claim.is_taken()
+        if is_taken and self._patience.waited_s < _LONG_S:
+            return
+        log.warning(
+            "no room for %.0f s: %d groups wait for consumer %r, those of step %d first%s",
+            self._patience.waited_s,
+            len(waiting),
+            self._consumer.name,
+            waiting[0].step,
+            "" if is_taken else ", and nobody takes groups in that name now",
+        )
+
+    def _has_room(self, step: int, waiting: list[int]) -> bool:
         if self._max_groups is not None and len(waiting) >= self._max_groups:
             return False
-        return self._max_steps is None or all(group.step >= step - self._max_steps for group in waiting)
+        return self._max_steps is None or all(other >= step - self._max_steps for other in waiting)
 
     async def wait(self, step: int, source: str | None = None) -> None:
         """Return when another group of this step may begin."""

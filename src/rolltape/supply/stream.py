@@ -1,12 +1,12 @@
-"""Groups as they complete, for a trainer: `async for group in rolltape.groups(tape, step=3)`, or the same without
-`async`."""
+"""Groups as they complete, for a trainer: `async for group in tape.groups(step=3)`, or the same without `async`."""
 
 import asyncio
 import logging
 import time
 import weakref
 from collections import deque
-from typing import NamedTuple, Self
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, Self, TypedDict
 
 from rolltape.errors import SupplyError
 from rolltape.records.group import GroupState, Late
@@ -17,6 +17,7 @@ from rolltape.supply.consumer import Consumer, consumer_of
 from rolltape.supply.deciding import Give, Skip, Wanted, decided, too_old
 from rolltape.supply.gathering import Gathered
 from rolltape.supply.group import Group
+from rolltape.supply.waiting import Waiting
 from rolltape.tape.tape import Tape
 
 log = logging.getLogger("rolltape.groups")
@@ -28,6 +29,24 @@ class Skipped(NamedTuple):
     group: str
     step: int
     reason: str
+
+
+class GroupOptions(TypedDict, total=False):
+    """What `groups` may be told, for those who hand it on."""
+
+    step: int | None
+    source: str | None
+    policy: Policy | str
+    max_staleness: int | None
+    complete: bool
+    consumer: str
+    group_size: int | None
+    straggler_s: float | None
+    late: Late | str
+    limit: int | None
+    idle_s: float | None
+    resume_s: float | None
+    poll_s: float
 
 
 def groups(
@@ -44,6 +63,7 @@ def groups(
     late: Late | str = Late.GIVE,
     limit: int | None = None,
     idle_s: float | None = None,
+    resume_s: float | None = 60.0,
     poll_s: float = 0.2,
 ) -> "GroupStream":
     """The groups of a run that this consumer has not had yet, each once it is complete, while collection goes on.
@@ -57,7 +77,8 @@ def groups(
 
     A group with a trained token more than `max_staleness` versions behind the newest is skipped, and so is one with
     nothing to train. The stream ends after `limit` groups, when all collections of `step` have ended and their groups
-    are given, or when nothing new has come for `idle_s`.
+    are given, or when nothing new has come for `idle_s`. It ends with a SupplyError when the process that collects has
+    died before its end, and nobody has resumed it for `resume_s`.
     """
     _check(group_size is None or group_size >= 1, f"group_size is {group_size}; give 1 or more")
     _check(max_staleness is None or max_staleness >= 0, f"max_staleness is {max_staleness}; give 0 or more")
@@ -73,27 +94,38 @@ def groups(
         straggler_s=straggler_s,
         late=Late(late),
     )
-    return GroupStream(tape, consumer_of(tape, consumer), wanted, limit=limit, idle_s=idle_s, poll_s=poll_s)
+    taking = consumer_of(tape, consumer)
+    waiting = Waiting(tape.name, taking.gathering.collectors, wanted, resume_s)
+    return GroupStream(tape, taking, wanted, waiting, limit=limit, idle_s=idle_s, poll_s=poll_s)
 
 
 class GroupStream:
     """Gives groups, to a coroutine or to a thread. For one of them at a time; several streams may share a consumer."""
 
     def __init__(
-        self, tape: Tape, consumer: Consumer, wanted: Wanted, *, limit: int | None, idle_s: float | None, poll_s: float
+        self,
+        tape: Tape,
+        consumer: Consumer,
+        wanted: Wanted,
+        waiting: Waiting,
+        *,
+        limit: int | None,
+        idle_s: float | None,
+        poll_s: float,
     ) -> None:
         self.skipped: list[Skipped] = []
         self._tape = tape
         self._consumer = consumer
         self._wanted = wanted
+        self._waiting = waiting
         self._limit = limit
         self._idle_s = idle_s
         self._poll_s = poll_s
         self._given = 0
         self._next: deque[Gathered] = deque()
         self._without_size: set[str] = set()
-        self._last_news_s = time.monotonic()
-        self._advancing: asyncio.Future[Group | None] | None = None
+        self._thread: ThreadPoolExecutor | None = None  # in which it advances for coroutines
+        self._advancing: Future[Group | None] | None = None
         consumer.claim.take()
         self._release = weakref.finalize(self, consumer.claim.release)
 
@@ -106,7 +138,8 @@ class GroupStream:
 
     def __next__(self) -> Group:
         while True:
-            group = self._advance()
+            pending, self._advancing = self._advancing, None
+            group = self._advance() if pending is None else pending.result()
             if group is not None:
                 return group
             if not self._release.alive:
@@ -118,38 +151,54 @@ class GroupStream:
 
     async def __anext__(self) -> Group:
         while True:
-            # A caller that is cancelled here must not lose a group: the next call takes up what goes on meanwhile.
             if self._advancing is None:
-                self._advancing = asyncio.ensure_future(asyncio.to_thread(self._advance))
-            advancing = self._advancing
-            try:
-                group = await asyncio.shield(advancing)
-            finally:
-                if advancing.done():
-                    self._advancing = None
+                self._advancing = self._in_thread().submit(self._advance)
+            advancing = asyncio.wrap_future(self._advancing)
+            # A caller that is cancelled here, or whose loop ends, must not lose a group: the next call takes it up.
+            await asyncio.wait({advancing})
+            self._advancing = None
+            group = advancing.result()
             if group is not None:
                 return group
             if not self._release.alive:
                 raise StopAsyncIteration
             await asyncio.sleep(self._poll_s)
 
+    def _in_thread(self) -> ThreadPoolExecutor:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "rolltape-groups")
+        return self._thread
+
     def _advance(self) -> Group | None:
         """The next group, if there is one now; when there will be none any more the stream is closed."""
+        self._consumer.claim.check()
         with self._consumer.lock:
             if not self._release.alive or self._given == self._limit:
                 self.close()
                 return None
             if self._consumer.look():
-                self._last_news_s = time.monotonic()
+                self._waiting.begin()
             group = self._ready()
             if group is not None:
                 self._given += 1
-                self._last_news_s = time.monotonic()
+                self._waiting.begin()
             else:
                 self._consumer.follower.rest()
-                if self._is_over():
-                    self.close()
+                self._end_or_wait()
             return group
+
+    def _end_or_wait(self) -> None:
+        if self._is_over():
+            self.close()
+            if self.skipped and not self._given:
+                count, reason = len(self.skipped), self.skipped[0].reason
+                log.warning("no group was given; %d were skipped, the first: %s", count, reason)
+            return
+        try:
+            self._waiting.go_on(self._incomplete)
+        except SupplyError:
+            self.close()
+            raise
 
     def _ready(self) -> Group | None:
         """The first of those groups that are to be given."""
@@ -160,6 +209,10 @@ class GroupStream:
             if self._is_free(gathered) and (group := self._given_or_skipped(gathered)) is not None:
                 return group
         return None
+
+    def _incomplete(self) -> list[Gathered]:
+        unsettled = self._consumer.gathering.unsettled(self._wanted.step, self._wanted.source)
+        return [group for group in unsettled if self._is_free(group)]
 
     def _is_free(self, gathered: Gathered) -> bool:
         return gathered.id not in self._consumer.held and gathered.id in self._consumer.gathering.groups
@@ -199,14 +252,14 @@ class GroupStream:
         return Group(self._tape, consumer, gathered, tuple(rollouts), samples, missing=give.missing, again=again)
 
     def _is_over(self) -> bool:
-        gathering, wanted = self._consumer.gathering, self._wanted
+        wanted, collectors = self._wanted, self._consumer.gathering.collectors
         if not wanted.complete:
             return True
-        if self._idle_s is not None and time.monotonic() - self._last_news_s > self._idle_s:
+        if self._idle_s is not None and self._waiting.waited_s > self._idle_s:
             return True
-        if wanted.step is None or not gathering.is_step_over(wanted.step, wanted.source):
-            return False
-        return not any(self._is_free(group) for group in gathering.unsettled(wanted.step, wanted.source))
+        return (
+            wanted.step is not None and collectors.is_step_over(wanted.step, wanted.source) and not self._incomplete()
+        )
 
 
 def _check(holds: bool, what: str) -> None:

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from rolltape.errors import ClosedError, NoSuchRollout, NotJsonError, RecordError
 from rolltape.records.ids import group_id, rollout_id
@@ -22,6 +22,9 @@ from rolltape.tape.run import Run, read
 from rolltape.tape.rundir import RunDirectory, locked
 from rolltape.tape.stored import About, is_remark
 from rolltape.tape.turnplace import TurnPlace, turn_of, turn_place
+
+if TYPE_CHECKING:
+    from rolltape.supply.stream import GroupOptions, GroupStream
 
 _Said = tuple[Journal, list[LoggedEvent]]  # what to write, and where
 
@@ -207,6 +210,15 @@ class Tape:
     def run(self) -> Run:
         """A reader of the same run."""
         return read(self.directory.path)
+
+    def groups(self, **options: "Unpack[GroupOptions]") -> "GroupStream":
+        """Whole groups for a trainer, as they complete, to be had by `async for` or `for`.
+
+        `rolltape.groups` is the same, and says what it takes.
+        """
+        from rolltape.supply.stream import groups
+
+        return groups(self, **options)
 
     def close(self) -> None:
         """End recording. Rollouts still open are recorded as failed. Twice is fine."""

@@ -1,6 +1,6 @@
 """Samples for AReaL: the padded tensor dict that its trainers take."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from rolltape.errors import ExportError
 from rolltape.export.formats.columns import logprobs_or_zero
-from rolltape.export.formats.fitting import Fact, Form, Need, Routing, fitted
+from rolltape.export.formats.fitting import OF_ALL_TOKENS, Fact, Form, Need, Routing, fitted
 from rolltape.export.formats.padding import right_padded
 from rolltape.export.formats.routing import routed_experts
 from rolltape.export.formats.tensors import as_tensors
@@ -25,6 +25,7 @@ FORM = Form(
     routing=Routing.OF_ONE_SHAPE,
     leaves_out={
         Fact.FORKED: "AReaL's baseline counts rows; give it advantages for rewards, and turn its reward_norm off",
+        Fact.AFTER_TRUNCATION: OF_ALL_TOKENS,
         Fact.UNSURE_VERSION: "-1 there, as on prompts",
         Fact.TURN_REWARDS: "not carried",
         Fact.SIDE_ARRAYS: "not carried",
@@ -57,15 +58,24 @@ def arrays(samples: Sequence[Sample], versions: Sequence[str] = ()) -> dict[str,
     if not samples:
         raise ExportError("no samples: a batch holds at least one")
     numbers = VersionNumbers(versions)
+
+    def padded(column: Callable[[Sample], npt.NDArray[Any]], dtype: npt.DTypeLike, fill: int = 0) -> npt.NDArray[Any]:
+        return right_padded([column(sample)[: _length(sample)] for sample in samples], dtype, fill=fill)
+
     batch = {
-        "input_ids": right_padded([sample.ids for sample in samples], np.int32),
-        "attention_mask": right_padded([np.ones(len(sample.ids)) for sample in samples], np.bool_),
-        "loss_mask": right_padded([sample.trained_mask for sample in samples], np.int32),
-        "logprobs": right_padded([logprobs_or_zero(sample) for sample in samples], np.float32),
-        "versions": right_padded([numbers.of_tokens(sample) for sample in samples], np.int32, fill=-1),
+        "input_ids": padded(lambda sample: sample.ids, np.int32),
+        "attention_mask": padded(lambda sample: np.ones(len(sample.ids)), np.bool_),
+        "loss_mask": padded(lambda sample: sample.trained_mask, np.int32),
+        "logprobs": padded(logprobs_or_zero, np.float32),
+        "versions": padded(numbers.of_tokens, np.int32, fill=-1),
         "rewards": np.array([np.nan if sample.reward is None else sample.reward for sample in samples], np.float32),
     }
     return {**batch, **_routing(samples)}
+
+
+def _length(sample: Sample) -> int:
+    """Up to its last trained token. AReaL puts the reward at the last one, and loses it where that does not train."""
+    return int(np.flatnonzero(sample.trained_mask)[-1]) + 1
 
 
 def identities(samples: Sequence[Sample]) -> dict[str, npt.NDArray[Any]]:
@@ -88,9 +98,13 @@ def _routing(samples: Sequence[Sample]) -> dict[str, npt.NDArray[Any]]:
     if len(shapes) != 1:
         return {}
     none = np.zeros((0, *shapes.pop()), np.int32)
-    # The last token was never fed; AReaL repeats the row before it there.
-    whole = [none if rows is None else np.concatenate([rows, rows[-1:]]) for rows in experts]
-    width = max(len(sample.ids) for sample in samples)
+    lengths = [_length(sample) for sample in samples]
+    # The last token of a sample was never fed; AReaL repeats the row before it there.
+    whole = [
+        none if rows is None else np.concatenate([rows, rows[-1:]])[:length]
+        for rows, length in zip(experts, lengths, strict=True)
+    ]
+    width = max(lengths)
     return {
         "routed_experts": right_padded(whole, np.int32, width=width),
         "r3_routing_valid": np.array([rows is not None for rows in experts]),

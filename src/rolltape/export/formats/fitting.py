@@ -4,7 +4,7 @@ import enum
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from rolltape.errors import ExportError
 from rolltape.export.formats.routing import ROUTED_EXPERTS, routed_experts
 from rolltape.records.sample import Sample
+from rolltape.records.turn import LogprobKind
 
 
 class LeftOutWarning(UserWarning):
@@ -30,8 +31,10 @@ class Fact(enum.StrEnum):
     """What a sample may hold that not every format can carry; said of it after "samples"."""
 
     FORKED = "of rollouts that forked"
+    WEIGHTS = "that weigh otherwise in their rollout than by their trained tokens"
     SEVERAL_VERSIONS = "sampled by several weight versions"
     UNSURE_VERSION = "with tokens whose weight version is only known to lie between two"
+    AFTER_TRUNCATION = "whose logprobs are after truncation, as by top-p"
     MISSING_LOGPROBS = "with trained tokens that have no logprob"
     NO_REWARD = "without a reward"
     TURN_REWARDS = "with rewards of single turns"
@@ -55,10 +58,14 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     leaves_out: dict[Fact, str]
     routing: Routing = Routing.NONE
 
-    def without(self, need: Need) -> "Form":
-        """The same format where one of its needs does not arise."""
-        return msgspec.structs.replace(self, needs=tuple(other for other in self.needs if other is not need))
+    def without_logprobs(self) -> "Form":
+        """The same format where it carries none."""
+        needs = tuple(need for need in self.needs if need is not Need.LOGPROBS)
+        left_out = {fact: said for fact, said in self.leaves_out.items() if fact is not Fact.AFTER_TRUNCATION}
+        return msgspec.structs.replace(self, needs=needs, leaves_out=left_out)
 
+
+OF_ALL_TOKENS = "carried as they are; a trainer's own are over all tokens, so that ratios to these are not 1"
 
 _REMEDIES = {
     Need.LOGPROBS: "choose a policy that masks such tokens, as exact does, or leave logprobs out where the format can",
@@ -75,6 +82,7 @@ class Fitting:
         self._samples = 0
         self._held: Counter[Fact] = Counter()
         self._sides: set[str] = set()
+        self._weights: dict[tuple[str, int], float] = {}  # of a trained token, by the first sample of each rollout
         self._routings: Counter[tuple[int, ...]] = Counter()  # samples by the shape of their routed experts
         self._lacking: Counter[Need] = Counter()
         self._first: dict[Need, str] = {}
@@ -107,8 +115,19 @@ class Fitting:
         return said
 
     def _holds(self, sample: Sample, fact: Fact) -> bool:
-        if fact is not Fact.SIDE_ARRAYS:
-            return _holds(sample, fact)
+        match fact:
+            case Fact.WEIGHTS:
+                return self._weighs_otherwise(sample)
+            case Fact.SIDE_ARRAYS:
+                return self._loses_sides(sample)
+            case _:
+                return _HELD_BY_ITSELF[fact](sample)
+
+    def _weighs_otherwise(self, sample: Sample) -> bool:
+        weight = sample.loss_weight / sample.trained_tokens
+        return not math.isclose(weight, self._weights.setdefault((sample.rollout, sample.try_index), weight))
+
+    def _loses_sides(self, sample: Sample) -> bool:
         experts = routed_experts(sample) if self._form.routing is not Routing.NONE else None
         if experts is not None:
             self._routings[experts.shape[1:]] += 1
@@ -147,24 +166,21 @@ def _lacks(sample: Sample, need: Need) -> bool:
             return sample.advantage is None or not math.isfinite(sample.advantage)
 
 
-def _holds(sample: Sample, fact: Fact) -> bool:
-    match fact:
-        case Fact.FORKED:
-            return sample.siblings > 1
-        case Fact.SEVERAL_VERSIONS:
-            return len(np.unique(_trained_versions(sample))) > 1
-        case Fact.UNSURE_VERSION:
-            return any(len(set(sample.versions[index])) > 1 for index in np.unique(_trained_versions(sample)))
-        case Fact.MISSING_LOGPROBS:
-            return _lacks(sample, Need.LOGPROBS)
-        case Fact.NO_REWARD:
-            return _lacks(sample, Need.REWARD)
-        case Fact.TURN_REWARDS:
-            return bool(sample.turn_rewards)
-        case Fact.SIDE_ARRAYS:
-            return bool(sample.side)
-
-
 def _trained_versions(sample: Sample) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     indices = sample.version_index[sample.trained_mask]
     return indices[indices >= 0]
+
+
+def _is_unsure(sample: Sample) -> bool:
+    return any(len(set(sample.versions[index])) > 1 for index in np.unique(_trained_versions(sample)))
+
+
+_HELD_BY_ITSELF: dict[Fact, Callable[[Sample], bool]] = {
+    Fact.FORKED: lambda sample: sample.siblings > 1,
+    Fact.SEVERAL_VERSIONS: lambda sample: len(np.unique(_trained_versions(sample))) > 1,
+    Fact.UNSURE_VERSION: _is_unsure,
+    Fact.AFTER_TRUNCATION: lambda sample: sample.logprob_kind is LogprobKind.AFTER_TRUNCATION,
+    Fact.MISSING_LOGPROBS: lambda sample: _lacks(sample, Need.LOGPROBS),
+    Fact.NO_REWARD: lambda sample: _lacks(sample, Need.REWARD),
+    Fact.TURN_REWARDS: lambda sample: bool(sample.turn_rewards),
+}

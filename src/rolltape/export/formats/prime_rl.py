@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from rolltape.errors import ExportError
 from rolltape.export.formats.columns import advantages_or_zero, logprobs_or_zero
-from rolltape.export.formats.fitting import Fact, Form, Need, Routing, fitted
+from rolltape.export.formats.fitting import OF_ALL_TOKENS, Fact, Form, Need, Routing, fitted
 from rolltape.export.formats.routing import routed_experts
 from rolltape.records.sample import Sample
 from rolltape.records.turn import LogprobKind
@@ -23,6 +23,7 @@ FORM = Form(
     leaves_out={
         Fact.FORKED: "loss_weight is not carried; prime-rl's loss counts tokens, and each trains in one sample",
         Fact.SEVERAL_VERSIONS: "no weight version is carried",
+        Fact.AFTER_TRUNCATION: OF_ALL_TOKENS,
         Fact.UNSURE_VERSION: "no weight version is carried",
         Fact.TURN_REWARDS: "not carried",
         Fact.SIDE_ARRAYS: "not carried",
@@ -63,11 +64,16 @@ def row(sample: Sample, env_name: str, temperature: Temperatures) -> dict[str, A
 
 
 def _temperatures(sample: Sample, given: Temperatures) -> npt.NDArray[np.float64]:
-    """The temperature at each trained token; 1 on all others, where prime-rl does not look."""
+    """The temperature of each trained token, also at all tokens since the trained ones before it.
+
+    prime-rl divides the logits at a token by the temperature there, and they are those of the next token.
+    """
     values = np.ones(len(sample.ids))
+    done = 0
     for span in sample.spans:
         if sample.trained_mask[span.start : span.stop].any():
-            values[span.start : span.stop] = _of_turn(span.turn, sample, given)
+            values[done:] = _of_turn(span.turn, sample, given)
+            done = span.stop
     return values
 
 

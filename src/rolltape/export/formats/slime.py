@@ -7,7 +7,7 @@ import numpy as np
 
 from rolltape.errors import ExportError
 from rolltape.export.formats.columns import logprobs_or_zero
-from rolltape.export.formats.fitting import Fact, Form, Need, Routing, fitted
+from rolltape.export.formats.fitting import OF_ALL_TOKENS, Fact, Form, Need, Routing, fitted
 from rolltape.export.formats.routing import Experts, all_routed_experts
 from rolltape.records.sample import Sample
 
@@ -16,7 +16,9 @@ FORM = Form(
     needs=(Need.LOGPROBS, Need.REWARD),
     routing=Routing.ALL,
     leaves_out={
+        Fact.WEIGHTS: "slime's loss takes one mean over all tokens of a rollout; loss_weight is in the metadata alone",
         Fact.SEVERAL_VERSIONS: "weight_versions lists them, without saying which token is whose",
+        Fact.AFTER_TRUNCATION: OF_ALL_TOKENS,
         Fact.UNSURE_VERSION: "weight_versions lists both",
         Fact.TURN_REWARDS: "not carried",
         Fact.SIDE_ARRAYS: "not carried",
@@ -45,7 +47,7 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
 
 def form(*, logprobs: bool = True) -> Form:
     """What is needed and left out, with logprobs or without."""
-    return FORM if logprobs else FORM.without(Need.LOGPROBS)
+    return FORM if logprobs else FORM.without_logprobs()
 
 
 def rows(samples: Sequence[Sample], *, logprobs: bool = True) -> Iterator[dict[str, Any]]:

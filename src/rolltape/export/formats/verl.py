@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from rolltape.errors import ExportError
 from rolltape.export.formats.columns import advantages_or_zero, logprobs_or_zero
-from rolltape.export.formats.fitting import Fact, Form, Need, Routing, fitted
+from rolltape.export.formats.fitting import OF_ALL_TOKENS, Fact, Form, Need, Routing, fitted
 from rolltape.export.formats.padding import left_padded, right_padded
 from rolltape.export.formats.routing import all_routed_experts
 from rolltape.export.formats.tensors import as_tensors
@@ -25,6 +25,7 @@ FORM = Form(
     leaves_out={
         Fact.FORKED: "verl's own baseline and its seq-mean losses count rows; use the advantages given, and token-mean",
         Fact.SEVERAL_VERSIONS: "min_global_steps and max_global_steps hold the first and the last",
+        Fact.AFTER_TRUNCATION: OF_ALL_TOKENS,
         Fact.UNSURE_VERSION: "min_global_steps and max_global_steps hold the bounds",
         Fact.TURN_REWARDS: "not carried",
         Fact.SIDE_ARRAYS: "not carried",
@@ -66,7 +67,7 @@ def data_proto_fields(
 
 def form(*, logprobs: bool = True) -> Form:
     """What is needed and left out, with logprobs or without."""
-    return FORM if logprobs else FORM.without(Need.LOGPROBS)
+    return FORM if logprobs else FORM.without_logprobs()
 
 
 def arrays(
@@ -87,7 +88,7 @@ def arrays(
         return right_padded([column(sample)[sample.prompt_tokens :] for sample in samples], dtype, width=width)
 
     batch["response_mask"] = of_responses(lambda sample: sample.trained_mask, np.int64)
-    batch["rm_scores"] = of_responses(_score_at_end, np.float32)
+    batch["rm_scores"] = of_responses(_score, np.float32)
     if logprobs:
         batch["rollout_log_probs"] = of_responses(logprobs_or_zero, np.float32)
     if all(sample.advantage is not None for sample in samples):
@@ -140,9 +141,10 @@ def identities(samples: Sequence[Sample], versions: Sequence[str] = ()) -> dict[
     return columns
 
 
-def _score_at_end(sample: Sample) -> npt.NDArray[np.float32]:
+def _score(sample: Sample) -> npt.NDArray[np.float32]:
+    """The reward at the last trained token: verl's estimators over tokens pass over what is not in the mask."""
     scores = np.zeros(len(sample.ids), dtype=np.float32)
-    scores[-1] = sample.reward
+    scores[np.flatnonzero(sample.trained_mask)[-1]] = sample.reward
     return scores
 
 
