@@ -175,9 +175,8 @@ def main() -> None:
     rollout = next(row.head.id for row in rolltape.read(path).index() if row.head.attempt == 0)[:8]
     for command in (
         ["ls", str(path)],
-        ["tree", str(path), rollout],
         ["show", str(path), rollout],
-        ["show", str(path), rollout, "--policy", "keep-head"],
+        ["show", str(path), rollout, "--part", "tokens", "--policy", "keep-head"],
         ["ledger", str(path), rollout],
         ["samples", str(path), rollout, "--compare", "keep-head"],
     ):

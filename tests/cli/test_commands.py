@@ -113,9 +113,9 @@ def test_ledger_accounts_for_every_token(cli: Cli, run: Path, rollout_id: str) -
 
 
 def test_show_prints_ids_or_text(cli: Cli, run: Path, rollout_id: str, tmp_path: Path) -> None:
-    shown = cli("show", run, rollout_id).out.splitlines()
-    assert shown[0] == "sample 0 of 2 (exact): 5 tokens, 2 trained, reward 1"
-    assert shown[1] == "1 2 «10» ‹11› «12»"
+    shown = cli("show", run, rollout_id, "--part", "tokens").out.splitlines()
+    assert shown[2] == "sample 0 of 2 (exact): 5 tokens, 2 trained, 1 masked:no_logprob, reward 1"
+    assert shown[3] == "1 2 «10» ‹11› «12»"
     words = ["?", "<user>", "<gen>", "a b", "x"]
     Tokenizer(models.WordLevel(dict(zip(words, range(5), strict=True)), unk_token="?")).save(str(tmp_path / "tok.json"))
     line = rows(cli("show", run, rollout_id, "--tokenizer", tmp_path / "tok.json", "--json"))[1]["line"]

@@ -1,44 +1,12 @@
 """On a terminal, in a narrow one, and in a pipe."""
 
-import fcntl
-import os
-import pty
 import re
-import struct
-import subprocess
-import sys
-import termios
 from pathlib import Path
 
 import pytest
 
-from commands import Cli
+from commands import STYLE, Cli, on_terminal
 from rolltape.cli.verbs import STAGES
-
-STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
-
-
-def on_terminal(*arguments: object, columns: int, errors: bool = True) -> str:
-    """What a command prints on a terminal of that width, with or without what it says beside its data."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR")}
-    environment["TERM"] = "xterm"
-    command = [sys.executable, "-m", "rolltape.cli", *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=theirs, stderr=theirs if errors else subprocess.DEVNULL, env=environment)
-    os.close(theirs)
-    printed = b""
-    while True:
-        try:
-            part = os.read(ours, 65536)
-        except OSError:
-            break
-        if not part:
-            break
-        printed += part
-    process.wait()
-    os.close(ours)
-    return printed.decode()
 
 
 def test_help_fits_one_screen(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

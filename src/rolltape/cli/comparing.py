@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 from rolltape.cli.runs import Chosen
 from rolltape.cli.screen import SHORT_ID, count, plural, print_json, print_line, print_table, tracked
-from rolltape.cli.tokenizer import Texts, excerpt
+from rolltape.cli.tokenizer import excerpt
 from rolltape.records.ledger import Fate, Ledger
 from rolltape.records.policy import Policy
 from rolltape.records.rollout import Rollout
 from rolltape.samples import linearize
+from rolltape.samples.spelling import Spellings
 
 _KINDS = ("samples", "trained", "masked", "dropped")
 
@@ -25,7 +26,7 @@ class Disagreement(NamedTuple):
     other: Fate
 
 
-def compare_policies(chosen: Chosen, one: Policy, other: Policy, texts: Texts, *, as_json: bool) -> None:
+def compare_policies(chosen: Chosen, one: Policy, other: Policy, spellings: Spellings, *, as_json: bool) -> None:
     """Print the totals of both policies and the stretches of tokens on which they differ."""
     versions = chosen.opened.run.versions()
     totals: dict[str, Counter[str]] = {one.name: Counter(), other.name: Counter()}
@@ -43,7 +44,7 @@ def compare_policies(chosen: Chosen, one: Policy, other: Policy, texts: Texts, *
             if as_json:
                 print_json({"rollout": rollout.id, "try_index": rollout.head.try_index, **apart._asdict()})
             else:
-                differing.append(_cells(rollout, apart, texts))
+                differing.append(_cells(rollout, apart, spellings))
     if as_json:
         for policy in (one, other):
             counts = {kind: totals[policy.name][kind] for kind in _KINDS}
@@ -73,9 +74,9 @@ def disagreements(one: Ledger, other: Ledger) -> Iterator[Disagreement]:
         )
 
 
-def _cells(rollout: Rollout, apart: Disagreement, texts: Texts) -> list[str]:
+def _cells(rollout: Rollout, apart: Disagreement, spellings: Spellings) -> list[str]:
     session_id, _, sequence = apart.turn.rpartition(".")
     session = next(session for session in rollout.sessions if session.id == session_id)
     ids = session.turns[int(sequence)].sampled_ids[apart.start : apart.stop]
     place = f"{rollout.id[:SHORT_ID]} {session.ordinal}.{sequence}"
-    return [place, f"{apart.start}-{apart.stop}", apart.one, apart.other, excerpt(ids, texts.of(session))]
+    return [place, f"{apart.start}-{apart.stop}", apart.one, apart.other, excerpt(ids, spellings.of(session))]

@@ -24,8 +24,8 @@ from rolltape.cli.options import (
 from rolltape.cli.screen import SHORT_ID, count, plural, print_json, print_line, print_table
 
 if TYPE_CHECKING:
-    from rolltape.cli.tokenizer import Texts
     from rolltape.samples import Linearized
+    from rolltape.samples.spelling import Spellings
 
 _SHOWN_REASONS = 5
 
@@ -48,17 +48,17 @@ def ledger(
     """Account for every sampled token."""
     from rolltape.cli.runs import Chosen, ended, opened
     from rolltape.cli.sampling import linearized
-    from rolltape.cli.tokenizer import Texts
+    from rolltape.cli.tokenizer import chosen_spellings
 
     chosen_one = chosen_policy(policy, branches=branches, max_tokens=max_tokens, max_staleness=max_staleness)
     tape = opened(run)
-    texts = Texts(tokenizer, run)
+    spellings = chosen_spellings(tokenizer, run)
     chosen = Chosen(tape, rollout, try_index=try_index, step=step, group=group, task=task, counted_only=True)
     with chosen.named_in_errors():
         if as_json:
             _print_records(linearized(chosen, chosen_one), turns)
         else:
-            totals, filtered = _print_stretches(linearized(chosen, chosen_one), turns, texts)
+            totals, filtered = _print_stretches(linearized(chosen, chosen_one), turns, spellings)
             _print_totals(totals, filtered, f"{plural(len(chosen), 'rollout')} under {chosen_one.name}")
     return ended(tape)
 
@@ -83,7 +83,9 @@ def _print_records(made: Iterable["Linearized"], turns: bool) -> None:
         print_json(row)
 
 
-def _print_stretches(made: Iterable["Linearized"], turns: bool, texts: "Texts") -> tuple[Counter[str], Counter[str]]:
+def _print_stretches(
+    made: Iterable["Linearized"], turns: bool, spellings: "Spellings"
+) -> tuple[Counter[str], Counter[str]]:
     """The tokens of each fate, and the rollouts of each filter; with `turns`, a table of the stretches before that."""
     totals: Counter[str] = Counter()
     filtered: Counter[str] = Counter()
@@ -92,14 +94,14 @@ def _print_stretches(made: Iterable["Linearized"], turns: bool, texts: "Texts") 
         totals.update(one.ledger.totals())
         filtered.update([] if one.rollout.outcome.filtered is None else [one.rollout.outcome.filtered])
         if turns:
-            lines.extend(_stretches(one, texts))
+            lines.extend(_stretches(one, spellings))
     if turns:
         print_table(["turn", "tokens", "fate", "text"], lines, left=["turn", "fate", "text"], flexible=["text"])
         print_line("")
     return totals, filtered
 
 
-def _stretches(made: "Linearized", texts: "Texts") -> Iterator[list[str]]:
+def _stretches(made: "Linearized", spellings: "Spellings") -> Iterator[list[str]]:
     from rolltape.cli.tokenizer import excerpt
 
     held = {turn.id: (session, turn) for session in made.rollout.sessions for turn in session.turns}
@@ -109,7 +111,7 @@ def _stretches(made: "Linearized", texts: "Texts") -> Iterator[list[str]]:
             f"{made.rollout.id[:SHORT_ID]} {session.ordinal}.{turn.sequence}",
             f"{entry.start}-{entry.stop}",
             entry.fate,
-            excerpt(turn.sampled_ids[entry.start : entry.stop], texts.of(session)),
+            excerpt(turn.sampled_ids[entry.start : entry.stop], spellings.of(session)),
         ]
 
 

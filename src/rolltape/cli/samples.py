@@ -71,9 +71,10 @@ def samples(
     with chosen.named_in_errors():
         if compare is not None:
             from rolltape.cli.comparing import compare_policies
-            from rolltape.cli.tokenizer import Texts
+            from rolltape.cli.tokenizer import chosen_spellings
 
-            compare_policies(chosen, policies[0], policies[1], Texts(tokenizer, run), as_json=as_json)
+            spellings = chosen_spellings(tokenizer, run)
+            compare_policies(chosen, policies[0], policies[1], spellings, as_json=as_json)
         else:
             _list(chosen, policies[0], as_json)
     return ended(tape)

@@ -5,18 +5,26 @@ import os
 import re
 import shutil
 import sys
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rolltape.cli.columns import fitted, shortened
+from rolltape.records.wording import SHORT_ID as SHORT_ID
+from rolltape.records.wording import count as count
+from rolltape.records.wording import number as number
+from rolltape.records.wording import plural as plural
+from rolltape.records.wording import quoted as quoted
+from rolltape.records.wording import span as span
+from rolltape.records.wording import visible as visible
+
+if TYPE_CHECKING:
+    from rich.color import ColorSystem
 
 T = TypeVar("T")
 
-SHORT_ID = 8
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
-_STYLES = {"bold": "1", "yellow": "33", "bold yellow": "1;33"}
+_STYLES = {"bold": "1", "dim": "2", "yellow": "33", "bold yellow": "1;33"}
 
 
 def print_table(
@@ -48,9 +56,9 @@ def print_line(text: str, style: str = "") -> None:
     sys.stdout.write(f"{_styled(shown, style)}\n")
 
 
-def print_long(text: str) -> None:
+def print_long(text: str, style: str = "") -> None:
     """A line that a terminal may wrap."""
-    sys.stdout.write(visible(text) + "\n")
+    sys.stdout.write(f"{_styled(visible(text), style)}\n")
 
 
 def print_json(value: object) -> None:
@@ -71,39 +79,6 @@ def note(text: str) -> None:
 def writes_unicode() -> bool:
     """Whether standard output takes any character."""
     return (sys.stdout.encoding or "").lower().startswith("utf")
-
-
-def visible(text: str) -> str:
-    """Text in which nothing can steer a terminal: control and format characters as escapes."""
-    if text.isprintable():
-        return text
-    return "".join(_escaped(character) for character in text)
-
-
-def quoted(text: str, limit: int = 72) -> str:
-    """Text in quotes on one line, shortened."""
-    shown = visible(json.dumps(text[: limit * 2], ensure_ascii=False))
-    return shown if len(text) <= limit and len(shown) <= limit + 2 else f'{shown[:limit].rstrip(chr(92))}…"'
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """A number for people; None as nothing."""
-    return "" if value is None else f"{value:.{digits}g}"
-
-
-def count(value: int) -> str:
-    return f"{value:,}"
-
-
-def plural(value: int, word: str) -> str:
-    return f"{value:,} {word}" if value == 1 else f"{value:,} {word}s"
-
-
-def span(seconds: float) -> str:
-    """A length of time for people."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def forget_output() -> None:
@@ -141,12 +116,20 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
+def colours() -> "ColorSystem | None":
+    """How many colours standard output has; None: it is no terminal, or is to have none."""
+    if not _coloured():
+        return None
+    from rich.color import ColorSystem
+    from rich.console import Console
+
+    name = Console().color_system
+    return None if name is None else ColorSystem.STANDARD if name == "standard" else ColorSystem.EIGHT_BIT
+
+
+def _coloured() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
 def _styled(text: str, style: str) -> str:
-    plain = not style or not sys.stdout.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-    return text if plain else f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
-
-
-def _escaped(character: str) -> str:
-    if character == " " or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-        return character
-    return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(character, f"\\u{ord(character):04x}")
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if style and _coloured() else text

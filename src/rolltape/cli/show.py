@@ -1,7 +1,11 @@
-"""`rolltape show`: samples as readable lines."""
+"""`rolltape show`: a rollout in the terminal, from its reward to its tokens."""
 
-from typing import TYPE_CHECKING
+import enum
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from rolltape.cli.by import By
 from rolltape.cli.exits import UsageError
 from rolltape.cli.options import (
     BranchesOption,
@@ -17,15 +21,26 @@ from rolltape.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from rolltape.records.policy import Policy
-    from rolltape.records.rollout import Rollout
-    from rolltape.records.sample import Sample
-    from rolltape.tape.run import Run
+    from rolltape.cli.sample_tokens import TokenPrinter
+    from rolltape.samples import Linearized
+
+
+class Part(enum.StrEnum):
+    TREE = "tree"
+    TRANSCRIPT = "transcript"
+    TOKENS = "tokens"
 
 
 def show(
     run: RunArgument,
     rollout: RolloutArgument = None,
+    part: Annotated[
+        list[Part] | None, typer.Option("--part", help="Only this part, may be repeated; by default all three.")
+    ] = None,
+    by: Annotated[
+        By, typer.Option("--by", help="What colours the tokens; the last four are a trainer's.")
+    ] = By.TRAINED,
+    full: Annotated[bool, typer.Option("--full", help="Fold nothing, however long.")] = False,
     policy: PolicyOption = "exact",
     branches: BranchesOption = None,
     max_tokens: MaxTokensOption = None,
@@ -34,70 +49,81 @@ def show(
     tokenizer: TokenizerOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Print samples as readable lines.
+    """Show a rollout: tree, transcript, tokens in colour.
 
-    «Trained», ‹sampled but not trained here›, and context plain. ROLLOUT may also be a sample id.
+    ROLLOUT may also be a sample id, for the tokens of that sample alone. In a pipe, and without colours, tokens are
+    marked: «trained», ‹sampled but not trained here›, context plain. What is long is folded on a terminal only. --json
+    prints samples.
     """
     from rolltape.cli.runs import Chosen, ended, opened
-    from rolltape.cli.screen import number, plural, print_json, print_line, print_long
-    from rolltape.cli.tokenizer import Texts
-    from rolltape.samples import show as line_of
+    from rolltape.cli.sample_ids import rollout_of_sample, sample_named
+    from rolltape.cli.sample_tokens import TokenPrinter
+    from rolltape.cli.tokenizer import chosen_spellings
+    from rolltape.records.rollout import Status
+    from rolltape.samples import linearize
 
     chosen_one = chosen_policy(policy, branches=branches, max_tokens=max_tokens, max_staleness=max_staleness)
-    tape = opened(run)
-    texts = Texts(tokenizer, run)
     sample_id = rollout if rollout is not None and "@" in rollout else None
+    parts = _parts(part, sample_id, as_json=as_json)
+    tape = opened(run)
+    tokens = TokenPrinter(run, by, chosen_spellings(tokenizer, run), full=full, as_json=as_json)
     if sample_id is not None:
         rollout, try_index = rollout_of_sample(sample_id)
     chosen = Chosen(tape, rollout, try_index=try_index, counted_only=True)
     meant = chosen.only()
     with chosen.named_in_errors():
-        found = (
-            sample_named(tape.run, meant, chosen_one, sample_id) if sample_id else _samples(tape.run, meant, chosen_one)
-        )
-        sessions = {session.id: session for session in meant.sessions}
-        lines = [line_of(sample, texts.of(sessions[sample.session])) for sample in found]
-    for sample, line in zip(found, lines, strict=True):
-        if as_json:
-            print_json({"sample": sample.id, "line": line})
-            continue
-        if sample_id is None:
-            reward = "" if sample.reward is None else f", reward {number(sample.reward)}"
-            print_line(
-                f"sample {sample.index} of {sample.siblings} ({policy}): {plural(len(sample.ids), 'token')}, "
-                f"{sample.trained_tokens:,} trained{reward}",
-                style="bold",
-            )
-        print_long(line)
-    if not found and not as_json:
-        print_line("No sample: nothing in this rollout trains; `rolltape ledger` says why.")
+        if sample_id is not None:
+            tokens.print_one(meant, sample_named(tape.run, meant, chosen_one, sample_id))
+            return ended(tape)
+        running = meant.status is Status.RUNNING
+        made = linearize(meant, chosen_one, versions=tape.run.versions(), as_if_finished=running)
+        if Part.TOKENS in parts:
+            tokens.check(made)
+        if not as_json:
+            _print_facts(made, in_brief=part is not None)
+        for one in parts:
+            _print_part(one, made, tokens, full=full)
     return ended(tape)
 
 
-def _samples(tape: "Run", rollout: "Rollout", policy: "Policy") -> list["Sample"]:
-    from rolltape.samples import linearize
-
-    return list(linearize(rollout, policy, versions=tape.versions()).samples())
-
-
-def rollout_of_sample(sample_id: str) -> tuple[str, int]:
-    """The rollout and the try that a sample is of."""
-    turn = sample_id.partition("@")[0]
-    parts = turn.rsplit(".", 3)
-    if len(parts) != 4 or not parts[1].isdigit():
-        raise UsageError(f"ROLLOUT: {sample_id} is no sample id; `rolltape samples --json` gives them")
-    return parts[0], int(parts[1])
+def _parts(asked: list[Part] | None, sample_id: str | None, *, as_json: bool) -> list[Part]:
+    alone = "a sample id shows tokens" if sample_id is not None else "--json prints samples" if as_json else None
+    others = [one for one in asked or () if one is not Part.TOKENS]
+    if alone is not None and others:
+        raise UsageError(f"--part {others[0]}: {alone} alone; `rolltape tree` and `rolltape trace` have the rest")
+    return [Part.TOKENS] if alone is not None else [one for one in Part if one in (asked or Part)]
 
 
-def sample_named(tape: "Run", rollout: "Rollout", policy: "Policy", sample_id: str) -> list["Sample"]:
-    """The sample of that id, under the policy asked for or a preset that its id names."""
-    from rolltape.records.policy import PRESETS
+def _print_facts(made: "Linearized", *, in_brief: bool) -> None:
+    from rolltape.cli.screen import print_long
+    from rolltape.samples.facts import fact_lines, title
 
-    for candidate in (policy, *PRESETS.values()):
-        if sample_id.endswith(f"@{candidate.key}"):
-            found = [sample for sample in _samples(tape, rollout, candidate) if sample.id == sample_id]
-            if found:
-                return found
-    raise UsageError(
-        f"ROLLOUT: there is no sample {sample_id}; give the --policy, --branches and --max-tokens that made it"
-    )
+    print_long(title(made.rollout), style="bold")
+    for line in () if in_brief else fact_lines(made):
+        print_long(line)
+
+
+def _print_part(part: Part, made: "Linearized", tokens: "TokenPrinter", *, full: bool) -> None:
+    from rolltape.cli.screen import print_line
+
+    if part is Part.TOKENS:
+        tokens.print_all(made)
+        return
+    print_line("")
+    if part is Part.TREE:
+        from rolltape.cli.tree import draw_trees
+
+        draw_trees(made.rollout, tokens.spellings)
+    else:
+        _print_transcript(made, full=full)
+
+
+def _print_transcript(made: "Linearized", *, full: bool) -> None:
+    from rolltape.cli.layout import Labelled
+    from rolltape.cli.screen import print_long, terminal_width
+    from rolltape.cli.transcript import transcript_lines
+
+    width = terminal_width()
+    labelled = Labelled(width, full=full or width is None)
+    for line, style in transcript_lines(made.rollout, labelled):
+        print_long(line, style)

@@ -10,8 +10,6 @@ from rolltape.cli.options import JsonOption, RolloutArgument, RunArgument, TryOp
 if TYPE_CHECKING:
     from rolltape.records.trace import Trace, TraceStep
 
-_OBJECTS = ("reward_data", "env_state", "extra", "metrics", "logs")
-
 
 def trace(
     run: RunArgument,
@@ -25,7 +23,7 @@ def trace(
     """Print what was asked, answered and rewarded, step by step."""
     from rolltape.cli.runs import Chosen, ended, opened
     from rolltape.cli.screen import print_json, print_line
-    from rolltape.cli.tree import title
+    from rolltape.samples.facts import title
     from rolltape.traces import trace_of
 
     tape = opened(run)
@@ -43,6 +41,8 @@ def trace(
 
 
 def _lines(trace: "Trace", whole_prompts: bool) -> Iterator[tuple[str, str]]:
+    from rolltape.traces.transcript import total
+
     if trace.filtered is not None:
         yield f"filtered: {trace.filtered}", "yellow"
     for what in trace.pruned:
@@ -53,29 +53,28 @@ def _lines(trace: "Trace", whole_prompts: bool) -> Iterator[tuple[str, str]]:
             yield f"  {line}", ""
         yield from _remarks(step)
     if trace.total_reward is not None:
-        yield _total(trace), "bold"
+        yield total(trace), "bold"
     yield from _remarks(trace)
 
 
 def _headline(step: "TraceStep") -> str:
     from rolltape.cli.screen import number
+    from rolltape.traces.transcript import step_facts
 
     parts = [f"turn {turn.split('.', 2)[-1]}" for turn in step.turns]
     if step.prompt_tokens is not None:
         parts.append(f"prompt {step.prompt_tokens}")
     if step.sampled_tokens is not None:
         parts.append(f"sampled {step.sampled_tokens}")
-    parts += [str(one) for one in (step.finish, step.stop_reason) if one is not None]
-    if step.done:
-        parts.append("done")
-    if step.reward is not None:
-        parts.append(f"reward {number(step.reward)}")
+    parts += [str(step.finish)] if step.finish is not None else []
+    parts += step_facts(step)
     parts += [f"turn reward {number(reward)}" for reward in step.turn_rewards.values()]
     return f"step {step.index}" + (f"  {', '.join(parts)}" if parts else "")
 
 
 def _messages(trace: "Trace", step: "TraceStep", whole_prompts: bool) -> Iterator[str]:
-    from rolltape.cli.drawing import said, strokes_of_the_terminal
+    from rolltape.cli.drawing import strokes_of_the_terminal
+    from rolltape.records.brief import said
 
     arrow = strokes_of_the_terminal().arrow
     prompt = trace.whole_prompt(step.index) if whole_prompts else step.prompt
@@ -94,21 +93,10 @@ def _messages(trace: "Trace", step: "TraceStep", whole_prompts: bool) -> Iterato
 
 
 def _remarks(said_of: "Trace | TraceStep") -> Iterator[tuple[str, str]]:
-    for name in _OBJECTS:
-        value = getattr(said_of, name)
-        if value is not None:
-            yield f"  {name}: {_spelled(value)}", ""
-    for why in said_of.unrecorded.values():
-        yield f"  not recorded: {why}", "yellow"
+    from rolltape.traces.transcript import NOT_RECORDED, remarks
 
-
-def _total(trace: "Trace") -> str:
-    from rolltape.cli.screen import number, plural
-
-    given = [step.reward for step in trace.steps if step.reward is not None]
-    parts = [f"{number(sum(given))} in {plural(len(given), 'step')}"] if given else []
-    parts += [] if trace.final_reward is None else [f"{number(trace.final_reward)} at the end"]
-    return f"total {number(trace.total_reward)} = {' + '.join(parts)}"
+    for name, text in remarks(said_of):
+        yield f"  {name}: {text}", "yellow" if name == NOT_RECORDED else ""
 
 
 def _spelled(value: Any) -> str:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 from rolltape.cli.options import JsonOption, RolloutArgument, RunArgument, TokenizerOption, TryOption
 
 if TYPE_CHECKING:
-    from rolltape.cli.tokenizer import Texts
     from rolltape.records.rollout import Rollout, Session
+    from rolltape.samples.spelling import Spellings
 
 
 def tree(
@@ -18,17 +18,20 @@ def tree(
 ) -> int:
     """Draw a rollout's turns, and the cause of every fork."""
     from rolltape.cli.runs import Chosen, ended, opened
-    from rolltape.cli.tokenizer import Texts
+    from rolltape.cli.screen import print_line
+    from rolltape.cli.tokenizer import chosen_spellings
+    from rolltape.samples.facts import title
 
     tape = opened(run)
-    texts = Texts(tokenizer, run)
+    spellings = chosen_spellings(tokenizer, run)
     chosen = Chosen(tape, rollout, try_index=try_index, counted_only=True)
     meant = chosen.only()
     with chosen.named_in_errors():
         if as_json:
             _print_records(meant)
         else:
-            _draw(meant, texts)
+            print_line(title(meant), style="bold")
+            draw_trees(meant, spellings)
     return ended(tape)
 
 
@@ -41,12 +44,12 @@ def _print_records(rollout: "Rollout") -> None:
         print_json(_record(rollout, session, grown, forks_of(grown)))
 
 
-def _draw(rollout: "Rollout", texts: "Texts") -> None:
+def draw_trees(rollout: "Rollout", spellings: "Spellings") -> None:
+    """Print the tree of each session."""
     from rolltape.cli.drawing import drawn_tree
     from rolltape.cli.screen import plural, print_line
     from rolltape.tree import forks_of, tree_of
 
-    print_line(title(rollout), style="bold")
     for session in rollout.sessions:
         grown = tree_of(session)
         forks = forks_of(grown)
@@ -55,29 +58,14 @@ def _draw(rollout: "Rollout", texts: "Texts") -> None:
             f"session {session.ordinal}: {plural(len(session.turns), 'turn')}, {plural(sampled, 'sampled token')}, "
             f"{plural(len(forks), 'fork')}"
         )
-        for line, style in drawn_tree(grown, forks, texts.of(session)):
+        for line, style in drawn_tree(grown, forks, spellings.of(session)):
             print_line(line, style=style)
-
-
-def title(rollout: "Rollout") -> str:
-    """A rollout in a line: what it was, and how it ended."""
-    from rolltape.cli.screen import SHORT_ID, number
-
-    head, outcome = rollout.head, rollout.outcome
-    parts = [f"rollout {head.id[:SHORT_ID]}", f"step {head.step}"]
-    if head.task_id is not None:
-        parts.append(f"task {head.task_id}")
-    parts.append(f"attempt {head.attempt}" + (f" (try {head.try_index})" if head.try_index else ""))
-    parts.append(outcome.status.value + (f" ({outcome.reason})" if outcome.reason else ""))
-    if outcome.reward is not None:
-        parts.append(f"reward {number(outcome.reward)}")
-    return ", ".join(parts)
 
 
 def _record(rollout: "Rollout", session: "Session", grown: Any, forks: Any) -> dict[str, object]:
     import msgspec
 
-    from rolltape.cli.drawing import new_messages
+    from rolltape.tree.lanes import new_messages
 
     return {
         "rollout": rollout.id,

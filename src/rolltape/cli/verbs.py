@@ -30,9 +30,9 @@ Verb = Callable[..., int]
 
 STAGES: dict[str, dict[str, Verb]] = {
     "record": {"collect": collect, "serve": serve, "status": status, "engine": engine},
-    "look": {"view": view, "ls": ls, "tree": tree, "trace": trace, "query": query, "push": push},
+    "look": {"view": view, "ls": ls, "show": show, "tree": tree, "trace": trace, "query": query, "push": push},
     "judge": {"score": score, "filter": filter_rollouts},
-    "train": {"samples": samples, "ledger": ledger, "show": show, "export": export, "tokens": tokens},
+    "train": {"samples": samples, "ledger": ledger, "export": export, "tokens": tokens},
     "keep": {"check": check, "seal": seal, "prune": prune},
 }
 

@@ -1,6 +1,7 @@
 """A rollout: one attempt at one task, its sessions, and what was said of it afterwards."""
 
 import enum
+import os
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -104,9 +105,10 @@ class SessionHead(OpenRecord, frozen=True, kw_only=True, omit_defaults=True):
 class Session:
     """One agent's connection and its turns in order."""
 
-    def __init__(self, head: SessionHead, turns: Sequence[Turn]) -> None:
+    def __init__(self, head: SessionHead, turns: Sequence[Turn], folder: str | None = None) -> None:
         self.head = head
         self.turns = tuple(turns)
+        self.folder = folder  # of the run that it was read from; None: it was not read from one
 
     @property
     def id(self) -> str:
@@ -115,6 +117,18 @@ class Session:
     @property
     def ordinal(self) -> int:
         return self.head.ordinal
+
+    @property
+    def tokenizers(self) -> tuple[str, ...]:
+        """Where the text of its ids may be found, best first: in the folder of its run, else as the head names it."""
+        name = self.head.tokenizer
+        places = () if name is None else (os.path.join(self.folder or "", name), name)  # noqa: PTH118 - or a URL
+        return tuple(dict.fromkeys(places))
+
+    def _repr_html_(self) -> str:
+        from rolltape.notebook import session_html
+
+        return session_html(self)
 
 
 class Rollout:
@@ -154,6 +168,11 @@ class Rollout:
 
     def __repr__(self) -> str:
         return f"Rollout({self.id}, try={self.head.try_index}, {self.status}, turns={len(self.turns)})"
+
+    def _repr_html_(self) -> str:
+        from rolltape.notebook import rollout_html
+
+        return rollout_html(self)
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

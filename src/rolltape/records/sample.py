@@ -68,3 +68,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     uses_tools: bool
     ill_formed: bool
     side: dict[str, SampleSide]
+    tokenizers: tuple[str, ...] = ()  # where the text of its ids may be found on this machine, best first; not exported
+
+    def _repr_html_(self) -> str:
+        from rolltape.notebook import sample_html
+
+        return sample_html(self)

@@ -84,6 +84,7 @@ def built_sample(
         uses_tools=any(link.turn.reply is not None and link.turn.reply.to_dict().get("tool_calls") for link in own),
         ill_formed=any(TurnFlag.MALFORMED_CALL in link.turn.facts.flags for link in own),
         side=joined_sides([link.turn for link in path], _reach(path, draft.length), draft.length),
+        tokenizers=next((one.tokenizers for one in rollout.sessions if one.id == draft.end.turn.session), ()),
     )
 
 

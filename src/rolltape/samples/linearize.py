@@ -68,6 +68,11 @@ class Linearized:
                 loss_weight=weights[index],
             )
 
+    def _repr_html_(self) -> str:
+        from rolltape.notebook import linearized_html
+
+        return linearized_html(self)
+
 
 class LinearizedSession:
     """One session under a policy: its tree, why it forks, its drafts, and the fate of each token."""

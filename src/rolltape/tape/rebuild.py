@@ -15,9 +15,14 @@ from rolltape.tape.stored import Problem, StoredSession, StoredTurn
 
 
 def rebuilt(
-    head: RolloutHead, stored: Sequence[StoredSession], events: Sequence[Event], alive: bool, where: str
+    head: RolloutHead,
+    stored: Sequence[StoredSession],
+    events: Sequence[Event],
+    alive: bool,
+    where: str,
+    folder: str | None = None,
 ) -> tuple[Rollout, list[Problem]]:
-    """The rollout with all turns that can be had, and what is missing of it."""
+    """The rollout with all turns that can be had, and what is missing of it. `folder` is that of its run."""
     problems: list[Problem] = []
     in_order = sorted(events, key=lambda event: event.order)
     facts_later = _facts_said_later(in_order)
@@ -31,7 +36,7 @@ def rebuilt(
             continue
         turns, missing = _turns_of(session_head.id, session.turns, facts_later, where)
         problems += missing
-        sessions.append(Session(session_head, turns))
+        sessions.append(Session(session_head, turns, folder))
     if "turns" not in pruned:
         problems += _missing_at_the_end(head, sessions, stored, in_order, where)
         problems += _said_of_no_turn(head, stored, in_order)

@@ -173,12 +173,19 @@ class Run:
         entry = catalog.entries[key]
         events = catalog.events_of(key)
         sessions = [_less_pruned(session, pruned_of(events)) for session in entry.source.load(key)]
-        rollout, problems = rebuilt(entry.held.head, sessions, events, entry.source.alive, entry.source.where)
+        rollout, problems = rebuilt(
+            entry.held.head, sessions, events, entry.source.alive, entry.source.where, self.location
+        )
         self._noticed.update(dict.fromkeys(problems))
         return rollout
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, {self.location!r})"
+
+    def _repr_html_(self) -> str:
+        from rolltape.notebook import run_html
+
+        return run_html(self)
 
 
 def read(location: str | os.PathLike[str]) -> Run:

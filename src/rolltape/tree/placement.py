@@ -61,8 +61,9 @@ class PlacedTurn:
 class Tree:
     """A session's turns hung on its message nodes. Grows by one turn at a time, at the cost of what is new in it."""
 
-    def __init__(self, *, tool_ids_matter: bool = False) -> None:
+    def __init__(self, *, tool_ids_matter: bool = False, tokenizers: Sequence[str] = ()) -> None:
         self.turns: list[PlacedTurn] = []
+        self.tokenizers = tokenizers  # where the text of its ids may be found, best first
         self.roots: dict[bytes, Node] = {}  # by digest of tools and template options
         self._tool_ids_matter = tool_ids_matter
         self._by_conversation: dict[bytes, Node] = {}  # the latest node of each, under whatever tools
@@ -105,6 +106,11 @@ class Tree:
                     node = node.parent
         self.turns, self.roots, self._by_conversation, self._ends = [], {}, {}, {}
 
+    def _repr_html_(self) -> str:
+        from rolltape.notebook import tree_html
+
+        return tree_html(self)
+
     def _known_start(self, turn: Turn) -> tuple[Node, Sequence[Message]]:
         """The deepest node that equal stored messages prove, and the messages that follow it."""
         chain = turn.prompt
@@ -135,7 +141,7 @@ class Tree:
 
 def tree_of(session: Session) -> Tree:
     """A session's tree, from scratch."""
-    tree = Tree(tool_ids_matter=session.head.tool_ids_matter)
+    tree = Tree(tool_ids_matter=session.head.tool_ids_matter, tokenizers=session.tokenizers)
     for turn in session.turns:
         tree.add(turn)
     return tree

@@ -1,0 +1,38 @@
+"""Samples by their ids: which rollout one is of, and under which policy it was made."""
+
+from typing import TYPE_CHECKING
+
+from rolltape.cli.exits import UsageError
+
+if TYPE_CHECKING:
+    from rolltape.records.policy import Policy
+    from rolltape.records.rollout import Rollout
+    from rolltape.records.sample import Sample
+    from rolltape.tape.run import Run
+
+
+def rollout_of_sample(sample_id: str) -> tuple[str, int]:
+    """The rollout and the try that a sample is of."""
+    turn = sample_id.partition("@")[0]
+    parts = turn.rsplit(".", 3)
+    if len(parts) != 4 or not parts[1].isdigit():
+        raise UsageError(f"ROLLOUT: {sample_id} is no sample id; `rolltape samples --json` gives them")
+    return parts[0], int(parts[1])
+
+
+def sample_named(tape: "Run", rollout: "Rollout", policy: "Policy", sample_id: str) -> "Sample":
+    """The sample of that id, under the policy asked for or a preset that its id names."""
+    from rolltape.records.policy import PRESETS
+    from rolltape.records.rollout import Status
+    from rolltape.samples import linearize
+
+    for candidate in (policy, *PRESETS.values()):
+        if sample_id.endswith(f"@{candidate.key}"):
+            running = rollout.status is Status.RUNNING
+            made = linearize(rollout, candidate, versions=tape.versions(), as_if_finished=running)
+            for sample in made.samples():
+                if sample.id == sample_id:
+                    return sample
+    raise UsageError(
+        f"ROLLOUT: there is no sample {sample_id}; give the --policy, --branches and --max-tokens that made it"
+    )

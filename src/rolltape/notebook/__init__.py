@@ -1,0 +1,8 @@
+"""How samples, trees, rollouts and runs display themselves in a notebook."""
+
+from rolltape.notebook.rollout import linearized_html, rollout_html, session_html
+from rolltape.notebook.run import run_html
+from rolltape.notebook.sample import sample_html
+from rolltape.notebook.tree import tree_html
+
+__all__ = ["linearized_html", "rollout_html", "run_html", "sample_html", "session_html", "tree_html"]

@@ -1,0 +1,53 @@
+"""A rollout in a few lines: reward terms, lengths, where its tokens went, how long it took."""
+
+from collections.abc import Iterator
+
+from rolltape.records.rollout import EventKind, Rollout, Status
+from rolltape.records.wording import SHORT_ID, number, plural, span
+from rolltape.samples.linearize import Linearized
+
+
+def title(rollout: Rollout) -> str:
+    """A rollout in a line: what it was, and how it ended."""
+    head, outcome = rollout.head, rollout.outcome
+    parts = [f"rollout {head.id[:SHORT_ID]}", f"step {head.step}"]
+    if head.task_id is not None:
+        parts.append(f"task {head.task_id}")
+    parts.append(f"attempt {head.attempt}" + (f" (try {head.try_index})" if head.try_index else ""))
+    parts.append(outcome.status.value + (f" ({outcome.reason})" if outcome.reason else ""))
+    if outcome.reward is not None:
+        parts.append(f"reward {number(outcome.reward)}")
+    return ", ".join(parts)
+
+
+def fact_lines(made: Linearized) -> Iterator[str]:
+    """What is to be known of a rollout before one looks into it."""
+    rollout, outcome = made.rollout, made.rollout.outcome
+    if outcome.reward_terms:
+        yield "reward terms: " + ", ".join(f"{name} {number(value)}" for name, value in outcome.reward_terms.items())
+    if outcome.filtered is not None:
+        yield f"filtered: {outcome.filtered}"
+    parts = [plural(len(rollout.turns), "turn"), plural(len(made.forks), "fork")]
+    seconds = seconds_of(rollout)
+    if seconds is not None:
+        parts.append(span(seconds) if seconds >= 1 else "under 1 s")
+    if outcome.stop_reason is not None:
+        parts.append(f"stopped: {outcome.stop_reason}")
+    yield ", ".join(parts)
+    fates = ", ".join(f"{tokens:,} {fate}" for fate, tokens in made.ledger.totals().items())
+    running = ", as if it had ended now" if rollout.status is Status.RUNNING else ""
+    yield (
+        f"{plural(made.ledger.sampled, 'sampled token')}{f': {fates}' if fates else ''}; "
+        f"{plural(len(made), 'sample')} under {made.policy.name}{running}"
+    )
+
+
+def seconds_of(rollout: Rollout) -> float | None:
+    """How long a rollout took: by its turns, else from its start to its finish; None: that is not known."""
+    turns = [turn.facts for turn in rollout.turns]
+    starts = [facts.started_at for facts in turns if facts.started_at is not None]
+    ends = [facts.ended_at for facts in turns if facts.ended_at is not None]
+    if starts and ends:
+        return max(max(ends) - min(starts), 0.0)
+    finish = next((event for event in reversed(rollout.events) if event.kind == EventKind.FINISH), None)
+    return None if finish is None else max((finish.at_ns - rollout.head.started_at_ns) / 1e9, 0.0)

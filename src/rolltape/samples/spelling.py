@@ -1,0 +1,123 @@
+"""The text of token ids, where a session says which tokenizer made them and it is a file here."""
+
+import codecs
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from rolltape.records.rollout import Session
+from rolltape.records.tokens import Ids
+
+Spell = Callable[[int], bytes]  # an id → its bytes, which need not be whole characters
+
+PART = "⋯"  # a token that ends inside a character, which is with the token that completes it
+_TOKENIZERS_HELD = 8
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_REPLACED = "\ufffd"
+
+
+class Spellings:
+    """What spells the ids of a run's sessions: a tokenizer that is given, else the one that a session names."""
+
+    def __init__(self, run: str | None = None, given: Spell | None = None) -> None:
+        self.given = given
+        self._run = run
+
+    def of(self, session: Session) -> Spell | None:
+        """What spells an id of this session; None: there is no tokenizer at hand."""
+        name = session.head.tokenizer
+        in_run = () if self._run is None or name is None else (str(Path(self._run) / name),)
+        return self.given or spell_at((*in_run, *session.tokenizers))
+
+
+def spell_at(places: Iterable[str]) -> Spell | None:
+    """What spells ids by the first of these files, or folders with a tokenizer.json, that is there and can be read."""
+    for place in places:
+        file = tokenizer_in(Path(place))
+        if file is not None:
+            try:
+                return speller(file)
+            except ValueError:
+                return None
+    return None
+
+
+def tokenizer_in(path: Path) -> Path | None:
+    """The tokenizer.json that is meant by a file or a folder; None: it is not there."""
+    file = path / "tokenizer.json" if path.is_dir() else path
+    return file if file.is_file() else None
+
+
+def speller(file: Path) -> Spell:
+    """What spells ids by a tokenizer.json; a ValueError says why it is none."""
+    return _speller(file, file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=_TOKENIZERS_HELD)
+def _speller(file: Path, changed_ns: int) -> Spell:
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # noqa: BLE001 - the library raises plain Exception for whatever is wrong with the file
+        raise ValueError(f"{file} is no tokenizer: {error}") from None
+
+    @cache
+    def spell(token: int) -> bytes:
+        piece = tokenizer.id_to_token(token) if token >= 0 else None
+        if piece is None:
+            return f"#{token}".encode()
+        text: str = tokenizer.decode([token], skip_special_tokens=False)
+        if piece.startswith("▁") and "▁" not in text and not text.startswith(" "):
+            text = f" {text}"  # which decoders take away from what stands first
+        return _bytes_of(piece, text) if _REPLACED in text else text.encode("utf-8", "replace")
+
+    return spell
+
+
+def _bytes_of(piece: str, text: str) -> bytes:
+    """The bytes of a token that is part of a character, as byte-level vocabularies and byte fallbacks write them."""
+    fallback = _BYTE_TOKEN.fullmatch(piece)
+    if fallback is not None:
+        return bytes([int(fallback[1], 16)])
+    known = _byte_letters()
+    return bytes(known[letter] for letter in piece) if all(letter in known for letter in piece) else text.encode()
+
+
+@cache
+def _byte_letters() -> dict[str, int]:
+    """The letters that byte-level vocabularies write bytes with: printable ones as they are, others from 256 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    letters = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in printable)
+    return letters | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+def token_texts(ids: Sequence[int], spell: Callable[[int], str | bytes] | None) -> list[str]:
+    """A text for each id, the id itself where nothing spells it. Bytes are joined: a character that several tokens
+    make up stands with the last of them, and the others are `PART`.
+    """
+    if spell is None:
+        return [str(token) for token in ids]
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    texts = []
+    for token in ids:
+        given = spell(token)
+        texts.append(given if isinstance(given, str) else decoder.decode(given) or (PART if given else ""))
+    if texts and decoder.decode(b"", final=True):
+        texts[-1] = _REPLACED if texts[-1] == PART else texts[-1] + _REPLACED
+    return texts
+
+
+def spelled(ids: Ids, spell: Spell | None) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    """The bytes of ids one after the other, and where each begins; the ids themselves where nothing spells them."""
+    distinct, place = np.unique(ids, return_inverse=True)
+    texts = [str(one).encode() if spell is None else spell(one) for one in distinct.tolist()]
+    offsets = np.zeros(len(ids) + 1, np.int32)
+    np.cumsum(np.array([len(text) for text in texts] or [0], np.int32)[place], out=offsets[1:])
+    joined = b"".join([texts[one] for one in place.tolist()])
+    return offsets, np.frombuffer(joined, np.uint8)

@@ -1,0 +1,54 @@
+"""A tree in the order in which it is drawn: the latest continuation goes straight down, earlier ones branch off."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from rolltape.records.fork import Fork
+from rolltape.records.messages import Message
+from rolltape.tree.placement import PlacedTurn, Tree
+
+
+class Drawn(NamedTuple):
+    """A turn, how many lines pass to its left, and whether it branches off the nearest of them."""
+
+    placed: PlacedTurn
+    lane: int
+    branches_off: bool
+
+
+def in_lanes(tree: Tree) -> Iterator[Drawn]:
+    """The turns from top to bottom. No recursion: a session may have thousands of turns."""
+    stack = [Drawn(placed, 0, False) for placed in reversed(tree.turns) if placed.parent is None]
+    while stack:
+        drawn = stack.pop()
+        yield drawn
+        if drawn.placed.children:
+            *earlier, latest = drawn.placed.children
+            stack.append(Drawn(latest, drawn.lane, False))
+            stack.extend(Drawn(child, drawn.lane + 1, True) for child in reversed(earlier))
+
+
+def new_messages(placed: PlacedTurn) -> list[Message]:
+    """The messages of a turn's prompt that the tree did not hold before."""
+    fresh = list(islice(placed.turn.prompt.backwards(), len(placed.turn.prompt) - placed.known_depth))
+    return fresh[::-1]
+
+
+def headline(placed: PlacedTurn, fork: Fork | None) -> str:
+    """A turn in a line: its number, lengths, how it ended, what is odd about it."""
+    turn, facts = placed.turn, placed.turn.facts
+    versions = dict.fromkeys(_version(segment.first_version, segment.last_version) for segment in facts.segments)
+    parts = [f"{turn.sequence}", f"prompt {len(turn.prompt_tokens)}", f"sampled {len(turn.sampled_ids)}", facts.finish]
+    if any(versions):
+        parts.append("weights " + ", then ".join(version or "unknown" for version in versions))
+    if facts.delivery != "delivered":
+        parts.append(facts.delivery)
+    if facts.auxiliary is not None:
+        parts.append(f"auxiliary: {facts.auxiliary}")
+    parts.extend(flag.value for flag in facts.flags)
+    return f"{parts[0]}  {', '.join(parts[1:])}" + (f"  [{fork.cause}]" if fork else "")
+
+
+def _version(first: str | None, last: str | None) -> str:
+    return first or "" if first == last else f"{first}..{last}"
