@@ -44,7 +44,7 @@ def figures() -> Iterator[Figure]:
 
 def _large(run: Path) -> Iterator[Figure]:
     note = f"{_ROLLOUTS:,} rollouts, {_ROLLOUTS * _TURNS:,} turns"
-    if not any((run / "cache").glob("view-*.parquet")) or "ROLLTAPE_VIEW_RUN" not in os.environ:
+    if not any((run / "cache").glob("view-*.kept")) or "ROLLTAPE_VIEW_RUN" not in os.environ:
         shutil.rmtree(run / "cache", ignore_errors=True)
         with served(run) as (ask, _, started):
             listed = _until(lambda: ask("/api/runs")["runs"][0]["rollouts"] >= _ROLLOUTS) - started

@@ -28,14 +28,14 @@ BUILT = ROOT / "src" / "rolltape" / "view" / "page"
 
 
 @contextmanager
-def page_over(*runs: Path) -> Iterator[str]:
+def page_over(*runs: Path, port: int = 0) -> Iterator[str]:
     """The address of a server over runs, which has read them; it runs in a thread, since Playwright's calls block."""
     loop = asyncio.new_event_loop()
     ready: asyncio.Future[str] = loop.create_future()
     over = asyncio.Event()
 
     async def serve() -> None:
-        async with served([str(run) for run in runs]) as address:
+        async with served([str(run) for run in runs], port=port) as address:
             ready.set_result(address.rstrip("/"))
             await over.wait()
 

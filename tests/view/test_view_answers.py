@@ -55,7 +55,7 @@ def _check_table(run: rolltape.Run, answers: RunAnswers) -> None:
         assert (shown["turns"], shown["sampled_tokens"]) == (row.turns, row.sampled_tokens)
         assert shown["trained_tokens"] == sum(sample.trained_tokens for sample in linearized.samples())
         assert shown["forks"] == len(linearized.forks)
-    assert answers.run.state.versions() == run.versions()
+    assert answers.listing().versions == run.versions()
 
 
 def _check_overview(run: rolltape.Run, answers: RunAnswers) -> None:

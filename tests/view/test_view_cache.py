@@ -8,10 +8,15 @@ import msgspec
 import pytest
 
 import rolltape
+from rolltape.records.rollout import EventKind
+from rolltape.view import cachefile, reading
 from rolltape.view.catching_up import catch_up
 from rolltape.view.following import Follower
-from rolltape.view.reports import Started
+from rolltape.view.loading import Loader
+from rolltape.view.reports import Derived, Said, Spot, Started
+from rolltape.view.rows import NOT_DERIVED
 from rolltape.view.service import RunAnswers
+from rolltape.view.summary import Summary
 from rolltape.view.watching import WatchedRun
 from taped import first_turn, record_run
 from viewing import answers_for
@@ -125,6 +130,17 @@ def test_nothing_is_written_into_a_folder_that_cannot_be_written_to(
     assert list((tmp_path / "run" / "cache").iterdir()) == []
 
 
+def test_what_somebody_else_keeps_of_a_run_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_run(tmp_path / "run")
+    expected = table(kept(tmp_path / "run"))
+    monkeypatch.setattr(os, "access", lambda path, mode: tmp_path not in Path(path).parents)
+    again = WatchedRun("run", str(tmp_path / "run"))
+    assert table(again) == expected
+    answers = RunAnswers(again)
+    assert answers.table({}, answers.search("hello")())["matched"] == 3
+    again.close()
+
+
 def test_where_no_folder_can_be_made_a_temporary_one_serves(tmp_path: Path) -> None:
     ids = record_run(tmp_path / "run")
     (tmp_path / "run" / "cache").write_text("in the way")
@@ -143,3 +159,66 @@ def test_the_cache_is_named_after_the_policy_and_its_version(tmp_path: Path) -> 
     assert run.policy.key in run.cache.name
     other = msgspec.structs.replace(run.policy, train_abandoned=True)
     assert other.key not in run.cache.name
+
+
+def test_a_cache_whose_numbers_stand_for_other_things_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_run(tmp_path / "run")
+    monkeypatch.setattr(cachefile, "_CODES", ["an", "older", "version"])
+    kept(tmp_path / "run")
+    monkeypatch.undo()
+    assert len(WatchedRun("run", str(tmp_path / "run")).state.rows) == 0
+
+
+def test_a_summary_that_was_on_its_way_when_something_was_said_is_asked_for_again(tmp_path: Path) -> None:
+    (rollout_id,) = record_run(tmp_path / "run", rollouts=1)
+    run = kept(tmp_path / "run")
+    row = run.state.rows.row_of[rollout_id, 0]
+    run.state.rows.columns.set(row, derived=NOT_DERIVED)
+    (asked,) = run.state.wanted(10, search=False)
+    turns = {"sampled_tokens": 0, "turns": [], "status": "finished"}
+    spot = Spot("another", 0, asked.place.source, 0)
+    run.state.apply(Said((rollout_id, 0), EventKind.PRUNE, 2**62, "another", turns, spot))
+    run.state.apply(Derived((rollout_id, 0), Summary(branches=1, samples=1, forks={}, ledger={}), None))
+    assert [one.key for one in run.state.wanted(10, search=False)] == [(rollout_id, 0)]
+
+
+def test_what_cannot_be_read_is_not_asked_for_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_run(tmp_path / "run")
+
+    def broken(*_: object, **__: object) -> None:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(Loader, "load", broken)
+    with answers_for(tmp_path / "run") as answers:  # which would not end
+        overview = answers.overview(None)
+        assert (overview["rollouts"], overview["pending"], overview["problems"]) == (3, 0, 3)
+        assert "too deep" in overview["problem_list"][0]
+
+
+@pytest.mark.parametrize("seen_first", ["what was read", "the shard"])
+def test_what_is_sealed_while_it_is_read_is_read_again(tmp_path: Path, seen_first: str) -> None:
+    record_run(tmp_path / "run")
+    run = WatchedRun("run", str(tmp_path / "run"))
+    follower = Follower(run.location)
+    worker = reading.Reading(run.location, run.folder.path, run.policy, run.folder.created)
+
+    def look() -> None:
+        for report in follower.look():
+            run.state.apply(report)
+
+    look()
+    wanted = run.state.wanted(10, search=False)
+    rolltape.seal(tmp_path / "run")
+    told = list(worker.read(wanted))
+    assert [one.summary for one in told] == [None, None, None]  # the journal is gone
+    if seen_first == "the shard":
+        look()
+    for derived in told:
+        run.state.apply(derived)
+    look()
+    for derived in worker.read(run.state.wanted(10, search=False)):
+        run.state.apply(derived)
+    assert [row["trained_tokens"] for row in RunAnswers(run).table({}, None)["rows"]] == [8, 8, 8]
+    assert run.state.all_problems() == []

@@ -1,13 +1,16 @@
 """Rollouts found by what is said in them."""
 
+import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
 
 import rolltape
-from rolltape.view.search import SearchIndex
-from taped import assistant, first_turn, next_turn, user
-from viewing import answers_for
+from rolltape.records.rollout import Rollout
+from rolltape.view.indexing import SearchIndex
+from taped import assistant, first_turn, next_turn, record_run, user
+from viewing import answers_for, asking
 
 _SYSTEM = {"role": "system", "content": "You are a careful helper. Answer in prose."}
 
@@ -71,6 +74,23 @@ def test_a_search_for_nothing_is_refused(run: Path) -> None:
         answers.search(' "" * ')
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "thinking", "thinking": "a needle"},
+        {"type": "tool_use", "name": "grep", "input": {"pattern": "needle"}},
+        {"type": "tool_result", "content": [{"type": "text", "text": "the needle"}]},
+        {"type": "text", "text": "needle"},
+    ],
+)
+def test_what_is_said_in_parts_of_a_message_is_found(tmp_path: Path, part: dict[str, object]) -> None:
+    with rolltape.open(tmp_path / "run", name="run") as tape, tape.rollout(task_id="t") as rollout:
+        first_turn(rollout.session(), prompt_messages=[{"role": "user", "content": [part]}])
+        rollout.finish(reward=1.0)
+    with answers_for(tmp_path / "run") as answers:
+        assert answers.table({}, answers.search("needle")())["matched"] == 1
+
+
 def test_search_and_filters_hold_together(run: Path) -> None:
     with answers_for(run) as answers:
         searched = answers.search("dates")()
@@ -80,11 +100,11 @@ def test_search_and_filters_hold_together(run: Path) -> None:
 
 def test_one_process_writes_the_index_at_a_time(run: Path) -> None:
     with answers_for(run) as answers:
-        index = SearchIndex(answers.run.folder.path)
+        index = SearchIndex(answers.run.folder.path, None)
         with pytest.raises(BlockingIOError):
-            SearchIndex(answers.run.folder.path)
+            SearchIndex(answers.run.folder.path, None)
         index.close()
-        SearchIndex(answers.run.folder.path).close()
+        SearchIndex(answers.run.folder.path, None).close()
 
 
 def test_a_damaged_index_is_made_again(run: Path) -> None:
@@ -95,3 +115,54 @@ def test_a_damaged_index_is_made_again(run: Path) -> None:
     path.write_bytes(b"nonsense" * 1000)
     with answers_for(run) as answers:
         assert answers.table({}, answers.search("dates")())["matched"] == 2
+
+
+async def test_a_second_server_on_a_run_finds_what_the_first_one_indexes(tmp_path: Path) -> None:
+    record_run(tmp_path / "run")
+    async with asking(tmp_path / "run") as first, asking(tmp_path / "run") as second:
+        for ask in (first, second):
+            await ask.caught_up("exp")
+            await ask.until("/api/exp/rollouts?q=hello", lambda page: page["matched"] == 3)
+        with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="later") as rollout:
+            first_turn(rollout.session(), reply=assistant("zebra"))
+            rollout.finish(reward=1.0)
+        for ask in (first, second):
+            page = await ask.until("/api/exp/rollouts?q=zebra", lambda page: page["matched"] == 1)
+            assert page["search"] == {"indexed": 4, "ended": 4}
+
+
+async def test_the_folder_of_the_cache_may_be_deleted_while_it_is_used(tmp_path: Path) -> None:
+    record_run(tmp_path / "run")
+    async with asking(tmp_path / "run") as ask:
+        await ask.until("/api/exp/rollouts?q=hello", lambda page: page["matched"] == 3)
+        shutil.rmtree(tmp_path / "run" / "cache")
+        page = await ask.json("/api/exp/rollouts?q=hello")
+        assert page["matched"] == page["search"]["indexed"]  # what is not in the index is not said to be searched
+        await ask.until("/api/exp/rollouts?q=hello", lambda page: page["matched"] == 3)
+        with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="later") as rollout:
+            first_turn(rollout.session(), reply=assistant("zebra"))
+            rollout.finish(reward=1.0)
+        page = await ask.until("/api/exp/rollouts?q=zebra", lambda page: page["matched"] == 1)
+        assert page["rows"][0]["trained_tokens"] == 2
+
+
+def test_an_index_of_a_run_that_was_here_before_is_made_again(tmp_path: Path) -> None:
+    for text in ("zebra", "giraffe"):  # the same rollout by its id, saying something else
+        with rolltape.open(tmp_path / "run", name="run") as tape, tape.rollout(task_id="t") as rollout:
+            first_turn(rollout.session(), reply=assistant(text))
+            rollout.finish(reward=1.0)
+        with answers_for(tmp_path / "run") as answers:
+            assert answers.table({}, answers.search(text)())["matched"] == 1
+        for name in ("journals", "run.json"):
+            target = tmp_path / "run" / name
+            shutil.rmtree(target) if target.is_dir() else target.unlink()
+
+
+def test_what_cannot_be_indexed_still_has_its_figures(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(index: SearchIndex, rollout: Rollout) -> int:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(SearchIndex, "add", full)
+    with answers_for(run) as answers:
+        assert [row["trained_tokens"] for row in answers.table({}, None)["rows"]] == [4, 4, 4]
+        assert answers.overview(None)["problems"] == 0

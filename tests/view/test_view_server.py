@@ -13,6 +13,7 @@ import pytest
 
 import rolltape
 from rolltape.errors import RunNotFound, ViewError
+from rolltape.view import service
 from rolltape.view.serve import served
 from rolltape.view.watching import Watcher
 from taped import assistant, finished, first_turn, next_turn, python, record_run, user
@@ -40,6 +41,8 @@ async def test_the_table_is_sorted_filtered_and_paged(tmp_path: Path) -> None:
     with rolltape.open(tmp_path / "run") as tape:
         tape.tag(ids[3], "good", "odd")
         tape.filter(ids[4], "a near duplicate")
+        tape.tag(ids[4], "odd")
+        tape.tag(ids[4])  # none in the place of those it had
     async with asking(tmp_path / "run") as ask:
         await ask.caught_up("exp")
 
@@ -62,6 +65,8 @@ async def test_the_table_is_sorted_filtered_and_paged(tmp_path: Path) -> None:
         assert page["rows"][0]["tags"] == ["good", "odd"]
         status, message = await ask.refused("/api/exp/rollouts?sort=nonsense")
         assert (status, "nonsense" in message) == (400, True)
+        for asked in ("rollouts?cause=nonsense", "overview?step=nan", "overview?step=inf", "overview?step=1.5"):
+            assert (await ask.refused(f"/api/exp/{asked}"))[0] == 400
         assert (await ask.refused("/api/exp/rollouts?min_reward=much"))[0] == 400
 
 
@@ -191,7 +196,8 @@ async def test_with_a_key_nothing_is_told_without_it(tmp_path: Path) -> None:
             assert (answer.status, answer.headers["Location"]) == (303, "/exp/rollouts?sort=reward")
             cookie = answer.headers["Set-Cookie"]
             assert "HttpOnly" in cookie
-            assert "SameSite=Strict" in cookie
+            assert "SameSite=Lax" in cookie  # a link that somebody was sent opens with it
+            assert "secret" not in cookie
         headers = {"Cookie": cookie.partition(";")[0]}
         assert (await ask.json("/api/runs", headers=headers))["runs"]
 
@@ -312,3 +318,110 @@ async def test_a_worker_that_dies_is_started_again(tmp_path: Path) -> None:
             first_turn(rollout.session())
             rollout.finish(reward=1.0)
         await ask.until("/api/exp/overview", lambda one: one["rollouts"] == 4 and not one["pending"])
+
+
+async def test_rollouts_are_found_by_the_cause_of_a_fork(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "run", name="run") as tape:
+        ids = []
+        for attempt in range(3):
+            with tape.rollout(task_id="t", attempt=attempt) as rollout:
+                session = rollout.session()
+                turn = first_turn(session)
+                for _ in range(attempt):  # the same prompt again
+                    first_turn(session, reply=assistant("another"))
+                next_turn(session, turn)
+                ids.append(rollout.id)
+                rollout.finish(reward=1.0)
+        running = tape.rollout(task_id="t", attempt=3)
+        first_turn(running.session())
+        async with asking(tmp_path / "run") as ask:
+            overview = await ask.until("/api/run/overview", lambda one: one["fork_causes"] and not one["pending"])
+            (cause,) = overview["fork_causes"]
+            assert (overview["fork_causes"][cause], overview["fork_cause_rollouts"][cause]) == (3, 2)
+            page = await ask.json(f"/api/run/rollouts?cause={cause}&sort=-forks")
+            assert [row["id"] for row in page["rows"]] == [ids[2], ids[1]]
+            # How many forks one that runs has is not known: it comes last either way, and is not within bounds.
+            for sort, order in (("forks", [*ids, running.id]), ("-forks", [*reversed(ids), running.id])):
+                page = await ask.json(f"/api/run/rollouts?sort={sort}")
+                assert [row["id"] for row in page["rows"]] == order
+            assert (await ask.json("/api/run/rollouts?max_forks=0"))["matched"] == 1
+
+
+@pytest.mark.parametrize("key", ["a&b=c d+e#f%67", 'ünï;"cödé"', "x"])
+async def test_a_key_may_hold_any_character(tmp_path: Path, key: str) -> None:
+    record_run(tmp_path / "run")
+    async with asking(tmp_path / "run", key=key) as ask:
+        async with ask.client.get("/", params={"key": key}, allow_redirects=False) as answer:
+            assert (answer.status, answer.headers["Location"]) == (303, "/")
+            cookie = answer.headers["Set-Cookie"].partition(";")[0]
+        assert (await ask.json("/api/runs", headers={"Cookie": cookie}))["runs"]
+        # A key of the same length, and another server on this host with another key.
+        assert (await ask.refused("/api/runs", params={"key": "y" * len(key)}))[0] == 401
+        async with asking(tmp_path / "run", key="another") as other:
+            assert (await other.refused("/api/runs", headers={"Cookie": cookie}))[0] == 401
+            async with other.client.get("/", params={"key": "another"}, allow_redirects=False) as answer:
+                assert answer.headers["Set-Cookie"].partition("=")[0] != cookie.partition("=")[0]
+
+
+async def test_the_key_leads_to_no_other_host(tmp_path: Path) -> None:
+    record_run(tmp_path / "run")
+    async with asking(tmp_path / "run", key="secret") as ask:
+        host, port = ask.client._base_url.host, ask.client._base_url.port  # type: ignore[union-attr]
+        answer = await _raw(str(host), int(port or 0), "//evil.example/?key=secret")
+        assert b"\r\nLocation: /evil.example/\r\n" in answer
+
+
+@pytest.mark.parametrize(
+    ("site", "mode", "status"),
+    [
+        ("cross-site", "no-cors", 401),
+        ("same-site", "cors", 401),  # another port of this host
+        ("cross-site", "navigate", 200),  # a link
+        ("same-origin", "cors", 200),
+        ("none", "navigate", 200),
+    ],
+)
+async def test_a_page_of_another_site_cannot_ask(tmp_path: Path, site: str, mode: str, status: int) -> None:
+    record_run(tmp_path / "run")
+    async with asking(tmp_path / "run") as ask:
+        headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
+        async with ask.client.get("/api/runs", headers=headers) as answer:
+            assert answer.status == status
+
+
+async def test_long_answers_are_compressed_for_those_who_take_them_so(tmp_path: Path) -> None:
+    (rollout_id,) = record_run(tmp_path / "run", rollouts=1)
+    async with asking(tmp_path / "run") as ask:
+        await ask.caught_up("exp")
+        path = f"/api/exp/rollouts/{rollout_id}"
+        async with ask.client.get(path, headers={"Accept-Encoding": "identity"}) as plain:
+            assert "Content-Encoding" not in plain.headers
+            async with ask.client.get(path) as packed:
+                assert (packed.headers["Content-Encoding"], packed.headers["Vary"]) == ("gzip", "Accept-Encoding")
+                assert await packed.read() == await plain.read()
+
+
+async def test_a_person_without_the_key_reads_what_to_do(tmp_path: Path) -> None:
+    record_run(tmp_path / "run")
+    async with asking(tmp_path / "run", key="secret") as ask:
+        async with ask.client.get("/exp/<b>", headers={"Accept": "text/html,*/*"}) as answer:
+            assert (answer.status, answer.content_type) == (401, "text/html")
+            assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+            text = await answer.text()
+        assert "give the key" in text
+        assert "<b>" not in text
+
+
+async def test_a_group_says_how_many_of_its_attempts_it_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_MOST_IN_A_GROUP", 2)
+    with rolltape.open(tmp_path / "run", name="run") as tape:
+        for attempt in range(3):
+            with tape.rollout(task_id="t", attempt=attempt) as rollout:
+                first_turn(rollout.session())
+                rollout.finish(reward=1.0)
+    async with asking(tmp_path / "run") as ask:
+        await ask.caught_up("run")
+        group = await ask.json(f"/api/run/groups/{rollout.head.group}")
+        assert ([one["attempt"] for one in group["rollouts"]], group["left_out"]) == ([0, 1], 1)

@@ -13,7 +13,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import rolltape
-from rolltape.view import static
+from rolltape.tape import tape as tape_module
+from rolltape.view import messages, static
 from rolltape.view.masking import MASKED, Mask
 from rolltape.view.static import StaticPages
 from taped import assistant, first_turn, next_turn, record_run, user
@@ -80,7 +81,8 @@ def written(run: Path, folder: Path, *rollouts: str, mask: bool = True) -> dict[
 def test_a_page_carries_the_answers_that_it_would_ask_for(run: Path, tmp_path: Path) -> None:
     (rollout_id,) = (row.id for row in rolltape.read(run).index())
     pages = written(run, tmp_path / "out")
-    assert sorted(pages) == ["index.html", f"rollout-{rollout_id}.html"]
+    (group,) = (row.head.group for row in rolltape.read(run).index())
+    assert sorted(pages) == [f"group-{group}.html", "index.html", f"rollout-{rollout_id}.html"]
     own = pages[f"rollout-{rollout_id}.html"].answers
     detail = own[f"/api/run/rollouts/{rollout_id}"]
     assert detail["row"]["reward"] == {"$float": "nan"}
@@ -90,11 +92,13 @@ def test_a_page_carries_the_answers_that_it_would_ask_for(run: Path, tmp_path: P
         "/run": "index.html",
         f"/run/rollout/{rollout_id}": f"rollout-{rollout_id}.html",
         f"/run/compare/{rollout_id}": f"rollout-{rollout_id}.html",
+        f"/run/group/{group}": f"group-{group}.html",
     }
     index = pages["index.html"].answers
     assert [row["id"] for row in index["/api/run/rollouts"]["rows"]] == [rollout_id]
     assert index["/api/run/overview"]["rollouts"] == 1
-    assert f"/api/run/groups/{detail['row']['group']}" in index
+    attempts = pages[f"group-{group}.html"].answers[f"/api/run/groups/{group}"]["rollouts"]
+    assert [attempt["id"] for attempt in attempts] == [rollout_id]
 
 
 def test_a_page_asks_nobody_for_anything_and_runs_no_program_but_its_own(run: Path, tmp_path: Path) -> None:
@@ -117,8 +121,8 @@ def test_keys_are_masked_and_counted_unless_told_otherwise(run: Path, tmp_path: 
         assert pages.masked == 1
     assert all(_KEY not in file.read_text() for file in files)
     assert any(MASKED in file.read_text() for file in files)
-    told = Blocks(files[-1].read_text()).answers["/static"]
-    assert told["masked"] == 1
+    # Each page says how many are masked in it: those of the rollout and of its group show the message, the run's not.
+    assert [Blocks(file.read_text()).answers["/static"]["masked"] for file in files] == [1, 1, 0]
     # Without a tokenizer nobody here knows which ids spell the key, so they are not handed on either.
     assert not any("tokens" in path for file in files for path in Blocks(file.read_text()).answers)
     kept = written(run, tmp_path / "kept", mask=False)
@@ -137,12 +141,17 @@ def test_keys_are_masked_and_counted_unless_told_otherwise(run: Path, tmp_path: 
         "password=hunter2hunter2",
         "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----",
         "hf_" + "aB3" * 8,
+        '{"command": "export PASSWORD=\\"hunter2hunter2\\""}',
+        '{"body": "{\\"api_key\\": \\"0f1e2d3c0f1e2d3c\\"}"}',
+        "git clone https://me:hunter2@example.org/x.git",
+        "TOKEN=0f1e2d3c4b5a6978",
+        "Authorization: Basic dXNlcjpwYXNzd29yZDE=",
     ],
 )
 def test_what_looks_like_a_key_is_masked(text: str) -> None:
     mask = Mask()
     assert MASKED in mask.text(text)
-    assert mask.count == 1
+    assert len(mask.masked) == 1
 
 
 @pytest.mark.parametrize(
@@ -175,9 +184,21 @@ def test_the_rest_of_a_key_does_not_stay_where_a_fork_is_explained(tmp_path: Pat
 def test_a_rollout_is_named_by_the_beginning_of_its_id(tmp_path: Path) -> None:
     ids = record_run(tmp_path / "run")
     pages = written(tmp_path / "run", tmp_path / "out", ids[1][:8])
-    assert sorted(pages) == ["index.html", f"rollout-{ids[1]}.html"]
+    assert f"rollout-{ids[1]}.html" in pages
+    assert not any(ids[0] in json.dumps(page.answers) for page in pages.values())
     with StaticPages(str(tmp_path / "run")) as named, pytest.raises(rolltape.RolltapeError, match="begins no rollout"):
         named.chosen(["nope"])
+
+
+def test_of_a_rollout_that_was_run_again_the_try_that_counts_is_written(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "run", name="exp") as tape:
+        with tape.rollout(task_id="t") as rollout:
+            first_turn(rollout.session())
+            rollout.finish(reward=1.0)
+        tape.rollout(task_id="t", new_try=True).fail("it broke")
+    pages = written(tmp_path / "run", tmp_path / "out")
+    for page in pages.values():
+        assert [(row["try"], row["reward"]) for row in page.answers["/api/run/rollouts"]["rows"]] == [(0, 1.0)]
 
 
 def test_where_the_page_is_not_built_that_is_said(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,3 +226,54 @@ def test_tokens_that_spell_a_key_are_put_out(tmp_path: Path) -> None:
     ids = next(column for column in header["columns"] if column["name"] == "ids")
     assert np.frombuffer(packed, "<i4", 4, 8 + size + ids["offset"]).tolist() == [0, -1, -1, 3]
     assert _KEY[:9].encode() not in packed
+
+
+def record_texts(run: Path, *rollouts: list[str]) -> list[str]:
+    """Rollouts of one group in which these texts are said."""
+    ids = []
+    with rolltape.open(run, name="exp") as tape:
+        for attempt, texts in enumerate(rollouts):
+            with tape.rollout(task_id="t", attempt=attempt) as rollout:
+                session = rollout.session()
+                first_turn(session, prompt_messages=[user(text) for text in texts])
+                rollout.finish(reward=1.0)
+                ids.append(rollout.id)
+    return ids
+
+
+def test_a_key_is_masked_where_nothing_names_it_and_in_pages_that_come_first(tmp_path: Path) -> None:
+    secret = "Tr0ub4dor-and-3"
+    record_texts(tmp_path / "run", [f"it says {secret} here"], ["nothing"], [f"password: {secret}"])
+    with StaticPages(str(tmp_path / "run")) as pages:
+        files = list(pages.write(tmp_path / "out", pages.chosen([])))
+        assert pages.masked == 1
+    assert not any(secret in file.read_text() for file in files)
+    told = [Blocks(file.read_text()).answers["/static"]["masked"] for file in files]
+    assert told == [1, 0, 1, 1, 0]  # three rollouts, their group, the run
+
+
+def test_the_beginning_of_a_key_does_not_stay_where_a_text_is_cut(tmp_path: Path) -> None:
+    text = "x" * (messages.LONGEST_TEXT - 16) + f" {_KEY}"
+    record_texts(tmp_path / "run", [text])
+    for page in written(tmp_path / "run", tmp_path / "out").values():
+        assert _KEY[:12] not in json.dumps(page.answers)
+
+
+def test_a_page_knows_the_files_of_its_group_and_the_runs_page_all(tmp_path: Path) -> None:
+    ids = record_run(tmp_path / "run")
+    pages = written(tmp_path / "run", tmp_path / "out")
+    own = pages[f"rollout-{ids[0]}.html"].answers["/static"]["files"]
+    assert [one for one in ids if f"/run/rollout/{one}" in own] == [ids[0]]
+    assert {f"/run/rollout/{one}" for one in ids} <= set(pages["index.html"].answers["/static"]["files"])
+
+
+def test_a_group_that_is_a_path_and_markup_stays_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # No run of ours has one, but a run may come from anybody.
+    monkeypatch.setattr(tape_module, "group_id", lambda *_, **__: '../../x"><script>alert(1)</script>')
+    record_texts(tmp_path / "run", ["hello"])
+    pages = written(tmp_path / "run", tmp_path / "out" / "deep" / "down")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["deep"]
+    assert len(pages) == 3
+    for page in pages.values():
+        assert page.programs == ['let a = "<\\/script>\\1\\x3c!--";']

@@ -3,13 +3,17 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 import rolltape
+from rolltape.errors import NoAnswer
+from rolltape.records.policy import Advantage, Policy
 from rolltape.records.sample import Sample
 from rolltape.tokens import Dppo, read_tokens
 from rolltape.tokens.join import standouts
 from rolltape.tokens.summary import summarized
+from rolltape.view.reports import TokenPlace
 from rolltape.view.tokens import TRAINER_COLUMNS
 from rolltape.view.trainer import trainer_news
 from taped import first_turn, record_run
@@ -18,9 +22,10 @@ from view_columns import unpacked
 from viewing import answers_for, asking
 
 
-def export(run: Path, cut: int = 0) -> list[Sample]:
+def export(run: Path, cut: int = 0, policy: Policy | str = "exact") -> list[Sample]:
     """Samples of a run as a trainer saw them, the last tokens of each cut off."""
-    samples = [sample for rollout in rolltape.read(run).rollouts() for sample in rolltape.linearize(rollout).samples()]
+    rollouts = rolltape.read(run).rollouts()
+    samples = [sample for rollout in rollouts for sample in rolltape.linearize(rollout, policy).samples()]
     sequences = []
     for seed, sample in enumerate(samples):
         length = len(sample.ids) - cut
@@ -40,11 +45,28 @@ def test_a_samples_columns_are_those_that_the_trainer_exported(tmp_path: Path) -
             row = answers.row(sample.rollout, None)
             header, columns = unpacked(answers.tokens(row, sample.index, "exact")())
             assert header["missing"] == []
-            assert header["trainer"] == {"step": 7, "place": records[sample.id].place, "joined": True}
+            place = records[sample.id].place
+            assert header["trainer"] == {
+                "step": 7,
+                "place": place,
+                "sample": sample.id,
+                "joined": True,
+                "records": [{"step": 7, "place": place}],
+            }
             held = records[sample.id].columns()
             for name, column in TRAINER_COLUMNS.items():
                 np.testing.assert_array_equal(columns[name][:-1], held[column])
                 assert np.isnan(columns[name][-1]) or columns[name][-1] == 0
+
+
+def test_columns_of_a_trainer_with_another_policy_are_those_of_the_same_tokens(tmp_path: Path) -> None:
+    record_run(tmp_path / "run")
+    samples = export(tmp_path / "run", policy=rolltape.policy("exact", advantage=Advantage.NORMALIZED))
+    with answers_for(tmp_path / "run") as answers:
+        for sample in samples:
+            header, _ = unpacked(answers.tokens(answers.row(sample.rollout, None), sample.index, "exact")())
+            assert header["sample"]["id"] != sample.id
+            assert header["trainer"]["joined"] is True
 
 
 def test_columns_of_other_ids_are_not_joined(tmp_path: Path) -> None:
@@ -73,7 +95,51 @@ async def test_a_steps_figures_are_those_of_its_token_records(tmp_path: Path) ->
         assert told["entropy"] == figures.entropy
         assert told["masked"] == figures.masked
         (worst,) = standouts(read_tokens(tmp_path / "run"), "mismatch_kl", 1)
-        at = {"rollout": rollout.id, "sample_id": worst.record.sample, "token": worst.at}
+        at = {"rollout": rollout.id, "sample_id": worst.record.sample, "token": worst.at, "place": worst.record.place}
         assert (told["max_mismatch_kl"], told["max_mismatch_at"]) == (worst.value, at)
     (one,) = trainer_news(tmp_path / "run", {})
     assert list(trainer_news(tmp_path / "run", {7: one.mark})) == []
+
+
+def test_a_sample_that_was_trained_on_twice_has_both_records_to_choose_from(tmp_path: Path) -> None:
+    (rollout_id,) = record_run(tmp_path / "run", rollouts=1, turns=1)
+    (sample,) = rolltape.linearize(rolltape.read(tmp_path / "run").rollout(rollout_id)).samples()
+    twice = [
+        {**sequence_columns(len(sample.ids), seed, sample.trained_mask.tolist()), "ids": torch.tensor(sample.ids)}
+        for seed in (1, 2)
+    ]
+    records = exported(tmp_path / "run", packed(twice, sample_ids=[sample.id, sample.id]))
+    places = [record.place for record in records]
+    with answers_for(tmp_path / "run") as answers:
+        row = answers.row(rollout_id, None)
+        for place, shown in ((None, records[1]), (places[0], records[0]), (places[1], records[1])):
+            header, columns = unpacked(answers.tokens(row, 0, None, record=place)())
+            assert header["trainer"]["place"] == shown.place
+            assert header["trainer"]["records"] == [{"step": 7, "place": place} for place in places]
+            np.testing.assert_array_equal(columns["entropy"], shown.entropy)
+        with pytest.raises(NoAnswer, match=r"no trainer's record '9\.9\.9'"):
+            answers.tokens(row, 0, None, record="9.9.9")()
+
+
+def test_the_largest_mismatch_leads_to_a_token_that_has_it_though_others_are_not_numbers(tmp_path: Path) -> None:
+    (rollout_id,) = record_run(tmp_path / "run", rollouts=1, turns=1)
+    (sample,) = rolltape.linearize(rolltape.read(tmp_path / "run").rollout(rollout_id)).samples()
+    columns = {**sequence_columns(len(sample.ids), 1, sample.trained_mask.tolist()), "ids": torch.tensor(sample.ids)}
+    first, second = np.flatnonzero(sample.trained_mask).tolist()
+    columns["trainer_logprobs"][first] = float("nan")
+    (record,) = exported(tmp_path / "run", packed([columns], sample_ids=[sample.id]))
+    (told,) = trainer_news(tmp_path / "run", {})
+    assert record.mismatch_kl is not None
+    assert told.figures["max_mismatch_kl"] == record.mismatch_kl[second]
+    assert told.max_mismatch_at == TokenPlace(rollout_id, sample.id, second, record.place)
+
+
+async def test_a_step_that_only_the_trainer_knows_is_shown_too(tmp_path: Path) -> None:
+    record_run(tmp_path / "run", rollouts=1)  # of step 0; the trainer exports its step 7
+    export(tmp_path / "run")
+    async with asking(tmp_path / "run") as ask:
+        overview = await ask.until("/api/exp/overview", lambda one: len(one["by_step"]) == 2)
+        rollouts, trained = overview["by_step"]
+        assert (rollouts["step"], rollouts["trainer"]) == (0, None)
+        assert (trained["step"], trained["rollouts"], trained["reward"], trained["turns_mean"]) == (7, 0, None, None)
+        assert trained["trainer"]["mismatch_kl"] > 0

@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -45,7 +46,7 @@ def _serve(runs: list[str], host: str, port: int, key: str | None, *, no_open: b
         raise UsageError(f"--host {host} is not loopback; give --key too, so that not everybody may look")
 
     def ready(address: str) -> None:
-        whole = f"{address}?key={key}" if key else address
+        whole = f"{address}?key={quote(key, safe='')}" if key else address
         print(whole, flush=True)
         if not no_open and sys.stdout.isatty() and _has_display():
             import webbrowser
@@ -66,7 +67,7 @@ def _write(folder: Path, run: str, rollouts: list[str], *, mask: bool) -> int:
 
     with StaticPages(run, mask=mask) as pages:
         chosen = pages.chosen(rollouts)
-        for page in tracked(pages.write(folder, chosen), "pages", len(chosen) + 1):
+        for page in tracked(pages.write(folder, chosen), "pages", pages.count(chosen)):
             print_long(str(page))
         if pages.masked:
             note(f"masked {plural(pages.masked, 'text')} that look like keys; --keep-secrets leaves them in")

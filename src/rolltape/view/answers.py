@@ -29,6 +29,16 @@ def count_in(query: Mapping[str, str], name: str, default: int, most: int) -> in
     return min(int(given), most)
 
 
+def step_in(query: Mapping[str, str]) -> int | None:
+    """The step that is asked for; None: all of them."""
+    step = number_in(query, "step")
+    if step is None:
+        return None
+    if not step.is_integer():
+        raise NoAnswer(f"step is {query['step'][:40]!r}; give a whole number")
+    return int(step)
+
+
 def finite(value: object) -> object:
     """An answer in which each float that JSON lacks is an object that spells it."""
     if isinstance(value, float):

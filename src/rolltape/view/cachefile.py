@@ -1,12 +1,12 @@
-"""What was found out about a run, kept beside it: RUN/cache/view-POLICY-VERSION.arrow. It may be deleted at any time; a
+"""What was found out about a run, kept beside it: RUN/cache/view-POLICY-VERSION.kept. It may be deleted at any time; a
 run that cannot be written to has none."""
 
-import json
+import contextlib
 import os
+import shutil
 import tempfile
 import zlib
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,28 +15,45 @@ import pyarrow as pa
 from rolltape.records.policy import Policy
 from rolltape.view.following import Marks, RunPlaces
 from rolltape.view.reports import Key, Said, Spot, TrainerFigures
-from rolltape.view.rows import LISTS, NUMBERS, TEXTS
+from rolltape.view.rows import CAUSES, FATES, LISTS, NUMBERS, STATUSES, TEXTS
 from rolltape.view.state import RunState
 from rolltape.view.summary import SUMMARY_VERSION
 from rolltape.view.table import Coded
 
 FOLDER = "cache"
+_SUFFIX = ".kept"
+_SIZE_BYTES = 8
 _CHECK_BYTES = 4
 _UNREADABLE = (OSError, pa.ArrowException, msgspec.MsgspecError, ValueError, KeyError, TypeError, AttributeError)
+_CODES = [one.value for one in (*FATES, *CAUSES, *STATUSES)]
+_KINDS = {
+    **dict.fromkeys((*TEXTS, *LISTS), ("i4", 1)),
+    **{name: (kind, n) for name, (kind, _, n) in NUMBERS.items()},
+}
 
 
-class _Aside(msgspec.Struct):
-    """What a state holds besides its columns."""
+class Kept(msgspec.Struct):
+    """A state as it is written down."""
 
     created: float | None  # of the run: another one at the same place has another
+    codes: list[str]  # what numbers in columns stand for, and which widths they have
     marks: bytes
+    ids: list[str]
+    columns: dict[str, bytes]  # the numbers of all rows, as they lie in memory
+    texts: dict[str, list[str | None]]  # what the codes in columns stand for
+    lists: dict[str, list[tuple[str, ...] | None]]
+    sources: list[str]
     spots: dict[int, list[Spot]]
     early: list[tuple[Key, list[Said]]]
     announced: list[tuple[int, str, str]]
     environments: list[tuple[str | None, int, str]]
     trainer: list[TrainerFigures]
+    problems: tuple[str, ...]
+    odd: tuple[str, ...]
+    incomplete: dict[int, tuple[str, ...]]
+    index_made: str | None
+    index_read: int
     last_activity_ns: int
-    sources: list[str]
 
 
 class Folder:
@@ -52,6 +69,8 @@ class Folder:
         else:
             self._temporary = tempfile.TemporaryDirectory(prefix="rolltape-view-")
             self.path = Path(self._temporary.name)
+            if own is not None:
+                _copy(own, self.path)
 
     def close(self) -> None:
         if self._temporary is not None:
@@ -66,49 +85,53 @@ def _is_writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK | os.X_OK)
 
 
+def _copy(there: Path, here: Path) -> None:
+    """Take over what somebody else keeps of the run; what is torn on the way is made again."""
+    with contextlib.suppress(OSError):
+        for file in there.iterdir():
+            if file.suffix == _SUFFIX or ".sqlite" in file.suffixes:
+                shutil.copyfile(file, here / file.name)
+
+
 def cache_path(folder: Folder, policy: Policy) -> Path:
     """The file for a policy and this version of the summaries."""
-    return folder.path / f"view-{policy.key}-{SUMMARY_VERSION}.arrow"
+    return folder.path / f"view-{policy.key}-{SUMMARY_VERSION}{_SUFFIX}"
 
 
-def table_of(state: RunState) -> pa.Table:
-    """A state as a table, a copy that later changes do not reach."""
+def kept_of(state: RunState, created: float | None) -> Kept:
+    """A state as it is now: later changes do not reach it."""
     rows = state.rows
-    columns: dict[str, Any] = {"id": pa.array(rows.ids, pa.string())}
-    for name in TEXTS:
-        columns[name] = _dictionary(rows.columns[name], rows.texts[name].values)
-    for name in LISTS:
-        values = [None if one is None else json.dumps(one) for one in rows.lists[name].values]
-        columns[name] = _dictionary(rows.columns[name], values)
-    for name, (_, _, width) in NUMBERS.items():
-        numbers = rows.columns[name].copy()
-        flat = pa.array(numbers.reshape(-1))
-        columns[name] = flat if width == 1 else pa.FixedSizeListArray.from_arrays(flat, width)
-    return pa.table(columns)
-
-
-def aside_of(state: RunState, created: float | None) -> bytes:
-    """What goes with the table."""
-    return msgspec.json.encode(
-        _Aside(
-            created=created,
-            marks=state.marks,
-            spots={row: list(spots.values()) for row, spots in state.spots.items()},
-            early=list(state.early.items()),
-            announced=[(at_ns, writer, version) for (at_ns, writer), version in state.announced.items()],
-            environments=[(source, *said) for source, said in state.environments.items()],
-            trainer=list(state.trainer.values()),
-            last_activity_ns=state.last_activity_ns,
-            sources=state.rows.sources.values,
-        )
+    return Kept(
+        created=created,
+        codes=_CODES,
+        marks=state.marks,
+        ids=list(rows.ids),
+        columns={name: rows.columns[name].astype(kind).tobytes() for name, (kind, _) in _KINDS.items()},
+        texts={name: list(coded.values) for name, coded in rows.texts.items()},
+        lists={name: list(coded.values) for name, coded in rows.lists.items()},
+        sources=list(rows.sources.values),
+        spots={row: list(spots.values()) for row, spots in state.spots.items()},
+        early=[(key, list(said)) for key, said in state.early.items()],
+        announced=[(at_ns, writer, version) for (at_ns, writer), version in state.announced.items()],
+        environments=[(source, *said) for source, said in state.environments.items()],
+        trainer=list(state.trainer.values()),
+        problems=state.problems,
+        odd=state.odd,
+        incomplete=dict(state.incomplete),
+        index_made=state.index_made,
+        index_read=state.index_read,
+        last_activity_ns=state.last_activity_ns,
     )
 
 
-def write_cache(path: Path, table: pa.Table, aside: bytes) -> None:
+def write_cache(path: Path, kept: Kept) -> None:
     """Write the file whole; another server that writes it at the same time does no harm."""
+    raw = msgspec.msgpack.encode(kept)
+    stored = len(raw).to_bytes(_SIZE_BYTES, "big") + pa.compress(raw, codec="lz4", asbytes=True)
+    path.parent.mkdir(exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        fresh.write_bytes(_stored(table.replace_schema_metadata({b"rolltape": aside})))
+        fresh.write_bytes(zlib.crc32(stored).to_bytes(_CHECK_BYTES, "big") + stored)
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
@@ -117,29 +140,23 @@ def write_cache(path: Path, table: pa.Table, aside: bytes) -> None:
 def cached_state(path: Path, places: RunPlaces, created: float | None) -> RunState | None:
     """The state that was kept; None: there is none, it cannot be read, or it is of what is no longer there."""
     try:
-        table = _opened(path.read_bytes())
-        aside = msgspec.json.decode(table.schema.metadata[b"rolltape"], type=_Aside)
-        if aside.created != created or not _is_current(msgspec.json.decode(aside.marks, type=Marks), places):
+        kept = _read(path.read_bytes())
+        if (kept.created, kept.codes) != (created, _CODES):
             return None
-        return _revived(table, aside)
+        if not _is_current(msgspec.json.decode(kept.marks, type=Marks), places):
+            return None
+        return _revived(kept)
     except _UNREADABLE:
         return None
 
 
-def _stored(table: pa.Table) -> bytes:
-    """A table in Arrow's file format, which opens many times faster than Parquet, behind its checksum."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-        writer.write_table(table)
-    whole = sink.getvalue().to_pybytes()
-    return zlib.crc32(whole).to_bytes(_CHECK_BYTES, "big") + whole
-
-
-def _opened(raw: bytes) -> pa.Table:
-    whole = memoryview(raw)[_CHECK_BYTES:]
-    if zlib.crc32(whole) != int.from_bytes(raw[:_CHECK_BYTES], "big"):
+def _read(raw: bytes) -> Kept:
+    stored = memoryview(raw)[_CHECK_BYTES:]
+    if zlib.crc32(stored) != int.from_bytes(raw[:_CHECK_BYTES], "big"):
         raise ValueError("the cache is damaged")
-    return pa.ipc.open_file(pa.py_buffer(whole)).read_all()
+    size = int.from_bytes(stored[:_SIZE_BYTES], "big")
+    whole = pa.decompress(pa.py_buffer(stored[_SIZE_BYTES:]), decompressed_size=size, codec="lz4")
+    return msgspec.msgpack.decode(whole, type=Kept)
 
 
 def _is_current(marks: Marks, places: RunPlaces) -> bool:
@@ -150,44 +167,28 @@ def _is_current(marks: Marks, places: RunPlaces) -> bool:
     return (marks.journals.keys() <= there and known <= shards) or bool(shards - known)
 
 
-def _revived(table: pa.Table, aside: _Aside) -> RunState:
+def _revived(kept: Kept) -> RunState:
+    # By numpy alone: Arrow's own conversion imports pandas, which takes as long as all else that happens at the start.
+    columns = {
+        name: np.frombuffer(kept.columns[name], kind).reshape((len(kept.ids), width)[: 1 + (width > 1)])
+        for name, (kind, width) in _KINDS.items()
+    }
     state = RunState()
-    columns: dict[str, Any] = {}
-    texts: dict[str, Coded[str | None]] = {}
-    lists: dict[str, Coded[tuple[str, ...] | None]] = {}
-    for name in (*TEXTS, *LISTS):
-        columns[name], values = _coded(table.column(name))
-        if name in TEXTS:
-            texts[name] = Coded([None, *values])
-        else:
-            lists[name] = Coded([None, *(tuple(json.loads(one)) for one in values)])
-    for name, (_, _, width) in NUMBERS.items():
-        column: Any = table.column(name).combine_chunks()
-        flat = column if width == 1 else column.flatten()
-        numbers = flat.to_numpy(zero_copy_only=False)
-        columns[name] = numbers if width == 1 else numbers.reshape(-1, width)
-    ids: Any = table.column("id").to_pylist()
-    state.rows.take_over(ids, columns, texts, lists, aside.sources)
-    state.marks = aside.marks
-    state.spots = {row: {(spot.writer, spot.sequence): spot for spot in spots} for row, spots in aside.spots.items()}
-    state.early = dict(aside.early)
-    state.announced = {(at_ns, writer): version for at_ns, writer, version in aside.announced}
-    state.environments = {source: (at_ns, name) for source, at_ns, name in aside.environments}
-    state.trainer = {figures.step: figures for figures in aside.trainer}
-    state.last_activity_ns = aside.last_activity_ns
+    state.rows.take_over(
+        kept.ids,
+        columns,
+        {name: Coded(kept.texts[name]) for name in TEXTS},
+        {name: Coded(kept.lists[name]) for name in LISTS},
+        kept.sources,
+    )
+    state.marks, state.problems, state.incomplete = kept.marks, kept.problems, kept.incomplete
+    state.odd = kept.odd
+    state.index_made, state.index_read = kept.index_made, kept.index_read
+    state.spots = {row: {(spot.writer, spot.sequence): spot for spot in spots} for row, spots in kept.spots.items()}
+    state.early = dict(kept.early)
+    state.announced = {(at_ns, writer): version for at_ns, writer, version in kept.announced}
+    state.environments = {source: (at_ns, name) for source, at_ns, name in kept.environments}
+    state.trainer = {figures.step: figures for figures in kept.trainer}
+    state.last_activity_ns = kept.last_activity_ns
     state.snapshot, state.read_through = 1, True
     return state
-
-
-def _dictionary(codes: Any, values: list[Any]) -> Any:
-    """A column of texts; code 0, which is "none", as null."""
-    indices = pa.array(codes.astype(np.int32) - 1, mask=codes == 0)
-    return pa.DictionaryArray.from_arrays(indices, pa.array(values[1:], pa.string()))
-
-
-def _coded(column: Any) -> tuple[Any, list[str]]:
-    whole: Any = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-    whole = whole if pa.types.is_dictionary(whole.type) else whole.dictionary_encode()
-    whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
-    codes = whole.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32) + 1
-    return codes, whole.dictionary.to_pylist()

@@ -16,9 +16,12 @@ def catch_up(run: WatchedRun, *, search: bool) -> None:
         for report in follower.look():
             state.apply(report)
             done = isinstance(report, Looked) and report.done
-    reading = Reading(run.location, run.folder.path, run.policy, search=search)
+    reading = Reading(run.location, run.folder.path, run.policy, run.folder.created, search=search)
     try:
-        while wanted := state.wanted(_AT_ONCE, search=reading.searchable):
+        reading.ready()
+        if reading.index_made is not None:
+            state.take_index(reading.index_made)
+        while wanted := state.wanted(_AT_ONCE, search=reading.index_made is not None):
             for derived in reading.read(wanted):
                 state.apply(derived)
     finally:

@@ -10,6 +10,7 @@ from rolltape.records.policy import Policy
 from rolltape.records.rollout import EventKind, Rollout, Status
 from rolltape.samples import Linearized, linearize
 from rolltape.samples.linearize import LinearizedSession
+from rolltape.samples.spelling import Spell, Spellings
 from rolltape.traces import trace_of
 from rolltape.tree import PlacedTurn, Tree
 from rolltape.view.answers import plain
@@ -17,7 +18,6 @@ from rolltape.view.comparing import fates_by_turn
 from rolltape.view.drawing import Layout, laid_out
 from rolltape.view.messages import ShownMessages
 from rolltape.view.sampling import samples_in_brief
-from rolltape.view.spelling import Spell, Spellings
 
 EXPLAINED = {
     "sub_agent": "another conversation beside the first",

@@ -13,6 +13,7 @@ class Watch(msgspec.Struct, frozen=True, tag="watch"):
     run: str
     location: str
     folder: str  # of its cache
+    created: float | None  # when the run was made: another one at the same place has another
     marks: bytes
     trainer_marks: dict[int, str]
 
@@ -25,10 +26,10 @@ class Read(msgspec.Struct, frozen=True, tag="read"):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """Reports about a run; `searchable` says whether this worker writes its search index."""
+    """Reports about a run."""
 
     run: str
-    searchable: bool
+    index: str | None  # the search index that this worker writes; None: it writes none
     reports: list[Report]
 
 

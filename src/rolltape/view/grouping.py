@@ -1,19 +1,48 @@
 """All attempts at one task side by side."""
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
+from rolltape.records.fork import ForkCause
 from rolltape.records.messages import Message
 from rolltape.records.rollout import Rollout
 from rolltape.traces.branch import main_branch
+from rolltape.tree import PlacedTurn, forks_of, tree_of
 from rolltape.view.messages import shown_message
 
 
-def conversation_of(rollout: Rollout) -> list[Message]:
-    """The messages of a rollout's main branch: that of its session with the most turns, the first of equals."""
+class Conversation(NamedTuple):
+    """The messages of a rollout as a reader meets them, and those (by index) at which history was replaced."""
+
+    messages: list[Message]
+    compacted_at: set[int]
+
+
+def conversation_of(rollout: Rollout) -> Conversation:
+    """The main branch of the session with the most turns, after what a compaction took out of it."""
     session = max(rollout.sessions, key=lambda one: (len(one.turns), -one.ordinal), default=None)
     branch = [] if session is None else main_branch(session)
-    return branch[-1].messages.to_list() if branch else []
+    if session is None or not branch:
+        return Conversation([], set())
+    tree = tree_of(session)
+    placed = {one.turn.id: one for one in tree.turns}
+    compactions = {one.turn: one for one in forks_of(tree) if one.cause is ForkCause.COMPACTION}
+    parts: list[list[Message]] = []
+    at: PlacedTurn | None = placed[branch[-1].id]
+    end = branch[-1]
+    while at is not None:
+        fork = compactions.get(at.turn.id)
+        if fork is None:
+            at = at.parent
+            continue
+        parts.append(end.messages.to_list()[fork.message_index or 0 :])
+        at = placed[fork.departs_from]
+        end = at.turn
+    parts.append(end.messages.to_list())
+    parts.reverse()
+    starts = list(accumulate(len(part) for part in parts))[:-1]
+    return Conversation([message for part in parts for message in part], set(starts))
 
 
 def group_of(group: str, attempts: Sequence[tuple[dict[str, Any], Rollout]]) -> dict[str, Any]:
@@ -26,11 +55,19 @@ def group_of(group: str, attempts: Sequence[tuple[dict[str, Any], Rollout]]) -> 
         "step": first.step,
         "task_data": first.task,
         "rollouts": [
-            {**row, "messages": [shown_message(message) for message in conversation]}
+            {**row, "messages": _shown(conversation)}
             for (row, _), conversation in zip(attempts, conversations, strict=True)
         ],
-        "common_prefix": _common([[message.canonical for message in one] for one in conversations]),
+        "common_prefix": _common([[message.canonical for message in one.messages] for one in conversations]),
     }
+
+
+def _shown(conversation: Conversation) -> list[dict[str, Any]]:
+    after = {"after": ForkCause.COMPACTION.value}
+    return [
+        shown_message(message) | (after if index in conversation.compacted_at else {})
+        for index, message in enumerate(conversation.messages)
+    ]
 
 
 def _common(conversations: Sequence[Sequence[bytes]]) -> int:

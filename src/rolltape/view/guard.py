@@ -1,12 +1,14 @@
 """Who may look: on loopback whoever asks by a local name, elsewhere whoever has the key."""
 
 import hmac
+from hashlib import sha256
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
-COOKIE = "rolltape_view"
+_COOKIE = "rolltape_view_"
+_OWN_SITES = ("same-origin", "none")  # the page itself, and an address that was typed in
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
@@ -30,10 +32,17 @@ class Guard:
     """Decides on each request."""
 
     def __init__(self, key: str | None) -> None:
-        self._key = key  # None: the server is on loopback, and asks for none
+        self._key = key or None  # None: the server is on loopback, and asks for none
+        # What the cookie holds opens this server and no other, and does not tell the key. Its name tells two servers
+        # on one host apart, whose cookies a browser does not keep apart by port.
+        self._ticket = sha256(_bytes(f"rolltape view {key}")).hexdigest()
+        self._cookie = _COOKIE + sha256(_bytes(self._ticket)).hexdigest()[:8]
 
     def refusal(self, request: web.Request) -> str | None:
         """Why a request is refused; None: it may pass."""
+        site, mode = (request.headers.get(f"Sec-Fetch-{name}") for name in ("Site", "Mode"))
+        if site is not None and site not in _OWN_SITES and mode != "navigate":
+            return "asked by a page of another site, which has no business here"
         if self._key is None:
             # A page elsewhere that had its name resolve to this machine still asks by that name.
             if not is_loopback(_host_of(f"//{request.host}")):
@@ -43,23 +52,28 @@ class Guard:
 
     def _has_key(self, request: web.Request) -> bool:
         bearer = request.headers.get("Authorization", "")
-        given = [request.cookies.get(COOKIE), request.query.get("key")]
-        if bearer.lower().startswith("bearer "):
-            given.append(bearer[7:].strip())
-        return any(self._is_key(one) for one in given if one)
+        given = [request.query.get("key", ""), bearer[7:].strip() if bearer.lower().startswith("bearer ") else ""]
+        ticket = request.cookies.get(self._cookie, "")
+        return any(map(self._is_key, given)) or hmac.compare_digest(_bytes(ticket), _bytes(self._ticket))
 
     def _is_key(self, given: str) -> bool:
-        expected = (self._key or "").encode("utf-8", "surrogatepass")
-        return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), expected)
+        return self._key is not None and hmac.compare_digest(_bytes(given), _bytes(self._key))
 
     def greeting(self, request: web.Request) -> web.Response | None:
         """Takes the key out of the address into a cookie; None: it was not in the address."""
-        if self._key is None or not self._is_key(request.query.get("key", "")) or request.path.startswith("/api/"):
+        if not self._is_key(request.query.get("key", "")) or request.path.startswith("/api/"):
             return None
-        rest = {name: value for name, value in request.query.items() if name != "key"}
-        answer = web.Response(status=303, headers={"Location": str(request.rel_url.with_query(rest))})
-        answer.set_cookie(COOKIE, self._key, httponly=True, samesite="Strict", path="/")
+        rest = [(name, value) for name, value in request.query.items() if name != "key"]
+        there = str(request.rel_url.with_query(rest))
+        # An address that begins with two strokes would lead to another host.
+        answer = web.Response(status=303, headers={"Location": "/" + there.lstrip("/")})
+        # Not "Strict": a link that somebody was sent opens with the cookie, and there is nothing here but reading.
+        answer.set_cookie(self._cookie, self._ticket, httponly=True, samesite="Lax", path="/")
         return answer
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _host_of(address: str) -> str:

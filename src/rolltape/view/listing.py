@@ -1,14 +1,15 @@
 """The table of rollouts: filtered, sorted, and a page of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from rolltape.errors import NoAnswer
 from rolltape.records.rollout import Status, outcome_of
-from rolltape.view.answers import count_in, number_in
-from rolltape.view.rows import DERIVED, FATE_CODE, STATUSES, UNENDED
+from rolltape.view.answers import count_in, number_in, step_in
+from rolltape.view.rows import CAUSE_CODE, DERIVED, FATE_CODE, STATUSES, UNENDED
+from rolltape.view.standings import are_rewarded, in_order, ledgers_of, statuses_of, versions_of
 from rolltape.view.state import RunState
 from rolltape.view.table import Array
 
@@ -17,8 +18,12 @@ SHORT_ID = 8
 _NAMED = ("stop_reason", "task", "environment", "agent", "model")
 _LOST = outcome_of((), writer_alive=False).reason
 
+_SORTS = (
+    "started, ended, reward, turns, tokens, trained, forks, status, step, attempt, "
+    "task, group, environment, agent, model, stop_reason"
+)
+
 Query = Mapping[str, str]
-Search = Callable[[str], Array]  # what is asked for → numbers in the search index
 
 
 class Listing:
@@ -27,13 +32,17 @@ class Listing:
     def __init__(self, state: RunState) -> None:
         self.state = state
         self.snapshot = state.snapshot
-        self.statuses = state.statuses()
-        self.has_reward = state.has_reward(self.statuses)
+        self.statuses = statuses_of(state)
+        self.has_reward = are_rewarded(state, self.statuses)
         self.rewards: Array = np.where(self.has_reward, state.rows.columns["reward"], np.nan)  # NaN: it has none
-        self.ledgers = state.ledgers(self.statuses)
-        self.trained: Array = self.ledgers[:, FATE_CODE["trained"]]
-        self.forks: Array = state.rows.columns["forks"].sum(axis=1)
-        self.order = state.in_order()
+        self.ledgers = ledgers_of(state, self.statuses)
+        self.derived: Array = state.rows.columns["derived"] == DERIVED
+        self.causes: Array = state.rows.columns["forks"] * self.derived[:, np.newaxis]
+        # NaN: not known yet.
+        self.trained = np.where(self.derived, self.ledgers[:, FATE_CODE["trained"]], np.nan)
+        self.forks = np.where(self.derived, self.causes.sum(axis=1), np.nan)
+        self.order = in_order(state)
+        self.versions = versions_of(state, self.order)
 
     def page(self, query: Query, matched: Array) -> dict[str, Any]:
         """A page of the rows that match, as the query sorts them."""
@@ -60,12 +69,14 @@ class Listing:
             keep &= columns["group"] == rows.texts["group"].known(query["group"])
         if query.get("tag"):
             keep &= self._tagged(query["tag"])
-        step = number_in(query, "step")
+        if query.get("cause"):
+            keep &= self._forked_by(query["cause"])
+        step = step_in(query)
         if step is not None:
             keep &= columns["step"] == step
         for name, values in (("reward", self.rewards), ("tokens", columns["sampled_tokens"]), ("forks", self.forks)):
             least, most = number_in(query, f"min_{name}"), number_in(query, f"max_{name}")
-            # A comparison with NaN is false: what has no reward is not within bounds.
+            # A comparison with NaN is false: what has no reward, or is not known yet, is not within bounds.
             keep &= values >= least if least is not None else True
             keep &= values <= most if most is not None else True
         if query.get("filtered"):
@@ -76,12 +87,17 @@ class Listing:
             keep &= np.isin(columns["search_number"], searched) & (columns["search_number"] >= 0)
         return np.flatnonzero(keep)
 
+    def _forked_by(self, cause: str) -> Array:
+        if cause not in CAUSE_CODE:
+            raise NoAnswer(f"cause is {cause[:40]!r}; give {', '.join(CAUSE_CODE)}")
+        return np.asarray(self.causes[:, CAUSE_CODE[cause]] > 0)
+
     def _tagged(self, tag: str) -> Array:
         columns, lists = self.state.rows.columns, self.state.rows.lists
         said = np.array([one is not None and tag in one for one in lists["tags"].values])
         given = np.array([one is not None and tag in one for one in lists["head_tags"].values])
-        has_said = np.array([bool(one) for one in lists["tags"].values])
-        return np.where(has_said[columns["tags"]], said[columns["tags"]], given[columns["head_tags"]])
+        # Code 0: nothing was said, and what the rollout began with holds.
+        return np.where(columns["tags"] != 0, said[columns["tags"]], given[columns["head_tags"]])
 
     def sorted(self, matched: Array, sort: str) -> Array:
         """Rows in the order asked for; those without a value come last either way, equals in the order of start."""
@@ -116,14 +132,15 @@ class Listing:
                 ranks = texts[name].ranks().astype(np.float64)
                 ranks[0] = np.nan
                 return ranks[columns[name]]
-        raise NoAnswer(f"sort is {name[:40]!r}; give reward, started, turns, tokens, forks, task, status, step, …")
+        raise NoAnswer(f"sort is {name[:40]!r}; give one of {_SORTS}, with a - before it for the largest first")
 
     def row(self, row: int) -> dict[str, Any]:
         """One rollout as a line of the table."""
         rows, columns = self.state.rows, self.state.rows.columns
         unended = columns.get("finish", row) == UNENDED
         status = STATUSES[self.statuses[row]]
-        derived = columns.get("derived", row) == DERIVED
+        derived = bool(self.derived[row])
+        said = rows.listed(row, "tags")
         return {
             "id": rows.ids[row],
             "try": columns.get("try_index", row),
@@ -144,9 +161,10 @@ class Listing:
             "trained_tokens": int(self.trained[row]) if derived else None,
             "branches": columns.get("branches", row) if derived else None,
             "forks": int(self.forks[row]) if derived else None,
-            "tags": list(rows.listed(row, "tags") or rows.listed(row, "head_tags") or ()),
+            "tags": list((rows.listed(row, "head_tags") or ()) if said is None else said),
             "filter": rows.text(row, "filter"),
             "started_ns": columns.get("started_ns", row),
             "ended_ns": columns.get("finish_ns", row) or None,
             "live": status is Status.RUNNING,
+            "problems": len(self.state.incomplete.get(row, ())),  # what of it cannot be read
         }

@@ -1,6 +1,7 @@
 """A rollout loaded from where reports say that it lies, without listing the run."""
 
 import contextlib
+import sqlite3
 from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
@@ -8,32 +9,40 @@ import pyarrow as pa
 from rolltape.errors import DamagedTapeError, TapeError
 from rolltape.records.rollout import Event, EventKind, Rollout
 from rolltape.tape.rebuild import pruned_of, rebuilt
-from rolltape.tape.stored import StoredEvent
+from rolltape.tape.stored import Problem, StoredEvent
 from rolltape.tape.stretches import JournalStretches, Stretches
 from rolltape.view.following import RunPlaces
 from rolltape.view.reports import Key, Place, Spot
 
 _SOURCES_HELD = 4
-_GONE = (TapeError, OSError, KeyError, ValueError, TypeError, pa.ArrowException)
+_GONE = (TapeError, OSError, sqlite3.Error, KeyError, ValueError, TypeError, pa.ArrowException)
 
 
 class Loader:
     """Loads rollouts of one run, and keeps the sources open that it read last. For one thread."""
 
     def __init__(self, location: str) -> None:
+        self._location = location
         self._places = RunPlaces(location)
         self._held: dict[str, Stretches] = {}
 
-    def load(self, key: Key, place: Place, spots: Sequence[Spot], *, alive: bool) -> Rollout:
-        """A rollout with all that is said of it; raises DamagedTapeError if it does not lie there any more."""
+    def load(self, key: Key, place: Place, spots: Sequence[Spot], *, alive: bool) -> tuple[Rollout, list[Problem]]:
+        """A rollout with all that is said of it, and what is missing; raises DamagedTapeError if it does not lie there
+        any more."""
         for fresh in (False, True):
             try:
-                return self._loaded(key, place, spots, alive=alive, fresh=fresh)
+                rollout, problems = self._loaded(key, place, spots, alive=alive, fresh=fresh)
             except _GONE as error:
                 failure = error
+                continue
+            # What is missing may be so because the file was replaced by another meanwhile.
+            if fresh or not problems:
+                return rollout, problems
         raise DamagedTapeError(f"rollout {key[0]}: {failure}") from failure
 
-    def _loaded(self, key: Key, place: Place, spots: Sequence[Spot], *, alive: bool, fresh: bool) -> Rollout:
+    def _loaded(
+        self, key: Key, place: Place, spots: Sequence[Spot], *, alive: bool, fresh: bool
+    ) -> tuple[Rollout, list[Problem]]:
         source = self._source(place.source, fresh=fresh)
         head = source.head(place.row)
         if head is None or head.key != key:
@@ -46,7 +55,7 @@ class Loader:
                     found[stored.key] = stored
         events = _counting(found.values(), writer)
         sessions = [] if "turns" in pruned_of(events) else source.stored(place.row, head, place.sessions)
-        return rebuilt(head, sessions, events, alive, source.where)[0]
+        return rebuilt(head, sessions, events, alive, source.where, self._location)
 
     def _own_events(self, source: Stretches, key: Key, place: Place) -> Iterable[StoredEvent]:
         return (stored for _, stored in source.said(*place.events) if stored.about.key == key)

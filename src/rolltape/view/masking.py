@@ -1,6 +1,7 @@
 """Texts that look like keys, masked before pages are handed on."""
 
 import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 MASKED = "[masked]"
@@ -19,37 +20,55 @@ _KEYS = re.compile(
 )
 _NAMED = re.compile(
     r"""(?ix)
-    ((?:api[_-]?key|secret(?:[_-]?key)?|access[_-]?key(?:[_-]?id)?|auth[_-]?token|access[_-]?token|password|passwd|bearer)
-     ["']?\s*(?:[:=]\s*|\s)["']?)
-    ([^\s"'<>,;{}()\[\]]{12,})
+    (?:(?:api[_-]?key | secret(?:[_-]?key)? | access[_-]?key(?:[_-]?id)? | private[_-]?key | password | passwd
+        | bearer | basic | (?:auth|access|refresh|session|api|bot)[_-]?token) \\*["']? \s* (?:[:=]\s*|\s)
+       | token \\*["']? \s* [:=]\s*)
+    \\*["']?                                                  # as it is within a text within JSON
+    ([^\s"'\\<>,;{}()\[\]]{12,})
     """
 )
-
-
+_IN_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/:@\"']*:([^\s/@\"']{4,})@")
 _PART = 8  # characters of a key by which a part of it is known
 
 
 class Mask:
-    """Masks texts, and knows what it masked."""
+    """Masks texts. A key that looks like one in some place is masked wherever else it occurs, once it is learned."""
 
     def __init__(self) -> None:
-        self._known: set[str] = set()
+        self._known: dict[str, None] = {}
+        self._pattern: re.Pattern[str] | None = None
+        self.masked: set[str] = set()  # the keys that were put out so far
 
-    @property
-    def count(self) -> int:
-        """How many different keys were masked."""
-        return len(self._known)
+    def learn(self, value: Any) -> None:
+        """Take note of all keys in the texts of a value."""
+        for text in _texts(value):
+            for start, stop in keys_in(text):
+                if text[start:stop] not in self._known:
+                    self._known[text[start:stop]] = None
+                    self._pattern = None
+
+    def occurs_in(self, value: Any) -> bool:
+        """Whether a text of a value holds a key."""
+        return any(self.spans(text) for text in _texts(value))
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Where a text holds keys, or ends with the beginning of one, in order and apart from each other."""
+        found = keys_in(text)
+        if self._known:
+            self._pattern = self._pattern or _any_of(self._known)
+            found += [one.span() for one in self._pattern.finditer(text)]
+            found += [(start, len(text)) for start in map(_cut_in(text), self._known) if start is not None]
+        return _apart(found)
 
     def text(self, text: str) -> str:
-        """The text with what looks like a key put out."""
-        spans = keys_in(text)
-        for start, stop in reversed(spans):
-            self._known.add(text[start:stop])
+        """The text with its keys put out."""
+        for start, stop in reversed(self.spans(text)):
+            self.masked.add(text[start:stop])
             text = f"{text[:start]}{MASKED}{text[stop:]}"
         return text
 
     def holds_part(self, excerpt: str) -> bool:
-        """Whether a stretch that was cut out of a text holds a key, or a part of one that was masked before."""
+        """Whether a stretch that was cut out of a text holds a key, or a part of one."""
         return bool(keys_in(excerpt)) or any(
             key[at : at + _PART] in excerpt for key in self._known for at in range(max(len(key) - _PART + 1, 1))
         )
@@ -59,7 +78,7 @@ class Mask:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
-            return {self.text(key): self.all(item) for key, item in value.items()}
+            return {self.text(key) if isinstance(key, str) else key: self.all(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [self.all(item) for item in value]
         return value
@@ -70,10 +89,31 @@ def keys_in(text: str) -> list[tuple[int, int]]:
     found = [found.span() for found in _KEYS.finditer(text)]
     # A key has digits and letters; "password: correct" and "token = get_token" are prose and code.
     found += [
-        named.span(2)
+        named.span(1)
         for named in _NAMED.finditer(text)
-        if re.search(r"\d", named[2]) and re.search(r"[A-Za-z]", named[2])
+        if re.search(r"\d", named[1]) and re.search(r"[A-Za-z]", named[1])
     ]
+    found += [named.span(1) for named in _IN_ADDRESS.finditer(text)] if "://" in text else []
+    return _apart(found)
+
+
+def _any_of(keys: Iterable[str]) -> re.Pattern[str]:
+    """Finds each of these, also where the bytes of a text stand for characters."""
+    spelled = {one for key in keys for one in (key, key.encode("utf-8", "replace").decode("latin-1"))}
+    return re.compile("|".join(map(re.escape, sorted(spelled, key=len, reverse=True))))
+
+
+def _cut_in(text: str) -> Callable[[str], int | None]:
+    """Finds where a key begins that a text, which was cut, ends within."""
+
+    def start_of(key: str) -> int | None:
+        at = text.rfind(key[:_PART], max(len(text) - len(key), 0))
+        return at if at >= 0 and key.startswith(text[at:]) else None
+
+    return start_of
+
+
+def _apart(found: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     apart: list[tuple[int, int]] = []
     for start, stop in sorted(found):
         if apart and start < apart[-1][1]:
@@ -81,3 +121,15 @@ def keys_in(text: str) -> list[tuple[int, int]]:
         else:
             apart.append((start, stop))
     return apart
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _texts(key)
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)

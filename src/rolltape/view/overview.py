@@ -8,12 +8,14 @@ import numpy as np
 from rolltape.records.rollout import Status
 from rolltape.view.answers import plain
 from rolltape.view.listing import Listing
-from rolltape.view.rows import CAUSES, DERIVED, FATES, STATUS_CODE, STATUSES
+from rolltape.view.rows import CAUSES, FATES, STATUS_CODE, STATUSES
+from rolltape.view.state import RunState
 from rolltape.view.table import Array
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 _BINS = 30
 _TIME_BUCKETS = 60
+_PROBLEMS_TOLD = 50
 
 
 def overview_of(listing: Listing, step: int | None = None) -> dict[str, Any]:
@@ -24,16 +26,15 @@ def overview_of(listing: Listing, step: int | None = None) -> dict[str, Any]:
     ledgers, behind = listing.ledgers, _behind(listing)
     rows = rows[np.argsort(columns["step"][rows], kind="stable")]
     steps, first = np.unique(columns["step"][rows], return_index=True)
-    by_step = [
-        _step(listing, int(step_number), own, ledgers, behind)
-        for step_number, own in zip(steps.tolist(), np.split(rows, first[1:]), strict=bool(len(rows)))
-    ]
+    of_step = dict(zip(steps.tolist(), np.split(rows, first[1:]), strict=bool(len(rows))))
+    # A trainer may count its steps in another way than those who record.
+    of_step = {one: rows[:0] for one in state.trainer if step in (None, one)} | of_step
+    by_step = [_step(listing, one, own, ledgers, behind) for one, own in sorted(of_step.items())]
     rewards = _finite(listing.rewards[rows])
-    derived = columns["derived"][rows] == DERIVED
     return {
         "tasks": _tasks(columns["task"][rows], columns["group"][rows]),
-        "last_activity_ns": state.last_activity_ns,
-        "problems": state.problems,
+        "last_activity_ns": state.last_activity_ns or None,
+        **_problems(state),
         "rollouts": len(rows),
         "pending": int((columns["placed"][rows] & (columns["derived"][rows] == 0)).sum()),
         "read_through": state.read_through,
@@ -47,9 +48,10 @@ def overview_of(listing: Listing, step: int | None = None) -> dict[str, Any]:
         "tokens_histogram": _histogram(columns["sampled_tokens"][rows]),
         "statuses": _counts([status.value for status in STATUSES], listing.statuses[rows]),
         "ledger": _summed([fate.value for fate in FATES], ledgers[rows]),
-        "fork_causes": _summed([cause.value for cause in CAUSES], columns["forks"][rows][derived]),
+        "fork_causes": _summed([cause.value for cause in CAUSES], listing.causes[rows]),
+        "fork_cause_rollouts": _summed([cause.value for cause in CAUSES], listing.causes[rows] > 0),
         "staleness": _tally(behind[rows]),
-        "versions": list(state.versions()),
+        "versions": list(listing.versions),
         **{name: _texts(listing, column, rows) for name, column in _TEXT_COUNTS.items()},
         "tags": _tags(listing, rows),
         "snapshot": state.snapshot,
@@ -72,9 +74,14 @@ def headline_of(listing: Listing) -> dict[str, Any]:
         "statuses": statuses,
         "mean_reward": float(rewards.mean()) if len(rewards) else None,
         "sampled_tokens": int(columns["sampled_tokens"].sum()),
-        "last_activity_ns": state.last_activity_ns,
-        "problems": state.problems,
+        "last_activity_ns": state.last_activity_ns or None,
+        **_problems(state),
     }
+
+
+def _problems(state: RunState) -> dict[str, Any]:
+    told = state.all_problems()
+    return {"problems": len(told), "problem_list": told[:_PROBLEMS_TOLD]}
 
 
 def _step(listing: Listing, step: int, rows: Array, ledgers: Array, behind: Array) -> dict[str, Any]:
@@ -86,10 +93,10 @@ def _step(listing: Listing, step: int, rows: Array, ledgers: Array, behind: Arra
         "rollouts": len(rows),
         "finished": int(finished.sum()),
         "reward": _spread(_finite(listing.rewards[rows])),
-        "turns_mean": float(columns["turns"][rows].mean()),
-        "tokens_mean": float(columns["sampled_tokens"][rows].mean()),
+        "turns_mean": float(columns["turns"][rows].mean()) if len(rows) else None,
+        "tokens_mean": float(columns["sampled_tokens"][rows].mean()) if len(rows) else None,
         "ledger": _summed([fate.value for fate in FATES], ledgers[rows]),
-        "fork_causes": _summed([cause.value for cause in CAUSES], columns["forks"][rows]),
+        "fork_causes": _summed([cause.value for cause in CAUSES], listing.causes[rows]),
         "staleness": _tally(behind[rows]),
         "trainer": None if trainer is None else {**trainer.figures, "max_mismatch_at": plain(trainer.max_mismatch_at)},
     }
@@ -128,17 +135,20 @@ def _by_time(listing: Listing, rows: Array) -> list[dict[str, Any]]:
 def _behind(listing: Listing) -> Array:
     """Per rollout, how many versions its oldest weights lie behind the newest that its step used; -1: not known."""
     state, columns = listing.state, listing.state.rows.columns
-    order = {version: index for index, version in enumerate(state.versions())}
+    order = {version: index for index, version in enumerate(listing.versions)}
     lists = state.rows.lists["versions"].values
     oldest = np.array([min((order[one] for one in versions or ()), default=-1) for versions in lists], np.int64)
     newest = np.array([max((order[one] for one in versions or ()), default=-1) for versions in lists], np.int64)
     if not len(state.rows):
         return np.empty(0, np.int64)
-    steps, place = np.unique(columns["step"], return_inverse=True)
-    newest_of_step = np.full(len(steps), -1, np.int64)
-    np.maximum.at(newest_of_step, place, newest[columns["versions"]])
-    own = oldest[columns["versions"]]
-    return np.where(own < 0, -1, newest_of_step[place] - own)
+    # There are few different pairs of a step and the versions that were used.
+    pairs, place = np.unique(columns["step"] * len(lists) + columns["versions"], return_inverse=True)
+    steps, codes = np.divmod(pairs, len(lists))
+    newest_of_step: dict[int, int] = {}
+    for step, seen in zip(steps.tolist(), newest[codes].tolist(), strict=True):
+        newest_of_step[step] = max(seen, newest_of_step.get(step, -1))
+    limits = np.array([newest_of_step[step] for step in steps.tolist()])
+    return np.where(oldest[codes] < 0, -1, limits - oldest[codes])[place]
 
 
 def _tally(behind: Array) -> dict[str, int]:
@@ -172,19 +182,19 @@ def _texts(listing: Listing, column: str, rows: Array) -> dict[str, int]:
 
 def _tags(listing: Listing, rows: Array) -> dict[str, int]:
     columns, lists = listing.state.rows.columns, listing.state.rows.lists
-    both, counts = np.unique(
-        np.stack([columns["tags"][rows], columns["head_tags"][rows]], axis=1), axis=0, return_counts=True
-    )
+    width = len(lists["head_tags"].values)
+    both, counts = np.unique(columns["tags"][rows] * width + columns["head_tags"][rows], return_counts=True)
     found: dict[str, int] = {}
-    for (said, given), count in zip(both.tolist(), counts.tolist(), strict=True):
-        for tag in lists["tags"].values[said] or lists["head_tags"].values[given] or ():
+    for pair, count in zip(both.tolist(), counts.tolist(), strict=True):
+        said, given = divmod(pair, width)
+        for tag in (lists["tags"].values[said] if said else lists["head_tags"].values[given]) or ():
             found[tag] = found.get(tag, 0) + count
     return dict(sorted(found.items(), key=lambda one: -one[1]))
 
 
 def _tasks(tasks: Array, groups: Array) -> int:
     """How many tasks there are; where they have no ids, how many groups."""
-    return len(np.unique(tasks[tasks != 0])) or len(np.unique(groups))
+    return int(np.count_nonzero(np.bincount(tasks[tasks != 0])) or np.count_nonzero(np.bincount(groups)))
 
 
 def _finite(rewards: Array) -> Array:

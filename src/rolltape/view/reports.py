@@ -77,11 +77,12 @@ class Said(msgspec.Struct, frozen=True, tag="said"):
 
 
 class Derived(msgspec.Struct, frozen=True, tag="derived"):
-    """What a rollout comes to under the policy, and its number in the search index, if it was put there."""
+    """What a rollout comes to under the policy, its number in the search index, and what of it cannot be read."""
 
     key: Key
-    summary: Summary | None
-    search_number: int | None
+    summary: Summary | None  # None: it was not asked for, or cannot be had
+    search_number: int | None  # None: it was not asked for; NOT_INDEXABLE: it cannot be had
+    problems: tuple[str, ...] = ()
 
 
 class TokenPlace(msgspec.Struct, frozen=True):
@@ -90,6 +91,7 @@ class TokenPlace(msgspec.Struct, frozen=True):
     rollout: str
     sample_id: str
     token: int
+    place: str  # of the trainer's record
 
 
 class TrainerFigures(msgspec.Struct, frozen=True, tag="trainer"):
@@ -106,11 +108,17 @@ class Looked(msgspec.Struct, frozen=True, tag="looked"):
 
     marks: bytes | None  # from where to go on; None: from the same place as before
     alive: tuple[str, ...]  # the writers that still run
-    problems: int
+    problems: tuple[str, ...]  # what cannot be read, but for what is missing of single rollouts
     done: bool  # False: the look was cut short, and goes on
 
 
-Report = Started | Counted | Placed | Said | Derived | TrainerFigures | Looked
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The run cannot be looked at now, for this reason."""
+
+    what: str
+
+
+Report = Started | Counted | Placed | Said | Derived | TrainerFigures | Looked | Failed
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True):

@@ -1,5 +1,7 @@
 """What is known of all rollouts of a run, as columns: identity, outcome, counts, summary, and where each lies."""
 
+from functools import cached_property
+
 from rolltape.records.fork import ForkCause
 from rolltape.records.ledger import Fate
 from rolltape.records.rollout import Status
@@ -14,6 +16,8 @@ CAUSE_CODE = {cause.value: code for code, cause in enumerate(CAUSES)}
 
 UNENDED = -1
 NOT_DERIVED, DERIVED, NOT_DERIVABLE = 0, 1, 2
+NOT_ASKED, ASKED, OUTDATED = 0, 1, 2  # what was asked for a rollout; OUTDATED: it has changed since
+NOT_INDEXED, NOT_INDEXABLE = -1, -2
 
 TEXTS = ("group", "source", "task", "environment", "agent", "model", "writer", "stop_reason", "reason", "filter")
 LISTS = ("head_tags", "tags", "versions")  # texts in their order; None: nothing was said
@@ -43,13 +47,10 @@ NUMBERS: dict[str, tuple[str, float, int]] = {
     "samples": ("i4", 0, 1),
     "forks": ("i4", 0, len(CAUSES)),
     "ledger": ("i8", 0, len(FATES)),
+    "search_number": ("i8", NOT_INDEXED, 1),  # in the search index
 }
-# Of this process alone: when a row last changed, what was asked for it, and its number in the search index.
-OWN_NUMBERS: dict[str, tuple[str, float, int]] = {
-    "changed": ("i8", 0, 1),
-    "asked": ("?", False, 1),
-    "search_number": ("i8", -1, 1),
-}
+# Of this process alone: when a row last changed, and what was asked for it.
+OWN_NUMBERS: dict[str, tuple[str, float, int]] = {"changed": ("i8", 0, 1), "asked": ("i1", NOT_ASKED, 1)}
 
 Texts = dict[str, Coded[str | None]]
 Lists = dict[str, Coded[tuple[str, ...] | None]]
@@ -66,15 +67,20 @@ class Rows:
         self.lists: Lists = {name: Coded([None]) for name in LISTS}
         self.sources: Coded[str] = Coded()
         self.ids: list[str] = []
-        self.row_of: dict[tuple[str, int], int] = {}
+
+    @cached_property
+    def row_of(self) -> dict[tuple[str, int], int]:
+        """The rows by rollout and try. Made when it is first asked for: the first page of a large run does without."""
+        keys = zip(self.ids, self.columns["try_index"].tolist(), strict=True)
+        return {key: row for row, key in enumerate(keys)}
 
     def __len__(self) -> int:
         return self.columns.rows
 
     def add(self, rollout: str, try_index: int) -> int:
-        row = self.columns.add()
+        row_of = self.row_of
+        row = row_of[rollout, try_index] = self.columns.add()
         self.ids.append(rollout)
-        self.row_of[rollout, try_index] = row
         self.columns.set(row, try_index=try_index)
         return row
 
@@ -101,5 +107,4 @@ class Rows:
         """Take all rows from elsewhere in place of those that are there."""
         self.columns.fill(columns)
         self.texts, self.lists, self.sources, self.ids = texts, lists, Coded(sources), ids
-        keys = zip(ids, self.columns["try_index"].tolist(), strict=True)
-        self.row_of = {key: row for row, key in enumerate(keys)}
+        self.__dict__.pop("row_of", None)

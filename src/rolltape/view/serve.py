@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -29,9 +30,8 @@ async def served(
         try:
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
-            raise ViewError(
-                f"{host}:{port} cannot be listened on: {error.strerror or error}; give another port, or 0 for any"
-            ) from None
+            why = os.strerror(error.errno) if error.errno else error
+            raise ViewError(f"{host}:{port} cannot be listened on: {why}; give another port, or 0 for any") from None
         await watcher.start()
         shown = f"[{host}]" if ":" in host else host
         yield f"http://{shown}:{runner.addresses[0][1]}/"
@@ -45,6 +45,8 @@ def serve_view(
 ) -> None:
     """Serve until SIGINT or SIGTERM; `on_ready` is called with the address."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
+    # What is not HTTP is answered with 400; all else that goes wrong is told under our own name.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
 
     async def until_told() -> None:
         told = asyncio.Event()

@@ -1,16 +1,18 @@
 """The page and its answers over HTTP. There is nothing to post: it only reads."""
 
 import asyncio
+import gzip
 import logging
 import sqlite3
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
+from html import escape
 from typing import Any
 
 from aiohttp import web
 
 from rolltape.errors import NoAnswer, RolltapeError, TapeError
-from rolltape.view.answers import count_in, encoded, number_in
+from rolltape.view.answers import count_in, encoded, step_in
 from rolltape.view.guard import HEADERS, Guard
 from rolltape.view.live import live
 from rolltape.view.page_files import KINDS, page_files
@@ -39,7 +41,7 @@ class Server:
                 web.get("/api/runs", self._runs),
                 web.get("/api/{r}/overview", self._overview),
                 web.get("/api/{r}/rollouts", self._rollouts),
-                web.get("/api/{r}/live", self._live),
+                web.get("/api/{r}/live", self._live, allow_head=False),
                 web.get("/api/{r}/groups/{group}", self._group),
                 web.get(rollout, self._rollout),
                 web.get(f"{rollout}/raw", self._raw),
@@ -88,52 +90,65 @@ class Server:
     async def _done(self, work: Work) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._watcher.threads, work)
 
-    async def _json(self, work: Work) -> web.Response:
+    async def _json(self, request: web.Request, work: Work) -> web.Response:
         """Does the work and spells its answer in a thread."""
-        return _answer(await self._done(lambda: encoded(work())))
+        return await self._answer(request, await self._done(lambda: encoded(work())))
 
-    async def _runs(self, _: web.Request) -> web.Response:
-        return _answer(encoded({"runs": [answers.headline() for answers in self._answers.values()]}))
+    async def _answer(self, request: web.Request, body: bytes, kind: str = "application/json") -> web.Response:
+        """A body as an answer, compressed where it is long and is asked for so."""
+        answer = _plain_answer(body, kind)
+        if len(body) < _COMPRESSED_FROM or kind.startswith(("image/png", "font/")):
+            return answer
+        answer.headers["Vary"] = "Accept-Encoding"
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            # At the lowest level: the others take five times as long for a tenth less.
+            answer.body = await self._done(lambda: gzip.compress(body, 1, mtime=0))
+            answer.headers["Content-Encoding"] = "gzip"
+        return answer
+
+    async def _runs(self, request: web.Request) -> web.Response:
+        runs = [answers.headline() for answers in self._answers.values()]
+        return await self._answer(request, encoded({"runs": runs}))
 
     async def _overview(self, request: web.Request) -> web.Response:
-        step = number_in(request.query, "step")
-        return _answer(encoded(self._of(request).overview(None if step is None else int(step))))
+        return await self._answer(request, encoded(self._of(request).overview(step_in(request.query))))
 
     async def _rollouts(self, request: web.Request) -> web.Response:
         answers = self._of(request)
         asked = request.query.get("q", "").strip()
         searched = await self._done(answers.search(asked)) if asked else None
-        return _answer(encoded(answers.table(request.query, searched)))
+        return await self._answer(request, encoded(answers.table(request.query, searched)))
 
     async def _group(self, request: web.Request) -> web.Response:
-        return await self._json(self._of(request).group(request.match_info["group"]))
+        return await self._json(request, self._of(request).group(request.match_info["group"]))
 
     async def _rollout(self, request: web.Request) -> web.Response:
         answers, row = self._row(request)
-        return await self._json(answers.rollout(row, request.query.get("policy")))
+        return await self._json(request, answers.rollout(row, request.query.get("policy")))
 
     async def _raw(self, request: web.Request) -> web.Response:
         answers, row = self._row(request)
-        return await self._json(answers.raw(row))
+        return await self._json(request, answers.raw(row))
 
     async def _message(self, request: web.Request) -> web.Response:
         answers, row = self._row(request)
-        return await self._json(answers.message(row, request.match_info["digest"]))
+        return await self._json(request, answers.message(row, request.match_info["digest"]))
 
     async def _compare(self, request: web.Request) -> web.Response:
         answers, row = self._row(request)
-        return await self._json(answers.compare(row, request.query.get("left"), request.query.get("right")))
+        return await self._json(request, answers.compare(row, request.query.get("left"), request.query.get("right")))
 
     async def _tokens(self, request: web.Request) -> web.Response:
         answers, row = self._row(request)
         index = count_in(request.match_info, "index", 0, 2**31)
-        packed = await self._done(answers.tokens(row, index, request.query.get("policy")))
-        return _answer(packed, "application/octet-stream")
+        policy, record = request.query.get("policy"), request.query.get("record") or None
+        packed = await self._done(answers.tokens(row, index, policy, record=record))
+        return await self._answer(request, packed, "application/octet-stream")
 
     async def _turn_tokens(self, request: web.Request) -> web.Response:
         answers, row = self._row(request)
         packed = await self._done(answers.turn_tokens(row, request.match_info["turn"]))
-        return _answer(packed, "application/octet-stream")
+        return await self._answer(request, packed, "application/octet-stream")
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
         return await live(request, self._of(request).run, HEADERS)
@@ -152,19 +167,21 @@ class Server:
         headers = {"ETag": f'"{etag}"', "Cache-Control": "no-cache"}
         if request.headers.get("If-None-Match") == headers["ETag"]:
             return web.Response(status=304, headers=headers)
-        answer = _answer(content, kind)
+        answer = await self._answer(request, content, kind)
         answer.headers.update(headers)
         return answer
 
 
-def _answer(body: bytes, kind: str = "application/json", status: int = 200) -> web.Response:
+def _plain_answer(body: bytes, kind: str = "application/json", status: int = 200) -> web.Response:
     answer = web.Response(body=body, status=status, content_type=kind)
     if kind.startswith("text/") or kind == "application/json":
         answer.charset = "utf-8"
-    if len(body) >= _COMPRESSED_FROM and not kind.startswith(("image/png", "font/")):
-        answer.enable_compression()
     return answer
 
 
 def _failure(message: str, status: int, request: web.Request) -> web.Response:
-    return _answer(encoded({"error": {"message": message, "where": request.path}}), status=status)
+    """What went wrong, as the page takes it; to one who opened the page itself, to be read."""
+    if not request.path.startswith("/api/") and "text/html" in request.headers.get("Accept", ""):
+        page = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Rolltape</title><p>{escape(message)}"
+        return _plain_answer(page.encode(), "text/html", status)
+    return _plain_answer(encoded({"error": {"message": message, "where": request.path}}), status=status)

@@ -1,7 +1,7 @@
 """The answers for one run. What needs a rollout gives back the work to be done, for a thread to do."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -11,19 +11,22 @@ from rolltape.errors import DamagedTapeError, NoAnswer
 from rolltape.records.policy import PRESETS, Policy
 from rolltape.records.rollout import Outcome, Rollout, RolloutHead, Status
 from rolltape.samples.groups import advantages_of
+from rolltape.samples.spelling import Spellings
 from rolltape.tape.run import read
+from rolltape.view.answers import plain
 from rolltape.view.branch import branch_tokens
 from rolltape.view.comparing import comparison_of
 from rolltape.view.detail import detail_of, linearized
 from rolltape.view.grouping import group_of
 from rolltape.view.listing import Listing, Query
+from rolltape.view.masking import Mask
+from rolltape.view.messages import distinct_messages
 from rolltape.view.overview import headline_of, overview_of
 from rolltape.view.raw import raw_of
+from rolltape.view.reports import Key
 from rolltape.view.rows import STATUS_CODE, STATUSES
 from rolltape.view.sampling import sample_at
-from rolltape.view.search import distinct_messages, found, terms_of
-from rolltape.view.spelling import Spellings
-from rolltape.view.table import Array
+from rolltape.view.search import Searched, found, terms_of
 from rolltape.view.tokens import sample_tokens, turn_tokens
 from rolltape.view.watching import WatchedRun
 
@@ -50,6 +53,7 @@ class RunAnswers:
         self._spellings = Spellings(run.location)
         self._lock = threading.Lock()  # around the loader, and what was loaded last
         self._held: dict[tuple[int, int], Rollout] = {}
+        self._missing: dict[Key, list[str]] = {}  # of rollouts that were loaded: what of them cannot be read
 
     def listing(self) -> Listing:
         """The table as it is now."""
@@ -66,22 +70,25 @@ class RunAnswers:
         listing = self.listing()
         if step not in self._overviews:
             about = {"name": self.run.title, "location": self.run.location, "live": bool(self.run.state.alive)}
-            self._overviews[step] = {**about, **overview_of(listing, step)}
+            self._overviews = {step: {**about, **overview_of(listing, step)}}
         return self._overviews[step]
 
     def search(self, asked: str) -> Work:
         """Looks a text up in the index."""
         if not terms_of(asked):
             raise NoAnswer(f"q is {asked[:40]!r}; give at least one word")
-        return lambda: found(self.run.folder.path, asked)
+        state = self.run.state
+        return lambda: found(self.run.folder.path, asked, state.index_made, state.index_read)
 
-    def table(self, query: Query, searched: Array | None) -> dict[str, Any]:
+    def table(self, query: Query, searched: Searched | None) -> dict[str, Any]:
+        if searched is not None and searched.made is not None:
+            self.run.state.take_index(searched.made, searched.fresh)
         listing = self.listing()
-        page = listing.page(query, listing.matching(query, searched))
+        page = listing.page(query, listing.matching(query, None if searched is None else searched.numbers))
         if searched is not None:
             columns = self.run.state.rows.columns
             page["search"] = {
-                "indexed": int((columns["search_number"] >= 0).sum()),
+                "indexed": 0 if searched.made is None else int((columns["search_number"] >= 0).sum()),
                 "ended": int(columns["placed"].sum()),
             }
         return page
@@ -124,19 +131,31 @@ class RunAnswers:
     def rollout(self, row: int, policy: str | None) -> Work:
         """All about a rollout."""
         load, chosen = self._loading(row), policy_of(policy)
-        versions, advantage = self.run.state.versions(), self._advantage(row, chosen)
+        versions, advantage = self.listing().versions, self._advantage(row, chosen)
         shown, tries = self.listing().row(row), sorted(self.tries(self.run.state.rows.ids[row]))
 
         def work() -> dict[str, Any]:
             rollout = load()
             made = linearized(rollout, chosen, versions)
-            return {"row": shown, **detail_of(rollout, made, advantage, self._spellings), "tries": tries}
+            detail = detail_of(rollout, made, advantage, self._spellings)
+            return {"row": shown, **detail, "tries": tries, "problems": self._missing.get(rollout.key, [])}
 
         return work
 
     def raw(self, row: int) -> Work:
         load = self._loading(row)
         return lambda: raw_of(load())
+
+    def said(self, row: int) -> Work:
+        """All texts of a rollout: what it was given, what was said in it, and what of it."""
+        load = self._loading(row)
+
+        def work() -> list[Any]:
+            rollout = load()
+            messages = [message.to_dict() for message in distinct_messages(rollout)]
+            return [plain(rollout.head), *messages, *map(plain, rollout.events)]
+
+        return work
 
     def message(self, row: int, digest: str) -> Work:
         """A whole message by its digest."""
@@ -150,10 +169,12 @@ class RunAnswers:
 
         return work
 
-    def tokens(self, row: int, index: int, policy: str | None, *, masks: bool = False) -> Work:
-        """A sample's tokens, packed."""
+    def tokens(
+        self, row: int, index: int, policy: str | None, *, record: str | None = None, mask: Mask | None = None
+    ) -> Work:
+        """A sample's tokens, packed, with what the trainer's record at a place says of them, else its latest."""
         load, chosen = self._loading(row), policy_of(policy)
-        versions, advantage = self.run.state.versions(), self._advantage(row, chosen)
+        versions, advantage = self.listing().versions, self._advantage(row, chosen)
 
         def work() -> bytes:
             rollout = load()
@@ -163,14 +184,16 @@ class RunAnswers:
                 raise NoAnswer(f"the rollout has {len(made)} samples under {chosen.name}, and no sample {index}", 404)
             session = next(one for one in rollout.sessions if one.id == sample.session)
             records = self.run.records
-            record = None if records is None else records.of(sample.id)
-            return sample_tokens(sample, session, self._spellings.of(session), record, masks=masks)
+            exported = None if records is None else records.of(sample, record)
+            if exported is None and record:
+                raise NoAnswer(f"no trainer's record {record[:40]!r} is of sample {index}", 404)
+            return sample_tokens(sample, session, self._spellings.of(session), exported, mask)
 
         return work
 
     def turn_tokens(self, row: int, turn: str) -> Work:
         """A turn's tokens, prompt and reply, packed."""
-        load, chosen, versions = self._loading(row), policy_of(None), self.run.state.versions()
+        load, chosen, versions = self._loading(row), policy_of(None), self.listing().versions
 
         def work() -> bytes:
             rollout = load()
@@ -184,7 +207,7 @@ class RunAnswers:
 
     def compare(self, row: int, left: str | None, right: str | None) -> Work:
         load, one, other = self._loading(row), policy_of(left or "exact"), policy_of(right or "keep-head")
-        versions, advantage = self.run.state.versions(), self._advantage(row, one)
+        versions, advantage = self.listing().versions, self._advantage(row, one)
 
         def work() -> dict[str, Any]:
             rollout = load()
@@ -193,22 +216,23 @@ class RunAnswers:
 
         return work
 
-    def group(self, group: str) -> Work:
-        """The attempts at one task; of each rollout the try that counts."""
+    def group(self, group: str, only: Collection[int] | None = None) -> Work:
+        """The attempts at one task, or those in some rows; of each rollout the try that counts."""
         rows = self.run.state.rows
         code = rows.texts["group"].known(group)
         members = np.flatnonzero(rows.columns["group"] == code).tolist() if code > 0 else []
         if not members:
             raise NoAnswer(f"run {self.run.title} holds no group {group[:64]!r}", 404)
         tries: dict[str, dict[int, int]] = {}
-        for row in members:
+        for row in members if only is None else [one for one in members if one in only]:
             rollout, try_index = rows.key(row)
             tries.setdefault(rollout, {})[try_index] = row
         counted = [row for row in map(self._counted, tries.values()) if row is not None]
         chosen = sorted(counted, key=lambda row: (rows.columns.get("attempt", row), row))[:_MOST_IN_A_GROUP]
         listing = self.listing()
         attempts = [(listing.row(row), self._loading(row)) for row in chosen]
-        return lambda: group_of(group, [(row, load()) for row, load in attempts])
+        left_out = len(counted) - len(chosen)
+        return lambda: group_of(group, [(row, load()) for row, load in attempts]) | {"left_out": left_out}
 
     def _loading(self, row: int) -> Callable[[], Rollout]:
         """Loads a rollout as it is known now."""
@@ -220,9 +244,14 @@ class RunAnswers:
             with self._lock:
                 if held_as not in self._held:
                     try:
-                        rollout = self.run.loader.load(key, place, spots, alive=alive)
+                        rollout, problems = self.run.loader.load(key, place, spots, alive=alive)
                     except DamagedTapeError:
-                        rollout = read(self.run.location).rollout(*key)
+                        run = read(self.run.location)
+                        rollout = run.rollout(*key)
+                        problems = [one for one in run.noticed() if key[0] in one.lost]
+                    self._missing.pop(key, None)
+                    if problems:
+                        self._missing[key] = list(map(str, problems))
                     while len(self._held) >= _ROLLOUTS_HELD:
                         del self._held[next(iter(self._held))]
                     self._held[held_as] = rollout

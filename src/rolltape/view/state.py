@@ -8,6 +8,7 @@ from rolltape.records.rollout import EventKind, Status, StopReason
 from rolltape.view.reports import (
     Counted,
     Derived,
+    Failed,
     Key,
     Looked,
     Place,
@@ -20,19 +21,21 @@ from rolltape.view.reports import (
     Wanted,
 )
 from rolltape.view.rows import (
+    ASKED,
     CAUSE_CODE,
     DERIVED,
     FATE_CODE,
+    NOT_ASKED,
     NOT_DERIVABLE,
     NOT_DERIVED,
+    NOT_INDEXABLE,
+    NOT_INDEXED,
+    OUTDATED,
     STATUS_CODE,
-    UNENDED,
     Rows,
 )
-from rolltape.view.table import Array
 
 _CHANGES_SUMMARY = (EventKind.FINISH, EventKind.PRUNE, EventKind.DELIVERY)
-_RUNNING_FATE, _PRUNED, _FILTERED = (FATE_CODE[f"dropped:{why}"] for why in ("running", "pruned", "filtered"))
 
 
 class RunState:
@@ -48,7 +51,12 @@ class RunState:
         self.trainer: dict[int, TrainerFigures] = {}
         self.alive: frozenset[str] = frozenset()
         self.marks = b""
-        self.problems = 0
+        self.problems: tuple[str, ...] = ()  # of sources
+        self.odd: tuple[str, ...] = ()  # statements that cannot be taken in
+        self.incomplete: dict[int, tuple[str, ...]] = {}  # by row: what of that rollout cannot be read
+        self.failure: str | None = None  # why the run cannot be looked at now
+        self.index_made: str | None = None  # which search index the numbers of rows are of
+        self.index_read = 0  # up to which number its rollouts are known here
         self.read_through = False  # everything that was on the tape at some moment has been told
         self.last_activity_ns = 0
 
@@ -69,7 +77,10 @@ class RunState:
                     self._place(row, report.place, in_full=report.in_full)
                     self._touch(row)
             case Said():
-                self._say(report)
+                try:
+                    self._say(report)
+                except (KeyError, TypeError, ValueError, AttributeError) as error:
+                    self._doubt(report, error)
             case Derived():
                 self._derive(report)
             case TrainerFigures():
@@ -77,6 +88,9 @@ class RunState:
                 self.snapshot += 1
             case Looked():
                 self._end_look(report)
+            case Failed():
+                self.snapshot += self.failure != report.what
+                self.failure = report.what
 
     def _start(self, report: Started) -> None:
         rows, row = self.rows, self.rows.row_of.get(report.key)
@@ -100,12 +114,15 @@ class RunState:
         self._note_time(report.started_ns)
         self._touch(row)
         for said in self.early.pop(report.key, ()):
-            self._say(said)
+            self.apply(said)
 
     def _place(self, row: int, place: Place, *, in_full: bool) -> None:
+        source = self.rows.sources.code(place.source)
+        if source != self.rows.columns.get("place_source", row):
+            self._move(row)
         self.rows.columns.set(
             row,
-            place_source=self.rows.sources.code(place.source),
+            place_source=source,
             place_row=place.row,
             session_low=place.sessions[0],
             session_high=place.sessions[1],
@@ -113,6 +130,16 @@ class RunState:
             event_high=place.events[1],
             placed=in_full,
         )
+
+    def _move(self, row: int) -> None:
+        """What could not be read at the old place, or is just being read there, is to be read at the new one."""
+        columns = self.rows.columns
+        if columns.get("asked", row) == ASKED:
+            columns.set(row, asked=OUTDATED)
+        if self.incomplete.pop(row, ()):
+            columns.set(row, derived=NOT_DERIVED)
+        if columns.get("search_number", row) == NOT_INDEXABLE:
+            columns.set(row, search_number=NOT_INDEXED)
 
     def _say(self, said: Said) -> None:
         self._note_time(said.at_ns)
@@ -130,8 +157,17 @@ class RunState:
             spots[said.spot.writer, said.spot.sequence] = said.spot
         self._decide(row, said)
         if said.kind in _CHANGES_SUMMARY and is_news:
-            self.rows.columns.set(row, derived=NOT_DERIVED)
+            # An answer that is on its way does not know of it.
+            asked = NOT_ASKED if self.rows.columns.get("asked", row) == NOT_ASKED else OUTDATED
+            self.rows.columns.set(row, derived=NOT_DERIVED, asked=asked)
         self._touch(row)
+
+    def _doubt(self, said: Said, error: Exception) -> None:
+        """A statement that says what no writer of ours would costs that statement alone."""
+        about = "the run" if said.key is None else f"rollout {said.key[0]} (try {said.key[1]})"
+        problem = f"writer {said.writer}: what it says of {about} ({said.kind}) cannot be read: {error!r}"
+        self.odd = tuple(dict.fromkeys((*self.odd, problem)))
+        self.snapshot += 1
 
     def _say_of_run(self, said: Said) -> None:
         if said.kind == EventKind.VERSION:
@@ -172,12 +208,21 @@ class RunState:
         if row is None:
             return
         columns = self.rows.columns
-        columns.set(row, asked=False)
+        is_outdated = columns.get("asked", row) == OUTDATED
+        columns.set(row, asked=NOT_ASKED)
         if report.search_number is not None:
             columns.set(row, search_number=report.search_number)
+            self.index_read += report.search_number == self.index_read + 1
+        if is_outdated:
+            return
+        if report.problems:
+            self.incomplete[row] = report.problems
+        elif report.summary is not None:
+            self.incomplete.pop(row, None)
         if report.summary is None:
             if columns.get("derived", row) == NOT_DERIVED:
                 columns.set(row, derived=NOT_DERIVABLE)
+                self._touch(row)
             return
         summary = report.summary
         columns.set(row, derived=DERIVED, branches=summary.branches, samples=summary.samples)
@@ -190,11 +235,11 @@ class RunState:
         self._touch(row)
 
     def _end_look(self, report: Looked) -> None:
-        before = (self.problems, self.read_through, self.alive)
+        before = (self.problems, self.failure, self.read_through, self.alive)
         self.marks = self.marks if report.marks is None else report.marks
-        self.problems, self.alive = report.problems, frozenset(report.alive)
+        self.problems, self.failure, self.alive = report.problems, None, frozenset(report.alive)
         self.read_through = self.read_through or report.done
-        self.snapshot += (self.problems, self.read_through, self.alive) != before
+        self.snapshot += (self.problems, self.failure, self.read_through, self.alive) != before
 
     def _own_row(self, key: Key, writer: str) -> int | None:
         row = self.rows.row_of.get(key)
@@ -207,14 +252,35 @@ class RunState:
     def _note_time(self, at_ns: int) -> None:
         self.last_activity_ns = max(self.last_activity_ns, at_ns)
 
+    def all_problems(self) -> list[str]:
+        """Everything that cannot be read, the run as a whole first."""
+        whole = [] if self.failure is None else [self.failure]
+        return [*whole, *self.problems, *self.odd, *(one for several in self.incomplete.values() for one in several)]
+
+    def take_index(self, made: str, indexed: Sequence[tuple[int, Key]] = ()) -> None:
+        """Take note of rollouts that the search index holds, as read from it; another index has other numbers."""
+        columns, row_of = self.rows.columns, self.rows.row_of
+        if made != self.index_made:
+            self.index_made, self.index_read = made, 0
+            columns["search_number"][:] = NOT_INDEXED
+            columns["asked"][:] = NOT_ASKED
+        are_known = True  # so far: what is not, is read again the next time
+        for number, key in indexed:
+            row = row_of.get(key)
+            are_known = are_known and row is not None
+            if row is not None:
+                columns.set(row, search_number=number)
+            if are_known:
+                self.index_read = max(self.index_read, number)
+
     def wanted(self, count: int, *, search: bool) -> list[Wanted]:
         """Rollouts that are to be read next, the newest first; they count as asked for."""
         columns = self.rows.columns
         no_summary = columns["derived"] == NOT_DERIVED
-        no_search = (columns["search_number"] < 0) & search
-        open_rows = np.flatnonzero(columns["placed"] & ~columns["asked"] & (no_summary | no_search))
+        no_search = (columns["search_number"] == NOT_INDEXED) & search
+        open_rows = np.flatnonzero(columns["placed"] & (columns["asked"] == NOT_ASKED) & (no_summary | no_search))
         chosen = open_rows[::-1][:count]
-        columns["asked"][chosen] = True
+        columns["asked"][chosen] = ASKED
         return [
             Wanted(self.rows.key(row), *self.whereabouts(row), bool(no_summary[row]), bool(no_search[row]))
             for row in chosen.tolist()
@@ -234,52 +300,6 @@ class RunState:
     def is_alive(self, row: int) -> bool:
         """Whether its writer still runs."""
         return self.rows.text(row, "writer") in self.alive
-
-    def statuses(self) -> Array:
-        """The status of each rollout, as a code."""
-        columns = self.rows.columns
-        writers = self.rows.texts["writer"].values
-        unended = np.array([STATUS_CODE[Status.RUNNING if one in self.alive else Status.LOST] for one in writers])
-        return np.asarray(np.where(columns["finish"] == UNENDED, unended[columns["writer"]], columns["finish"]))
-
-    def has_reward(self, statuses: Array) -> Array:
-        """Whether a rollout has a reward, which may itself be NaN."""
-        known: Array = self.rows.columns["rewarded"] & (statuses == STATUS_CODE[Status.FINISHED])
-        return known
-
-    def ledgers(self, statuses: Array) -> Array:
-        """Tokens of each rollout by fate; none where its summary is still to come."""
-        columns = self.rows.columns
-        ledgers = columns["ledger"].copy()
-        ledgers[columns["derived"] != DERIVED] = 0
-        running = statuses == STATUS_CODE[Status.RUNNING]
-        ledgers[running] = 0
-        ledgers[running, _RUNNING_FATE] = columns["sampled_tokens"][running]
-        filtered = (columns["filter"] != 0) & (statuses == STATUS_CODE[Status.FINISHED])
-        pruned = ledgers[filtered, _PRUNED]
-        totals = ledgers[filtered].sum(axis=1)
-        ledgers[filtered] = 0
-        ledgers[filtered, _PRUNED] = pruned
-        ledgers[filtered, _FILTERED] = totals - pruned
-        return ledgers
-
-    def in_order(self) -> Array:
-        """The rows in the order of their start; by their ids where they started at the same moment."""
-        columns = self.rows.columns
-        order = np.argsort(columns["started_ns"], kind="stable")
-        started = columns["started_ns"][order]
-        if not (started[1:] == started[:-1]).any():
-            return order
-        return np.lexsort((columns["try_index"], np.array(self.rows.ids, "U"), columns["started_ns"]))
-
-    def versions(self) -> tuple[str, ...]:
-        """Weight versions, oldest first: those never announced as they first appear, then as they were announced."""
-        codes = self.rows.columns["versions"][self.in_order()]
-        _, first = np.unique(codes, return_index=True)
-        lists = self.rows.lists["versions"].values
-        seen = [version for at in np.sort(first).tolist() for version in lists[codes[at]] or ()]
-        announced = [version for _, version in sorted(self.announced.items())]
-        return tuple(reversed(dict.fromkeys(reversed([*dict.fromkeys(seen), *announced]))))
 
     def changed_since(self, snapshot: int) -> Sequence[str]:
         """The rollouts that changed after a snapshot."""

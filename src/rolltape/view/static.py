@@ -2,11 +2,13 @@
 
 import base64
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
+from html import escape
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote
 
 import msgspec
 
@@ -18,6 +20,8 @@ from rolltape.view.page_files import page_files
 from rolltape.view.service import RunAnswers
 from rolltape.view.watching import WatchedRun
 
+_INDEX = "index.html"
+_COMPARED = ("exact", "keep-head")  # the policies that a page has side by side
 _SAMPLES = 8  # whose tokens are part of a rollout's page
 _LINKS = re.compile(r'\s*<link[^>]*\brel="(?:stylesheet|icon)"[^>]*>|\s*<script[^>]*\bsrc="[^"]*"[^>]*></script>')
 _FONTS = re.compile(r"@font-face\s*\{[^}]*\}")
@@ -32,6 +36,7 @@ class StaticPages:
         self._run = WatchedRun("run", location)
         self._answers = RunAnswers(self._run)
         self._mask = Mask() if mask else None
+        self._masked: set[str] = set()
 
     def __enter__(self) -> Self:
         catch_up(self._run, search=False)
@@ -47,20 +52,18 @@ class StaticPages:
 
     @property
     def masked(self) -> int:
-        """How many texts were masked so far."""
-        return 0 if self._mask is None else self._mask.count
+        """How many different keys were masked so far."""
+        return len(self._masked)
 
     def chosen(self, named: Sequence[str]) -> list[int]:
         """The rows of the rollouts that are named by the beginning of their ids; all of them if none is."""
         rows = self._run.state.rows
         if not len(rows):
             raise ViewError(f"{self._run.location}: the run holds no rollouts yet")
-        latest: dict[str, int] = {}
-        for row in sorted(range(len(rows)), key=lambda row: rows.key(row)[1]):
-            latest[rows.ids[row]] = row
+        counting = {one: self._answers.row(one, None) for one in dict.fromkeys(rows.ids)}  # of several tries
         if not named:
-            return [row for row in self._answers.listing().order.tolist() if latest[rows.ids[row]] == row]
-        return [latest[self._whole(one, latest)] for one in named]
+            return [row for row in self._answers.listing().order.tolist() if counting[rows.ids[row]] == row]
+        return [counting[self._whole(one, counting)] for one in named]
 
     def _whole(self, begun: str, ids: dict[str, int]) -> str:
         found = [begun] if begun in ids else [one for one in ids if one.startswith(begun)]
@@ -69,68 +72,112 @@ class StaticPages:
             raise NoSuchRollout(f"run {self._run.title}: {begun!r} begins {how}; `rolltape ls` lists their ids")
         return found[0]
 
+    def count(self, chosen: Sequence[int]) -> int:
+        """How many pages `write` writes."""
+        return len(chosen) + len({self._run.state.rows.text(row, "group") for row in chosen}) + 1
+
     def write(self, folder: Path, chosen: Sequence[int]) -> Iterator[Path]:
-        """Write the run's page and one for each rollout; gives each file when it is there."""
-        ids = [self._run.state.rows.ids[row] for row in chosen]
-        base = f"/{self._run.name}"
-        files = {base: "index.html", **{f"{base}/rollout/{one}": f"rollout-{one}.html" for one in ids}}
-        files |= {f"{base}/compare/{one}": f"rollout-{one}.html" for one in ids}
+        """Write a page for each rollout, for each of their groups, and for the run; gives each when it is there."""
+        groups: dict[str, list[int]] = {}
+        for row in chosen:
+            groups.setdefault(self._run.state.rows.text(row, "group") or "", []).append(row)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for row, one in zip(chosen, ids, strict=True):
-                blocks = list(self._rollout_blocks(row))
-                yield self._written(folder / f"rollout-{one}.html", blocks, f"{base}/rollout/{one}", files)
-            yield self._written(folder / "index.html", list(self._run_blocks(chosen)), base, files)
+            self._learn(chosen)
+            for group, rows in groups.items():
+                # A page knows the files of its group alone: one that knew all would be as long as the run.
+                files = self._files(rows)
+                for row in rows:
+                    own = self._address("rollout", self._run.state.rows.ids[row])
+                    yield self._written(folder / files[own], self._rollout_blocks(row), own, files)
+                own = self._address("group", group)
+                yield self._written(folder / files[own], self._group_blocks(group, rows), own, files)
+            yield self._written(folder / _INDEX, self._run_blocks(chosen), self._base, self._files(chosen))
         except OSError as error:
             raise ExportError(f"{folder}: cannot be written: {error.strerror or error}") from error
 
+    def _learn(self, chosen: Sequence[int]) -> None:
+        """Find all keys before the first page is written: one may be named as such only in the last."""
+        if self._mask is not None:
+            for row in chosen:
+                self._mask.learn(self._answers.said(row)())
+
+    @property
+    def _base(self) -> str:
+        return f"/{self._run.name}"
+
+    def _address(self, view: str, name: str) -> str:
+        return f"{self._base}/{view}/{quote(name, safe='')}"
+
+    def _files(self, rows: Sequence[int]) -> dict[str, str]:
+        """Which file answers for the addresses of these rollouts and their groups."""
+        files = {self._base: _INDEX}
+        for row in rows:
+            rollout, group = self._run.state.rows.ids[row], self._run.state.rows.text(row, "group") or ""
+            files[self._address("rollout", rollout)] = f"rollout-{_file_name(rollout)}.html"
+            files[self._address("compare", rollout)] = f"rollout-{_file_name(rollout)}.html"
+            files[self._address("group", group)] = f"group-{_file_name(group)}.html"
+        return files
+
     def _run_blocks(self, chosen: Sequence[int]) -> Iterator[Block]:
-        listing, base = self._answers.listing(), f"/api/{self._run.name}"
-        rows = [listing.row(row) for row in chosen]
-        yield from self._about()
-        yield self._json(f"{base}/overview", self._answers.overview(None))
-        yield self._json(f"{base}/rollouts", self._table(rows))
-        for group in dict.fromkeys(row["group"] for row in rows):
-            yield self._json(f"{base}/groups/{group}", self._answers.group(group)())
+        yield self._json("overview", self._answers.overview(None))
+        yield self._rows(chosen)
+
+    def _group_blocks(self, group: str, rows: Sequence[int]) -> Iterator[Block]:
+        yield self._json(f"groups/{quote(group, safe='')}", self._answers.group(group, rows)())
+        yield self._rows(rows)
 
     def _rollout_blocks(self, row: int) -> Iterator[Block]:
-        rollout = self._run.state.rows.ids[row]
-        base = f"/api/{self._run.name}"
+        own = f"rollouts/{quote(self._run.state.rows.ids[row], safe='')}"
         detail = self._answers.rollout(row, None)()
-        yield from self._about()
-        yield self._json(f"{base}/rollouts", self._table([self._answers.listing().row(row)]))
-        yield self._json(f"{base}/rollouts/{rollout}", detail)
-        yield self._json(f"{base}/rollouts/{rollout}/compare", self._answers.compare(row, None, None)())
+        yield self._rows([row])
+        yield self._json(own, detail)
+        left, right = _COMPARED
+        yield self._json(f"{own}/compare?left={left}&right={right}", self._answers.compare(row, left, right)())
+        has_key = self._mask is not None and self._mask.occurs_in(self._answers.said(row)())
         for index in range(min(len(detail["samples"]), _SAMPLES)):
-            packed = self._answers.tokens(row, index, None, masks=self._mask is not None)()
+            packed = self._answers.tokens(row, index, None, mask=self._mask)()
             # Ids that nothing spells here may be spelled elsewhere.
-            if _has_text(packed) or not self._had_key(detail):
-                yield f"{base}/rollouts/{rollout}/samples/{index}/tokens", packed
+            if _has_text(packed) or not has_key:
+                yield f"/api{self._base}/{own}/samples/{index}/tokens", packed
 
-    def _had_key(self, answer: Any) -> bool:
-        return self._mask is not None and self._mask.all(answer) != answer
+    def _rows(self, rows: Sequence[int]) -> Block:
+        shown = [self._answers.listing().row(row) for row in rows]
+        return self._json("rollouts", {"total": len(rows), "matched": len(rows), "rows": shown, "snapshot": 0})
 
-    def _about(self) -> Iterator[Block]:
+    def _about(self) -> Block:
         """The run as a line; where it lies is nobody's business."""
-        headline = {**self._answers.headline(), "location": "", "live": False}
-        yield self._json("/api/runs", {"runs": [headline]})
+        headline = {**self._answers.headline(), "location": "", "live": False, "problem_list": []}
+        return "/api/runs", encoded({"runs": [self._masked_answer(headline)]}).decode()
 
-    def _table(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"total": len(rows), "matched": len(rows), "rows": rows, "snapshot": 0}
+    def _json(self, path: str, answer: dict[str, Any]) -> Block:
+        # What cannot be read is told with the paths of files.
+        hidden = {"location": "", "problem_list": []} if path == "overview" else {}
+        return f"/api{self._base}/{path}", encoded(self._masked_answer({**answer, **hidden})).decode()
 
-    def _json(self, path: str, answer: Any) -> Block:
-        plain = {**answer, "location": ""} if path.endswith("/overview") else answer
+    def _masked_answer(self, answer: dict[str, Any]) -> Any:
+        if self._mask is None:
+            return answer
+        plain = self._mask.all(answer)
+        for fork in (fork for session in plain.get("sessions", ()) for fork in session["forks"]):
+            _mask_excerpts(fork["first_difference"], self._mask)
+        return plain
+
+    def _written(self, path: Path, blocks: Iterable[Block], start: str, files: dict[str, str]) -> Path:
         if self._mask is not None:
-            plain = self._mask.all(plain)
-            for fork in (fork for session in plain.get("sessions", ()) for fork in session["forks"]):
-                _mask_excerpts(fork["first_difference"], self._mask)
-        return path, encoded(plain).decode()
-
-    def _written(self, path: Path, blocks: Sequence[Block], start: str, files: dict[str, str]) -> Path:
-        about = {"start": start, "files": files, "masked": self.masked, "name": self._run.title}
-        whole = [*blocks, ("/static", msgspec.json.encode(about).decode())]
-        path.write_text(page_of(whole), encoding="utf-8")
+            self._mask.masked.clear()
+        answers = [self._about(), *blocks]
+        masked = set() if self._mask is None else set(self._mask.masked)
+        self._masked |= masked
+        about = {"start": start, "files": files, "masked": len(masked), "name": self._run.title}
+        page = page_of([*answers, ("/static", msgspec.json.encode(about).decode())])
+        path.write_text(page, encoding="utf-8")
         return path
+
+
+def _file_name(name: str) -> str:
+    """An id as part of a file's name; one that no run of ours has is spelled by its digest."""
+    return name if re.fullmatch(r"[0-9A-Za-z_-]{1,80}", name) else sha256(name.encode("utf-8", "replace")).hexdigest()
 
 
 def _mask_excerpts(difference: dict[str, Any], mask: Mask) -> None:
@@ -140,7 +187,7 @@ def _mask_excerpts(difference: dict[str, Any], mask: Mask) -> None:
         difference["text"] = None
     if spelled is None or any(mask.holds_part("".join(side)) for side in spelled):
         difference["token_texts"] = None
-        difference["tokens"] = difference["tokens"] if spelled is None and not mask.count else None
+        difference["tokens"] = difference["tokens"] if spelled is None and not mask.masked else None
 
 
 def _has_text(packed: bytes) -> bool:
@@ -170,6 +217,7 @@ def page_of(blocks: Sequence[Block]) -> str:
 
 
 def _block(path: str, answer: str | bytes) -> str:
+    path = escape(path)
     if isinstance(answer, bytes):
         return f'<script type="text/plain" data-base64 data-path="{path}">{base64.b64encode(answer).decode()}</script>'
     # No text of a rollout can end the block: there is no "<" in it.

@@ -11,12 +11,13 @@ from rolltape.records.sample import Sample, Span
 from rolltape.records.token_record import TokenRecord
 from rolltape.records.tokens import Ids
 from rolltape.records.turn import Turn
+from rolltape.samples.spelling import Spell, spelled
 from rolltape.tree.placement import message_at
 from rolltape.view.answers import finite
 from rolltape.view.branch import BranchTokens
-from rolltape.view.masking import keys_in
-from rolltape.view.spelling import Spell, spelled
+from rolltape.view.masking import Mask
 from rolltape.view.table import Array
+from rolltape.view.trainer import Exported
 
 _ALIGNED_TO = 8
 _DOT = "•".encode()
@@ -37,21 +38,20 @@ _KINDS = {"i4": np.int32, "f4": np.float32, "u1": np.uint8}
 
 
 def sample_tokens(
-    sample: Sample, session: Session, spell: Spell | None, record: TokenRecord | None, *, masks: bool = False
+    sample: Sample, session: Session, spell: Spell | None, exported: Exported | None, mask: Mask | None = None
 ) -> bytes:
-    """All columns of a sample in one answer; `masks` puts out tokens that spell what looks like a key."""
+    """All columns of a sample in one answer; with a mask, tokens that spell a key are put out."""
     columns = _columns(sample.ids, sample.trained_mask, sample.sampled_mask, sample.logprobs, sample.version_index)
-    joined = _joined(sample, record)
-    trainer = None if record is None else {"step": record.step, "place": record.place, "joined": bool(joined)}
+    joined = {} if exported is None else _joined(sample, exported.record)
     header = {
         "n": len(sample.ids),
         "spans": _spans(sample.spans, session),
         "versions": [list(one) for one in sample.versions],
         "sample": _facts(sample),
-        "trainer": trainer,
+        "trainer": None if exported is None else _trainer(exported, joined=bool(joined)),
         "missing": [name for name in TRAINER_COLUMNS if name not in joined],
     }
-    return _with_text(header, columns | joined, sample.ids, session, spell, masks=masks)
+    return _with_text(header, columns | joined, sample.ids, session, spell, mask)
 
 
 def turn_tokens(branch: BranchTokens, session: Session, spell: Spell | None) -> bytes:
@@ -65,7 +65,7 @@ def turn_tokens(branch: BranchTokens, session: Session, spell: Spell | None) -> 
         "trainer": None,
         "missing": list(TRAINER_COLUMNS),
     }
-    return _with_text(header, columns, branch.ids, session, spell, masks=False)
+    return _with_text(header, columns, branch.ids, session, spell, None)
 
 
 Column = tuple[str, Array]
@@ -82,11 +82,16 @@ def _columns(ids: Array, trained: Array, sampled: Array, logprobs: Array, versio
 
 
 def _with_text(
-    header: dict[str, Any], columns: dict[str, Column], ids: Ids, session: Session, spell: Spell | None, *, masks: bool
+    header: dict[str, Any],
+    columns: dict[str, Column],
+    ids: Ids,
+    session: Session,
+    spell: Spell | None,
+    mask: Mask | None,
 ) -> bytes:
     offsets, text = spelled(ids, spell)
-    if masks:
-        keys = _key_tokens(offsets, text)
+    if mask is not None:
+        keys = _key_tokens(offsets, text, mask)
         kept = np.where(keys, -1, ids).astype(np.int32)
         offsets, text = spelled(kept, lambda token: _DOT if token < 0 else spell(token) if spell else b"")
         columns = {**columns, "ids": ("i4", kept)}
@@ -95,11 +100,10 @@ def _with_text(
     return packed({**header, "text": named, "session": session.id}, columns)
 
 
-def _key_tokens(offsets: Array, text: Array) -> Array:
-    """The tokens that take part in what looks like a key."""
-    # Keys are ASCII, so that each byte may stand for a character.
+def _key_tokens(offsets: Array, text: Array, mask: Mask) -> Array:
+    """The tokens that take part in a key."""
     found: Array = np.zeros(len(offsets) - 1, np.bool_)
-    for start, stop in keys_in(text.tobytes().decode("latin-1")):
+    for start, stop in mask.spans(text.tobytes().decode("latin-1")):  # each byte stands for a character
         found |= (offsets[:-1] < stop) & (offsets[1:] > start)
     return found
 
@@ -145,9 +149,20 @@ def _facts(sample: Sample) -> dict[str, Any]:
     }
 
 
-def _joined(sample: Sample, record: TokenRecord | None) -> dict[str, Column]:
+def _trainer(exported: Exported, *, joined: bool) -> dict[str, Any]:
+    record = exported.record
+    return {
+        "step": record.step,
+        "place": record.place,
+        "sample": record.sample,
+        "joined": joined,
+        "records": [{"step": step, "place": place} for step, place in exported.records],
+    }
+
+
+def _joined(sample: Sample, record: TokenRecord) -> dict[str, Column]:
     """The trainer's columns, where it saw these ids; what it cut off is NaN, or not masked."""
-    if record is None or not np.array_equal(record.ids, sample.ids[: len(record)]):
+    if not np.array_equal(record.ids, sample.ids[: len(record)]):
         return {}
     held = record.columns()
     found: dict[str, Column] = {}

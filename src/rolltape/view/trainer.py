@@ -3,13 +3,16 @@
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rolltape.errors import RolltapeError
+from rolltape.records.sample import Sample
 from rolltape.records.token_record import TokenRecord
-from rolltape.tokens.join import standouts
+from rolltape.tokens.primerl import read_lines
 from rolltape.tokens.reading import records_of
 from rolltape.tokens.steps import Format, TokenStep, steps_of
 from rolltape.tokens.summary import SUMMARY_COLUMNS, summarized
@@ -35,40 +38,68 @@ def trainer_news(location: Path, known: Mapping[int, str]) -> Iterator[TrainerFi
 
 
 def _largest_mismatch(step: TokenStep) -> TokenPlace | None:
-    joinable = (record for record in records_of(step, columns=("mismatch_kl",)) if record.sample is not None)
-    for found in standouts(joinable, "mismatch_kl", 1):
-        sample = found.record.sample or ""
-        return TokenPlace(sample.partition("@")[0].rsplit(".", 3)[0], sample, found.at)
-    return None
+    """Where the figure `max_mismatch_kl` was seen: the largest number among trained tokens, be there NaN or not."""
+    largest, found = -np.inf, None
+    for record in records_of(step, columns=("mismatch_kl",)):
+        if record.sample is None or record.mismatch_kl is None:
+            continue
+        values = np.where(record.trained_mask & np.isfinite(record.mismatch_kl), record.mismatch_kl, -np.inf)
+        if len(values) and values.max() > largest:
+            largest, at = values.max(), int(values.argmax())
+            found = TokenPlace(_end_of(record.sample).rsplit(".", 3)[0], record.sample, at, record.place)
+    return found
+
+
+class Exported(NamedTuple):
+    """What a trainer exported of a row: a sample that it trained on twice has two records."""
+
+    record: TokenRecord
+    records: list[tuple[int, str]]  # the step and place of each that has the same tokens, in their order
 
 
 class TokenRecords:
-    """Finds the record of a sample: that of the latest step which has one."""
+    """Finds a trainer's records of a sample."""
 
     def __init__(self, location: Path) -> None:
         self._location = location
-        self._samples: dict[tuple[str, int], list[str | None]] = {}  # by file and size: the samples in it, in order
+        self._ends: dict[tuple[str, int], set[str]] = {}  # by file and size: the turns that its samples end with
 
-    def of(self, sample: str) -> TokenRecord | None:
-        """The trainer's record of a sample; None: there is none."""
-        for step in reversed(steps_of(self._location)):
+    def of(self, sample: Sample, place: str | None = None) -> Exported | None:
+        """The record of a sample at a place, else the latest; None: there is none.
+
+        The trainer's policy may be another, and so its sample ids: a record that ends with the same turn and has the
+        same tokens is of this row. One with other tokens is given only if there is no better.
+        """
+        equal: dict[tuple[int, str], TokenRecord] = {}  # a step that was exported in two formats says it twice
+        chosen: TokenRecord | None = None
+        for step in steps_of(self._location):
             with contextlib.suppress(RolltapeError, OSError, ValueError, pa.ArrowException):
-                found = self._in_step(step, sample)
-                if found is not None:
-                    return found
-        return None
+                for record in self._ending_with(step, _end_of(sample.id)):
+                    is_equal = np.array_equal(record.ids, sample.ids[: len(record)])
+                    if is_equal:
+                        equal.setdefault((record.step, record.place), record)
+                    if (is_equal or not equal) and place in (None, record.place):
+                        chosen = record
+        return None if chosen is None else Exported(chosen, list(equal))
 
-    def _in_step(self, step: TokenStep, sample: str) -> TokenRecord | None:
-        if step.file_format is not Format.PARQUET:
-            return next((record for record in records_of(step) if record.sample == sample), None)
+    def _ending_with(self, step: TokenStep, end: str) -> Iterator[TokenRecord]:
         for rank in step.ranks:
-            paths = step.paths(rank.rank)
-            if any(sample in self._samples_in(path) for path in paths):
-                return next((one for one in records_of(step, rank.rank) if one.sample == sample), None)
-        return None
+            if any(end in self._ends_in(step, path) for path in step.paths(rank.rank)):
+                for record in records_of(step, rank.rank):
+                    if record.sample is not None and _end_of(record.sample) == end:
+                        yield record
 
-    def _samples_in(self, path: Path) -> list[str | None]:
+    def _ends_in(self, step: TokenStep, path: Path) -> set[str]:
         key = (str(path), path.stat().st_size)
-        if key not in self._samples:
-            self._samples[key] = pq.read_table(path, columns=["sample"]).column("sample").to_pylist()
-        return self._samples[key]
+        if key not in self._ends:
+            if step.file_format is Format.PARQUET:
+                samples = pq.read_table(path, columns=["sample"]).column("sample").to_pylist()
+            else:
+                samples = [record.sample for record in read_lines(path)]
+            self._ends[key] = {_end_of(sample) for sample in samples if sample is not None}
+        return self._ends[key]
+
+
+def _end_of(sample: str) -> str:
+    """The turn that a sample ends with, which its id begins with."""
+    return sample.partition("@")[0]

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rolltape.records.policy import PRESETS
 from rolltape.tape.run import read
-from rolltape.view.cachefile import Folder, aside_of, cache_path, cached_state, table_of, write_cache
+from rolltape.view.cachefile import Folder, cache_path, cached_state, kept_of, write_cache
 from rolltape.view.following import RunPlaces
 from rolltape.view.frames import LENGTH_BYTES, Order, Read, Watch, decode_told, framed
 from rolltape.view.loading import Loader
-from rolltape.view.search import indexed
+from rolltape.view.rows import NOT_ASKED
 from rolltape.view.state import RunState
 from rolltape.view.trainer import TokenRecords
 
@@ -22,6 +22,9 @@ _READ_AHEAD = 256  # rollouts that the worker has before it
 _CACHE_S = 20.0
 _RESTART_S = 2.0
 _LET_GO_S = 2.0
+_FIRST_PAGE_S = 0.7
+# It gives way to others from the start: what it imports takes as long as the first page.
+_WORKER = "import os; os.nice(5); from rolltape.view.worker import main; main()"
 
 log = logging.getLogger("rolltape.view")
 
@@ -42,14 +45,10 @@ class WatchedRun:
         self.loader = Loader(run.location)
         self.records = None if self.places.directory is None else TokenRecords(self.places.directory.path)
         self.changed = asyncio.Condition()
-        self.searchable = True
+        self.writes_index = False
         self.asked = 0  # rollouts that the worker has before it
         self._cached_snapshot = self.state.snapshot
         self._cached_at_s = time.monotonic()
-        for number, key in indexed(self.folder.path):
-            row = self.state.rows.row_of.get(key)
-            if row is not None:
-                self.state.rows.columns.set(row, search_number=number)
 
     @property
     def backlog(self) -> int:
@@ -66,12 +65,12 @@ class WatchedRun:
         if self.state.snapshot == self._cached_snapshot or not self.state.read_through:
             return None
         self._cached_at_s, self._cached_snapshot = time.monotonic(), self.state.snapshot
-        table, aside = table_of(self.state), aside_of(self.state, self.folder.created)
+        kept = kept_of(self.state, self.folder.created)
 
         def write() -> None:
             # What cannot be written is found out again the next time.
             with contextlib.suppress(OSError):
-                write_cache(self.cache, table, aside)
+                write_cache(self.cache, kept)
 
         return write
 
@@ -105,12 +104,15 @@ class Watcher:
 
     async def _follow(self) -> None:
         """Keep a worker running, and take in what it tells."""
+        if all(run.state.read_through for run in self.runs.values()):
+            # Enough is known for the first page, and what a worker imports would compete with it.
+            await asyncio.sleep(_FIRST_PAGE_S)
         while True:
             worker = self._worker = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "rolltape.view.worker"),
+                *(sys.executable, "-c", _WORKER),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
+                process_group=0,  # a Ctrl-C in the terminal is for the server to answer
             )
             try:
                 for run in self.runs.values():
@@ -123,7 +125,7 @@ class Watcher:
             # It died, of a full memory perhaps. What it was reading then is asked for again.
             for run in self.runs.values():
                 run.asked = 0
-                run.state.rows.columns["asked"][:] = False
+                run.state.rows.columns["asked"][:] = NOT_ASKED
             await asyncio.sleep(_RESTART_S)
 
     async def _take_reports(self, worker: asyncio.subprocess.Process) -> None:
@@ -133,8 +135,10 @@ class Watcher:
                 size = int.from_bytes(await worker.stdout.readexactly(LENGTH_BYTES), "big")
                 told = decode_told(await worker.stdout.readexactly(size))
                 run = self.runs[told.run]
-                run.searchable = told.searchable
                 before = run.state.snapshot
+                run.writes_index = told.index is not None
+                if told.index is not None:
+                    run.state.take_index(told.index)
                 for report in told.reports:
                     run.state.apply(report)
                 run.asked -= sum(type(report).__name__ == "Derived" for report in told.reports)
@@ -147,7 +151,7 @@ class Watcher:
 
     async def _ask_more(self, run: WatchedRun) -> None:
         if run.asked <= _READ_AHEAD // 2:
-            wanted = run.state.wanted(_READ_AHEAD - run.asked, search=run.searchable)
+            wanted = run.state.wanted(_READ_AHEAD - run.asked, search=run.writes_index)
             if wanted:
                 run.asked += len(wanted)
                 await self._order(Read(run.name, wanted))
@@ -180,7 +184,7 @@ async def _said_out(worker: asyncio.subprocess.Process) -> None:
 
 def _watch(run: WatchedRun) -> Watch:
     marks = {step: figures.mark for step, figures in run.state.trainer.items()}
-    return Watch(run.name, run.location, str(run.folder.path), run.state.marks, marks)
+    return Watch(run.name, run.location, str(run.folder.path), run.folder.created, run.state.marks, marks)
 
 
 def _named(locations: Sequence[str]) -> list[WatchedRun]:

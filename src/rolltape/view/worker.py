@@ -3,9 +3,7 @@
 import contextlib
 import os
 import select
-import signal
 import sqlite3
-import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -18,7 +16,7 @@ from rolltape.records.policy import PRESETS
 from rolltape.view.following import Follower
 from rolltape.view.frames import Order, Read, Stream, Told, Watch, decode_order, framed, read_frame
 from rolltape.view.reading import Reading
-from rolltape.view.reports import Looked, Report, Wanted
+from rolltape.view.reports import Failed, Looked, Report, Wanted
 from rolltape.view.trainer import trainer_news
 
 _REPORTS_A_FRAME = 1000
@@ -32,9 +30,10 @@ class WatchedRun:
 
     def __init__(self, order: Watch) -> None:
         self.name = order.run
+        self._order = order
         self._location = order.location
-        self._follower = Follower(order.location, order.marks)
-        self._reading = Reading(order.location, Path(order.folder), PRESETS["exact"])
+        self._follower: Follower | None = None  # None: it could not be opened yet
+        self._reading: Reading | None = None
         self._trainer_marks = dict(order.trainer_marks)
         self._trainer_at_s = 0.0
         self.waiting: deque[Wanted] = deque()
@@ -42,6 +41,12 @@ class WatchedRun:
 
     def look(self) -> Iterator[Told]:
         """What is new on the tape and beside it."""
+        try:
+            self._open()
+        except (RolltapeError, OSError) as error:
+            yield from self._told([Failed(str(error))])
+            return
+        assert self._follower is not None
         for told in self._told(self._follower.look()):
             self.is_behind = any(isinstance(report, Looked) and not report.done for report in told.reports)
             yield told
@@ -52,19 +57,27 @@ class WatchedRun:
                 self._trainer_marks[figures.step] = figures.mark
                 yield from self._told([figures])
 
+    def _open(self) -> None:
+        if self._follower is None or self._reading is None:
+            order = self._order
+            self._follower = Follower(order.location, order.marks)
+            self._reading = Reading(order.location, Path(order.folder), PRESETS["exact"], order.created)
+        self._reading.ready()
+
     def read(self) -> Iterator[Told]:
         """The next few rollouts that are waited for."""
         some = [self.waiting.popleft() for _ in range(min(_READ_AT_ONCE, len(self.waiting)))]
-        if some:
+        if some and self._reading is not None:
             yield from self._told(self._reading.read(some))
 
     def _told(self, reports: Iterable[Report]) -> Iterator[Told]:
         waiting = iter(reports)
         while batch := list(islice(waiting, _REPORTS_A_FRAME)):
-            yield Told(self.name, self._reading.searchable, batch)
+            yield Told(self.name, None if self._reading is None else self._reading.index_made, batch)
 
     def close(self) -> None:
-        self._reading.close()
+        if self._reading is not None:
+            self._reading.close()
 
 
 class Orders(Stream, Protocol):
@@ -92,6 +105,8 @@ class Worker:
                 self._look(one for one in self._runs.values() if one.is_behind)
             for one in self._runs.values():
                 self._tell(one.read())
+        for one in self._runs.values():
+            one.close()
 
     @property
     def _is_busy(self) -> bool:
@@ -101,8 +116,8 @@ class Worker:
         for one in runs:
             try:
                 self._tell(one.look())
-            except (RolltapeError, OSError, sqlite3.Error) as error:
-                print(f"rolltape: {one.name}: {error}", file=sys.stderr)
+            except (RolltapeError, sqlite3.Error) as error:
+                self._tell([Told(one.name, None, [Failed(str(error))])])
 
     def _take_orders(self, wait_s: float) -> bool:
         """Take what has come; False: nobody is there any more."""
@@ -117,8 +132,7 @@ class Worker:
     def _take(self, order: Order) -> None:
         match order:
             case Watch():
-                with contextlib.suppress(RolltapeError):
-                    self._runs[order.run] = WatchedRun(order)
+                self._runs[order.run] = WatchedRun(order)
             case Read():
                 self._runs[order.run].waiting.extend(order.wanted)
 
@@ -129,9 +143,7 @@ class Worker:
 
 
 def main() -> None:
-    """The process: it gives way to others, and a Ctrl-C in the terminal is for the server to answer."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(5)
+    """The process."""
     reports = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints must not end up among the reports
     # Unbuffered, so that waiting for input sees all that has come.
@@ -156,7 +168,3 @@ class _Whole:
                 break
             parts += part
         return bytes(parts)
-
-
-if __name__ == "__main__":
-    main()
