@@ -61,9 +61,25 @@ def test_runs_lead_to_a_run_and_its_figures(page: Page) -> None:
 def test_a_bar_leads_to_the_rollouts_behind_it(page: Page, address: str) -> None:
     page.goto(f"{address}/demo")
     page.get_by_role("list", name="Rollouts by status").get_by_role("link").first.click()
-    page.get_by_role("row").nth(2).wait_for()
-    assert page.url == f"{address}/demo/rollouts?status=finished"
-    assert page.get_by_role("row").count() == 3
+    page.wait_for_url(f"{address}/demo/rollouts?status=finished")
+    expect(page.get_by_role("row")).to_have_count(3)
+
+
+def test_a_forks_cause_leads_to_the_rollouts_that_have_it(page: Page, address: str) -> None:
+    page.goto(f"{address}/demo")
+    page.get_by_role("list", name="Forks by cause").get_by_role("link", name="compaction").click()
+    page.wait_for_url(f"{address}/demo/rollouts?cause=compaction")
+    expect(page.locator(".row .reward")).to_have_text(["1.000"])
+    expect(page.get_by_label("fork by", exact=True)).to_have_value("compaction")
+    page.get_by_label("fork by", exact=True).select_option("")
+    expect(page.locator(".row .reward")).to_have_count(2)
+
+
+def test_whole_numbers_that_are_few_have_a_bar_each(page: Page, address: str) -> None:
+    page.goto(f"{address}/demo")
+    turns = page.get_by_role("figure", name="Turns a rollout")
+    expect(turns.locator("figcaption span")).to_have_text([str(number) for number in range(1, 9)])
+    expect(turns.locator(".n")).to_have_text(["1", "1"])
 
 
 def test_the_table_sorts_filters_and_keeps_both_in_the_address(page: Page, address: str) -> None:
@@ -102,6 +118,16 @@ def test_a_group_shows_what_attempts_share_once_and_where_they_part(page: Page, 
     assert page.locator(".cell", has_text="You are a coding agent.").count() == 1
     assert page.locator(".cell.above").count() == 1
     assert page.locator(".cell.below").count() == 1
+
+
+def test_a_group_shows_what_was_said_before_a_compaction(page: Page, address: str) -> None:
+    group = ask(address, "/api/demo/rollouts")["rows"][0]["group"]
+    page.goto(f"{address}/demo/group/{group}")
+    expect(page.locator(".cell.all")).to_have_count(2)
+    expect(page.locator(".cell.all").nth(1)).to_contain_text("Fix the failing test in parser.py")
+    compacted = page.locator(".cell", has_text="So far: parser.py fixed")
+    expect(compacted).to_contain_text("compaction")
+    expect(page.locator(".cell", has_text="All tests pass.")).to_have_count(1)
 
 
 def test_a_rollout_shows_its_tree_and_the_transcript_of_a_branch(page: Page, address: str, forked: str) -> None:
@@ -168,6 +194,9 @@ def test_one_rollout_under_two_policies(page: Page, address: str, forked: str) -
 def test_what_is_not_there_says_so(page: Page, address: str) -> None:
     page.goto(f"{address}/demo/no/such/page")
     page.get_by_role("alert").get_by_text("there is no such page").wait_for()
+    sample = f"{ask(address, '/api/demo/rollouts')['rows'][0]['id']}/tokens/sample/other.0.0.1@exact-1/3"
+    page.goto(f"{address}/demo/rollout/{sample}")
+    page.get_by_role("alert").get_by_text("no sample that ends with turn other.0.0.1").wait_for()
     for place in ("elsewhere", "demo/rollout/nothing", "demo/group/nothing", "demo/rollout/nothing/tokens/0"):
         page.goto(f"{address}/{place}")
         page.get_by_role("alert").get_by_role("heading", name="Not there").wait_for()
@@ -186,6 +215,8 @@ def test_no_view_has_a_serious_accessibility_finding(page: Page, address: str, f
         f"demo/rollout/{forked}/tokens/1/20": ".t.chosen",
         f"demo/rollout/{forked}/tokens/1?by=trained": ".t",
         f"demo/compare/{forked}": ".strips",
+        "demo/rollouts?q=nobody+said+this": ".empty",
+        "demo/rollout/nothing": "[role=alert]",
     }
     found = {}
     for place, there in places.items():
@@ -212,6 +243,16 @@ def test_colours_follow_the_system_until_one_is_chosen(page: Page, address: str)
     assert dark()
     page.get_by_role("button", name="Colours: dark; change").click()
     assert not dark()
+
+
+def test_a_printed_page_has_no_buttons(page: Page, address: str, forked: str) -> None:
+    page.goto(f"{address}/demo/rollout/{forked}")
+    page.locator("[data-turn]").first.wait_for()
+    page.emulate_media(media="print")
+    assert not page.get_by_role("banner").is_visible()
+    assert not page.get_by_role("navigation", name="This rollout").is_visible()
+    assert page.locator("[data-turn]").first.is_visible()
+    page.emulate_media(media="screen")
 
 
 def test_nothing_is_wider_than_a_narrow_window(page: Page, address: str, forked: str) -> None:

@@ -9,6 +9,7 @@ export type Place =
   | { view: "group"; r: string; group: string }
   | { view: "rollout"; r: string; id: string; turn: string | null }
   | { view: "tokens"; r: string; id: string; sample: number | null; turn: string | null; token: number | null }
+  | { view: "sample"; r: string; id: string; sample: string; token: number | null } // leads on to its tokens
   | { view: "compare"; r: string; id: string }
   | { view: "nowhere"; path: string };
 
@@ -47,6 +48,9 @@ export function placeOf(path: string): Place {
     if (what === "tokens" && which === "turn" && more[0] !== undefined) {
       return { view: "tokens", r, id, sample: null, turn: more[0], token: natural(more[1]) };
     }
+    if (what === "tokens" && which === "sample" && more[0] !== undefined) {
+      return { view: "sample", r, id, sample: more[0], token: natural(more[1]) };
+    }
     if (what === "tokens" && natural(which ?? "0") !== null) {
       return { view: "tokens", r, id, sample: natural(which ?? "0"), turn: null, token: natural(more[0]) };
     }
@@ -73,8 +77,37 @@ function follow(): void {
   Object.assign(here, address());
 }
 
-addEventListener("popstate", follow);
+addEventListener("popstate", (event) => {
+  follow();
+  void backTo((event.state as Left | null)?.top ?? 0);
+});
 addEventListener("hashchange", follow);
+
+interface Left {
+  top: number; // how far down the page was when it was left
+}
+
+// The browser restores before a view has its answer, and so at the top; an exported page has its answers with it.
+if (!isStatic) {
+  history.scrollRestoration = "manual";
+  addEventListener("pagehide", leave);
+}
+void backTo((history.state as Left | null)?.top ?? 0);
+
+function leave(): void {
+  history.replaceState({ top: scrollY } satisfies Left, "");
+}
+
+/** Go where the page was left, as soon as what stood there is back; not for longer than a reader would wait. */
+async function backTo(top: number): Promise<void> {
+  const from = here.path;
+  for (const until = performance.now() + 3000; top > 0 && performance.now() < until && here.path === from; ) {
+    await new Promise(requestAnimationFrame);
+    if (document.documentElement.scrollHeight - innerHeight < top) continue;
+    scrollTo(0, top);
+    return;
+  }
+}
 
 /** The file of an exported page that shows a path: the one with the longest matching start. */
 function fileOf(path: string): string | null {
@@ -101,8 +134,11 @@ export function go(path: string, how: { replace?: boolean } = {}): void {
     location.href = target;
     return;
   }
-  if (how.replace) history.replaceState(null, "", target);
-  else history.pushState(null, "", target);
+  if (how.replace) history.replaceState(history.state, "", target);
+  else {
+    leave();
+    history.pushState(null, "", target);
+  }
   follow();
   if (!how.replace) scrollTo(0, 0);
 }
@@ -131,5 +167,8 @@ export const paths = {
     `/${part(r)}/rollout/${part(id)}/tokens/${sample}${token === undefined ? "" : `/${token}`}`,
   turnTokens: (r: string, id: string, turn: string, token?: number) =>
     `/${part(r)}/rollout/${part(id)}/tokens/turn/${part(turn)}${token === undefined ? "" : `/${token}`}`,
+  /** By the sample's own id, as a trainer knows it. */
+  sampleTokens: (r: string, id: string, sample: string, token?: number) =>
+    `/${part(r)}/rollout/${part(id)}/tokens/sample/${part(sample)}${token === undefined ? "" : `/${token}`}`,
   compare: (r: string, id: string) => `/${part(r)}/compare/${part(id)}`,
 };

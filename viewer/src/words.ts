@@ -9,6 +9,9 @@ export const STATUS: Record<string, string> = {
 
 export const FATE: Record<string, string> = {
   trained: "carries loss",
+  "loss:masked_high": "the loss leaves it out: the trainer finds it far likelier than the engine did",
+  "loss:masked_low": "the loss leaves it out: the trainer finds it far less likely than the engine did",
+  "loss:masked": "the loss leaves it out",
   "masked:abandoned": "delivered, then thrown away by the agent",
   "masked:aborted": "cut short, and never continued",
   "masked:engine_error": "the engine failed in it",

@@ -1,18 +1,27 @@
-/** One answer that a view shows: loading, there, or failed; asked again when its path or the run changes. */
+/** One answer that a view shows: loading, there, or failed; asked again when its path or the run changes, or by the clock. */
 
 import { AnswerError, json } from "./client";
-import { live } from "./live.svelte";
+import { live, tell } from "./live.svelte";
 
 export class Answer<T> {
   data = $state.raw<T | null>(null);
   error = $state.raw<AnswerError | null>(null);
   stale = $state(false); // a newer one is on its way
 
-  constructor(path: () => string | null, options: { followLive?: boolean; get?: (path: string, signal: AbortSignal) => Promise<T> } = {}) {
+  constructor(path: () => string | null, options: { followLive?: boolean; everyMs?: number; get?: (path: string, signal: AbortSignal) => Promise<T> } = {}) {
     const get = options.get ?? ((at: string, signal: AbortSignal) => json<T>(at, signal));
     let shown: string | null = null;
+    let ticks = $state(0);
+    $effect(() => () => tell(this, null));
+    $effect(() => {
+      if (options.everyMs === undefined) return;
+      const timer = setInterval(() => document.visibilityState === "visible" && (ticks += 1), options.everyMs);
+      return () => clearInterval(timer);
+    });
     $effect(() => {
       const at = path();
+      void ticks;
+      void live.attempts;
       if (options.followLive) void live.revision;
       if (at === null) return;
       const bare = at.split("?")[0] ?? at;
@@ -25,12 +34,14 @@ export class Answer<T> {
           if (control.signal.aborted) return;
           this.data = data;
           this.error = null;
+          tell(this, null);
           this.stale = false;
         },
         (error: unknown) => {
           if (control.signal.aborted) return;
           this.error = error instanceof AnswerError ? error : new AnswerError(String(error), 0);
           this.stale = false;
+          if (this.data !== null) tell(this, this.error.message);
         },
       );
       return () => control.abort();

@@ -39,7 +39,7 @@ export interface StepRow {
   trainer: {
     mismatch_kl: Num;
     max_mismatch_kl?: Num;
-    max_mismatch_at?: { rollout: string; sample: number; token: number } | null; // where the largest one is
+    max_mismatch_at?: { rollout: string; sample_id: string; token: number; place?: string } | null; // where the largest one is
     entropy: Num;
     masked_high: Num;
     masked_low: Num;
@@ -59,6 +59,7 @@ export interface Overview {
   tasks?: number;
   last_activity_ns?: number | null;
   problems?: number;
+  problem_list?: string[]; // the first of them, in words
   rewards_not_finite?: number;
   pending?: number; // rollouts whose figures are not derived yet
   by_step: StepRow[];
@@ -70,6 +71,7 @@ export interface Overview {
   tokens_histogram: Histogram | null;
   ledger: Counts;
   fork_causes: Counts;
+  fork_cause_rollouts?: Counts; // how many rollouts have such forks
   versions: string[];
   environments: Counts;
   agents: Counts;
@@ -101,6 +103,7 @@ export interface Row {
   started_ns: number | null;
   ended_ns: number | null;
   live: boolean;
+  problems?: number; // how much of it could not be read
 }
 
 export interface RowsAnswer {
@@ -129,6 +132,7 @@ export interface Message {
   key?: string | null;
   cut?: number | null; // characters of the whole text, where `text` is only its beginning
   reasoning_cut?: number | null;
+  after?: string | null; // in a group: what came between it and the message before
 }
 
 export interface GroupAnswer {
@@ -196,6 +200,7 @@ export interface SampleRow {
   reward: Num;
   advantage: Num;
   loss_weight: Num;
+  last_turn?: string;
 }
 
 export interface RolloutAnswer {
@@ -209,6 +214,7 @@ export interface RolloutAnswer {
   policy: string;
   ledger: Counts;
   tries: number[];
+  problems?: string[]; // what of it is lost
   as_if_finished?: boolean; // it runs, and is shown as if it had ended now
 }
 

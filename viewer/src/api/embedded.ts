@@ -17,8 +17,11 @@ for (const element of document.querySelectorAll<HTMLScriptElement>("script[data-
   if (element.dataset["path"]) blocks.set(element.dataset["path"], element);
 }
 
+// Answers that differ by these are other answers; by anything else they are not told apart in an export.
+const TELLS_APART = /[?&](policy|left|right|step)=/;
+
 export function embedded(path: string): Block | null {
-  const element = blocks.get(path) ?? blocks.get(path.split("?")[0] ?? path);
+  const element = blocks.get(path) ?? (TELLS_APART.test(path) ? undefined : blocks.get(path.split("?")[0] ?? path));
   return element ? { text: element.textContent ?? "", base64: element.dataset["base64"] !== undefined } : null;
 }
 

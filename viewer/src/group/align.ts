@@ -31,7 +31,8 @@ interface Node {
 }
 
 function keyOf(message: Message): string {
-  return message.key ?? JSON.stringify([message.role, message.text, message.reasoning ?? null, message.tool_calls ?? null]);
+  if (message.key) return `${message.after ?? ""}${message.key}`;
+  return JSON.stringify([message.role, message.text, message.reasoning ?? null, message.tool_calls ?? null]);
 }
 
 function rewardOf(attempt: Attempt): number {

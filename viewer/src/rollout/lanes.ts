@@ -94,3 +94,9 @@ export function leafFor(lanes: Lanes, turn: string): LaneRow | null {
   for (let next = heir.get(leaf); next !== undefined; next = heir.get(leaf)) leaf = next;
   return leaf;
 }
+
+/** Whether a branch is a sub-agent's beside another, rather than what comes after it or instead of it. */
+export function besideOf(one: LaneRow, other: LaneRow): boolean {
+  const read = new Set(pathTo(one));
+  return pathTo(other).find((row) => !read.has(row))?.fork?.cause === "sub_agent";
+}

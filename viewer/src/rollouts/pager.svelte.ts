@@ -2,6 +2,7 @@
 
 import type { Row } from "../api/answers";
 import { AnswerError } from "../api/client";
+import { tell } from "../api/live.svelte";
 import { rowsOf } from "./query";
 
 export const PAGE = 200;
@@ -22,6 +23,15 @@ export class Pager {
 
   row(index: number): Row | null {
     return this.#pages.get(Math.floor(index / PAGE))?.[index % PAGE] ?? null;
+  }
+
+  /** Where a rollout is among the rows that were fetched; null: not there. */
+  find(id: string, tried: number): number | null {
+    for (const [page, rows] of this.#pages) {
+      const at = rows.findIndex((row) => row.id === id && row.try === tried);
+      if (at >= 0) return page * PAGE + at;
+    }
+    return null;
   }
 
   /** Fetch what is missing of `[first, last]`; pages far away are no longer waited for. */
@@ -47,6 +57,7 @@ export class Pager {
 
   close(): void {
     for (const control of this.#asked.values()) control.abort();
+    tell(this, null);
   }
 
   async #fetch(page: number): Promise<void> {
@@ -60,8 +71,11 @@ export class Pager {
       this.matched = answer.matched;
       this.unsearched = answer.search ? answer.search.ended - answer.search.indexed : 0;
       this.error = null;
+      tell(this, null);
     } catch (error) {
-      if (!control.signal.aborted) this.error = error instanceof AnswerError ? error : new AnswerError(String(error), 0);
+      if (control.signal.aborted) return;
+      this.error = error instanceof AnswerError ? error : new AnswerError(String(error), 0);
+      if (this.matched !== null) tell(this, this.error.message);
     } finally {
       if (this.#asked.get(page) === control) this.#asked.delete(page);
     }

@@ -6,14 +6,14 @@ import { isStatic } from "../api/embedded";
 import { float } from "../format";
 
 export const FILTERS = [
-  "status", "stop_reason", "task", "environment", "agent", "tag", "step", "group",
+  "status", "stop_reason", "task", "environment", "agent", "tag", "step", "group", "cause",
   "min_reward", "max_reward", "min_tokens", "max_tokens", "min_forks", "filtered", "q",
 ] as const;
 export type Filter = (typeof FILTERS)[number];
 
 export const FILTER_WORDS: Record<Filter, string> = {
   status: "status", stop_reason: "stop reason", task: "task", environment: "environment", agent: "agent", tag: "tag",
-  step: "step", group: "group", min_reward: "reward ≥", max_reward: "reward ≤", min_tokens: "tokens ≥",
+  step: "step", group: "group", cause: "fork by", min_reward: "reward ≥", max_reward: "reward ≤", min_tokens: "tokens ≥",
   max_tokens: "tokens ≤", min_forks: "forks ≥", filtered: "kept out of training", q: "says",
 };
 
@@ -21,7 +21,7 @@ export const FILTER_WORDS: Record<Filter, string> = {
 export function tableQuery(address: URLSearchParams): URLSearchParams {
   const kept = new URLSearchParams();
   for (const name of [...FILTERS, "sort"]) {
-    const value = address.get(name);
+    const value = isStatic && name === "cause" ? null : address.get(name); // the rows of an export do not say why they forked
     if (value) kept.set(name, value);
   }
   return kept;

@@ -21,6 +21,7 @@ export interface TokenHeader {
   spans: Span[];
   versions: (string | [string, string])[];
   sample: { id: string; index: number; reward: Num; advantage: Num; loss_weight: Num; trained?: number } | null;
+  trainer?: { step: number; place: string; joined: boolean; records?: { step: number; place: string }[] } | null;
   missing: string[];
 }
 

@@ -16,6 +16,7 @@ export interface Measure {
   value: (sheet: TokenSheet, token: number) => number;
   scale: string[]; // what the steps of the ramp stand for
   worst: string; // what a list of the worst is called
+  from: string; // what the steps of the ramp are the beginnings of
 }
 
 function ramp(limits: number[]): (value: number) => string {
@@ -40,9 +41,9 @@ const column = (name: string) => (sheet: TokenSheet, token: number) => sheet.val
 
 function measure(
   key: string, name: string, about: string, needs: string, value: Measure["value"], tint: (value: number) => string,
-  badness: (value: number) => number, scale: string[], worst: string, kind: Measure["kind"] = "more",
+  badness: (value: number) => number, scale: string[], worst: string, from: string, kind: Measure["kind"] = "more",
 ): Measure {
-  return { key, name, about, kind, needs, value, scale, worst, tint: (sheet, token) => tint(value(sheet, token)), badness: (sheet, token) => badness(value(sheet, token)) };
+  return { key, name, about, kind, needs, value, scale, worst, from, tint: (sheet, token) => tint(value(sheet, token)), badness: (sheet, token) => badness(value(sheet, token)) };
 }
 
 const surprise = ramp([0.05, 0.3, 1, 2.3, 4.6, 7]);
@@ -52,19 +53,19 @@ const mismatch = ramp([1e-6, 1e-4, 1e-3, 1e-2, 0.1, 1]);
 const same = (value: number) => value;
 
 export const MEASURES: Measure[] = [
-  measure("logprob", "Logprob", "of the sampled token, as the engine gave it", "logprob", column("logprob"), (x) => surprise(-x), (x) => -x, ["−0.05", "−0.3", "−1", "−2.3", "−4.6", "−7"], "least likely"),
-  measure("probability", "Probability", "exp of the logprob", "logprob", (sheet, token) => Math.exp(sheet.value("logprob", token)), (x) => unlikely(1 - x), (x) => 1 - x, ["95 %", "75 %", "37 %", "10 %", "1 %", "0.1 %"], "least likely"),
-  measure("entropy", "Entropy", "of the trainer's distribution, in nats", "entropy", column("entropy"), figures, same, ["0.1", "0.4", "0.8", "1.4", "2.2", "3.2"], "most uncertain"),
-  measure("advantage", "Advantage", "as the loss saw it", "advantage", column("advantage"), around([0, 0.5, 1.5]), Math.abs, ["−1.5", "−0.5", "0", "0", "0.5", "1.5"], "largest", "around"),
-  measure("ratio", "Importance ratio", "trainer over inference probability", "log_ratio", column("ratio"), (x) => around([0, 0.1, 0.5])(Math.log(x)), (x) => Math.abs(Math.log(x)), ["0.61", "0.90", "1", "1", "1.11", "1.65"], "furthest from 1", "around"),
-  measure("mismatch_kl", "Mismatch KL", "ratio − log ratio − 1", "mismatch_kl", column("mismatch_kl"), mismatch, same, ["1e-6", "1e-4", "1e-3", "0.01", "0.1", "1"], "largest mismatch"),
+  measure("logprob", "Logprob", "of the sampled token, as the engine gave it", "logprob", column("logprob"), (x) => surprise(-x), (x) => -x, ["−0.05", "−0.3", "−1", "−2.3", "−4.6", "−7"], "least likely", "at most"),
+  measure("probability", "Probability", "exp of the logprob", "logprob", (sheet, token) => Math.exp(sheet.value("logprob", token)), (x) => unlikely(1 - x), (x) => 1 - x, ["95 %", "75 %", "37 %", "10 %", "1 %", "0.1 %"], "least likely", "at most"),
+  measure("entropy", "Entropy", "of the trainer's distribution, in nats", "entropy", column("entropy"), figures, same, ["0.1", "0.4", "0.8", "1.4", "2.2", "3.2"], "most uncertain", "at least"),
+  measure("advantage", "Advantage", "as the loss saw it", "advantage", column("advantage"), around([0, 0.5, 1.5]), Math.abs, ["−1.5", "−0.5", "0", "0", "0.5", "1.5"], "largest", "", "around"),
+  measure("ratio", "Importance ratio", "trainer over inference probability", "log_ratio", column("ratio"), (x) => around([0, 0.1, 0.5])(Math.log(x)), (x) => Math.abs(Math.log(x)), ["0.61", "0.90", "1", "1", "1.11", "1.65"], "furthest from 1", "", "around"),
+  measure("mismatch_kl", "Mismatch KL", "ratio − log ratio − 1", "mismatch_kl", column("mismatch_kl"), mismatch, same, ["1e-6", "1e-4", "1e-3", "0.01", "0.1", "1"], "largest mismatch", "at least"),
   {
-    key: "version", name: "Weight version", about: "which weights sampled the token", kind: "kinds", needs: "version", value: column("version"), scale: [], worst: "oldest",
+    key: "version", name: "Weight version", about: "which weights sampled the token", kind: "kinds", needs: "version", value: column("version"), scale: [], worst: "oldest", from: "",
     badness: (sheet, token) => { const at = sheet.value("version", token); return at < 0 ? Number.NaN : -at; },
     tint: (sheet, token) => { const at = sheet.value("version", token); return at < 0 || Number.isNaN(at) ? "" : `k${at % 6}`; },
   },
   {
-    key: "trained", name: "Trained or masked", about: "what becomes of the token, and why", kind: "kinds", needs: "trained", value: column("trained"), scale: [], worst: "masked",
+    key: "trained", name: "Trained or masked", about: "what becomes of the token, and why", kind: "kinds", needs: "trained", value: column("trained"), scale: [], worst: "masked", from: "",
     badness: (sheet, token) => { const fate = fateOf(sheet, token); return fate === null || fate === "trained" ? Number.NaN : 1; },
     tint: (sheet, token) => { const fate = fateOf(sheet, token); return fate === null ? "" : fate.startsWith("loss:") ? "f-loss" : `f-${fateFamily(fate)}`; },
   },
@@ -87,13 +88,14 @@ export function offered(sheet: TokenSheet): Measure[] {
   return MEASURES.filter((one) => sheet.has(one.needs) && (one.key !== "version" || sheet.header.versions.length > 0));
 }
 
-/** The tokens with the largest badness, worst first; ties in their order. */
-export function worstTokens(sheet: TokenSheet, by: Measure, most = 40): number[] {
+/** The tokens with the largest badness, worst first; ties in their order. Only such as have a colour: the rest do not stand out. */
+export function worstTokens(sheet: TokenSheet, by: Measure, most = 30): number[] {
+  if (by.key === "version" && sheet.header.versions.length < 2) return [];
   const best: { token: number; bad: number }[] = [];
   let least = Number.NEGATIVE_INFINITY;
   for (let token = 0; token < sheet.n; token++) {
     const bad = by.badness(sheet, token);
-    if (Number.isNaN(bad) || (best.length === most && bad <= least)) continue;
+    if (Number.isNaN(bad) || (best.length === most && bad <= least) || (by.kind !== "kinds" && bad <= 0) || (by.kind === "more" && by.tint(sheet, token) === "")) continue;
     let at = best.length;
     while (at > 0 && (best[at - 1]?.bad ?? 0) < bad) at -= 1;
     best.splice(at, 0, { token, bad });
