@@ -124,12 +124,13 @@ def _hold(run: Path, batch: Batch, outputs: Batch, plain_s: float, *, on_gpu: bo
         exporter.reserve(TOKENS, batch["input_ids"].device)
         all_s = [held_s(exporter, step) for step in range(12)]
     assert exporter.report().complete, exporter.report()
-    typical_s = statistics.median(all_s)
-    note = f"longest {max(all_s) * 1e3:.1f} ms; the first, with no memory reserved, {first_s * 1e3:.0f} ms"
+    typical_s, longest_s = statistics.median(all_s), max(all_s)
+    note = f"typically {typical_s * 1e3:.1f} ms; the first, with no memory reserved, {first_s * 1e3:.0f} ms"
+    what = f"training thread held, at the longest of {len(all_s)} times"
     if on_gpu:
-        yield Figure("training thread held", typical_s * 1e3, "ms", 10, note=note)
+        yield Figure(what, longest_s * 1e3, "ms", 10, note=note)
     else:
-        yield Figure("training thread held", typical_s * 1e3, "ms", note=note)
+        yield Figure(what, longest_s * 1e3, "ms", note=note)
         yield Figure("straightforward / held", plain_s / typical_s, "×", 250, at_most=False)
 
 

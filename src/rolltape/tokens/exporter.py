@@ -100,7 +100,7 @@ class TokenExporter:
         )
         atexit.register(self.close)
 
-    def reserve(self, tokens: int, device: torch.device | str = "cpu", in_flight: int = 2) -> None:
+    def reserve(self, tokens: int, device: torch.device | str = "cpu", in_flight: int = 4) -> None:
         """Get ready for micro-batches of so many tokens, so that the first of them is as quick as the rest.
 
         `in_flight`: how many of them the caller may hand over before the device has caught up.
