@@ -108,12 +108,11 @@ class TokenExporter:
         if self._pipeline is None:
             return
         self._camera.reserve(tokens * _BYTES_PER_TOKEN, torch.device(device), in_flight)
-        # The device loads what it has to run when that is first used.
-        nothing = dict.fromkeys(_REHEARSED, torch.zeros(8, device=device))
+        # The device loads what it has to run when that is first used, and so do the libraries that encode, some of
+        # which would hold up every thread meanwhile.
+        nothing = dict.fromkeys(_REHEARSED, torch.ones(8, device=device))
         rehearsed = taken(0, 0, {**nothing, "lengths": [8]}, nothing, self.loss)
-        snapshot = self._camera.snapshot(rehearsed, layout_of(rehearsed))
-        snapshot.columns()
-        self._camera.slabs.give_back(snapshot.slab)
+        self._pipeline.rehearse(self._camera.snapshot(rehearsed, layout_of(rehearsed)))
 
     def export(
         self,
