@@ -7,6 +7,7 @@ const state = $state({ revision: 0, attempts: 0, open: false, lost: false, troub
 const troubles = new Map<object, string>();
 let source: EventSource | null = null;
 let following: string | null = null;
+let seen: number | null = null; // the last state of the run that was heard of
 
 export const live = {
   /** Grows whenever something of the run that is followed has changed. */
@@ -45,19 +46,25 @@ export function tryAgain(): void {
 export function followRun(r: string | null): void {
   if (isStatic || r === following) return;
   following = r;
+  seen = null;
   state.lost = false;
   listen();
 }
+
+// A browser has six connections to a server for all its tabs: one that nobody looks at must not keep one busy.
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden) seen ??= -1; // what came before it was first looked at is news
+  listen();
+});
 
 function listen(): void {
   source?.close();
   source = null;
   state.open = false;
-  if (following === null) return;
+  if (following === null || document.hidden) return;
   const mine = new EventSource(`/api/${encodeURIComponent(following)}/live`);
   source = mine;
   let heard = false;
-  let seen: number | null = null;
   mine.onopen = () => {
     if (state.lost) tryAgain();
     heard = state.open = true;
