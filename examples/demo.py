@@ -68,11 +68,11 @@ def make_room(path: Path) -> None:
 
 async def serve_page(path: Path, *, stay: bool) -> None:
     """Serve the page over a run and see that it answers; until Ctrl-C, if it is to stay."""
-    async with served([str(path)]) as address:
+    async with served([str(path)]) as there:
         async with aiohttp.ClientSession(raise_for_status=True) as client:
-            for place in ("", "api/runs"):
-                await (await client.get(address + place)).read()
-        print(f"\n{address}", flush=True)
+            for place in (there.start, f"{there.address}api/runs"):
+                await (await client.get(place)).read()
+        print(f"\n{there.start}", flush=True)
         if not stay:
             print("It answers. Nobody is at the keyboard, so it ends here.")
             return

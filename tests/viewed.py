@@ -35,8 +35,8 @@ def page_over(*runs: Path, port: int = 0) -> Iterator[str]:
     over = asyncio.Event()
 
     async def serve() -> None:
-        async with served([str(run) for run in runs], port=port) as address:
-            ready.set_result(address.rstrip("/"))
+        async with served([str(run) for run in runs], port=port) as there:
+            ready.set_result(there.address.rstrip("/"))
             await over.wait()
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))

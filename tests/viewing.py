@@ -83,5 +83,5 @@ class Asking:
 
 @contextlib.asynccontextmanager
 async def asking(*paths: Path, **given: Any) -> AsyncIterator[Asking]:
-    async with served([str(path) for path in paths], **given) as address, aiohttp.ClientSession(address) as client:
+    async with served([str(path) for path in paths], **given) as there, aiohttp.ClientSession(there.address) as client:
         yield Asking(client)

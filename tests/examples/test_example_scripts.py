@@ -31,7 +31,7 @@ def test_the_demo_collects_three_environments_and_shows_what_became_of_them(tmp_
     assert "masked:given_up" in shown.stdout
     assert "under exact, keep-head, slime: all hold" in shown.stdout
     assert {record.rollout for record in read_tokens(run)} == {one.id for one in held}
-    assert re.search(r"^http://127.0.0.1:\d+/\nIt answers\.", shown.stdout, re.MULTILINE)
+    assert re.search(r"^http://127.0.0.1:\d+/demo\nIt answers\.", shown.stdout, re.MULTILINE)
     again = script("demo", run)
     assert again.returncode == 1
     assert "is there already; give another place" in again.stderr

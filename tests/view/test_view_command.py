@@ -21,8 +21,8 @@ def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?key=k", address)
-        with urllib.request.urlopen(address.replace("?key=k", "api/runs?key=k")) as answer:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/exp\?key=k", address)
+        with urllib.request.urlopen(address.replace("/exp", "/api/runs")) as answer:
             assert b'"name":"exp"' in answer.read()
         worker = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
         process.send_signal(signal.SIGTERM)

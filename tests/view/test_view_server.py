@@ -307,7 +307,7 @@ async def test_it_ends_though_the_worker_has_more_to_tell_than_was_heard(
 
 async def test_a_worker_that_dies_is_started_again(tmp_path: Path) -> None:
     record_run(tmp_path / "run")
-    async with served([str(tmp_path / "run")]) as address, aiohttp.ClientSession(address) as client:
+    async with served([str(tmp_path / "run")]) as there, aiohttp.ClientSession(there.address) as client:
         ask = Asking(client)
         await ask.caught_up("exp")
         children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
