@@ -200,9 +200,17 @@ def test_ids_that_are_not_the_samples_are_noticed(cli: Cli, run: Path) -> None:
     assert "at token 2 of 7" in result.err
 
 
-def test_a_sample_of_an_unknown_policy_is_shown_without_its_turns(cli: Cli, run: Path) -> None:
+def test_a_sample_of_an_unknown_policy_is_joined_by_its_last_turn_and_its_ids(cli: Cli, run: Path) -> None:
+    others = [sample.id.partition("@")[0] + "@mine-00000000" for sample in samples_in(run)]
+    trained_on(run, sample_ids=others)
+    result = cli("tokens", run, "worst", "--limit", 1)
+    assert (result.code, result.err) == (0, "")
+    assert 'assistant: "no"' in result.out
+
+
+def test_a_sample_that_ends_with_no_turn_of_a_sample_is_shown_without_its_turns(cli: Cli, run: Path) -> None:
     samples = samples_in(run)
-    others = [sample.id.partition("@")[0] + "@mine-00000000" for sample in samples]
+    others = [sample.id.partition("@")[0] + "7@mine-00000000" for sample in samples]
     trained_on(run, sample_ids=others)
     result = cli("tokens", run, "show", "1.0.0")
     assert result.code == 0

@@ -1,5 +1,6 @@
 """Samples by their ids: which rollout one is of, and under which policy it was made."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rolltape.cli.exits import UsageError
@@ -22,17 +23,25 @@ def rollout_of_sample(sample_id: str) -> tuple[str, int]:
 
 def sample_named(tape: "Run", rollout: "Rollout", policy: "Policy", sample_id: str) -> "Sample":
     """The sample of that id, under the policy asked for or a preset that its id names."""
+    for sample in like_named(tape, rollout, policy, sample_id):
+        if sample.id == sample_id:
+            return sample
+    raise UsageError(
+        f"ROLLOUT: there is no sample {sample_id}; give the --policy, --branches and --max-tokens that made it"
+    )
+
+
+def like_named(tape: "Run", rollout: "Rollout", policy: "Policy", sample_id: str) -> "Iterator[Sample]":
+    """The samples that end with the turn which that id names, under the policy asked for and under presets.
+
+    Those of the policy that it names come first. It may be none of these, and differ in advantages alone.
+    """
     from rolltape.records.policy import PRESETS
     from rolltape.records.rollout import Status
     from rolltape.samples import linearize
 
-    for candidate in (policy, *PRESETS.values()):
-        if sample_id.endswith(f"@{candidate.key}"):
-            running = rollout.status is Status.RUNNING
-            made = linearize(rollout, candidate, versions=tape.versions(), as_if_finished=running)
-            for sample in made.samples():
-                if sample.id == sample_id:
-                    return sample
-    raise UsageError(
-        f"ROLLOUT: there is no sample {sample_id}; give the --policy, --branches and --max-tokens that made it"
-    )
+    turn, _, key = sample_id.partition("@")
+    running = rollout.status is Status.RUNNING
+    for candidate in sorted((policy, *PRESETS.values()), key=lambda one: one.key != key):
+        made = linearize(rollout, candidate, versions=tape.versions(), as_if_finished=running)
+        yield from (sample for sample in made.samples() if sample.id.startswith(f"{turn}@"))

@@ -7,9 +7,9 @@ import msgspec
 from rolltape.cli.exits import UsageError
 from rolltape.cli.screen import note
 from rolltape.cli.tokenizer import chosen_spellings
-from rolltape.errors import RolltapeError, TapeError
+from rolltape.errors import RecordError, RolltapeError, TapeError
 from rolltape.records.policy import Policy
-from rolltape.records.rollout import Rollout
+from rolltape.records.rollout import Rollout, Session
 from rolltape.records.sample import Span
 from rolltape.records.token_record import TokenRecord
 from rolltape.samples.spelling import Spell
@@ -58,16 +58,14 @@ class Joiner:
         return self._joined[record.place]
 
     def _join(self, record: TokenRecord) -> Joined:
-        from rolltape.cli.sample_ids import rollout_of_sample, sample_named
-        from rolltape.tokens.join import spans_of
+        from rolltape.cli.sample_ids import rollout_of_sample
 
         if self._run is not None and record.sample is not None:
             try:
                 rollout = self._rollout(*rollout_of_sample(record.sample))
-                sample = sample_named(self._run, rollout, self._policy, record.sample)
-                session = next(one for one in rollout.sessions if one.id == sample.session)
+                session, spans = _source(self._run, rollout, self._policy, record, record.sample)
                 turns = {turn.id: turn for turn in session.turns}
-                return Joined(record, spans_of(record, sample), turns, self._spellings.of(session))
+                return Joined(record, spans, turns, self._spellings.of(session))
             except (UsageError, RolltapeError) as error:
                 self._note(str(error).removeprefix("ROLLOUT: "))
         return Joined(record, (), {}, self._spellings.given)
@@ -92,3 +90,21 @@ class Joiner:
         if what not in self._noted:
             self._noted.add(what)
             note(what)
+
+
+def _source(
+    run: "Run", rollout: Rollout, policy: Policy, record: TokenRecord, sample_id: str
+) -> tuple[Session, tuple[Span, ...]]:
+    """The session and the spans of a record's tokens. Its policy may be another: what counts is that ids are equal."""
+    from rolltape.cli.sample_ids import like_named
+    from rolltape.tokens.join import spans_of
+
+    refused: RolltapeError = UsageError(f"there is no sample {sample_id}; give the policy that made it")
+    for sample in like_named(run, rollout, policy, sample_id):
+        try:
+            spans = spans_of(record, sample)
+        except RecordError as error:
+            refused = error
+        else:
+            return next(one for one in rollout.sessions if one.id == sample.session), spans
+    raise refused
