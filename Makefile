@@ -11,7 +11,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-TEST_ARGS ?= -n 2 --dist loadgroup
+TEST_ARGS ?= -n 2
 
 .PHONY: help setup npm chromium demo test page check bench check-engines check-gpu check-backends clean
 

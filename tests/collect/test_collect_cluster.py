@@ -26,8 +26,6 @@ from taped import array
 
 GROUP = 6
 
-pytestmark = pytest.mark.xdist_group("cluster")  # one cluster, not one for each worker
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:

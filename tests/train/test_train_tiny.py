@@ -26,8 +26,6 @@ from rolltape.tokens import PpoClip, read_tokens
 
 SMALL = Recipe(tasks=4, group_size=4)
 
-pytestmark = pytest.mark.xdist_group("train")  # one training, not one for each worker
-
 FOUND_OUT = {
     Fault.MASK_SHIFTED: "tokens of these samples are to train, the masks have",
     Fault.END_OF_TURN_DROPPED: r"trained turns ended on a stop token, 0 of these train",
