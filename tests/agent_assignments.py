@@ -1,5 +1,6 @@
 """Assignments for agents: an episode that a test scripts, and connections to a gateway's sessions or to nowhere."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 from rolltape.capture.gateway import Gateway, Session
 from rolltape.collect.agents import Assignment, Connection
 from rolltape.collect.environments.protocol import AGENT, Answer, Ended, Message, Opening, Score, Tool
+
+ROLLOUT = f"rollout-of-{os.getpid()}"  # by its name its processes are found, and another test process has its own
 
 NOWHERE = Connection(
     openai_base_url="http://127.0.0.1:9/s/key/v1",
@@ -59,7 +62,7 @@ class ScriptedEpisode:
 def assigned(episode: ScriptedEpisode, place: Path, **fields: Any) -> Assignment:
     """An assignment with generous limits, to nowhere unless told."""
     given: dict[str, Any] = {
-        "rollout": "the-rollout",
+        "rollout": ROLLOUT,
         "task": {"question": "Why?"},
         "episode": episode,
         "connections": dict.fromkeys(episode.seats, NOWHERE),

@@ -4,6 +4,8 @@ import fcntl
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -12,13 +14,20 @@ import pytest
 _CACHE = Path(__file__).parents[1] / ".cache"
 
 
+@contextmanager
+def installing() -> Iterator[Path]:
+    """The folder that packages are installed in, for one test process at a time."""
+    _CACHE.mkdir(exist_ok=True)
+    with (_CACHE / "npm.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield _CACHE
+
+
 @cache
 def npm_package(name: str, version: str) -> Path:
     """The `node_modules` that holds a package; skips the test where npm cannot bring it."""
-    installed = _CACHE / f"npm-{name.rpartition('/')[2]}-{version}"
-    _CACHE.mkdir(exist_ok=True)
-    with (_CACHE / "npm.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another test process may be at it
+    with installing() as folder:
+        installed = folder / f"npm-{name.rpartition('/')[2]}-{version}"
         if not installed.is_dir():
             _install(f"{name}@{version}", installed)
     return installed / "node_modules"

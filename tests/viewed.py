@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npm_packages import installing
 from rolltape.view.serve import served
 
 if TYPE_CHECKING:
@@ -87,15 +88,16 @@ def installed_viewer() -> Path:
     if npm is None:
         pytest.skip("npm, which builds the page, is not installed")
     lock = hashlib.sha256((VIEWER / "package-lock.json").read_bytes()).hexdigest()[:12]
-    place = ROOT / ".cache" / f"viewer-{lock}"
-    if not (place / "node_modules" / ".installed").exists():
-        place.mkdir(parents=True, exist_ok=True)
-        for name in ("package.json", "package-lock.json", ".npmrc"):
-            shutil.copy(VIEWER / name, place / name)
-        done = subprocess.run([npm, "ci"], cwd=place, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"npm ci could not install the page's packages: {done.stderr[-300:]}")
-        (place / "node_modules" / ".installed").touch()
+    with installing() as folder:
+        place = folder / f"viewer-{lock}"
+        if not (place / "node_modules" / ".installed").exists():
+            place.mkdir(exist_ok=True)
+            for name in ("package.json", "package-lock.json", ".npmrc"):
+                shutil.copy(VIEWER / name, place / name)
+            done = subprocess.run([npm, "ci"], cwd=place, capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"npm ci could not install the page's packages: {done.stderr[-300:]}")
+            (place / "node_modules" / ".installed").touch()
     return place
 
 

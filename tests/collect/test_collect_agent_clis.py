@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agent_assignments import ScriptedEpisode, assigned, connected
+from agent_assignments import ROLLOUT, ScriptedEpisode, assigned, connected
 from agent_installs import claude_code, codex
 from agent_runs import Stage, assert_one_branch, stage, thinks
 from rolltape.collect.agents import Outcome, agent_named, discard
@@ -73,7 +73,7 @@ async def test_a_time_out_leaves_nothing_of_it(
     assert outcome.timed_out
     assert outcome.ended[AGENT].stop_reason is StopReason.TIMEOUT
     assert it.engine.requests >= 1
-    assert marked("the-rollout") == []
+    assert marked(ROLLOUT) == []
 
 
 async def test_lists_of_tools_reach_claude_code(tmp_path: Path) -> None:

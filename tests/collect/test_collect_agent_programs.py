@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_assignments import NOWHERE, ScriptedEpisode, assigned
+from agent_assignments import NOWHERE, ROLLOUT, ScriptedEpisode, assigned
 from rolltape.collect.agents import Outcome, agent_named, discard, program
 from rolltape.collect.agents.keeping import marked
 from rolltape.collect.environments.protocol import AGENT, Answer, Tool
@@ -68,7 +68,7 @@ open("out.txt", "w").write("done")
     said = json.loads(ended.text)
     env = said["env"]
     assert said["told"] == {
-        "rollout": "the-rollout",
+        "rollout": ROLLOUT,
         "task": {"question": "Why?"},
         "messages": [{"role": "user", "content": "Go."}],
         "openai_base_url": NOWHERE.openai_base_url,
@@ -135,7 +135,7 @@ async def test_a_program_that_does_not_end_times_out(tmp_path: Path, code: str) 
     assert outcome.signal == (signal.SIGKILL if DEAF in code else signal.SIGTERM)
     ended = outcome.ended[AGENT]
     assert (ended.stop_reason, ended.text) == (StopReason.TIMEOUT, "up\n")
-    assert marked("the-rollout") == []
+    assert marked(ROLLOUT) == []
 
 
 async def test_children_that_it_leaves_are_ended(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ async def test_children_that_it_leaves_are_ended(tmp_path: Path) -> None:
     outcome = await run(tmp_path, code)
     assert outcome.exit_code == 0
     assert not living(tmp_path / "pid")
-    assert marked("the-rollout") == []
+    assert marked(ROLLOUT) == []
 
 
 async def test_a_daemon_that_left_group_session_and_environment_is_ended(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ async def test_a_time_out_ends_deaf_children_too(tmp_path: Path) -> None:
     code = f"{CHILD}{DEAF}for _ in range(3):\n    subprocess.Popen([sys.executable, '-c', {deaf!r}])\ntime.sleep(300)\n"
     outcome = await run(tmp_path, code, timeout_s=0.7)
     assert outcome.timed_out
-    assert marked("the-rollout") == []
+    assert marked(ROLLOUT) == []
 
 
 async def test_a_flood_is_cut_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,33 +184,32 @@ async def test_an_endless_flood_is_ended_in_time(tmp_path: Path, monkeypatch: py
 async def test_cancelling_ends_it_and_removes_its_folders(tmp_path: Path) -> None:
     running = asyncio.ensure_future(run(tmp_path, f"{CHILD}subprocess.Popen({SLEEPER})\n{ENDLESS}"))
     async with asyncio.timeout(20):
-        while len(marked("the-rollout")) < 2:
+        while len(marked(ROLLOUT)) < 2:
             await asyncio.sleep(0.02)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert marked("the-rollout") == []
+    assert marked(ROLLOUT) == []
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
 async def test_a_second_cancel_does_not_wait_and_all_ends_nevertheless(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "GRACE_S", 1.0)
+    monkeypatch.setattr(program, "GRACE_S", 3.0)
     running = asyncio.ensure_future(run(tmp_path, DEAF + ENDLESS))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while not (tmp_path / "logs" / "stdout.txt").exists() or "up" not in printed(tmp_path):
             await asyncio.sleep(0.02)
         running.cancel()
         await asyncio.sleep(0.1)
         running.cancel()
-        began = time.monotonic()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert time.monotonic() - began < 0.8
+        assert marked(ROLLOUT), "it is deaf to SIGTERM, and its grace time is not over"
         while len(asyncio.all_tasks()) > 1:
             await asyncio.sleep(0.02)
-    assert marked("the-rollout") == []
+    assert marked(ROLLOUT) == []
 
 
 async def test_when_the_collector_is_killed_its_programs_end(tmp_path: Path) -> None:
@@ -224,15 +223,15 @@ from agent_assignments import ScriptedEpisode, assigned
 from rolltape.collect.agents import agent_named
 from rolltape.collect.environments.protocol import Answer
 agent = agent_named("command:" + sys.executable + " {script}")
-asyncio.run(agent.run(assigned(ScriptedEpisode(Answer()), Path({str(tmp_path)!r}))))
+asyncio.run(agent.run(assigned(ScriptedEpisode(Answer()), Path({str(tmp_path)!r}), rollout={ROLLOUT!r})))
 """
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", collector)
     async with asyncio.timeout(30):
-        while not marked("the-rollout"):
+        while not marked(ROLLOUT):
             await asyncio.sleep(0.02)
         process.kill()
         await process.wait()
-        while marked("the-rollout"):
+        while marked(ROLLOUT):
             await asyncio.sleep(0.02)
 
 
@@ -242,7 +241,7 @@ async def test_a_program_that_kills_its_keeper_is_ended_and_broken(tmp_path: Pat
     assert outcome.ended == {}
     assert "was killed" in str(outcome.broken)
     async with asyncio.timeout(10):
-        while marked("the-rollout"):
+        while marked(ROLLOUT):
             await asyncio.sleep(0.02)
 
 
