@@ -9,7 +9,6 @@ import asyncio
 import os
 import shlex
 import shutil
-import signal
 import sys
 import textwrap
 from pathlib import Path
@@ -21,7 +20,7 @@ from examples.rescoring import rescore
 from rolltape.cli import run as rolltape_command
 from rolltape.records.rollout import Rollout
 from rolltape.tree import forks_of, tree_of
-from rolltape.view.serve import served
+from rolltape.view.serve import end_asked, served
 
 PLACE = Path("runs/demo")  # belongs to the demo, which begins anew there
 
@@ -77,10 +76,7 @@ async def serve_page(path: Path, *, stay: bool) -> None:
             print("It answers. Nobody is at the keyboard, so it ends here.")
             return
         print("Open it in a browser. Ctrl-C ends it.", flush=True)
-        told = asyncio.Event()
-        for name in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(name, told.set)
-        await told.wait()
+        await end_asked().wait()
 
 
 def main() -> None:

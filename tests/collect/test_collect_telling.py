@@ -1,19 +1,13 @@
 """How a collection is told of while it goes: on a terminal, however narrow, and of what is left."""
 
-import fcntl
 import logging
-import os
-import pty
 import re
-import struct
-import subprocess
-import sys
-import termios
 from pathlib import Path
 
 import pytest
 
 from collecting import SUMS, instant, task_file
+from commands import on_terminal
 from rolltape.capture.engines.embedded.shipped import shipped_model
 from rolltape.cli.logs import logged_to
 from rolltape.cli.telling import folded, parts_of
@@ -23,27 +17,7 @@ from rolltape.collect.tally import Tally
 from rolltape.records.rollout import Status, StopReason
 from scripted_engine import Step
 
-STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
-
-def on_terminal(*arguments: object, columns: int) -> str:
-    """What `rolltape collect` prints on a terminal of that width."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR")}
-    command = [sys.executable, "-m", "rolltape.cli", "collect", *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment | {"TERM": "xterm"})
-    os.close(theirs)
-    printed = b""
-    while True:
-        try:
-            part = os.read(ours, 65536)
-        except OSError:
-            break
-        printed += part
-    process.wait()
-    os.close(ours)
-    return printed.decode()
+STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # a line that is written over stays apart
 
 
 @pytest.mark.parametrize("columns", [40, 120])
@@ -51,7 +25,9 @@ def test_a_terminal_shows_where_it_stands_within_its_width(columns: int, tmp_pat
     slow = lambda asked: Step("4", token_delay_s=0.4)  # noqa: E731
     with instant(slow).in_thread() as engine:
         how = ("--engine", f"sglang:{engine.url}", "--model", shipped_model(), "--max-concurrent", 2)
-        printed = on_terminal(task_file(tmp_path, SUMS[:2]), "--run", tmp_path / "run", "-g", 3, *how, columns=columns)
+        printed = on_terminal(
+            "collect", task_file(tmp_path, SUMS[:2]), "--run", tmp_path / "run", "-g", 3, *how, columns=columns
+        )
     plain = STYLE.sub("", printed)
     live = [line for line in re.split(r"[\r\n]+", plain) if re.search(r"\d of 6 done|running|tokens/s| left$", line)]
     assert max(map(len, live)) <= columns

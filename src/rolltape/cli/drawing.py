@@ -4,11 +4,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rolltape.cli.screen import quoted, visible, writes_unicode
-from rolltape.records.brief import said
 from rolltape.records.fork import Difference, Fork
 from rolltape.samples.spelling import Spell, token_texts
 from rolltape.tree import PlacedTurn, Tree
-from rolltape.tree.lanes import headline, in_lanes, new_messages
+from rolltape.tree.lanes import headline, in_lanes, said_lines
 
 _MESSAGES_SHOWN = 3
 Line = tuple[str, str]
@@ -48,16 +47,7 @@ def drawn_tree(tree: Tree, forks: Sequence[Fork], spell: Spell | None) -> Iterat
 def _body(placed: PlacedTurn, fork: Fork | None, spell: Spell | None, strokes: _Strokes) -> Iterator[str]:
     if fork is not None:
         yield from _fork_lines(fork, spell, strokes)
-    messages = new_messages(placed)
-    hidden = len(messages) - _MESSAGES_SHOWN
-    if hidden > 0:
-        yield f"… {hidden} more messages"
-    for message in messages[-_MESSAGES_SHOWN:]:
-        yield f"{message.role}: {said(message.to_dict())}"
-    if placed.turn.reply is not None:
-        yield f"{strokes.arrow} {said(placed.turn.reply.to_dict())}"
-    elif placed.turn.facts.error is not None:
-        yield f"{strokes.arrow} error: {quoted(placed.turn.facts.error)}"
+    yield from said_lines(placed, _MESSAGES_SHOWN, strokes.arrow)
 
 
 def _fork_lines(fork: Fork, spell: Spell | None, strokes: _Strokes) -> Iterator[str]:

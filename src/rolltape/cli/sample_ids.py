@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rolltape.cli.exits import UsageError
+from rolltape.records.ids import last_turn_of
 
 if TYPE_CHECKING:
     from rolltape.records.policy import Policy
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
 
 def rollout_of_sample(sample_id: str) -> tuple[str, int]:
     """The rollout and the try that a sample is of."""
-    turn = sample_id.partition("@")[0]
-    parts = turn.rsplit(".", 3)
+    parts = last_turn_of(sample_id).rsplit(".", 3)
     if len(parts) != 4 or not parts[1].isdigit():
         raise UsageError(f"ROLLOUT: {sample_id} is no sample id; `rolltape samples --json` gives them")
     return parts[0], int(parts[1])
@@ -40,8 +40,8 @@ def like_named(tape: "Run", rollout: "Rollout", policy: "Policy", sample_id: str
     from rolltape.records.rollout import Status
     from rolltape.samples import linearize
 
-    turn, _, key = sample_id.partition("@")
+    turn = last_turn_of(sample_id)
     running = rollout.status is Status.RUNNING
-    for candidate in sorted((policy, *PRESETS.values()), key=lambda one: one.key != key):
+    for candidate in sorted((policy, *PRESETS.values()), key=lambda one: sample_id != f"{turn}@{one.key}"):
         made = linearize(rollout, candidate, versions=tape.versions(), as_if_finished=running)
         yield from (sample for sample in made.samples() if sample.id.startswith(f"{turn}@"))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rolltape.cli.exits import UsageError
 from rolltape.cli.screen import SHORT_ID
+from rolltape.records.ids import last_turn_of
 from rolltape.records.token_record import TokenRecord
 from rolltape.tokens.reading import records_of
 from rolltape.tokens.steps import TokenStep
@@ -57,4 +58,4 @@ def _last_place(steps: Sequence[TokenStep], rank: int | None, name: str) -> str:
 def _spellings(sample: str) -> tuple[str, ...]:
     """A sample's id, whole and cut, with and without its policy."""
     short = short_sample(sample)
-    return sample, short, sample.partition("@")[0], short.partition("@")[0]
+    return sample, short, last_turn_of(sample), last_turn_of(short)

@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from rolltape.notebook.html import div, framed, gap, span, text
-from rolltape.records.brief import said
 from rolltape.records.fork import Fork
 from rolltape.records.wording import plural, quoted
 from rolltape.samples.spelling import Spell, spell_at, token_texts
-from rolltape.tree import PlacedTurn, Tree, forks_of
-from rolltape.tree.lanes import Drawn, headline, in_lanes, new_messages
+from rolltape.tree import Tree, forks_of
+from rolltape.tree.lanes import Drawn, headline, in_lanes, said_lines
 
 _FIRST, _LAST, _FORKS = 120, 60, 120  # turns
 _INDENT, _DEEPEST = 18, 14  # pixels a lane; lanes further out are drawn on the last
@@ -51,23 +50,11 @@ def _row(drawn: Drawn, fork: Fork | None, spell: Spell | None) -> str:
     parts = [span("title", f"turn {name}"), " ", span("quiet", facts)]
     if fork is not None:
         parts += [" ", span("cause", fork.cause.value), div("quiet rt-mono", text(_departure(fork, spell)))]
-    parts += [div("mono", text(line)) for line in _said(placed)]
+    parts += [div("mono", text(line)) for line in said_lines(placed, _MESSAGES)]
     kind = "turn" if drawn.lane == 0 else "turn rt-off"
     left = min(drawn.lane, _DEEPEST) * _INDENT
     passing = f"padding-left:{left}px;background-size:{left}px 100%"
     return div("row" if placed.parent else "row rt-root", div(kind, *parts), style=passing)
-
-
-def _said(placed: PlacedTurn) -> Iterator[str]:
-    messages = new_messages(placed)
-    if len(messages) > _MESSAGES:
-        yield f"… {len(messages) - _MESSAGES} more messages"
-    for message in messages[-_MESSAGES:]:
-        yield f"{message.role}: {said(message.to_dict())}"
-    if placed.turn.reply is not None:
-        yield f"→ {said(placed.turn.reply.to_dict())}"
-    elif placed.turn.facts.error is not None:
-        yield f"→ error: {quoted(placed.turn.facts.error)}"
 
 
 def _departure(fork: Fork, spell: Spell | None) -> str:

@@ -69,6 +69,11 @@ def sample_id(turn: str, policy_key: str) -> str:
     return f"{turn}@{policy_key}"
 
 
+def last_turn_of(sample: str) -> str:
+    """The turn that a sample's id begins with: the last in it."""
+    return sample.partition("@")[0]
+
+
 def digest_of(*fields: bytes | str | None) -> bytes:
     """A hash over length-delimited fields, so that no field's content can be taken for a boundary."""
     return _hasher(*fields).digest()

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from rolltape.errors import LedgerError, RolltapeError
-from rolltape.records.ids import group_id, rollout_id, session_id, turn_id
+from rolltape.records.ids import group_id, last_turn_of, rollout_id, session_id, turn_id
 from rolltape.records.ledger import Fate
 from rolltape.records.policy import Policy
 from rolltape.records.rollout import EventKind, Rollout
@@ -137,7 +137,7 @@ def _faithful(sample: Sample, turns: dict[str, Turn]) -> Iterator[Breach]:
         if wrong:
             yield Breach("faithful", sample.id, f"logprobs in [{span.start}, {span.stop}) are not those of {span.turn}")
     # From the end backwards: what a turn shares with the next, and that one with the sample, it shares with the sample.
-    last = turns[sample.id.partition("@")[0]]
+    last = turns[last_turn_of(sample.id)]
     if not np.array_equal(sample.ids, last.tokens.slice(0, len(sample.ids))):
         yield Breach("faithful", sample.id, f"its ids are not those of {last.id}")
     following, shared = last.tokens, len(sample.ids)

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
+from rolltape.records.brief import said
 from rolltape.records.fork import Fork
 from rolltape.records.messages import Message
+from rolltape.records.wording import quoted
 from rolltape.tree.placement import PlacedTurn, Tree
 
 
@@ -33,6 +35,19 @@ def new_messages(placed: PlacedTurn) -> list[Message]:
     """The messages of a turn's prompt that the tree did not hold before."""
     fresh = list(islice(placed.turn.prompt.backwards(), len(placed.turn.prompt) - placed.known_depth))
     return fresh[::-1]
+
+
+def said_lines(placed: PlacedTurn, most: int, arrow: str = "→") -> Iterator[str]:
+    """What a turn was asked anew, at most so many messages of it, and what it said."""
+    messages = new_messages(placed)
+    if len(messages) > most:
+        yield f"… {len(messages) - most} more messages"
+    for message in messages[-most:]:
+        yield f"{message.role}: {said(message.to_dict())}"
+    if placed.turn.reply is not None:
+        yield f"{arrow} {said(placed.turn.reply.to_dict())}"
+    elif placed.turn.facts.error is not None:
+        yield f"{arrow} error: {quoted(placed.turn.facts.error)}"
 
 
 def headline(placed: PlacedTurn, fork: Fork | None) -> str:

@@ -49,6 +49,14 @@ async def served(
         await watcher.close()
 
 
+def end_asked() -> asyncio.Event:
+    """Is set by SIGINT or SIGTERM from now on."""
+    asked = asyncio.Event()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(name, asked.set)
+    return asked
+
+
 def serve_view(
     locations: Sequence[str], *, host: str, port: int, key: str | None, on_ready: Callable[[str], None]
 ) -> None:
@@ -58,9 +66,7 @@ def serve_view(
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
 
     async def until_told() -> None:
-        told = asyncio.Event()
-        for name in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(name, told.set)
+        told = end_asked()
         async with served(locations, host=host, port=port, key=key) as there:
             on_ready(there.start)
             await told.wait()

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rolltape.errors import RolltapeError
+from rolltape.records.ids import last_turn_of
 from rolltape.records.sample import Sample
 from rolltape.records.token_record import TokenRecord
 from rolltape.tokens.primerl import read_lines
@@ -46,7 +47,7 @@ def _largest_mismatch(step: TokenStep) -> TokenPlace | None:
         values = np.where(record.trained_mask & np.isfinite(record.mismatch_kl), record.mismatch_kl, -np.inf)
         if len(values) and values.max() > largest:
             largest, at = values.max(), int(values.argmax())
-            found = TokenPlace(_end_of(record.sample).rsplit(".", 3)[0], record.sample, at, record.place)
+            found = TokenPlace(last_turn_of(record.sample).rsplit(".", 3)[0], record.sample, at, record.place)
     return found
 
 
@@ -74,7 +75,7 @@ class TokenRecords:
         chosen: TokenRecord | None = None
         for step in steps_of(self._location):
             with contextlib.suppress(RolltapeError, OSError, ValueError, pa.ArrowException):
-                for record in self._ending_with(step, _end_of(sample.id)):
+                for record in self._ending_with(step, last_turn_of(sample.id)):
                     is_equal = np.array_equal(record.ids, sample.ids[: len(record)])
                     if is_equal:
                         equal.setdefault((record.step, record.place), record)
@@ -86,7 +87,7 @@ class TokenRecords:
         for rank in step.ranks:
             if any(end in self._ends_in(step, path) for path in step.paths(rank.rank)):
                 for record in records_of(step, rank.rank):
-                    if record.sample is not None and _end_of(record.sample) == end:
+                    if record.sample is not None and last_turn_of(record.sample) == end:
                         yield record
 
     def _ends_in(self, step: TokenStep, path: Path) -> set[str]:
@@ -96,10 +97,5 @@ class TokenRecords:
                 samples = pq.read_table(path, columns=["sample"]).column("sample").to_pylist()
             else:
                 samples = [record.sample for record in read_lines(path)]
-            self._ends[key] = {_end_of(sample) for sample in samples if sample is not None}
+            self._ends[key] = {last_turn_of(sample) for sample in samples if sample is not None}
         return self._ends[key]
-
-
-def _end_of(sample: str) -> str:
-    """The turn that a sample ends with, which its id begins with."""
-    return sample.partition("@")[0]
