@@ -61,7 +61,7 @@ bench: setup
 	$(BIN)/python -m benchmarks
 
 check-engines: setup
-	$(BIN)/python tests/engine/check_real_engines.py
+	$(BIN)/python tests/tiny/check_real_engines.py
 
 check-gpu: setup
 	$(BIN)/python tests/tokens/check_on_gpu.py

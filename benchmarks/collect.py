@@ -13,9 +13,9 @@ from benchmarks.collecting import EARLY, GROUP, IN_FLIGHT, TURNS
 from benchmarks.figures import Figure, main
 from benchmarks.finished import make_finished, make_sealed, task_file
 from benchmarks.gateway import served
-from rolltape.capture.engines.embedded.shipped import shipped_model
-from rolltape.capture.prompts import ChatPrompts
 from rolltape.collect.settings import CollectSettings
+from rolltape.gateway.prompts import ChatPrompts
+from rolltape.tiny.shipped import shipped_model
 
 _TASKS = 2_500
 _DONE_TASKS = 12_500

@@ -15,7 +15,6 @@ import aiohttp
 import pyarrow.parquet as pq
 import uvloop
 
-from rolltape.capture.engines.embedded.shipped import shipped_model
 from rolltape.collect.collector import Collector, Launch
 from rolltape.collect.environments.protocol import AGENT
 from rolltape.collect.known import Known, known_of
@@ -24,8 +23,9 @@ from rolltape.collect.result import Result
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import open_source
 from rolltape.records.rollout import EventKind, Status
+from rolltape.tape.recording.tape import open_tape
 from rolltape.tape.run import read
-from rolltape.tape.tape import open_tape
+from rolltape.tiny.shipped import shipped_model
 
 IN_FLIGHT = 256
 GROUP = 8

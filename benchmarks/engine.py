@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import Figure
-from rolltape.capture.engines.embedded import EmbeddedEngine, Reply, Sampling
-from rolltape.capture.engines.embedded.shipped import shipped_model
 from rolltape.errors import CheckpointError
+from rolltape.tiny import EmbeddedEngine, Reply, Sampling
+from rolltape.tiny.shipped import shipped_model
 
 PROMPT_TOKENS = 64
 ALONE_TOKENS = 256
@@ -61,7 +61,7 @@ def _folder(scratch: Path) -> Path:
         return shipped_model()
     except CheckpointError:
         sys.path.append(str(Path(__file__).parents[1] / "tests"))
-        from engine.checkpoints import LIKE_SHIPPED, write_checkpoint
+        from tiny.checkpoints import LIKE_SHIPPED, write_checkpoint
 
         return write_checkpoint(scratch, **LIKE_SHIPPED)
 

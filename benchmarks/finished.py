@@ -14,7 +14,8 @@ from rolltape.collect.tasks import Task
 from rolltape.records.ids import group_id, session_id, turn_id
 from rolltape.records.openfields import encode_record
 from rolltape.records.rollout import EventKind, RolloutHead, SessionHead, Status
-from rolltape.tape.entries import (
+from rolltape.tape.index.standing import packed
+from rolltape.tape.journal.entries import (
     EndedRollout,
     LoggedEvent,
     RecordedTurn,
@@ -23,13 +24,12 @@ from rolltape.tape.entries import (
     event_body,
     facts_json,
 )
-from rolltape.tape.intake import CodedTurn, SessionIntake
-from rolltape.tape.journal import Journal
-from rolltape.tape.places import Place
+from rolltape.tape.journal.writing import Journal
+from rolltape.tape.recording.intake import CodedTurn, SessionIntake
 from rolltape.tape.rundir import RunDirectory
-from rolltape.tape.seal import shard_id
-from rolltape.tape.shards import ShardWriter
-from rolltape.tape.standing import packed
+from rolltape.tape.shards.places import Place
+from rolltape.tape.shards.seal import shard_id
+from rolltape.tape.shards.writing import ShardWriter
 from rolltape.tape.stored import HeldRollout, StoredSession, StoredTurn, decoded_event
 
 _MODEL, _AGENT = "instant", "chat"

@@ -23,8 +23,8 @@ from tokenizers import Tokenizer
 
 import rolltape
 from benchmarks.figures import Figure
-from rolltape.capture.engines.embedded.shipped import shipped_model
-from rolltape.capture.prompts import ChatPrompts
+from rolltape.gateway.prompts import ChatPrompts
+from rolltape.tiny.shipped import shipped_model
 
 _SESSIONS, _TURNS, _LAST_BODY = 8, 30, 66 * 1024
 _CONTEXT = 100_000

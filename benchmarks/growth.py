@@ -13,7 +13,7 @@ from benchmarks.workload import Workload, agent_session
 from rolltape.records.rollout import Rollout, RolloutHead, Session, SessionHead
 from rolltape.records.turn import Turn
 from rolltape.samples import linearize
-from rolltape.tape.intake import SessionIntake
+from rolltape.tape.recording.intake import SessionIntake
 from rolltape.tree import Tree
 
 EARLY, LATE, WINDOW = 500, 5_000, 200

@@ -13,7 +13,7 @@ from rolltape.records.rollout import SessionHead
 from rolltape.records.sample import Sample
 from rolltape.records.turn import Turn
 from rolltape.samples import linearize
-from rolltape.tape.intake import SessionIntake
+from rolltape.tape.recording.intake import SessionIntake
 
 
 def figures() -> Iterator[Figure]:

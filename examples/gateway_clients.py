@@ -16,8 +16,8 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 import rolltape
-from rolltape.capture.gateway import Gateway
 from rolltape.collect.environments.calculator import calculator
+from rolltape.gateway.gateway import Gateway
 
 ATTEMPTS = 4
 PRODUCT, PRODUCT_ANSWER = "What is 38 * 4?", 152

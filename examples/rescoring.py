@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 import rolltape
-from rolltape.capture.engines.embedded import EmbeddedEngine, Sampling
-from rolltape.capture.engines.embedded.shipped import shipped_model
 from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Sample
 from rolltape.records.token_record import TokenRecord
+from rolltape.tiny import EmbeddedEngine, Sampling
+from rolltape.tiny.shipped import shipped_model
 from rolltape.tokens import scored, write_tokens
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rolltape.capture.gateway import Gateway, Session
 from rolltape.collect.agents import Assignment, Connection
 from rolltape.collect.environments.protocol import AGENT, Answer, Ended, Message, Opening, Score, Tool
+from rolltape.gateway.gateway import Gateway, Session
 
 ROLLOUT = f"rollout-of-{os.getpid()}"  # by its name its processes are found, and another test process has its own
 

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 
 import rolltape
 from qwen3_tokenizer import qwen3_folder
-from rolltape.capture.gateway import Gateway, Session
 from rolltape.cli import run as rolltape_command
+from rolltape.gateway.gateway import Gateway, Session
 from rolltape.records.ledger import Fate
 from scripted_engine import Json, Script, ScriptedEngine, load_tokenizer, tool_call
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from rolltape.capture.exchange import Ask, Draft, Reply, Usage
-from rolltape.capture.wire.protocol import Wire
 from rolltape.errors import BadRequest
+from rolltape.gateway.exchange import Ask, Draft, Reply, Usage
+from rolltape.gateway.wire.protocol import Wire
 from rolltape.records.turn import Finish
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -15,7 +15,7 @@ from rolltape.collect.cluster import ClusterSettings, RayRunner
 from rolltape.collect.collector import Collector
 from rolltape.collect.result import Result
 from rolltape.collect.settings import CollectSettings
-from rolltape.tape.tape import open_tape
+from rolltape.tape.recording.tape import open_tape
 from scripted_engine import ScriptedEngine
 
 

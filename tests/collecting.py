@@ -12,12 +12,12 @@ from typing import Any
 
 import rolltape
 from gateways import scripted
-from rolltape.capture.engines.embedded.shipped import shipped_model
 from rolltape.collect.collector import Collector
 from rolltape.collect.result import Result
 from rolltape.collect.settings import CollectSettings
 from rolltape.records.rollout import Rollout, Status
-from rolltape.tape.tape import open_tape
+from rolltape.tape.recording.tape import open_tape
+from rolltape.tiny.shipped import shipped_model
 from scripted_engine import Script, ScriptedEngine
 
 ROOT = Path(__file__).parents[1]

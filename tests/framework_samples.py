@@ -11,11 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import rolltape
-from rolltape.capture.engines.embedded.shipped import shipped_model
 from rolltape.records.policy import Policy, policy
 from rolltape.records.sample import Sample
 from rolltape.samples import samples_of_group
-from rolltape.tape.recorder import SessionRecorder
+from rolltape.tape.recording.recorder import SessionRecorder
+from rolltape.tiny.shipped import shipped_model
 from taped import assistant, user
 
 REWARDS = (1.0, 0.0, 0.25)

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import aiohttp
 
 import rolltape
-from rolltape.capture.engines.embedded.shipped import shipped_model
-from rolltape.capture.exchange import Api
-from rolltape.capture.gateway import Gateway
+from rolltape.gateway.exchange import Api
+from rolltape.gateway.gateway import Gateway
 from rolltape.records.turn import Turn
+from rolltape.tiny.shipped import shipped_model
 from scripted_engine import Asked, Json, Script, ScriptedEngine, Step, load_tokenizer
 
 CALCULATOR: dict[str, Any] = {

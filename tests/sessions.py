@@ -8,7 +8,7 @@ import numpy as np
 from rolltape.records.messages import Message
 from rolltape.records.rollout import Event, EventKind, Rollout, RolloutHead, Session, SessionHead, Status
 from rolltape.records.turn import Finish, Turn
-from rolltape.tape.intake import SessionIntake
+from rolltape.tape.recording.intake import SessionIntake
 
 Dict = dict[str, Any]
 

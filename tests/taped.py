@@ -11,7 +11,7 @@ import numpy as np
 import rolltape
 from rolltape.records.rollout import Rollout
 from rolltape.records.turn import Turn
-from rolltape.tape.recorder import RolloutRecorder, SessionRecorder
+from rolltape.tape.recording.recorder import RolloutRecorder, SessionRecorder
 
 
 def user(text: str) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from openai import AsyncOpenAI
 
 import rolltape
 from gateways import CALCULATOR
-from rolltape.capture.engines.embedded import EmbeddedEngine, Sampling
 from rolltape.records.turn import LogprobKind
+from rolltape.tiny import EmbeddedEngine, Sampling
 
 QUESTIONS = ["What is 23 * 17?", "What is 48 + 77?", "What is 91 - 35?", "What is 12 * 12?"]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import rolltape
-from rolltape.tape.tape import Tape
+from rolltape.tape.recording.tape import Tape
 
 Message = dict[str, Any]
 

@@ -8,9 +8,9 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 
-from rolltape.capture.exchange import Ask
-from rolltape.capture.wire.protocol import Wire
 from rolltape.errors import BadRequest
+from rolltape.gateway.exchange import Ask
+from rolltape.gateway.wire.protocol import Wire
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),

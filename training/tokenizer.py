@@ -1,6 +1,6 @@
 """Train the byte-level BPE tokenizer on the synthetic dialogues and write it as an ordinary tokenizer folder.
 
-python -m training.tokenizer src/rolltape/models/tiny
+python -m training.tokenizer src/rolltape/tiny/models/tiny
 """
 
 from __future__ import annotations

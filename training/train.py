@@ -27,7 +27,7 @@ from training.manner import FALLIBLE, STEADY, Manner
 from training.model import Attention, Shape, TinyQwen3, load_checkpoint, save_checkpoint
 from training.packing import Batch, Packing, batches
 
-TOKENIZER = Path(__file__).parent.parent / "src/rolltape/models/tiny"
+TOKENIZER = Path(__file__).parent.parent / "src/rolltape/tiny/models/tiny"
 # Rows up to this length attend with a plain mask, which needs no compiling.
 LONGEST_DENSE = 2048
 # The loss weight of each voice. What others say is learned a little: it teaches the words that replies need.

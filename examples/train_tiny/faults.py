@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 from transformers import AutoTokenizer
 
-from rolltape.capture.engines.embedded.shipped import shipped_model
 from rolltape.records.ledger import Fate
 from rolltape.records.sample import Sample
+from rolltape.tiny.shipped import shipped_model
 
 
 class Fault(enum.StrEnum):

@@ -15,15 +15,15 @@ from examples.train_tiny.proof import Proof
 from examples.train_tiny.tasks import write_tasks
 from examples.train_tiny.trainer import Recipe, Trainer
 from examples.train_tiny.weights import hand_over, load_model
-from rolltape.capture.engines.embedded import EmbeddedEngine
-from rolltape.capture.engines.embedded.shipped import shipped_model
-from rolltape.capture.engines.inprocess import InProcessEngine
-from rolltape.capture.exchange import SamplingParams
 from rolltape.collect.collector import Collector
 from rolltape.collect.settings import CollectSettings
+from rolltape.gateway.engines.inprocess import InProcessEngine
+from rolltape.gateway.exchange import SamplingParams
 from rolltape.records.policy import Advantage
 from rolltape.records.sample import Sample
-from rolltape.tape.tape import Tape
+from rolltape.tape.recording.tape import Tape
+from rolltape.tiny import EmbeddedEngine
+from rolltape.tiny.shipped import shipped_model
 from rolltape.tokens import TokenExporter
 
 POLICY = rolltape.policy("exact", advantage=Advantage.NORMALIZED)
@@ -89,7 +89,7 @@ class Training:
         collector = Collector(settings, self._tape, gateway=self._gateway)
         async with asyncio.TaskGroup() as running:
             running.create_task(collector.run(lambda launch: None, lambda results: None))
-            return [group async for group in rolltape.groups(self._tape, step=step, policy=POLICY)]
+            return [group async for group in self._tape.groups(step=step, policy=POLICY)]
 
     async def learn(self, step: int, groups: Sequence[rolltape.Group], fault: Fault | None = None) -> Proof:
         """Train on groups, and hand the new weights over; with a fault in the samples a ProofError, and no change."""

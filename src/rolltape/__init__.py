@@ -3,7 +3,7 @@
 tape = rolltape.open("runs/exp1")           record
 run = rolltape.read("runs/exp1")            read, also while it is being written
 made = rolltape.linearize(rollout, "exact")   samples and ledger under a policy
-stream = rolltape.groups(tape, step=3)        whole groups for a trainer, as they complete
+stream = tape.groups(step=3)                  whole groups for a trainer, as they complete
 """
 
 from importlib import import_module
@@ -12,53 +12,51 @@ from typing import TYPE_CHECKING, Any
 from rolltape.errors import RolltapeError
 
 if TYPE_CHECKING:
-    from rolltape.capture.gateway import Gateway
-    from rolltape.feed import show_batch, show_step
+    from rolltape.gateway.gateway import Gateway
+    from rolltape.groups import Group, Room
     from rolltape.records.policy import Policy, policy
     from rolltape.samples import Linearized, linearize, samples_of_group, show
-    from rolltape.sinks import jsonl_sink, trackio_sink
-    from rolltape.supply import Group, Room, groups
-    from rolltape.tape.journal import Durability
-    from rolltape.tape.prune import prune
-    from rolltape.tape.recorder import RolloutRecorder, SessionRecorder
+    from rolltape.tape.journal.writing import Durability
+    from rolltape.tape.recording.recorder import RolloutRecorder, SessionRecorder
+    from rolltape.tape.recording.tape import Tape
+    from rolltape.tape.recording.tape import open_tape as open  # noqa: A004 - rolltape.open is the name of the thing
     from rolltape.tape.run import Run, read
-    from rolltape.tape.seal import seal
-    from rolltape.tape.tape import Tape
-    from rolltape.tape.tape import open_tape as open  # noqa: A004 - rolltape.open is the name of the thing
+    from rolltape.tape.shards.prune import prune
+    from rolltape.tape.shards.seal import seal
     from rolltape.tokens import TokenExporter
     from rolltape.traces import TraceWriter, trace_of, traces_from_batch
+    from rolltape.tracking import jsonl_sink, show_batch, show_step, trackio_sink
     from rolltape.tree import forks_of, tree_of
 
 # Loaded when first used: a program that only records need not wait for what reads Parquet.
 _HOMES = {
-    "Durability": "rolltape.tape.journal",
-    "Gateway": "rolltape.capture.gateway",
-    "Group": "rolltape.supply",
+    "Durability": "rolltape.tape.journal.writing",
+    "Gateway": "rolltape.gateway.gateway",
+    "Group": "rolltape.groups",
     "Linearized": "rolltape.samples",
     "Policy": "rolltape.records.policy",
-    "RolloutRecorder": "rolltape.tape.recorder",
-    "Room": "rolltape.supply",
+    "RolloutRecorder": "rolltape.tape.recording.recorder",
+    "Room": "rolltape.groups",
     "Run": "rolltape.tape.run",
-    "SessionRecorder": "rolltape.tape.recorder",
-    "Tape": "rolltape.tape.tape",
+    "SessionRecorder": "rolltape.tape.recording.recorder",
+    "Tape": "rolltape.tape.recording.tape",
     "TokenExporter": "rolltape.tokens",
     "TraceWriter": "rolltape.traces",
     "forks_of": "rolltape.tree",
-    "groups": "rolltape.supply",
-    "jsonl_sink": "rolltape.sinks",
+    "jsonl_sink": "rolltape.tracking",
     "linearize": "rolltape.samples",
-    "open": "rolltape.tape.tape",
+    "open": "rolltape.tape.recording.tape",
     "policy": "rolltape.records.policy",
-    "prune": "rolltape.tape.prune",
+    "prune": "rolltape.tape.shards.prune",
     "read": "rolltape.tape.run",
     "samples_of_group": "rolltape.samples",
-    "seal": "rolltape.tape.seal",
+    "seal": "rolltape.tape.shards.seal",
     "show": "rolltape.samples",
-    "show_batch": "rolltape.feed",
-    "show_step": "rolltape.feed",
+    "show_batch": "rolltape.tracking",
+    "show_step": "rolltape.tracking",
     "trace_of": "rolltape.traces",
     "traces_from_batch": "rolltape.traces",
-    "trackio_sink": "rolltape.sinks",
+    "trackio_sink": "rolltape.tracking",
     "tree_of": "rolltape.tree",
 }
 
@@ -77,7 +75,6 @@ __all__ = [
     "TokenExporter",
     "TraceWriter",
     "forks_of",
-    "groups",
     "jsonl_sink",
     "linearize",
     "open",
@@ -97,6 +94,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "groups":
+        return import_module("rolltape.groups")
     if name not in _HOMES:
         raise AttributeError(f"module 'rolltape' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), "open_tape" if name == "open" else name)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rolltape.capture.echo import is_text_of, rules_of
+from rolltape.gateway.echo import is_text_of, rules_of
 from rolltape.records.messages import Message
 from rolltape.records.prompting import EchoRule
 

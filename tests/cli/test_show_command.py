@@ -12,7 +12,7 @@ import rolltape
 from commands import STYLE, Cli, on_terminal, rows
 from rolltape.traces import TraceWriter
 
-TINY = Path(__file__).parents[2] / "src" / "rolltape" / "models" / "tiny"
+TINY = Path(__file__).parents[2] / "src" / "rolltape" / "tiny" / "models" / "tiny"
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202e\u200b\u2066\x9b1mend"
 RAW = re.compile(r"[\x07\x9b\u202e\u200b\u2066]|\x1b(?!\[[0-9;]*m)")
 COLOUR = re.compile(r"\x1b\[[0-9;]*[34]8;5;\d+")

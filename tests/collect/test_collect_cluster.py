@@ -20,7 +20,7 @@ from rolltape.errors import CollectError
 from rolltape.records.rollout import Rollout, Status
 from rolltape.records.sample import Sample
 from rolltape.samples import linearize
-from rolltape.tape.tape import open_tape
+from rolltape.tape.recording.tape import open_tape
 from scripted_engine import Step
 from taped import array
 

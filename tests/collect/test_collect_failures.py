@@ -9,13 +9,13 @@ import pytest
 
 import rolltape
 from collecting import SUMS, by, collected, collected_at_once, finished_per_task, instant, rollouts, task_file
-from rolltape.capture.gateway import Gateway
 from rolltape.collect import local
 from rolltape.collect.collector import Collector
 from rolltape.collect.settings import CollectSettings
 from rolltape.errors import TapeWriteError
+from rolltape.gateway.gateway import Gateway
 from rolltape.records.rollout import Status, StopReason
-from rolltape.tape.tape import Tape, open_tape
+from rolltape.tape.recording.tape import Tape, open_tape
 from scripted_engine import Mishap, Step
 
 MODULE = """

@@ -10,13 +10,13 @@ import rolltape
 from collect.fake_judge import FakeJudge, Says, in_turn
 from collecting import SUMS, collected, command, instant, rollouts, task_file
 from commands import Cli
-from rolltape.capture.engines.embedded.shipped import shipped_model
 from rolltape.collect.environments import judge
 from rolltape.collect.environments.judge import Judge
 from rolltape.collect.models import model_of
 from rolltape.errors import CollectError
 from rolltape.records.rollout import StopReason
 from rolltape.records.turn import LogprobKind
+from rolltape.tiny.shipped import shipped_model
 
 SECRET = "sk-nobody-may-see-this"
 GRADES = '{"polite": {"reason": "yes", "grade": 10}}'

@@ -12,8 +12,8 @@ from rolltape.collect.plan import Identity, check_model
 from rolltape.collect.sources import open_source
 from rolltape.errors import CollectError
 from rolltape.records.rollout import Status
-from rolltape.tape.catalog import Catalog
-from rolltape.tape.tape import open_tape
+from rolltape.tape.index.catalog import Catalog
+from rolltape.tape.recording.tape import open_tape
 
 CHECK = """
 moody = True

@@ -20,7 +20,7 @@ from rolltape.collect.result import Result
 from rolltape.collect.settings import CollectSettings
 from rolltape.records.jsonable import encode_numbers
 from rolltape.records.rollout import EventKind, Rollout, Status
-from rolltape.tape.tape import open_tape
+from rolltape.tape.recording.tape import open_tape
 from rolltape.traces import Capture
 from rolltape.traces.capture import captures
 from scripted_engine import Step

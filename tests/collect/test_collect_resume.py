@@ -26,13 +26,13 @@ from collecting import (
 )
 from commands import Cli, rows
 from gateways import eventually
-from rolltape.capture.engines.embedded.shipped import shipped_model
 from rolltape.collect.collector import Collector
 from rolltape.collect.scratch import Scratch
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import seed_of
 from rolltape.records.rollout import Status, StopReason
-from rolltape.tape.tape import open_tape
+from rolltape.tape.recording.tape import open_tape
+from rolltape.tiny.shipped import shipped_model
 from rolltape.traces.capture import Capture
 from scripted_engine import Step
 

@@ -8,13 +8,13 @@ import pytest
 
 from collecting import SUMS, instant, task_file
 from commands import on_terminal
-from rolltape.capture.engines.embedded.shipped import shipped_model
 from rolltape.cli.logs import logged_to
 from rolltape.cli.telling import folded, parts_of
 from rolltape.collect.collector import Launch
 from rolltape.collect.result import Result
 from rolltape.collect.tally import Tally
 from rolltape.records.rollout import Status, StopReason
+from rolltape.tiny.shipped import shipped_model
 from scripted_engine import Step
 
 STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # a line that is written over stays apart

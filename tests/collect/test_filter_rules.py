@@ -17,7 +17,7 @@ from rolltape.errors import FilterError
 from rolltape.records.ledger import Fate
 from rolltape.records.rollout import Event, EventKind, Rollout
 from rolltape.samples import linearize, samples_of_group
-from rolltape.tape.entries import Statement
+from rolltape.tape.journal.entries import Statement
 from rolltape.tape.run import RolloutRow, Run
 from taped import first_turn, next_turn
 

@@ -17,13 +17,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import rolltape
 from engines.wanted import generation
-from rolltape.capture.engines.embedded import EmbeddedEngine, Sampling
-from rolltape.capture.engines.embedded.shipped import shipped_model
-from rolltape.capture.engines.given import check
-from rolltape.capture.engines.opening import open_engine
-from rolltape.capture.engines.protocol import Engine, Generated
 from rolltape.errors import EngineError
+from rolltape.gateway.engines.given import check
+from rolltape.gateway.engines.opening import open_engine
+from rolltape.gateway.engines.protocol import Engine, Generated
 from rolltape.records.turn import Finish, LogprobKind
+from rolltape.tiny import EmbeddedEngine, Sampling
+from rolltape.tiny.shipped import shipped_model
 from tool_sessions import QUESTIONS, largest_difference, tool_session
 
 TOLERANCE = 1e-3

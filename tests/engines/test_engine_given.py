@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from engines.wanted import generation
-from rolltape.capture.engines.given import check
-from rolltape.capture.engines.opening import open_engine
-from rolltape.capture.engines.protocol import Generated
 from rolltape.errors import CheckpointError, EngineError, EngineFault, RunNotFound
+from rolltape.gateway.engines.given import check
+from rolltape.gateway.engines.opening import open_engine
+from rolltape.gateway.engines.protocol import Generated
 from rolltape.records.turn import Finish, LogprobKind, Segment
 
 ENGINE = open_engine("vllm:http://127.0.0.1:1")

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from engines.wanted import generation
-from rolltape.capture.engines.embedded import EmbeddedEngine, Sampling
-from rolltape.capture.engines.embedded.shipped import shipped_model
-from rolltape.capture.engines.inprocess import InProcessEngine
-from rolltape.capture.engines.protocol import Engine
 from rolltape.errors import EngineFault, EngineUnreachable
+from rolltape.gateway.engines.inprocess import InProcessEngine
+from rolltape.gateway.engines.protocol import Engine
 from rolltape.records.turn import Finish, LogprobKind
+from rolltape.tiny import EmbeddedEngine, Sampling
+from rolltape.tiny.shipped import shipped_model
 
 PROMPT = list(range(30, 50))
 

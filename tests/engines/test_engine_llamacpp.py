@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from engine.gguf_file import write_gguf
-from engine.test_agreement_llamacpp import serve
 from engines.wanted import generation
-from rolltape.capture.engines.embedded import EmbeddedEngine, Sampling
-from rolltape.capture.engines.embedded.shipped import shipped_model
-from rolltape.capture.engines.llamacpp import LlamaCppEngine, placed
-from rolltape.capture.engines.protocol import Engine, Generated
 from rolltape.errors import EngineFault, EngineUnreachable
+from rolltape.gateway.engines.llamacpp import LlamaCppEngine, placed
+from rolltape.gateway.engines.protocol import Engine, Generated
 from rolltape.records.turn import Finish, LogprobKind
+from rolltape.tiny import EmbeddedEngine, Sampling
+from rolltape.tiny.shipped import shipped_model
+from tiny.gguf_file import write_gguf
+from tiny.test_agreement_llamacpp import serve
 
 TOLERANCE = 1e-3
 END = 4089
@@ -156,7 +156,7 @@ async def test_a_prompt_that_it_cannot_take_is_a_fault_in_its_own_words(url: str
 
 
 def entries(*pairs: tuple[int, float]) -> list[Any]:
-    from rolltape.capture.engines.llamacpp import _Entry
+    from rolltape.gateway.engines.llamacpp import _Entry
 
     return [_Entry(token, value) for token, value in pairs]
 

@@ -12,10 +12,10 @@ import pytest
 from aiohttp import web
 
 from engines.wanted import generation
-from rolltape.capture.engines.openai_text import OpenAITextEngine
-from rolltape.capture.engines.protocol import Engine, Generated, Generation
-from rolltape.capture.exchange import ToolChoice
 from rolltape.errors import EngineFault, EngineUnreachable
+from rolltape.gateway.engines.openai_text import OpenAITextEngine
+from rolltape.gateway.engines.protocol import Engine, Generated, Generation
+from rolltape.gateway.exchange import ToolChoice
 from rolltape.records.turn import Finish
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]

@@ -8,11 +8,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from engines.wanted import generation
-from rolltape.capture.engines import pool as pool_module
-from rolltape.capture.engines.given import check
-from rolltape.capture.engines.pool import EnginePool
-from rolltape.capture.engines.sglang import SglangEngine
 from rolltape.errors import EngineDied, EngineError, EngineFault, EngineUnreachable
+from rolltape.gateway.engines import pool as pool_module
+from rolltape.gateway.engines.given import check
+from rolltape.gateway.engines.pool import EnginePool
+from rolltape.gateway.engines.sglang import SglangEngine
 from scripted_engine import ScriptedEngine
 
 

@@ -8,9 +8,9 @@ import pytest
 
 import rolltape
 from engines.wanted import generation
-from rolltape.capture.engines.protocol import Engine
-from rolltape.capture.engines.replay import ReplayEngine
 from rolltape.errors import EngineFault, NoSuchRollout
+from rolltape.gateway.engines.protocol import Engine
+from rolltape.gateway.engines.replay import ReplayEngine
 from rolltape.records.turn import Finish, LogprobKind, Segment
 from taped import assistant, user
 

@@ -13,13 +13,13 @@ from aiohttp import web
 from tokenizers import Tokenizer
 
 from engines.wanted import generation
-from rolltape.capture.engines.embedded import EmbeddedEngine, Sampling
-from rolltape.capture.engines.embedded.server import make_app
-from rolltape.capture.engines.embedded.shipped import shipped_model
-from rolltape.capture.engines.protocol import Engine, Generated
-from rolltape.capture.engines.sglang import SglangEngine
 from rolltape.errors import EngineDied, EngineFault, EngineUnreachable
+from rolltape.gateway.engines.protocol import Engine, Generated
+from rolltape.gateway.engines.sglang import SglangEngine
 from rolltape.records.turn import Finish, LogprobKind, Segment
+from rolltape.tiny import EmbeddedEngine, Sampling
+from rolltape.tiny.server import make_app
+from rolltape.tiny.shipped import shipped_model
 from scripted_engine import Mishap, Script, ScriptedEngine, Step
 
 

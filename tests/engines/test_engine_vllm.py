@@ -8,9 +8,9 @@ import pytest
 
 from engines.fake_vllm import FakeVllm, Reply, Token
 from engines.wanted import generation
-from rolltape.capture.engines.protocol import Engine, Generated
-from rolltape.capture.engines.vllm import VllmEngine
 from rolltape.errors import EngineDied, EngineFault, EngineUnreachable
+from rolltape.gateway.engines.protocol import Engine, Generated
+from rolltape.gateway.engines.vllm import VllmEngine
 from rolltape.records.turn import Finish, LogprobKind
 
 TOKENS = [Token(5, -0.1), Token(6, -0.2), Token(7, -0.3), Token(9, -0.4)]

@@ -8,9 +8,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from engines.wanted import generation
-from rolltape.capture.engines.protocol import Generated
-from rolltape.capture.engines.sglang import SglangEngine
 from rolltape.errors import EngineFault
+from rolltape.gateway.engines.protocol import Generated
+from rolltape.gateway.engines.sglang import SglangEngine
 from rolltape.records.turn import Finish
 from scripted_engine import Mishap, ScriptedEngine, Splits, odd_json, tool_call
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from rolltape.capture.engines.protocol import Generation
-from rolltape.capture.exchange import Api, Ask, SamplingParams
+from rolltape.gateway.engines.protocol import Generation
+from rolltape.gateway.exchange import Api, Ask, SamplingParams
 
 
 def generation(

@@ -15,10 +15,10 @@ from trl import GRPOConfig, GRPOTrainer
 
 from exported import a_sample
 from framework_samples import CLOSE, causal_model, recorded_group, shifted, token_mean_loss
-from rolltape.capture.engines.embedded.shipped import shipped_model
 from rolltape.errors import ExportError
 from rolltape.export.formats import LeftOutWarning, rollout_result, write_samples_for
 from rolltape.records.sample import Sample
+from rolltape.tiny.shipped import shipped_model
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::rolltape.export.formats.LeftOutWarning"),

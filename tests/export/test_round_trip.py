@@ -22,7 +22,7 @@ from rolltape.export import (
     turns_to_jsonl,
 )
 from rolltape.records.rollout import Event, Rollout, RolloutHead, Session, SessionHead
-from rolltape.tape.intake import SessionIntake
+from rolltape.tape.recording.intake import SessionIntake
 
 
 def a_rollout() -> Rollout:

@@ -12,10 +12,10 @@ import pytest
 
 import rolltape
 from gateways import CALCULATOR, Rig, rig, slowly, user
-from rolltape.capture.engines.embedded.shipped import shipped_model
-from rolltape.capture.exchange import Api
-from rolltape.capture.gateway import Gateway
+from rolltape.gateway.exchange import Api
+from rolltape.gateway.gateway import Gateway
 from rolltape.records.turn import Finish
+from rolltape.tiny.shipped import shipped_model
 from scripted_engine import Json, Mishap, tool_call
 
 CALL = tool_call("calculator", {"expression": "1+1"})

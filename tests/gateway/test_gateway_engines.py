@@ -9,12 +9,12 @@ import pytest
 
 import rolltape
 from gateways import PATHS, QUICK, Rig, body_of, eventually, rig, scripted, text_of, user
-from rolltape.capture.engines.embedded.shipped import shipped_model
-from rolltape.capture.exchange import Api
-from rolltape.capture.gateway import Gateway
 from rolltape.cli import run as rolltape_command
 from rolltape.errors import EngineUnreachable
+from rolltape.gateway.exchange import Api
+from rolltape.gateway.gateway import Gateway
 from rolltape.records.turn import Finish, TurnFlag
+from rolltape.tiny.shipped import shipped_model
 from scripted_engine import Json, Mishap, Step
 
 APIS = list(Api)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from gateways import CALCULATOR, rig, user
-from rolltape.capture.exchange import Api
 from rolltape.errors import BadRequest
+from rolltape.gateway.exchange import Api
 from rolltape.records.turn import Finish, TurnFlag
 from scripted_engine import tool_call
 

@@ -17,11 +17,11 @@ import pytest
 
 import rolltape
 from gateways import PATHS, Answer, body_of, scripted, streamed_text_of, text_of
-from rolltape.capture.engines.embedded.shipped import shipped_model
-from rolltape.capture.exchange import Api
 from rolltape.cli import run as rolltape_command
+from rolltape.gateway.exchange import Api
 from rolltape.records.rollout import Status
 from rolltape.records.turn import Finish, LogprobKind
+from rolltape.tiny.shipped import shipped_model
 from scripted_engine import Asked, Json, ScriptedEngine, Step
 
 COMMAND = [sys.executable, "-m", "rolltape.cli"]

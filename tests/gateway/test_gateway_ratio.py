@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import rolltape
-from engine.gguf_file import write_gguf
-from engine.test_agreement_llamacpp import serve
-from engine.test_agreement_transformers import Reference
-from rolltape.capture.engines.embedded import EmbeddedEngine
-from rolltape.capture.engines.embedded.shipped import shipped_model
 from rolltape.records.ledger import Fate
 from rolltape.records.turn import Finish
+from rolltape.tiny import EmbeddedEngine
+from rolltape.tiny.shipped import shipped_model
+from tiny.gguf_file import write_gguf
+from tiny.test_agreement_llamacpp import serve
+from tiny.test_agreement_transformers import Reference
 from tool_sessions import QUESTIONS, largest_difference, tool_session
 
 TEMPERATURE = 0.7

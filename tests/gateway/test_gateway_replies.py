@@ -14,13 +14,13 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 
 from gateways import CALCULATOR, PATHS, Answer, Rig, body_of, rig, scripted, slowly, streamed_text_of, text_of, user
-from rolltape.capture.exchange import Api
-from rolltape.capture.gateway import Gateway
-from rolltape.capture.wire.chat import CHAT
-from rolltape.capture.wire.messages import MESSAGES
-from rolltape.capture.wire.protocol import Wire
-from rolltape.capture.wire.responses import RESPONSES
 from rolltape.cli import run as rolltape_command
+from rolltape.gateway.exchange import Api
+from rolltape.gateway.gateway import Gateway
+from rolltape.gateway.wire.chat import CHAT
+from rolltape.gateway.wire.messages import MESSAGES
+from rolltape.gateway.wire.protocol import Wire
+from rolltape.gateway.wire.responses import RESPONSES
 from scripted_engine import tool_call
 
 APIS = list(Api)

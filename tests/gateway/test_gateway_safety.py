@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gateways import PATHS, Rig, body_of, rig, scripted, slowly, text_of
-from rolltape.capture.engines.embedded.shipped import shipped_model
-from rolltape.capture.exchange import Api
-from rolltape.capture.gateway import Gateway
 from rolltape.errors import NotAllowed
+from rolltape.gateway.exchange import Api
+from rolltape.gateway.gateway import Gateway
+from rolltape.tiny.shipped import shipped_model
 from scripted_engine import Mishap
 
 ADMIN = [

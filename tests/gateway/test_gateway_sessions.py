@@ -9,12 +9,12 @@ import pytest
 
 import rolltape
 from gateways import PATHS, body_of, eventually, rig, slowly, streamed_text_of, text_of
-from rolltape.capture.exchange import Api
-from rolltape.capture.gateway import Gateway
 from rolltape.errors import BadRequest
 from rolltape.export.jsonl import json_line
 from rolltape.export.rows import sample_row
 from rolltape.export.schema import RowKind
+from rolltape.gateway.exchange import Api
+from rolltape.gateway.gateway import Gateway
 from rolltape.records.rollout import Status
 from scripted_engine import Asked
 

@@ -15,7 +15,7 @@ renderers = pytest.importorskip("renderers")
 configs = pytest.importorskip("renderers.configs")
 transformers = pytest.importorskip("transformers")
 
-FOLDER = Path(__file__).parents[2] / "src/rolltape/models/tiny"
+FOLDER = Path(__file__).parents[2] / "src/rolltape/tiny/models/tiny"
 Chat = list[dict[str, Any]]
 
 WEATHER = {

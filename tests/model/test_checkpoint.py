@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
 
-FOLDER = Path(__file__).parents[2] / "src/rolltape/models/tiny"
+FOLDER = Path(__file__).parents[2] / "src/rolltape/tiny/models/tiny"
 MOST_BYTES = 15_000_000
 
 

@@ -13,7 +13,7 @@ from training.sampling import Sampler
 from training.skills import arithmetic, calculator, formats, guessing, toolcalls
 from training.split import Split
 
-FOLDER = Path(__file__).parents[2] / "src/rolltape/models/tiny"
+FOLDER = Path(__file__).parents[2] / "src/rolltape/tiny/models/tiny"
 
 
 @pytest.fixture(scope="module")

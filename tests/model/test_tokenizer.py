@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-FOLDER = Path(__file__).parents[2] / "src/rolltape/models/tiny"
+FOLDER = Path(__file__).parents[2] / "src/rolltape/tiny/models/tiny"
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ADDED = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 

@@ -17,7 +17,7 @@ from training.reply import read_reply
 from training.skills import arithmetic, formats, guessing
 from training.split import Problem, Split, draw, side_of
 
-FOLDER = Path(__file__).parents[2] / "src/rolltape/models/tiny"
+FOLDER = Path(__file__).parents[2] / "src/rolltape/tiny/models/tiny"
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 
 from prompts.conversing import TINY
 from qwen3_tokenizer import qwen3_folder
-from rolltape.capture.prompts import ChatPrompts
+from rolltape.gateway.prompts import ChatPrompts
 
 
 @pytest.fixture(scope="session")

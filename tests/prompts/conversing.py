@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from rolltape.capture.prompts import Bridged, ChatPrompts, Refused
+from rolltape.gateway.prompts import Bridged, ChatPrompts, Refused
 from rolltape.records.tokens import Ids, TokenChain
 
-TINY = Path(__file__).parents[2] / "src/rolltape/models/tiny"
+TINY = Path(__file__).parents[2] / "src/rolltape/tiny/models/tiny"
 
 LOOK: dict[str, Any] = {
     "type": "function",

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompts.conversing import ASKED, HEARD, LOOK, SYSTEM, TINY, TOLD, bridged, called, ids_of, refusal
-from rolltape.capture.prompts import Bridged, ChatPrompts
+from rolltape.gateway.prompts import Bridged, ChatPrompts
 from rolltape.records.tokens import Ids, TokenChain
 
 Chat = list[dict[str, Any]]

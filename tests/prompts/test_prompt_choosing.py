@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from prompts.conversing import ASKED, HEARD, LOOK, SYSTEM, TINY, TOLD, called
-from rolltape.capture.prompts import ChatPrompts
 from rolltape.errors import BadRequest, CheckpointError
+from rolltape.gateway.prompts import ChatPrompts
 
 Rewrite = Callable[[str], str | None]
 

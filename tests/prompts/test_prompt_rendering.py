@@ -9,9 +9,9 @@ import pytest
 
 from prompts.conversing import ASKED, HEARD, LOOK, SYSTEM, TINY, TOLD, called
 from qwen3_tokenizer import qwen3_folder
-from rolltape.capture.prompts import ChatPrompts
-from rolltape.capture.prompts.messages import prepared
 from rolltape.errors import BadRequest
+from rolltape.gateway.prompts import ChatPrompts
+from rolltape.gateway.prompts.messages import prepared
 
 transformers = pytest.importorskip("transformers")
 

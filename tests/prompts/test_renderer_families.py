@@ -14,10 +14,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from prompts.conversing import ASKED, HEARD, LOOK, SYSTEM, TINY, called
-from rolltape.capture.prompts import Bridged, ChatPrompts, families
-from rolltape.capture.prompts.families import READS_PROMPT_END
-from rolltape.capture.prompts.tokenizer import FolderTokenizer
 from rolltape.errors import CheckpointError
+from rolltape.gateway.prompts import Bridged, ChatPrompts, families
+from rolltape.gateway.prompts.families import READS_PROMPT_END
+from rolltape.gateway.prompts.tokenizer import FolderTokenizer
 from rolltape.records.tokens import TokenChain
 
 NEWS: list[list[dict[str, Any]]] = [[HEARD], [HEARD, HEARD], [ASKED], [SYSTEM]]

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompts.conversing import ASKED, LOOK, TINY, ids_of
-from rolltape.capture.prompts import ChatPrompts, Parsed
-from rolltape.capture.prompts.reply import arguments_text
+from rolltape.gateway.prompts import ChatPrompts, Parsed
+from rolltape.gateway.prompts.reply import arguments_text
 from rolltape.records.messages import Message
 from rolltape.records.tokens import Ids, TokenChain
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from rolltape.records.rollout import Session, SessionHead
 from rolltape.samples.spelling import Spellings, spell_at, spelled, speller, token_texts
 
-TINY = Path(__file__).parents[2] / "src" / "rolltape" / "models" / "tiny"
+TINY = Path(__file__).parents[2] / "src" / "rolltape" / "tiny" / "models" / "tiny"
 
 
 def byte_fallback(path: Path) -> Path:

@@ -13,9 +13,9 @@ import pytest
 import rolltape
 from rolltape.errors import ClosedError, MisalignedError, NoSuchRollout, TapeWriteError
 from rolltape.records.turn import Delivery, Turn
-from rolltape.tape.entries import Batch, RecordedTurn
-from rolltape.tape.journal import Journal
-from rolltape.tape.recorder import SessionRecorder
+from rolltape.tape.journal.entries import Batch, RecordedTurn
+from rolltape.tape.journal.writing import Journal
+from rolltape.tape.recording.recorder import SessionRecorder
 from taped import assistant, finished, first_fields, next_fields, next_turn, python, spelled_turn, user
 
 

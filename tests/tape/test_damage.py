@@ -215,8 +215,8 @@ def test_a_newer_minor_version_opens_and_its_fields_survive_a_rewrite(tmp_path: 
     about.write_text(about.read_text().replace('"schema": "1.0"', '"schema": "1.7", "colour": "green"'))
     path = journal(tmp_path / "run")
     newer = sqlite3.connect(path)
-    from rolltape.tape.entries import event_body
-    from rolltape.tape.schema import row_crc
+    from rolltape.tape.journal.entries import event_body
+    from rolltape.tape.journal.schema import row_crc
 
     ((head,),) = newer.execute("SELECT head FROM rollouts").fetchall()
     head = head[:-1] + b',"mood":{"x":[1]}}'

@@ -10,8 +10,8 @@ import rolltape
 from rolltape.errors import NoSuchRollout
 from rolltape.records.rollout import EventKind
 from rolltape.records.turn import Delivery
-from rolltape.tape.journalfile import JournalSource
-from rolltape.tape.recorder import RolloutRecorder
+from rolltape.tape.journal.reading import JournalSource
+from rolltape.tape.recording.recorder import RolloutRecorder
 from rolltape.tape.stored import HeldRollout
 from taped import finished, first_turn, python, record_run, record_session
 

@@ -10,13 +10,13 @@ import pytest
 
 import rolltape
 from rolltape.records.rollout import Status
-from rolltape.tape.journalfile import JournalSource
-from rolltape.tape.places import Place
-from rolltape.tape.publish import Publisher, publish_left
-from rolltape.tape.recorder import RolloutRecorder, SessionRecorder
+from rolltape.tape.journal.reading import JournalSource
+from rolltape.tape.recording.recorder import RolloutRecorder, SessionRecorder
+from rolltape.tape.recording.tape import Tape, open_tape
 from rolltape.tape.rundir import RunDirectory
-from rolltape.tape.seal import make_run, written
-from rolltape.tape.tape import Tape, open_tape
+from rolltape.tape.shards.places import Place
+from rolltape.tape.shards.publish import Publisher, publish_left
+from rolltape.tape.shards.seal import make_run, written
 from taped import first_turn, record_session, spelled
 
 
@@ -92,7 +92,7 @@ def test_what_begins_while_the_rest_is_published_is_published_in_full_when_it_en
             record_session(second, 2)
             return written(*what)
 
-        monkeypatch.setattr("rolltape.tape.publish.written", begin)
+        monkeypatch.setattr("rolltape.tape.shards.publish.written", begin)
         assert publisher.publish() == {first.head.key}
         monkeypatch.undo()
         second.finish(reward=1.0)

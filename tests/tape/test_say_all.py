@@ -9,7 +9,7 @@ import pytest
 import rolltape
 from rolltape.errors import NoSuchRollout
 from rolltape.records.rollout import EventKind
-from rolltape.tape.entries import Statement
+from rolltape.tape.journal.entries import Statement
 from taped import finished, first_turn, python, record_run
 
 SCORER = """

@@ -7,7 +7,7 @@ import pytest
 
 import rolltape
 from rolltape.records.rollout import Rollout
-from rolltape.tape.catalog import Catalog
+from rolltape.tape.index.catalog import Catalog
 from rolltape.tape.run import Run
 from rolltape.tape.stored import Key
 from taped import record_run, record_session, spelled

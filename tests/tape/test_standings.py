@@ -14,9 +14,9 @@ import pytest
 import rolltape
 from rolltape.errors import DamagedTapeError, RecordError
 from rolltape.records.rollout import EventKind, RolloutHead, Status
-from rolltape.tape.catalog import Catalog
+from rolltape.tape.index.catalog import Catalog
+from rolltape.tape.index.standing import STATUSES, packed, unpacked
 from rolltape.tape.run import Run
-from rolltape.tape.standing import STATUSES, packed, unpacked
 from taped import finished, first_turn, python, record_session
 
 Told = set[tuple[str, int, Status, bool]]

@@ -15,8 +15,8 @@ import pytest
 import rolltape
 from rolltape.errors import ClosedError, TapeWriteError
 from rolltape.records.rollout import Status
-from rolltape.tape.entries import LoggedEvent, event_body
-from rolltape.tape.journal import Journal
+from rolltape.tape.journal.entries import LoggedEvent, event_body
+from rolltape.tape.journal.writing import Journal
 from rolltape.tape.rundir import RunDirectory
 from taped import finished, first_fields, first_turn, next_fields, next_turn, python, record_run, record_session
 

@@ -10,7 +10,7 @@ import rolltape
 from environments import guesses, only_rollout, trace_at, traced
 from rolltape.errors import NoSuchRollout, RecordError
 from rolltape.records.rollout import Event, EventKind, Rollout, StopReason
-from rolltape.tape.entries import LoggedEvent, event_body
+from rolltape.tape.journal.entries import LoggedEvent, event_body
 from rolltape.traces import amend, trace_of
 from rolltape.traces.verify import problems_of
 from sessions import Recording, event, rollout_of, tool

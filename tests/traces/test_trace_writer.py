@@ -15,7 +15,7 @@ import rolltape
 from environments import guesses, only_rollout, trace_at, trace_events, traced
 from rolltape.errors import ClosedError, RecordError
 from rolltape.records.rollout import StopReason
-from rolltape.tape.entries import Batch
+from rolltape.tape.journal.entries import Batch
 from rolltape.traces import TraceWriter
 from taped import assistant, first_turn, next_turn, python, user
 

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import rolltape
-from rolltape.tape import tape as tape_module
+from rolltape.tape.recording import tape as tape_module
 from rolltape.view import messages, static
 from rolltape.view.masking import MASKED, Mask
 from rolltape.view.static import StaticPages

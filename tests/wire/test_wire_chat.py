@@ -12,8 +12,8 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from canned_wire import CannedServer, Refusal, call, canned, canned_server
-from rolltape.capture.exchange import Ask, Reply, SamplingParams, ToolChoice
-from rolltape.capture.wire.chat import CHAT
+from rolltape.gateway.exchange import Ask, Reply, SamplingParams, ToolChoice
+from rolltape.gateway.wire.chat import CHAT
 from rolltape.records.messages import canonical_message
 from rolltape.records.turn import Finish
 from wire_bodies import broken, read_or_refused, refusal, reply_messages

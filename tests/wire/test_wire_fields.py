@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from rolltape.capture.wire.fields import Fields, read_body
-from rolltape.capture.wire.sse import event
 from rolltape.errors import BadRequest
+from rolltape.gateway.wire.fields import Fields, read_body
+from rolltape.gateway.wire.sse import event
 
 
 @pytest.mark.parametrize(

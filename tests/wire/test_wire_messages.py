@@ -12,8 +12,8 @@ from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from canned_wire import CannedServer, Refusal, call, canned, canned_server
-from rolltape.capture.exchange import Reply, SamplingParams, ToolChoice
-from rolltape.capture.wire.messages import MESSAGES
+from rolltape.gateway.exchange import Reply, SamplingParams, ToolChoice
+from rolltape.gateway.wire.messages import MESSAGES
 from rolltape.records.messages import canonical_message
 from rolltape.records.turn import Finish
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from canned_wire import call, canned
-from rolltape.capture.exchange import Ask, ToolChoice
-from rolltape.capture.wire.messages import MESSAGES
+from rolltape.gateway.exchange import Ask, ToolChoice
+from rolltape.gateway.wire.messages import MESSAGES
 from rolltape.records.messages import Message, Root, canonical_message
 from wire_bodies import broken, read_or_refused, refusal, reply_messages
 

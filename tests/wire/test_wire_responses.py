@@ -13,8 +13,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from canned_wire import CannedServer, Refusal, call, canned, canned_server
-from rolltape.capture.exchange import Ask, Reply, SamplingParams, ToolChoice
-from rolltape.capture.wire.responses import RESPONSES
+from rolltape.gateway.exchange import Ask, Reply, SamplingParams, ToolChoice
+from rolltape.gateway.wire.responses import RESPONSES
 from rolltape.records.messages import canonical_message
 from rolltape.records.turn import Finish
 from wire_bodies import broken, read_or_refused, refusal, reply_messages

@@ -188,7 +188,7 @@ def collect(
             metavar="N",
             min=1,
             rich_help_panel=_PACE,
-            help="Groups that a trainer (rolltape.groups) is not done with, above which no task is begun.",
+            help="Groups that a trainer (tape.groups) is not done with, above which no task is begun.",
         ),
     ] = None,
     grace_s: Annotated[

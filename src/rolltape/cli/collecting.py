@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from rolltape.capture.serve import loop_factory
 from rolltape.cli.collected import print_report
 from rolltape.cli.exits import Exit
 from rolltape.cli.logs import logged_to
@@ -20,8 +19,9 @@ from rolltape.collect.result import Result
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tally import Tally
 from rolltape.errors import ExportError
-from rolltape.supply import Room
-from rolltape.tape.tape import open_tape
+from rolltape.gateway.serve import loop_factory
+from rolltape.groups import Room
+from rolltape.tape.recording.tape import open_tape
 
 
 def collected(

@@ -36,7 +36,7 @@ def engine(
     """Serve a small Qwen3 model over HTTP, as SGLang does."""
     from ipaddress import ip_address
 
-    from rolltape.capture.engines.embedded.server.serve import Settings, serve
+    from rolltape.tiny.server.serve import Settings, serve
 
     try:
         loopback = host == "localhost" or ip_address(host).is_loopback

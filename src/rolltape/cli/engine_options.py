@@ -8,8 +8,8 @@ from rolltape.cli.exits import UsageError
 from rolltape.records.turn import LogprobKind
 
 if TYPE_CHECKING:
-    from rolltape.capture.exchange import SamplingParams
-    from rolltape.capture.prompts.chat import Retention
+    from rolltape.gateway.exchange import SamplingParams
+    from rolltape.gateway.prompts.chat import Retention
 
 ENGINE, SAMPLING = "Engine", "Sampling"  # as the help groups them
 
@@ -93,7 +93,7 @@ def forced_sampling(given: list[str], **named: Any) -> "SamplingParams":
     """What --force says, and the parameters that have flags of their own, where those are not None."""
     import msgspec
 
-    from rolltape.capture.exchange import SamplingParams
+    from rolltape.gateway.exchange import SamplingParams
 
     values: dict[str, object] = {name: value for name, value in named.items() if value is not None}
     for one in given:

@@ -13,7 +13,7 @@ from rolltape.cli.screen import count, note, plural, print_json, print_line, pri
 if TYPE_CHECKING:
     from rolltape.cli.runs import OpenedRun
     from rolltape.collect.filters import Verdict
-    from rolltape.tape.entries import Statement
+    from rolltape.tape.journal.entries import Statement
     from rolltape.tape.run import RolloutRow
 
 _SHOWN_REASONS = 20

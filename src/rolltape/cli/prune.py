@@ -9,7 +9,7 @@ from rolltape.cli.exits import UsageError
 from rolltape.cli.options import JsonOption, RunArgument
 
 if TYPE_CHECKING:
-    from rolltape.tape.prune import PruneReport
+    from rolltape.tape.shards.prune import PruneReport
 
 
 def prune(

@@ -16,8 +16,8 @@ from rolltape.cli.screen import note, number, plural, print_json, print_line
 from rolltape.records.choice import Choice
 
 if TYPE_CHECKING:
-    from rolltape.feed.push import Push, PushedStep
-    from rolltape.sinks import Tracker
+    from rolltape.tracking import Tracker
+    from rolltape.tracking.push import Push, PushedStep
 
 _POLL_S = 2.0
 
@@ -41,8 +41,8 @@ def push(
     """Show a run's steps and rollouts on a tracker."""
     import rolltape
     from rolltape.cli.runs import OpenedRun, ended, opened
-    from rolltape.feed.push import Push
-    from rolltape.sinks.allowance import Allowance
+    from rolltape.tracking.allowance import Allowance
+    from rolltape.tracking.push import Push
 
     chosen_one = chosen_policy(policy)
     tape = OpenedRun(rolltape.read(run), []) if follow else opened(run)
@@ -74,11 +74,11 @@ def _tracker(to: str, project: str, name: str) -> Iterator["Tracker"]:
         raise UsageError(f"--to {to}: give trackio, or a file that ends in .jsonl")
     with contextlib.redirect_stdout(sys.stderr):
         if to == "trackio":
-            from rolltape.sinks.trackio import LocalTracker
+            from rolltape.tracking.trackio import LocalTracker
 
             tracker: Tracker = LocalTracker(project, name)
         else:
-            from rolltape.sinks.jsonl import JsonlTracker
+            from rolltape.tracking.jsonl import JsonlTracker
 
             tracker = JsonlTracker(to)
     try:
@@ -89,7 +89,7 @@ def _tracker(to: str, project: str, name: str) -> Iterator["Tracker"]:
 
 
 def _rounds(pushing: "Push", follow: bool) -> Iterator["PushedStep"]:
-    from rolltape.feed.steps import is_growing
+    from rolltape.tracking.steps import is_growing
 
     while follow and is_growing(pushing.run):
         yield from pushing.round(follow=True)

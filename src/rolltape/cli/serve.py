@@ -58,10 +58,10 @@ def serve(
     drain_s: Annotated[float, typer.Option("--drain", help="Seconds for turns in flight at the end.")] = 30.0,
 ) -> int:
     """Serve agents through an engine, and record every turn."""
-    from rolltape.capture.engines.opening import embedded_folder, open_engines
-    from rolltape.capture.serve import serve_gateway
-    from rolltape.capture.server.guard import is_loopback
-    from rolltape.capture.settings import GatewaySettings
+    from rolltape.gateway.engines.opening import embedded_folder, open_engines
+    from rolltape.gateway.serve import serve_gateway
+    from rolltape.gateway.server.guard import is_loopback
+    from rolltape.gateway.settings import GatewaySettings
 
     if not is_loopback(host) and not admin_key:
         raise UsageError(f"--host {host} is not loopback; give --admin-key too, so that not everybody may use it")

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from rolltape.capture.gateway import Gateway
 from rolltape.collect.agents import Agent, Assignment, Outcome, discard
 from rolltape.collect.environments.protocol import Environment, Episode, Score
 from rolltape.collect.plan import Identity, Planned
@@ -14,6 +13,7 @@ from rolltape.collect.seats import Seats
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task, seed_of
 from rolltape.errors import TapeWriteError
+from rolltape.gateway.gateway import Gateway
 from rolltape.records.jsonable import as_float
 
 log = logging.getLogger("rolltape.collect")

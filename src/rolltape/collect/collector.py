@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from rolltape.capture.gateway import Gateway
 from rolltape.collect.environments import Environments
 from rolltape.collect.groups import Groups
 from rolltape.collect.known import Known, known_of
@@ -15,9 +14,10 @@ from rolltape.collect.runner import Runner, Work
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import open_source
 from rolltape.collect.tasks import Task
+from rolltape.gateway.gateway import Gateway
+from rolltape.groups import Room
 from rolltape.records.rollout import EventKind
-from rolltape.supply import Room
-from rolltape.tape.tape import Tape
+from rolltape.tape.recording.tape import Tape
 
 
 class Launch(NamedTuple):

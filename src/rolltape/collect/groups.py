@@ -14,7 +14,7 @@ from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import Source
 from rolltape.collect.tasks import Task, seed_of
 from rolltape.records.rollout import Rollout, Status, StopReason
-from rolltape.tape.tape import Tape
+from rolltape.tape.recording.tape import Tape
 from rolltape.traces import amend, trace_of
 from rolltape.traces.capture import captures
 

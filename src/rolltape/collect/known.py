@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.records.rollout import EventKind, Status
+from rolltape.tape.index.standing import CODES
 from rolltape.tape.run import Run
-from rolltape.tape.standing import CODES
 
 
 class State(enum.IntFlag):

@@ -5,9 +5,6 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from rolltape.capture.engines.opening import open_engines
-from rolltape.capture.gateway import Gateway
-from rolltape.capture.settings import GatewaySettings
 from rolltape.collect.agents import agent_named
 from rolltape.collect.attempt import Attempts
 from rolltape.collect.environments import Environments
@@ -17,7 +14,10 @@ from rolltape.collect.result import Result
 from rolltape.collect.runner import NO_ROOM_S, OnEnded, Work, within_grace
 from rolltape.collect.scratch import Scratch
 from rolltape.collect.settings import CollectSettings
-from rolltape.tape.tape import Tape
+from rolltape.gateway.engines.opening import open_engines
+from rolltape.gateway.gateway import Gateway
+from rolltape.gateway.settings import GatewaySettings
+from rolltape.tape.recording.tape import Tape
 
 
 class LocalRunner:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rolltape.capture.engines.embedded.shipped import shipped_model
-from rolltape.capture.engines.opening import embedded_folder, parts_of
 from rolltape.errors import CollectError
+from rolltape.gateway.engines.opening import embedded_folder, parts_of
+from rolltape.tiny.shipped import shipped_model
 
 _EMBEDDED, _TEXT_ONLY = "embedded", "openai"  # kinds of engines
 _TOKENIZER = "tokenizer.json"

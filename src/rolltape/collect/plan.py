@@ -11,8 +11,8 @@ from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
 from rolltape.records.ids import rollout_ids
 from rolltape.records.rollout import EventKind
+from rolltape.tape.recording.tape import Tape
 from rolltape.tape.run import Run
-from rolltape.tape.tape import Tape
 
 _TAKEN = int(State.TAKEN)  # a plain number: a flag takes ten times as long
 

@@ -10,12 +10,12 @@ from rolltape.collect.sources.entries import SHOWN_PROBLEMS, Entry, all_told
 from rolltape.errors import NoSuchRollout, RecordError, RolltapeError
 from rolltape.records.jsonable import non_finite, shown
 from rolltape.records.rollout import Event, EventKind
-from rolltape.tape.entries import Statement
-from rolltape.tape.fields import as_count, as_text
-from rolltape.tape.recorder import score_data
+from rolltape.tape.journal.entries import Statement
+from rolltape.tape.recording.fields import as_count, as_text
+from rolltape.tape.recording.recorder import score_data
+from rolltape.tape.recording.tape import Tape
+from rolltape.tape.recording.turnplace import turn_of, turn_place
 from rolltape.tape.run import RolloutRow, Run
-from rolltape.tape.tape import Tape
-from rolltape.tape.turnplace import turn_of, turn_place
 
 _NEEDED = ("rollout", "reward")
 _FIELDS = (*_NEEDED, "terms", "by", "try", "turn")

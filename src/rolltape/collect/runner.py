@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 from rolltape.collect.plan import Identity, Planned
 from rolltape.collect.result import Result
 from rolltape.collect.tasks import Task
-from rolltape.supply import Room
+from rolltape.groups import Room
 
 NO_ROOM_S = 0.2  # after which it is asked again whether there is room
 OnEnded = Callable[[Planned, list[Result]], Awaitable[None]]

@@ -5,9 +5,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rolltape.capture.finished import Ending
-from rolltape.capture.gateway import Gateway
-from rolltape.capture.sessions import OpenSession, SessionSpec
 from rolltape.collect.agents import Connection, Outcome, StepRecord
 from rolltape.collect.environments.protocol import AGENT, Ended, Score
 from rolltape.collect.plan import Identity, Planned, seat_name
@@ -16,6 +13,9 @@ from rolltape.collect.result import Result
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.snapshot import ended_rollout
 from rolltape.collect.tasks import Task, seed_of
+from rolltape.gateway.finished import Ending
+from rolltape.gateway.gateway import Gateway
+from rolltape.gateway.sessions import OpenSession, SessionSpec
 from rolltape.records.rollout import EventKind, Rollout, Status, StopReason
 from rolltape.samples import linearize
 from rolltape.traces import TraceWriter

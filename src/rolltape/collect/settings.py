@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from rolltape.capture.exchange import SamplingParams
-from rolltape.capture.prompts.chat import Retention
 from rolltape.collect.environments.judge import Judge
+from rolltape.gateway.exchange import SamplingParams
+from rolltape.gateway.prompts.chat import Retention
 from rolltape.records.turn import LogprobKind
 from rolltape.traces.capture import Capture
 

@@ -4,8 +4,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rolltape.capture.finished import as_delivered
-from rolltape.capture.sessions import OpenSession
+from rolltape.gateway.finished import as_delivered
+from rolltape.gateway.sessions import OpenSession
 from rolltape.records.rollout import Event, EventKind, Rollout, Session, Status, StopReason
 
 

@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from rolltape.errors import NoSuchRollout, RunNotFound
 from rolltape.records.rollout import Event, EventKind, Outcome, Rollout, RolloutHead, outcome_of
-from rolltape.tape.catalog import Catalog, Listed, catalog_of
-from rolltape.tape.fields import is_unicode
-from rolltape.tape.places import Place
-from rolltape.tape.rebuild import pruned_of, rebuilt
+from rolltape.tape.index.catalog import Catalog, Listed, catalog_of
+from rolltape.tape.recording.fields import is_unicode
+from rolltape.tape.repair.rebuild import pruned_of, rebuilt
 from rolltape.tape.rundir import RUN_FILE, RunDirectory, checked_about
+from rolltape.tape.shards.places import Place
 from rolltape.tape.stored import Key, Problem, StoredSession
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rolltape.errors import DamagedTapeError, NewerTapeError, RecordError, RunNotFound, TapeError, TapeWriteError
-from rolltape.tape.fields import is_unicode
+from rolltape.tape.recording.fields import is_unicode
 
 SCHEMA = "1.0"
 RUN_FILE = "run.json"

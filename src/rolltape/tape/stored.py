@@ -12,7 +12,7 @@ from rolltape.records.messages import Message, Root
 from rolltape.records.rollout import Event, EventKind, RolloutHead, Status
 from rolltape.records.tokens import Ids
 from rolltape.records.turn import Logprobs, SideArray
-from rolltape.tape.standing import Wanted, gathered, packed, unpacked
+from rolltape.tape.index.standing import Wanted, gathered, packed, unpacked
 
 Key = tuple[str, int]  # rollout and try
 

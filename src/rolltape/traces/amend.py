@@ -5,8 +5,8 @@ from typing import Any
 
 from rolltape.errors import RecordError
 from rolltape.records.rollout import EventKind
-from rolltape.tape.fields import as_count
-from rolltape.tape.tape import Tape
+from rolltape.tape.recording.fields import as_count
+from rolltape.tape.recording.tape import Tape
 from rolltape.traces.values import checked
 
 Object = Mapping[str, Any] | None

@@ -8,7 +8,7 @@ from rolltape.errors import RecordError
 from rolltape.records.jsonable import as_float, plain_scalar, shown
 from rolltape.records.rollout import StopReason
 from rolltape.records.turn import Turn
-from rolltape.tape.fields import as_count, as_member, as_snapshot
+from rolltape.tape.recording.fields import as_count, as_member, as_snapshot
 
 Fields = dict[str, Any]
 

@@ -10,9 +10,9 @@ from typing import Any
 from rolltape.errors import RecordError, TapeWriteError
 from rolltape.records.rollout import Event, EventKind, StopReason
 from rolltape.records.turn import Turn
-from rolltape.tape.entries import LoggedEvent
-from rolltape.tape.journal import Ticket
-from rolltape.tape.recorder import RolloutRecorder
+from rolltape.tape.journal.entries import LoggedEvent
+from rolltape.tape.journal.writing import Ticket
+from rolltape.tape.recording.recorder import RolloutRecorder
 from rolltape.tape.stored import decoded_event
 from rolltape.traces.capture import Capture, captures
 from rolltape.traces.conversations import Conversations, Placed

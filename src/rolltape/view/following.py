@@ -10,10 +10,10 @@ import msgspec
 import pyarrow as pa
 
 from rolltape.errors import DamagedTapeError, TapeError
-from rolltape.tape.places import Place as FilePlace
+from rolltape.tape.index.stretches import JournalStretches, ShardStretches, Stretches
 from rolltape.tape.rundir import RUN_FILE, RunDirectory
-from rolltape.tape.shardfile import shards_at
-from rolltape.tape.stretches import JournalStretches, ShardStretches, Stretches
+from rolltape.tape.shards.places import Place as FilePlace
+from rolltape.tape.shards.reading import shards_at
 from rolltape.view.reports import Looked, Report
 from rolltape.view.shard_news import shard_news
 from rolltape.view.tail import TailMark, journal_news

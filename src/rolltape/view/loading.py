@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from rolltape.errors import DamagedTapeError, TapeError
 from rolltape.records.rollout import Event, EventKind, Rollout
-from rolltape.tape.rebuild import pruned_of, rebuilt
+from rolltape.tape.index.stretches import JournalStretches, Stretches
+from rolltape.tape.repair.rebuild import pruned_of, rebuilt
 from rolltape.tape.stored import Problem, StoredEvent
-from rolltape.tape.stretches import JournalStretches, Stretches
 from rolltape.view.following import RunPlaces
 from rolltape.view.reports import Key, Place, Spot
 

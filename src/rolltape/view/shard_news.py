@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from rolltape.records.rollout import EventKind
-from rolltape.tape.stretches import ShardStretches
+from rolltape.tape.index.stretches import ShardStretches
 from rolltape.view.reports import Counted, Key, Place, Placed, Report, Spot
 from rolltape.view.tail import matters, said, started
 

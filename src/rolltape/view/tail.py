@@ -8,8 +8,8 @@ import msgspec
 
 from rolltape.records.jsonable import decode_numbers
 from rolltape.records.rollout import EventKind, RolloutHead
+from rolltape.tape.index.stretches import JournalStretches
 from rolltape.tape.stored import About, StoredEvent
-from rolltape.tape.stretches import JournalStretches
 from rolltape.view.reports import Counted, Key, Place, Placed, Report, Said, Spot, Started
 
 _GAPS_WATCHED = 256  # numbers that were given away and not written yet: a writer has no more open at once

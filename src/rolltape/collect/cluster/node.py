@@ -23,10 +23,10 @@ from rolltape.collect.scratch import Scratch
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
-from rolltape.tape.places import Place
-from rolltape.tape.publish import Publisher, publish_left
+from rolltape.tape.recording.tape import open_tape
+from rolltape.tape.shards.places import Place
+from rolltape.tape.shards.publish import Publisher, publish_left
 from rolltape.tape.stored import Key
-from rolltape.tape.tape import open_tape
 
 
 class NodeSettings(NamedTuple):

@@ -25,10 +25,10 @@ from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
 from rolltape.records.rollout import Status
-from rolltape.tape.places import Place
-from rolltape.tape.seal import make_run
+from rolltape.tape.recording.tape import Tape
+from rolltape.tape.shards.places import Place
+from rolltape.tape.shards.seal import make_run
 from rolltape.tape.stored import Key
-from rolltape.tape.tape import Tape
 
 log = logging.getLogger("rolltape.collect")
 

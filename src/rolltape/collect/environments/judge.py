@@ -9,12 +9,12 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
-from rolltape.capture.engines.http import Connections, decoded
 from rolltape.collect.environments.prompts import user
 from rolltape.collect.environments.protocol import Message
 from rolltape.collect.functions import function_named
 from rolltape.collect.threads import called
 from rolltape.errors import EngineError, EngineFault, TaskError
+from rolltape.gateway.engines.http import Connections, decoded
 from rolltape.records.jsonable import shown
 from rolltape.records.messages import content_text
 

@@ -10,7 +10,7 @@ from rolltape.errors import FilterError, RolltapeError
 from rolltape.records.jsonable import plain_scalar, shown
 from rolltape.records.rollout import Rollout, Status
 from rolltape.samples import counted_tries
-from rolltape.tape.fields import as_text
+from rolltape.tape.recording.fields import as_text
 from rolltape.tape.run import RolloutRow, Run
 
 Reject = Callable[[Rollout], object]  # a reason, or True; False or None: it may train

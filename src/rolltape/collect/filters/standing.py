@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rolltape.collect.filters.rules import Verdict
 from rolltape.records.rollout import EventKind
-from rolltape.tape.entries import Statement
+from rolltape.tape.journal.entries import Statement
 from rolltape.tape.run import RolloutRow, Run
 
 Key = tuple[str, int]  # rollout and try

@@ -1,0 +1,146 @@
+"""Any OpenAI-compatible chat endpoint: messages in, a message out, and neither ids nor logprobs."""
+
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from rolltape.errors import EngineFault
+from rolltape.gateway.engines.http import Connections, decoded
+from rolltape.gateway.engines.inflight import InFlight
+from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
+from rolltape.gateway.exchange import Ask
+from rolltape.records.tokens import NO_IDS
+from rolltape.records.turn import Finish
+
+# Endpoints refuse keys that they do not know.
+_MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
+_CALL_KEYS = ("id", "type", "function")
+_APPLIES = frozenset(
+    {"temperature", "top_p", "seed", "max_tokens", "stop", "presence_penalty", "frequency_penalty"}
+)  # top_k and the others are not in OpenAI's API
+_FINISHES = {
+    "stop": Finish.STOP,
+    "tool_calls": Finish.STOP,
+    "function_call": Finish.STOP,
+    "length": Finish.LENGTH,
+}
+
+
+class _Choice(msgspec.Struct):
+    message: dict[str, Any]
+    finish_reason: str | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+
+_COMPLETION = msgspec.json.Decoder(_Completion)
+
+
+class OpenAITextEngine:
+    """`url` is the base that OpenAI's own clients take, as in http://127.0.0.1:8000/v1.
+
+    `model`: the one to ask for; None: the one that the agent named. `limit_field`: some models want their limit as
+    `max_completion_tokens`.
+    """
+
+    token_faithful = False
+    applies = _APPLIES
+
+    def __init__(
+        self, url: str, *, api_key: str | None = None, model: str | None = None, limit_field: str = "max_tokens"
+    ) -> None:
+        self.name = f"openai {url}"
+        self._http = Connections(
+            url, self.name, headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        )
+        self._model = model
+        self._limit_field = limit_field
+        self._in_flight = InFlight()
+
+    async def facts(self) -> EngineFacts:
+        with suppress(EngineFault):  # it is there, but does not list its models
+            await self._http.get("/models")
+        return EngineFacts(model=self._model)
+
+    async def generate(self, wanted: Generation) -> Generated:
+        body = msgspec.json.encode(self._body(wanted))
+        data = await self._in_flight.run(wanted.id, self._http.post("/chat/completions", body))
+        if data is None:
+            message = {"role": "assistant", "content": ""}
+            return Generated(ids=NO_IDS, logprobs=None, finish=Finish.ABORT, message=message)
+        where = f"{self.name}, generation {wanted.id}"
+        return _generated(decoded(data, _COMPLETION, where), where)
+
+    async def abort(self, generation_id: str) -> None:
+        self._in_flight.abort(generation_id)
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    def _body(self, wanted: Generation) -> dict[str, Any]:
+        ask = wanted.ask
+        given = {name: value for name, value in wanted.sampling.to_dict().items() if name in _APPLIES}
+        if "max_tokens" in given:
+            given[self._limit_field] = given.pop("max_tokens")
+        messages = [_plain_message(message) for message in ask.messages]
+        return {"model": self._model or ask.model, "messages": messages, **given, **_tools(ask)}
+
+
+def _plain_message(message: dict[str, Any]) -> dict[str, Any]:
+    plain = {key: message[key] for key in _MESSAGE_KEYS if key in message}
+    if isinstance(plain.get("tool_calls"), list):
+        plain["tool_calls"] = [{key: call[key] for key in _CALL_KEYS if key in call} for call in plain["tool_calls"]]
+    return plain
+
+
+def _tools(ask: Ask) -> dict[str, Any]:
+    if not ask.tools:
+        return {}
+    choice = ask.tool_choice
+    named = {"type": "function", "function": {"name": choice.name}}
+    fields: dict[str, Any] = {"tools": ask.tools, "tool_choice": choice.mode if choice.name is None else named}
+    if not ask.parallel_tool_calls:
+        fields["parallel_tool_calls"] = False
+    return fields
+
+
+def _generated(completion: _Completion, where: str) -> Generated:
+    if not completion.choices:
+        raise EngineFault(f"{where}: an answer without choices")
+    choice = completion.choices[0]
+    finish = _FINISHES.get(choice.finish_reason or "")
+    if finish is None:
+        raise EngineFault(
+            f"{where}: it ended for the reason {choice.finish_reason!r}; known are {', '.join(_FINISHES)}"
+        )
+    details = None if completion.usage is None else completion.usage.prompt_tokens_details
+    return Generated(
+        ids=NO_IDS,
+        logprobs=None,
+        finish=finish,
+        message=_chat_form(choice.message),
+        cached_tokens=None if details is None else details.cached_tokens,
+    )
+
+
+def _chat_form(message: dict[str, Any]) -> dict[str, Any]:
+    """The reply with what it has: nulls left out, and reasoning under one name."""
+    reply: dict[str, Any] = {"role": "assistant", "content": message.get("content")}
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if reasoning:
+        reply["reasoning_content"] = reasoning
+    if message.get("tool_calls"):
+        reply["tool_calls"] = message["tool_calls"]
+    return reply

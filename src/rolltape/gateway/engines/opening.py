@@ -1,0 +1,101 @@
+"""An engine from the text that names it on a command line."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rolltape.errors import EngineError
+from rolltape.gateway.engines.inprocess import InProcessEngine
+from rolltape.gateway.engines.llamacpp import LlamaCppEngine
+from rolltape.gateway.engines.openai_text import OpenAITextEngine
+from rolltape.gateway.engines.protocol import Engine
+from rolltape.gateway.engines.replay import ReplayEngine
+from rolltape.gateway.engines.sglang import SglangEngine
+from rolltape.gateway.engines.vllm import VllmEngine
+from rolltape.records.turn import LogprobKind
+from rolltape.tiny import EmbeddedEngine
+from rolltape.tiny.shipped import shipped_model
+
+KNOWN = "sglang:URL, vllm:URL, llamacpp:URL, openai:URL, embedded, embedded:FOLDER, replay:RUN#ROLLOUT"
+
+
+def parts_of(spec: str) -> tuple[str, str]:
+    """The kind of engine that a text names, and where it is; EngineError if it names none."""
+    kind, _, place = spec.partition(":")
+    if kind not in _OPENERS or (not place and kind != "embedded"):
+        raise EngineError(f"{spec!r} names no engine; known are {KNOWN}")
+    return kind, place
+
+
+def open_engine(
+    spec: str,
+    *,
+    api_key: str | None = None,
+    model: str | None = None,
+    logprob_kind: LogprobKind | None = None,
+    routed_experts: bool | None = None,
+) -> Engine:
+    """The engine that a text names; EngineError where the text, or an option beside it, makes no sense.
+
+    An option that is None is left to the engine. Nothing is connected to yet.
+    """
+    options = {"api_key": api_key, "model": model, "logprob_kind": logprob_kind, "routed_experts": routed_experts}
+    kind, place = parts_of(spec)
+    opener, takes = _OPENERS[kind]
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given:
+        if name not in takes:
+            raise EngineError(f"{spec}: {name} is given, which {kind} does not take; it takes {', '.join(takes)}")
+    return opener(place, **given)
+
+
+def open_engines(
+    specs: Sequence[str],
+    *,
+    api_key: str | None = None,
+    model: str | None = None,
+    logprob_kind: LogprobKind | None = None,
+    routed_experts: bool = False,
+) -> list[Engine]:
+    """Engines that serve the same model; the key is for those at an address, the model's name for those that take one.
+
+    The other options are for each of them, and an error where one does not take it.
+    """
+    return [
+        open_engine(
+            spec,
+            api_key=api_key if "://" in spec else None,
+            model=model if "model" in _OPENERS[parts_of(spec)[0]][1] else None,
+            logprob_kind=logprob_kind,
+            routed_experts=routed_experts or None,
+        )
+        for spec in specs
+    ]
+
+
+def embedded_folder(specs: Sequence[str]) -> Path | None:
+    """The folder of the first embedded engine, whose tokenizer is the model's; None: there is none."""
+    places = [place for kind, place in map(parts_of, specs) if kind == "embedded"]
+    return (Path(places[0]) if places[0] else shipped_model()) if places else None
+
+
+def _embedded(place: str, **options: Any) -> Engine:
+    folder = Path(place) if place else shipped_model()
+    return InProcessEngine(EmbeddedEngine.load(folder), model=folder.name, **options)
+
+
+def _replay(place: str) -> Engine:
+    run, _, which = place.rpartition("#")
+    if not run or not which:
+        raise EngineError(f"replay:{place} does not say what to give again; write replay:RUN#ROLLOUT or RUN#SESSION")
+    return ReplayEngine(run, which)
+
+
+_OPENERS: dict[str, tuple[Callable[..., Engine], tuple[str, ...]]] = {
+    "sglang": (SglangEngine, ("api_key", "logprob_kind", "routed_experts")),
+    "vllm": (VllmEngine, ("api_key", "model", "logprob_kind")),
+    "llamacpp": (LlamaCppEngine, ("api_key",)),
+    "openai": (OpenAITextEngine, ("api_key", "model")),
+    "embedded": (_embedded, ("logprob_kind",)),
+    "replay": (_replay, ()),
+}

@@ -1,0 +1,152 @@
+"""Several engines as one: each session keeps to one of them, and one that is down is left aside until it answers."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from rolltape.errors import EngineDied, EngineError, EngineUnreachable
+from rolltape.gateway.engines.protocol import Engine, EngineFacts
+
+log = logging.getLogger("rolltape.engines")
+
+_FIRST_PROBE_S = 0.25
+_LONGEST_PAUSE_S = 15.0
+
+
+class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the pool's status."""
+
+    name: str
+    up: bool
+    sessions: int
+    facts: EngineFacts | None  # as last heard; None: it has not answered yet
+    error: str | None  # the last one; None: there was none since it came up
+
+
+class _Member:
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.up = True
+        self.sessions = 0
+        self.facts: EngineFacts | None = None
+        self.error: str | None = None
+        self.probe: asyncio.Task[None] | None = None
+
+
+class EnginePool:
+    """Engines that serve the same model. It makes no requests but `facts`."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        if not engines:
+            raise EngineError("a pool of no engines; give at least one")
+        self._members = [_Member(engine) for engine in engines]
+        self._of_session: dict[str, _Member] = {}
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        return tuple(member.engine for member in self._members)
+
+    @property
+    def applies(self) -> frozenset[str]:
+        """The sampling parameters that all of them honour."""
+        return frozenset.intersection(*(member.engine.applies for member in self._members))
+
+    @property
+    def token_faithful(self) -> bool:
+        return all(member.engine.token_faithful for member in self._members)
+
+    @property
+    def context(self) -> int | None:
+        """The smallest context that any of them has said; None: none has."""
+        said = [member.facts.context for member in self._members if member.facts is not None]
+        return min((context for context in said if context is not None), default=None)
+
+    async def look(self) -> list[EngineHealth]:
+        """Ask all of them for their facts now, as at the start and after new weights; who does not answer is aside."""
+        await asyncio.gather(*(self._look_at(member) for member in self._members))
+        return self.health()
+
+    def pick(self, session: str) -> Engine:
+        """The engine that the session had, or else the one with the fewest; EngineUnreachable if all are down."""
+        member = self._of_session.get(session)
+        if member is not None and member.up:
+            return member.engine
+        self.release(session)
+        up = [one for one in self._members if one.up]
+        if not up:
+            reasons = "; ".join(str(one.error) for one in self._members)
+            raise EngineUnreachable(f"none of {len(self._members)} engines is up: {reasons}")
+        chosen = min(up, key=lambda one: one.sessions)
+        chosen.sessions += 1
+        self._of_session[session] = chosen
+        return chosen.engine
+
+    def release(self, session: str) -> None:
+        """The session needs no engine any more."""
+        member = self._of_session.pop(session, None)
+        if member is not None:
+            member.sessions -= 1
+
+    def failed(self, engine: Engine, error: EngineError) -> None:
+        """An engine gave an error: one that went away is left aside at once, any other is asked how it is."""
+        member = next(one for one in self._members if one.engine is engine)
+        member.error = str(error)
+        if isinstance(error, EngineUnreachable | EngineDied):
+            self._put_aside(member)
+        elif member.probe is None:
+            member.probe = asyncio.get_running_loop().create_task(self._probe(member))
+
+    def health(self) -> list[EngineHealth]:
+        return [
+            EngineHealth(
+                name=member.engine.name,
+                up=member.up,
+                sessions=member.sessions,
+                facts=member.facts,
+                error=member.error,
+            )
+            for member in self._members
+        ]
+
+    async def close(self) -> None:
+        """Stop probing and close every engine."""
+        probes = [member.probe for member in self._members if member.probe is not None]
+        for probe in probes:
+            probe.cancel()
+        await asyncio.gather(*probes, return_exceptions=True)
+        for member in self._members:
+            await member.engine.close()
+
+    def _put_aside(self, member: _Member) -> None:
+        if member.up:
+            log.warning("%s is left aside: %s", member.engine.name, member.error)
+        member.up = False
+        if member.probe is None:
+            member.probe = asyncio.get_running_loop().create_task(self._probe(member))
+
+    async def _probe(self, member: _Member) -> None:
+        """Ask until it answers, at growing intervals; in the meantime it may have been put aside."""
+        pause = _FIRST_PROBE_S
+        try:
+            while not await self._answers(member):
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE_S)
+        finally:
+            member.probe = None
+
+    async def _look_at(self, member: _Member) -> None:
+        if not await self._answers(member):
+            self._put_aside(member)
+
+    async def _answers(self, member: _Member) -> bool:
+        try:
+            member.facts = await member.engine.facts()
+        except EngineError as error:
+            member.up, member.error = False, str(error)
+            return False
+        if not member.up:
+            log.warning("%s is back", member.engine.name)
+        member.up, member.error = True, None
+        return True

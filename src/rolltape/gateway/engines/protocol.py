@@ -1,0 +1,76 @@
+"""What every engine is asked and gives. An engine is one file behind this protocol."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from rolltape.gateway.engines.ids_json import IdsAsJson
+from rolltape.gateway.exchange import Ask, SamplingParams
+from rolltape.records.tokens import Ids
+from rolltape.records.turn import Finish, LogprobKind, Segment
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What an engine is asked for: the continuation of these ids."""
+
+    id: str  # the engine's name for it, by which it is aborted
+    session: str  # requests of one session share prefixes
+    prompt_ids: Ids
+    sampling: SamplingParams  # as it shall be applied; max_tokens is always given
+    stop_ids: tuple[int, ...]
+    held_tokens: int = 0  # of the prompt: those whose side arrays are on the tape already
+    ask: Ask  # for an engine that takes messages instead of ids
+    ids_json: IdsAsJson = msgspec.field(default_factory=IdsAsJson)  # its session's, for an engine that takes JSON
+
+
+class Generated(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What an engine gave: whole, or as far as it came (`finish` ABORT)."""
+
+    ids: Ids
+    logprobs: npt.NDArray[np.float32] | npt.NDArray[np.float64] | None  # None: it gave none
+    finish: Finish
+    stop_string: str | None = None
+    # The weights that it ran under: equal where that is known, different where they changed in between, None
+    # where the engine does not say.
+    first_version: str | None = None
+    last_version: str | None = None
+    segments: tuple[Segment, ...] = ()  # of an engine that says at which id weights changed; (): the two above hold
+    logprob_kind: LogprobKind | None = None
+    cached_tokens: int | None = None  # of the prompt, by the engine's own prefix cache; None: it does not say
+    side_arrays: Mapping[str, Any] = {}  # as `record_turn` takes them
+    message: dict[str, Any] | None = None  # in chat form, of an engine that gives text only; None: parse the ids
+
+
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine says of itself."""
+
+    model: str | None = None
+    context: int | None = None  # prompt and reply together; None: it does not say
+    version: str | None = None
+
+
+class Engine(Protocol):
+    """A place that continues prompts."""
+
+    name: str  # its kind and address, for people: "sglang http://127.0.0.1:30000"
+    token_faithful: bool  # false: text in, text out
+    applies: frozenset[str]  # the fields of SamplingParams that it honours
+
+    async def facts(self) -> EngineFacts:
+        """What it says of itself; raises EngineUnreachable if it does not answer. Also its health check."""
+
+    async def generate(self, wanted: Generation) -> Generated:
+        """The continuation, when it has ended. Cancelling the caller aborts it in the engine.
+
+        Raises EngineUnreachable (nothing was begun), EngineFault (it answered with an error, or with nonsense),
+        or EngineDied with what had been received of the reply.
+        """
+
+    async def abort(self, generation_id: str) -> None:
+        """Have a generation end now: its `generate` returns what there is, with finish ABORT."""
+
+    async def close(self) -> None:
+        """Give up its connections."""

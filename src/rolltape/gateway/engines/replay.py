@@ -1,0 +1,176 @@
+"""The turns of a recorded rollout or session, given again: nothing is sampled, and a departure is told."""
+
+import os
+from typing import Any
+
+import msgspec
+
+from rolltape.errors import EngineFault, NoSuchRollout
+from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
+from rolltape.gateway.exchange import SamplingParams
+from rolltape.records.messages import Message
+from rolltape.records.tokens import Ids, common_prefix
+from rolltape.records.turn import Finish, Turn, TurnFlag
+from rolltape.tape.run import read
+
+
+class Departure(msgspec.Struct, frozen=True, kw_only=True):
+    """The first request that was not the recorded one."""
+
+    turn: str | None  # the recorded one that it was held against; None: all had been given already
+    request: int  # counted from 0
+    message: int | None  # the first that differs; None: the messages are equal
+    token: int | None  # the first id that differs; None: the ids are equal, or one of the two has none
+    text: str
+
+
+class ReplayEngine:
+    """Answers each request with the recorded turn of the same prompt, equal turns in their order.
+
+    `which` is a rollout's id (its latest try), or a session's. With `go_on`, a request that departs is answered with
+    the next turn all the same; otherwise it is an EngineFault. Either way `departure` tells of the first.
+    """
+
+    applies = frozenset(SamplingParams.__struct_fields__)  # whatever was applied when it was recorded
+
+    def __init__(self, run: str | os.PathLike[str], which: str, *, go_on: bool = False) -> None:
+        self.name = f"replay {os.fspath(run)}#{which}"
+        # What failed gave nothing to answer with; where its client asked again, that turn follows.
+        self._left = [turn for turn in _turns(run, which) if turn.facts.finish is not Finish.ERROR]
+        if not self._left:
+            raise NoSuchRollout(f"{self.name}: no turns are recorded there")
+        self._model = self._left[0].facts.model
+        self.token_faithful = all(_has_ids(turn) for turn in self._left)
+        self.departure: Departure | None = None
+        self._go_on = go_on
+        self._requests = 0
+
+    async def facts(self) -> EngineFacts:
+        return EngineFacts(model=self._model)
+
+    async def generate(self, wanted: Generation) -> Generated:
+        number, self._requests = self._requests, self._requests + 1
+        turn = self._recorded(wanted)
+        if turn is not None:
+            self._left.remove(turn)
+            return _generated(turn)
+        nearest = self._nearest(wanted)
+        departure = _departure(nearest, wanted, number)
+        self.departure = self.departure or departure
+        if nearest is None or not self._go_on:
+            raise EngineFault(f"{self.name}: {departure.text}")
+        self._left.remove(nearest)
+        # Its side arrays stand on another prompt.
+        return msgspec.structs.replace(_generated(nearest), side_arrays={})
+
+    async def abort(self, generation_id: str) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    def _recorded(self, wanted: Generation) -> Turn | None:
+        """The first turn left whose prompt has these ids, or where there are none to compare, these messages."""
+        ids = wanted.prompt_ids
+        for turn in self._left:
+            if len(ids) and len(turn.prompt_tokens) == len(ids) and (turn.prompt_ids == ids).all():
+                return turn
+        asked = _digests(wanted)
+        for turn in self._left:
+            if not (len(ids) and _has_ids(turn)) and _recorded_digests(turn) == asked:
+                return turn
+        return None
+
+    def _nearest(self, wanted: Generation) -> Turn | None:
+        """The turn left that shares the most with the request; of equals the first."""
+        asked = _digests(wanted)
+
+        def shared(turn: Turn) -> tuple[int, int]:
+            messages = _first_difference(_recorded_digests(turn), asked)
+            return len(asked) if messages is None else messages, common_prefix(turn.prompt_ids, wanted.prompt_ids)
+
+        return max(self._left, key=shared, default=None)
+
+
+def _turns(run: str | os.PathLike[str], which: str) -> list[Turn]:
+    rollout_id, _, rest = which.partition(".")
+    if not rest:
+        return read(run).rollout(which).turns
+    try_text, _, _ = rest.partition(".")
+    if not try_text.isdigit():
+        raise NoSuchRollout(f"{which!r} is neither a rollout's id nor a session's, which is ROLLOUT.TRY.ORDINAL")
+    rollout = read(run).rollout(rollout_id, int(try_text))
+    session = next((one for one in rollout.sessions if one.id == f"{rollout.id}.{rest}"), None)
+    if session is None:
+        known = ", ".join(one.id for one in rollout.sessions)
+        raise NoSuchRollout(f"{os.fspath(run)} holds no session {which!r}; the rollout has {known or 'none'}")
+    return list(session.turns)
+
+
+def _has_ids(turn: Turn) -> bool:
+    return TurnFlag.NOT_TOKEN_FAITHFUL not in turn.facts.flags
+
+
+def _digests(wanted: Generation) -> list[bytes]:
+    return [Message.snapshot(message, f"message {at}").canonical for at, message in enumerate(wanted.ask.messages)]
+
+
+def _recorded_digests(turn: Turn) -> list[bytes]:
+    return [message.canonical for message in turn.prompt.to_list()]
+
+
+def _first_difference(left: list[Any], right: list[Any]) -> int | None:
+    """The first place where two lists differ; None: they are equal."""
+    pairs = zip(left, right, strict=False)
+    at = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(left), len(right)))
+    return None if at == len(left) == len(right) else at
+
+
+def _departure(turn: Turn | None, wanted: Generation, number: int) -> Departure:
+    if turn is None:
+        text = f"request {number} comes after the last recorded turn"
+        return Departure(turn=None, request=number, message=None, token=None, text=text)
+    message = _first_difference(_recorded_digests(turn), _digests(wanted))
+    shared = common_prefix(turn.prompt_ids, wanted.prompt_ids)
+    comparable = _has_ids(turn) and len(wanted.prompt_ids)
+    same = shared == len(turn.prompt_ids) == len(wanted.prompt_ids)
+    token = shared if comparable and not same else None
+    where = [] if message is None else [f"message {message}: {_shown(turn, wanted, message)}"]
+    if token is not None:
+        recorded, came = _id_at(turn.prompt_ids, token), _id_at(wanted.prompt_ids, token)
+        where.append(f"token {token}: {recorded} was recorded, {came} came")
+    text = f"request {number} departs from turn {turn.id} at " + "; ".join(where)
+    return Departure(turn=turn.id, request=number, message=message, token=token, text=text)
+
+
+def _shown(turn: Turn, wanted: Generation, at: int) -> str:
+    both = (turn.prompt_messages, wanted.ask.messages)
+    recorded, came = (_short(messages[at]) if at < len(messages) else "none" for messages in both)
+    return f"{recorded} was recorded, {came} came"
+
+
+def _short(message: dict[str, Any]) -> str:
+    text = msgspec.json.encode(message).decode()
+    return text if len(text) <= 120 else text[:119] + "…"
+
+
+def _id_at(ids: Ids, at: int) -> str:
+    return str(int(ids[at])) if at < len(ids) else "the end"
+
+
+def _generated(turn: Turn) -> Generated:
+    facts = turn.facts
+    faithful = _has_ids(turn)
+    stop_string = facts.extra.get("stop_string")
+    return Generated(
+        ids=turn.sampled_ids,
+        logprobs=turn.logprobs,
+        finish=facts.finish,
+        stop_string=stop_string if facts.finish is Finish.STOP_STRING else None,
+        first_version=facts.segments[0].first_version if facts.segments else None,
+        last_version=facts.segments[-1].last_version if facts.segments else None,
+        segments=facts.segments if len(facts.segments) > 1 else (),
+        logprob_kind=facts.logprob_kind,
+        side_arrays=dict(turn.side),
+        message=None if faithful or turn.reply is None else turn.reply.to_dict(),
+    )

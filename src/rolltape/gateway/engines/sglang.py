@@ -1,0 +1,241 @@
+"""SGLang's native `/generate`: ids in; ids, logprobs, weight version and routed experts out."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from rolltape.errors import EngineFault
+from rolltape.gateway.engines.http import Connections, decoded
+from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
+from rolltape.gateway.engines.routed_experts import RoutedExperts
+from rolltape.gateway.engines.sampled import NEUTRAL, sampled_ids, sampled_logprobs
+from rolltape.gateway.exchange import SamplingParams
+from rolltape.records.turn import Finish, LogprobKind, Segment
+
+_Triple = tuple[float | None, int, Any]
+
+
+class _FinishReason(msgspec.Struct):
+    type: str
+    matched: int | str | list[int] | None = None
+    message: str | None = None
+    status_code: int | None = None
+
+
+class _VersionSpan(msgspec.Struct):
+    version: str
+    start: int
+    end: int
+
+
+class _MetaInfo(msgspec.Struct):
+    finish_reason: _FinishReason
+    output_token_logprobs: list[_Triple] | None = None
+    weight_version: str | None = None
+    weight_versions: list[_VersionSpan] | None = None
+    cached_tokens: int | None = None
+    routed_experts: str | None = None
+
+
+class _Answer(msgspec.Struct):
+    meta_info: _MetaInfo
+    output_ids: list[int] | None = None
+
+
+class _ModelInfo(msgspec.Struct):
+    model_path: str | None = None
+    weight_version: str | None = None
+
+
+class _ServerInfo(msgspec.Struct):
+    served_model_name: str | None = None
+    context_length: int | None = None
+    enable_deterministic_inference: bool | None = None
+    logprob_kind: LogprobKind | None = None  # `rolltape engine` says it; SGLang does not
+
+
+class _ModelCard(msgspec.Struct):
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_ModelCard] = []
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+_MODEL_INFO = msgspec.json.Decoder(_ModelInfo)
+_SERVER_INFO = msgspec.json.Decoder(_ServerInfo)
+_MODELS = msgspec.json.Decoder(_Models)
+
+_APPLIES = frozenset(SamplingParams.__struct_fields__)
+
+
+class SglangEngine:
+    """One SGLang server, or a router in front of several.
+
+    `logprob_kind`: None takes what the server says, and else SGLang's default, after temperature and before top-p;
+    one started with SGLANG_RETURN_ORIGINAL_LOGPROB gives raw ones and does not say so.
+    `routed_experts` needs a server started with --enable-return-routed-experts; `expert_shape` is (layers, experts
+    per token), without which the rows are flat.
+    """
+
+    token_faithful = True
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        logprob_kind: LogprobKind | None = None,
+        routed_experts: bool = False,
+        expert_shape: tuple[int, int] | None = None,
+    ) -> None:
+        self.name = f"sglang {url}"
+        self.applies = _APPLIES
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._http = Connections(url, self.name, headers=headers)
+        self._kind = logprob_kind
+        self._has_said = False  # what follows
+        self._said_kind: LogprobKind | None = None
+        self._version: str | None = None  # as last reported
+        self._experts = RoutedExperts(expert_shape) if routed_experts else None
+
+    async def facts(self) -> EngineFacts:
+        await self._http.get("/health")
+        model = decoded(await self._http.get("/model_info", "/get_model_info"), _MODEL_INFO, f"{self.name} model_info")
+        server = decoded(
+            await self._http.get("/server_info", "/get_server_info"), _SERVER_INFO, f"{self.name} server_info"
+        )
+        cards = decoded(await self._http.get("/v1/models"), _MODELS, f"{self.name} /v1/models").data
+        self._has_said, self._said_kind = True, server.logprob_kind
+        # SGLang heeds a request's seed only in its deterministic mode.
+        self.applies = _APPLIES - {"seed"} if server.enable_deterministic_inference is False else _APPLIES
+        if model.weight_version is not None:
+            self._version = model.weight_version
+        # context_length is null unless it was set at the start; the model card has the one that holds.
+        context = next((card.max_model_len for card in cards if card.max_model_len is not None), server.context_length)
+        return EngineFacts(
+            model=server.served_model_name or model.model_path, context=context, version=model.weight_version
+        )
+
+    async def generate(self, wanted: Generation) -> Generated:
+        if not self._has_said:
+            await self.facts()  # so that the version at the beginning is known, if there is one
+        version = self._version
+        experts_from = 0 if self._experts is None else self._experts.first_wanted(wanted)
+        body = msgspec.json.encode(self._body(wanted, experts_from))
+        try:
+            data = await self._http.post("/generate", body)
+        except asyncio.CancelledError:
+            self._http.post_later("/abort_request", msgspec.json.encode({"rid": wanted.id}))
+            raise
+        answer = decoded(data, _ANSWER, f"{self.name} /generate")
+        return self._generated(wanted, answer, version, experts_from)
+
+    async def abort(self, generation_id: str) -> None:
+        await self._http.post("/abort_request", msgspec.json.encode({"rid": generation_id}))
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    def _body(self, wanted: Generation, experts_from: int) -> dict[str, Any]:
+        asked = wanted.sampling.over(NEUTRAL)
+        params: dict[str, Any] = {
+            "max_new_tokens": asked.max_tokens,
+            "temperature": asked.temperature,
+            "top_p": asked.top_p,
+            "top_k": -1 if asked.top_k is None else asked.top_k,
+            "min_p": asked.min_p,
+            "presence_penalty": asked.presence_penalty,
+            "frequency_penalty": asked.frequency_penalty,
+            "repetition_penalty": asked.repetition_penalty,
+            "stop_token_ids": wanted.stop_ids,
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+        }
+        if asked.stop:
+            params["stop"] = asked.stop
+        if asked.seed is not None:
+            params["sampling_seed"] = asked.seed
+        body: dict[str, Any] = {
+            "rid": wanted.id,
+            "input_ids": wanted.ids_json.encoded(wanted.prompt_ids),
+            "sampling_params": params,
+            "return_logprob": True,
+            "logprob_start_len": -1,  # of the reply only
+        }
+        if self._experts is not None:
+            body |= {"return_routed_experts": True, "routed_experts_start_len": experts_from}
+        return body
+
+    def _generated(self, wanted: Generation, answer: _Answer, version: str | None, experts_from: int) -> Generated:
+        where = f"{self.name}, generation {wanted.id}"
+        meta = answer.meta_info
+        triples = meta.output_token_logprobs
+        finish, stop_string = _finish(meta.finish_reason, wanted, where)
+        if triples is None and answer.output_ids:
+            raise EngineFault(f"{where}: {len(answer.output_ids)} sampled ids but no output_token_logprobs")
+        triples = triples or []  # an abort before the first token has none
+        given_ids = [token for _, token, _ in triples]
+        ids = sampled_ids(given_ids if answer.output_ids is None else answer.output_ids, where)
+        logprobs = sampled_logprobs([value for value, _, _ in triples], ids, where)
+        if ids.tolist() != given_ids:
+            raise EngineFault(f"{where}: output_ids and the ids of output_token_logprobs differ")
+        segments = _segments(meta.weight_versions, len(ids), where)
+        side_arrays = {}
+        if self._experts is not None and meta.routed_experts is not None:
+            rows = self._experts.side_array(meta.routed_experts, wanted, len(ids), experts_from, where)
+            side_arrays["routed_experts"] = rows
+        first, last = self._versions(version, meta.weight_version, segments)
+        return Generated(
+            ids=ids,
+            logprobs=logprobs,
+            finish=finish,
+            stop_string=stop_string,
+            first_version=first,
+            last_version=last,
+            segments=segments,
+            logprob_kind=self._kind or self._said_kind or LogprobKind.AFTER_TEMPERATURE,
+            cached_tokens=meta.cached_tokens,
+            side_arrays=side_arrays,
+        )
+
+    def _versions(
+        self, at_start: str | None, at_end: str | None, segments: tuple[Segment, ...]
+    ) -> tuple[str | None, str | None]:
+        """SGLang says the version of the time it answers; the last one seen before is where it began, or older."""
+        if at_end is not None:
+            self._version = at_end
+        if segments:
+            return segments[0].first_version, segments[-1].last_version
+        return (None, None) if at_start is None or at_end is None else (at_start, at_end)
+
+
+def _finish(reason: _FinishReason, wanted: Generation, where: str) -> tuple[Finish, str | None]:
+    match reason.type:
+        case "stop" if isinstance(reason.matched, str):
+            if reason.matched not in (wanted.sampling.stop or ()):
+                # So SGLang says that it met NaN and put a stop id where the sampled one should be.
+                raise EngineFault(f"{where}: it ended on {reason.matched!r}, which is no stop string that was given")
+            return Finish.STOP_STRING, reason.matched
+        case "stop":
+            return Finish.STOP, None
+        case "length":
+            return Finish.LENGTH, None
+        case "abort" if reason.status_code is None:
+            return Finish.ABORT, None
+        case "abort":
+            raise EngineFault(f"{where}: it was given up with status {reason.status_code}: {reason.message}")
+        case _:
+            raise EngineFault(f"{where}: it ended for the reason {reason.type!r}; known are stop, length and abort")
+
+
+def _segments(spans: list[_VersionSpan] | None, count: int, where: str) -> tuple[Segment, ...]:
+    """Newer servers say which ids were sampled under which version."""
+    if not spans:
+        return ()
+    starts = [span.start for span in spans]
+    if starts != [0, *(span.end for span in spans[:-1])] or spans[-1].end != count:
+        raise EngineFault(f"{where}: weight_versions cover {spans[-1].end} ids, not the {count} that were sampled")
+    return tuple(Segment(span.start, span.end, span.version, span.version) for span in spans)

@@ -1,0 +1,206 @@
+"""vLLM's `/v1/completions` with ids as prompt, streamed: ids and logprobs out as they are sampled.
+
+Its `/inference/v1/generate` gives the same, but only on servers started for it. Streamed, because vLLM aborts a
+request when its connection closes, and what had been sampled until then would else be lost.
+"""
+
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from rolltape.errors import EngineDied, EngineFault
+from rolltape.gateway.engines.http import Connections, decoded, error_text
+from rolltape.gateway.engines.inflight import InFlight
+from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
+from rolltape.gateway.engines.sampled import NEUTRAL, sampled_ids, sampled_logprobs
+from rolltape.gateway.exchange import SamplingParams
+from rolltape.records.turn import Finish, LogprobKind
+
+# vLLM writes this where it has no logprob, since JSON has no infinity.
+_NO_LOGPROB = -9999.0
+
+
+class _Logprobs(msgspec.Struct):
+    token_logprobs: list[float | None]
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+class _ModelCard(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_ModelCard]
+
+
+_EVENT = msgspec.json.Decoder(_Event)
+_MODELS = msgspec.json.Decoder(_Models)
+
+
+class _SoFar:
+    """A reply as it grows."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.logprobs: list[float | None] = []
+        self.finish: str | None = None
+        self.stop_reason: int | str | None = None
+        self.cached_tokens: int | None = None
+
+    def add(self, event: _Event, where: str) -> None:
+        for choice in event.choices:
+            if choice.token_ids is None:
+                raise EngineFault(f"{where}: no token_ids in its events; vLLM gives them from 0.10.2 on")
+            self.ids += choice.token_ids
+            given = [] if choice.logprobs is None else choice.logprobs.token_logprobs
+            self.logprobs += [None if value == _NO_LOGPROB else value for value in given]
+            if choice.finish_reason is not None:
+                self.finish, self.stop_reason = choice.finish_reason, choice.stop_reason
+        if event.usage is not None and event.usage.prompt_tokens_details is not None:
+            self.cached_tokens = event.usage.prompt_tokens_details.cached_tokens
+
+
+class VllmEngine:
+    """One vLLM server. It reports no weight version.
+
+    `logprob_kind`: raw, unless the server was started with another --logprobs-mode, which it does not say.
+    `model`: as served; None takes the first that the server names.
+    """
+
+    token_faithful = True
+    applies = frozenset(SamplingParams.__struct_fields__)
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        logprob_kind: LogprobKind = LogprobKind.RAW,
+    ) -> None:
+        self.name = f"vllm {url}"
+        self._http = Connections(
+            url, self.name, headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        )
+        self._model = model
+        self._kind = logprob_kind
+        self._in_flight = InFlight()
+
+    async def facts(self) -> EngineFacts:
+        await self._http.get("/health")
+        cards = decoded(await self._http.get("/v1/models"), _MODELS, f"{self.name} /v1/models").data
+        card = next((card for card in cards if self._model in (None, card.id)), None)
+        if card is None:
+            served = ", ".join(card.id for card in cards)
+            raise EngineFault(f"{self.name}: it serves {served or 'no model'}, not {self._model}")
+        self._model = card.id
+        return EngineFacts(model=card.id, context=card.max_model_len)
+
+    async def generate(self, wanted: Generation) -> Generated:
+        if self._model is None:
+            await self.facts()
+        so_far = _SoFar()
+        where = f"{self.name}, generation {wanted.id}"
+        try:
+            if await self._in_flight.run(wanted.id, self._read(wanted, so_far, where)) is None:
+                so_far.finish = "abort"
+        except EngineDied as error:
+            so_far.finish = "abort"
+            raise EngineDied(str(error), self._generated(so_far, where) if so_far.ids else None) from None
+        return self._generated(so_far, where)
+
+    async def abort(self, generation_id: str) -> None:
+        self._in_flight.abort(generation_id)
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _read(self, wanted: Generation, so_far: _SoFar, where: str) -> bool:
+        body = msgspec.json.encode(self._body(wanted))
+        async with aclosing(self._http.events("/v1/completions", body)) as events:
+            async for data in events:
+                if data == b"[DONE]":
+                    break
+                event = decoded(data, _EVENT, where)
+                if event.error is not None:
+                    raise (EngineDied if so_far.ids else EngineFault)(f"{where}: {error_text(event.error)}")
+                so_far.add(event, where)
+        if so_far.finish is None:
+            raise EngineDied(f"{where}: its events ended before the reply did")
+        return True
+
+    def _body(self, wanted: Generation) -> dict[str, Any]:
+        asked = wanted.sampling.over(NEUTRAL)
+        body: dict[str, Any] = {
+            "model": self._model,
+            "request_id": wanted.id,
+            "prompt": wanted.ids_json.encoded(wanted.prompt_ids),
+            "max_tokens": asked.max_tokens,
+            "temperature": asked.temperature,
+            "top_p": asked.top_p,
+            "top_k": -1 if asked.top_k is None else asked.top_k,
+            "min_p": asked.min_p,
+            "presence_penalty": asked.presence_penalty,
+            "frequency_penalty": asked.frequency_penalty,
+            "repetition_penalty": asked.repetition_penalty,
+            "stop_token_ids": wanted.stop_ids,
+            "skip_special_tokens": False,
+            "include_stop_str_in_output": True,
+            "logprobs": 0,  # of the sampled id alone
+            "return_token_ids": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if asked.stop:
+            body["stop"] = asked.stop
+        if asked.seed is not None:
+            body["seed"] = asked.seed
+        return body
+
+    def _generated(self, so_far: _SoFar, where: str) -> Generated:
+        finish, stop_string = _finish(so_far, where)
+        ids = sampled_ids(so_far.ids, where)
+        return Generated(
+            ids=ids,
+            logprobs=sampled_logprobs(so_far.logprobs, ids, where),
+            finish=finish,
+            stop_string=stop_string,
+            logprob_kind=self._kind,
+            cached_tokens=so_far.cached_tokens,
+        )
+
+
+def _finish(so_far: _SoFar, where: str) -> tuple[Finish, str | None]:
+    match so_far.finish:
+        case "stop" if isinstance(so_far.stop_reason, str):
+            return Finish.STOP_STRING, so_far.stop_reason
+        case "stop":
+            return Finish.STOP, None
+        case "length":
+            return Finish.LENGTH, None
+        case "abort":
+            return Finish.ABORT, None
+        case _:
+            raise EngineFault(f"{where}: it ended for the reason {so_far.finish!r}; known are stop, length and abort")

@@ -1,0 +1,51 @@
+"""What a session came to: its rollout as a reader of the tape would see it, and the samples of that."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from rolltape.records.rollout import Event, EventKind, Rollout, RolloutHead, Session, Status, StopReason
+from rolltape.records.turn import Delivery, Turn
+from rolltape.tape.recording.recorder import RolloutRecorder
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a session is finished; the rollout with it, if it was the last one open."""
+
+    reward: float | None = None
+    reward_terms: dict[str, float] = {}
+    stop_reason: StopReason = StopReason.COMPLETED
+    reason: str | None = None
+    policy: str = "exact"
+    samples: bool = True  # whether they are wanted now; they can be had from the tape at any time
+    drain_s: float = 30.0  # that turns in flight may still take
+
+
+def rollout_of(recorder: RolloutRecorder, deliveries: Mapping[str, Delivery], ending: Ending | None) -> Rollout:
+    """An open rollout, or one that ended just now, without reading the tape."""
+    head = recorder.head
+    events = [] if ending is None else list(_events(head, ending))
+    sessions = [
+        Session(session.head, [as_delivered(turn, deliveries) for turn in session.turns])
+        for session in recorder.sessions
+    ]
+    return Rollout(head, sessions, events, writer_alive=True)
+
+
+def _events(head: RolloutHead, ending: Ending) -> Sequence[Event]:
+    finish = {"status": Status.FINISHED.value, "stop_reason": ending.stop_reason.value, "reason": ending.reason}
+    said: list[tuple[EventKind, dict[str, Any]]] = [(EventKind.FINISH, finish)]
+    if ending.reward is not None:
+        said.append((EventKind.SCORE, {"reward": ending.reward, "terms": ending.reward_terms}))
+    return [
+        Event("", sequence, time.time_ns(), kind.value, head.id, head.try_index, None, None, data)
+        for sequence, (kind, data) in enumerate(said)
+    ]
+
+
+def as_delivered(turn: Turn, deliveries: Mapping[str, Delivery]) -> Turn:
+    """A turn with what is known by now of its delivery."""
+    delivery = deliveries.get(turn.id)
+    return turn if delivery is None else turn.with_facts(msgspec.structs.replace(turn.facts, delivery=delivery))

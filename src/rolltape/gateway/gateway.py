@@ -1,0 +1,199 @@
+"""The gateway as a library: `async with rolltape.Gateway(engine=…, model=…, tape=…) as gateway`."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from rolltape.errors import BadRequest, CaptureError, EngineError, EngineUnreachable, NotAllowed
+from rolltape.gateway.engines.opening import open_engine
+from rolltape.gateway.engines.pool import EnginePool
+from rolltape.gateway.engines.protocol import Engine
+from rolltape.gateway.finished import Ending
+from rolltape.gateway.prompts import ChatPrompts
+from rolltape.gateway.server.app import http_log, make_app
+from rolltape.gateway.server.guard import is_loopback
+from rolltape.gateway.service import Finished, Service
+from rolltape.gateway.sessions import OpenSession, SessionSpec
+from rolltape.gateway.settings import GatewaySettings
+from rolltape.tape.recording.tape import Tape, open_tape
+from rolltape.tiny.shipped import shipped_model
+
+log = logging.getLogger("rolltape.gateway")
+
+T = TypeVar("T")
+
+_WAITING_CONNECTIONS = 4096  # hundreds of agents may connect at once, and the system resets what it cannot queue
+
+
+class Session:
+    """An open session, for the program that runs the agent."""
+
+    def __init__(self, gateway: "Gateway", session: OpenSession) -> None:
+        self._gateway = gateway
+        self._session = session
+
+    @property
+    def id(self) -> str:
+        return self._session.id
+
+    @property
+    def rollout(self) -> str:
+        return self._session.rollout.id
+
+    @property
+    def key(self) -> str:
+        """Opens this session alone; agents send it as their API key."""
+        return self._session.key
+
+    @property
+    def openai_base_url(self) -> str:
+        """For clients of OpenAI's APIs; the key is in it, so that any API key does."""
+        return f"{self._gateway.public_url}/s/{self.key}/v1"
+
+    @property
+    def anthropic_base_url(self) -> str:
+        """The same for clients of Anthropic's."""
+        return f"{self._gateway.public_url}/s/{self.key}"
+
+    async def finish(self, **ending: Any) -> Finished:
+        """End the session; the fields are those of `Ending`."""
+        return await self._gateway.service.finish(self.id, _converted(ending, Ending))
+
+    async def drop(self, reason: str) -> None:
+        """End it at once; its rollout has failed for that reason."""
+        await self._gateway.service.drop(self.id, reason)
+
+
+class Gateway:
+    """Agents' requests → turns on a tape, through one or several engines, served over HTTP."""
+
+    service: Service
+    url: str  # its own address
+    public_url: str  # by which agents reach it
+
+    def __init__(
+        self,
+        *,
+        engine: str | Engine | Sequence[str | Engine],
+        tape: str | Path | Tape,
+        model: str | Path | None = None,
+        settings: GatewaySettings | None = None,
+        **options: Any,
+    ) -> None:
+        """`model` is a folder with the model's tokenizer, or None for an embedded engine's own; for `options` see
+        GatewaySettings, which may also be given whole."""
+        self._settings = settings or GatewaySettings()
+        if options:
+            known = msgspec.to_builtins(self._settings)
+            self._settings = _converted({**known, **msgspec.to_builtins(options)}, GatewaySettings)
+        if self._settings.admin_key is None and not is_loopback(self._settings.host):
+            raise NotAllowed(f"host {self._settings.host} is not loopback; give an admin key too")
+        if self._settings.open and not is_loopback(self._settings.host):
+            raise NotAllowed(f"host {self._settings.host} is not loopback; an open gateway would serve everybody there")
+        several = isinstance(engine, Sequence) and not isinstance(engine, str)
+        self._engines: list[str | Engine] = list(engine) if several else [engine]  # type: ignore[arg-type,list-item]
+        self._tape = tape
+        self._model = model
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await self._start(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        settings = self._settings
+        engines = [open_engine(one) if isinstance(one, str) else one for one in self._engines]
+        pool = EnginePool(engines)
+        stack.push_async_callback(pool.close)
+        health = await pool.look()
+        facts = next((one.facts for one in health if one.facts is not None), None)
+        if facts is None:
+            raise EngineUnreachable("no engine answers: " + "; ".join(str(one.error) for one in health))
+        prompts = ChatPrompts.load(
+            self._tokenizer_folder(),
+            renderer=settings.renderer,
+            thinking=settings.thinking,
+            thinking_retention=settings.thinking_retention,
+            special_text=settings.special_text,
+        )
+        log.info("%s", prompts.describe())
+        if prompts.warning:
+            log.warning("%s", prompts.warning)
+        tape = self._tape if isinstance(self._tape, Tape) else stack.enter_context(open_tape(self._tape))
+        self.service = Service(
+            tape,
+            pool,
+            prompts,
+            settings,
+            model_name=settings.model_name or facts.model or Path(prompts.folder).name,
+            context=pool.context,
+            version=facts.version,
+        )
+        stack.push_async_callback(self.service.close)
+        await self._listen(stack)
+
+    async def _listen(self, stack: AsyncExitStack) -> None:
+        settings = self._settings
+        app = make_app(self.service, lambda: self.public_url)
+        # Turns have been waited for when it comes to this, and clients that do not read are not waited for.
+        runner = web.AppRunner(app, access_log=None, logger=http_log, handler_cancellation=True, shutdown_timeout=1.0)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        try:
+            await web.TCPSite(runner, settings.host, settings.port, backlog=_WAITING_CONNECTIONS).start()
+        except OSError as error:
+            raise CaptureError(f"port {settings.port}: {error.strerror}") from None
+        # New turns are refused and those in flight drain while the port still answers.
+        stack.push_async_callback(self.service.drain)
+        host, port = runner.addresses[0][:2]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.public_url = (settings.public_url or self.url).rstrip("/")
+
+    def _tokenizer_folder(self) -> Path:
+        if self._model is not None:
+            return Path(self._model)
+        for one in self._engines:
+            kind, _, place = one.partition(":") if isinstance(one, str) else ("", "", "")
+            if kind == "embedded":
+                return Path(place) if place else shipped_model()
+        raise EngineError("no model: give the folder with the tokenizer of the model that the engine serves")
+
+    async def open_session(self, spec: SessionSpec | None = None, **fields: Any) -> Session:
+        """Open a session; the fields are those of `SessionSpec`."""
+        return Session(self, self.service.open_session(spec or _converted(fields, SessionSpec)))
+
+    async def pause(self) -> int:
+        """Let no request begin, and interrupt replies in flight; returns when the engines have let go, of how many."""
+        return await self.service.weights.pause()
+
+    def announce(self, version: str) -> None:
+        """Say which weights the engines have from now on."""
+        self.service.weights.announce(version)
+
+    async def resume(self, version: str | None = None) -> None:
+        """Go on after `pause`; interrupted replies continue where they were, as the agents' one reply."""
+        await self.service.resume(version)
+
+    def status(self) -> Mapping[str, Any]:
+        """The figures of `rolltape status`."""
+        return self.service.status()
+
+
+def _converted(fields: dict[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"{kind.__name__}: {error}") from None

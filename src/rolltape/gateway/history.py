@@ -1,0 +1,157 @@
+"""Where a request's history stands in its session: which held turn it ends in, and what is new after it."""
+
+import itertools
+import marshal
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rolltape.gateway.echo import is_text_of, rules_of
+from rolltape.gateway.exchange import Ask
+from rolltape.gateway.results import in_call_order
+from rolltape.records.messages import Message, Role, Root
+from rolltape.records.prompting import EchoRule, Unheld
+from rolltape.records.turn import Turn
+from rolltape.tree.nodes import Node
+from rolltape.tree.placement import Tree
+
+
+class Place(NamedTuple):
+    """A request's history, echoes read as the replies that they stand for."""
+
+    root: Root
+    messages: list[Message]
+    turn: Turn | None  # the one whose reply it ends in, but for new messages that are no assistant's; None: see why
+    new: int  # how many messages at the end are new after that turn
+    why: Unheld | None
+    echoes: tuple[EchoRule, ...]
+
+
+def keyed(ask: Ask) -> Ask:
+    """A request with tool results in the order of their calls, and with its messages' keys."""
+    messages = in_call_order(ask.messages)
+    return msgspec.structs.replace(ask, messages=messages, message_keys=tuple(map(_key, messages)))
+
+
+class History:
+    """The live tree of one session, asked before each turn and grown after it."""
+
+    def __init__(self, *, tool_ids_matter: bool = False) -> None:
+        self._tree = Tree(tool_ids_matter=tool_ids_matter)
+        self._tool_ids_matter = tool_ids_matter
+        self._begun = 0  # conversations that start from nothing sampled
+        self._messages: dict[bytes, Message] = {}  # by a digest of their value: most of a history came before
+        self._roots: dict[bytes, Root] = {}
+        self._aliases: dict[tuple[Node, int, bytes], tuple[Node, tuple[EchoRule, ...]]] = {}
+
+    def add(self, turn: Turn) -> bool:
+        """Take a recorded turn in; whether the session forked there, going on beside what it had."""
+        placed = self._tree.add(turn)
+        if placed.parent is not None:
+            return len(placed.parent.children) > 1
+        self._begun += 1
+        return self._begun > 1
+
+    def close(self) -> None:
+        """Let go of the tree."""
+        self._tree.take_apart()
+        self._aliases.clear()
+
+    def place(self, ask: Ask, tools: object, options: dict[str, Any]) -> Place:
+        """Follow a request's messages from the root as far as the session knows them."""
+        root = self._root(tools, options)
+        given = [self._message(*one) for one in zip(ask.messages, ask.message_keys, itertools.count())]
+        node = self._tree.roots.get(root.digest)
+        if node is None:
+            why = Unheld.TOOLS_CHANGED if self._tree.turns else Unheld.FIRST_TURN
+            return Place(root, given, None, len(given), why, ())
+        return self._followed(root, node, given)
+
+    def _followed(self, root: Root, node: Node, given: list[Message]) -> Place:
+        read: list[Message] = []
+        rules: list[EchoRule] = []
+        apart: Message | None = None  # a reply whose text is still to come, as the assistant's next message
+        held: tuple[Turn, int] | None = None
+        known = True
+        for message in given:
+            if apart is not None and _is_assistant(message):
+                text_of, apart = apart, None
+                if is_text_of(message, text_of):
+                    continue
+            below = node.children.get(self._key(message)) if known else None
+            if below is None and known and _is_assistant(message):
+                alias = self._echoed(node, message)
+                if alias is not None:
+                    below, by = alias
+                    rules += by
+                    reply = _continued(below, message).reply
+                    assert reply is not None
+                    if EchoRule.TEXT_APART in by:
+                        apart = reply
+                    message = reply
+            read.append(message)
+            known = below is not None
+            if below is not None:
+                node = below
+                if node.replies:
+                    held = (_continued(node, message), len(read))
+        if held is not None and not any(_is_assistant(message) for message in read[held[1] :]):
+            return Place(root, read, held[0], len(read) - held[1], None, tuple(rules))
+        return Place(root, read, None, len(read), self._why(node, read), tuple(rules))
+
+    def _why(self, node: Node, read: list[Message]) -> Unheld:
+        """The first message that the session does not know says why."""
+        if node.depth == len(read) or not any(map(_is_assistant, read)):
+            return Unheld.NO_REPLY
+        asked = node.asked and _is_assistant(read[node.depth])
+        return Unheld.REPLY_CHANGED if asked else Unheld.HISTORY_CHANGED
+
+    def _echoed(self, node: Node, message: Message) -> tuple[Node, tuple[EchoRule, ...]] | None:
+        # Twins may differ in what the client left out: then by echoed id, else the latest, as in `_continued`.
+        key = (node, len(node.asked), message.canonical_with_ids)
+        if key not in self._aliases:
+            named = [placed for placed in node.asked if _names(message, placed.turn.reply)]
+            for placed in reversed(named or node.asked):
+                reply = placed.turn.reply
+                rules = None if reply is None else rules_of(message, reply)
+                if rules is not None and placed.reply_node is not None:
+                    self._aliases[key] = (placed.reply_node, rules)
+                    break
+        return self._aliases.get(key)
+
+    def _key(self, message: Message) -> bytes:
+        return message.canonical_with_ids if self._tool_ids_matter else message.canonical
+
+    def _message(self, message: dict[str, Any], key: bytes, index: int) -> Message:
+        found = self._messages.get(key)
+        if found is None:
+            found = self._messages[key] = Message.snapshot(message, f"message {index}")
+        return found
+
+    def _root(self, tools: object, options: dict[str, Any]) -> Root:
+        key = _key((tools, options))
+        found = self._roots.get(key)
+        if found is None:
+            found = self._roots[key] = Root.snapshot(tools, options or None, "the request")
+        return found
+
+
+def _continued(node: Node, echo: Message) -> Turn:
+    """Which of the turns with this reply is meant: by echoed id, else the latest."""
+    named = [placed for placed in node.replies if _names(echo, placed.turn.reply)]
+    return (named or node.replies)[-1].turn
+
+
+def _names(echo: Message, reply: Message | None) -> bool:
+    """Whether an echo carries an id that the reply was given."""
+    return reply is not None and not reply.wire_ids.isdisjoint(echo.wire_ids)
+
+
+def _is_assistant(message: Message) -> bool:
+    return message.role is Role.ASSISTANT
+
+
+def _key(value: object) -> bytes:
+    # Marshalling, version 2, gives the same bytes for the same value, at a tenth of the cost of encoding it.
+    return blake2b(marshal.dumps(value, 2), digest_size=16).digest()  # type: ignore[arg-type]

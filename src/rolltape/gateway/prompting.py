@@ -1,0 +1,62 @@
+"""A placed history → the prompt's ids: those that are held and the bridge to the new messages, or a full render."""
+
+import asyncio
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rolltape.gateway.history import Place
+from rolltape.gateway.prompts import ChatPrompts, Refused
+from rolltape.records.tokens import NO_IDS, Ids
+from rolltape.records.turn import Turn
+
+# Rendering less than this takes about a millisecond, which is less than a thread costs; more is kept off the loop.
+_INLINE_CHARS = 4096
+
+
+class Prompt(NamedTuple):
+    """The ids to continue, and how they were come by."""
+
+    ids: Ids
+    after: Turn | None  # the turn whose ids it extends; None: rendered in full
+    new_ids: Ids  # those after that turn's
+    message_starts: tuple[int, ...] | None  # of the new messages, in the new ids
+    why: str | None  # why it is no extension; None: it is one
+    special_text: int  # special tokens spelled out in the text of new messages
+    folded: bool  # a system message was folded into its neighbour
+
+    @property
+    def held_tokens(self) -> int:
+        return len(self.ids) - len(self.new_ids)
+
+
+async def prompt_of(
+    place: Place, prompts: ChatPrompts, tools: list[dict[str, Any]] | None, thinking: bool | None
+) -> Prompt:
+    """The prompt for a history; raises BadRequest for messages that cannot be rendered."""
+    why: str | None = place.why
+    if place.turn is not None:
+        turn = place.turn
+        new = place.messages[len(place.messages) - place.new :]
+        size = sum(len(message.raw) for message in new)
+        messages = [message.to_dict() for message in new]
+        bridged = await _run(size, prompts.bridge, turn.prompt_tokens, turn.sampled_ids, messages, tools, thinking)
+        if not isinstance(bridged, Refused):
+            ids = np.concatenate([turn.tokens.to_numpy(), bridged.ids])
+            starts = bridged.message_starts
+            return Prompt(ids, turn, bridged.ids, starts, None, bridged.special_text, bool(bridged.folded))
+        why = bridged.why
+    size = sum(len(message.raw) for message in place.messages)
+    messages = [message.to_dict() for message in place.messages]
+    rendered = await _run(size, prompts.render, messages, tools, thinking)
+    starts = rendered.message_starts
+    return Prompt(rendered.ids, None, rendered.ids, starts, why, rendered.special_text, bool(rendered.folded))
+
+
+def again_from(interrupted: Turn) -> Prompt:
+    """The prompt and what was sampled of a reply that nobody waited for, to go on from."""
+    return Prompt(interrupted.tokens.to_numpy(), interrupted, NO_IDS, (), None, 0, False)
+
+
+async def _run(size: int, work: Any, *args: Any) -> Any:
+    return work(*args) if size < _INLINE_CHARS else await asyncio.to_thread(work, *args)

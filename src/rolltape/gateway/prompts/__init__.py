@@ -1,0 +1,17 @@
+"""Chat messages ↔ token ids: the whole prompt rendered, what is new bridged onto what is held, the reply parsed."""
+
+from rolltape.gateway.prompts.bridging import Bridged, Refused
+from rolltape.gateway.prompts.chat import ChatPrompts, Rendered, Retention
+from rolltape.gateway.prompts.reply import Parsed, ParsedCall
+from rolltape.gateway.prompts.tokenizer import SpecialText
+
+__all__ = [
+    "Bridged",
+    "ChatPrompts",
+    "Parsed",
+    "ParsedCall",
+    "Refused",
+    "Rendered",
+    "Retention",
+    "SpecialText",
+]

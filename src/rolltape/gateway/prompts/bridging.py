@@ -1,0 +1,92 @@
+"""What follows a held prompt and its reply: only the new messages are rendered, and held ids stay as they are."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rolltape.gateway.prompts.families import DEFAULT, Renderer, Tokens
+from rolltape.gateway.prompts.messages import Chat, Prepared
+from rolltape.gateway.prompts.starts import message_starts
+from rolltape.records.prompting import BridgeRefusal
+from rolltape.records.tokens import Ids
+
+
+class Bridged(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The ids that follow the held prompt and its reply, up to where the next reply begins."""
+
+    ids: Ids
+    message_starts: tuple[int, ...]  # of the new messages, in these ids
+    closes_reply: bool  # the reply had no stop id, so these begin with one that was not sampled
+    special_text: int
+    folded: int
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The held ids cannot be continued: render the whole conversation."""
+
+    why: BridgeRefusal
+
+
+def bridge(
+    name: str, renderer: Renderer, prompt_end: Ids, reply: Ids, new: Prepared, tools: list[dict[str, Any]] | None
+) -> Bridged | Refused:
+    """Continue a prompt, of which `prompt_end` is as much as the renderer reads, and its reply."""
+    if early := _refused_unasked(name, new.messages):
+        return Refused(early)
+    end, sampled = prompt_end.tolist(), reply.tolist()
+    try:
+        given = renderer.bridge_to_next_turn(end, sampled, new.messages, tools=tools)
+    except Exception:  # noqa: BLE001 - it refuses with errors of many kinds; rendering the whole tells what is wrong
+        return Refused(BridgeRefusal.OTHER)
+    if given is None:
+        return Refused(_why(renderer, end, sampled, new.messages, tools))
+    held = len(end) + len(sampled)
+    if given.token_ids[:held] != end + sampled:
+        return Refused(BridgeRefusal.HELD_CHANGED)
+    ids, starts = _after(given, held, new)
+    stop_ids = renderer.get_stop_token_ids()
+    return Bridged(
+        ids=ids,
+        message_starts=starts,
+        closes_reply=not sampled or sampled[-1] not in stop_ids,
+        special_text=new.special_text,
+        folded=new.folded,
+    )
+
+
+def _refused_unasked(name: str, new: Chat) -> BridgeRefusal | None:
+    if name == DEFAULT:
+        return BridgeRefusal.NEVER
+    if not new:
+        return BridgeRefusal.NO_NEW_MESSAGES
+    return BridgeRefusal.ASSISTANT_AMONG_NEW if any(m["role"] == "assistant" for m in new) else None
+
+
+def _why(
+    renderer: Renderer, end: list[int], sampled: list[int], new: Chat, tools: list[dict[str, Any]] | None
+) -> BridgeRefusal:
+    """Why a renderer refused, in the order in which renderers look."""
+    if _is_unfinished(renderer, end, sampled, tools):
+        return BridgeRefusal.UNFINISHED_THINKING
+    match renderer.effective_thinking_retention:
+        case "template":
+            return BridgeRefusal.TEMPLATE_DROPS_THINKING
+        case "tool_cycle" if any(message["role"] == "user" for message in new):
+            return BridgeRefusal.NEW_USER_MESSAGE
+    return BridgeRefusal.OTHER
+
+
+def _is_unfinished(renderer: Renderer, end: list[int], sampled: list[int], tools: list[dict[str, Any]] | None) -> bool:
+    """Whether a reply that the model ended is still thinking. One that was cut off there can be closed."""
+    if not sampled or sampled[-1] not in renderer.get_stop_token_ids():
+        return False
+    try:
+        return renderer.parse_response(sampled, tools=tools, prompt_ids=end).reasoning_complete is False
+    except (ValueError, RecursionError):  # a call beyond Python's JSON reader, so thinking was over
+        return False
+
+
+def _after(given: Tokens, held: int, new: Prepared) -> tuple[Ids, tuple[int, ...]]:
+    ids = np.asarray(given.token_ids[held:], dtype=np.int32)
+    return ids, message_starts(given.message_indices[held:], new.places)

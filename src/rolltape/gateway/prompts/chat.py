@@ -1,0 +1,190 @@
+"""A gateway's prompts: messages rendered or bridged to ids, and replies parsed, for one model folder."""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import msgspec
+import numpy as np
+
+from rolltape.errors import BadRequest
+from rolltape.gateway.prompts import bridging, reply
+from rolltape.gateway.prompts.bridging import Bridged, Refused
+from rolltape.gateway.prompts.choosing import Choice, choose
+from rolltape.gateway.prompts.families import DEFAULT, READS_PROMPT_END, Renderer, make, version
+from rolltape.gateway.prompts.messages import Prepared, prepared
+from rolltape.gateway.prompts.probes import renders_call_ids, takes_system_anywhere
+from rolltape.gateway.prompts.reply import Parsed
+from rolltape.gateway.prompts.starts import message_starts
+from rolltape.gateway.prompts.tokenizer import FolderTokenizer, SpecialText
+from rolltape.records.tokens import Ids, TokenChain
+
+Retention = Literal["template", "tool_cycle", "all"]
+Messages = Sequence[dict[str, Any]]
+Tools = list[dict[str, Any]] | None
+
+_PROMPT_END = 64  # ids: more than any family's generation prompt
+
+
+class Rendered(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A whole prompt, up to where the reply begins."""
+
+    ids: Ids
+    message_starts: tuple[int, ...] | None  # None: the folder's template does not say
+    special_text: int  # special tokens spelled out in user and tool text
+    folded: int  # system messages that became part of another message
+
+
+class ChatPrompts:
+    """Renders, bridges and parses for one model. Made once; then nothing of it changes, and threads share it."""
+
+    def __init__(
+        self,
+        tokenizer: FolderTokenizer,
+        choice: Choice,
+        *,
+        thinking: bool | None = None,
+        retention: Retention = "template",
+        special_text: SpecialText = SpecialText.PASS,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._choice = choice
+        self._special_text = special_text
+        kept = {} if retention == "template" else {"thinking_retention": retention}
+        settings: list[bool | None] = [None] if choice.thinking_option is None else [None, True, False]
+        self._renderers = {
+            on: make(choice.name, tokenizer, **choice.options, **kept, **self._switch(on)) for on in settings
+        }
+        by_default = self._renderers[None]
+        self._options: dict[str, Any] = dict(kept)
+        if special_text is not SpecialText.PASS:
+            self._options["special_text"] = special_text.value
+        self._thinking = thinking
+        self._thinks_by_default = getattr(by_default.config, choice.thinking_option or "", None)
+        self._folds = not takes_system_anywhere(by_default, tokenizer)
+        self.folder = tokenizer.name_or_path
+        self.tool_ids_matter = renders_call_ids(by_default)  # they are part of the prompt, and may be sampled
+        self.warning = choice.warning  # to be shown when the gateway starts; None: all is well
+        self.renderer = f"{choice.name} (renderers {version()})"
+        self.stop_ids = tuple(by_default.get_stop_token_ids())
+        self.fingerprint = _fingerprint(tokenizer, self.renderer, by_default, self._options)
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        renderer: str | None = None,
+        thinking: bool | None = None,
+        thinking_retention: Retention | None = None,
+        special_text: SpecialText | str = SpecialText.PASS,
+    ) -> Self:
+        """For a model folder, or its tokenizer.json; `renderer` None finds one that renders as its chat template.
+
+        `thinking` None leaves it to the model's template, as does `thinking_retention` None.
+        """
+        special_text = SpecialText(special_text)
+        folder = Path(folder)
+        tokenizer = FolderTokenizer(folder.parent if folder.is_file() else folder, special_text)
+        choice = choose(tokenizer, renderer)
+        retention = thinking_retention or "template"
+        return cls(tokenizer, choice, thinking=thinking, retention=retention, special_text=special_text)
+
+    @property
+    def switches_thinking(self) -> bool:
+        """Whether a request may turn thinking on or off; false: the model's template has no such switch."""
+        return self._choice.thinking_option is not None
+
+    def describe(self) -> str:
+        """What makes the prompts, and why, in a line for people."""
+        by_default = self._renderers[None]
+        thinking = {None: "as the template has it", True: "on", False: "off"}[self._thinking]
+        return (
+            f"prompts by {self.renderer}: {self._choice.why}; thinking {thinking}, "
+            f"kept in history: {by_default.effective_thinking_retention}; "
+            f"special tokens spelled out in text: {self._special_text}; fingerprint {self.fingerprint}"
+        )
+
+    def template_options(self, thinking: bool | None) -> dict[str, Any]:
+        """What of a prompt's options departs from the model's defaults: to be recorded, and part of its root."""
+        return self._options | self._switch(self._setting(thinking))
+
+    def render(self, messages: Messages, tools: Tools, thinking: bool | None) -> Rendered:
+        """The whole prompt; raises BadRequest for messages that the model's template cannot take."""
+        ready = self._prepared(messages, opening=True)
+        renderer, tools = self._renderer(thinking), tools or None  # an empty list is something else to templates
+        try:
+            if self._choice.name == DEFAULT:  # to attribute ids it would render every prefix of the conversation
+                ids = renderer.render_ids(ready.messages, tools=tools, add_generation_prompt=True)
+                starts = None
+            else:
+                given = renderer.render(ready.messages, tools=tools, add_generation_prompt=True)
+                ids, starts = given.token_ids, message_starts(given.message_indices, ready.places)
+        except Exception as error:  # renderers and templates refuse with errors of many kinds
+            raise BadRequest(f"the messages cannot be rendered for this model ({self.renderer}): {error}") from error
+        return Rendered(
+            ids=np.asarray(ids, dtype=np.int32),
+            message_starts=starts,
+            special_text=ready.special_text,
+            folded=ready.folded,
+        )
+
+    def bridge(
+        self, held_prompt: TokenChain, reply_ids: Ids, new_messages: Messages, tools: Tools, thinking: bool | None
+    ) -> Bridged | Refused:
+        """The ids that follow a held prompt and its reply; costs what is new, for families that allow it."""
+        new = self._prepared(new_messages, opening=False)
+        end = self._end_of(held_prompt)
+        return bridging.bridge(self._choice.name, self._renderer(thinking), end, reply_ids, new, tools or None)
+
+    def parse(
+        self,
+        held_prompt: TokenChain,
+        reply_ids: Ids,
+        tools: Tools,
+        thinking: bool | None,
+        *,
+        stop_string: str | None = None,
+        calls_as_text: bool = False,
+    ) -> Parsed:
+        """The reply that these ids are, to that prompt; `stop_string` is the one that ended it, if any.
+
+        `calls_as_text`: calls, though well-formed, are treated as malformed ones, since they may not be made.
+        """
+        end, renderer = self._end_of(held_prompt), self._renderer(thinking)
+        return reply.parse(renderer, self._tokenizer, end, reply_ids, tools or None, stop_string, calls_as_text)
+
+    def decode(self, ids: Ids) -> str:
+        """The text of ids, special tokens spelled out."""
+        return self._tokenizer.decode(ids.tolist())
+
+    def _prepared(self, messages: Messages, *, opening: bool) -> Prepared:
+        return prepared(messages, self._tokenizer, fold=self._folds, opening=opening)
+
+    def _end_of(self, prompt: TokenChain) -> Ids:
+        """As much of a prompt as the renderer reads of it."""
+        start = max(len(prompt) - _PROMPT_END, 0) if self._choice.name in READS_PROMPT_END else 0
+        return prompt.slice(start)
+
+    def _setting(self, thinking: bool | None) -> bool | None:
+        """What a request means for the template; None: its own default."""
+        asked = self._thinking if thinking is None else thinking
+        return None if self._choice.thinking_option is None or asked == self._thinks_by_default else asked
+
+    def _switch(self, on: bool | None) -> dict[str, Any]:
+        option = self._choice.thinking_option
+        return {} if on is None or option is None else {option: on}
+
+    def _renderer(self, thinking: bool | None) -> Renderer:
+        return self._renderers[self._setting(thinking)]
+
+
+def _fingerprint(tokenizer: FolderTokenizer, renderer: str, by_default: Renderer, options: dict[str, Any]) -> str:
+    """Of all that decides which ids a conversation becomes, a request's own options aside."""
+    template = "" if tokenizer.template is None else tokenizer.template.source
+    digest = blake2b(digest_size=8)
+    for part in (tokenizer.source, template.encode(), renderer.encode(), repr(by_default.config).encode()):
+        digest.update(blake2b(part, digest_size=16).digest())
+    digest.update(repr(sorted(options.items())).encode())
+    return digest.hexdigest()

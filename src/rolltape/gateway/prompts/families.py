@@ -1,0 +1,138 @@
+"""The border to the `renderers` package, which is untyped: one renderer per model family, and what is known of each."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+from rolltape.errors import CheckpointError
+from rolltape.gateway.prompts.tokenizer import FolderTokenizer
+
+DEFAULT = "default"  # the folder's own chat template, which never bridges
+
+# These read of a held prompt no more than the generation prompt at its end, so that its last ids do for the whole.
+# Read in their code and held by a test; the others are given the whole prompt.
+READS_PROMPT_END = frozenset(
+    {
+        "deepseek-r1",
+        "deepseek-v3",
+        "kimi-k2",
+        "llama-3",
+        "minimax-m2",
+        "nemotron-3",
+        "nemotron-3-ultra",
+        "prime-qwen3",
+        "qwen3",
+        "qwen3.5",
+        "qwen3.6",
+        "qwen3.8",
+    }
+)
+# Its encoding comes from a package that fetches its vocabulary, so it is never tried unasked.
+_ONLY_BY_NAME = frozenset({DEFAULT, "gpt-oss"})
+
+
+class Tokens(Protocol):
+    """What a renderer gives: ids, and for each the message that it belongs to, or -1."""
+
+    token_ids: list[int]
+    message_indices: list[int]
+
+
+class Call(Protocol):
+    """One attempt at a tool call in a reply, well-formed or not."""
+
+    name: Any
+    arguments: Any
+    token_span: tuple[int, int] | None
+    status: str
+    id: str | None
+
+
+class Response(Protocol):
+    """A reply taken apart."""
+
+    content: str
+    reasoning_content: str | None
+    reasoning_complete: bool | None
+    tool_calls: list[Call]
+
+
+class Renderer(Protocol):
+    """As much of a renderer as is used here."""
+
+    config: Any
+    effective_thinking_retention: str
+
+    def render(
+        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, add_generation_prompt: bool
+    ) -> Tokens: ...
+
+    def render_ids(
+        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, add_generation_prompt: bool
+    ) -> list[int]: ...
+
+    def bridge_to_next_turn(
+        self,
+        previous_prompt_ids: list[int],
+        previous_completion_ids: list[int],
+        new_messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None,
+    ) -> Tokens | None: ...
+
+    def parse_response(
+        self, token_ids: list[int], *, tools: list[dict[str, Any]] | None, prompt_ids: list[int]
+    ) -> Response: ...
+
+    def get_stop_token_ids(self) -> list[int]: ...
+
+
+def version() -> str:
+    """Of the renderers package."""
+    return str(_package().__version__)
+
+
+def guessable() -> Sequence[str]:
+    """The families that may be tried on a folder whose family nobody named."""
+    return tuple(name for name in _configs() if name not in _ONLY_BY_NAME)
+
+
+def make(name: str, tokenizer: FolderTokenizer, **options: Any) -> Renderer:
+    """The renderer of a family; raises CheckpointError where there is none or the tokenizer lacks its tokens."""
+    known = _configs()
+    if name not in known:
+        raise CheckpointError(f"no renderer is called {name!r}; known are {', '.join(sorted(known))}")
+    try:
+        return cast("Renderer", _package().create_renderer(tokenizer, known[name](**options)))
+    except Exception as error:  # noqa: BLE001 - each renderer has its own way to say that a token is missing
+        raise CheckpointError(f"renderer {name} does not fit {tokenizer.name_or_path}: {error}") from None
+
+
+def thinking_option(name: str, tokenizer: FolderTokenizer) -> str | None:
+    """The template option that turns thinking on and off; None: the family has no such switch."""
+    if name == DEFAULT:
+        source = "" if tokenizer.template is None else tokenizer.template.source
+        return next((option for option in ("enable_thinking", "thinking") if option in source), None)
+    fields = _configs()[name].template_field_names()
+    return next((option for option in ("enable_thinking", "thinking") if option in fields), None)
+
+
+def template_options(renderer: Renderer) -> dict[str, Any]:
+    """What the model's own template is given to render as this renderer does."""
+    config = renderer.config
+    given = {field: getattr(config, field) for field in type(config).template_field_names()}
+    return {field: value for field, value in given.items() if value is not None}
+
+
+def _package() -> Any:
+    # Imported when first needed: it takes a second, most of it for a client that is not used here.
+    import renderers  # type: ignore[import-untyped]
+
+    return renderers
+
+
+def _configs() -> dict[str, Any]:
+    _package()
+    from renderers import configs
+
+    skipped = {"auto", "custom"}
+    return {name: config for name, config in configs._CONFIG_BY_NAME.items() if name not in skipped}

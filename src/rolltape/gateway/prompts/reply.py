@@ -1,0 +1,176 @@
+"""Sampled ids → the reply as the agent gets it: text, thinking, tool calls."""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from rolltape.gateway.prompts.families import Call, Renderer, Response
+from rolltape.gateway.prompts.tokenizer import FolderTokenizer
+from rolltape.records.tokens import Ids
+
+# A name that no tool has is delivered: the agent says so to the model.
+_DELIVERED = frozenset({"ok", "unknown_tool"})
+_DEEPEST = 100  # levels of arguments; clients' own readers give up somewhere beyond
+
+
+class ParsedCall(msgspec.Struct, frozen=True):
+    """A tool call that the model made."""
+
+    name: str
+    arguments: str  # JSON text of an object
+    native_id: str | None = None  # sampled by the model itself (Kimi K2), and to be kept
+
+
+class Parsed(msgspec.Struct, frozen=True, kw_only=True):
+    """A reply taken apart. If any of its calls is malformed or cut off, there are none: all of it is text."""
+
+    content: str
+    reasoning: str | None = None
+    calls: tuple[ParsedCall, ...] = ()
+    malformed: bool = False
+    left_out: str = ""  # what the model wrote between and after its calls, for which a message has no place
+    reasoning_tokens: int = 0
+
+    def to_message(self, call_ids: Sequence[str]) -> dict[str, Any]:
+        """The reply in chat form, its calls under these ids."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content or (None if self.calls else "")}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.calls:
+            message["tool_calls"] = [
+                {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call_id, call in zip(call_ids, self.calls, strict=True)
+            ]
+        return message
+
+
+def parse(
+    renderer: Renderer,
+    tokenizer: FolderTokenizer,
+    prompt_end: Ids,
+    reply: Ids,
+    tools: list[dict[str, Any]] | None,
+    stop_string: str | None,
+    calls_as_text: bool,
+) -> Parsed:
+    """Take a reply apart; `stop_string` ended it, and is no part of it."""
+    sampled = reply.tolist()
+    ids = _before_stop(sampled, renderer.get_stop_token_ids())
+    try:
+        response = renderer.parse_response(sampled, tools=tools, prompt_ids=prompt_end.tolist())
+    except (ValueError, RecursionError):
+        # Python's JSON reader gives up on numbers of many digits and on deep nesting.
+        return _as_text(tokenizer, ids, None, stop_string)
+    calls = tuple(_delivered(call) for call in response.tool_calls)
+    good = tuple(call for call in calls if call is not None)
+    if len(good) < len(calls) or (calls and calls_as_text):
+        return _as_text(tokenizer, ids, response, stop_string)
+    unfinished = stop_string if response.reasoning_complete is False else None
+    return Parsed(
+        content=_cut(response.content, stop_string).strip(),
+        reasoning=_cut(response.reasoning_content or "", unfinished).strip() or None,
+        calls=good,
+        left_out=_left_out(tokenizer, ids, response.tool_calls),
+        reasoning_tokens=_reasoning_tokens(tokenizer, ids, response),
+    )
+
+
+def _before_stop(ids: list[int], stop_ids: Sequence[int]) -> list[int]:
+    stops = frozenset(stop_ids)
+    return ids[: next((at for at, token in enumerate(ids) if token in stops), len(ids))]
+
+
+def _delivered(call: Call) -> ParsedCall | None:
+    """A call that survives the way through a client and back; None: it does not."""
+    if str(call.status) not in _DELIVERED or not isinstance(call.name, str) or not _is_unicode(call.name):
+        return None
+    arguments = arguments_text({} if call.arguments is None else call.arguments)
+    return None if arguments is None else ParsedCall(call.name, arguments, call.id)
+
+
+def arguments_text(arguments: object) -> str | None:
+    """Arguments as JSON; None where they are no object, or hold what JSON or its readers cannot."""
+    if not isinstance(arguments, dict) or not _is_ordinary(arguments):
+        return None
+    text = json.dumps(arguments, ensure_ascii=False)
+    return text if _is_unicode(text) else None
+
+
+def _is_ordinary(value: object) -> bool:
+    """Whether every JSON reader gives it back: not too deep, and no number that a double cannot hold."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        inner: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner += item.values()
+            elif isinstance(item, list):
+                inner += item
+            elif isinstance(item, int | float) and not _is_finite(item):
+                return False
+        if not inner:
+            return True
+        level = inner
+    return False
+
+
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:
+        return False
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _as_text(tokenizer: FolderTokenizer, ids: list[int], response: Response | None, stop_string: str | None) -> Parsed:
+    """The reply as the model wrote it, its thinking apart."""
+    spans = [] if response is None else [call.token_span for call in response.tool_calls if call.token_span]
+    if response is None or not spans:
+        thinking, closed, rest = tokenizer.decode(ids).partition("</think>")
+        reasoning = thinking.replace("<think>", "", 1).strip() if closed else None
+        content = _cut(rest if closed else thinking, stop_string).strip()
+        return Parsed(content=content, reasoning=reasoning or None, malformed=True)
+    first_call = min(start for start, _ in spans)
+    before = tokenizer.decode(ids[:first_call])
+    gap = before[len(before.rstrip()) :] if response.content else ""
+    written = response.content.rstrip() + gap + tokenizer.decode(ids[first_call:])
+    return Parsed(
+        content=_cut(written, stop_string).strip(),
+        reasoning=(response.reasoning_content or "").strip() or None,
+        malformed=True,
+        reasoning_tokens=_reasoning_tokens(tokenizer, ids, response),
+    )
+
+
+def _cut(text: str, stop_string: str | None) -> str:
+    at = -1 if not stop_string else text.find(stop_string)
+    return text if at < 0 else text[:at]
+
+
+def _left_out(tokenizer: FolderTokenizer, ids: list[int], calls: Sequence[Call]) -> str:
+    spans = sorted(call.token_span for call in calls if call.token_span)
+    ends = [stop for _, stop in spans]
+    begins = [start for start, _ in spans[1:]] + [len(ids)]
+    return "".join(tokenizer.decode(ids[end:begin]) for end, begin in zip(ends, begins, strict=False)).strip()
+
+
+def _reasoning_tokens(tokenizer: FolderTokenizer, ids: list[int], response: Response) -> int:
+    """How many ids the thinking took, its closing mark included."""
+    if not response.reasoning_content:
+        return 0
+    if response.reasoning_complete is False:
+        return len(ids)
+    closing = tokenizer.convert_tokens_to_ids("</think>")
+    if closing is not None and closing in ids:
+        return ids.index(closing) + 1
+    return len(tokenizer.encode(response.reasoning_content))

@@ -1,0 +1,144 @@
+"""A folder's tokenizer in the form that renderers ask for, which is that of transformers, without transformers."""
+
+import enum
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from rolltape.errors import CheckpointError
+from rolltape.gateway.prompts.template import ChatTemplate
+
+_SHORT, _SHORT_TEXTS = 32, 4096  # characters, and how many such texts are remembered
+
+
+class SpecialText(enum.StrEnum):
+    """What becomes of a special token that is spelled out in user or tool text."""
+
+    PASS = "pass"  # it is that token, as the model's own template has it
+    PLAIN = "plain"  # it is ordinary text
+
+
+class FolderTokenizer:
+    """Encodes and decodes by a folder's `tokenizer.json`. What it gives never changes: threads share it."""
+
+    def __init__(self, folder: Path, special_text: SpecialText = SpecialText.PASS) -> None:
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise CheckpointError(
+                f"{folder}: no tokenizer.json; have transformers write one: "
+                "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+            )
+        self.source = file.read_bytes()
+        self._tokenizer = _loaded(self.source, file)
+        config = read_json(folder / "tokenizer_config.json")
+        tokens = _named_tokens(config)
+        self.name_or_path = str(folder)
+        self.eos_token_id = self._id_or_none(tokens.get("eos_token"))
+        self.unk_token_id = self._id_or_none(tokens.get("unk_token"))
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self.all_special_tokens = [token.content for token in added if token.special]
+        # Tokens such as <tool_call>, which the vocabulary does not call special, have as much power over the model.
+        spelled = sorted((re.escape(token.content) for token in added), key=len, reverse=True)
+        self._spelled = re.compile("|".join(spelled)) if spelled else None
+        template = ChatTemplate.source_in(folder, config)
+        self.template = None if template is None else ChatTemplate(template, tokens, where=str(folder))
+        # Random, so that no text can forge them; letters and digits, so that JSON and templates leave them alone.
+        secret = secrets.token_hex(8)
+        self._open, self._close = f"q{secret}b", f"q{secret}e"
+        self._marked = re.compile(f"{self._open}(.*?){self._close}", re.DOTALL)
+        self._plain = _without_added(self.source, file) if special_text is SpecialText.PLAIN else None
+        self._short: dict[str, list[int]] = {}
+
+    def guard(self, text: str) -> tuple[str, int]:
+        """A user's or tool's text as `encode` shall get it, and how many special tokens are spelled out in it."""
+        if self._spelled is None:
+            return text, 0
+        if self._plain is None:
+            return text, len(self._spelled.findall(text))
+        return self._spelled.subn(rf"{self._open}\g<0>{self._close}", text)
+
+    def encode(self, text: str, **_: object) -> list[int]:
+        """The ids of a text, nothing added around it."""
+        if self._plain is None or self._open not in text:
+            return self._encoded(text)
+        parts = self._marked.split(text)
+        if self._spelled is None or not any(self._spelled.search(around) for around in parts[::2]):
+            return _ids(self._plain, "".join(parts))
+        ids: list[int] = []
+        for index, part in enumerate(parts):
+            ids += _ids(self._plain if index % 2 else self._tokenizer, part)
+        return ids
+
+    def _encoded(self, text: str) -> list[int]:
+        # What a template puts around messages comes again with every prompt, ten times as often as a message's text.
+        if len(text) > _SHORT:
+            return _ids(self._tokenizer, text)
+        found = self._short.get(text)
+        if found is None:
+            found = _ids(self._tokenizer, text)
+            if len(self._short) < _SHORT_TEXTS:
+                self._short[text] = found
+        return found.copy()
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False, **_: object) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        return self._id_or_none(token)
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+        """The ids of a conversation by the folder's own template."""
+        if self.template is None:
+            raise CheckpointError(f"{self.name_or_path}: no chat template, so a renderer must be named")
+        for name in ("tokenize", "return_dict"):
+            options.pop(name, None)
+        return self.encode(self.template.render(messages, **options))
+
+    def _id_or_none(self, token: str | None) -> int | None:
+        found: int | None = None if token is None else self._tokenizer.token_to_id(token)
+        return found
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object of a model folder; empty where there is no such file."""
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise CheckpointError(f"{file}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file}: {type(value).__name__} where an object belongs")
+    return value
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    # The batch form lets other threads run meanwhile, and gives no offsets, which halves the time.
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
+
+
+def _loaded(source: bytes, file: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_buffer(source)
+    except Exception as error:  # noqa: BLE001 - the library raises plain Exception for whatever is wrong with the file
+        raise CheckpointError(f"{file}: no tokenizer: {error}") from None
+
+
+def _without_added(source: bytes, file: Path) -> Tokenizer:
+    """The same vocabulary without its added tokens: what is spelled like one is encoded as any text."""
+    bare = json.loads(source) | {"added_tokens": [], "post_processor": None}
+    return _loaded(json.dumps(bare).encode(), file)
+
+
+def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token and their like, by name."""
+    named = {name: value for name, value in config.items() if name.endswith("_token")}
+    named = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
+    return {name: value for name, value in named.items() if isinstance(value, str)}

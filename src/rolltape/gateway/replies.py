@@ -1,0 +1,115 @@
+"""What engines gave → the reply message, and how the turn's sampled side is recorded."""
+
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from rolltape.gateway.generate import Stretch
+from rolltape.gateway.prompts import ChatPrompts
+from rolltape.records.tokens import Ids, TokenChain
+from rolltape.records.turn import Finish, Segment
+
+if TYPE_CHECKING:
+    from rolltape.gateway.turns import Begun
+
+
+class Outcome(NamedTuple):
+    """How a reply ended, and what it says."""
+
+    finish: Finish
+    message: dict[str, Any] | None  # in chat form, as it is delivered; None: there is none
+    stop_string: str | None = None
+    reasoning_tokens: int = 0
+    malformed: bool = False  # a tool call that could not be read is delivered as the text that it is
+    denied: tuple[str, ...] = ()  # tools that were called and may not be: delivered as text too
+
+
+def finish_of(stretches: Sequence[Stretch], max_tokens: int) -> Finish:
+    """How a reply ended: what its last stretch says, unless that was cut off where the reply was full."""
+    if not stretches:
+        return Finish.LENGTH if max_tokens <= 0 else Finish.ABORT
+    last = stretches[-1].given.finish
+    full = sum(len(stretch.given.ids) for stretch in stretches) >= max_tokens
+    return Finish.LENGTH if last is Finish.ABORT and full else last
+
+
+def outcome_of(
+    stretches: Sequence[Stretch], finish: Finish, begun: "Begun", before: Ids, prompts: ChatPrompts
+) -> Outcome:
+    """Read a reply, `before` being what had been sampled of it earlier. Only one that was given up has no message."""
+    if finish in (Finish.ABORT, Finish.ERROR):
+        return Outcome(finish, None)
+    if not stretches and not len(before):
+        return Outcome(finish, {"role": "assistant", "content": ""})
+    last = stretches[-1].given if stretches else None
+    stop_string = last.stop_string if last else None
+    if last is not None and last.message is not None:
+        return Outcome(finish, _with_ids(last.message), stop_string)
+    ids = np.concatenate([before, *(stretch.given.ids for stretch in stretches)])
+    prompt = TokenChain(begun.prompt.ids[: begun.draft.prompt_tokens])
+    parsed = prompts.parse(prompt, ids, begun.ask.tools, begun.thinking, stop_string=stop_string)
+    spec, none_wanted = begun.session.spec, begun.ask.tool_choice.mode == "none"
+    denied = tuple(call.name for call in parsed.calls if none_wanted or not spec.allows(call.name))
+    if denied:
+        parsed = prompts.parse(
+            prompt, ids, begun.ask.tools, begun.thinking, stop_string=stop_string, calls_as_text=True
+        )
+    call_ids = [call.native_id or f"call_{secrets.token_hex(12)}" for call in parsed.calls]
+    message = parsed.to_message(call_ids)
+    if not prompts.tool_ids_matter:  # else ids count in comparisons, and only those that the model sampled may
+        message["id"] = begun.draft.id
+    return Outcome(
+        finish=finish,
+        message=message,
+        stop_string=stop_string,
+        reasoning_tokens=parsed.reasoning_tokens,
+        malformed=parsed.malformed and not denied,
+        denied=denied,
+    )
+
+
+def _with_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """An engine's own message, with ids that are unique here."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {**message, "tool_calls": [{**call, "id": f"call_{secrets.token_hex(12)}"} for call in calls]}
+
+
+def segments_of(stretches: Sequence[Stretch]) -> list[dict[str, Any]]:
+    """Stretches as a turn's segments; versions are the engine's word, else what was announced to us."""
+    segments = []
+    for stretch in stretches:
+        given = stretch.given
+        first, last = given.first_version, given.last_version
+        if first is None or last is None:
+            first, last = stretch.first_announced, stretch.last_announced
+        for part in given.segments or (Segment(0, len(given.ids), first, last),):
+            versions = (part.first_version, part.last_version)
+            segments.append(
+                {
+                    "sampled_ids": given.ids[part.start : part.stop],
+                    "logprobs": None if given.logprobs is None else given.logprobs[part.start : part.stop],
+                    "weight_version": None if None in versions else versions,
+                }
+            )
+    return segments
+
+
+def side_arrays_of(stretches: Sequence[Stretch]) -> dict[str, Any]:
+    """Side arrays of all stretches, joined where they follow on each other."""
+    joined: dict[str, Any] = {}
+    for stretch in stretches:
+        for name, array in stretch.given.side_arrays.items():
+            joined[name] = _joined(joined.get(name), array)
+    return {name: array for name, array in joined.items() if array is not None}
+
+
+def _joined(first: dict[str, Any] | None, then: dict[str, Any]) -> dict[str, Any]:
+    """Two arrays as one; where a gap is between them only the later one is kept."""
+    if first is None or first["start"] + len(first["values"]) < then["start"]:
+        return then
+    kept = first["values"][: then["start"] - first["start"]]
+    return {"start": first["start"], "values": np.concatenate([kept, then["values"]])}

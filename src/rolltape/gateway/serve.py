@@ -1,0 +1,63 @@
+"""Run the gateway until it is told to end."""
+
+import asyncio
+import gc
+import logging
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rolltape.gateway.engines.protocol import Engine
+from rolltape.gateway.gateway import Gateway
+from rolltape.gateway.settings import GatewaySettings
+
+
+def serve_gateway(engines: Sequence[str | Engine], run: Path, model: Path | None, settings: GatewaySettings) -> None:
+    """Serve until SIGINT or SIGTERM, then drain; a second one ends at once. The address goes to standard output."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_serve(Gateway(engine=list(engines), tape=run, model=model, settings=settings)))
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """uvloop's where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+async def _serve(gateway: Gateway) -> None:
+    loop = asyncio.get_running_loop()
+    started, told = asyncio.Event(), asyncio.Event()
+    main = asyncio.current_task()
+    assert main is not None
+
+    def end() -> None:
+        if started.is_set() and told.is_set():
+            gateway.service.hurry()
+        if not started.is_set() or told.is_set():
+            main.cancel()
+        told.set()
+
+    for name in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(name, end)
+    try:
+        async with gateway:
+            started.set()
+            _collect_garbage_seldom()
+            print(gateway.url, flush=True)
+            print(f"rolltape: {gateway.service.prompts.describe()}", file=sys.stderr)
+            await told.wait()
+            print("rolltape: ending; turns in flight may finish, another signal ends them", file=sys.stderr)
+    except asyncio.CancelledError:
+        print("rolltape: ended at once", file=sys.stderr)
+
+
+def _collect_garbage_seldom() -> None:
+    """What a turn leaves is freed by itself; looking for cycles among all that is held took a tenth of each turn."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 10)

@@ -1,0 +1,178 @@
+"""What the one who runs the agents asks: sessions opened, looked at, finished, dropped; weights; figures."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from rolltape.errors import BadRequest
+from rolltape.export.jsonl import json_line
+from rolltape.export.rows import sample_row
+from rolltape.export.schema import RowKind
+from rolltape.gateway.finished import Ending
+from rolltape.gateway.server.guard import Guard
+from rolltape.gateway.service import Finished, Service
+from rolltape.gateway.sessions import OpenSession, SessionSpec
+
+T = TypeVar("T")
+
+SCHEMA = 1  # of these bodies; a change that breaks a reader raises it
+
+
+_Words = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class _Version(msgspec.Struct, forbid_unknown_fields=True):
+    version: _Words | None = None  # None: the weights stay what they are called
+
+
+class _Reason(msgspec.Struct, forbid_unknown_fields=True):
+    reason: _Words = "dropped"
+
+
+class Admin:
+    """Handlers for whoever holds the admin key."""
+
+    def __init__(self, service: Service, guard: Guard, public_url: Callable[[], str]) -> None:
+        self._service = service
+        self._guard = guard
+        self._public_url = public_url
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/sessions", self._open),
+            web.get("/sessions", self._list),
+            web.get("/sessions/{id}", self._look),
+            web.post("/sessions/{id}/finish", self._finish),
+            web.delete("/sessions/{id}", self._drop),
+            web.post("/weights", self._announce),
+            web.post("/weights/pause", self._pause),
+            web.post("/weights/resume", self._resume),
+            web.get("/status", self._status),
+            web.get("/metrics", self._metrics),
+        ]
+
+    async def _open(self, request: web.Request) -> web.Response:
+        session = self._service.open_session(await self._read(request, SessionSpec))
+        return _json({"schema": SCHEMA, **described(session), "key": session.key, **self._urls(session.key)})
+
+    async def _list(self, request: web.Request) -> web.Response:
+        self._guard.admit_admin(request)
+        return _json({"schema": SCHEMA, "sessions": [described(session) for session in self._service.sessions]})
+
+    async def _look(self, request: web.Request) -> web.Response:
+        self._guard.admit_admin(request)
+        session = self._service.sessions.of_id(request.match_info["id"])
+        turns = [
+            {
+                "id": turn.id,
+                "finish": turn.facts.finish.value,
+                "prompt_tokens": len(turn.prompt_tokens),
+                "sampled_tokens": len(turn.sampled_ids),
+                "delivery": session.deliveries.get(turn.id, turn.facts.delivery).value,
+                "flags": [flag.value for flag in turn.facts.flags],
+                "extra": turn.facts.extra,
+            }
+            for turn in session.recorder.turns
+        ]
+        return _json({"schema": SCHEMA, **described(session), "turns": turns})
+
+    async def _finish(self, request: web.Request) -> web.Response:
+        ending = await self._read(request, Ending)
+        done = await self._service.finish(request.match_info["id"], ending)
+        return web.Response(body=finished_json(done), content_type="application/json")
+
+    async def _drop(self, request: web.Request) -> web.Response:
+        asked = await self._read(request, _Reason)
+        await self._service.drop(request.match_info["id"], asked.reason)
+        return _json({"schema": SCHEMA, "dropped": request.match_info["id"]})
+
+    async def _announce(self, request: web.Request) -> web.Response:
+        asked = await self._read(request, _Version)
+        if asked.version is None:
+            raise BadRequest("version: give the name of the weights that are in use from now on")
+        self._service.weights.announce(asked.version)
+        return self._weights()
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        await self._read(request, _Version)
+        interrupted = await self._service.weights.pause()
+        return self._weights(interrupted=interrupted)
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        asked = await self._read(request, _Version)
+        await self._service.resume(asked.version)
+        return self._weights()
+
+    def _weights(self, **more: Any) -> web.Response:
+        weights = self._service.weights
+        said = {"version": weights.version, "paused": weights.paused, "in_flight": weights.in_flight}
+        return _json({"schema": SCHEMA, **said, **more})
+
+    async def _status(self, request: web.Request) -> web.Response:
+        self._guard.admit_admin(request)
+        return _json({"schema": SCHEMA, **self._service.status()})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        self._guard.admit_admin(request)
+        return web.Response(body=self._service.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    def _urls(self, key: str) -> dict[str, Any]:
+        """Where an agent finds its session: with the key in the path, or beside it in a header."""
+        base = self._public_url()
+        return {
+            "openai_base_url": f"{base}/s/{key}/v1",
+            "anthropic_base_url": f"{base}/s/{key}",
+            "base_url": base,
+        }
+
+    async def _read(self, request: web.Request, kind: type[T]) -> T:
+        """A body of that kind, for those who may; nothing stands for an empty one."""
+        self._guard.admit_admin(request)
+        body = await request.read()
+        try:
+            return msgspec.json.decode(body or b"{}", type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadRequest(f"{request.path}: {error}") from None
+
+
+def described(session: OpenSession) -> dict[str, Any]:
+    """A session for people and scripts; not its key."""
+    return {
+        "session": session.id,
+        "rollout": session.rollout.id,
+        "try": session.rollout.try_index,
+        "group": session.rollout.group,
+        "task_id": session.rollout.head.task_id,
+        "step": session.rollout.head.step,
+        "attempt": session.rollout.head.attempt,
+        "opened_at": session.opened_at,
+        "turns": session.recorder.turn_count,
+        "in_flight": session.in_flight,
+        "ended": session.ended,
+    }
+
+
+def finished_json(done: Finished) -> bytes:
+    """What a finish returns; samples in the schema of `rolltape export --format jsonl`."""
+    fields = {
+        "schema": SCHEMA,
+        "session": done.session,
+        "rollout": done.rollout,
+        "try": done.try_index,
+        "group": done.group,
+        "rollout_ended": done.rollout_ended,
+        "turns": done.turns,
+        "interrupted": done.interrupted,
+    }
+    if done.made is None:
+        return msgspec.json.encode({**fields, "samples": None, "ledger": None})
+    ledger = {fate.value: count for fate, count in done.made.ledger.totals().items()}
+    rows = [msgspec.Raw(json_line(sample_row(sample), RowKind.SAMPLE)) for sample in done.made.samples()]
+    return msgspec.json.encode({**fields, "samples": rows, "ledger": ledger})
+
+
+def _json(value: dict[str, Any]) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")

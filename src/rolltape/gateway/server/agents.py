@@ -1,0 +1,200 @@
+"""What agents ask: the three APIs, and the models there are."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+
+from rolltape.errors import CaptureError, RolltapeError, SessionEnded
+from rolltape.gateway.attempts import Attempt, digest_of
+from rolltape.gateway.exchange import Ask, Reply
+from rolltape.gateway.history import keyed
+from rolltape.gateway.server.guard import Guard, given_key
+from rolltape.gateway.service import Service
+from rolltape.gateway.sessions import OpenSession
+from rolltape.gateway.turns import Begun
+from rolltape.gateway.wire.chat import CHAT
+from rolltape.gateway.wire.messages import MESSAGES
+from rolltape.gateway.wire.protocol import Wire
+from rolltape.gateway.wire.responses import RESPONSES
+from rolltape.records.turn import Delivery, Turn
+
+# What is known of a request, for whoever answers and logs it if it fails.
+WIRE: web.RequestKey[Wire] = web.RequestKey("wire", Wire)
+SESSION: web.RequestKey[str] = web.RequestKey("session", str)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Agents:
+    """Handlers for requests that carry a session's key."""
+
+    def __init__(self, service: Service, guard: Guard) -> None:
+        self._service = service
+        self._guard = guard
+
+    def routes(self) -> list[web.RouteDef]:
+        found = []
+        for prefix in ("", "/s/{key}"):
+            found += [
+                web.post(f"{prefix}/v1/chat/completions", self._handler(CHAT)),
+                web.post(f"{prefix}/v1/responses", self._handler(RESPONSES)),
+                web.post(f"{prefix}/v1/messages", self._handler(MESSAGES)),
+                web.post(f"{prefix}/v1/messages/count_tokens", self._counted),
+                web.get(f"{prefix}/v1/models", self._models),
+                web.get(f"{prefix}/v1/models/{{model:.+}}", self._model),
+                web.get(f"{prefix}/", _hello),
+            ]
+        # Claude Code looks at its base URL as it is, with HEAD.
+        found.append(web.get("/s/{key}", _hello))
+        return found
+
+    def _handler(self, wire: Wire) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            session = self._session(request, wire)
+            ask = keyed(wire.read(await request.read(), request.headers))
+            attempt = self._service.attempt(session, ask, digest_of(ask), request.headers)
+            exchange = _Exchange(self._service, request, wire, ask, session, attempt)
+            return await exchange.served()
+
+        return handle
+
+    async def _counted(self, request: web.Request) -> web.Response:
+        session = self._session(request, MESSAGES)
+        ask = keyed(MESSAGES.counting(await request.read()))
+        begun = await self._service.turns.begin(session, ask)
+        return web.Response(body=MESSAGES.counted(len(begun.prompt.ids)), content_type="application/json")
+
+    def _session(self, request: web.Request, wire: Wire | None = None) -> OpenSession:
+        """The session of a request, in whose API's shape an error is to be."""
+        if wire is not None:
+            request[WIRE] = wire
+        if self._service.settings.open:
+            self._guard.admit_local(request)
+        session = self._service.session_of(given_key(request), request.headers)
+        request[SESSION] = session.id
+        return session
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self._session(request)
+        model = _model_object(self._service.model_name)
+        listed = {"object": "list", "data": [model], "has_more": False, "first_id": model["id"], "last_id": model["id"]}
+        return web.Response(body=msgspec.json.encode(listed), content_type="application/json")
+
+    async def _model(self, request: web.Request) -> web.Response:
+        self._session(request)
+        model = _model_object(request.match_info["model"])
+        return web.Response(body=msgspec.json.encode(model), content_type="application/json")
+
+
+async def _hello(_: web.Request) -> web.Response:
+    return web.Response(text="rolltape gateway\n")
+
+
+def _model_object(name: str) -> dict[str, object]:
+    """A model as both OpenAI's and Anthropic's clients read it."""
+    return {
+        "id": name,
+        "object": "model",
+        "type": "model",
+        "display_name": name,
+        "created": 0,
+        "created_at": "1970-01-01T00:00:00Z",
+        "owned_by": "rolltape",
+    }
+
+
+class _Exchange:
+    """One request and its reply on the wire."""
+
+    def __init__(
+        self, service: Service, request: web.Request, wire: Wire, ask: Ask, session: OpenSession, attempt: Attempt
+    ) -> None:
+        self._service = service
+        self._request = request
+        self._wire = wire
+        self._ask = ask
+        self._session = session
+        self._attempt = attempt
+
+    async def served(self) -> web.StreamResponse:
+        """Give the reply, and say on the tape whether it arrived."""
+        attempt = self._attempt
+        attempt.join()
+        delivery = Delivery.UNDELIVERED
+        try:
+            begun = await asyncio.shield(attempt.begun)
+            response = await (self._streamed(begun) if self._ask.stream else self._whole(begun))
+            transport = self._request.transport
+            if transport is not None and not transport.is_closing():
+                delivery = Delivery.DELIVERED
+            return response
+        finally:
+            self._service.delivered(self._session, attempt, delivery)
+            attempt.leave()
+
+    async def _reply(self) -> tuple[Turn, Reply]:
+        assert self._attempt.taken is not None
+        taken = await asyncio.shield(self._attempt.taken)
+        if taken.reply is None:
+            raise SessionEnded(f"session {self._session.id} was closed before the reply had come")
+        return taken.turn, taken.reply
+
+    async def _whole(self, begun: Begun) -> web.StreamResponse:
+        turn, reply = await self._reply()
+        body = self._wire.whole(self._ask, reply)
+        headers = {**_headers(begun), "x-rolltape-turn": turn.id}
+        if turn.facts.flags:
+            headers["x-rolltape-flags"] = ",".join(turn.facts.flags)
+        response = web.Response(body=body, content_type="application/json", headers=headers)
+        await response.prepare(self._request)
+        self._drain_all()
+        await response.write_eof()
+        return response
+
+    async def _streamed(self, begun: Begun) -> web.StreamResponse:
+        headers = {**_headers(begun), "Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(self._request)
+        await response.write(self._wire.opening(self._ask, begun.draft))
+        coming = asyncio.ensure_future(self._reply())
+        try:
+            while not (await asyncio.wait({coming}, timeout=self._service.settings.keepalive_s))[0]:
+                await response.write(self._wire.keepalive)
+            try:
+                _, reply = coming.result()
+            except RolltapeError as error:
+                status = error.status if isinstance(error, CaptureError) else 500
+                await response.write(self._wire.error_event(status, str(error), begun.draft))
+                await response.write_eof()
+                raise StreamFailed(status, str(error), response) from error
+        finally:
+            coming.cancel()
+        self._drain_all()
+        await response.write(b"".join(self._wire.closing(self._ask, reply)))
+        await response.write_eof()
+        return response
+
+    def _drain_all(self) -> None:
+        """Have the last write return when all of it is out of this process, however large it is."""
+        if self._request.transport is not None:
+            self._request.transport.set_write_buffer_limits(0)
+
+
+class StreamFailed(CaptureError):
+    """An error that the client was told of within its stream, which has ended."""
+
+    def __init__(self, status: int, message: str, response: web.StreamResponse) -> None:
+        super().__init__(message)
+        self.status = status
+        self.response = response
+
+
+def _headers(begun: Begun) -> dict[str, str]:
+    """What is said beside a reply."""
+    headers = {"request-id": begun.draft.id, "x-rolltape-session": begun.session.id}
+    if begun.unhonoured:
+        said = "; ".join(begun.unhonoured)[:4000]
+        headers["x-rolltape-unhonoured"] = "".join(letter if " " <= letter <= "~" else "?" for letter in said)
+    return headers

@@ -1,0 +1,114 @@
+"""The aiohttp application: routes, errors in each API's own shape, a quiet log."""
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from rolltape.errors import CaptureError, RolltapeError
+from rolltape.gateway.server.admin import Admin
+from rolltape.gateway.server.agents import SESSION, WIRE, Agents, StreamFailed
+from rolltape.gateway.server.guard import Guard, is_loopback
+from rolltape.gateway.service import Service
+from rolltape.gateway.wire.chat import CHAT
+from rolltape.gateway.wire.messages import MESSAGES
+from rolltape.gateway.wire.protocol import Wire
+
+log = logging.getLogger("rolltape.access")
+http_log = logging.getLogger("rolltape.http")  # of connections whose requests could not be read
+
+_KEY_IN_PATH = re.compile(r"^/+s/+[^/]+")
+_KEY = re.compile(r"rts-[\w-]{32}")  # a session's, wherever somebody put it
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _told_briefly(record: logging.LogRecord) -> bool:
+    """aiohttp shows the bytes that it could not read, and a key may be among them."""
+    record.exc_info = record.exc_text = None
+    return True
+
+
+http_log.addFilter(_told_briefly)
+
+
+def make_app(service: Service, public_url: Callable[[], str]) -> web.Application:
+    """The gateway as an application; `public_url` is asked once it listens."""
+    settings = service.settings
+    app = web.Application(client_max_size=settings.max_body_mib * 2**20, middlewares=[_answering(service)])
+    guard = Guard(settings.admin_key, loopback=is_loopback(settings.host))
+    app.add_routes([*Agents(service, guard).routes(), *Admin(service, guard, public_url).routes()])
+
+    async def health(_: web.Request) -> web.Response:
+        status = 503 if service.draining or not any(one.up for one in service.pool.health()) else 200
+        return web.Response(text="ok\n" if status == 200 else "not ready\n", status=status)
+
+    app.add_routes([web.get("/health", health), web.get("/healthz", health)])
+    return app
+
+
+def _answering(service: Service) -> Middleware:
+    """Every request passes here: what fails is answered in its API's shape, and only that is logged."""
+
+    @web.middleware
+    async def answering(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        began = time.monotonic()
+        status: int | str = "gone"
+        why = ""
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        except StreamFailed as error:
+            status, why = error.status, f"told within its stream: {error}"
+            return error.response
+        except web.HTTPException as error:
+            status, why = error.status, error.reason
+            if error.status < 400:
+                raise
+            if error.status == 413:
+                why = f"the body is larger than {service.settings.max_body_mib} MiB, which is the gateway's limit"
+            return _refusal(request, error.status, f"{why}: {request.method} {_shown(request)}", final=True)
+        except web.RequestPayloadError as error:  # cut short, or not in the encoding that its headers say
+            status, why = 400, f"the body cannot be read: {' '.join(str(error).split())}"
+            return _refusal(request, status, why, final=True)
+        except CaptureError as error:
+            status, why = error.status, str(error)
+            return _refusal(request, error.status, str(error), final=error.final)
+        except RolltapeError as error:
+            status, why = 500, str(error)
+            log.exception("%s %s", request.method, _shown(request))
+            return _refusal(request, 500, f"{type(error).__name__}: {error}", final=False)
+        except (ConnectionResetError, asyncio.CancelledError):
+            why = "the client has gone"
+            raise
+        except Exception:
+            status, why = 500, "see the traceback"
+            log.exception("%s %s", request.method, _shown(request))
+            return _refusal(request, 500, "the gateway failed; its log says how", final=False)
+        finally:
+            took_s = time.monotonic() - began
+            failed = not isinstance(status, int) or status >= 400
+            if isinstance(status, int) and status >= 400:
+                service.metrics.error(status)
+            if failed or took_s > service.settings.slow_s:
+                session = request.get(SESSION, "-")
+                why = _KEY.sub("rts-…", why)
+                log.warning("%s %s %s %.1f s %s: %s", request.method, _shown(request), status, took_s, session, why)
+
+    return answering
+
+
+def _refusal(request: web.Request, status: int, message: str, *, final: bool) -> web.Response:
+    wire: Wire = request.get(WIRE) or (MESSAGES if "anthropic-version" in request.headers else CHAT)
+    headers = {"x-should-retry": "false"} if final else {}
+    body = wire.error(status, message)
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+
+
+def _shown(request: web.Request) -> str:
+    """A request's path as it came, without the key that may be in it."""
+    return _KEY.sub("rts-…", _KEY_IN_PATH.sub("/s/…", request.rel_url.raw_path))

@@ -1,0 +1,319 @@
+"""What a gateway does, apart from HTTP: opens sessions, takes turns, changes weights, ends sessions."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from rolltape.errors import BadRequest, NotAllowed, PolicyError, RecordError, SessionEnded, TapeError
+from rolltape.gateway.attempts import Attempt
+from rolltape.gateway.auxiliary import auxiliary_reason
+from rolltape.gateway.engines.pool import EnginePool
+from rolltape.gateway.exchange import Ask
+from rolltape.gateway.finished import Ending, rollout_of
+from rolltape.gateway.generate import Generator
+from rolltape.gateway.metrics import Metrics
+from rolltape.gateway.prompts import ChatPrompts
+from rolltape.gateway.sessions import OpenSession, Sessions, SessionSpec
+from rolltape.gateway.settings import GatewaySettings
+from rolltape.gateway.turns import Taken, Turns, resumed_from
+from rolltape.gateway.weights import Weights
+from rolltape.records.policy import policy
+from rolltape.records.turn import Delivery
+from rolltape.samples import Linearized, linearize
+from rolltape.tape.recording.recorder import RolloutRecorder, score_data
+from rolltape.tape.recording.tape import Tape
+
+log = logging.getLogger("rolltape.gateway")
+
+_HOW_TO_OPEN = "no session: POST /sessions opens one and returns its key, or start the gateway with --open"
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What became of a session and its rollout."""
+
+    session: str
+    rollout: str
+    try_index: int
+    group: str
+    rollout_ended: bool  # false: other sessions of it are open
+    turns: int
+    interrupted: int  # turns that took longer than was allowed for
+    made: Linearized | None  # samples and ledger; None: not asked for, or the rollout goes on
+
+
+class Service:
+    """Sessions and their turns, on one tape, through one pool of engines."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        pool: EnginePool,
+        prompts: ChatPrompts,
+        settings: GatewaySettings,
+        *,
+        model_name: str,
+        context: int | None,
+        version: str | None,
+    ) -> None:
+        self.tape = tape
+        self.pool = pool
+        self.prompts = prompts
+        self.settings = settings
+        self.model_name = model_name
+        self.sessions = Sessions()
+        self.metrics = Metrics()
+        self.weights = Weights(tape.announce_version)
+        if version is not None:
+            self.weights.announce(version)
+        generator = Generator(pool, self.weights, settings.patience)
+        self.turns = Turns(prompts, pool, generator, self.metrics, settings, context)
+        self.metrics.gauge("open_sessions", "Sessions open now", lambda: len(self.sessions))
+        self.metrics.gauge("in_flight", "Generations in flight", lambda: self.weights.in_flight)
+        self.metrics.gauge("engines_up", "Engines that answer", lambda: sum(one.up for one in pool.health()))
+        self.metrics.gauge("paused", "1 while weights are changed", lambda: float(self.weights.paused))
+        self.draining = False
+        self._hurried = False
+        self._tasks: set[asyncio.Task[Taken]] = set()
+        self._opened = itertools.count()
+        self._unasked: dict[str, OpenSession] = {}  # those that came to be by a request alone
+        self._rewarded: dict[str, Ending] = {}  # by rollout: what a session was finished with before the last one
+
+    def open_session(self, spec: SessionSpec) -> OpenSession:
+        """Open a session, with its rollout or as another one of an open rollout."""
+        if self.draining:
+            raise SessionEnded("the gateway is ending: it opens no more sessions")
+        rollout = self._rollout_of(spec)
+        recorder = rollout.session(
+            stop_ids=self.prompts.stop_ids,
+            tokenizer=self.prompts.folder,
+            model=self.model_name,
+            renderer=self.prompts.renderer,
+            fingerprint=self.prompts.fingerprint,
+            tool_ids_matter=self.prompts.tool_ids_matter,
+        )
+        beside = self.sessions.of_rollout(rollout.id)
+        session = OpenSession(spec, rollout, recorder, beside[0].deliveries if beside else {})
+        self.sessions.add(session)
+        self.metrics.sessions.inc()
+        self.metrics.tally["sessions"] += 1
+        return session
+
+    def _rollout_of(self, spec: SessionSpec) -> RolloutRecorder:
+        if spec.rollout is not None:
+            beside = self.sessions.of_rollout(spec.rollout)
+            if not beside:
+                raise BadRequest(f"rollout {spec.rollout} has no open session; leave `rollout` out to start one")
+            return beside[0].rollout
+        if spec.task_id is None and spec.task is None:
+            raise BadRequest("a session needs a task_id, a task, or the rollout that it belongs to")
+        try:
+            return self.tape.rollout(
+                task_id=spec.task_id,
+                task=spec.task,
+                step=spec.step,
+                attempt=spec.attempt,
+                source=spec.source,
+                model=self.model_name,
+                agent=spec.agent,
+                tags=spec.tags,
+                extra=spec.extra,
+                new_try=spec.new_try,
+                try_index=spec.try_index,
+            )
+        except RecordError as error:
+            raise BadRequest(str(error)) from error
+
+    def session_of(self, key: str | None, headers: Mapping[str, str]) -> OpenSession:
+        """The session that a request belongs to; raises NotAllowed, or SessionEnded."""
+        session = None if key is None else self.sessions.of_key(key)
+        if session is not None:
+            return session
+        if not self.settings.open:
+            raise NotAllowed(_HOW_TO_OPEN if key is None else f"that key opens nothing here; {_HOW_TO_OPEN}")
+        # One session for each client that names itself, so that two agents do not share a conversation.
+        name = "/".join(part for part in (key, headers.get("session-id"), headers.get("x-session-id")) if part)
+        known = self._unasked.get(name)
+        if known is None or known.ended is not None:
+            count = next(self._opened)
+            spec = SessionSpec(task_id="open", source="unasked", attempt=count, new_try=True)
+            known = self._unasked[name] = self.open_session(spec)
+        return known
+
+    def attempt(self, session: OpenSession, ask: Ask, digest: bytes, headers: Mapping[str, str]) -> Attempt:
+        """Begin the turn that a request asks for, or find the one that it asks for again."""
+        known = session.attempts.again(digest, headers)
+        if known is not None:
+            self.metrics.retry()
+            if known.has_reply:
+                return known
+        attempt = Attempt(lambda ended: self._over(session, ended))
+        counts = known is None and auxiliary_reason(ask) is None
+        session.begin(attempt, counts=counts)
+        task = asyncio.ensure_future(self._take(session, ask, attempt, known, counts=counts))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        attempt.run(task)
+        session.attempts.remember(digest, attempt)
+        return attempt
+
+    async def _take(
+        self, session: OpenSession, ask: Ask, attempt: Attempt, earlier: Attempt | None, *, counts: bool
+    ) -> Taken:
+        try:
+            left = None if earlier is None else await earlier.ended()
+            if left is not None and left.reply is not None:
+                attempt.begun.set_result(left.begun)  # it had all but come when its client left
+                return left
+            begun = await self.turns.begin(session, ask, None if left is None else resumed_from(left))
+        except BaseException as error:
+            session.turns -= counts  # it did not come to a turn, and is nothing to be repeated
+            session.attempts.forget(attempt)
+            if not attempt.begun.done():
+                attempt.begun.set_exception(error)
+            raise
+        attempt.begun.set_result(begun)
+        return await self.turns.finish(begun, attempt.caller)
+
+    def _over(self, session: OpenSession, attempt: Attempt) -> None:
+        """An attempt has ended and nobody waits for it; what nobody took is undelivered."""
+        if attempt.delivery is Delivery.UNKNOWN:
+            self.delivered(session, attempt, Delivery.UNDELIVERED)
+        session.end(attempt)
+
+    def delivered(self, session: OpenSession, attempt: Attempt, delivery: Delivery) -> None:
+        """Say on the tape whether a reply arrived; once it did, nothing else counts."""
+        taken = attempt.outcome()
+        if taken is None or attempt.delivery is Delivery.DELIVERED:
+            return
+        attempt.delivery = delivery
+        session.deliveries[taken.turn.id] = delivery
+        self.metrics.delivery(delivery)
+        try:
+            self.tape.deliver_async(taken.turn.id, delivery).add_done_callback(_said)
+        except TapeError as error:
+            log.warning("%s is %s, which could not be recorded: %s", taken.turn.id, delivery.value, error)
+
+    async def finish(self, session_id: str, ending: Ending) -> Finished:
+        """End a session, and with the last one its rollout: turns in flight are waited for, then interrupted."""
+        session = self.sessions.of_id(session_id)
+        rollout = session.rollout
+        try:
+            policy(ending.policy)
+            score_data(ending.reward, ending.reward_terms, f"rollout {rollout.id}")
+        except (PolicyError, RecordError) as error:
+            raise BadRequest(str(error)) from error
+        interrupted = await session.close("finished", ending.drain_s)
+        self.sessions.of_id(session_id)  # another may have ended it meanwhile
+        last = self.sessions.of_rollout(rollout.id) == [session]
+        earlier = self._rewarded.get(rollout.id)
+        if ending.reward is None and earlier is not None:
+            ending = msgspec.structs.replace(ending, reward=earlier.reward, reward_terms=earlier.reward_terms)
+        if not last and ending.reward is not None:
+            self._rewarded[rollout.id] = ending
+        if last:
+            rollout.finish(
+                reward=ending.reward,
+                reward_terms=ending.reward_terms,
+                stop_reason=ending.stop_reason,
+                reason=ending.reason,
+            )
+            self._rewarded.pop(rollout.id, None)
+        self._leave(session)  # only now: what could not be written can be finished again
+        whole = rollout_of(rollout, session.deliveries, ending) if ending.samples and last else None
+        rollout.let_go()
+        made = None if whole is None else await asyncio.to_thread(linearize, whole, ending.policy)
+        return Finished(
+            session=session.id,
+            rollout=rollout.id,
+            try_index=rollout.try_index,
+            group=rollout.group,
+            rollout_ended=last,
+            turns=session.recorder.turn_count,
+            interrupted=interrupted,
+            made=made,
+        )
+
+    async def resume(self, version: str | None = None) -> None:
+        """Go on after a pause, with the weights that are told, or else those that the engines report."""
+        health = await self.pool.look()
+        reported = {one.facts.version for one in health if one.facts is not None}
+        version = version or (reported.pop() if len(reported) == 1 else None)
+        if version is not None:
+            self.weights.announce(version)
+        self.weights.resume()
+
+    async def drop(self, session_id: str, reason: str) -> None:
+        """End a session at once; its rollout has failed for that reason."""
+        if not reason:
+            raise BadRequest("reason: say in words why the session is dropped")
+        session = self.sessions.of_id(session_id)
+        await session.close("dropped", 0)
+        self.sessions.of_id(session_id)
+        if self.sessions.of_rollout(session.rollout.id) == [session]:
+            session.rollout.fail(reason)
+            self._rewarded.pop(session.rollout.id, None)
+        self._leave(session)
+        session.rollout.let_go()
+
+    def _leave(self, session: OpenSession) -> None:
+        """Keep nothing of a session; raises NoSuchSession if it was ended meanwhile."""
+        self.sessions.remove(session)
+        self.pool.release(session.id)
+        session.attempts.clear()
+        session.history.close()
+        self._unasked = {name: one for name, one in self._unasked.items() if one is not session}
+
+    def status(self) -> dict[str, Any]:
+        """What there is to watch, as JSON."""
+        tally, metrics = self.metrics.tally, self.metrics
+        return {
+            "run": self.tape.name,
+            "model": self.model_name,
+            "renderer": self.prompts.renderer,
+            "up_s": time.time() - metrics.began_at,
+            "sessions": len(self.sessions),
+            "in_flight": sum(session.in_flight for session in self.sessions),
+            "version": self.weights.version,
+            "paused": self.weights.paused,
+            "counts": dict(tally),
+            "unbridged": dict(metrics.unbridged),
+            "rates": metrics.rates(),
+            "forks_per_session": tally["forks"] / max(tally["sessions"], 1),
+            "engines": msgspec.to_builtins(self.pool.health()),
+            "draining": self.draining,
+        }
+
+    async def drain(self) -> None:
+        """Take no more turns and wait for those in flight, as long as is allowed."""
+        self.draining = True
+        drain_s = 0.0 if self._hurried else self.settings.drain_s
+        await asyncio.gather(*(one.close("ended with the gateway", drain_s) for one in self.sessions))
+
+    def hurry(self) -> None:
+        """Have turns in flight end now; a `drain` that waits for them goes on."""
+        self._hurried = True
+        for session in self.sessions:
+            session.interrupt()
+
+    async def close(self) -> None:
+        """End every session that is still open: rollouts nobody finished have failed."""
+        await self.drain()
+        unasked = list(self._unasked.values())
+        for session in self.sessions:
+            self._leave(session)
+            if session.rollout.is_open and not self.sessions.of_rollout(session.rollout.id):
+                if session in unasked:
+                    session.rollout.finish(reason="ended with the gateway")
+                else:
+                    session.rollout.fail("the gateway ended before it was finished")
+
+
+def _said(written: "asyncio.Future[None]") -> None:
+    """A delivery that cannot be written stays unknown, which trains nothing unless a later request proves it."""
+    if not written.cancelled() and (error := written.exception()) is not None:
+        log.warning("a delivery could not be recorded: %s", error)

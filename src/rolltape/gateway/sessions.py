@@ -1,0 +1,197 @@
+"""Sessions: one agent's connection each, opened with a key of its own and closed with what it came to."""
+
+import asyncio
+import contextlib
+import hmac
+import secrets
+import time
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Annotated, Any
+
+import msgspec
+
+from rolltape.errors import NoSuchSession, SessionEnded, TurnCapReached
+from rolltape.gateway.attempts import Attempt, Attempts
+from rolltape.gateway.engines.ids_json import IdsAsJson
+from rolltape.gateway.exchange import SamplingParams
+from rolltape.gateway.history import History
+from rolltape.records.turn import Delivery
+from rolltape.tape.recording.recorder import RolloutRecorder, SessionRecorder
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+_REMEMBERED_KEYS = 20_000  # of ended sessions: 6 MB
+
+# What a rollout is opened with, and what is said where nothing is.
+_OF_ROLLOUT: dict[str, Any] = {
+    "task_id": None,
+    "task": None,
+    "step": 0,
+    "attempt": 0,
+    "source": None,
+    "agent": None,
+    "new_try": False,
+    "try_index": None,
+    "tags": (),
+    "extra": {},
+}
+
+
+class SessionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a session is opened for, and its limits."""
+
+    task_id: str | None = None
+    task: Any = None
+    step: _Count = 0
+    attempt: _Count = 0
+    source: str | None = None
+    agent: str | None = None
+    new_try: bool = False
+    try_index: _Count | None = None  # which try it is, where somebody else counts them; None: the next one on the tape
+    tags: tuple[str, ...] = ()
+    extra: dict[str, Any] = {}
+    rollout: str | None = None  # another session of this open rollout; then none of those above is given
+    sampling: SamplingParams = SamplingParams()  # where the agent says nothing
+    forced: SamplingParams = SamplingParams()  # whatever the agent says
+    thinking: bool | None = None  # None: as the agent asks, or as the gateway is set
+    max_turns: _Count | None = None
+    context_budget: _Count | None = None  # tokens of prompt and reply together
+    allowed_tools: tuple[str, ...] | None = None  # None: all that are not denied
+    denied_tools: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        of_rollout = [name for name in _OF_ROLLOUT if getattr(self, name) != _OF_ROLLOUT[name]]
+        if self.rollout is not None and of_rollout:
+            raise ValueError(
+                f"{', '.join(of_rollout)} given beside a rollout, which has its own; leave out one of them"
+            )
+
+    def allows(self, tool: str) -> bool:
+        return tool not in self.denied_tools and (self.allowed_tools is None or tool in self.allowed_tools)
+
+
+class OpenSession:
+    """A session that takes turns, until it is closed."""
+
+    def __init__(
+        self,
+        spec: SessionSpec,
+        rollout: RolloutRecorder,
+        recorder: SessionRecorder,
+        deliveries: dict[str, Delivery],
+    ) -> None:
+        self.spec = spec
+        self.rollout = rollout
+        self.recorder = recorder
+        self.key = f"rts-{secrets.token_urlsafe(24)}"
+        self.history = History(tool_ids_matter=recorder.head.tool_ids_matter)
+        self.opened_at = time.time()
+        self.turns = 0  # begun, auxiliary ones aside
+        self.refused_turns = 0  # above the cap
+        self.attempts = Attempts()
+        self.ids_json = IdsAsJson()
+        self.deliveries = deliveries  # by turn, of all sessions of the rollout
+        self.ended: str | None = None  # why it takes no more turns; None: it does
+        self._in_flight: set[Attempt] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def id(self) -> str:
+        return self.recorder.id
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def begin(self, attempt: Attempt, *, counts: bool) -> None:
+        """Let a turn begin; raises for one that comes after the close, or above the cap."""
+        if self.ended is not None:
+            raise SessionEnded(f"session {self.id} is {self.ended}: it takes no more turns")
+        if counts:
+            if self.spec.max_turns is not None and self.turns >= self.spec.max_turns:
+                self.refused_turns += 1
+                raise TurnCapReached(f"session {self.id} has had its {self.spec.max_turns} turns")
+            self.turns += 1
+        self._in_flight.add(attempt)
+        self._idle.clear()
+
+    def end(self, attempt: Attempt) -> None:
+        """A turn has ended and its reply was handed over, or could not be."""
+        self._in_flight.discard(attempt)
+        if not self._in_flight:
+            self._idle.set()
+
+    async def close(self, why: str, drain_s: float) -> int:
+        """Take no more turns, wait for those in flight, and interrupt what takes longer; how many those were."""
+        self.ended = self.ended or why
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_s):
+                await self._idle.wait()
+        self.interrupt()
+        turns = [attempt.taken for attempt in self._in_flight if attempt.taken and not attempt.taken.done()]
+        if turns:
+            await asyncio.wait(turns)  # to be on the tape; not for clients to take their replies
+        return len(turns)
+
+    def interrupt(self) -> None:
+        """Have the turns in flight end with what there is."""
+        for attempt in self._in_flight:
+            attempt.caller.leave()
+
+
+class Sessions:
+    """The open ones, by id and by key."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, OpenSession] = {}
+        self._by_rollout: dict[str, list[OpenSession]] = {}
+        self._by_key: dict[str, OpenSession] = {}
+        self._ended: dict[str, str] = {}  # keys of closed ones and why, so that a late agent is told
+
+    def add(self, session: OpenSession) -> None:
+        self._by_id[session.id] = session
+        self._by_rollout.setdefault(session.rollout.id, []).append(session)
+        self._by_key[_lookup(session.key)] = session
+
+    def remove(self, session: OpenSession) -> None:
+        """Forget a session but for its key; raises NoSuchSession if that was done already."""
+        self.of_id(session.id)
+        key = _lookup(session.key)
+        del self._by_id[session.id], self._by_key[key]
+        self._by_rollout[session.rollout.id].remove(session)
+        if not self._by_rollout[session.rollout.id]:
+            del self._by_rollout[session.rollout.id]
+        self._ended[key] = f"session {session.id} is {session.ended or 'closed'}"
+        while len(self._ended) > _REMEMBERED_KEYS:
+            del self._ended[next(iter(self._ended))]
+
+    def of_key(self, key: str) -> OpenSession | None:
+        """The session that a key opens; raises SessionEnded for the key of one that is closed."""
+        found = self._by_key.get(_lookup(key))
+        if found is not None and hmac.compare_digest(found.key.encode(), key.encode("utf-8", "surrogatepass")):
+            return found
+        if (ended := self._ended.get(_lookup(key))) is not None:
+            raise SessionEnded(f"{ended}: it takes no more turns")
+        return None
+
+    def of_id(self, session_id: str) -> OpenSession:
+        found = self._by_id.get(session_id)
+        if found is None:
+            raise NoSuchSession(f"no open session {session_id}; GET /sessions lists those there are")
+        return found
+
+    def of_rollout(self, rollout_id: str) -> list[OpenSession]:
+        return list(self._by_rollout.get(rollout_id, ()))
+
+    def __iter__(self) -> Iterator[OpenSession]:
+        return iter(list(self._by_id.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+
+def _lookup(key: str) -> str:
+    """Under which a key is kept: a digest, so that how long the look-up takes says nothing of the key."""
+    return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -1,0 +1,30 @@
+"""How a gateway runs, read once at its start."""
+
+import msgspec
+
+from rolltape.gateway.exchange import SamplingParams
+from rolltape.gateway.generate import Patience
+from rolltape.gateway.prompts.chat import Retention
+
+
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every choice there is; what the gateway runs (engines, model, tape) is given apart."""
+
+    host: str = "127.0.0.1"
+    port: int = 0  # 0: any that is free
+    public_url: str | None = None  # by which agents reach it; None: its own address
+    admin_key: str | None = None  # needed off loopback
+    open: bool = False  # requests without a session get one
+    model_name: str | None = None  # in /v1/models; None: the engine's, or the folder's
+    renderer: str | None = None  # None: resolved from the model's folder
+    thinking: bool | None = None  # None: as the agent asks, else as the model's template has it
+    thinking_retention: Retention | None = None  # None: as the model's template has it
+    special_text: str = "pass"  # special tokens spelled out in text: "pass", or "plain" text
+    sampling: SamplingParams = SamplingParams()  # where neither agent nor session says anything
+    forced: SamplingParams = SamplingParams()  # whatever they say
+    max_reply_tokens: int = 32_768  # where nobody says, and the context leaves more room
+    patience: Patience = Patience()
+    keepalive_s: float = 5.0
+    max_body_mib: int = 64
+    drain_s: float = 30.0  # that turns in flight may take when the gateway ends
+    slow_s: float = 120.0  # requests that take longer are logged

@@ -1,0 +1,295 @@
+"""One turn from request to reply: placed, prompted, generated, parsed, and durable before it is handed over."""
+
+import asyncio
+import secrets
+import time
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rolltape.errors import EngineError, EngineFailed
+from rolltape.gateway.auxiliary import auxiliary_reason
+from rolltape.gateway.engines.pool import EnginePool
+from rolltape.gateway.engines.protocol import Generation
+from rolltape.gateway.exchange import Ask, Draft, Reply, SamplingParams, Usage
+from rolltape.gateway.generate import Caller, Generator, Stretch
+from rolltape.gateway.history import Place
+from rolltape.gateway.metrics import Metrics
+from rolltape.gateway.prompting import Prompt, again_from, prompt_of
+from rolltape.gateway.prompts import ChatPrompts
+from rolltape.gateway.replies import Outcome, finish_of, outcome_of, segments_of, side_arrays_of
+from rolltape.gateway.sessions import OpenSession
+from rolltape.gateway.settings import GatewaySettings
+from rolltape.gateway.stops import cut_at_stop
+from rolltape.records.tokens import NO_IDS, Ids
+from rolltape.records.turn import Delivery, Finish, Turn, TurnFlag
+
+# What is recorded as applied where nobody says anything; engines are sent the same.
+_NEUTRAL = SamplingParams(temperature=1.0, top_p=1.0)
+_INLINE_IDS = 1000  # a longer reply is parsed off the event loop
+
+
+class Begun(NamedTuple):
+    """A turn whose prompt is there."""
+
+    session: OpenSession
+    ask: Ask
+    place: Place
+    prompt: Prompt
+    draft: Draft
+    applied: SamplingParams
+    room: int  # tokens that the reply may have
+    thinking: bool | None
+    resumed: "Resumed | None"  # the interrupted turn that a client's retry goes on from
+    auxiliary: str | None
+    unhonoured: tuple[str, ...]
+    started_at: float
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether the prompt left no room for a reply."""
+        return self.room <= 0 and self.resumed is None
+
+
+class Taken(NamedTuple):
+    """A turn that is on the tape, and the reply to hand over."""
+
+    begun: Begun
+    turn: Turn
+    reply: Reply | None  # None: it was given up, since nobody waited for it any more
+
+
+class Resumed(NamedTuple):
+    """A turn that was given up, and how many of its tokens are the prompt; what follows is the reply so far."""
+
+    turn: Turn
+    prompt_tokens: int
+
+    @property
+    def sampled_ids(self) -> Ids:
+        return self.turn.tokens.slice(self.prompt_tokens)
+
+
+def resumed_from(taken: Taken) -> Resumed | None:
+    """What a retry goes on from; None: nothing had been sampled."""
+    resumed = Resumed(taken.turn, taken.begun.draft.prompt_tokens)
+    return resumed if len(resumed.sampled_ids) else None
+
+
+class Turns:
+    """Takes turns for every session of a gateway."""
+
+    def __init__(
+        self,
+        prompts: ChatPrompts,
+        pool: EnginePool,
+        generator: Generator,
+        metrics: Metrics,
+        settings: GatewaySettings,
+        context: int | None,
+    ) -> None:
+        self._prompts = prompts
+        self._pool = pool
+        self._generator = generator
+        self._metrics = metrics
+        self._settings = settings
+        self._context = context  # of the engines; None: they do not say
+
+    async def begin(self, session: OpenSession, ask: Ask, resumed: Resumed | None = None) -> Begun:
+        """Find the prompt; raises BadRequest for what cannot be rendered. A resumed turn is its own prompt."""
+        started_at = time.time()
+        spec = session.spec
+        thinking = next(
+            (one for one in (spec.thinking, ask.thinking, self._settings.thinking) if one is not None), None
+        )
+        tools, withheld = _offered(ask, session)
+        options = self._prompts.template_options(thinking)
+        place = session.history.place(ask, tools, options)
+        if resumed is None:
+            prompt = await prompt_of(place, self._prompts, tools, thinking)
+        else:
+            prompt = again_from(resumed.turn)
+        sampled = 0 if resumed is None else len(resumed.sampled_ids)
+        room = self._room(session, len(prompt.ids))
+        asked = ask.sampling.over(spec.sampling).over(self._settings.sampling)
+        applied = self._settings.forced.over(spec.forced).over(asked).over(_NEUTRAL)
+        limit = self._settings.max_reply_tokens if applied.max_tokens is None else applied.max_tokens
+        applied = msgspec.structs.replace(applied, max_tokens=max(min(limit - sampled, room), 0))
+        return Begun(
+            session=session,
+            ask=msgspec.structs.replace(ask, tools=tools),
+            place=place,
+            prompt=prompt,
+            draft=Draft(
+                id=secrets.token_hex(12),
+                model=ask.model,
+                created_at=started_at,
+                prompt_tokens=len(prompt.ids) - sampled,
+                held_tokens=prompt.held_tokens - sampled,
+            ),
+            applied=applied,
+            room=room,
+            thinking=thinking,
+            resumed=resumed,
+            auxiliary=auxiliary_reason(ask),
+            unhonoured=(*ask.unhonoured, *self._unhonoured(ask, applied), *withheld),
+            started_at=started_at,
+        )
+
+    async def finish(self, begun: Begun, caller: Caller) -> Taken:
+        """Generate, record, and give the reply; raises EngineFailed if there is none. Recorded in every case."""
+        stretches: list[Stretch] = []
+        engine_began = time.perf_counter()
+        failure: str | None = None
+        if begun.room > 0:
+            wanted = Generation(
+                id=begun.draft.id,
+                session=begun.session.id,
+                prompt_ids=begun.prompt.ids,
+                sampling=begun.applied,
+                stop_ids=self._prompts.stop_ids,
+                held_tokens=_covered(begun.prompt.after),
+                ask=begun.ask,
+                ids_json=begun.session.ids_json,
+            )
+            try:
+                await self._generator.run(wanted, caller, stretches)
+            except (EngineError, EngineFailed) as error:
+                failure = str(error)
+        engine_s = time.perf_counter() - engine_began
+        before = 0 if begun.resumed is None else len(begun.resumed.sampled_ids)
+        stretches = cut_at_stop(stretches, begun.prompt.ids, before, begun.applied.stop or (), self._prompts.decode)
+        outcome = await self._outcome(begun, stretches, failure)
+        turn = await self._recorded(begun, stretches, outcome, failure)
+        # Nothing goes on from a side request, and what comes after one has not forked.
+        forked = begun.auxiliary is None and begun.session.history.add(turn)
+        self._metrics.turn(begun, turn, outcome, engine_s, forked=forked)
+        if failure is not None:
+            raise EngineFailed(failure)
+        usage = Usage(
+            prompt_tokens=begun.draft.prompt_tokens,
+            held_tokens=begun.draft.held_tokens,
+            sampled_tokens=len(turn.tokens) - begun.draft.prompt_tokens,
+            reasoning_tokens=outcome.reasoning_tokens,
+        )
+        if outcome.message is None:
+            return Taken(begun, turn, None)
+        reply = Reply(
+            draft=begun.draft,
+            message=outcome.message,
+            finish=outcome.finish,
+            stop_string=outcome.stop_string,
+            over_budget=begun.over_budget,
+            usage=usage,
+        )
+        return Taken(begun, turn, reply)
+
+    def _room(self, session: OpenSession, prompt_tokens: int) -> int:
+        """How many tokens a reply may have at most; none above the budget."""
+        limits = [limit for limit in (session.spec.context_budget, self._context) if limit is not None]
+        return min(limits) - prompt_tokens if limits else self._settings.max_reply_tokens
+
+    def _unhonoured(self, ask: Ask, applied: SamplingParams) -> list[str]:
+        """What was understood and is not done, said in a header and on the turn."""
+        said = [f"{name}: the engine does not apply it" for name in applied.to_dict() if name not in self._pool.applies]
+        if ask.thinking is not None and not self._prompts.switches_thinking:
+            said.append("thinking: the model's template has no switch for it")
+        if ask.tool_choice.mode == "required":
+            said.append("tool_choice: the engine cannot force a call; the model is free")
+        if not ask.parallel_tool_calls:
+            said.append("parallel_tool_calls: the model is not kept from calling several")
+        return said
+
+    async def _outcome(self, begun: Begun, stretches: list[Stretch], failure: str | None) -> Outcome:
+        assert begun.applied.max_tokens is not None
+        finish = Finish.ERROR if failure is not None else finish_of(stretches, begun.applied.max_tokens)
+        before = begun.resumed.sampled_ids if begun.resumed is not None else NO_IDS
+        work = partial(outcome_of, stretches, finish, begun, before, self._prompts)
+        sampled = sum(len(stretch.given.ids) for stretch in stretches)
+        return work() if sampled < _INLINE_IDS else await asyncio.to_thread(work)
+
+    async def _recorded(self, begun: Begun, stretches: list[Stretch], outcome: Outcome, failure: str | None) -> Turn:
+        prompt, place = begun.prompt, begun.place
+        given: dict[str, Any] = (
+            {"prompt_messages": place.messages, "prompt_ids": prompt.ids}
+            if prompt.after is None
+            else {
+                "after": prompt.after,
+                "new_messages": [] if begun.resumed else place.messages[len(place.messages) - place.new :],
+                "new_prompt_ids": prompt.new_ids,
+            }
+        )
+        faithful = all(stretch.engine.token_faithful for stretch in stretches)
+        last = stretches[-1].given if stretches else None
+        return await begun.session.recorder.record_turn_async(
+            finish=outcome.finish,
+            **given,
+            segments=segments_of(stretches) or None,
+            sampled_ids=None if stretches else (),
+            side_arrays=side_arrays_of(stretches) or None,
+            message_starts=prompt.message_starts,
+            reply=outcome.message,
+            tools=begun.ask.tools,
+            template_options=self._prompts.template_options(begun.thinking),
+            sampling=begun.applied.to_dict(),
+            sampling_asked=begun.ask.sampling.to_dict(),
+            logprob_kind=last.logprob_kind if last else None,
+            delivery=Delivery.UNKNOWN,
+            auxiliary=begun.auxiliary,
+            flags=_flags(begun, outcome),
+            token_faithful=faithful,
+            error=failure,
+            started_at=begun.started_at,
+            extra=_extra(begun, stretches, outcome),
+        )
+
+
+def _offered(ask: Ask, session: OpenSession) -> tuple[list[dict[str, Any]] | None, list[str]]:
+    """The tools that the model gets to see, and what is said of those that it does not."""
+    if not ask.tools:
+        return None, []
+    allowed = [tool for tool in ask.tools if session.spec.allows(_name(tool))]
+    withheld = [_name(tool) for tool in ask.tools if not session.spec.allows(_name(tool))]
+    return allowed or None, [f"tools: {name} is denied in this session" for name in withheld]
+
+
+def _name(tool: dict[str, Any]) -> str:
+    name: str = tool["function"]["name"]
+    return name
+
+
+def _covered(after: Turn | None) -> int:
+    """Up to which token side arrays are on the tape already: the engine need not send those again."""
+    return min((array.stop for array in after.side.values()), default=0) if after is not None else 0
+
+
+def _flags(begun: Begun, outcome: Outcome) -> list[TurnFlag]:
+    flags = {
+        TurnFlag.MALFORMED_CALL: outcome.malformed,
+        TurnFlag.DENIED_TOOL: bool(outcome.denied),
+        TurnFlag.SPECIAL_TOKEN_TEXT: begun.prompt.special_text > 0,
+        TurnFlag.REPAIRED_UNICODE: begun.ask.repaired,
+    }
+    return [flag for flag, is_set in flags.items() if is_set]
+
+
+def _extra(begun: Begun, stretches: list[Stretch], outcome: Outcome) -> dict[str, Any]:
+    """What else is known of a turn, absent where there is nothing to say."""
+    last = stretches[-1] if stretches else None
+    facts = {
+        "api": begun.ask.api.value,
+        "model_asked": begun.ask.model,
+        "prompt": "bridged" if begun.prompt.after is not None else "rendered",
+        "prompt_why": begun.prompt.why,
+        "echoes": [rule.value for rule in dict.fromkeys(begun.place.echoes)],
+        "unhonoured": list(begun.unhonoured),
+        "denied": list(outcome.denied),
+        "engine": last.engine.name if last else None,
+        "cached_tokens": last.given.cached_tokens if last else None,
+        "stop_string": outcome.stop_string,
+        "folded": begun.prompt.folded,
+        "special_text": begun.prompt.special_text,
+        "over_budget": begun.over_budget,
+    }
+    return {name: fact for name, fact in facts.items() if fact}

@@ -1,0 +1,101 @@
+"""OpenAI's Chat Completions."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rolltape.gateway.exchange import Api, Ask, Draft, Reply
+from rolltape.gateway.wire.chat_request import read_ask
+from rolltape.gateway.wire.functions import input_of
+from rolltape.gateway.wire.refusals import error_body
+from rolltape.gateway.wire.sse import COMMENT, event
+from rolltape.records.jsonable import encode_json
+from rolltape.records.messages import content_text
+from rolltape.records.turn import Finish
+
+
+class ChatWire:
+    """Chat Completions, with `reasoning_content` for thinking as DeepSeek, vLLM and SGLang have it."""
+
+    api = Api.CHAT
+    keepalive = COMMENT
+
+    def read(self, body: bytes, headers: Mapping[str, str]) -> Ask:
+        return read_ask(body)
+
+    def whole(self, ask: Ask, reply: Reply) -> bytes:
+        choice = {"index": 0, "message": _message(ask, reply), "logprobs": None, "finish_reason": _finish_reason(reply)}
+        return _encoded(reply.draft, "chat.completion", choices=[choice], usage=_usage(reply))
+
+    def opening(self, ask: Ask, draft: Draft) -> bytes:
+        return _chunk(draft, {"role": "assistant", "content": None})
+
+    def closing(self, ask: Ask, reply: Reply) -> Iterator[bytes]:
+        message = _message(ask, reply)
+        for name in ("reasoning_content", "content"):
+            if message.get(name) is not None:
+                yield _chunk(reply.draft, {name: message[name]})
+        if "tool_calls" in message:
+            # Codex (0.29) takes only the calls of one chunk, so all are in it.
+            calls = [{"index": index, **call} for index, call in enumerate(message["tool_calls"])]
+            yield _chunk(reply.draft, {"tool_calls": calls})
+        yield _chunk(reply.draft, {}, _finish_reason(reply))
+        if ask.include_usage:
+            yield event(_encoded(reply.draft, "chat.completion.chunk", choices=[], usage=_usage(reply)))
+        yield event(b"[DONE]")
+
+    def error(self, status: int, message: str) -> bytes:
+        return error_body(status, message)
+
+    def error_event(self, status: int, message: str, draft: Draft | None = None) -> bytes:
+        return event(error_body(status, message))
+
+
+CHAT = ChatWire()
+
+
+def _message(ask: Ask, reply: Reply) -> dict[str, Any]:
+    """The reply's message; content is null where there are calls alone."""
+    calls = [_call(ask, call) for call in reply.message.get("tool_calls") or ()]
+    text = content_text(reply.message.get("content"))
+    message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+    if reasoning := reply.message.get("reasoning_content") or reply.message.get("reasoning"):
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _call(ask: Ask, call: dict[str, Any]) -> dict[str, Any]:
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    text = input_of(arguments) if name in ask.custom_tools else None
+    if text is not None:
+        return {"id": call["id"], "type": "custom", "custom": {"name": name, "input": text}}
+    return {"id": call["id"], "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _finish_reason(reply: Reply) -> str:
+    if reply.finish is Finish.LENGTH:
+        return "length"
+    # The API has no word for a reply that was cut off from outside; it ends like any other.
+    return "tool_calls" if reply.message.get("tool_calls") else "stop"
+
+
+def _usage(reply: Reply) -> dict[str, Any]:
+    usage = reply.usage
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.sampled_tokens,
+        "total_tokens": usage.prompt_tokens + usage.sampled_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.held_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def _chunk(draft: Draft, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    return event(_encoded(draft, "chat.completion.chunk", choices=[choice]))
+
+
+def _encoded(draft: Draft, kind: str, **fields: Any) -> bytes:
+    head = {"id": f"chatcmpl-{draft.id}", "object": kind, "created": int(draft.created_at), "model": draft.model}
+    return encode_json(head | fields, "a reply")[0]

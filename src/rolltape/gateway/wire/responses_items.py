@@ -1,0 +1,86 @@
+"""A reply → the output items of Responses. Their ids tell which of them belong to one reply when they come back."""
+
+import base64
+import re
+from typing import Any
+
+from rolltape.gateway.exchange import Ask, Reply
+from rolltape.gateway.wire.functions import input_of
+from rolltape.records.messages import content_text
+from rolltape.records.turn import Finish
+
+_ITEM_ID = re.compile(r"(?:msg|rs|fc|ctc)_rt\d*_(\w+)")
+_SEALED = "rt1."  # in front of reasoning that travels as encrypted_content; it is not secret
+_BETWEEN = "__"  # a namespace and a tool of it, in the one name that the model sees
+
+
+def output_items(ask: Ask, reply: Reply) -> list[dict[str, Any]]:
+    """Reasoning, text and calls, in this order; a reply without any of them is an empty text."""
+    message, draft = reply.message, reply.draft
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    text = content_text(message.get("content"))
+    calls = message.get("tool_calls") or []
+    items: list[dict[str, Any]] = []
+    if reasoning:
+        items.append(_reasoning_item(f"rs_rt_{draft.id}", reasoning))
+    if text or not (reasoning or calls):
+        items.append(_message_item(f"msg_rt_{draft.id}", text))
+    items += [_call_item(ask, call, f"rt{index}_{draft.id}") for index, call in enumerate(calls)]
+    if reply.finish not in (Finish.STOP, Finish.STOP_STRING) and items[-1]["type"] in ("reasoning", "message"):
+        # A call that was cut off is delivered as text, so calls are always whole.
+        items[-1]["status"] = "incomplete"
+    return items
+
+
+def draft_id(item_id: str | None) -> str | None:
+    """Of which reply an item is; None: it is none of ours, or came without its id."""
+    found = _ITEM_ID.fullmatch(item_id or "")
+    return found[1] if found else None
+
+
+def unsealed(encrypted_content: str) -> str | None:
+    """The reasoning in an `encrypted_content` of ours; None: it is somebody else's."""
+    if not encrypted_content.startswith(_SEALED):
+        return None
+    try:
+        return base64.b64decode(encrypted_content.removeprefix(_SEALED), validate=True).decode()
+    except ValueError:
+        return None
+
+
+def joined_name(namespace: str | None, name: str) -> str:
+    """The one name of a tool under which the model knows it."""
+    return name if namespace is None else f"{namespace}{_BETWEEN}{name}"
+
+
+def _reasoning_item(item_id: str, reasoning: str) -> dict[str, Any]:
+    return {
+        "id": item_id,
+        "type": "reasoning",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": reasoning}],
+        # For clients that send back only this of a reasoning item.
+        "encrypted_content": _SEALED + base64.b64encode(reasoning.encode()).decode(),
+        "status": "completed",
+    }
+
+
+def _message_item(item_id: str, text: str) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"id": item_id, "type": "message", "role": "assistant", "status": "completed", "content": [part]}
+
+
+def _call_item(ask: Ask, call: dict[str, Any], suffix: str) -> dict[str, Any]:
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    named = {"call_id": call["id"], **_split_name(ask, name), "status": "completed"}
+    text = input_of(arguments) if name in ask.custom_tools else None
+    if text is not None:
+        return {"id": f"ctc_{suffix}", "type": "custom_tool_call", "input": text, **named}
+    return {"id": f"fc_{suffix}", "type": "function_call", "arguments": arguments, **named}
+
+
+def _split_name(ask: Ask, name: str) -> dict[str, str]:
+    for namespace in sorted(ask.namespaces, key=len, reverse=True):
+        if name.startswith(namespace + _BETWEEN):
+            return {"namespace": namespace, "name": name.removeprefix(namespace + _BETWEEN)}
+    return {"name": name}

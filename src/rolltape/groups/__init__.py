@@ -1,0 +1,29 @@
+"""Whole groups for a trainer as they complete, each once, and room for collection to go on.
+
+`tape.groups(…)` gives a stream of them.
+"""
+
+import sys
+import warnings
+from types import ModuleType
+from typing import TYPE_CHECKING, Unpack
+
+from rolltape.groups.group import Group
+from rolltape.groups.room import Room
+from rolltape.groups.stream import GroupOptions, GroupStream, Skipped, groups
+
+if TYPE_CHECKING:
+    from rolltape.tape.recording.tape import Tape
+
+__all__ = ["Group", "GroupStream", "Room", "Skipped", "groups"]
+
+
+class _CallableModule(ModuleType):
+    """Keeps `rolltape.groups(tape, …)` of 0.1.0 working: the name is that of this package now."""
+
+    def __call__(self, tape: "Tape", **options: Unpack[GroupOptions]) -> GroupStream:
+        warnings.warn("rolltape.groups(tape, …) is deprecated: use tape.groups(…)", DeprecationWarning, stacklevel=2)
+        return groups(tape, **options)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -1,0 +1,93 @@
+"""What is to be done with a group as it stands: give it, with which rollouts; skip it, and why; or wait."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from rolltape.errors import SupplyError
+from rolltape.groups.following import Found
+from rolltape.groups.gathering import Gathered, Gathering, Standing
+from rolltape.records.group import Late
+from rolltape.records.policy import Advantage, Policy
+from rolltape.records.rollout import Status
+from rolltape.records.sample import Sample
+from rolltape.samples.fates import Staleness
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trainer wants."""
+
+    step: int | None  # None: all
+    source: str | None  # None: all
+    policy: Policy
+    max_staleness: int | None  # None: any
+    complete: bool
+    group_size: int | None  # None: as the collection has it
+    straggler_s: float | None  # None: attempts are waited for until the collection ends
+    late: Late
+
+    @property
+    def needs_rewards(self) -> bool:
+        return self.policy.advantage is not Advantage.NONE
+
+
+class Give(NamedTuple):
+    """The rollouts to give, and how many attempts are missing."""
+
+    standings: Sequence[Standing]
+    missing: int
+
+
+class Skip(NamedTuple):
+    reason: str
+
+
+def decided(
+    group: Gathered, gathering: Gathering, wanted: Wanted, is_alive: Callable[[Found], bool]
+) -> Give | Skip | None:
+    """What is to be done with a group now; None: wait."""
+    standings = group.standings(is_alive)
+    ended = [one for one in standings if one.is_finished and (one.is_rewarded or not wanted.needs_rewards)]
+    size = gathering.collectors.size_of(group.part) if wanted.group_size is None else wanted.group_size
+    if not wanted.complete:
+        return Give(ended, max((size or 0) - len(ended), 0)) if ended else None
+    if size is None:
+        raise SupplyError(
+            f"group {group.id} of step {group.step}: no collection on the tape says how many attempts it has; "
+            "give group_size"
+        )
+    if len(ended) >= size:
+        return Give(ended, 0)
+    if not _is_time_over(group, standings, gathering, wanted.straggler_s):
+        return None
+    if ended and wanted.late is Late.GIVE:
+        return Give(ended, size - len(ended))
+    return Skip(f"late: {len(ended)} of {size} attempts had finished{' with a reward' * wanted.needs_rewards}")
+
+
+def _is_time_over(
+    group: Gathered, standings: Sequence[Standing], gathering: Gathering, straggler_s: float | None
+) -> bool:
+    """Whether attempts that have not ended are waited for no longer."""
+    is_late = straggler_s is not None and time.monotonic() - group.last_sign_s > straggler_s
+    if any(one.outcome.status is Status.RUNNING for one in standings):
+        # While none has finished those that run are no stragglers. And somebody else may run one, beside a
+        # collection that was resumed and has ended.
+        return is_late and any(one.is_finished for one in standings)
+    return is_late or gathering.collectors.is_over(group.part)
+
+
+def too_old(samples: Sequence[Sample], versions: Sequence[str], limit: int) -> str | None:
+    """Why samples are too old: a trained token is of weights more than `limit` versions behind the newest."""
+    staleness = Staleness(versions)
+    for sample in samples:
+        used = set(sample.version_index[sample.trained_mask].tolist())
+        if -1 in used:
+            return f"stale: trained tokens of sample {sample.id} name no weight version"
+        for oldest, _ in (sample.versions[index] for index in used):
+            age = staleness.of(oldest)
+            if age is None or age > limit:
+                return f"stale: sampled by weights {oldest}, the newest are {versions[-1]}, max_staleness is {limit}"
+    return None

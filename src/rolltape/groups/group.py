@@ -1,0 +1,71 @@
+"""A group as a trainer gets it."""
+
+from types import TracebackType
+from typing import Self
+
+from rolltape.groups.consumer import Consumer
+from rolltape.groups.gathering import Gathered
+from rolltape.records.group import GroupState
+from rolltape.records.rollout import Rollout
+from rolltape.records.sample import Sample
+from rolltape.tape.recording.tape import Tape
+
+
+class Group:
+    """The samples of one task at one step, with advantages and loss weights, and the rollouts that they are of.
+
+    Say `done()` once nothing of it can be lost any more: until then it is given again after a restart. As a context
+    manager it is done when the block is left, and given back when it is left by an exception.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        consumer: Consumer,
+        gathered: Gathered,
+        rollouts: tuple[Rollout, ...],
+        samples: tuple[Sample, ...],
+        *,
+        missing: int,
+        again: bool,
+    ) -> None:
+        self.id = gathered.id
+        self.step = gathered.step
+        self.source = gathered.source
+        self.task_id = gathered.task_id
+        self.rollouts = rollouts  # those that finished, by attempt; one with nothing to train has no sample
+        self.samples = samples
+        self.missing = missing  # attempts that it is given without, since its time was over
+        self.again = again  # an earlier process was given it, and has not said that it was done with it
+        self._tape = tape
+        self._consumer = consumer
+        self._gathered = gathered
+
+    @property
+    def rewards(self) -> list[float | None]:
+        """The rewards of its rollouts."""
+        return [rollout.reward for rollout in self.rollouts]
+
+    def done(self) -> None:
+        """Say that it was trained on: it is not given again, and makes room for another. Twice is fine."""
+        if self.id in self._consumer.held:
+            self._consumer.say(self._tape, self._gathered, GroupState.DONE)
+
+    def give_back(self) -> None:
+        """Have it given again, by this stream or the next."""
+        with self._consumer.lock:
+            self._consumer.held.discard(self.id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.done()
+        else:
+            self.give_back()
+
+    def __repr__(self) -> str:
+        return f"Group({self.id[:8]}, step={self.step}, rollouts={len(self.rollouts)}, samples={len(self.samples)})"

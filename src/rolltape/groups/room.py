@@ -1,0 +1,82 @@
+"""Room for collection to go on: how far it may run ahead of a trainer, by what the trainer says on the tape."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from rolltape.errors import SupplyError
+from rolltape.groups.consumer import consumer_of
+from rolltape.groups.gathering import Gathered
+from rolltape.groups.patience import Patience
+from rolltape.tape.recording.tape import Tape
+
+log = logging.getLogger("rolltape.groups")
+
+_LONG_S = 600.0  # for one step of a trainer that is alive
+
+
+class Room:
+    """Waits where collection would run too far ahead of a consumer, in this process or another.
+
+    `max_groups`: so many may have begun without the consumer being done with them. `max_steps`: a group of step N
+    may begin when the consumer is done with all that began before step N - `max_steps`.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        *,
+        consumer: str = "trainer",
+        max_groups: int | None = None,
+        max_steps: int | None = None,
+        poll_s: float = 0.2,
+    ) -> None:
+        for name, value, least in (("max_groups", max_groups, 1), ("max_steps", max_steps, 0)):
+            if value is not None and value < least:
+                raise SupplyError(f"{name} is {value}; give {least} or more")
+        self._consumer = consumer_of(tape, consumer)
+        self._max_groups = max_groups
+        self._max_steps = max_steps
+        self._poll_s = poll_s
+        self._patience = Patience()
+
+    def is_free(self, step: int, source: str | None = None) -> bool:
+        """Whether another group of this step may begin now. With a source of tasks only groups of that one count."""
+        with self._consumer.lock:
+            self._consumer.look()
+            waiting = self._consumer.gathering.unsettled(source=source)
+        if self._has_room(step, [group.step for group in waiting]):
+            self._patience.begin()
+            return True
+        if self._patience.is_word_due():
+            self._say_why(waiting)
+        return False
+
+    def _say_why(self, waiting: Sequence[Gathered]) -> None:
+        is_taken = self._consumer.claim.is_taken()
+        if is_taken and self._patience.waited_s < _LONG_S:
+            return
+        log.warning(
+            "no room for %.0f s: %d groups wait for consumer %r, those of step %d first%s",
+            self._patience.waited_s,
+            len(waiting),
+            self._consumer.name,
+            waiting[0].step,
+            "" if is_taken else ", and nobody takes groups in that name now",
+        )
+
+    def _has_room(self, step: int, waiting: list[int]) -> bool:
+        if self._max_groups is not None and len(waiting) >= self._max_groups:
+            return False
+        return self._max_steps is None or all(other >= step - self._max_steps for other in waiting)
+
+    async def wait(self, step: int, source: str | None = None) -> None:
+        """Return when another group of this step may begin."""
+        while not await asyncio.to_thread(self.is_free, step, source):
+            await asyncio.sleep(self._poll_s)
+
+    def wait_blocking(self, step: int, source: str | None = None) -> None:
+        """The same for a program without an event loop."""
+        while not self.is_free(step, source):
+            time.sleep(self._poll_s)

@@ -1,0 +1,171 @@
+"""All that a run consists of at one moment: journals and shards brought together, each rollout and event once."""
+
+from collections.abc import Container, Iterable
+from functools import cached_property
+from itertools import chain
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from rolltape.errors import DamagedTapeError, TapeError
+from rolltape.records.rollout import Event, EventKind
+from rolltape.tape.index.standing import gathered, key_of, source_mark
+from rolltape.tape.journal.reading import JournalSource
+from rolltape.tape.rundir import RunDirectory
+from rolltape.tape.shards.places import Place
+from rolltape.tape.shards.reading import ShardSource, shards_at
+from rolltape.tape.stored import HeldRollout, Key, Problem, Source, StoredEvent, decides
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A rollout, and the source to load it from."""
+
+    held: HeldRollout
+    source: Source
+
+
+class Catalog:
+    """What a run's sources hold. Close it: it keeps files open."""
+
+    def __init__(self, directory: RunDirectory | None, places: Iterable[Place]) -> None:
+        self.journals: list[JournalSource] = []
+        self.shards: list[ShardSource] = []
+        self._found: list[Problem] = []
+        # Journals first: one that is sealed and removed meanwhile is then still open here, or among the shards.
+        for path in directory.journal_paths() if directory else ():
+            try:
+                self.journals.append(JournalSource(path))
+            except DamagedTapeError as error:
+                if path.exists():
+                    self._found.append(Problem(f"journal {path.name}", str(error), "everything in it"))
+        for place in places:
+            self._add_shards(place)
+
+    def restricted_to(self, rollouts: Container[str | None]) -> Self:
+        """The same, with these rollouts and what was said of them alone: it then holds no others."""
+        for source in self.sources:
+            source.only = rollouts
+        return self
+
+    def listed(self) -> Self:
+        """The same, with its rollouts and events listed now and not when they are first asked for."""
+        _ = self.entries, self.events
+        return self
+
+    def events_of(self, key: Key) -> list[Event]:
+        """What was said of a rollout, in its order."""
+        return [stored.event for stored in self._said_of.get(key, ())]
+
+    def deciding(self, key: Key) -> list[Event]:
+        """As much of it as its outcome follows from: no deliveries and traces, which are most of it."""
+        return [stored.event for stored in self._said_of.get(key, ()) if decides(stored.about)]
+
+    @cached_property
+    def _said_of(self) -> dict[Key, list[StoredEvent]]:
+        found: dict[Key, list[StoredEvent]] = {}
+        for stored in self.events.values():
+            key = stored.about.key
+            # Only its own writer finishes a rollout; another that recorded the same try by mistake does not.
+            if key in self.entries and (
+                stored.about.kind != EventKind.FINISH or stored.writer == self.entries[key].held.writer
+            ):
+                found.setdefault(key, []).append(stored)
+        return found
+
+    def _add_shards(self, place: Place) -> None:
+        try:
+            shards, problems = shards_at(place)
+            if place.about() is None:
+                problems.append(Problem(place.url, "shards of this run were published there, it holds no run now", ""))
+        except (TapeError, OSError) as error:
+            if isinstance(error, TapeError) and not isinstance(error.__cause__, OSError):
+                raise
+            problems = [Problem(place.url, f"cannot be reached: {error}", "the rollouts that were published there")]
+            shards = []
+        self.shards += shards
+        self._found += problems
+
+    @cached_property
+    def tries(self) -> dict[str, list[int]]:
+        """The tries of each rollout."""
+        tries: dict[str, list[int]] = {}
+        for rollout, try_index in self.entries:
+            tries.setdefault(rollout, []).append(try_index)
+        return tries
+
+    @property
+    def sources(self) -> list[Source]:
+        """Shards, then journals."""
+        return [*self.shards, *self.journals]
+
+    @cached_property
+    def entries(self) -> dict[Key, Listed]:
+        """The rollouts, in the order of their start."""
+        entries: dict[Key, Listed] = {}
+        for source in self.sources:
+            for held in source.listing():
+                other = entries.get(held.key)
+                if other is None:
+                    entries[held.key] = Listed(held, source)
+                elif other.held.writer != held.writer:
+                    # One that ended before one that did not, then the earlier one.
+                    first, second = sorted(
+                        (other, Listed(held, source)),
+                        key=lambda one: (one.held.status is None, one.held.head.started_at_ns),
+                    )
+                    entries[held.key] = first
+                    what = f"try {held.key[1]} of rollout {held.key[0]} was recorded by {first.held.writer} as well"
+                    self._found.append(Problem(second.source.where, what, "this one of the two"))
+        return dict(sorted(entries.items(), key=lambda item: (item[1].held.head.started_at_ns, item[0])))
+
+    @cached_property
+    def events(self) -> dict[tuple[str, int], StoredEvent]:
+        """All events, in their order."""
+        return _merged(source.events() for source in self.sources)
+
+    def remarks(self) -> list[Event]:
+        """The remarks among the events, in their order, without reading the others."""
+        return [stored.event for stored in _merged(source.remarks() for source in self.sources).values()]
+
+    def standings(self, step: int, source: str | None) -> npt.NDArray[Any]:
+        """How the rollouts of a step and source stand, without listing them."""
+        mark = source_mark(source)
+        standings = gathered(
+            one.standings(lambda some: (some["step"] == step) & (some["source"] == mark)) for one in self.sources
+        )
+        scored = [
+            key_of(event.rollout, event.try_index)
+            for event in self.remarks()
+            if event.kind == EventKind.SCORE and event.rollout is not None and event.try_index is not None
+        ]
+        standings["rewarded"] |= np.isin(standings["key"], np.array(scored, "S24"))
+        return standings
+
+    def problems(self) -> list[Problem]:
+        """What was wrong with all that has been read so far."""
+        found = [problem for source in self.sources for problem in source.problems()]
+        return list(dict.fromkeys([*self._found, *found]))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for source in self.sources:
+            source.close()
+
+
+def _merged(sources: Iterable[Iterable[StoredEvent]]) -> dict[tuple[str, int], StoredEvent]:
+    merged: dict[tuple[str, int], StoredEvent] = {}
+    for stored in chain.from_iterable(sources):
+        merged.setdefault(stored.key, stored)
+    return dict(sorted(merged.items(), key=lambda item: item[1].order))
+
+
+def catalog_of(directory: RunDirectory) -> Catalog:
+    """Everything that a local run consists of: its journals, its shards, and those published elsewhere."""
+    return Catalog(directory, [Place(directory.path), *(Place(url) for url in directory.published())])

@@ -1,0 +1,1 @@
+"""SQLite journals: schema, group commit, reading."""

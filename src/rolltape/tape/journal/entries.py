@@ -1,0 +1,208 @@
+"""What can be appended to a journal, and how each kind becomes rows inside one transaction."""
+
+import json
+import math
+import sqlite3
+from array import array
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from rolltape.records.jsonable import encode_numbers
+from rolltape.records.openfields import encode_record
+from rolltape.records.rollout import EventKind, RolloutHead, SessionHead
+from rolltape.records.turn import TurnFacts
+from rolltape.tape.journal.schema import row_crc, turn_crc, turn_pk
+from rolltape.tape.recording.intake import CodedTurn
+
+_COLUMNS = {
+    "contents": 3,
+    "rollouts": 5,
+    "sessions": 5,
+    "turns": 14,
+    "side_arrays": 8,
+    "events": 3,
+    "ends": 3,
+    "remarks": 1,
+}
+_INSERTS = {table: f"INSERT INTO {table} VALUES ({', '.join('?' * count)})" for table, count in _COLUMNS.items()}
+_encode_facts = msgspec.json.Encoder().encode
+
+
+class Batch:
+    """One transaction in the making. What it learns about keys counts only once the transaction is committed."""
+
+    def __init__(self, known: dict[bytes, int], next_content: int, next_event: int) -> None:
+        self.rows: dict[str, list[tuple[Any, ...]]] = {table: [] for table in _INSERTS}
+        self.fresh: dict[bytes, int] = {}
+        self.next_content = next_content
+        self.next_event = next_event
+        self._known = known
+
+    def content(self, digest: bytes, raw: bytes) -> int:
+        """The key of a message or root, stored now unless the writer remembers that the journal has it."""
+        pk = self._known.pop(digest, None)
+        if pk is not None:
+            self._known[digest] = pk  # the last used is forgotten last
+            return pk
+        pk = self.fresh.get(digest)
+        if pk is None:
+            pk = self.fresh[digest] = self.next_content
+            self.next_content += 1
+            self.rows["contents"].append((pk, digest, raw))
+        return pk
+
+    def insert(self, connection: sqlite3.Connection) -> None:
+        """Write the rows, table by table."""
+        for table, rows in self.rows.items():
+            if rows:
+                connection.executemany(_INSERTS[table], rows)
+
+
+class Entry(Protocol):
+    """Something that can be appended."""
+
+    def write(self, batch: Batch) -> None: ...
+
+
+class StartedRollout:
+    """A rollout's identity. It is encoded here, so that one that cannot be does not reach the queue."""
+
+    def __init__(self, pk: int, head: RolloutHead) -> None:
+        self._row = (pk, head.id, head.try_index, encode_record(head, f"rollout {head.id}"))
+
+    def write(self, batch: Batch) -> None:
+        batch.rows["rollouts"].append((*self._row, row_crc(*self._row)))
+
+
+class StartedSession:
+    """A session of a rollout."""
+
+    def __init__(self, pk: int, rollout: int, head: SessionHead) -> None:
+        self._row = (pk, rollout, head.ordinal, encode_record(head, f"session {head.id}"))
+
+    def write(self, batch: Batch) -> None:
+        batch.rows["sessions"].append((*self._row, row_crc(*self._row)))
+
+
+class RecordedTurn(msgspec.Struct, frozen=True):
+    """A turn as it is coded, and its facts as JSON."""
+
+    session: int
+    coded: CodedTurn
+    facts: bytes
+
+    def write(self, batch: Batch) -> None:
+        coded = self.coded
+        turn = coded.turn
+        pk = turn_pk(self.session, turn.sequence)
+        messages, reply = turn.prompt.own, turn.reply
+        root_digest = turn.root.raw_digest
+        root_pk = batch.content(root_digest, turn.root.raw)
+        message_pks = array("q", [batch.content(message.digest, message.raw) for message in messages]).tobytes()
+        reply_pk = None if reply is None else batch.content(reply.digest, reply.raw)
+        new_ids, sampled = turn.prompt_tokens.own.tobytes(), turn.sampled_ids.tobytes()
+        logprobs = None if turn.logprobs is None else turn.logprobs.tobytes()
+        dtype = None if turn.logprobs is None else turn.logprobs.dtype.str[1:]
+        sides = len(turn.side)
+        crc = turn_crc(
+            (
+                pk,
+                -1 if coded.parent is None else coded.parent,
+                coded.keep_tokens,
+                coded.keep_messages,
+                len(messages),
+                sides,
+                len(sampled),
+                len(new_ids),
+            ),
+            (
+                root_digest,
+                *(message.digest for message in messages),
+                b"-" if reply is None else reply.digest,
+                b"-" if dtype is None else dtype.encode(),
+                sampled,
+                new_ids,
+                logprobs or b"",
+                self.facts,
+            ),
+        )
+        coding = (pk, coded.parent, coded.keep_tokens, coded.keep_messages, root_pk, message_pks, reply_pk)
+        batch.rows["turns"].append((*coding, sides, dtype, sampled, new_ids, logprobs, self.facts, crc))
+        for name, side in turn.side.items():
+            values = side.values
+            shape = json.dumps(values.shape)
+            counts = None if side.counts is None else side.counts.tobytes()
+            row = (pk, name, side.start, values.dtype.str, shape, values.tobytes(), counts)
+            batch.rows["side_arrays"].append((*row, row_crc(*row)))
+
+
+class Statement(NamedTuple):
+    """Something to be said of a rollout (all its tries, unless told which) or a turn; `data` is as the kind has it."""
+
+    kind: EventKind
+    rollout: str
+    data: dict[str, Any]
+    by: str | None = None
+    try_index: int | None = None
+    turn: str | None = None
+
+
+class LoggedEvent(msgspec.Struct, frozen=True):
+    """The JSON object of an event; its sequence number is given when it is written, so there are no gaps."""
+
+    body: bytes
+    remark: bool = False
+
+    def write(self, batch: Batch) -> None:
+        row = (batch.next_event, self.body)
+        batch.rows["events"].append((*row, row_crc(*row)))
+        if self.remark:
+            batch.rows["remarks"].append((batch.next_event,))
+        batch.next_event += 1
+
+
+class EndedRollout(msgspec.Struct, frozen=True):
+    """The end of a rollout: its finish, the score that comes with it, and how it stands by that."""
+
+    rollout: int
+    standing: bytes
+    finish: LoggedEvent
+    score: LoggedEvent | None
+
+    def write(self, batch: Batch) -> None:
+        batch.rows["ends"].append((self.rollout, batch.next_event, self.standing))
+        self.finish.write(batch)
+        if self.score is not None:
+            LoggedEvent(self.score.body).write(batch)  # no remark: the standing says it
+
+
+def facts_json(facts: TurnFacts, where: str) -> bytes:
+    """As `encode_record`, fast where all numbers are finite. The facts were checked by the intake."""
+    if facts.unknown or not (_all_finite(facts.sampling) and not facts.sampling_asked and not facts.extra):
+        return encode_record(facts, where)
+    if not all(math.isfinite(number or 0.0) for number in (facts.reward, facts.started_at, facts.ended_at)):
+        return encode_record(facts, where)
+    return _encode_facts(facts)
+
+
+def _all_finite(settings: dict[str, Any]) -> bool:
+    """Whether settings are flat, with numbers that JSON can hold."""
+    return all(
+        math.isfinite(item) if type(item) is float else type(item) in (int, bool, str) or item is None
+        for item in settings.values()
+    )
+
+
+def event_body(
+    at_ns: int,
+    kind: str,
+    rollout: str | None,
+    try_index: int | None,
+    turn: str | None,
+    by: str | None,
+    data: dict[str, Any],
+) -> bytes:
+    """An event as it is stored, less the writer and sequence number that are its key."""
+    fields = {"at_ns": at_ns, "kind": kind, "rollout": rollout, "try": try_index, "turn": turn, "by": by, "data": data}
+    return encode_numbers(fields, f"{kind} of rollout {rollout}" if rollout else kind)

@@ -1,0 +1,323 @@
+"""A journal as a reader sees it, its writer alive or dead, the file sound or damaged."""
+
+import contextlib
+import sqlite3
+import struct
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy.typing as npt
+
+from rolltape.errors import DamagedTapeError
+from rolltape.records.jsonable import decode_numbers
+from rolltape.records.openfields import decode_record
+from rolltape.records.rollout import RolloutHead, Status
+from rolltape.tape.index.brief import check_counts, remarks_in, standings_in
+from rolltape.tape.index.standing import CODES, Wanted, gathered
+from rolltape.tape.journal.owner import closing_counts, is_alive
+from rolltape.tape.journal.schema import MAX_TURNS, SEQUENCE_BITS, event_crc, row_crc, turn_pk
+from rolltape.tape.journal.turns import TURN_COLUMNS, Contents, TurnReader
+from rolltape.tape.repair.salvage import Hole, opened_to_read, readable_rows
+from rolltape.tape.repair.torn import log_of
+from rolltape.tape.rundir import SCHEMA
+from rolltape.tape.stored import (
+    EVERY,
+    HeldRollout,
+    Key,
+    Problem,
+    StoredEvent,
+    StoredSession,
+    StoredTurn,
+    decoded_event,
+    ends_in,
+    is_remark,
+    standings_of,
+)
+
+T = TypeVar("T")
+
+_LARGEST = 2**62
+
+
+class Since(NamedTuple):
+    """From which rows on a journal is read: the keys of the first rollout, session and event that matter."""
+
+    rollout: int = 0
+    session: int = 0
+    event: int = 0
+
+
+BEGINNING = Since()
+
+
+class JournalSource:
+    """One journal, as it was when this was made and whatever came since."""
+
+    sealed = False
+
+    def __init__(self, path: Path, since: Since = BEGINNING) -> None:
+        self.path = path
+        self._since = since
+        self.only = EVERY
+        self.where = f"journal {path.name}"
+        self.writer = path.stem
+        self.alive = is_alive(path)
+        self._problems: dict[Problem, None] = {}
+        # The counts are read before the rows, so a writer that closes meanwhile cannot look like a loss.
+        self._counts = None if self.alive else closing_counts(path)
+        self._connection, damage, self._copy = opened_to_read(path, self.alive)
+        self._damaged = damage is not None
+        if damage is not None:
+            self._problem(damage, "possibly what was written last")
+        self._check_schema()
+
+    def _check_schema(self) -> None:
+        with contextlib.suppress(sqlite3.DatabaseError, ValueError, TypeError):
+            (schema,) = self._connection.execute("SELECT value FROM about WHERE key = 'schema'").fetchone()
+            if int(schema.partition(".")[0]) > int(SCHEMA.partition(".")[0]):
+                self.close()
+                raise DamagedTapeError(f"{self.path}: written with schema {schema}; update rolltape to read it")
+
+    def _check_log(self) -> None:
+        if self._counts is None and not log_of(self.path).exists():
+            self._problem(
+                "it was not closed, as far as one can tell, and its log (-wal) is missing", "what was only in the log"
+            )
+
+    @cached_property
+    def _rollouts(self) -> dict[int, tuple[RolloutHead, bytes]]:
+        found: dict[int, tuple[RolloutHead, bytes]] = {}
+        for pk, id_, try_index, raw, crc in self._rows(
+            "id, try_index, head, crc", "rollouts", "pk", "rollouts", self._since.rollout
+        ):
+            if id_ not in self.only:
+                continue
+            if row_crc(pk, id_, try_index, raw) != crc:
+                self._problem(f"row {pk} of rollouts is damaged", f"rollout {id_} (try {try_index})")
+                continue
+            with self._noting(f"rollout {id_} (try {try_index})"):
+                found[pk] = (decode_record(raw, RolloutHead, f"rollout {id_}"), raw)
+        self._check_count("rollouts", len(found))
+        return found
+
+    @cached_property
+    def _pk_of(self) -> dict[Key, int]:
+        return {head.key: pk for pk, (head, _) in self._rollouts.items()}
+
+    @cached_property
+    def _sessions(self) -> dict[int, list[tuple[int, int, bytes]]]:
+        """Per rollout's key: its sessions' keys, ordinals and heads."""
+        found: dict[int, list[tuple[int, int, bytes]]] = {}
+        count = 0
+        for pk, rollout, ordinal, raw, crc in self._rows(
+            "rollout, ordinal, head, crc", "sessions", "pk", "sessions", self._since.session
+        ):
+            if self.only is not EVERY and rollout not in self._rollouts:
+                continue
+            if row_crc(pk, rollout, ordinal, raw) != crc:
+                self._problem(f"row {pk} of sessions is damaged", f"session {pk} of this journal, with its turns")
+                continue
+            found.setdefault(rollout, []).append((pk, ordinal, raw))
+            count += 1
+        self._check_count("sessions", count)
+        return found
+
+    def listing(self) -> Sequence[HeldRollout]:
+        finishes, rewarded = ends_in(self._events.values())
+        held = []
+        for pk, (head, raw) in list(self._rollouts.items()):
+            data = finishes.get(head.key)
+            counts = data if data is not None and "sampled_tokens" in data else self._counted(pk)
+            held.append(
+                HeldRollout(
+                    head=head,
+                    raw_head=raw,
+                    writer=self.writer,
+                    status=None if data is None else Status(data["status"]),
+                    rewarded=head.key in rewarded,
+                    turns=tuple(counts["turns"]),
+                    sampled_tokens=counts["sampled_tokens"],
+                    versions=tuple(counts.get("versions", ())),
+                )
+            )
+        return held
+
+    def standings(self, wanted: Wanted = None) -> npt.NDArray[Any]:
+        standings = self._in_brief(lambda: gathered(standings_in(self._connection, self.alive), wanted))
+        if standings is not None:
+            return standings
+        return standings_of(self.listing(), Status.RUNNING if self.alive else Status.LOST, wanted)
+
+    def remarks(self) -> Sequence[StoredEvent]:
+        remarks = self._in_brief(lambda: remarks_in(self._connection, self.writer))
+        if remarks is not None:
+            return remarks
+        return [stored for stored in self.events() if is_remark(stored.about)]
+
+    def _in_brief(self, read: Callable[[], T]) -> T | None:
+        """What the journal says in brief; None: that is damaged, or its writer was of a version that wrote none."""
+        if self._damaged:
+            return None
+        try:
+            check_counts(self._connection, self._counts or {})
+            return read()
+        except sqlite3.OperationalError:
+            return None
+        except (sqlite3.DatabaseError, DamagedTapeError, msgspec.MsgspecError, ValueError, TypeError) as error:
+            self._problem(f"what it says in brief is damaged: {error}", "")
+            return None
+
+    def _counted(self, rollout: int) -> dict[str, Any]:
+        """The counts of a rollout that has no finish to say them."""
+        turns: list[int] = []
+        sampled = 0
+        versions: dict[str, None] = {}
+        for pk, _, _ in self._sessions.get(rollout, []):
+            rows = list(self._rows("length(sampled), facts", "turns", "pk", "turns", *_range(pk)))
+            turns.append(max((row[0] & (MAX_TURNS - 1) for row in rows), default=-1) + 1)
+            sampled += sum(row[1] // 4 for row in rows if isinstance(row[1], int))
+            for _, _, facts in rows:
+                with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+                    for segment in decode_numbers(facts)["segments"]:
+                        fields = ("first_version", "last_version")
+                        versions.update({segment[field]: None for field in fields if segment.get(field) is not None})
+        return {"turns": turns, "sampled_tokens": sampled, "versions": list(versions)}
+
+    def events(self) -> Sequence[StoredEvent]:
+        return list(self._events.values())
+
+    @cached_property
+    def _events(self) -> dict[int, StoredEvent]:
+        found: dict[int, StoredEvent] = {}
+        expected = self._since.event
+        for sequence, body, crc in self._rows("body, crc", "events", "sequence", "events", expected):
+            if sequence != expected:
+                self._problem(f"events {expected} to {sequence - 1} are missing", "what they said")
+            expected = sequence + 1
+            try:
+                if event_crc(sequence, body) != crc:
+                    raise DamagedTapeError(f"event {sequence} is damaged")
+                stored = decoded_event(self.writer, sequence, body)
+                if stored.about.rollout in self.only:
+                    found[sequence] = stored
+            except (DamagedTapeError, msgspec.MsgspecError, TypeError) as error:
+                self._problem(str(error), "what it said")
+        self._check_count("events", expected)
+        return found
+
+    def read_sessions(self) -> None:
+        """Take note of the sessions that there are now."""
+        _ = self._sessions
+
+    def since(self, waiting: Collection[Key], event: int) -> Since:
+        """From where to read it the next time, if of the rollouts read now only these still matter.
+
+        For a journal that is being written the sessions must have been read before the rollouts.
+        """
+        rollouts = {self._pk_of[key] for key in waiting}
+        sessions = {pk: [session for session, _, _ in self._sessions.get(pk, [])] for pk in rollouts}
+        # A session has its key before its row is written: as long as a rollout has none, an earlier one may come.
+        first_session = self._since.session
+        if all(sessions.values()):
+            last = max((pk for found in self._sessions.values() for pk, _, _ in found), default=first_session - 1)
+            first_session = min((pk for found in sessions.values() for pk in found), default=last + 1)
+        last_rollout = max(self._rollouts, default=self._since.rollout - 1)
+        return Since(min(rollouts, default=last_rollout + 1), first_session, event)
+
+    def load(self, key: Key) -> Sequence[StoredSession]:
+        pk = self._pk_of[key]
+        contents: Contents = {}
+        return [
+            StoredSession(raw, ordinal, list(self._turns(session, f"{key[0]}.{key[1]}.{ordinal}", contents)))
+            for session, ordinal, raw in self._sessions.get(pk, [])
+        ]
+
+    def _turns(self, session: int, name: str, contents: Contents) -> Iterator[StoredTurn]:
+        reader = TurnReader(self._connection, contents, self._problem)
+        for row in self._rows(TURN_COLUMNS, "turns", "pk", f"turns of session {name}", *_range(session)):
+            try:
+                yield reader.turn(row)
+            except (DamagedTapeError, ValueError, TypeError, AttributeError, OverflowError, struct.error) as error:
+                turn = f"turn {name}.{row[0] & (MAX_TURNS - 1)}"
+                self._problem(f"{turn} is damaged: {error}", turn)
+
+    def _rows(
+        self, columns: str, table: str, key: str, what: str, low: int = 0, high: int = _LARGEST
+    ) -> Iterator[tuple[Any, ...]]:
+        # Keys are dense, and a row takes more than eight bytes: so far a search among damaged pages needs to go.
+        most = low + (self.path.stat().st_size if self.path.exists() else 0) // 8
+        for row in readable_rows(self._connection, columns, table, key, low, high, most):
+            if isinstance(row, Hole):
+                first, last = (row.low - low, row.high - low) if table == "turns" else (row.low, row.high)
+                stretch = f"{first} to {last}" if row.high < high else f"from {first} on"
+                self._problem(f"{what} {stretch} cannot be read: {row.error}", f"{what} {stretch}")
+            else:
+                yield row
+
+    def check_whole(self) -> None:
+        """Note a missing log, rows that belong to nothing that is readable, and closing counts that do not agree."""
+        if not self.alive:
+            self._check_log()
+        for rollout, sessions in self._sessions.items():
+            if rollout not in self._rollouts:
+                names = ", ".join(_session_name(raw) for _, _, raw in sessions)
+                self._problem(f"the rollout of session {names} is missing", f"session {names}")
+        known = {pk for sessions in self._sessions.values() for pk, _, _ in sessions}
+        counts: dict[int, int] = {}
+        for (pk,) in self._rows_of_keys():
+            counts[pk >> SEQUENCE_BITS] = counts.get(pk >> SEQUENCE_BITS, 0) + 1
+        for session in counts.keys() - known:
+            self._problem(f"session {session} is missing", f"{counts[session]} turns of session {session}")
+        self._check_count("turns", sum(counts.values()))
+        self._check_brief()
+
+    def _check_brief(self) -> None:
+        self._in_brief(lambda: remarks_in(self._connection, self.writer))
+        standings = self._in_brief(lambda: gathered(standings_in(self._connection, False)))
+        if standings is None:
+            return
+        said = sum(key in self._pk_of for key in ends_in(self._events.values())[0])
+        ended = int((standings["status"] != CODES[Status.LOST]).sum())
+        if ended != said:
+            self._problem(f"{ended} rollouts have ended by what it says in brief, {said} by its events", "")
+
+    def _rows_of_keys(self) -> Iterator[tuple[int]]:
+        with contextlib.suppress(sqlite3.DatabaseError):
+            yield from self._connection.execute("SELECT pk FROM turns ORDER BY pk")
+
+    def _check_count(self, table: str, found: int) -> None:
+        if self.only is EVERY and self._counts is not None and self._counts.get(table, 0) > found:
+            what = f"{self._counts[table]} {table} were there when it was closed, {found} are found"
+            self._problem(what, f"{self._counts[table] - found} {table}")
+
+    def problems(self) -> Sequence[Problem]:
+        return list(self._problems)
+
+    def _problem(self, what: str, lost: str) -> None:
+        self._problems[Problem(self.where, what, lost)] = None
+
+    @contextlib.contextmanager
+    def _noting(self, lost: str) -> Iterator[None]:
+        try:
+            yield
+        except (DamagedTapeError, msgspec.MsgspecError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self._problem(str(error), lost)
+
+    def close(self) -> None:
+        self._connection.close()
+        if self._copy is not None:
+            self._copy.cleanup()
+
+
+def _range(session: int) -> tuple[int, int]:
+    return turn_pk(session, 0), turn_pk(session, MAX_TURNS - 1)
+
+
+def _session_name(raw: bytes) -> str:
+    try:
+        return str(decode_numbers(raw)["id"])
+    except (ValueError, KeyError, TypeError):
+        return "?"

@@ -1,0 +1,117 @@
+"""A turn out of the rows of a journal: its messages and root found by key, its checksum compared."""
+
+import json
+import sqlite3
+from array import array
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from rolltape.errors import DamagedTapeError, NotJsonError
+from rolltape.records.messages import Message, Root
+from rolltape.records.turn import SideArray
+from rolltape.tape.journal.schema import MAX_TURNS, SEQUENCE_BITS, row_crc, turn_crc
+from rolltape.tape.stored import StoredTurn
+
+Contents = dict[int, Message | Root]  # by key: those that were made already
+
+TURN_COLUMNS = (
+    "parent, keep_tokens, keep_messages, root, messages, reply, sides, dtype, sampled, new_ids, logprobs, facts, crc"
+)
+
+
+class TurnReader:
+    """Makes turns; `note` is told of side arrays that are damaged, and what is lost with them."""
+
+    def __init__(self, connection: sqlite3.Connection, contents: Contents, note: Callable[[str, str], None]) -> None:
+        self._connection = connection
+        self._contents = contents
+        self._note = note
+
+    def turn(self, row: tuple[Any, ...]) -> StoredTurn:
+        """The turn of a row, its key first; raises DamagedTapeError, or what numpy says of odd bytes."""
+        pk, parent, keep_tokens, keep_messages, root_pk, message_pks, reply_pk, sides, dtype = row[:9]
+        sampled, new_ids, logprobs, facts, crc = row[9:]
+        root_raw, root_digest = self._content(root_pk)
+        known = self._contents.get(root_pk)
+        root = known if isinstance(known, Root) else Root(root_raw)
+        self._contents[root_pk] = root
+        messages = [self._message(one) for one in array("q", message_pks)]
+        reply = None if reply_pk is None else self._message(reply_pk)
+        numbers = (
+            pk,
+            -1 if parent is None else parent,
+            keep_tokens,
+            keep_messages,
+            len(messages),
+            sides,
+            len(sampled),
+            len(new_ids),
+        )
+        digests = (root_digest, *(one.digest for one in messages), b"-" if reply is None else reply.digest)
+        kind = b"-" if dtype is None else dtype.encode()
+        if turn_crc(numbers, (*digests, kind, sampled, new_ids, logprobs or b"", facts)) != crc:
+            raise DamagedTapeError("its checksum does not agree")
+        return StoredTurn(
+            sequence=pk & (MAX_TURNS - 1),
+            parent=parent,
+            keep_tokens=keep_tokens,
+            keep_messages=keep_messages,
+            root=root,
+            messages=tuple(messages),
+            reply=reply,
+            new_ids=np.frombuffer(new_ids, np.int32),
+            sampled_ids=np.frombuffer(sampled, np.int32),
+            logprobs=None if logprobs is None else np.frombuffer(logprobs, np.dtype(dtype)),
+            facts=facts,
+            side=self._side_arrays(pk, sides) if sides else {},
+        )
+
+    def _side_arrays(self, pk: int, expected: int) -> dict[str, SideArray]:
+        found: dict[str, SideArray] = {}
+        turn = f"turn {pk & (MAX_TURNS - 1)} of session {pk >> SEQUENCE_BITS} of this journal"
+        try:
+            for name, *row in self._connection.execute(
+                "SELECT name, start, dtype, shape, data, counts, crc FROM side_arrays WHERE turn = ? ORDER BY rowid",
+                (pk,),
+            ):
+                start, dtype, shape, data, counts, crc = row
+                if row_crc(pk, name, start, dtype, shape, data, counts) != crc:
+                    self._note(f"side array {name!r} of {turn} is damaged", f"side array {name!r} of {turn}")
+                    expected -= 1
+                    continue
+                values = np.frombuffer(data, np.dtype(dtype)).reshape(json.loads(shape))
+                found[name] = SideArray(start, values, None if counts is None else np.frombuffer(counts, np.int32))
+        except sqlite3.DatabaseError as error:
+            self._note(f"side arrays of {turn} cannot be read: {error}", f"side arrays of {turn}")
+            return found
+        if len(found) < expected:
+            self._note(f"{turn} had {expected} side arrays, {len(found)} are found", f"side arrays of {turn}")
+        return found
+
+    def _message(self, pk: int) -> Message:
+        known = self._contents.get(pk)
+        if isinstance(known, Message):
+            return known
+        raw, digest = self._content(pk)
+        try:
+            message = Message.stored(raw)
+        except (ValueError, AttributeError, NotJsonError) as error:
+            raise DamagedTapeError(f"message {pk} is damaged: {error}") from None
+        if message.digest != digest:
+            raise DamagedTapeError(f"message {pk} is damaged")
+        self._contents[pk] = message
+        return message
+
+    def _content(self, pk: int) -> tuple[bytes, bytes]:
+        try:
+            row = self._connection.execute("SELECT raw, digest FROM contents WHERE pk = ?", (pk,)).fetchone()
+        except sqlite3.DatabaseError as error:
+            raise DamagedTapeError(f"content {pk} cannot be read: {error}") from None
+        if row is None:
+            raise DamagedTapeError(f"content {pk} is missing")
+        if blake2b(row[0], digest_size=16).digest() != row[1]:
+            raise DamagedTapeError(f"content {pk} is damaged")
+        return row[0], row[1]

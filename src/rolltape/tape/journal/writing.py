@@ -1,0 +1,249 @@
+"""The journal of one writing process: what is appended is durable when `append` returns. Group commit, one transaction
+for everything that waits."""
+
+import contextlib
+import enum
+import os
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rolltape.errors import ClosedError, TapeWriteError
+from rolltape.tape.journal.entries import Batch, Entry
+from rolltape.tape.journal.owner import Owner, writer_name
+from rolltape.tape.journal.schema import SELECT_FINISH, SELECT_TRIES, TABLES
+from rolltape.tape.journal.ticks import Ticks
+from rolltape.tape.rundir import SCHEMA, RunDirectory, sync_directory
+
+_PAGES_BEFORE_CHECKPOINT = 4096  # 16 MiB: a checkpoint syncs, so fewer and larger ones cost less
+_KNOWN_CONTENTS = 32_768  # of the contents last used, 6 MB: one that comes back later is stored again
+
+
+_UNWRITABLE = (sqlite3.Error, OverflowError, ValueError, TypeError, MemoryError)
+
+
+class Durability(enum.StrEnum):
+    """What a recorded turn survives."""
+
+    PROCESS = "process"  # the death of the process, kill -9 included
+    POWER = "power"  # the loss of power as well: every commit waits for the disk
+
+
+class Ticket:
+    """Entries on their way to the disk together: all of them are kept, or none.
+
+    It is settled once, by the thread that writes it; `settled` is then called, in that thread.
+    """
+
+    __slots__ = ("_settled", "after", "done", "entries", "error")
+
+    def __init__(
+        self, entries: Sequence[Entry], after: "Ticket | None" = None, settled: "Callable[[Ticket], None] | None" = None
+    ) -> None:
+        self.entries = entries
+        self.after = after  # without that one this one has no meaning
+        self.done = False
+        self.error: BaseException | None = None
+        self._settled = settled
+
+    @property
+    def stored(self) -> bool:
+        """Whether its entries are on the disk."""
+        return self.done and self.error is None
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether the one that it builds on was refused."""
+        return self.after is not None and self.after.done and self.after.error is not None
+
+    def settle(self, error: BaseException | None = None) -> None:
+        """Say what became of it; None: it is on the disk."""
+        self.error, self.done, self.after = error, True, None
+        if self._settled is not None:
+            self._settled(self)
+
+
+class Journal:
+    """One SQLite file that only this process writes."""
+
+    def __init__(self, run: RunDirectory, durability: Durability = Durability.PROCESS) -> None:
+        self.writer = writer_name()
+        self.path = run.journals / f"{self.writer}.sqlite"
+        self.pid = os.getpid()
+        self.next_rollout = 1
+        self.next_session = 1
+        self.waits_for_disk = durability is Durability.POWER
+        self.ticks = Ticks(self)
+        self._owner = Owner(self.path)
+        try:
+            self._connection = _made(self.path, run, self.writer, durability)
+        except (sqlite3.Error, OSError) as error:
+            self._owner.forget()
+            raise TapeWriteError(f"journal {self.path}: cannot be made: {error}") from error
+        self._queue: deque[Ticket] = deque()
+        self._commit_lock = threading.Lock()
+        self._known: dict[bytes, int] = {}
+        self._next_content = 1
+        self._next_event = 0
+        self._rows = {"rollouts": 0, "sessions": 0, "turns": 0, "ends": 0, "remarks": 0}
+        self._closed = False
+
+    def append(self, *entries: Entry) -> None:
+        """Store entries together; returns when they are durable."""
+        self.wait(self.submit(*entries))
+
+    def submit(
+        self, *entries: Entry, after: Ticket | None = None, settled: Callable[[Ticket], None] | None = None
+    ) -> Ticket:
+        """Queue entries without waiting. They are durable once `wait` on the ticket, or `flush`, returns.
+
+        If `after` is refused they are refused too.
+        """
+        if self._closed:
+            raise ClosedError(f"journal {self.path}: the tape is closed; open it again to record more")
+        ticket = Ticket(entries, after, settled)
+        self._queue.append(ticket)
+        return ticket
+
+    def wait(self, ticket: Ticket) -> None:
+        """Return when the ticket is durable; raise if it could not be written."""
+        if not ticket.done:
+            try:
+                # Whoever gets the lock writes all that is queued; those who waited for it find their entries done.
+                with self._commit_lock:
+                    if not ticket.done:
+                        self._commit_queued()
+            except BaseException as interrupt:
+                self._withdraw(ticket, interrupt)
+                raise
+        if ticket.error is not None:
+            raise ticket.error
+
+    def _withdraw(self, ticket: Ticket, interrupt: BaseException) -> None:
+        """Take back what an interrupted caller will not hear about, if nobody has written it yet."""
+        with self._commit_lock:
+            if not ticket.done:
+                self._queue.remove(ticket)
+                ticket.settle(interrupt)
+
+    def flush(self) -> None:
+        """Settle everything that was submitted."""
+        if self.pid == os.getpid():
+            with self._commit_lock:
+                self._commit_queued()
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether something was submitted that nobody has begun to write."""
+        return bool(self._queue)
+
+    def _commit_queued(self) -> None:
+        waiting: list[Ticket] = []
+        while self._queue:
+            waiting.append(self._queue.popleft())
+        try:
+            if not self._written(waiting):
+                for ticket in waiting:  # what cannot be written must not take the others with it
+                    self._written([ticket])
+        except BaseException:
+            self._roll_back()
+            self._queue.extendleft(ticket for ticket in reversed(waiting) if not ticket.done)
+            raise
+
+    def _written(self, tickets: Sequence[Ticket]) -> bool:
+        """Write those of the tickets that still can be, in one transaction; one alone that fails is refused."""
+        tickets = [ticket for ticket in tickets if not self._is_settled(ticket)]
+        if not tickets:
+            return True
+        batch = Batch(self._known, self._next_content, self._next_event)
+        try:
+            for ticket in tickets:
+                for entry in ticket.entries:
+                    entry.write(batch)
+            self._connection.execute("BEGIN IMMEDIATE")
+            batch.insert(self._connection)
+            self._connection.execute("COMMIT")
+        except _UNWRITABLE as error:
+            self._roll_back()
+            if len(tickets) == 1:
+                tickets[0].settle(self._refusal(f"{error}; this was not recorded, all before it was", error))
+            return False
+        self._next_content, self._next_event = batch.next_content, batch.next_event
+        for table in self._rows:
+            self._rows[table] += len(batch.rows[table])
+        self._remember(batch.fresh)
+        for ticket in tickets:
+            ticket.done = True  # all of them before any is told of: an interrupt must not have one written twice
+        for ticket in tickets:
+            ticket.settle()
+        return True
+
+    def _is_settled(self, ticket: Ticket) -> bool:
+        if ticket.is_orphan:
+            ticket.settle(self._refusal("the turn before it could not be written; this was not recorded either"))
+        return ticket.done
+
+    def _refusal(self, what: str, cause: BaseException | None = None) -> TapeWriteError:
+        refusal = TapeWriteError(f"journal {self.path}: {what}")
+        refusal.__cause__ = cause
+        return refusal
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+
+    def _remember(self, fresh: dict[bytes, int]) -> None:
+        self._known.update(fresh)
+        if len(self._known) > _KNOWN_CONTENTS:
+            self._known = dict(list(self._known.items())[_KNOWN_CONTENTS // 2 :])
+
+    def tries(self, rollout: str) -> list[int]:
+        """The tries of a rollout that this journal holds."""
+        with self._commit_lock:
+            return [row[0] for row in self._connection.execute(SELECT_TRIES, (rollout,))]
+
+    def finish_of(self, rollout: str, try_index: int) -> list[tuple[int, bytes, int]]:
+        """The row of the event that ended a try; none if this journal has none."""
+        with self._commit_lock:
+            return self._connection.execute(SELECT_FINISH, (rollout, try_index)).fetchall()
+
+    def close(self) -> None:
+        """Write what is queued, fold the log into the main file, and let go of the journal. Twice is fine."""
+        if self._closed or self.pid != os.getpid():
+            return
+        with self._commit_lock:
+            self._commit_queued()
+            self._closed = True
+            counts: dict[str, int] | None = {**self._rows, "events": self._next_event}
+            try:
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                self._connection.close()
+            except sqlite3.Error:
+                counts = None  # a full disk: everything is in the log, where readers find it
+            self._owner.release(counts)
+
+
+def _made(path: Path, run: RunDirectory, writer: str, durability: Durability) -> sqlite3.Connection:
+    """A fresh journal. It gets its name when its tables are there, so no reader meets one without."""
+    fresh = path.with_suffix(".making")
+    with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as making:
+        making.executescript("PRAGMA synchronous = OFF; BEGIN;" + TABLES)
+        about = {"schema": SCHEMA, "run": run.name, "writer": writer}
+        making.executemany("INSERT INTO about VALUES (?, ?)", about.items())
+        making.execute("COMMIT")
+        making.execute("PRAGMA journal_mode = WAL")
+    fresh.rename(path)
+    if durability is Durability.POWER:
+        # Before SQLite opens it: closing a file drops the locks that this process has on it.
+        with path.open("rb") as handle:
+            os.fsync(handle.fileno())
+        sync_directory(path.parent)
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
+    connection.execute("PRAGMA busy_timeout = 10000")
+    connection.execute(f"PRAGMA synchronous = {'FULL' if durability is Durability.POWER else 'NORMAL'}")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {_PAGES_BEFORE_CHECKPOINT}")
+    connection.execute("PRAGMA cache_size = -8192")  # KiB
+    return connection

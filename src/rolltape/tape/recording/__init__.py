@@ -1,0 +1,1 @@
+"""The writer's API: tapes, rollouts, sessions, and the validation of what they are given."""

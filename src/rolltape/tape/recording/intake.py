@@ -1,0 +1,253 @@
+"""What a caller hands over → a Turn: checked, snapshotted, coded against an earlier turn. Nothing is stored here."""
+
+import marshal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Unpack
+
+import msgspec
+import numpy as np
+
+from rolltape.errors import MisalignedError, RecordError
+from rolltape.records.jsonable import as_float, shown
+from rolltape.records.messages import Message, MessageChain, Role, Root
+from rolltape.records.rollout import SessionHead
+from rolltape.records.tokens import Ids, TokenChain
+from rolltape.records.turn import Delivery, Finish, LogprobKind, Turn, TurnFacts, TurnFlag
+from rolltape.tape.recording.arrays import as_side_arrays, as_whole_numbers
+from rolltape.tape.recording.delta import DeltaCoder, Parent
+from rolltape.tape.recording.fields import TurnFields, as_items, as_member, as_settings, as_text
+from rolltape.tape.recording.reply import Sampled, as_sampled, ids_or_none
+
+_FIELDS = frozenset(TurnFields.__annotations__)
+# Fields that are facts as they are, once they are checked.
+_FACTS: dict[str, Callable[[Any, str], object]] = {
+    **dict.fromkeys(("auxiliary", "error", "fingerprint", "model", "renderer"), as_text),
+    **dict.fromkeys(("ended_at", "reward", "started_at"), as_float),
+    **dict.fromkeys(("extra", "sampling", "sampling_asked"), as_settings),
+}
+
+
+class CodedTurn(msgspec.Struct, frozen=True):
+    """A turn and how it is coded: it keeps so many tokens and messages of an earlier turn of its session."""
+
+    turn: Turn
+    parent: int | None  # sequence number of that turn; None: it stands alone
+    keep_tokens: int
+    keep_messages: int
+    given_whole: bool
+
+
+class SessionIntake:
+    """One session's turns so far, as far as the next one needs them. Not thread-safe."""
+
+    def __init__(
+        self,
+        head: SessionHead,
+        *,
+        tools: object = None,
+        template_options: Mapping[str, Any] | None = None,
+        model: str | None = None,
+        renderer: str | None = None,
+        fingerprint: str | None = None,
+        logprob_kind: LogprobKind | str | None = None,
+    ) -> None:
+        self.head = head
+        where = f"session {head.id}"
+        self.root = Root.snapshot(tools, template_options, where)
+        kind = as_member(LogprobKind, logprob_kind, where) if logprob_kind else None
+        defaults = {"model": model, "renderer": renderer, "fingerprint": fingerprint, "logprob_kind": kind}
+        self._defaults = {name: value for name, value in defaults.items() if value is not None}
+        self.turns: list[Turn] = []
+        self._delta = DeltaCoder()
+        # Messages of whole prompts by their marshalled bytes: most of the next prompt need not be encoded again.
+        self._known: dict[bytes, Message] = {}
+
+    def code(self, *, finish: Finish | str, **fields: Unpack[TurnFields]) -> CodedTurn:
+        """Check one turn. Give the whole prompt (`prompt_messages`, `prompt_ids`), or `after` and what is new."""
+        where = f"turn {self.head.id}.{len(self.turns)}"
+        if not fields.keys() <= _FIELDS:
+            unknown = ", ".join(sorted(fields.keys() - _FIELDS))
+            raise RecordError(f"{where}: there is no field {unknown}; see TurnFields for those there are")
+        ended = as_member(Finish, finish, where)
+        faithful = fields.get("token_faithful", True)
+        parent, messages, ids = self._new_in_prompt(fields, faithful, where)
+        prompt = MessageChain(messages, parent.turn.messages if parent.turn else None, parent.keep_messages)
+        prompt_tokens = TokenChain(ids, parent.turn.tokens if parent.turn else None, parent.keep_tokens)
+        reply = _reply(fields.get("reply"), ended, where)
+        sampled = as_sampled(fields, faithful, where)
+        turn = Turn(
+            session=self.head.id,
+            sequence=len(self.turns),
+            root=self._root_of(fields, where),
+            prompt=prompt,
+            prompt_tokens=prompt_tokens,
+            reply=reply,
+            sampled_ids=sampled.ids,
+            logprobs=sampled.logprobs,
+            facts=self._facts(fields, ended, sampled, prompt, prompt_tokens, reply, where),
+            side=as_side_arrays(fields.get("side_arrays"), len(prompt_tokens), len(sampled.ids), where),
+        )
+        sequence = None if parent.turn is None else parent.turn.sequence
+        given_whole = fields.get("after") is None
+        return CodedTurn(turn, sequence, parent.keep_tokens, parent.keep_messages, given_whole)
+
+    def _new_in_prompt(self, fields: TurnFields, faithful: bool, where: str) -> tuple[Parent, list[Message], Ids]:
+        """The turn that a prompt is coded against, and the messages and ids that follow what it keeps of it."""
+        after = fields.get("after")
+        whole_messages, whole_ids = fields.get("prompt_messages"), fields.get("prompt_ids")
+        new_messages, new_ids = fields.get("new_messages"), fields.get("new_prompt_ids")
+        if after is not None:
+            if whole_messages is not None or whole_ids is not None:
+                raise RecordError(f"{where}: give `after` with what is new, or the whole prompt, not both")
+            turn = self._earlier(after, where)
+            messages = _snapshots(() if new_messages is None else new_messages, f"{where}: new message")
+            ids = ids_or_none(new_ids, faithful, f"{where}: new_prompt_ids")
+            return Parent(turn, len(turn.messages), len(turn.tokens)), messages, ids
+        if new_messages is not None or new_ids is not None:
+            raise RecordError(f"{where}: new messages or ids need `after`, the turn that they follow")
+        if whole_messages is None:
+            raise RecordError(f"{where}: no prompt; give prompt_messages, or `after` with new_messages")
+        messages = _snapshots(whole_messages, f"{where}: prompt message", self._known)
+        ids = ids_or_none(whole_ids, faithful, f"{where}: prompt_ids")
+        parent = self._delta.best_parent(messages, ids)
+        new = ids[parent.keep_tokens :].copy()  # a view would keep the whole prompt alive
+        new.setflags(write=False)
+        return parent, messages[parent.keep_messages :], new
+
+    def _root_of(self, fields: TurnFields, where: str) -> Root:
+        tools, options = fields.get("tools"), fields.get("template_options")
+        if tools is None and options is None:
+            return self.root
+        tools = self.root.tools if tools is None else tools
+        return Root.snapshot(tools, self.root.template_options if options is None else options, where)
+
+    def _facts(
+        self,
+        fields: TurnFields,
+        ended: Finish,
+        sampled: Sampled,
+        prompt: MessageChain,
+        prompt_tokens: TokenChain,
+        reply: Message | None,
+        where: str,
+    ) -> TurnFacts:
+        facts: dict[str, Any] = {
+            name: _FACTS[name](value, f"{where}: {name}")
+            for name, value in fields.items()
+            if name in _FACTS and value is not None
+        }
+        if "ended_at" not in facts:
+            facts["ended_at"] = time.time()
+        if kind := fields.get("logprob_kind"):
+            facts["logprob_kind"] = as_member(LogprobKind, kind, where)
+        for name, default in self._defaults.items():
+            facts[name] = facts.get(name) or default
+        if "delivery" in fields:
+            facts["delivery"] = as_member(Delivery, fields["delivery"], where)
+        starts = fields.get("message_starts")
+        if starts is not None:
+            given_as_new = fields.get("after") is not None
+            facts["message_starts"] = _message_starts(starts, prompt, prompt_tokens, given_as_new, where)
+        flags = self._flags(fields, ended, sampled, prompt, reply, where)
+        return TurnFacts(finish=ended, segments=sampled.segments, flags=flags, **facts)
+
+    def _flags(
+        self,
+        fields: TurnFields,
+        ended: Finish,
+        sampled: Sampled,
+        prompt: MessageChain,
+        reply: Message | None,
+        where: str,
+    ) -> tuple[TurnFlag, ...]:
+        flags = [as_member(TurnFlag, flag, where) for flag in _given_flags(fields, where)]
+        if sampled.had_nan:
+            flags.append(TurnFlag.NAN_LOGPROB)
+        if not fields.get("token_faithful", True):
+            flags.append(TurnFlag.NOT_TOKEN_FAITHFUL)
+        if any(message.repaired for message in prompt.own) or (reply is not None and reply.repaired):
+            flags.append(TurnFlag.REPAIRED_UNICODE)
+        stop_ids, ids = self.head.stop_ids, sampled.ids
+        if ended is Finish.STOP and stop_ids and (not len(ids) or int(ids[-1]) not in stop_ids):
+            flags.append(TurnFlag.MISSING_STOP_ID)
+        return tuple(sorted(set(flags))) if flags else ()
+
+    def accept(self, coded: CodedTurn) -> Turn:
+        """Take a coded turn as part of the session."""
+        self.turns.append(coded.turn)
+        parent = None if coded.parent is None else self.turns[coded.parent]
+        self._delta.accepted(coded.turn, parent, coded.keep_messages, given_whole=coded.given_whole)
+        return coded.turn
+
+    def take_back(self, count: int) -> None:
+        """Leave the session with its first `count` turns: those after them could not be stored."""
+        del self.turns[count:]
+        self._delta.take_back(count)
+
+    def _earlier(self, after: Turn | str, where: str) -> Turn:
+        if isinstance(after, Turn) and after.sequence < len(self.turns) and self.turns[after.sequence] is after:
+            return after
+        if not isinstance(after, Turn | str):
+            raise RecordError(f"{where}: `after` is {shown(after)}, a {type(after).__name__}; give a Turn, or its id")
+        wanted = after if isinstance(after, str) else after.id
+        sequence = wanted.rpartition(".")[2]
+        if (
+            sequence.isdecimal()
+            and len(sequence) < 10
+            and int(sequence) < len(self.turns)
+            and self.turns[int(sequence)].id == wanted
+        ):
+            return self.turns[int(sequence)]
+        raise RecordError(f"{where}: `after` names {wanted}, which is no earlier turn of session {self.head.id}")
+
+
+def _given_flags(fields: TurnFields, where: str) -> list[Any]:
+    flags = fields.get("flags")
+    return [] if flags is None else as_items(flags, f"{where}: flags", "flags")
+
+
+def _snapshots(messages: Iterable[object], where: str, known: dict[bytes, Message] | None = None) -> list[Message]:
+    messages = as_items(messages, f"{where}s", "messages")
+    if known is None:
+        return [Message.snapshot(message, f"{where} {index}") for index, message in enumerate(messages)]
+    return [_known_or_new(message, known, f"{where} {index}") for index, message in enumerate(messages)]
+
+
+def _known_or_new(message: object, known: dict[bytes, Message], where: str) -> Message:
+    """The message met before that is the same to the letter, or a new one. Marshalling costs a tenth of encoding."""
+    try:
+        # Version 2: the same value gives the same bytes, whoever else refers to it.
+        letter = marshal.dumps(message, 2)  # type: ignore[arg-type]
+    except ValueError:
+        return Message.snapshot(message, where)
+    found = known.get(letter)
+    if found is None:
+        found = known[letter] = Message.snapshot(message, where)
+    return found
+
+
+def _reply(value: object, ended: Finish, where: str) -> Message | None:
+    """The reply's message; only an aborted or failed turn may come without."""
+    if value is None:
+        if ended not in (Finish.ABORT, Finish.ERROR):
+            raise RecordError(f"{where}: no reply though it ended by {ended}; only an aborted or failed turn has none")
+        return None
+    reply = Message.snapshot(value, f"{where}: reply")
+    if reply.role is not Role.ASSISTANT:
+        raise RecordError(f"{where}: the reply has the role {reply.role}; a reply is the assistant's")
+    return reply
+
+
+def _message_starts(
+    value: object, prompt: MessageChain, tokens: TokenChain, given_as_new: bool, where: str
+) -> tuple[int, ...]:
+    """Where each of the turn's own messages begins, counted from the start of the prompt."""
+    starts = as_whole_numbers(value, f"{where}: message_starts", "a message's start")
+    messages = len(prompt.own) if given_as_new else len(prompt)
+    if len(starts) != messages:
+        raise MisalignedError(f"{where}: {messages} messages but {len(starts)} message_starts")
+    absolute = starts + (tokens.keep if given_as_new else 0)
+    if len(absolute) and (np.any(np.diff(absolute) < 0) or int(absolute[-1]) > len(tokens)):
+        raise RecordError(f"{where}: message_starts must rise and stay within the prompt's {len(tokens)} ids")
+    return tuple(int(start) for start in absolute[messages - len(prompt.own) :])

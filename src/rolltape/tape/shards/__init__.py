@@ -1,0 +1,1 @@
+"""Parquet shards: seal, publish, prune, read."""

@@ -1,0 +1,138 @@
+"""Pruning: turns by step, or one side array, leave the tape; heads and outcomes stay, and events say what left."""
+
+import os
+import time
+from collections.abc import Collection
+
+import msgspec
+
+from rolltape.errors import TapeError
+from rolltape.records.rollout import EventKind, RolloutHead
+from rolltape.tape.index.catalog import Catalog, catalog_of
+from rolltape.tape.journal.entries import event_body
+from rolltape.tape.repair.rebuild import pruned_of
+from rolltape.tape.rundir import RunDirectory, locked
+from rolltape.tape.shards.reading import ShardSource
+from rolltape.tape.shards.seal import seal, shard_id
+from rolltape.tape.shards.writing import ShardWriter
+from rolltape.tape.stored import HeldRollout, Key, Source, StoredEvent, StoredSession, decoded_event
+
+_OWN_KEYS = {"schema", "shard", "files", "rollouts", "turns", "sampled_tokens", "latest_ns", "replaces"}
+
+
+class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prune did, or would do."""
+
+    pruned: str  # "turns", or "side array NAME"
+    rollouts: int
+    turns: int
+    sampled_tokens: int
+    bytes_freed: int  # 0 on a dry run
+    skipped: dict[str, str]  # rollouts or shards that were left alone, and why
+    dry_run: bool
+
+
+def prune(
+    run_path: str | os.PathLike[str],
+    *,
+    before_step: int | None = None,
+    steps: Collection[int] | None = None,
+    side_array: str | None = None,
+    dry_run: bool = False,
+) -> PruneReport:
+    """Remove the turns of the rollouts of some steps, or one side array of those (or of all). Seals first."""
+    if before_step is None and steps is None and side_array is None:
+        raise TapeError(f"run {os.fspath(run_path)}: prune what? Give before_step, steps, or side_array")
+    directory = RunDirectory.opened(run_path)
+    what = "turns" if side_array is None else f"side array {side_array}"
+
+    def chosen(head: RolloutHead) -> bool:
+        return (before_step is None or head.step < before_step) and (steps is None or head.step in steps)
+
+    if not dry_run:
+        seal(run_path)
+    with locked(directory.path, "seal.lock"), catalog_of(directory) as catalog:
+        skipped = {
+            held.key: f"its writer {journal.writer} is alive"
+            for journal in catalog.journals
+            if journal.alive
+            for held in journal.listing()
+            if chosen(held.head)
+        }
+        wanted = {
+            key: entry.held
+            for key, entry in catalog.entries.items()
+            if chosen(entry.held.head) and key not in skipped and _has(catalog, key, side_array)
+        }
+        said = {f"{rollout} (try {try_index})": why for (rollout, try_index), why in skipped.items()}
+        freed = 0 if dry_run else sum(_rewritten(shard, wanted, what, said) for shard in catalog.shards)
+    return PruneReport(
+        pruned=what,
+        rollouts=len(wanted),
+        turns=sum(sum(held.turns) for held in wanted.values()),
+        sampled_tokens=sum(held.sampled_tokens for held in wanted.values()),
+        bytes_freed=freed,
+        skipped=said,
+        dry_run=dry_run,
+    )
+
+
+def _has(catalog: Catalog, key: Key, side_array: str | None) -> bool:
+    """Whether there is something to prune: not said to be pruned, or said and, after a crash, still there."""
+    if side_array is None:
+        said = "turns" in pruned_of(catalog.deciding(key))
+        return not said or any(shard.holds_turns(key) for shard in catalog.shards)
+    shards: list[Source] = [shard for shard in catalog.shards if key in shard.writers]
+    holders = shards or [catalog.entries[key].source]
+    return any(side_array in turn.side for one in holders for session in one.load(key) for turn in session.turns)
+
+
+def _rewritten(shard: ShardSource, wanted: dict[Key, HeldRollout], what: str, skipped: dict[str, str]) -> int:
+    """Put a shard without the pruned parts in the place of this one; how many bytes that frees."""
+    own = [held for held in shard.listing() if held.key in wanted]
+    if not own:
+        return 0
+    place, fresh = shard.place, shard_id()
+    with ShardWriter(place, fresh) as writer:
+        for held in shard.listing():
+            sessions = shard.load(held.key)
+            writer.add_rollout(held, [_without(one, what) for one in sessions] if held.key in wanted else sessions)
+        if shard.problems():
+            # What cannot be read would be gone for good after a rewrite.
+            skipped[shard.where] = f"it is damaged: {shard.problems()[0].what}"
+            place.remove_shard(fresh)
+            return 0
+        writer.add_events([*shard.events(), *_said(own, what, f"prune-{fresh}")])
+        old = [shard.shard, *shard.manifest.get("replaces", [])]
+        further = {key: value for key, value in shard.manifest.items() if key not in _OWN_KEYS}
+        manifest = writer.commit(**further, replaces=old)
+    shard.close()
+    for one in old:
+        place.remove_shard(one)
+    return _size(shard.manifest) - _size(manifest)
+
+
+def _without(session: StoredSession, what: str) -> StoredSession:
+    if what == "turns":
+        return StoredSession(session.head, session.ordinal, [])
+    gone = what.removeprefix("side array ")
+    turns = [
+        msgspec.structs.replace(turn, side={name: side for name, side in turn.side.items() if name != gone})
+        for turn in session.turns
+    ]
+    return StoredSession(session.head, session.ordinal, turns)
+
+
+def _said(pruned: list[HeldRollout], what: str, writer: str) -> list[StoredEvent]:
+    events = []
+    for sequence, held in enumerate(pruned):
+        data = {"pruned": what, "turns": sum(held.turns), "sampled_tokens": held.sampled_tokens}
+        body = event_body(time.time_ns(), EventKind.PRUNE.value, *held.key, None, None, data)
+        events.append(decoded_event(writer, sequence, body))
+    return events
+
+
+def _size(manifest: dict[str, object]) -> int:
+    files = manifest["files"]
+    assert isinstance(files, dict)
+    return sum(file["bytes"] for file in files.values())

@@ -1,0 +1,84 @@
+"""A shard's Parquet file, read by row groups."""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rolltape.tape.shards.places import Place
+
+_GROUPS_HELD = 8
+_ROWS_AT_ONCE = 4096
+
+
+class RowFile:
+    """One file; the row groups last read are held."""
+
+    def __init__(self, place: Place, shard: str, name: str) -> None:
+        self._handle = place.open("rb", "shards", shard, name)
+        self._file = pq.ParquetFile(self._handle, page_checksum_verification=True)
+        metadata = self._file.metadata
+        rows = (metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
+        self._starts = [0, *accumulate(rows)]
+        self._held: dict[int, RowGroup] = {}
+
+    @property
+    def rows(self) -> int:
+        return self._starts[-1]
+
+    def each(self) -> Iterator[dict[str, Any]]:
+        """All rows, in their order."""
+        for batch in self._file.iter_batches(batch_size=_ROWS_AT_ONCE):
+            yield from batch.to_pylist()
+
+    def binaries(self, name: str) -> Iterator[memoryview]:
+        """A column of binaries of one size, so many rows at a time; raises KeyError if there is none of that name."""
+        for batch in self._file.iter_batches(columns=[name]):
+            part: Any = batch.column(name)
+            size = part.type.byte_width
+            yield memoryview(part.buffers()[1])[part.offset * size : (part.offset + len(part)) * size]
+
+    def place_of(self, row: int) -> tuple["RowGroup", int]:
+        """The row group that holds a row, and the row's number in it."""
+        index = bisect_right(self._starts, row) - 1
+        if index not in self._held:
+            if len(self._held) >= _GROUPS_HELD:
+                del self._held[next(iter(self._held))]
+            self._held[index] = RowGroup(self._file.read_row_group(index))
+        return self._held[index], row - self._starts[index]
+
+    def close(self) -> None:
+        self._file.close()
+        self._handle.close()
+
+
+class RowGroup:
+    """A row group: plain values made for the whole group when first asked for, arrays cut out one by one."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+        self._values: dict[str, list[Any]] = {}
+        self._arrays: dict[str, tuple[Any, Any, Any]] = {}
+
+    def value(self, column: str, index: int) -> Any:
+        if column not in self._values:
+            self._values[column] = self._table.column(column).to_pylist()
+        return self._values[column][index]
+
+    def array(self, column: str, index: int) -> Any:
+        """One row of a column of number lists; None where it is absent."""
+        if column not in self._arrays:
+            chunk: Any = self._table.column(column).combine_chunks()
+            chunk = chunk.chunk(0) if isinstance(chunk, pa.ChunkedArray) else chunk
+            numbers = chunk.values.to_numpy(zero_copy_only=False)
+            self._arrays[column] = (numbers, chunk.offsets.to_numpy(), chunk.is_valid().to_numpy(zero_copy_only=False))
+        numbers, offsets, valid = self._arrays[column]
+        if not valid[index]:
+            return None
+        # A copy of its own: a turn must not keep the whole row group in memory.
+        own = numbers[offsets[index] : offsets[index + 1]].copy()
+        own.setflags(write=False)
+        return own

@@ -1,0 +1,216 @@
+"""Sealing: rollouts that have ended go from journals into Parquet shards, and journals that are spent are removed.
+
+Every step leaves a whole run behind. A shard counts from the moment its manifest is there; until then its
+rollouts are read from the journal, and afterwards, should the journal still be there, each counts once.
+"""
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rolltape.errors import TapeError
+from rolltape.records.rollout import Event, Status, outcome_of
+from rolltape.tape.index.catalog import Catalog, Listed, catalog_of
+from rolltape.tape.journal.reading import JournalSource
+from rolltape.tape.repair.rebuild import rebuilt
+from rolltape.tape.rundir import RUN_FILE, RunDirectory, checked_about, locked
+from rolltape.tape.shards.places import Place
+from rolltape.tape.shards.writing import MANIFEST, ShardWriter
+from rolltape.tape.stored import Key, StoredEvent
+
+_SHARD_BYTES = 1 << 30  # of content before compression
+_LEFT_OVER_S = 3600
+
+Progress = Callable[[int, int], None]  # rollouts done, rollouts to do
+
+
+class SealReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a seal did."""
+
+    location: str
+    shards: tuple[str, ...]
+    rollouts: int
+    turns: int
+    sampled_tokens: int
+    bytes: int  # of the files written
+    running: int  # rollouts left alone, since they have not ended
+    removed: tuple[str, ...]  # journals that were spent
+    kept: dict[str, str]  # journals that stay, and why
+
+
+def seal(
+    run_path: str | os.PathLike[str], to: str | os.PathLike[str] | None = None, progress: Progress | None = None
+) -> SealReport:
+    """Write every rollout that has ended and is not sealed yet into shards, here or at `to`."""
+    directory = RunDirectory.opened(run_path)
+    place = Place(directory.path if to is None else to)
+    if _is_own(place, directory):
+        place, to = Place(directory.path), None
+    with locked(directory.path, "seal.lock"):
+        if to is not None:
+            make_run(place, directory)
+            directory.add_published(place.url)
+        _clean(directory)
+        with catalog_of(directory) as catalog:
+            pending, running = _pending(catalog, None if to is None else place)
+            manifests = list(written(place, pending, _unsealed_events(catalog, place, to is None, running), progress))
+        with catalog_of(directory) as catalog:
+            removed, kept = _spent(catalog)
+        for path in removed:
+            remove_journal(path)
+    return SealReport(
+        location=place.url,
+        shards=tuple(manifest["shard"] for manifest in manifests),
+        rollouts=sum(manifest["rollouts"] for manifest in manifests),
+        turns=sum(manifest["turns"] for manifest in manifests),
+        sampled_tokens=sum(manifest["sampled_tokens"] for manifest in manifests),
+        bytes=sum(file["bytes"] for manifest in manifests for file in manifest["files"].values()),
+        running=len(running),
+        removed=tuple(path.stem for path in removed),
+        kept=kept,
+    )
+
+
+def _is_own(place: Place, directory: RunDirectory) -> bool:
+    return place.is_local and Path(place.root).resolve() == directory.path.resolve()
+
+
+def make_run(place: Place, directory: RunDirectory) -> None:
+    """Make a place one that holds shards of this run."""
+    raw = place.about()
+    if raw is None:
+        place.write(json.dumps(directory.about).encode(), RUN_FILE)
+    elif (name := checked_about(raw, place.url)["name"]) != directory.name:
+        raise TapeError(f"{place.url} holds the run {name!r}, not {directory.name!r}; seal to another place")
+
+
+def _clean(directory: RunDirectory) -> None:
+    """Remove what an interrupted seal left: shards without a manifest, and sidecars without a journal."""
+    place = Place(directory.path)
+    for shard in place.shard_ids():
+        # On a cluster others may be writing here; the name says since when.
+        if place.read("shards", shard, MANIFEST) is None and _age_s(shard) > _LEFT_OVER_S:
+            place.remove_shard(shard)
+    for pattern, suffix in (("*.sqlite-wal", "-wal"), ("*.sqlite-shm", "-shm")):
+        for path in directory.journals.glob(pattern):
+            if not Path(str(path).removesuffix(suffix)).exists():
+                path.unlink(missing_ok=True)
+    for path in (*directory.journals.glob("*.owner"), *directory.journals.glob("*.making")):
+        # A journal in the making has its owner first, so only what has been lying there counts as left over.
+        if not path.with_suffix(".sqlite").exists() and path.stat().st_mtime < time.time() - _LEFT_OVER_S:
+            path.unlink(missing_ok=True)
+
+
+def _age_s(shard: str) -> float:
+    began_ns, _, _ = shard.partition("-")
+    return time.time() - int(began_ns) / 1e9 if began_ns.isdecimal() else _LEFT_OVER_S + 1
+
+
+def _pending(catalog: Catalog, target: Place | None) -> tuple[dict[Key, Listed], set[Key]]:
+    """The rollouts to seal, and those that still run. A target gets whatever it does not hold itself."""
+    sealed = {
+        key for shard in catalog.shards if target is None or shard.place.url == target.url for key in shard.writers
+    }
+    pending: dict[Key, Listed] = {}
+    running: set[Key] = set()
+    for key, entry in catalog.entries.items():
+        outcome = outcome_of(catalog.deciding(key), entry.source.alive)
+        if outcome.status is Status.RUNNING:
+            running.add(key)
+        elif key not in sealed:
+            pending[key] = entry
+    return pending, running
+
+
+def _unsealed_events(catalog: Catalog, place: Place, anywhere: bool, running: set[Key]) -> list[StoredEvent]:
+    """Events that no shard holds yet, less those about rollouts that still run."""
+    sealed = {
+        stored.key for shard in catalog.shards if anywhere or shard.place.url == place.url for stored in shard.events()
+    }
+    dead = {journal.writer for journal in catalog.journals if not journal.alive}
+    return [
+        stored
+        for stored in catalog.events.values()
+        if stored.key not in sealed and (stored.writer in dead or stored.about.key not in running)
+    ]
+
+
+def written(
+    place: Place, pending: dict[Key, Listed], events: list[StoredEvent], progress: Progress | None = None
+) -> Iterator[dict[str, Any]]:
+    """Write rollouts and events as shards; the manifest of each as it becomes part of the run."""
+    if not pending and not events:
+        return
+    waiting = iter(pending.items())
+    done = 0
+    more = True
+    while more:
+        with ShardWriter(place, shard_id()) as writer:
+            sealed: set[Key] = set()
+            more = False
+            for key, entry in waiting:
+                writer.add_rollout(entry.held, entry.source.load(key))
+                sealed.add(key)
+                done += 1
+                if progress is not None:
+                    progress(done, len(pending))
+                if writer.content_bytes > _SHARD_BYTES and done < len(pending):
+                    more = True
+                    break
+            about = [one.about.key in sealed or not more for one in events]
+            writer.add_events(one for one, own in zip(events, about, strict=True) if own)
+            events = [one for one, own in zip(events, about, strict=True) if not own]
+            yield writer.commit()
+
+
+def shard_id() -> str:
+    """A fresh name for a shard; names sort by the time they were given."""
+    return f"{time.time_ns():020d}-{secrets.token_hex(4)}"
+
+
+def _spent(catalog: Catalog) -> tuple[list[Path], dict[str, str]]:
+    """Journals of dead writers of which every row is in a shard, and why the others stay."""
+    sealed = {key: writer for shard in catalog.shards for key, writer in shard.writers.items()}
+    said = {stored.key for shard in catalog.shards for stored in shard.events()}
+    removed: list[Path] = []
+    kept: dict[str, str] = {}
+    for journal in catalog.journals:
+        why = _why_kept(journal, sealed, said)
+        if why is None:
+            removed.append(journal.path)
+        else:
+            kept[journal.writer] = why
+    return removed, kept
+
+
+def _why_kept(journal: JournalSource, sealed: dict[Key, str], said: set[tuple[str, int]]) -> str | None:
+    if journal.alive:
+        return "its writer is alive"
+    unsealed = [held.key for held in journal.listing() if sealed.get(held.key) != journal.writer]
+    if unsealed:
+        return f"{len(unsealed)} of its rollouts are not sealed"
+    if any(stored.key not in said for stored in journal.events()):
+        return "some of its events are not sealed"
+    journal.check_whole()
+    said_of: dict[Key, list[Event]] = {}
+    for stored in journal.events():
+        said_of.setdefault(stored.about.key, []).append(stored.event)
+    for held in journal.listing():
+        # Read once more in full: a journal that hides something is never removed.
+        sessions = journal.load(held.key)
+        if rebuilt(held.head, sessions, said_of.get(held.key, []), False, journal.where)[1]:
+            return "it is damaged"
+    return "it is damaged" if journal.problems() else None
+
+
+def remove_journal(path: Path) -> None:
+    """Remove a journal of which everything is in shards."""
+    # The journal itself first: what is left of it then counts for nothing, should this be cut short.
+    for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm"), path.with_suffix(".owner")):
+        name.unlink(missing_ok=True)

@@ -1,0 +1,247 @@
+"""Sealed shards: a few Parquet files that hold whole rollouts, coded as in the journal, and a manifest written last.
+
+rollouts.parquet   one row per rollout: identity, sessions, counts, and where its turns lie
+turns.parquet      one row per turn, those of a rollout together
+contents.parquet   messages, tools and template options, each once; turns refer to them by row
+sides.parquet      side arrays; `turn` is a row of turns.parquet
+events.parquet     what was said of these rollouts, and of others by the same writers
+remarks.parquet    again those events that a reader looks for who does not want all, see `is_remark`
+MANIFEST.json      schema, counts, and size and SHA-256 of every file
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rolltape.errors import TapeWriteError
+from rolltape.records.rollout import EventKind, Status
+from rolltape.records.tokens import NO_IDS
+from rolltape.tape.index.standing import STANDING, packed
+from rolltape.tape.rundir import SCHEMA
+from rolltape.tape.shards.places import Place
+from rolltape.tape.stored import HeldRollout, Key, StoredEvent, StoredSession, StoredTurn, is_remark
+
+MANIFEST = "MANIFEST.json"
+
+_IDS: Any = pa.list_(pa.int32())
+_EVENTS: list[tuple[str, Any]] = [("writer", pa.string()), ("sequence", pa.int64()), ("body", pa.binary())]
+_COLUMNS: dict[str, list[tuple[str, Any]]] = {
+    "rollouts": [
+        ("rollout", pa.string()),
+        ("try_index", pa.int64()),
+        ("step", pa.int64()),
+        ("head", pa.binary()),
+        ("sessions", pa.list_(pa.binary())),
+        ("ordinals", _IDS),
+        ("turns", _IDS),
+        ("sampled_tokens", pa.int64()),
+        ("versions", pa.list_(pa.string())),
+        ("writer", pa.string()),
+        ("turn_start", pa.int64()),
+        ("turn_stop", pa.int64()),
+        ("side_start", pa.int64()),
+        ("side_stop", pa.int64()),
+        ("standing", pa.binary(STANDING.itemsize)),
+    ],
+    "turns": [
+        ("session", pa.int32()),
+        ("sequence", pa.int32()),
+        ("parent", pa.int32()),
+        ("keep_tokens", pa.int64()),
+        ("keep_messages", pa.int32()),
+        ("root", pa.int64()),
+        ("messages", pa.list_(pa.int64())),
+        ("reply", pa.int64()),
+        ("new_ids", _IDS),
+        ("sampled_ids", _IDS),
+        ("logprobs", pa.list_(pa.float32())),
+        ("logprobs_wide", pa.list_(pa.float64())),
+        ("facts", pa.binary()),
+    ],
+    "contents": [("digest", pa.binary(16)), ("raw", pa.large_binary())],
+    "sides": [
+        ("turn", pa.int64()),
+        ("name", pa.string()),
+        ("start", pa.int64()),
+        ("dtype", pa.string()),
+        ("shape", pa.list_(pa.int64())),
+        ("data", pa.large_binary()),
+        ("counts", _IDS),
+    ],
+    "events": _EVENTS,
+    "remarks": _EVENTS,
+}
+_TABLES = {table: pa.schema(columns) for table, columns in _COLUMNS.items()}
+# Ids and logprobs compress best with their bytes sorted by place, the rest as it is.
+_SPLIT = {
+    "turns": ["new_ids", "sampled_ids", "logprobs", "logprobs_wide"],
+}
+_GROUP_BYTES = 2 << 20  # of content in a row group: what loading one rollout may read in excess
+
+
+class _Column:
+    """The rows of one table, gathered into row groups."""
+
+    def __init__(self, place: Place, shard: str, table: str) -> None:
+        self.name = f"{table}.parquet"
+        self.rows = 0
+        self._table = table
+        self._schema = _TABLES[table]
+        self._handle = place.open("wb", "shards", shard, self.name)
+        split = [f"{column}.list.element" for column in _SPLIT.get(table, [])]
+        self._writer = pq.ParquetWriter(
+            self._handle,
+            self._schema,
+            compression="zstd",
+            compression_level=3,
+            use_dictionary=False,
+            column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT") or None,
+            write_statistics=False,
+            write_page_checksum=True,
+        )
+        self._waiting: list[tuple[Any, ...]] = []
+        self._bytes = 0
+
+    def add(self, row: tuple[Any, ...], size: int) -> None:
+        self._waiting.append(row)
+        self.rows += 1
+        self._bytes += size + 64
+        if self._bytes >= _GROUP_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._waiting:
+            columns = [
+                _arrow(values, field.type)
+                for values, field in zip(zip(*self._waiting, strict=True), self._schema, strict=True)
+            ]
+            self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
+            self._waiting, self._bytes = [], 0
+
+    def close(self) -> None:
+        self.flush()
+        self._writer.close()
+        self._handle.close()
+
+
+def _arrow(values: Sequence[Any], kind: Any) -> Any:
+    """Rows as an Arrow column; arrays of numbers are joined without visiting each number."""
+    if not (pa.types.is_list(kind) and any(isinstance(value, np.ndarray) for value in values)):
+        return pa.array(values, kind)
+    lengths = [0 if value is None else len(value) for value in values]
+    offsets = np.zeros(len(values) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    flat = np.concatenate([NO_IDS if value is None else value for value in values] or [NO_IDS])
+    absent = np.array([value is None for value in values])
+    mask = pa.array(absent) if absent.any() else None
+    numbers = pa.array(flat.astype(kind.value_type.to_pandas_dtype(), copy=False), kind.value_type)
+    of_arrays: Any = pa.ListArray.from_arrays
+    return of_arrays(pa.array(offsets), numbers, type=kind, mask=mask)
+
+
+class ShardWriter:
+    """A shard in the making. It exists for readers once `commit` has written its manifest."""
+
+    def __init__(self, place: Place, shard: str) -> None:
+        self.place = place
+        self.shard = shard
+        self.sampled_tokens = 0
+        self.content_bytes = 0
+        self.latest_ns = 0  # of what is said in it
+        self._contents: dict[bytes, int] = {}
+        self._rewarded: set[Key] = set()  # as their standings say
+        self._tables = {table: _Column(place, shard, table) for table in _TABLES}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.place.remove_shard(self.shard)
+
+    def add_rollout(self, held: HeldRollout, sessions: Sequence[StoredSession]) -> None:
+        """Write one rollout whole."""
+        turns, sides = self._tables["turns"], self._tables["sides"]
+        turn_start, side_start = turns.rows, sides.rows
+        for session in sessions:
+            for turn in session.turns:
+                self._add_turn(session.ordinal, turn)
+        head = held.head
+        row = (
+            *(head.id, head.try_index, head.step, held.raw_head, [session.head for session in sessions]),
+            [session.ordinal for session in sessions],
+            *(list(held.turns), held.sampled_tokens, list(held.versions), held.writer),
+            *(turn_start, turns.rows, side_start, sides.rows),
+            packed(head, held.status or Status.LOST, rewarded=held.rewarded),
+        )
+        if held.rewarded:
+            self._rewarded.add(held.key)
+        self._tables["rollouts"].add(row, len(held.raw_head))
+        self.sampled_tokens += held.sampled_tokens
+
+    def _add_turn(self, ordinal: int, turn: StoredTurn) -> None:
+        turns = self._tables["turns"]
+        wide = turn.logprobs is not None and turn.logprobs.dtype == np.float64
+        row = (
+            *(ordinal, turn.sequence, turn.parent, turn.keep_tokens, turn.keep_messages),
+            self._content(blake2b(turn.root.raw, digest_size=16).digest(), turn.root.raw),
+            [self._content(message.digest, message.raw) for message in turn.messages],
+            None if turn.reply is None else self._content(turn.reply.digest, turn.reply.raw),
+            *(turn.new_ids, turn.sampled_ids),
+            None if wide else turn.logprobs,
+            turn.logprobs if wide else None,
+            turn.facts,
+        )
+        size = turn.new_ids.nbytes + turn.sampled_ids.nbytes * 2 + len(turn.facts)
+        for name, side in turn.side.items():
+            data = side.values.tobytes()
+            side_row = (turns.rows, name, side.start, side.values.dtype.str, list(side.values.shape), data, side.counts)
+            self._tables["sides"].add(side_row, len(data))
+            self.content_bytes += len(data)
+        turns.add(row, size)
+        self.content_bytes += size
+
+    def _content(self, digest: bytes, raw: bytes) -> int:
+        row = self._contents.get(digest)
+        if row is None:
+            row = self._contents[digest] = self._tables["contents"].rows
+            self._tables["contents"].add((digest, raw), len(raw))
+            self.content_bytes += len(raw)
+        return row
+
+    def add_events(self, events: Iterable[StoredEvent]) -> None:
+        """Write events, in the order given, after the rollouts."""
+        for stored in events:
+            about, row = stored.about, (*stored.key, stored.body)
+            self._tables["events"].add(row, len(stored.body))
+            self.latest_ns = max(self.latest_ns, about.at_ns)
+            known = about.kind == EventKind.SCORE and about.key in self._rewarded
+            if is_remark(about) and not known:
+                self._tables["remarks"].add(row, len(stored.body))
+
+    def commit(self, **further: Any) -> dict[str, Any]:
+        """Close the files and write the manifest: from here on the shard is part of the run."""
+        try:
+            files = {}
+            for table in self._tables.values():
+                table.close()
+                self.place.make_safe("shards", self.shard, table.name)
+                size, checksum = self.place.checksum("shards", self.shard, table.name)
+                files[table.name] = {"bytes": size, "sha256": checksum, "rows": table.rows}
+            manifest = {**further, "schema": SCHEMA, "shard": self.shard, "files": files}
+            manifest["rollouts"] = self._tables["rollouts"].rows
+            manifest["turns"] = self._tables["turns"].rows
+            manifest["sampled_tokens"] = self.sampled_tokens
+            manifest["latest_ns"] = self.latest_ns
+            self.place.write(json.dumps(manifest, indent=1).encode(), "shards", self.shard, MANIFEST)
+        except (OSError, pa.ArrowException) as error:
+            raise TapeWriteError(f"shard {self.shard} at {self.place.url}: {error}") from error
+        return manifest

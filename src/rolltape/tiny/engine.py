@@ -1,0 +1,379 @@
+"""The embedded engine: a model that runs in this process, in a thread of its own beside the event loop."""
+
+import asyncio
+import enum
+import threading
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from rolltape.errors import CheckpointError, EngineError, EngineStopped, PromptError, SamplingError
+from rolltape.tiny.batch import Batch
+from rolltape.tiny.blas import one_blas_thread
+from rolltape.tiny.checkpoint import ModelConfig
+from rolltape.tiny.model import Qwen3
+from rolltape.tiny.prefixes import Prefixes
+from rolltape.tiny.replies import Piece, Reply
+from rolltape.tiny.request import Request, Weights
+from rolltape.tiny.sampling import Sampling
+from rolltape.tiny.text import StopStrings, TokenTexts
+
+
+class InFlight(enum.StrEnum):
+    """What becomes of replies in flight when weights change or the engine pauses."""
+
+    ABORT = "abort"  # they end with what they have
+    FINISH = "finish"  # they go on under the weights that they began with
+
+
+class EmbeddedEngine:
+    """Generates replies: `async with EmbeddedEngine.load(folder) as engine: reply = await engine.generate(ids)`."""
+
+    def __init__(
+        self,
+        model: Qwen3,
+        texts: TokenTexts | None,
+        *,
+        version: str = "0",
+        max_running: int = 64,
+        max_cached_tokens: int = 12_288,
+        prefix_cache_mb: float = 64,
+        context: int | None = None,
+    ) -> None:
+        self.config: ModelConfig = model.config
+        self.context = model.config.context if context is None else min(context, model.config.context)
+        self.texts = texts  # None: the folder has no tokenizer.json, so there are neither texts nor stop strings
+        self._version = version
+        self._prefix_cache_mb = prefix_cache_mb
+        self._batch = Batch(
+            self._weights(model, version),
+            max_running=max_running,
+            max_cached_tokens=max_cached_tokens,
+            context=self.context,
+        )
+        self._known: dict[str, Request] = {}
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Condition()
+        self._inbox: list[Callable[[], None]] = []
+        self._asked: set[asyncio.Future[int]] = set()
+        self._paused = False
+        self._stopped: str | None = None  # why; None: it runs, or has not begun
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        version: str = "0",
+        *,
+        max_running: int = 64,
+        max_cached_tokens: int = 12_288,
+        prefix_cache_mb: float = 64,
+        context: int | None = None,
+    ) -> Self:
+        """Read a checkpoint folder; raises CheckpointError if it holds no Qwen3 model.
+
+        At most `max_running` requests run at once; one more begins while their tokens are fewer than
+        `max_cached_tokens`. `prefix_cache_mb` is for what prompts have in common with earlier ones; 0: nothing
+        is kept. `context` limits prompt and reply below what the model allows.
+        """
+        folder = Path(folder)
+        model = Qwen3.load(folder)
+        file = folder / "tokenizer.json"
+        return cls(
+            model,
+            TokenTexts(file) if file.is_file() else None,
+            version=version,
+            max_running=max_running,
+            max_cached_tokens=max_cached_tokens,
+            prefix_cache_mb=prefix_cache_mb,
+            context=context,
+        )
+
+    @property
+    def version(self) -> str:
+        """The version of the weights that new requests get."""
+        return self._version
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests are waiting or running."""
+        return len(self._known)
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the engine takes no more requests; None: it does."""
+        return self._stopped
+
+    async def __aenter__(self) -> Self:
+        self._thread = threading.Thread(target=self._run, name="rolltape-engine", daemon=True)
+        self._thread.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Abort what is in flight and end the thread."""
+        if self._thread is not None:
+            with suppress(EngineStopped):  # its thread has failed, and said so to those who asked
+                self._post(self._stop_now)
+            await asyncio.to_thread(self._thread.join)
+            self._thread = None
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling | None = None, *, request_id: str | None = None
+    ) -> Reply:
+        """The whole reply to a prompt. Cancelling the caller aborts the request."""
+        request = self._submit(prompt_ids, sampling, request_id, streams=False)
+        try:
+            while request.finish is None:
+                await self._change_of(request)
+        finally:
+            self._leave(request)
+        return request.reply()
+
+    async def stream(
+        self, prompt_ids: Sequence[int], sampling: Sampling | None = None, *, request_id: str | None = None
+    ) -> AsyncGenerator[Piece, None]:
+        """The reply as it grows; the last piece carries it whole. Closing the iterator aborts the request."""
+        request = self._submit(prompt_ids, sampling, request_id, streams=True)
+        given = 0
+        try:
+            while True:
+                await self._change_of(request)
+                piece = request.piece(given)
+                given += len(piece.ids)
+                if piece.reply is not None:
+                    # Before it is given out: whoever has it may not come back for more.
+                    self._leave(request)
+                    yield piece
+                    return
+                if piece.ids:
+                    yield piece
+        finally:
+            self._leave(request)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request with what it has so far; false if there is none of that id."""
+        request = self._known.get(request_id)
+        if request is not None:
+            self._post(lambda: self._abort_now([request]))
+        return request is not None
+
+    def abort_all(self) -> int:
+        """End every request with what it has so far; how many there were."""
+        requests = list(self._known.values())
+        self._post(lambda: self._abort_now(requests))
+        return len(requests)
+
+    async def load_weights(self, folder: str | Path, version: str, *, in_flight: InFlight = InFlight.ABORT) -> int:
+        """Take other weights of the same shape for all requests that begin from now on.
+
+        Returns how many running replies were aborted, or are finishing under the weights that they began with.
+        """
+        model = await asyncio.to_thread(Qwen3.load, Path(folder))
+        if _shape(model.config) != _shape(self.config):
+            raise CheckpointError(f"{folder}: {_shape(model.config)} does not fit the engine's {_shape(self.config)}")
+
+        def swap() -> int:
+            running = list(self._batch.running)
+            self._batch.weights = self._weights(model, version)
+            self._version = version
+            if in_flight is InFlight.ABORT:
+                self._abort_now(running)
+            return len(running)
+
+        return await self._ask(swap)
+
+    async def announce(self, version: str) -> None:
+        """Call the weights by another version in all replies that begin from now on."""
+
+        def rename() -> int:
+            self._batch.weights = self._batch.weights._replace(version=version)
+            self._version = version
+            return 0
+
+        await self._ask(rename)
+
+    async def drop_prefixes(self) -> None:
+        """Forget what was kept of prompts; replies in flight are not touched."""
+
+        def drop() -> int:
+            self._batch.weights.prefixes.clear()
+            return 0
+
+        await self._ask(drop)
+
+    async def pause(self, *, in_flight: InFlight = InFlight.ABORT) -> int:
+        """Sample nothing until `resume`; requests that come wait. Those in flight end, or are held; how many."""
+
+        def pause() -> int:
+            self._paused = True
+            requests = [*self._batch.running, *self._batch.waiting]
+            if in_flight is InFlight.ABORT:
+                self._abort_now(requests)
+            return len(requests)
+
+        return await self._ask(pause)
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+
+        def resume() -> int:
+            self._paused = False
+            return 0
+
+        await self._ask(resume)
+
+    def _weights(self, model: Qwen3, version: str) -> Weights:
+        return Weights(model, version, Prefixes(model.config, self._prefix_cache_mb))
+
+    def _submit(
+        self, prompt_ids: Sequence[int], sampling: Sampling | None, request_id: str | None, *, streams: bool
+    ) -> Request:
+        sampling = Sampling() if sampling is None else sampling
+        request_id = uuid.uuid4().hex if request_id is None else request_id
+        prompt = self.checked(prompt_ids, sampling, request_id=request_id)
+        stop_ids = self.config.eos_ids if sampling.stop_ids is None else sampling.stop_ids
+        watch = StopStrings(self.texts, sampling.stop_strings) if self.texts and sampling.stop_strings else None
+        request = Request(
+            request_id, prompt, sampling, stop_ids=frozenset(stop_ids), stop_strings=watch, streams=streams
+        )
+        self._post(lambda: self._batch.waiting.append(request))
+        self._known[request_id] = request
+        return request
+
+    def checked(self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str | None = None) -> list[int]:
+        """The prompt as a list of its own; raises whatever `generate` and `stream` would refuse it with."""
+        if request_id in self._known:
+            raise EngineError(f"request {request_id} is in flight already; give each its own id")
+        if sampling.stop_strings and self.texts is None:
+            raise SamplingError("stop strings need a tokenizer.json beside the weights")
+        prompt = [int(token) for token in prompt_ids]
+        if not prompt:
+            raise PromptError("the prompt is empty; give at least one id")
+        if len(prompt) >= self.context:
+            raise PromptError(
+                f"the prompt has {len(prompt)} ids, the context {self.context}; shorten it to leave room for a reply"
+            )
+        if min(prompt) < 0 or max(prompt) >= self.config.vocab_size:
+            wrong = next(token for token in prompt if not 0 <= token < self.config.vocab_size)
+            raise PromptError(f"id {wrong} in the prompt, but the vocabulary has {self.config.vocab_size}")
+        return prompt
+
+    async def _change_of(self, request: Request) -> None:
+        await request.changed.wait()
+        request.changed.clear()
+        if request.finish is None and self._stopped is not None:
+            raise EngineStopped(self._stopped)
+
+    def _leave(self, request: Request) -> None:
+        if request.finish is None and self._stopped is None:
+            self.abort(request.id)
+        self._known.pop(request.id, None)
+
+    def _post(self, act: Callable[[], None]) -> None:
+        """Have the engine's thread do something between two steps."""
+        with self._wake:
+            if self._stopped is not None or self._thread is None:
+                raise EngineStopped(self._stopped or "the engine has not been started; use `async with`")
+            self._inbox.append(act)
+            self._wake.notify()
+
+    async def _ask(self, act: Callable[[], int]) -> int:
+        """The same, and wait for its answer."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[int] = loop.create_future()
+        self._post(lambda: _answer(loop, answer, act()))
+        self._asked.add(answer)
+        try:
+            return await answer
+        finally:
+            self._asked.discard(answer)
+
+    def _run(self) -> None:
+        """The engine's thread."""
+        why = "the engine was closed"
+        try:
+            with one_blas_thread() as hold_one_thread:
+                while self._stopped is None:
+                    for act in self._next_acts():
+                        act()
+                    if self._stopped is None and not self._paused and self._batch.busy:
+                        hold_one_thread()
+                        self._tell(self._batch.step())
+        except Exception as error:
+            why = f"the engine's thread failed: {type(error).__name__}: {error}"
+            raise
+        finally:
+            with self._wake:
+                self._stopped = why
+            for answer in list(self._asked):
+                _refuse(answer, EngineStopped(why))
+            # Those that have not ended wake up to find the engine stopped.
+            self._wake_up(list(self._known.values()))
+
+    def _next_acts(self) -> list[Callable[[], None]]:
+        with self._wake:
+            while not self._inbox and (self._paused or not self._batch.busy):
+                self._wake.wait()
+            acts, self._inbox = self._inbox, []
+        return acts
+
+    def _stop_now(self) -> None:
+        self._abort_now([*self._batch.running, *self._batch.waiting])
+        self._stopped = "the engine was closed"
+
+    def _abort_now(self, requests: list[Request]) -> None:
+        self._batch.abort(requests)
+        self._wake_up(requests)
+
+    def _tell(self, requests: list[Request]) -> None:
+        """Let those know that wait for a piece, or for the end that has come."""
+        self._wake_up([request for request in requests if request.streams or request.finish is not None])
+
+    def _wake_up(self, requests: list[Request]) -> None:
+        loops = dict.fromkeys(request.loop for request in requests)
+        for loop in loops:
+            events = [request.changed for request in requests if request.loop is loop]
+            try:
+                loop.call_soon_threadsafe(_set_all, events)
+            except RuntimeError:  # the loop was closed, and nobody waits there any more
+                self._batch.abort([request for request in requests if request.loop is loop])
+
+
+def _set_all(events: Iterable[asyncio.Event]) -> None:
+    for event in events:
+        event.set()
+
+
+def _answer(loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[int]", value: int) -> None:
+    def give() -> None:
+        if not answer.done():
+            answer.set_result(value)
+
+    loop.call_soon_threadsafe(give)
+
+
+def _refuse(answer: "asyncio.Future[int]", error: EngineStopped) -> None:
+    def give() -> None:
+        if not answer.done():
+            answer.set_exception(error)
+
+    answer.get_loop().call_soon_threadsafe(give)
+
+
+def _shape(config: ModelConfig) -> ModelConfig:
+    """What weights must have in common to follow each other; what ends a turn may differ."""
+    return msgspec.structs.replace(config, eos_ids=())

@@ -1,0 +1,120 @@
+"""Matrix products whose rows do not depend on which other rows are computed with them.
+
+BLAS picks its kernel, and with it the order of additions, by the shape of a product, so a row's last bits
+change with the size of the batch. Here every product is cut into blocks of fixed depth and width, and is
+asked for in a few row counts only, those that are shown to agree bit for bit on this machine.
+"""
+
+import math
+from functools import cache
+
+import numpy as np
+
+from rolltape.tiny.blas import one_blas_thread
+from rolltape.tiny.checkpoint import Floats
+
+# A few rows times 256 × 64 stay within OpenBLAS's kernels for small matrices, which read the weights once, in
+# order and unpacked; a lone row, doubled, then costs about what a matrix-vector product does.
+BLOCK_DEPTH = 256
+BLOCK_WIDTH = 64
+_ROW_COUNTS = (2, 4, 8, 16, 32, 64, 128)
+_REFERENCE = 4
+
+
+@cache
+def proven_row_counts(depth: int) -> tuple[int, ...]:
+    """The row counts, ascending, in which a row times a block gives the same bits wherever it stands.
+
+    Only (1,) where this BLAS treats the rows of one product differently.
+    """
+    rng = np.random.default_rng(depth)
+    most = _ROW_COUNTS[-1]
+    rows = rng.standard_normal((2 * most, depth), dtype=np.float32)
+    block = rng.standard_normal((1, depth, BLOCK_WIDTH), dtype=np.float32)
+
+    def product(order: np.ndarray, count: int) -> Floats:
+        result = np.empty((len(rows), BLOCK_WIDTH), dtype=np.float32)
+        parts = [np.matmul(rows[order[at : at + count]], block)[0] for at in range(0, len(rows), count)]
+        result[order] = np.concatenate(parts)
+        return result
+
+    orders = [rng.permutation(len(rows)) for _ in range(3)]
+    with one_blas_thread():  # as they will be used
+        expected = product(np.arange(len(rows)), _REFERENCE)
+        proven = [
+            count for count in _ROW_COUNTS if all(np.array_equal(product(order, count), expected) for order in orders)
+        ]
+    return tuple(proven) if _REFERENCE in proven else (1,)
+
+
+class Room:
+    """One array for the weights of many products.
+
+    numpy asks the system for large pages where an array is large, and a pass over all weights then takes
+    about half the time.
+    """
+
+    def __init__(self, shapes: list[tuple[int, int]]) -> None:
+        """For matrices of these (outputs, inputs)."""
+        self._floats: Floats = np.empty(sum(math.prod(_blocks(*shape)) for shape in shapes), dtype=np.float32)
+        self._taken = 0
+
+    def take(self, *shape: int) -> Floats:
+        size = math.prod(shape)
+        part = self._floats[self._taken : self._taken + size]
+        self._taken += size
+        return part.reshape(shape)
+
+
+def _blocks(outputs: int, inputs: int) -> tuple[int, int, int, int]:
+    """How a matrix is cut: (blocks along its inputs, blocks along its outputs, depth, width)."""
+    deep = -(-inputs // BLOCK_DEPTH)
+    return deep, -(-outputs // BLOCK_WIDTH), -(-inputs // deep), BLOCK_WIDTH
+
+
+class Linear:
+    """One or more weight matrices of the same input, applied as one: `linear(rows)` is rows @ concat(weights).T."""
+
+    def __init__(self, *weights: Floats, room: Room | None = None) -> None:
+        """Take matrices of shape (outputs, inputs), as checkpoints store them."""
+        self.inputs = weights[0].shape[1]
+        self.outputs = sum(len(weight) for weight in weights)
+        room = Room([(self.outputs, self.inputs)]) if room is None else room
+        deep, wide, depth, width = _blocks(self.outputs, self.inputs)
+        whole = np.zeros((wide * width, deep * depth), dtype=np.float32)
+        np.concatenate(weights, out=whole[: self.outputs, : self.inputs])
+        self._weights = room.take(deep, wide, depth, width)
+        self._weights[:] = whole.reshape(wide, width, deep, depth).transpose(2, 0, 3, 1)
+        self._row_counts = proven_row_counts(depth)
+        self.tile = self._row_counts[0]
+        self._cuts: dict[int, list[slice]] = {}
+
+    def __call__(self, rows: Floats) -> Floats:
+        """Multiply; the number of rows must be a multiple of `tile`."""
+        total = len(rows)
+        deep, wide, depth, width = self._weights.shape
+        if self.inputs < deep * depth:
+            rows = np.pad(rows, [(0, 0), (0, deep * depth - self.inputs)])
+        parts = rows.reshape(total, deep, 1, depth).transpose(1, 2, 0, 3)
+        result = np.empty((total, wide, width), dtype=np.float32)
+        target = result.swapaxes(0, 1)
+        for cut in self._cuts.get(total) or self._cut(total):
+            if deep == 1:
+                np.matmul(parts[0, :, cut], self._weights[0], out=target[:, cut])
+            else:
+                np.add.reduce(np.matmul(parts[:, :, cut], self._weights), axis=0, out=target[:, cut])
+        return result.reshape(total, -1)[:, : self.outputs]
+
+    def _cut(self, total: int) -> list[slice]:
+        cuts, at = [], 0
+        while at < total:
+            count = next(count for count in reversed(self._row_counts) if count <= total - at)
+            cuts.append(slice(at, at + count))
+            at += count
+        self._cuts[total] = cuts
+        return cuts
+
+    def columns(self, which: np.ndarray) -> Floats:
+        """The weights of some outputs, shape (len(which), inputs): the embedding of a tied head."""
+        block, place = np.divmod(which, BLOCK_WIDTH)
+        return self._weights[:, block, :, place].reshape(len(which), -1)[:, : self.inputs]

@@ -1,0 +1,167 @@
+"""One request on its way: what it asked for, how far it is, and how it ended."""
+
+import asyncio
+import secrets
+from typing import NamedTuple
+
+import numpy as np
+
+from rolltape.records.turn import Finish
+from rolltape.tiny.attention import Span
+from rolltape.tiny.cache import Cache
+from rolltape.tiny.model import Qwen3
+from rolltape.tiny.prefixes import PROMPT_PIECE, Prefixes
+from rolltape.tiny.replies import Piece, Reply
+from rolltape.tiny.sampling import Choice, Draws, Sampling, TopLogprob
+from rolltape.tiny.text import StopMatch, StopStrings
+
+
+class Weights(NamedTuple):
+    """A model under the version that was announced for it, and what of prompts was read with it."""
+
+    model: Qwen3
+    version: str
+    prefixes: Prefixes
+
+
+class Request:
+    """Written by the engine's thread alone; others read it. Lists only grow, and `finish` is set last."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: list[int],
+        sampling: Sampling,
+        *,
+        stop_ids: frozenset[int],
+        stop_strings: StopStrings | None,
+        streams: bool,
+    ) -> None:
+        self.id = request_id
+        self.prompt = prompt
+        self.sampling = sampling
+        self.seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
+        self.draws = Draws(self.seed, len(prompt))
+        self.streams = streams  # false: only the end is of interest
+        self.loop = asyncio.get_running_loop()
+        self.changed = asyncio.Event()
+
+        self.weights: Weights | None = None
+        self.cache: Cache | None = None
+        self.fed = 0  # tokens of prompt and reply that are in the cache
+        self.cached = 0  # those of the prompt that were taken over, not read
+        self._keys: list[bytes] = []  # of the prompt's whole pieces
+        self.ids: list[int] = []
+        self.raw: list[float] = []
+        self.tempered: list[float] = []
+        self.tops: list[tuple[TopLogprob, ...]] = []
+        self.prompt_logprobs: list[float | None] = []
+        self.prompt_tops: list[tuple[TopLogprob, ...]] = []
+        self.finish: Finish | None = None
+        self.error: str | None = None
+        self._stop_ids = stop_ids
+        self._stop_strings = stop_strings
+        self._stopped_by: int | str | None = None
+        self._stop_at: int | None = None
+
+    @property
+    def reads_prompt(self) -> bool:
+        return self.fed < len(self.prompt)
+
+    def begin(self, weights: Weights, context: int) -> None:
+        self.weights = weights
+        self.cache = Cache(weights.model.config, min(len(self.prompt) + self.sampling.max_tokens, context))
+        self._keys = weights.prefixes.keys(self.prompt)
+
+    def take_over(self) -> bytes | None:
+        """Skip what was read before, for any request; the key of the piece to read next, if others may wait for it."""
+        assert self.weights is not None
+        assert self.cache is not None
+        first = self.sampling.prompt_logprobs_from
+        unscored = len(self.prompt) - 1 if first is None else min(len(self.prompt), first) - 1
+        keys, at = self._keys[: max(unscored, 0) // PROMPT_PIECE], self.fed // PROMPT_PIECE
+        taken = self.weights.prefixes.take(keys, at, self.cache)
+        self.fed += taken * PROMPT_PIECE
+        self.cached += taken * PROMPT_PIECE
+        return keys[at + taken] if at + taken < len(keys) else None
+
+    def keep(self) -> None:
+        """Let others take over the piece of the prompt that was read last, if it is a whole one."""
+        assert self.weights is not None
+        assert self.cache is not None
+        if self._keys and self.fed % PROMPT_PIECE == 0:
+            self.weights.prefixes.keep(self._keys[: self.fed // PROMPT_PIECE], self.cache)
+
+    def next_span(self) -> Span:
+        """The tokens to feed next: a piece of the prompt, or the id sampled last."""
+        assert self.cache is not None
+        if not self.reads_prompt:
+            return Span(self.cache, [self.ids[-1]], self.fed, 1)
+        stop = min(self.fed + PROMPT_PIECE, len(self.prompt))
+        return Span(self.cache, self.prompt[self.fed : stop], self.fed, self._wanted(stop))
+
+    def _wanted(self, stop: int) -> int:
+        """For how many of the last tokens before `stop` logits are needed."""
+        first = self.sampling.prompt_logprobs_from
+        if first is not None:
+            # The logits that say how likely a token was are those of the token before it.
+            wanted = stop - max(self.fed, first - 1, 0)
+            return max(wanted, int(stop == len(self.prompt)))
+        return int(stop == len(self.prompt))
+
+    def accept(self, choice: Choice, context: int) -> None:
+        """Take the sampled id and see whether it ends the reply."""
+        self.raw.append(choice.raw)
+        self.tempered.append(choice.tempered)
+        self.tops.append(choice.top)
+        self.ids.append(choice.id)
+        match: StopMatch | None = None
+        if choice.id in self._stop_ids:
+            self._stopped_by = choice.id
+            self.end(Finish.STOP)
+        elif self._stop_strings is not None and (match := self._stop_strings.add(choice.id)) is not None:
+            self._stopped_by, self._stop_at = match
+            self.end(Finish.STOP_STRING)
+        elif len(self.ids) >= self.sampling.max_tokens or len(self.prompt) + len(self.ids) >= context:
+            self.end(Finish.LENGTH)
+
+    def end(self, finish: Finish, error: str | None = None) -> None:
+        self.cache = None
+        self.error = error
+        self.finish = finish
+
+    def piece(self, start: int) -> Piece:
+        """What came after the first `start` ids, with the reply if it has ended."""
+        ended = self.finish is not None
+        stop = len(self.ids)
+        return Piece(
+            request_id=self.id,
+            start=start,
+            ids=tuple(self.ids[start:stop]),
+            raw_logprobs=tuple(self.raw[start:stop]),
+            tempered_logprobs=tuple(self.tempered[start:stop]),
+            top_logprobs=tuple(self.tops[start:stop]) if self.sampling.top_logprobs else (),
+            version=None if self.weights is None else self.weights.version,
+            cached_tokens=self.cached,
+            reply=self.reply() if ended else None,
+        )
+
+    def reply(self) -> Reply:
+        assert self.finish is not None
+        return Reply(
+            request_id=self.id,
+            prompt_tokens=len(self.prompt),
+            cached_tokens=self.cached,
+            ids=np.array(self.ids, dtype=np.int32),
+            raw_logprobs=np.array(self.raw, dtype=np.float32),
+            tempered_logprobs=np.array(self.tempered, dtype=np.float32),
+            finish=self.finish,
+            version=None if self.weights is None else self.weights.version,
+            seed=self.seed,
+            stopped_by=self._stopped_by,
+            stop_at=self._stop_at,
+            top_logprobs=tuple(self.tops) if self.sampling.top_logprobs else (),
+            prompt_logprobs=tuple(self.prompt_logprobs),
+            prompt_top_logprobs=tuple(self.prompt_tops),
+            error=self.error,
+        )

@@ -1,0 +1,135 @@
+"""Replies as SGLang's JSON: text, ids and `meta_info`, whole or as they grow."""
+
+import time
+from typing import Any
+
+from rolltape.records.turn import Finish, LogprobKind
+from rolltape.tiny.replies import Piece, Reply
+from rolltape.tiny.sampling import TopLogprob
+from rolltape.tiny.server.bodies import Asked
+from rolltape.tiny.text import GrowingText, TokenTexts
+
+Json = dict[str, Any]
+
+
+class Answer:
+    """One prompt's answer: takes the pieces of a reply and says at any time what SGLang would."""
+
+    def __init__(self, asked: Asked, texts: TokenTexts | None, kind: LogprobKind) -> None:
+        self._asked = asked
+        self._texts = texts
+        self._kind = kind
+        self._started = time.perf_counter()
+        self._growing = None if texts is None else GrowingText(texts, skip_special=asked.skip_special)
+        self._text = ""
+        self._ids: list[int] = []
+        self._logprobs: list[list[Any]] = []
+        self._tops: list[list[list[Any]]] = []
+        self._given_text = self._given_ids = 0
+
+    def add(self, piece: Piece) -> Json:
+        """The answer so far."""
+        self._take(piece)
+        return self._json(piece)
+
+    def add_delta(self, piece: Piece) -> Json:
+        """Only what is new since the last one."""
+        self._take(piece)
+        whole = self._json(piece)
+        meta, since = whole["meta_info"], self._given_ids
+        for name in ("output_token_logprobs", "output_top_logprobs"):
+            if name in meta:
+                meta[name] = meta[name][since:]
+        text = whole.get("text")
+        if text is not None:
+            whole["text"] = text[self._given_text :]
+            self._given_text = max(self._given_text, len(text))
+        self._given_ids = len(self._ids)
+        return {**whole, "output_ids": whole["output_ids"][since:]}
+
+    def _take(self, piece: Piece) -> None:
+        self._ids += piece.ids
+        if self._growing is not None:
+            self._text += "".join(map(self._growing.add, piece.ids))
+        if self._asked.logprobs:
+            values = piece.raw_logprobs if self._kind is LogprobKind.RAW else piece.tempered_logprobs
+            self._logprobs += [self._triple(value, token) for value, token in zip(values, piece.ids, strict=True)]
+            self._tops += [self._triples(top) for top in piece.top_logprobs]
+
+    def _json(self, piece: Piece) -> Json:
+        reply = piece.reply
+        meta: Json = {
+            "id": piece.request_id,
+            "finish_reason": None if reply is None else finish_reason(reply, self._asked.sampling.max_tokens),
+            "prompt_tokens": len(self._asked.prompt_ids),
+            "weight_version": piece.version,
+            "num_retractions": 0,
+            "completion_tokens": len(self._ids),
+            "cached_tokens": piece.cached_tokens,
+        }
+        if reply is not None:
+            meta["e2e_latency"] = time.perf_counter() - self._started
+        if self._asked.logprobs:
+            meta |= self._logprob_fields(reply)
+        answer: Json = {"output_ids": list(self._ids), "meta_info": meta}
+        return answer if self._texts is None else {"text": self._shown(reply), **answer}
+
+    def _shown(self, reply: Reply | None) -> str:
+        """The text; while it grows, without what may turn out to begin a stop string."""
+        if reply is None:
+            return self._text[: len(self._text) - held_back(self._text, self._asked.sampling.stop_strings)]
+        assert self._texts is not None
+        ids, until = self._ids, None
+        if self._asked.trim_stop and reply.finish is Finish.STOP:
+            ids = ids[:-1]
+        if self._asked.trim_stop and reply.finish is Finish.STOP_STRING:
+            until = reply.stop_at
+        return self._texts.text_of(ids, skip_special=self._asked.skip_special, until=until)
+
+    def _logprob_fields(self, reply: Reply | None) -> Json:
+        fields: Json = {
+            "input_token_logprobs": [] if reply is None else self._prompt_triples(reply),
+            "output_token_logprobs": list(self._logprobs),
+            "output_token_logprobs_length": len(self._logprobs),
+        }
+        if self._asked.sampling.top_logprobs:
+            prompt_tops = () if reply is None else reply.prompt_top_logprobs
+            fields["input_top_logprobs"] = [self._triples(top) or None for top in prompt_tops]
+            fields["output_top_logprobs"] = list(self._tops)
+        return fields
+
+    def _prompt_triples(self, reply: Reply) -> list[list[Any]]:
+        # The first one reported has no logprob, wherever it stands: SGLang computes none before it.
+        values = [None, *reply.prompt_logprobs[1:]]
+        ids = self._asked.prompt_ids[self._asked.logprob_start :]
+        return [self._triple(value, token) for value, token in zip(values, ids, strict=False)]
+
+    def _triple(self, value: float | None, token: int) -> list[Any]:
+        text = self._texts.text_of([token]) if self._asked.logprob_texts and self._texts is not None else None
+        return [value, token, text]
+
+    def _triples(self, top: tuple[TopLogprob, ...]) -> list[list[Any]]:
+        raw = self._kind is LogprobKind.RAW
+        return [self._triple(entry.raw if raw else entry.tempered, entry.id) for entry in top]
+
+
+def finish_reason(reply: Reply, max_tokens: int) -> Json:
+    """How a reply ended, in SGLang's words."""
+    match reply.finish:
+        case Finish.STOP | Finish.STOP_STRING:
+            return {"type": "stop", "matched": reply.stopped_by}
+        case Finish.LENGTH:
+            return {"type": "length", "length": min(max_tokens, len(reply.ids))}
+        case Finish.ABORT:
+            return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+        case Finish.ERROR:
+            return {"type": "abort", "message": reply.error, "status_code": 500, "err_type": "InternalServerError"}
+
+
+def held_back(text: str, stop_strings: tuple[str, ...]) -> int:
+    """How many characters at the end of a text may be the beginning of a stop string."""
+    longest = max((len(stop) - 1 for stop in stop_strings), default=0)
+    for size in range(min(longest, len(text)), 0, -1):
+        if any(stop.startswith(text[-size:]) for stop in stop_strings):
+            return size
+    return 0

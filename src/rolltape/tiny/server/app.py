@@ -1,0 +1,325 @@
+"""The HTTP routes of `rolltape engine`, named and shaped as SGLang's."""
+
+import asyncio
+import hmac
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from http import HTTPStatus
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from rolltape.errors import CheckpointError, EngineError, EngineStopped
+from rolltape.records.turn import LogprobKind
+from rolltape.tiny.engine import EmbeddedEngine, InFlight
+from rolltape.tiny.replies import Piece
+from rolltape.tiny.sampling import Sampling
+from rolltape.tiny.server.answers import Answer, Json
+from rolltape.tiny.server.bodies import (
+    AbortBody,
+    Asked,
+    BodyError,
+    PauseBody,
+    UpdateBody,
+    VersionBody,
+    asked_of,
+    decode,
+    decode_generate,
+)
+
+MAX_BODY_BYTES = 64 * 2**20
+_HEALTH_TIMEOUT_S = 20.0
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Server:
+    """What the routes share: the engine, the folder that it serves and how logprobs are given."""
+
+    def __init__(
+        self,
+        engine: EmbeddedEngine,
+        folder: Path,
+        *,
+        model_name: str | None = None,
+        kind: LogprobKind = LogprobKind.AFTER_TEMPERATURE,
+        incremental: bool = False,
+    ) -> None:
+        self.engine = engine
+        self._folder = folder
+        self._model_name = str(folder) if model_name is None else model_name
+        self._kind = kind
+        self._incremental = incremental
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        body = decode_generate(await request.read())
+        asked, many = asked_of(body, self.engine)
+        if body.stream:
+            return await self._stream(request, asked, many)
+        answers = await _all_or_none([self._whole(one) for one in asked])
+        failed = next((answer for answer in answers if _status_of(answer) is not None), None)
+        if failed is not None:
+            return _error(failed["meta_info"]["finish_reason"]["message"], HTTPStatus.INTERNAL_SERVER_ERROR)
+        return _json(answers if many else answers[0])
+
+    async def _whole(self, asked: Asked) -> Json:
+        answer = Answer(asked, self.engine.texts, self._kind)
+        reply = await self.engine.generate(asked.prompt_ids, asked.sampling, request_id=asked.request_id)
+        return answer.add(
+            Piece(
+                request_id=reply.request_id,
+                start=0,
+                ids=tuple(reply.ids.tolist()),
+                raw_logprobs=tuple(reply.raw_logprobs.tolist()),
+                tempered_logprobs=tuple(reply.tempered_logprobs.tolist()),
+                top_logprobs=reply.top_logprobs,
+                version=reply.version,
+                cached_tokens=reply.cached_tokens,
+                reply=reply,
+            )
+        )
+
+    async def _stream(self, request: web.Request, asked: list[Asked], many: bool) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        # What is wrong with a request shows while it can still have a status of its own.
+        for one in asked:
+            self.engine.checked(one.prompt_ids, one.sampling, request_id=one.request_id)
+        await response.prepare(request)
+        async with aclosing(self._events(asked, many)) as events:
+            async for event in events:
+                await response.write(event)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _events(self, asked: list[Asked], many: bool) -> AsyncGenerator[bytes, None]:
+        """The events of all prompts, as they come."""
+        queue: asyncio.Queue[Json | EngineError] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._follow(index, one, queue)) for index, one in enumerate(asked)]
+        try:
+            ended = 0
+            while ended < len(tasks):
+                event = await queue.get()
+                if isinstance(event, EngineError):
+                    yield _event({"error": {"message": str(event)}})
+                    return
+                ended += event["meta_info"]["finish_reason"] is not None
+                if not many:
+                    del event["index"]
+                yield _event(event)
+        finally:
+            await _cancelled(tasks)
+
+    async def _follow(self, index: int, asked: Asked, queue: "asyncio.Queue[Json | EngineError]") -> None:
+        answer = Answer(asked, self.engine.texts, self._kind)
+        add = answer.add_delta if self._incremental else answer.add
+        try:
+            pieces = self.engine.stream(asked.prompt_ids, asked.sampling, request_id=asked.request_id)
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    queue.put_nowait({**add(piece), "index": index})
+        except EngineError as error:
+            queue.put_nowait(error)
+
+    async def abort(self, request: web.Request) -> web.Response:
+        body = decode(await request.read(), AbortBody)
+        if body.abort_all:
+            self.engine.abort_all()
+        elif body.rid is None:
+            raise BodyError("give a rid, or abort_all")
+        else:
+            self.engine.abort(body.rid)
+        return web.Response()
+
+    async def update_weights(self, request: web.Request) -> web.Response:
+        body = decode(await request.read(), UpdateBody)
+        version = self.engine.version if body.weight_version is None else body.weight_version
+        in_flight = InFlight.ABORT if body.abort_all_requests else InFlight.FINISH
+        try:
+            count = await self.engine.load_weights(body.model_path, version, in_flight=in_flight)
+        except CheckpointError as error:
+            failed = {"success": False, "message": str(error), "num_paused_requests": 0}
+            return _json(failed, HTTPStatus.BAD_REQUEST)
+        self._folder = Path(body.model_path)
+        return _json({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": count})
+
+    async def update_version(self, request: web.Request) -> web.Response:
+        body = decode(await request.read(), VersionBody)
+        if body.abort_all_requests:
+            self.engine.abort_all()
+        await self.engine.announce(body.new_version)
+        return _json({"success": True, "message": "Weight version updated.", "new_version": body.new_version})
+
+    async def pause(self, request: web.Request) -> web.Response:
+        mode = decode(await request.read(), PauseBody).mode
+        if mode not in ("abort", "in_place", "retract"):
+            raise BodyError(f"mode {mode!r}; abort, in_place or retract is meant")
+        await self.engine.pause(in_flight=InFlight.ABORT if mode == "abort" else InFlight.FINISH)
+        return _json({"message": "Generation paused successfully.", "status": "ok"})
+
+    async def resume(self, request: web.Request) -> web.Response:
+        await self.engine.resume()
+        return _json({"message": "Generation continued successfully.", "status": "ok"})
+
+    async def flush(self, request: web.Request) -> web.Response:
+        """Forget what was kept of prompts; as in SGLang it is refused while requests are in flight."""
+        if self.engine.in_flight > 0:
+            return web.Response(text="requests are in flight\n", status=HTTPStatus.BAD_REQUEST)
+        await self.engine.drop_prefixes()
+        return web.Response(text="Cache flushed.\n")
+
+    async def health(self, request: web.Request) -> web.Response:
+        return web.Response(status=HTTPStatus.OK if self.engine.stopped is None else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    async def health_generate(self, request: web.Request) -> web.Response:
+        """Healthy is an engine that samples a token in time, or that was told to pause."""
+        if self.engine.paused and self.engine.stopped is None:
+            return web.Response()
+        try:
+            async with asyncio.timeout(_HEALTH_TIMEOUT_S):
+                await self.engine.generate([0], Sampling(temperature=0, max_tokens=1))
+        except (EngineError, TimeoutError):
+            return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE)
+        return web.Response()
+
+    async def model_info(self, request: web.Request) -> web.Response:
+        return _json(
+            {
+                "model_path": str(self._folder),
+                "tokenizer_path": str(self._folder),
+                "is_generation": True,
+                "preferred_sampling_params": None,
+                "weight_version": self.engine.version,
+                "has_image_understanding": False,
+                "has_audio_understanding": False,
+                "model_type": "qwen3",
+                "architectures": ["Qwen3ForCausalLM"],
+            }
+        )
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        return _json(
+            {
+                "model_path": str(self._folder),
+                "served_model_name": self._model_name,
+                "context_length": self.engine.context,
+                "weight_version": self.engine.version,
+                "logprob_kind": self._kind.value,
+                "incremental_streaming_output": self._incremental,
+                "internal_states": [{"in_flight": self.engine.in_flight, "paused": self.engine.paused}],
+                "version": "rolltape",
+            }
+        )
+
+    async def weight_version(self, request: web.Request) -> web.Response:
+        return _json({"weight_version": self.engine.version})
+
+    async def models(self, request: web.Request) -> web.Response:
+        card = {
+            "id": self._model_name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "rolltape",
+            "root": self._model_name,
+            "max_model_len": self.engine.context,
+        }
+        return _json({"object": "list", "data": [card]})
+
+
+def make_app(
+    engine: EmbeddedEngine,
+    folder: Path,
+    *,
+    model_name: str | None = None,
+    kind: LogprobKind = LogprobKind.AFTER_TEMPERATURE,
+    incremental: bool = False,
+    api_key: str | None = None,
+) -> web.Application:
+    """The application that serves an engine which runs; serve it with `handler_cancellation=True`."""
+    server = Server(engine, folder, model_name=model_name, kind=kind, incremental=incremental)
+    app = web.Application(middlewares=[_errors_as_json, _keyed(api_key)], client_max_size=MAX_BODY_BYTES)
+    routes: dict[str, tuple[str, Handler]] = {
+        "/generate": ("POST PUT", server.generate),
+        "/abort_request": ("POST", server.abort),
+        "/update_weights_from_disk": ("POST", server.update_weights),
+        "/update_weight_version": ("POST", server.update_version),
+        "/pause_generation": ("POST", server.pause),
+        "/continue_generation": ("POST", server.resume),
+        "/flush_cache": ("GET POST", server.flush),
+        "/health": ("GET", server.health),
+        "/health_generate": ("GET", server.health_generate),
+        "/get_model_info": ("GET", server.model_info),
+        "/model_info": ("GET", server.model_info),
+        "/get_server_info": ("GET", server.server_info),
+        "/server_info": ("GET", server.server_info),
+        "/get_weight_version": ("GET", server.weight_version),
+        "/weight_version": ("GET", server.weight_version),
+        "/v1/models": ("GET", server.models),
+    }
+    for path, (methods, handler) in routes.items():
+        for method in methods.split():
+            app.router.add_route(method, path, handler)
+    return app
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except EngineStopped as error:
+        return _error(str(error), HTTPStatus.SERVICE_UNAVAILABLE)
+    except EngineError as error:
+        return _error(str(error), HTTPStatus.BAD_REQUEST)
+    except web.HTTPException as error:
+        return _error(error.reason, HTTPStatus(error.status), error.headers.get("Allow"))
+
+
+def _keyed(api_key: str | None) -> Middleware:
+    """With a key set, everything but the health checks needs it, as a bearer token."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "")
+        if api_key is not None and not request.path.startswith("/health"):
+            expected = f"Bearer {api_key}"
+            if not hmac.compare_digest(given.encode(errors="replace"), expected.encode()):
+                return _error("give the key as `Authorization: Bearer …`", HTTPStatus.UNAUTHORIZED)
+        return await handler(request)
+
+    return check
+
+
+async def _all_or_none(works: list[Coroutine[None, None, Json]]) -> list[Json]:
+    """The results of all, or the first error, and then none goes on."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        await _cancelled(tasks)
+
+
+async def _cancelled(tasks: Sequence["asyncio.Task[Json] | asyncio.Task[None]"]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _status_of(answer: Json) -> int | None:
+    reason = answer["meta_info"]["finish_reason"]
+    status: int | None = reason.get("status_code")
+    return status
+
+
+def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+def _error(message: str, status: HTTPStatus, allow: str | None = None) -> web.Response:
+    response = _json({"error": {"message": message}}, status)
+    if allow is not None:
+        response.headers["Allow"] = allow
+    return response
+
+
+def _event(value: Json) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"

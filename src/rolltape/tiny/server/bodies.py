@@ -1,0 +1,235 @@
+"""SGLang's request bodies, and what they ask of the engine. What cannot be honoured is refused by name."""
+
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from rolltape.errors import EngineError, PromptError, SamplingError
+from rolltape.tiny.engine import EmbeddedEngine
+from rolltape.tiny.sampling import Sampling
+
+_Body = TypeVar("_Body")
+
+
+class BodyError(EngineError):
+    """A request body is no JSON, or not of the expected shape."""
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`sampling_params`; a null is as good as absent."""
+
+    max_new_tokens: int | None = 128
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None  # -1: all
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    sampling_seed: int | None = None
+    spaces_between_special_tokens: bool | None = None  # of no effect on byte-level tokenizers
+    n: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_new_tokens: int | None = None
+    stop_regex: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    structural_tag: Any = None
+    logit_bias: Any = None
+    custom_params: Any = None
+    stream_interval: int | None = None
+
+
+# Parameters that this engine has not, with the values that mean the same as leaving them out.
+_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "n": (None, 1),
+    "min_p": (None, 0),
+    "frequency_penalty": (None, 0),
+    "presence_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
+    "min_new_tokens": (None, 0),
+    "stream_interval": (None, 1),
+    **dict.fromkeys(("stop_regex", "json_schema", "regex", "ebnf", "structural_tag"), (None,)),
+    **dict.fromkeys(("logit_bias", "custom_params"), (None, {})),
+}
+_BODY_WITHOUT_EFFECT = (
+    "input_embeds",
+    "image_data",
+    "audio_data",
+    "video_data",
+    "token_ids_logprob",
+    "lora_path",
+    "session_params",
+    "custom_logit_processor",
+    "return_hidden_states",
+    "return_routed_experts",
+)
+
+
+class GenerateBody(msgspec.Struct, kw_only=True):
+    """The body of `/generate`: one prompt, or a list of them and then lists or single values beside it."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    sampling_params: SamplingParams | list[SamplingParams] | None = None
+    rid: str | list[str] | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    top_logprobs_num: int | list[int] | None = None
+    return_text_in_logprobs: bool = False
+    stream: bool = False
+
+
+class AbortBody(msgspec.Struct, kw_only=True):
+    rid: str | None = None
+    abort_all: bool = False
+
+
+class UpdateBody(msgspec.Struct, kw_only=True):
+    model_path: str
+    weight_version: str | None = None
+    abort_all_requests: bool = False
+
+
+class VersionBody(msgspec.Struct, kw_only=True):
+    new_version: str
+    abort_all_requests: bool = False
+
+
+class PauseBody(msgspec.Struct, kw_only=True):
+    mode: str = "abort"
+
+
+class Asked(NamedTuple):
+    """One prompt of a body, ready for the engine."""
+
+    request_id: str | None
+    prompt_ids: list[int]
+    sampling: Sampling
+    logprobs: bool
+    logprob_start: int  # the first place of the prompt that is reported
+    logprob_texts: bool
+    skip_special: bool
+    trim_stop: bool
+
+
+def decode(data: bytes, shape: type[_Body]) -> _Body:
+    """A JSON body of that shape, or BodyError."""
+    try:
+        return msgspec.json.decode(data or b"{}", type=shape)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BodyError(f"the body is not as expected: {error}") from None
+
+
+def decode_generate(data: bytes) -> GenerateBody:
+    """The body of `/generate`; BodyError also for what this engine cannot do."""
+    body = decode(data, GenerateBody)
+    for name, value in decode(data, dict[str, Any]).items():
+        if name in _BODY_WITHOUT_EFFECT and value not in (None, False, [], {}):
+            raise BodyError(f"{name} is not supported by the embedded engine")
+    return body
+
+
+def asked_of(body: GenerateBody, engine: EmbeddedEngine) -> tuple[list[Asked], bool]:
+    """What the body asks for, and whether it is a list, so that the answer is one."""
+    prompts, many = _prompts(body, engine)
+    if not prompts:
+        raise BodyError("the list of prompts is empty")
+    count = len(prompts)
+    params = _spread(body.sampling_params, count, many, "sampling_params")
+    rids = [f"{body.rid}_{index}" for index in range(count)] if many and isinstance(body.rid, str) else body.rid
+    ids = _spread(rids, count, many, "rid")
+    given = [one for one in ids if one is not None]
+    if len(set(given)) < len(given):
+        raise BodyError("rid: each prompt needs its own")
+    logprobs = _spread(body.return_logprob, count, many, "return_logprob")
+    starts = _spread(body.logprob_start_len, count, many, "logprob_start_len")
+    tops = _spread(body.top_logprobs_num, count, many, "top_logprobs_num")
+    asked = [
+        _asked(
+            body, engine, prompts[index], params[index], ids[index], bool(logprobs[index]), starts[index], tops[index]
+        )
+        for index in range(count)
+    ]
+    return asked, many
+
+
+def _prompts(body: GenerateBody, engine: EmbeddedEngine) -> tuple[list[list[int]], bool]:
+    if (body.text is None) == (body.input_ids is None):
+        raise BodyError("give either text or input_ids")
+    if body.text is not None:
+        if engine.texts is None:
+            raise PromptError("the model's folder has no tokenizer.json; give input_ids instead of text")
+        texts = [body.text] if isinstance(body.text, str) else body.text
+        return [engine.texts.encode(text) for text in texts], not isinstance(body.text, str)
+    assert body.input_ids is not None
+    rows = [row for row in body.input_ids if isinstance(row, list)]
+    if not rows:
+        return [[token for token in body.input_ids if isinstance(token, int)]], False
+    if len(rows) != len(body.input_ids):
+        raise BodyError("input_ids mixes ids and lists of ids")
+    return rows, True
+
+
+_Value = TypeVar("_Value")
+
+
+def _spread(value: _Value | list[_Value] | None, count: int, many: bool, name: str) -> list[_Value | None]:
+    """One value per prompt: those of a list, or the same for all."""
+    if not isinstance(value, list):
+        return [value] * count
+    if not many or len(value) != count:
+        raise BodyError(f"{name} has {len(value)} entries for {count} prompts{'' if many else ', which is no list'}")
+    return list(value)
+
+
+def _asked(
+    body: GenerateBody,
+    engine: EmbeddedEngine,
+    prompt: list[int],
+    params: SamplingParams | None,
+    request_id: str | None,
+    logprobs: bool,
+    start: int | None,
+    top: int | None,
+) -> Asked:
+    params = SamplingParams() if params is None else params
+    # SGLang's -1 stands for the prompt's last id.
+    start = max(len(prompt) - 1, 0) if start is None or start == -1 else start
+    if not 0 <= start <= len(prompt):
+        raise BodyError(f"logprob_start_len {start} for a prompt of {len(prompt)} ids")
+    return Asked(
+        request_id=request_id,
+        prompt_ids=prompt,
+        sampling=_sampling(params, engine, prompt_from=start if logprobs else None, top=(top or 0) if logprobs else 0),
+        logprobs=logprobs,
+        logprob_start=start,
+        logprob_texts=body.return_text_in_logprobs,
+        skip_special=params.skip_special_tokens is not False,
+        trim_stop=not params.no_stop_trim,
+    )
+
+
+def _sampling(params: SamplingParams, engine: EmbeddedEngine, *, prompt_from: int | None, top: int) -> Sampling:
+    for name, harmless in _WITHOUT_EFFECT.items():
+        if getattr(params, name) not in harmless:
+            raise SamplingError(f"{name} {getattr(params, name)!r} is not supported by the embedded engine")
+    stops = [params.stop] if isinstance(params.stop, str) else params.stop or []
+    # With ignore_eos SGLang minds no stop ids at all, not even those given.
+    stop_ids = () if params.ignore_eos else (*engine.config.eos_ids, *(params.stop_token_ids or ()))
+    return Sampling(
+        temperature=1.0 if params.temperature is None else params.temperature,
+        top_p=1.0 if params.top_p is None else params.top_p,
+        top_k=None if params.top_k in (None, -1) else params.top_k,
+        seed=params.sampling_seed,
+        max_tokens=engine.context if params.max_new_tokens is None else params.max_new_tokens,
+        stop_ids=stop_ids,
+        stop_strings=tuple(stop for stop in stops if stop),
+        top_logprobs=top,
+        prompt_logprobs_from=prompt_from,
+    )

@@ -1,0 +1,86 @@
+"""A file of JSON lines as a tracker: one line per step, with its figures and traces, for scripts to read."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rolltape.errors import SinkError
+from rolltape.records.choice import Choice
+from rolltape.records.jsonable import encode_numbers
+from rolltape.records.summary import ShownStep
+from rolltape.tracking.metrics import metrics_of
+from rolltape.tracking.outbox import Outbox
+
+STEP_SCHEMA = "rolltape.step/1"  # a field may be added; a change of meaning raises the version
+
+
+def jsonl_sink(
+    path: str | os.PathLike[str],
+    *,
+    max_traces_per_step: int = 8,
+    choice: Choice | str = Choice.FIRST,
+    max_waiting: int = 16,
+) -> Outbox:
+    """A sink that appends to a file."""
+    return Outbox(JsonlTracker(path), max_traces_per_step=max_traces_per_step, choice=choice, max_waiting=max_waiting)
+
+
+class JsonlTracker:
+    """Appends a line per step, each written out before the next one is taken."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._held: set[tuple[str, int]] = set()
+        try:
+            if self._path.exists():
+                self._held = _steps_in(self._path)
+            self._file = self._path.open("ab")
+        except OSError as error:
+            raise SinkError(f"{self._path}: {error.strerror or error}; give a file that can be written") from None
+
+    def holds(self, split: str, step: int) -> bool:
+        return (split, step) in self._held
+
+    def put(self, shown: ShownStep) -> None:
+        line = encode_numbers(_line(shown), f"step {shown.step} of {shown.split}")
+        self._file.write(line + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _line(shown: ShownStep) -> dict[str, Any]:
+    return {
+        "schema": STEP_SCHEMA,
+        "split": shown.split,
+        "step": shown.step,
+        "metrics": metrics_of(shown),
+        "summary": None if shown.summary is None else msgspec.to_builtins(shown.summary, str_keys=True),
+        "traces": [trace.to_dict() for trace in shown.traces],
+    }
+
+
+def _steps_in(path: Path) -> set[tuple[str, int]]:
+    """The steps that have their figures in the file. A line that was cut short is none, and is closed off."""
+    held = set()
+    with path.open("rb+") as file:
+        last = b"\n"
+        for last in file:
+            with_figures = _step_of(last)
+            if with_figures is not None:
+                held.add(with_figures)
+        if not last.endswith(b"\n"):
+            file.write(b"\n")
+    return held
+
+
+def _step_of(line: bytes) -> tuple[str, int] | None:
+    try:
+        value = json.loads(line)
+        return (str(value["split"]), int(value["step"])) if value["summary"] is not None else None
+    except (ValueError, KeyError, TypeError):
+        return None
