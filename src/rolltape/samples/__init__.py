@@ -4,6 +4,7 @@ from rolltape.samples.groups import advantages_of, counted_tries, samples_of_gro
 from rolltape.samples.linearize import Linearized, linearize
 from rolltape.samples.shares import group_advantages
 from rolltape.samples.show import show
+from rolltape.samples.summary import summarize
 
 __all__ = [
     "Linearized",
@@ -13,4 +14,5 @@ __all__ = [
     "linearize",
     "samples_of_group",
     "show",
+    "summarize",
 ]

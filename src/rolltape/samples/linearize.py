@@ -12,19 +12,10 @@ from rolltape.records.policy import Policy
 from rolltape.records.policy import policy as policy_named
 from rolltape.records.rollout import EventKind, Rollout, Session
 from rolltape.records.sample import Sample
-from rolltape.samples.branches import branching, chosen_leaves
 from rolltape.samples.build import built_sample
 from rolltape.samples.claims import Claims, Draft
-from rolltape.samples.fates import (
-    CODES,
-    PENDING,
-    Fates,
-    Staleness,
-    rollout_fate,
-    token_fates,
-    turn_fate,
-    unlinked_fate,
-)
+from rolltape.samples.cutting import cut
+from rolltape.samples.fates import CODES, PENDING, Fates, Staleness, rollout_fate
 from rolltape.samples.shares import loss_weights, reward_shares
 from rolltape.tree import Tree, abandoned_turns, forks_of, tree_of
 
@@ -114,18 +105,7 @@ def _linearized_session(
 ) -> LinearizedSession:
     tree = tree_of(session)
     forks = forks_of(tree)
-    unlinked = {placed.sequence: unlinked_fate(placed.turn) for placed in tree.turns}
-    branches = branching(tree, frozenset(key for key, fate in unlinked.items() if fate is not None), policy)
-    abandoned = abandoned_turns(tree, forks)
-    fates: dict[int, Fates] = {}
-    for placed in tree.turns:
-        shared = whole_fate or unlinked[placed.sequence]
-        shared = shared or turn_fate(placed, is_abandoned=placed.sequence in abandoned, policy=policy)
-        shared = shared or (Fate.MASKED_REWRITTEN if placed.sequence in branches.rewritten else None)
-        fates[placed.sequence] = token_fates(placed.turn, shared, policy, staleness)
-    may_train = {sequence for sequence, codes in fates.items() if PENDING in codes}
-    claims = Claims(fates, policy)
-    drafts = claims.along(chosen_leaves(branches, may_train, policy))
+    claims, drafts = cut(tree, abandoned_turns(tree, forks), whole_fate, policy, staleness)
     return LinearizedSession(session, tree, forks, claims, drafts)
 
 
@@ -138,7 +118,7 @@ def _ledger(rollout: Rollout, policy: Policy, sessions: Sequence[LinearizedSessi
         for entry in _entries(turn.id, session.claims.fates[turn.sequence])
     ]
     lengths = [(turn.id, len(turn.sampled_ids)) for turn in rollout.turns]
-    pruned = _pruned_tokens(rollout)
+    pruned = pruned_tokens(rollout)
     if pruned:
         entries.append(LedgerEntry(rollout.id, 0, pruned, Fate.DROPPED_PRUNED))
         lengths.append((rollout.id, pruned))
@@ -152,7 +132,7 @@ def _ledger(rollout: Rollout, policy: Policy, sessions: Sequence[LinearizedSessi
     return ledger.checked(sum(draft.trained_tokens for session in sessions for draft in session.drafts), lengths)
 
 
-def _pruned_tokens(rollout: Rollout) -> int:
+def pruned_tokens(rollout: Rollout) -> int:
     """How many sampled tokens the rollout had before its turns were pruned."""
     said = [event.data for event in rollout.events if event.kind == EventKind.PRUNE]
     return max((int(data.get("sampled_tokens", 0)) for data in said if data.get("pruned") == "turns"), default=0)
