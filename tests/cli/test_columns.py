@@ -1,6 +1,6 @@
 """How a table gives way to a narrow terminal."""
 
-from rolltape.cli.columns import Fitted, fitted
+from rolltape.cli.output.columns import Fitted, fitted
 
 COLUMNS = ["rollout", "try", "task", "turns"]
 ROWS = [["857bc8a1", "0", "fix the parser of the tables", "8"], ["1f3d7f7f", "10", "日本語のタスク", "1,204"]]

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer, models
 
 import rolltape
 from commands import Cli, rows
-from rolltape.cli import query
 from rolltape.cli import run as rolltape_command
+from rolltape.cli.look import query
 from rolltape.cli.runs import OpenedRun
 from rolltape.export import read_rollouts, read_samples, read_turns
 from rolltape.records.policy import Policy

@@ -8,8 +8,8 @@ import pytest
 
 from collecting import SUMS, instant, task_file
 from commands import on_terminal
-from rolltape.cli.logs import logged_to
-from rolltape.cli.telling import folded, parts_of
+from rolltape.cli.record.collect_log import logged_to
+from rolltape.cli.record.collect_progress import folded, parts_of
 from rolltape.collect.collector import Launch
 from rolltape.collect.result import Result
 from rolltape.collect.tally import Tally

@@ -11,7 +11,7 @@ import pytest
 import rolltape
 from commands import Result
 from rolltape.cli import run as rolltape_command
-from rolltape.cli.export import OWN_FORMATS, Format
+from rolltape.cli.train.export import OWN_FORMATS, Format
 from rolltape.export.formats import FRAMEWORKS
 from taped import assistant, first_turn, next_turn, user
 

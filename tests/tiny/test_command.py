@@ -9,11 +9,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from rolltape.cli.engine import engine
 from rolltape.cli.exits import UsageError
+from rolltape.cli.record.engine import engine
 from rolltape.records.turn import LogprobKind
 
-RUN = "import sys, pathlib; from rolltape.cli.engine import engine; engine(model=pathlib.Path(sys.argv[1]), port=0)"
+RUN = "import pathlib, sys; from rolltape.cli.record.engine import *; engine(model=pathlib.Path(sys.argv[1]), port=0)"
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])

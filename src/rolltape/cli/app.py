@@ -10,7 +10,7 @@ import typer
 
 from rolltape.cli.exits import EXIT_CODES, Exit, exit_of
 from rolltape.cli.grouped import Grouped
-from rolltape.cli.screen import forget_output, visible
+from rolltape.cli.output.screen import forget_output, visible
 from rolltape.cli.verbs import SETTINGS, STAGES, ByStage
 from rolltape.errors import RolltapeError
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from rolltape.cli.exits import Exit, UsageError
-from rolltape.cli.screen import note, plural
+from rolltape.cli.output.screen import note, plural
 from rolltape.errors import LedgerError, RecordError, RolltapeError, TapeError
 from rolltape.records.rollout import Rollout
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
 
+from rolltape.cli.output.screen import tracked
 from rolltape.cli.runs import Chosen
-from rolltape.cli.screen import tracked
 from rolltape.records.policy import Policy
 from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Sample

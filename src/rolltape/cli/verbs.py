@@ -5,26 +5,26 @@ from typing import Any
 
 from typer.core import TyperGroup
 
-from rolltape.cli.check import check
-from rolltape.cli.collect import collect
-from rolltape.cli.engine import engine
-from rolltape.cli.export import export
-from rolltape.cli.filter import filter_rollouts
-from rolltape.cli.ledger import ledger
-from rolltape.cli.ls import ls
-from rolltape.cli.prune import prune
-from rolltape.cli.push import push
-from rolltape.cli.query import query
-from rolltape.cli.samples import samples
-from rolltape.cli.score import score
-from rolltape.cli.seal import seal
-from rolltape.cli.serve import serve
-from rolltape.cli.show import show
-from rolltape.cli.status import status
-from rolltape.cli.tokens import tokens
-from rolltape.cli.trace import trace
-from rolltape.cli.tree import tree
-from rolltape.cli.view import view
+from rolltape.cli.judge.filter import filter_rollouts
+from rolltape.cli.judge.score import score
+from rolltape.cli.keep.check import check
+from rolltape.cli.keep.prune import prune
+from rolltape.cli.keep.seal import seal
+from rolltape.cli.look.ls import ls
+from rolltape.cli.look.push import push
+from rolltape.cli.look.query import query
+from rolltape.cli.look.show import show
+from rolltape.cli.look.trace import trace
+from rolltape.cli.look.tree import tree
+from rolltape.cli.look.view import view
+from rolltape.cli.record.collect import collect
+from rolltape.cli.record.engine import engine
+from rolltape.cli.record.serve import serve
+from rolltape.cli.record.status import status
+from rolltape.cli.train.export import export
+from rolltape.cli.train.ledger import ledger
+from rolltape.cli.train.samples import samples
+from rolltape.cli.train.tokens import tokens
 
 Verb = Callable[..., int]
 

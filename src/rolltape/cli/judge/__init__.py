@@ -1,0 +1,1 @@
+"""Commands that reward and filter rollouts: score, filter."""

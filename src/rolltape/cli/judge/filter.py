@@ -1,0 +1,180 @@
+"""`rolltape filter`: keep rollouts out of training by a rule, take that back, or list what is kept out and why."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from rolltape.cli.exits import UsageError
+from rolltape.cli.options import GroupOption, JsonOption, RunArgument, StepOption, TaskOption
+from rolltape.cli.output.screen import count, note, plural, print_json, print_line, print_table, tracked
+
+if TYPE_CHECKING:
+    from rolltape.cli.runs import OpenedRun
+    from rolltape.collect.filters import Verdict
+    from rolltape.tape.journal.entries import Statement
+    from rolltape.tape.run import RolloutRow
+
+_SHOWN_REASONS = 20
+_NOW, _ALREADY, _TAKEN_BACK = "filtered_now", "filtered_already", "taken_back"  # what becomes of a filter
+
+
+def filter_rollouts(
+    run: RunArgument,
+    no_spread: Annotated[bool, typer.Option("--no-spread", help="Groups whose rewards are all the same.")] = False,
+    stale: Annotated[
+        int | None,
+        typer.Option("--stale", min=0, metavar="N", help="Sampled by weights more than N versions behind the newest."),
+    ] = None,
+    reject: Annotated[
+        str | None,
+        typer.Option("--reject", metavar="FUNCTION", help="python:module:function gives a reason, or True, to reject."),
+    ] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Take filters back.")] = False,
+    by: Annotated[str | None, typer.Option("--by", metavar="RULE", help="With --undo: only those of a rule.")] = None,
+    step: StepOption = None,
+    group: GroupOption = None,
+    task: TaskOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be filtered or taken back.")] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Keep rollouts out of training by a rule, or take that back.
+
+    Without a rule: list what is kept out, and why. Nothing is removed from the tape.
+    """
+    import rolltape
+    from rolltape.cli.runs import Chosen, ended, held
+
+    asked = {"--no-spread": no_spread, "--stale": stale is not None, "--reject": reject is not None, "--undo": undo}
+    given = [flag for flag, is_given in asked.items() if is_given]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)}: give one of them at a time")
+    if by is not None and not undo:
+        raise UsageError("--by goes with --undo")
+    with held(run) as tape:
+        rows = Chosen(tape, step=step, group=group, task=task).rows
+        if undo:
+            found = _undone(tape, rows, by)
+        elif given:
+            found = _judged(tape, *_rule(tape, rows, stale, reject))
+        else:
+            found = _standing(tape, rows)
+        if found.statements and not dry_run:
+            with rolltape.open(tape.run.location) as writer:
+                writer.say_all(found.statements)
+    _print(found, {row.key: row for row in rows}, as_json=as_json, dry_run=dry_run)
+    return ended(tape)
+
+
+class _Line(NamedTuple):
+    """A filter, and what becomes of it."""
+
+    key: tuple[str, int]
+    by: str | None
+    reason: str
+    change: str
+
+
+class _Found(NamedTuple):
+    lines: list[_Line]
+    statements: "Sequence[Statement]"  # what is to be said on the tape
+    judged: int  # of how many rollouts that is
+    unjudged: Counter[str] = Counter()
+    otherwise: str = "none filtered"  # if there is no line
+
+
+def _rule(
+    tape: "OpenedRun", rows: Sequence["RolloutRow"], limit: int | None, function: str | None
+) -> "tuple[str, Iterable[Verdict]]":
+    """The rule that is asked for, by its name on the tape, and what it says."""
+    from rolltape.collect import filters
+
+    if function is not None:
+        by, reject = filters.reject_named(function)
+        return by, tracked(filters.rejected(tape.run, rows, reject, by), by, len(rows))
+    if limit is None:
+        return filters.NO_SPREAD, filters.no_spread(rows)
+    versions = tape.run.versions()
+    if not versions:
+        raise UsageError(f"--stale: no reply of run {tape.run.name} names a weight version, and none was announced")
+    return filters.STALE, filters.stale(rows, versions, limit)
+
+
+def _judged(tape: "OpenedRun", by: str, given: "Iterable[Verdict]") -> _Found:
+    """What makes the filters of a rule those that it gives now."""
+    from rolltape.collect import filters
+
+    verdicts = list(given)
+    statements = filters.changes(tape.run, verdicts, by)
+    changed = {(one.rollout, one.try_index) for one in statements}
+    before = filters.standing(tape.run) if changed else {}
+    lines = []
+    for verdict in verdicts:
+        if verdict.reason is not None:
+            lines.append(_Line(verdict.key, by, verdict.reason, _NOW if verdict.key in changed else _ALREADY))
+        elif verdict.key in changed:
+            lines.append(_Line(verdict.key, by, before[verdict.key][by], _TAKEN_BACK))
+    unjudged = Counter(verdict.unjudged for verdict in verdicts if verdict.unjudged is not None)
+    return _Found(lines, statements, len(verdicts) - unjudged.total(), unjudged)
+
+
+def _undone(tape: "OpenedRun", rows: Sequence["RolloutRow"], by: str | None) -> _Found:
+    from rolltape.collect import filters
+    from rolltape.records.rollout import EventKind
+
+    known = {event.by for event in tape.run.remarks(EventKind.FILTER) if event.by is not None}
+    if by is not None and by not in known:
+        there_are = ", ".join(sorted(known)) or "none"
+        raise UsageError(f"--by {by}: no rule of that name has filtered in run {tape.run.name}; there are: {there_are}")
+    statements = filters.undone(tape.run, rows, by)
+    taken = {(one.rollout, one.try_index) for one in statements}
+    lines = [line for line in _lines(tape, rows, _TAKEN_BACK) if line.key in taken and by in (None, line.by)]
+    return _Found(lines, statements, len(rows), otherwise="nothing to take back")
+
+
+def _standing(tape: "OpenedRun", rows: Sequence["RolloutRow"]) -> _Found:
+    return _Found(_lines(tape, rows, _ALREADY), (), len(rows))
+
+
+def _lines(tape: "OpenedRun", rows: Sequence["RolloutRow"], change: str) -> list[_Line]:
+    """The filters that stand."""
+    from rolltape.collect.filters import standing
+
+    before = standing(tape.run)
+    return [_Line(row.key, by, why, change) for row in rows for by, why in before.get(row.key, {}).items()]
+
+
+def _print(found: _Found, rows: "dict[tuple[str, int], RolloutRow]", *, as_json: bool, dry_run: bool) -> None:
+    would = "would be " if dry_run else ""
+    told = {_NOW: f"{would}filtered", _ALREADY: "filtered already", _TAKEN_BACK: f"{would}taken back"}
+    counts = Counter(change for _, change in {(line.key, line.change) for line in found.lines})
+    if as_json:
+        for key, by, reason, change in found.lines:
+            print_json({"rollout": key[0], "try_index": key[1], "by": by, "reason": reason, "change": change})
+        figures = {change: counts[change] for change in told}
+        print_json({"judged": found.judged, **figures, "unjudged": dict(found.unjudged), "dry_run": dry_run})
+        return
+    if found.lines:
+        _print_table(found.lines, rows)
+    parts = [f"{counts[change]:,} {words}" for change, words in told.items() if counts[change]]
+    print_line(f"{plural(found.judged, 'rollout')}: {', '.join(parts) or found.otherwise}")
+    for why, times in found.unjudged.most_common():
+        note(f"{plural(times, 'rollout')} not judged: {why}")
+
+
+def _print_table(lines: Sequence[_Line], rows: "dict[tuple[str, int], RolloutRow]") -> None:
+    rollouts: Counter[tuple[str, str]] = Counter()
+    sampled: Counter[tuple[str, str]] = Counter()
+    for key, by, reason, change in lines:
+        kind = (by or "", f"taken back: {reason}" if change == _TAKEN_BACK else reason)
+        rollouts[kind] += 1
+        sampled[kind] += rows[key].sampled_tokens
+    shown = [
+        [by, count(times), count(sampled[by, reason]), reason]
+        for (by, reason), times in rollouts.most_common(_SHOWN_REASONS)
+    ]
+    columns = ["by", "rollouts", "sampled", "reason"]
+    print_table(columns, shown, left=["by", "reason"], flexible=["by", "reason"], spare=["sampled"])
+    if len(rollouts) > _SHOWN_REASONS:
+        print_line(f"… and {plural(len(rollouts) - _SHOWN_REASONS, 'more reason')}")

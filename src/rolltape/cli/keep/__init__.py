@@ -1,0 +1,1 @@
+"""Commands that look after a run on disk: check, seal, prune."""

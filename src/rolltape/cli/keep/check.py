@@ -1,0 +1,108 @@
+"""`rolltape check`: whether everything that may never break holds on a run."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rolltape.cli.exits import Exit
+from rolltape.cli.options import JsonOption, RunArgument
+from rolltape.cli.output.screen import count, plural, print_json, print_line, print_long, tracked
+
+if TYPE_CHECKING:
+    from rolltape.records.policy import Policy
+    from rolltape.records.rollout import Rollout
+    from rolltape.samples.verify import Breach
+    from rolltape.tape.run import RolloutRow, Run
+
+
+def check(run: RunArgument, as_json: JsonOption = False) -> int:
+    """Verify everything that may never break.
+
+    Journals, shards, records and traces, and the samples under every policy.
+    """
+    import rolltape
+    from rolltape.errors import DamagedTapeError, TapeError
+    from rolltape.records.policy import PRESETS
+    from rolltape.samples.verify import Breach
+
+    tape = rolltape.read(run)
+    policies = list(PRESETS.values())
+    found: list[Breach] = []
+    try:
+        rows = tape.index()
+    except DamagedTapeError as error:
+        rows, found = [], [Breach("readable", run, str(error))]
+    rollouts = turns = tokens = 0
+    for loaded in tracked(_each(tape, rows), "checking", len(rows)):
+        rollouts += 1
+        if isinstance(loaded, Breach):
+            found.append(loaded)
+            continue
+        turns += len(loaded.turns)
+        tokens += sum(len(turn.sampled_ids) for turn in loaded.turns)
+        found.extend(_breaches(loaded, policies))
+    found.extend(_problems(tape))
+    if not rollouts and not found:
+        raise TapeError(f"{run}: the run holds no rollouts yet")
+    found = list(dict.fromkeys(found))
+    names = [policy.name for policy in policies]
+    if as_json:
+        for breach in found:
+            print_json({"rule": breach.rule, "where": breach.where, "what": breach.what})
+        counts = {"rollouts": rollouts, "turns": turns, "sampled_tokens": tokens}
+        print_json({**counts, "policies": names, "breaches": len(found)})
+    else:
+        for breach in found:
+            print_long(f"{breach.where}: {breach.what} [{breach.rule}]")
+        seen = f"{plural(rollouts, 'rollout')}, {plural(turns, 'turn')}, {count(tokens)} sampled tokens"
+        print_line(f"{seen} checked under {', '.join(names)}: " + (f"{len(found):,} broken" if found else "all hold"))
+    return Exit.BROKEN if found else Exit.OK
+
+
+def _each(tape: "Run", rows: Sequence["RolloutRow"]) -> Iterator["Rollout | Breach"]:
+    """Every rollout, or what kept it from being loaded."""
+    from rolltape.cli.runs import reason
+    from rolltape.samples.verify import Breach
+
+    left = {row.key: row for row in rows}
+    try:
+        for rollout in tape.rollouts():
+            left.pop(rollout.key, None)
+            yield rollout
+    except Exception as error:  # noqa: BLE001 - bad content can fail in any way; it is a breach in every case
+        # The reader ends with the first failure. One by one is slower, and gets to all of the rest.
+        failed = False
+        for rollout_id, try_index in left:
+            try:
+                yield tape.rollout(rollout_id, try_index=try_index)
+            except Exception as its_own:  # noqa: BLE001 - as above
+                failed = True
+                yield Breach("readable", rollout_id, f"cannot be loaded: {reason(its_own)}")
+        if not failed:
+            yield Breach("readable", tape.location, f"a rollout cannot be loaded: {reason(error)}")
+
+
+def _breaches(rollout: "Rollout", policies: Sequence["Policy"]) -> "list[Breach]":
+    from rolltape.cli.runs import reason
+    from rolltape.samples.verify import Breach, verify_rollout
+    from rolltape.traces.verify import problems_of
+
+    try:
+        breaches = verify_rollout(rollout, policies)
+        return breaches + [Breach("trace", rollout.id, what) for what in problems_of(rollout)]
+    except Exception as error:  # noqa: BLE001 - as above
+        return [Breach("samples", rollout.id, f"cannot be checked: {reason(error)}")]
+
+
+def _problems(tape: "Run") -> "Iterator[Breach]":
+    """What the tape says of itself; if it cannot, what it said until then."""
+    from rolltape.cli.runs import reason
+    from rolltape.samples.verify import Breach
+
+    for looked in (tape.problems, tape.verify_shards):
+        try:
+            problems = looked()
+        except Exception as error:  # noqa: BLE001 - as above
+            problems = tape.noticed()
+            yield Breach("readable", tape.location, f"cannot be read to its end: {reason(error)}")
+        for problem in problems:
+            yield Breach("readable", problem.where, problem.what)

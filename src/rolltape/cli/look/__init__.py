@@ -1,0 +1,1 @@
+"""Commands that show a run: view, ls, show, tree, trace, query, push."""

@@ -1,0 +1,169 @@
+"""`rolltape query`: SQL over a run."""
+
+import csv
+import enum
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rolltape.cli.exits import UsageError
+from rolltape.cli.options import (
+    AdvantageOption,
+    BranchesOption,
+    JsonOption,
+    MaxTokensOption,
+    PolicyOption,
+    RewardOption,
+    RunArgument,
+    StalenessOption,
+    chosen_policy,
+)
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+    from rolltape.cli.runs import OpenedRun
+    from rolltape.records.policy import Policy
+
+TABLES = ("rollouts", "turns", "messages", "samples")
+_ROWS_AT_A_TIME = 1000
+# Half an id finds nothing.
+_IDS = ("rollout", "session", "turn", "sample", "group")
+
+
+class Output(enum.StrEnum):
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+
+
+def query(
+    run: RunArgument,
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="A statement over rollouts, turns, messages, samples.")],
+    form: Annotated[Output, typer.Option("--format", help="How to print the result.")] = Output.TABLE,
+    as_json: JsonOption = False,
+    policy: PolicyOption = "exact",
+    reward: RewardOption = None,
+    advantage: AdvantageOption = None,
+    branches: BranchesOption = None,
+    max_tokens: MaxTokensOption = None,
+    max_staleness: StalenessOption = None,
+) -> int:
+    """Ask a run in SQL: rollouts, turns, messages and samples."""
+    import duckdb
+
+    from rolltape.cli.runs import ended, opened
+
+    chosen_one = chosen_policy(
+        policy,
+        reward=reward,
+        advantage=advantage,
+        branches=branches,
+        max_tokens=max_tokens,
+        max_staleness=max_staleness,
+    )
+    tape = opened(run)
+    # Only the run's tables are meant, not this program's variables.
+    with duckdb.connect(config={"python_enable_replacements": False}) as connection:
+        for name in _tables_in(sql, connection):
+            connection.register(name, _table(name, tape, chosen_one))
+        try:
+            connection.execute(sql)
+            if connection.description is None:
+                raise UsageError("SQL: there is no statement in it; try 'SELECT * FROM rollouts'")
+            columns = [column[0] for column in connection.description]
+            _print(columns, _rows(connection), Output.JSON if as_json else form)
+        except duckdb.Error as error:
+            raise UsageError(f"SQL: {str(error).splitlines()[0]}") from None
+    return ended(tape)
+
+
+def _tables_in(sql: str, connection: "duckdb.DuckDBPyConnection") -> list[str]:
+    """The run's tables that a statement names; building one that it does not name would be for nothing."""
+    ((serialized,),) = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
+    parsed = json.loads(serialized)
+    if parsed.get("error"):
+        # Not a SELECT, or wrong; every table whose name occurs is made, and DuckDB says what it thinks of the rest.
+        return [name for name in TABLES if name in sql.lower()]
+    named: set[str] = set()
+    stack: list[Any] = [parsed]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            if node.get("type") == "BASE_TABLE":
+                named.add(str(node.get("table_name")).lower())
+            stack.extend(node.values())
+        elif isinstance(node, list):
+            stack.extend(node)
+    return [name for name in TABLES if name in named]
+
+
+def _table(name: str, tape: "OpenedRun", policy: "Policy") -> "pa.Table":
+    from rolltape import export
+    from rolltape.cli.output.screen import tracked
+    from rolltape.cli.runs import Chosen
+    from rolltape.cli.sampling import samples_of
+
+    if name == "rollouts":
+        return export.rollouts_table(
+            (row.head, row.outcome, row.sessions, row.turns, row.sampled_tokens) for row in tape.rows
+        )
+    if name == "samples":
+        counted = Chosen(tape, counted_only=True)
+        with counted.named_in_errors():
+            return export.samples_table(samples_of(counted, policy))
+    chosen = Chosen(tape)
+    rollouts = tracked(chosen, name, len(chosen))
+    with chosen.named_in_errors():
+        return export.turns_table(rollouts) if name == "turns" else export.messages_table(rollouts)
+
+
+def _rows(connection: "duckdb.DuckDBPyConnection") -> Iterator[tuple[Any, ...]]:
+    while rows := connection.fetchmany(_ROWS_AT_A_TIME):
+        yield from rows
+
+
+def _print(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], form: Output) -> None:
+    from rolltape.cli.output.screen import print_json, print_table
+
+    if form is Output.JSON:
+        for row in rows:
+            print_json({name: _plain(value) for name, value in zip(columns, row, strict=True)})
+    elif form is Output.CSV:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([_cell(value) for value in row] for row in rows)
+    else:
+        held = list(rows)
+        text_columns = [
+            name for at, name in enumerate(columns) if any(isinstance(row[at], str | list | dict) for row in held)
+        ]
+        print_table(
+            columns,
+            [[_cell(value) for value in row] for row in held],
+            left=text_columns,
+            flexible=[name for name in text_columns if name not in _IDS],
+        )
+
+
+def _plain(value: object) -> object:
+    """A value that JSON has; dates, decimals and the like as text."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    return json.dumps(_plain(value), ensure_ascii=False) if isinstance(value, list | dict | tuple) else str(value)

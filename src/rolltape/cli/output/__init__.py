@@ -1,0 +1,1 @@
+"""Printing for all commands: tables, progress, token text."""

@@ -1,0 +1,135 @@
+"""Printing: data to standard output, progress to standard error, nothing but text into a pipe."""
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rolltape.cli.output.columns import fitted, shortened
+from rolltape.records.wording import SHORT_ID as SHORT_ID
+from rolltape.records.wording import count as count
+from rolltape.records.wording import number as number
+from rolltape.records.wording import plural as plural
+from rolltape.records.wording import quoted as quoted
+from rolltape.records.wording import span as span
+from rolltape.records.wording import visible as visible
+
+if TYPE_CHECKING:
+    from rich.color import ColorSystem
+
+T = TypeVar("T")
+
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+_STYLES = {"bold": "1", "dim": "2", "yellow": "33", "bold yellow": "1;33"}
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: Sequence[str] = (),
+    flexible: Sequence[str] = (),
+    spare: Sequence[str] = (),
+) -> None:
+    """A table without lines; numbers to the right unless the column is named in `left`.
+
+    On a narrow terminal `flexible` columns are shortened, then `spare` ones left out, which a note says.
+    """
+    shown = [[visible(cell) for cell in row] for row in rows]
+    names = [visible(column) for column in columns]
+    (header, *lines), left_out = fitted(names, shown, left=left, flexible=flexible, spare=spare, width=terminal_width())
+    sys.stdout.write(f"{_styled(header, 'bold')}\n")
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    if left_out:
+        sys.stdout.flush()
+        note(f"no room for {', '.join(left_out)}; a wider terminal, a pipe or --json has them")
+
+
+def print_line(text: str, style: str = "") -> None:
+    """A line cut at the terminal's edge; whole in a pipe."""
+    width = terminal_width()
+    shown = visible(text) if width is None else shortened(visible(text), width)
+    sys.stdout.write(f"{_styled(shown, style)}\n")
+
+
+def print_long(text: str, style: str = "") -> None:
+    """A line that a terminal may wrap."""
+    sys.stdout.write(f"{_styled(visible(text), style)}\n")
+
+
+def print_json(value: object) -> None:
+    """One JSON object on a line; numbers that are not finite spelled out."""
+    from rolltape.records.jsonable import encode_numbers
+
+    text = encode_numbers(value, "output").decode()
+    if not writes_unicode():
+        text = _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    sys.stdout.write(text + "\n")
+
+
+def note(text: str) -> None:
+    """A word to the person at the terminal, beside the data."""
+    print(f"rolltape: {visible(text)}", file=sys.stderr)
+
+
+def writes_unicode() -> bool:
+    """Whether standard output takes any character."""
+    return (sys.stdout.encoding or "").lower().startswith("utf")
+
+
+def forget_output() -> None:
+    """Let what is still buffered go nowhere: flushing it at exit would fail once more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+@contextmanager
+def progress(label: str, total: int | None) -> Iterator[Any]:
+    """A bar on standard error while long work runs; called with the number of items done. Silent off a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _done=1: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda done=1: bar.advance(task, done)
+
+
+def tracked(items: Iterable[T], label: str, total: int | None) -> Iterator[T]:
+    """The items, with a bar that counts them."""
+    with progress(label, total) as advance:
+        for item in items:
+            yield item
+            advance(1)
+
+
+def terminal_width() -> int | None:
+    """The width of the terminal; None: standard output is a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def colours() -> "ColorSystem | None":
+    """How many colours standard output has; None: it is no terminal, or is to have none."""
+    if not _coloured():
+        return None
+    from rich.color import ColorSystem
+    from rich.console import Console
+
+    name = Console().color_system
+    return None if name is None else ColorSystem.STANDARD if name == "standard" else ColorSystem.EIGHT_BIT
+
+
+def _coloured() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def _styled(text: str, style: str) -> str:
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if style and _coloured() else text

@@ -1,0 +1,1 @@
+"""Commands that record: collect, serve, status, engine."""

@@ -1,0 +1,101 @@
+"""What a collection came to, at its end: rewards per task, how attempts ended, where tokens go, what to look at."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rolltape.cli.output.columns import cell_width
+from rolltape.cli.output.screen import (
+    SHORT_ID,
+    count,
+    number,
+    plural,
+    print_line,
+    print_long,
+    print_table,
+    terminal_width,
+)
+
+if TYPE_CHECKING:
+    from rolltape.collect.tally import Rewards, Tally
+
+_SHOWN_TASKS = 20
+_SHOWN_REASONS = 10
+
+
+def print_report(tally: "Tally", run: Path, step: int, *, whole: bool) -> None:
+    """Print it, from what was counted."""
+    _print_tasks(tally)
+    _print_endings(tally)
+    if tally.rollouts:
+        _print_totals(tally)
+    else:
+        print_line("nothing was left to do" if whole else "nothing has ended")
+    _print_next(tally, run, step, whole=whole)
+
+
+def _print_tasks(tally: "Tally") -> None:
+    tasks = tally.by_task
+    if not tasks:
+        return
+    rows = [
+        [name, count(one.count), number(one.mean), number(one.spread), _range(one)]
+        for name, one in tasks[:_SHOWN_TASKS]
+    ]
+    print_table(["task", "rewards", "mean", "spread", "range"], rows, left=["task"], flexible=["task"])
+    if len(tasks) > _SHOWN_TASKS:
+        print_line(f"… and {count(len(tasks) - _SHOWN_TASKS)} more")
+    several = [one for _, one in tasks if one.count > 1]
+    if several:
+        apart = sum(one.least != one.most for one in several)
+        print_line(f"rewards differ within {count(apart)} of {plural(len(several), 'group')}")
+    print_line("")
+
+
+def _range(rewards: "Rewards") -> str:
+    least, most = rewards.least, rewards.most
+    return "" if least > most else f"{number(least)} to {number(most)}"  # none of them is a number to compare by
+
+
+def _print_endings(tally: "Tally") -> None:
+    if not tally.endings:
+        return
+    most_first = sorted(tally.endings.items(), key=lambda item: -item[1].count)
+    rows = [
+        [status, count(one.count), number(one.rewards.mean), reason]
+        for (status, reason), one in most_first[:_SHOWN_REASONS]
+    ]
+    columns = ["status", "rollouts", "mean reward", "reason"]
+    print_table(columns, rows, left=["status", "reason"], flexible=["reason"], spare=["mean reward"])
+    if len(most_first) > _SHOWN_REASONS:
+        rest = sum(one.count for _, one in most_first[_SHOWN_REASONS:])
+        print_line(f"… and {plural(rest, 'rollout')} for {count(len(most_first) - _SHOWN_REASONS)} other reasons")
+    print_line("")
+
+
+def _print_totals(tally: "Tally") -> None:
+    mean = "" if tally.rewards.mean is None else f", mean reward {number(tally.rewards.mean)}"
+    unrewarded = f", {count(tally.unrewarded)} without a reward" if tally.unrewarded else ""
+    print_long(
+        f"{plural(tally.rollouts, 'rollout')}, {plural(tally.turns, 'turn')}, "
+        f"{plural(tally.sampled_tokens, 'sampled token')}{mean}{unrewarded}"
+    )
+    if tally.fates:
+        fates = (f"{count(tokens)} {fate}" for fate, tokens in tally.fates.most_common())
+        print_long(f"ledger (exact): {', '.join(fates)}")
+
+
+def _print_next(tally: "Tally", run: Path, step: int, *, whole: bool) -> None:
+    lines = [(f"rolltape ls {run} --step {step}", "all of them")]
+    if tally.broken is not None:
+        lines.append((f"rolltape trace {run} {tally.broken.rollout[:SHORT_ID]}", f"{tally.broken.task}: failed"))
+    if tally.worst is not None:
+        reward = number(tally.worst.reward)
+        lines.append((f"rolltape trace {run} {tally.worst.rollout[:SHORT_ID]}", f"{tally.worst.task}: reward {reward}"))
+    if tally.sampled_tokens:
+        lines.append((f"rolltape ledger {run} --step {step}", "where every sampled token goes"))
+    if tally.failed or not whole:
+        lines.append(("the same command with --resume", "runs what has not finished"))
+    width, room = max(len(command) for command, _ in lines), terminal_width()
+    for command, what in lines:
+        line = f"{command:{width}}  {what}"
+        print_long(line if room is None or cell_width(line) <= room else command)

@@ -1,0 +1,1 @@
+"""Commands about training data: samples, ledger, export, tokens."""

@@ -1,0 +1,143 @@
+"""Token records as tables: steps, records, and figures per step."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from rolltape.cli.output.screen import count, number, plural, print_json, print_line, print_table, tracked
+from rolltape.cli.train.token_names import short_sample
+from rolltape.records.token_record import TokenRecord
+from rolltape.tokens.reading import records_of
+from rolltape.tokens.steps import TokenStep
+from rolltape.tokens.summary import QUANTILES, SUMMARY_COLUMNS, SequenceFigures, sequence_figures, summarized
+
+
+def print_steps(steps: Sequence[TokenStep], *, as_json: bool) -> None:
+    """A line per step, from what its ranks say of themselves."""
+    rows = []
+    for step in steps:
+        files = [file for done in step.ranks for file in done.files]
+        about: dict[str, Any] = {
+            "step": step.step,
+            "format": step.file_format,
+            "stable": step.stable,
+            "ranks": len(step.ranks),
+            "writers": step.writers,
+            "records": sum(file.records for file in files),
+            "tokens": sum(file.tokens for file in files),
+            "bytes": sum(file.size for file in files),
+            "dropped_records": sum(done.dropped_records for done in step.ranks),
+            "lost_records": sum(done.lost_records for done in step.ranks),
+            "partial_ranks": step.partial_ranks,
+        }
+        if as_json:
+            print_json(about)
+        rows.append(
+            [
+                str(step.step),
+                _state(step),
+                count(about["records"]),
+                count(about["tokens"]),
+                f"{about['bytes'] / 1e6:,.1f} MB",
+                count(about["dropped_records"] + about["lost_records"]),
+            ]
+        )
+    if not as_json:
+        print_table(["step", "state", "records", "tokens", "size", "missing"], rows, left=["state"])
+        print_line(plural(len(steps), "step"))
+
+
+def print_records(steps: Sequence[TokenStep], rank: int | None, *, as_json: bool) -> None:
+    """A line per record."""
+    rows = []
+    for record in _records(steps, rank, ("mismatch_kl", "masked")):
+        figures = sequence_figures(record)
+        if as_json:
+            print_json({**msgspec.to_builtins(figures), **_facts(record)})
+            continue
+        rows.append(
+            [
+                figures.place,
+                short_sample(record.sample),
+                figures.env or "",
+                number(figures.reward),
+                count(figures.tokens),
+                count(figures.trained_tokens),
+                number(figures.mismatch_kl),
+                number(figures.max_mismatch_kl),
+                _share(figures.masked),
+            ]
+        )
+    if not as_json:
+        names = ["record", "sample", "env", "reward", "tokens", "trained", "mismatch KL", "largest", "masked"]
+        print_table(names, rows, left=["record", "sample", "env"], spare=["env", "sample"])
+        print_line(plural(len(rows), "record"))
+
+
+def print_summary(steps: Sequence[TokenStep], rank: int | None, *, as_json: bool) -> None:
+    """Figures per step, and the sequences that are worst in each."""
+    rows = []
+    worst: list[tuple[int, SequenceFigures]] = []
+    for step in tracked(steps, "steps", len(steps)):
+        figures = summarized(step.step, records_of(step, rank, SUMMARY_COLUMNS))
+        worst += [(step.step, one) for one in figures.worst]
+        if as_json:
+            print_json({**msgspec.to_builtins(figures), "stable": step.stable})
+            continue
+        rows.append(
+            [
+                str(step.step),
+                count(figures.records),
+                count(figures.trained_tokens),
+                number(figures.mismatch_kl),
+                number(figures.max_mismatch_kl),
+                *(_share(share) for share in (figures.masked, figures.masked_high, figures.masked_low)),
+                number(figures.entropy),
+                *(number(value) for value in figures.ratio_quantiles or [None] * len(QUANTILES)),
+                count(figures.not_finite),
+            ]
+        )
+    if as_json:
+        return
+    names = ["step", "records", "trained", "mismatch KL", "largest", "masked", "high", "low", "entropy"]
+    quantiles = [f"ratio {share:.0%}" for share in QUANTILES]
+    print_table([*names, *quantiles, "not finite"], rows, spare=["records", "not finite", "largest"])
+    print_line("")
+    print_table(
+        ["step", "worst record", "sample", "mismatch KL", "largest", "masked", "reward"],
+        [
+            [
+                str(step),
+                one.place,
+                short_sample(one.sample),
+                number(one.mismatch_kl),
+                number(one.max_mismatch_kl),
+                _share(one.masked),
+                number(one.reward),
+            ]
+            for step, one in worst
+        ],
+        left=["worst record", "sample"],
+        spare=["sample", "largest"],
+    )
+
+
+def _records(steps: Sequence[TokenStep], rank: int | None, columns: Sequence[str]) -> Iterable[TokenRecord]:
+    return (record for step in steps for record in records_of(step, rank, columns))
+
+
+def _facts(record: TokenRecord) -> dict[str, object]:
+    names = ("step", "rank", "micro_step", "micro_sequence", "sequence", "rollout", "group", "versions", "loss")
+    return {name: getattr(record, name) for name in names}
+
+
+def _state(step: TokenStep) -> str:
+    if step.stable:
+        return "stable"
+    half = f", {len(step.partial_ranks)} half-written" if step.partial_ranks else ""
+    return f"not stable, {len(step.ranks)} of {step.writers or '?'} ranks{half}"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
