@@ -40,7 +40,8 @@ async def test_what_a_session_is_opened_with_is_on_the_tape(run: Path) -> None:
         "task": {"question": "2 + 2"},
         "step": 3,
         "attempt": 2,
-        "source": "gsm8k:train",
+        "source": "gsm8k",
+        "split": "train",
         "agent": "swe",
         "tags": ["hard"],
         "extra": {"seed": 1},
@@ -51,7 +52,7 @@ async def test_what_a_session_is_opened_with_is_on_the_tape(run: Path) -> None:
     rollout = rolltape.read(run).rollout(opened["rollout"])
     head, outcome = rollout.head, rollout.outcome
     assert (head.task_id, head.task, head.step, head.attempt) == ("gsm8k/1", spec["task"], 3, 2)
-    assert (head.source, head.agent, head.tags, head.extra) == ("gsm8k:train", "swe", ("hard",), {"seed": 1})
+    assert (head.source, head.agent, head.tags, head.extra) == ("gsm8k#train", "swe", ("hard",), {"seed": 1})
     assert (outcome.status, outcome.reward, outcome.stop_reason, outcome.reason) == (
         Status.FINISHED,
         1.0,

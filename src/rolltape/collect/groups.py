@@ -108,7 +108,7 @@ class Groups:
         record = None
         if settings.with_records:
             traced = captures(rollout.id, settings.capture, settings.trace_fraction)
-            record = record_of(rollout, task_index=place, split=settings.split, traced=traced)
+            record = record_of(rollout, task_index=place, traced=traced)
         return Result(
             rollout=rollout.id,
             try_index=rollout.head.try_index,

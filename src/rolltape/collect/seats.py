@@ -213,7 +213,6 @@ class Seats:
         return record_of(
             rollout,
             task_index=self._planned.place,
-            split=self._settings.split,
             seat=None if seat == AGENT else seat,
             ended=end.ended,
             agent_end=end.agent,

@@ -118,6 +118,7 @@ class Service:
                 step=spec.step,
                 attempt=spec.attempt,
                 source=spec.source,
+                split=spec.split,
                 model=self.model_name,
                 agent=spec.agent,
                 tags=spec.tags,

@@ -30,6 +30,7 @@ _OF_ROLLOUT: dict[str, Any] = {
     "step": 0,
     "attempt": 0,
     "source": None,
+    "split": None,
     "agent": None,
     "new_try": False,
     "try_index": None,
@@ -46,6 +47,7 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     step: _Count = 0
     attempt: _Count = 0
     source: str | None = None
+    split: str | None = None  # of the source
     agent: str | None = None
     new_try: bool = False
     try_index: _Count | None = None  # which try it is, where somebody else counts them; None: the next one on the tape

@@ -54,6 +54,27 @@ def group_id(
     return _hashed("group", run, source, task_key(task_id, task), str(step), model, agent)
 
 
+def join_source(source: str | None, split: str | None) -> str | None:
+    """A source with its split as one text, `source#split`: what rollouts are recorded and hashed under.
+
+    `join_source("gsm8k", "test")` is `"gsm8k#test"`. A source may already name the same split.
+    """
+    if split is None:
+        return source
+    if not split or "#" in split:
+        raise RecordError(f"the split is {split!r}; give a name without '#', such as 'test'")
+    named = split_in(source)
+    if named not in (None, split):
+        raise RecordError(f"source {source!r} names the split {named!r}, and split is {split!r}; give one of them")
+    return source if named == split else f"{source or ''}#{split}"
+
+
+def split_in(source: str | None) -> str | None:
+    """The split that a source names after its last `#`; None if it names none. Every reader of splits asks here."""
+    _, mark, split = (source or "").rpartition("#")
+    return split if mark and split else None
+
+
 def session_id(rollout: str, try_index: int, ordinal: int) -> str:
     """The id of a rollout's session, by its place in the rollout."""
     return f"{rollout}.{try_index}.{ordinal}"

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from rolltape.records.ids import split_in
 from rolltape.records.openfields import OpenRecord
 from rolltape.records.turn import Turn
 
@@ -77,7 +78,7 @@ class RolloutHead(OpenRecord, frozen=True, kw_only=True, omit_defaults=True):
     run: str
     step: int
     attempt: int
-    source: str | None = None
+    source: str | None = None  # its split included: "gsm8k#test"
     task_id: str | None = None
     task: Any = None
     model: str | None = None
@@ -89,6 +90,11 @@ class RolloutHead(OpenRecord, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def key(self) -> tuple[str, int]:
         return (self.id, self.try_index)
+
+    @property
+    def split(self) -> str | None:
+        """The split of its source; None if the source names none."""
+        return split_in(self.source)
 
 
 class SessionHead(OpenRecord, frozen=True, kw_only=True, omit_defaults=True):

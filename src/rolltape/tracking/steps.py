@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from rolltape.records.ids import split_in
 from rolltape.records.rollout import EventKind, Status
 from rolltape.tape.journal.owner import is_alive
 from rolltape.tape.run import RolloutRow, Run
@@ -25,9 +26,8 @@ class Settled(NamedTuple):
 
 
 def split_of(source: str | None, default: str = "train") -> str:
-    """The split that a source names after its last "#"; one that names none is the default."""
-    _, mark, split = (source or "").rpartition("#")
-    return split if mark and split else default
+    """The split that a source names; `default` if it names none."""
+    return split_in(source) or default
 
 
 def by_step(rows: Iterable[RolloutRow], default_split: str = "train") -> dict[StepKey, list[RolloutRow]]:

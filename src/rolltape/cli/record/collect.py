@@ -34,11 +34,17 @@ def collect(
         typer.Argument(
             metavar="SOURCE",
             help="A .json, .jsonl or .parquet file, - (JSON lines on stdin), a dataset's folder or its name on the "
-            "hub, python:module:function.",
+            "hub (owner/name or owner/name:configuration), or python:module:function. Its split is given by --split.",
         ),
     ],
     split: Annotated[
-        str | None, typer.Option("--split", metavar="NAME", rich_help_panel=_TASKS, help="Which split of the source.")
+        str | None,
+        typer.Option(
+            "--split",
+            metavar="NAME",
+            rich_help_panel=_TASKS,
+            help="Split of the source: train, test, … Trackers show each split by itself.",
+        ),
     ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, rich_help_panel=_TASKS, help="Take so many tasks.")

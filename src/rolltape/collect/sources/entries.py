@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import msgspec
 
 from rolltape.errors import SourceError
+from rolltape.records.ids import join_source
 
 SHOWN_PROBLEMS = 10
 
@@ -28,9 +29,9 @@ class Reading(msgspec.Struct, frozen=True):
 
     @property
     def source(self) -> str:
-        """Name and split as one text; no other name and split give the same."""
+        """Name and split as one text. A `#` of the name is escaped, so no other name and split give the same text."""
         name = self.name.replace("%", "%25").replace("#", "%23")
-        return name if self.split is None else f"{name}#{self.split}"
+        return join_source(name, self.split) or ""
 
 
 def of_split(entries: Iterable[Entry], split: str | None, label: str) -> Iterator[Entry]:

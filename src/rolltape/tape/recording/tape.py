@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from rolltape.errors import ClosedError, NoSuchRollout, NotJsonError, RecordError
-from rolltape.records.ids import group_id, rollout_id
+from rolltape.records.ids import group_id, join_source, rollout_id
 from rolltape.records.rollout import EventKind, RolloutHead
 from rolltape.records.turn import Delivery
 from rolltape.tape.index.roster import Roster
@@ -69,6 +69,7 @@ class Tape:
         step: int = 0,
         attempt: int = 0,
         source: str | None = None,
+        split: str | None = None,
         model: str | None = None,
         agent: str | None = None,
         tags: Sequence[str] = (),
@@ -78,6 +79,8 @@ class Tape:
     ) -> RolloutRecorder:
         """Start a rollout. The same one again is refused, unless `new_try` says that it is run again.
 
+        `source` names where the task comes from, in any words: `"gsm8k"`, `"openai/gsm8k:main"`, `"sums.jsonl"`.
+        `split` names its split, `"train"` or `"test"`; the tape and the rollout's id have both as `source#split`.
         `try_index` says which try it is, where others are recorded out of this tape's sight.
         """
         where = f"a rollout of task {task_id!r}" if task_id is not None else "a rollout"
@@ -85,6 +88,7 @@ class Tape:
             name: as_text(value, f"{where}: {name}")
             for name, value in {"source": source, "task_id": task_id, "model": model, "agent": agent}.items()
         }
+        texts["source"] = join_source(texts["source"], as_text(split, f"{where}: split"))
         task = as_snapshot(task, f"{where}: task")
         step, attempt = as_count(step, f"{where}: step"), as_count(attempt, f"{where}: attempt")
         if try_index is not None:
