@@ -9,26 +9,26 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+import rolltape
 from benchmarks.collecting import EARLY, GROUP, IN_FLIGHT, TURNS
 from benchmarks.figures import Figure, main
-from benchmarks.finished import make_finished, make_sealed, task_file
+from benchmarks.finished import make_finished, task_file
 from benchmarks.gateway import served
 from rolltape.collect.settings import CollectSettings
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.tiny.shipped import shipped_model
 
 _TASKS = 2_500
-_DONE_TASKS = 12_500
 
 
-def figures() -> Iterable[Figure]:
+def figures(rollouts: int = 100_000) -> Iterable[Figure]:
     """Against an engine that answers at once; CPU seconds, since other processes share the machine."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         with served([sys.executable, "-m", "benchmarks.instant", _reply_ids()]) as engine:
             yield from _flight_figures(folder, engine)
         yield from _listing_figures(folder)
-        yield from _resume_figures(folder)
+        yield from resume_figures(folder, rollouts)
 
 
 def _reply_ids() -> str:
@@ -60,12 +60,15 @@ def _listing_figures(folder: Path) -> Iterable[Figure]:
     yield Figure("memory to list 10,000 tasks × 8", listed["grown_mb"], "MB", 20, note=note)
 
 
-def _resume_figures(folder: Path) -> Iterable[Figure]:
-    source = task_file(folder / "done.jsonl", _DONE_TASKS)
+def resume_figures(folder: Path, attempts: int = 100_000) -> Iterable[Figure]:
+    """Resuming a collection all of whose attempts have finished, beside reading their ids alone."""
+    source = task_file(folder / "done.jsonl", attempts // GROUP)
     settings = CollectSettings(source=str(source), group_size=GROUP)
-    for name, make in (("in one journal", make_finished), ("in shards", make_sealed)):
-        run = folder / name.replace(" ", "-")
-        count = make(run, settings)
+    run = folder / "done"
+    count = make_finished(run, settings)
+    for name in ("in one journal", "in shards"):
+        if name == "in shards":
+            rolltape.seal(run)
         found = _apart("resume", source, run)
         note = f"{1e3 * found['known_s']:.0f} ms against {1e3 * found['floor_s']:.0f} ms for {count:,} ids alone"
         yield Figure(f"{name}: what is done / their ids read", found["known_s"] / found["floor_s"], "×", 4, note=note)

@@ -1,9 +1,12 @@
 """Figures against their targets, and the table that they are printed in."""
 
 import argparse
+import inspect
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
@@ -27,7 +30,7 @@ class Figure(NamedTuple):
         return self.measured <= self.target if self.at_most else self.measured >= self.target
 
 
-Benchmark = Callable[[], Iterable[Figure]]
+Benchmark = Callable[..., Iterable[Figure]]
 
 
 def shortest_s(work: Callable[[], object], times: int) -> float:
@@ -43,22 +46,39 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def main(benchmarks: dict[str, Benchmark], arguments: list[str] | None = None) -> None:
-    """Run the benchmarks asked for and print their figures; with --strict a missed target exits with 1."""
+    """Run the benchmarks asked for and print their figures; with --strict a missed target exits with 1.
+
+    A benchmark whose function has a parameter `rollouts` or `run` gets what --rollouts or --run says.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("which", nargs="*", choices=[*benchmarks, []], help="all of them if none is named")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a target is missed")
+    parser.add_argument(
+        "--rollouts", type=int, metavar="N", help="size of the runs that collect and view are measured on"
+    )
+    parser.add_argument(
+        "--run", type=Path, metavar="RUN", help="a run that view is measured on, instead of a fresh one"
+    )
     asked = parser.parse_args(arguments)
     missed = 0
     for name in asked.which or benchmarks:
-        figures = list(_progress(name, benchmarks[name]()))
+        taken = inspect.signature(benchmarks[name]).parameters
+        options = {option: vars(asked)[option] for option in ("rollouts", "run") if option in taken}
+        given = {option: value for option, value in options.items() if value is not None}
+        figures = list(_with_progress(name, benchmarks[name](**given)))
         Console().print(_table(name, figures))
         missed += sum(not figure.reached for figure in figures)
     sys.exit(1 if missed and asked.strict else 0)
 
 
-def _progress(name: str, figures: Iterable[Figure]) -> Iterator[Figure]:
+def _with_progress(name: str, figures: Iterable[Figure]) -> Iterator[Figure]:
+    """Print each figure on stderr as it comes, with the machine's load, which tells what else was running."""
     print(f"{name} …", file=sys.stderr)
-    yield from figures
+    for figure in figures:
+        print(
+            f"  {figure.what}: {_short(figure.measured)} {figure.unit} (load {os.getloadavg()[0]:.1f})", file=sys.stderr
+        )
+        yield figure
 
 
 def _table(name: str, figures: Iterable[Figure]) -> Table:

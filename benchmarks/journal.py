@@ -1,4 +1,4 @@
-"""Small turns per second that survive the death of the process, from 64 interleaved sessions."""
+"""Small turns per second that survive the death of the process, from 64 sessions at once, and what a finish costs."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvloop
 
@@ -19,33 +19,68 @@ from rolltape.records.turn import Turn
 
 SESSIONS, TURNS_EACH, RUNS = 64, 100, 3
 TARGET = 5_000
+LONG_TURNS = 5_000
 
 
 def figures() -> Iterator[Figure]:
     """Turns per second, and those of SQLite alone with the same bytes and a commit for each turn; each the quickest
     of some runs, which was disturbed least."""
-    tasks, turn_bytes = max(_recorded_per_s(_by_tasks) for _ in range(RUNS))
-    one_thread, _ = max(_recorded_per_s(lambda work: _by_threads(work, 1)) for _ in range(RUNS))
-    many_threads, _ = max(_recorded_per_s(lambda work: _by_threads(work, SESSIONS)) for _ in range(RUNS))
-    floor = max(_sqlite_alone_per_s(turn_bytes) for _ in range(RUNS))
-    yield Figure(f"{SESSIONS} coroutines", tasks, "turns/s", TARGET, at_most=False, note="a commit for each tick")
-    yield Figure("one thread", one_thread, "turns/s", note="a commit for each turn")
-    yield Figure(f"{SESSIONS} threads", many_threads, "turns/s")
-    yield Figure("SQLite alone", floor, "commits/s", note=f"one insert of {turn_bytes} bytes a commit")
+    tasks = max(_recorded(_by_tasks) for _ in range(RUNS))
+    one_thread = max(_recorded(lambda work: _by_threads(work, 1)) for _ in range(RUNS))
+    many_threads = max(_recorded(lambda work: _by_threads(work, SESSIONS)) for _ in range(RUNS))
+    floor = max(_sqlite_alone_per_s(tasks.turn_bytes) for _ in range(RUNS))
+    note = "a commit for each tick"
+    yield Figure(f"{SESSIONS} coroutines", tasks.turns_per_s, "turns/s", TARGET, at_most=False, note=note)
+    yield Figure(f"{SESSIONS} coroutines, finished and closed", tasks.finished_per_s, "turns/s")
+    yield Figure("one thread", one_thread.turns_per_s, "turns/s", note="a commit for each turn")
+    yield Figure(f"{SESSIONS} threads", many_threads.turns_per_s, "turns/s")
+    yield Figure("SQLite alone", floor, "commits/s", note=f"one insert of {tasks.turn_bytes} bytes a commit")
+    yield from finish_figures()
+
+
+def finish_figures() -> Iterator[Figure]:
+    """The finish of a long rollout: how long its caller waits, and all the CPU that follows from it until the tape is
+    closed, beside the CPU of recording its turns."""
+    turns = _turns(0, LONG_TURNS)
+    with tempfile.TemporaryDirectory() as folder, rolltape.open(Path(folder) / "run") as tape:
+        rollout = tape.rollout(task_id="long")
+        session = rollout.session()
+        recording_s = _cpu_s(lambda: _by_threads([(session, turns)], 1))
+        start = time.process_time()
+        waited_s = seconds(lambda: rollout.finish(reward=1.0))
+        tape.close()
+        finishing_s = time.process_time() - start
+    yield Figure(f"finish at {LONG_TURNS:,} turns: the caller waits", waited_s * 1e3, "ms")
+    note = f"{finishing_s / recording_s:.2f} × the {recording_s:.2f} s of CPU that recording its turns took"
+    yield Figure(f"finish at {LONG_TURNS:,} turns: CPU until the tape is closed", finishing_s * 1e3, "ms", note=note)
 
 
 Work = list[tuple[rolltape.SessionRecorder, list[dict[str, Any]]]]
 
 
-def _recorded_per_s(record: Callable[[Work], None]) -> tuple[float, int]:
-    """Turns per second, and the bytes on the tape for each."""
+class Recorded(NamedTuple):
+    """One measured recording."""
+
+    turns_per_s: float
+    finished_per_s: float  # the same turns over the time until all rollouts are finished and the tape is closed
+    turn_bytes: int  # on the tape
+
+
+def _recorded(record: Callable[[Work], None]) -> Recorded:
+    turns = SESSIONS * TURNS_EACH
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         with rolltape.open(path) as tape:
-            work = [(tape.rollout(task_id=f"task-{seed}").session(), _turns(seed)) for seed in range(SESSIONS)]
+            rollouts = [tape.rollout(task_id=f"task-{seed}") for seed in range(SESSIONS)]
+            work = [(rollout.session(), _turns(seed)) for seed, rollout in enumerate(rollouts)]
             before = _bytes_under(path)
-            taken_s = seconds(lambda: record(work))
-        return SESSIONS * TURNS_EACH / taken_s, (_bytes_under(path) - before) // (SESSIONS * TURNS_EACH)
+            start = time.perf_counter()
+            record(work)
+            recorded_s = time.perf_counter() - start
+            for rollout in rollouts:
+                rollout.finish(reward=1.0)
+        closed_s = time.perf_counter() - start
+        return Recorded(turns / recorded_s, turns / closed_s, (_bytes_under(path) - before) // turns)
 
 
 def _by_tasks(work: Work) -> None:
@@ -67,7 +102,7 @@ def _by_threads(work: Work, threads: int) -> None:
 
     def record(own: Work) -> None:
         latest: list[Turn | None] = [None] * len(own)
-        for number in range(TURNS_EACH):
+        for number in range(len(own[0][1])):
             for index, (session, turns) in enumerate(own):
                 latest[index] = session.record_turn(after=latest[index], **turns[number])
 
@@ -78,10 +113,16 @@ def _by_threads(work: Work, threads: int) -> None:
         worker.join()
 
 
-def _turns(seed: int) -> list[dict[str, Any]]:
-    made = list(agent_session(TURNS_EACH, new_tokens=64, sampled=24, seed=seed).as_new())
+def _turns(seed: int, turns: int = TURNS_EACH) -> list[dict[str, Any]]:
+    made = list(agent_session(turns, new_tokens=64, sampled=24, seed=seed).as_new())
     made[0]["prompt_messages"], made[0]["prompt_ids"] = made[0].pop("new_messages"), made[0].pop("new_prompt_ids")
     return made
+
+
+def _cpu_s(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
 
 
 def _sqlite_alone_per_s(row_bytes: int) -> float:

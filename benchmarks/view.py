@@ -1,216 +1,234 @@
-"""The web page's server over made-up runs: how soon a large one is there, and what each question costs."""
+"""A large run in the web page and in the commands that list it, sample it and resume it."""
 
-import asyncio
+import contextlib
 import json
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlsplit
 
-import numpy as np
+from benchmarks.collect import resume_figures
+from benchmarks.figures import Figure, main, seconds, shortest_s
+from benchmarks.large_run import LONG_FORKS, LONG_TOKENS, LONG_TURNS, TURNS, record_large, record_special
 
-import rolltape
-from benchmarks.figures import Figure, seconds, shortest_s
-
-_ROLLOUTS = int(os.environ.get("ROLLTAPE_VIEW_ROLLOUTS", "100000"))
-_TURNS = 10  # a rollout
-_GROUP = 8
-_WORDS = 5000
-_AT_A_TIME = 64
-_LONG_TURNS, _LONG_FORKS = 2000, 300
-_LONG_TOKENS = 200_000
+_SAMPLED_ROLLOUTS = 10_000  # at most, of the run that `rolltape samples` reads
+_LOOK_EVERY_S = 0.1
 
 
-def figures() -> Iterator[Figure]:
-    """A run of many rollouts, one long session, and one long sample."""
-    with tempfile.TemporaryDirectory(prefix="rolltape-bench-") as folder:
-        large = Path(os.environ.get("ROLLTAPE_VIEW_RUN", f"{folder}/large"))
+def figures(rollouts: int = 100_000, run: Path | None = None) -> Iterator[Figure]:
+    """Record a run of so many rollouts, or take one that is there, and measure everything that looks at it."""
+    with tempfile.TemporaryDirectory(prefix="rolltape-bench-") as scratch:
+        folder = Path(scratch)
+        large = run or folder / "large"
         if not large.exists():
-            yield Figure("recording the run", seconds(lambda: record_large(large, _ROLLOUTS)), "s")
-        yield from _large(large)
-        special = Path(folder) / "special"
-        record_special(special)
-        yield from _special(special)
+            yield Figure("recording the run", seconds(lambda: record_large(large, rollouts)), "s")
+        yield from opening_figures(large)
+        yield from page_figures(large)
+        yield from listing_figures(large)
+        yield from sampling_figures(folder / "sampled", min(rollouts, _SAMPLED_ROLLOUTS))
+        yield from resume_figures(folder, rollouts)
+        yield from special_figures(folder / "special")
 
 
-def _large(run: Path) -> Iterator[Figure]:
-    note = f"{_ROLLOUTS:,} rollouts, {_ROLLOUTS * _TURNS:,} turns"
-    if not any((run / "cache").glob("view-*.kept")) or "ROLLTAPE_VIEW_RUN" not in os.environ:
-        shutil.rmtree(run / "cache", ignore_errors=True)
-        with served(run) as (ask, _, started):
-            listed = _until(lambda: ask("/api/runs")["runs"][0]["rollouts"] >= _ROLLOUTS) - started
-            yield Figure(
-                "first time: all rollouts listed", listed, "s", note="no cache; the page shows them as they come"
-            )
-            done = _until(lambda: _is_derived(ask("/api/large/overview"))) - started
-            yield Figure("first time: forks, ledgers and search there", done, "s", note="in the background, then kept")
-    with served(run) as (ask, memory_mb, started):
-        ask("/api/large/overview")
-        page = ask("/api/large/rollouts?sort=-started")
-        yield Figure(
-            "overview and first page, from the start of the command", time.time() - started, "s", 1.5, note=note
-        )
-        assert page["total"] >= _ROLLOUTS
-        yield Figure("overview and first page again", shortest_s(lambda: _opened(ask), 3), "s", 1.5)
+def opening_figures(run: Path) -> Iterator[Figure]:
+    """The page's first answer without and with an index, and how soon the whole index and the search are there."""
+    started_s = shortest_s(lambda: _rolltape("--help"), 3)
+    shutil.rmtree(run / "cache", ignore_errors=True)
+    with served(run) as server:
+        first = server.progress()
+        first_s = server.age_s()
+        note = f"indexed {first.indexed:,} of {first.total:,}; {first_s / started_s:.1f} × `rolltape --help`"
+        yield Figure("first answer, no index", first_s, "s", 1.5, note=note)
+        indexed_s = server.wait_until(lambda progress: progress.is_indexed)
+        yield Figure("the whole index from scratch", indexed_s, "s", 30, note=_read_note(run, indexed_s))
+        both_s = server.wait_until(lambda progress: progress.is_indexed and progress.is_searchable)
+        yield Figure("search ready after that", both_s - indexed_s, "s", 60)
+        summarized_s = server.wait_until(lambda progress: progress.is_summarized)
+        note = "from the start of the command; no target where the run was recorded without summaries"
+        yield Figure("all rollouts summarized", summarized_s, "s", note=note)
+    with served(run) as server:
+        again = server.progress()
+        note = f"indexed {again.indexed:,} of {again.total:,}"
+        yield Figure("first answer, with an index", server.age_s(), "s", 1.5, note=note)
+
+
+def page_figures(run: Path) -> Iterator[Figure]:
+    """What each question costs once everything is indexed, and the server's memory."""
+    with served(run) as server:
+        server.wait_until(lambda progress: progress.is_indexed and progress.is_searchable)
+        page = server.ask("rollouts?sort=-started")
+        note = f"{page['total']:,} rollouts"
+        yield Figure("overview and first page", shortest_s(server.open_page, 3), "s", 1.5, note=note)
         for sort in ("reward", "-tokens", "task", "-forks"):
-            one = shortest_s(lambda sort=sort: ask(f"/api/large/rollouts?sort={sort}"), 3)  # type: ignore[misc]
-            yield Figure(f"sorted by {sort}", one * 1000, "ms", 300)
-        asked = "status=finished&min_reward=0.5&min_forks=1&environment=env-1&sort=-reward"
-        yield Figure("filtered", shortest_s(lambda: ask(f"/api/large/rollouts?{asked}"), 3) * 1000, "ms", 300)
-        for what in ("rare word", "in every rollout", "phrase"):
-            word = {"rare word": "w4999", "in every rollout": "instructions", "phrase": '"look at w0001"'}[what]
-            one = shortest_s(lambda word=word: ask(f"/api/large/rollouts?q={quote(word)}"), 2)  # type: ignore[misc]
-            yield Figure(f"searched: {what}", one, "s", 2.0)
-        rollout = page["rows"][50]["id"]
-        yield Figure("one rollout", shortest_s(lambda: ask(f"/api/large/rollouts/{rollout}"), 1) * 1000, "ms")
-        yield Figure("memory of server and worker", memory_mb(), "MB", 1000)
+            yield Figure(f"sorted by {sort}", server.shortest_ms(f"rollouts?sort={sort}"), "ms", 300)
+        asked = "rollouts?status=finished&min_reward=0.5&min_forks=1&environment=env-1&sort=-reward"
+        yield Figure("filtered", server.shortest_ms(asked), "ms", 300)
+        searches = {"rare word": "w4999", "in every rollout": "instructions", "phrase": '"look at w0001"'}
+        for what, words in searches.items():
+            yield Figure(f"searched: {what}", server.shortest_ms(f"rollouts?q={quote(words)}") / 1000, "s", 2.0)
+        yield Figure("one rollout", server.shortest_ms(f"rollouts/{page['rows'][50]['id']}"), "ms")
+        yield Figure("memory of server and worker", server.memory_mb(), "MB", 1000)
 
 
-def _opened(ask: Any) -> None:
-    ask("/api/large/overview")
-    ask("/api/large/rollouts")
+def listing_figures(run: Path) -> Iterator[Figure]:
+    """`rolltape ls` once the run is indexed."""
+    _rolltape("ls", run)
+    started_s = shortest_s(lambda: _rolltape("--help"), 3)
+    for what, options in (("rolltape ls", ()), ("rolltape ls --json", ("--json",)), ("rolltape ls --limit 20", _FEW)):
+        taken_s = shortest_s(lambda options=options: _rolltape("ls", run, *options), 2)  # type: ignore[misc]
+        note = f"{taken_s / started_s:.1f} × `rolltape --help`"
+        yield Figure(what, taken_s, "s", 2.0, note=note)
 
 
-def _special(run: Path) -> Iterator[Figure]:
-    with served(run) as (ask, _, _started):
-        _until(lambda: _is_derived(ask("/api/special/overview")))
-        rows = {row["task"]: row["id"] for row in ask("/api/special/rollouts")["rows"]}
-        size = len(ask(f"/api/special/rollouts/{rows['session']}", raw=True))
-        one = shortest_s(lambda: ask(f"/api/special/rollouts/{rows['session']}", raw=True), 2)
-        note = f"{_LONG_TURNS:,} turns, {_LONG_FORKS} forks, {size / 1e6:.1f} MB of JSON"
-        yield Figure("a long session with its forks", one, "s", 1.0, note=note)
-        path = f"/api/special/rollouts/{rows['sample']}/samples/0/tokens"
-        size = len(ask(path, raw=True))
-        one = shortest_s(lambda: ask(path, raw=True), 2)
-        yield Figure("a long sample's tokens", one, "s", 1.0, note=f"{_LONG_TOKENS:,} tokens, {size / 1e6:.1f} MB")
+_FEW = ("--limit", "20")
 
 
-def _is_derived(overview: dict[str, Any]) -> bool:
-    return bool(overview["read_through"]) and overview["rollouts"] > 0 and overview["pending"] == 0
+def sampling_figures(run: Path, rollouts: int) -> Iterator[Figure]:
+    """`rolltape samples` over a run of the same rollouts."""
+    record_large(run, rollouts)
+    taken_s = seconds(lambda: _rolltape("samples", run))
+    floor_s = shortest_s(lambda: _read_journals(run), 2)
+    note = f"{rollouts:,} rollouts in {taken_s:.1f} s; {taken_s / floor_s:.0f} × reading all rows of its journals"
+    yield Figure("rolltape samples", rollouts / taken_s, "rollouts/s", 1000, at_most=False, note=note)
+
+
+def special_figures(run: Path) -> Iterator[Figure]:
+    """One long session and one long sample."""
+    record_special(run)
+    with served(run) as server:
+        server.wait_until(lambda progress: progress.is_indexed)
+        rows = {row["task"]: row["id"] for row in server.ask("rollouts")["rows"]}
+        size = len(server.ask_bytes(f"rollouts/{rows['session']}"))
+        note = f"{LONG_TURNS:,} turns, {LONG_FORKS} forks, {size / 1e6:.1f} MB of JSON"
+        taken_s = server.shortest_ms(f"rollouts/{rows['session']}") / 1000
+        yield Figure("a long session with its forks", taken_s, "s", 1.0, note=note)
+        path = f"rollouts/{rows['sample']}/samples/0/tokens"
+        size = len(server.ask_bytes(path))
+        note = f"{LONG_TOKENS:,} tokens, {size / 1e6:.1f} MB"
+        yield Figure("a long sample's tokens", server.shortest_ms(path) / 1000, "s", 1.0, note=note)
+
+
+class Progress(NamedTuple):
+    """How far a server's index is, in rollouts."""
+
+    indexed: int
+    total: int
+    summarized: int
+    searchable: int
+
+    @property
+    def is_indexed(self) -> bool:
+        return 0 < self.total <= self.indexed
+
+    @property
+    def is_summarized(self) -> bool:
+        return 0 < self.total <= self.summarized
+
+    @property
+    def is_searchable(self) -> bool:
+        return 0 < self.total <= self.searchable
+
+
+class ServedRun:
+    """`rolltape view` over one run, in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str], started: float) -> None:
+        assert process.stdout is not None
+        printed = urlsplit(process.stdout.readline().strip())
+        self._address = f"{printed.scheme}://{printed.netloc}"
+        self._name = json.loads(self._get("/api/runs"))["runs"][0]["r"]
+        self._process = process
+        self._started = started
+
+    def ask(self, path: str) -> Any:
+        return json.loads(self.ask_bytes(path))
+
+    def ask_bytes(self, path: str) -> bytes:
+        return self._get(f"/api/{self._name}/{path}")
+
+    def _get(self, path: str) -> bytes:
+        with urllib.request.urlopen(self._address + path) as answer:
+            content: bytes = answer.read()
+            return content
+
+    def age_s(self) -> float:
+        """Seconds since the command was started."""
+        return time.time() - self._started
+
+    def progress(self) -> Progress:
+        """The progress that the overview states; of a server without one, what its other fields amount to."""
+        overview = self.ask("overview")
+        if "progress" in overview:
+            return Progress(**{name: overview["progress"][name] for name in Progress._fields})
+        rollouts = overview["rollouts"]
+        search = self.ask("rollouts?q=instructions&limit=1")["search"]
+        total = rollouts if overview["read_through"] else rollouts + 1  # not all are known so far
+        return Progress(rollouts, total, total - overview["pending"], total - (search["ended"] - search["indexed"]))
+
+    def wait_until(self, reached: Callable[[Progress], bool]) -> float:
+        """Seconds from the start of the command to the first look at which the index has got there."""
+        while not reached(self.progress()):
+            time.sleep(_LOOK_EVERY_S)
+        return self.age_s()
+
+    def open_page(self) -> None:
+        self.ask("overview")
+        self.ask("rollouts")
+
+    def shortest_ms(self, path: str) -> float:
+        return shortest_s(lambda: self.ask_bytes(path), 3) * 1000
+
+    def memory_mb(self) -> float:
+        """Resident memory of the process and its children."""
+        pid = self._process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        rss = (re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{one}/status").read_text()) for one in (pid, *children))
+        return sum(int(found[1]) for found in rss if found) / 1024
 
 
 @contextmanager
-def served(run: Path) -> Iterator[tuple[Any, Any, float]]:
-    """`rolltape view` in a process of its own: how to ask it, what memory it takes, and when it was started."""
+def served(run: Path) -> Iterator[ServedRun]:
+    """Serve a run within the block."""
     started = time.time()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rolltape.cli", "view", str(run), "--port", "0", "--no-open"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    address = process.stdout.readline().strip().rstrip("/")
-
-    def ask(path: str, raw: bool = False) -> Any:
-        with urllib.request.urlopen(address + path) as answer:
-            body = answer.read()
-        return body if raw else json.loads(body)
-
+    command = [sys.executable, "-m", "rolltape.cli", "view", str(run), "--port", "0", "--no-open"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        yield ask, lambda: _memory_mb(process.pid), started
+        yield ServedRun(process, started)
     finally:
         process.terminate()
         process.wait()
 
 
-def _memory_mb(pid: int) -> float:
-    """Of a process and its children, what is theirs alone."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    rss = (re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{one}/status").read_text()) for one in (pid, *children))
-    return sum(int(found[1]) for found in rss if found) / 1024
+def _rolltape(*arguments: object) -> None:
+    command = [sys.executable, "-m", "rolltape.cli", *map(str, arguments)]
+    environment = os.environ | {"COLUMNS": "120"}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
 
 
-def _until(condition: Any) -> float:
-    while not condition():
-        time.sleep(0.25)
-    return time.time()
+def _read_note(run: Path, taken_s: float) -> str:
+    floor_s = seconds(lambda: _read_journals(run))
+    return f"{TURNS} turns a rollout; {taken_s / floor_s:.1f} × reading all rows of its journals"
 
 
-def record_large(path: Path, rollouts: int) -> None:
-    """Rollouts of an agent that looks around: ten turns each, every tenth one with a fork; many at a time."""
-    words = [f"w{number:04d}" for number in range(_WORDS)]
-    system = {"role": "system", "content": "instructions " + " ".join(words[:100])}
-    first_ids, new_ids = np.arange(30, dtype=np.int32), np.arange(10, dtype=np.int32)
-    logprobs = np.full(20, -0.5, np.float32)
-    numbers = iter(range(rollouts))
-
-    async def record(tape: Any, number: int) -> None:
-        random = np.random.default_rng(number)
-        group = number // _GROUP
-        task = {"environment": f"env-{group % 3}", "question": f"task {group}"}
-        fields: dict[str, Any] = {"task_id": f"task-{group}", "step": group // 100, "attempt": number % _GROUP}
-        with tape.rollout(task=task, agent="chat", model="m", **fields) as rollout:
-            session = rollout.session()
-            turn = None
-            for index, (left, right) in enumerate(random.integers(0, _WORDS, (_TURNS, 2)).tolist()):
-                given: dict[str, Any] = {
-                    "sampled_ids": random.integers(0, 1000, 20, dtype=np.int32),
-                    "logprobs": logprobs,
-                    "reply": {"role": "assistant", "content": f"look at {words[left]} and {words[right]}"},
-                    "finish": "stop",
-                    "weight_version": str(group // 100),
-                }
-                if turn is None or (index == _TURNS // 2 and number % 10 == 0):
-                    given["prompt_messages"] = [system, {"role": "user", "content": f"task {group} {index}"}]
-                    given["prompt_ids"] = first_ids
-                else:
-                    given["new_messages"] = [{"role": "user", "content": f"result {words[right]}"}]
-                    given |= {"after": turn, "new_prompt_ids": new_ids}
-                turn = await session.record_turn_async(**given)
-            rollout.finish(reward=float(random.random() < 0.3 + group / rollouts))
-
-    async def take_turns(tape: Any) -> None:
-        for number in numbers:
-            await record(tape, number)
-
-    async def record_all() -> None:
-        with rolltape.open(path, name="large") as tape:
-            await asyncio.gather(*(take_turns(tape) for _ in range(_AT_A_TIME)))
-
-    asyncio.run(record_all())
+def _read_journals(run: Path) -> None:
+    """Read every row of every table: the floor of whatever reads a run as a whole."""
+    for path in run.glob("journals/*.sqlite"):
+        with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as journal:
+            tables = [name for (name,) in journal.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            for table in tables:
+                for _ in journal.execute(f'SELECT * FROM "{table}"'):
+                    pass
 
 
-def record_special(path: Path) -> None:
-    """One session of very many turns and forks, and one rollout whose only sample is very long."""
-    random = np.random.default_rng(1)
-    with rolltape.open(path, name="special") as tape:
-        with tape.rollout(task_id="session") as rollout:
-            session = rollout.session()
-            turns: list[Any] = []
-            for index in range(_LONG_TURNS):
-                base = turns[-1] if turns else None
-                if turns and index % (_LONG_TURNS // _LONG_FORKS) == 0:
-                    base = turns[int(random.integers(max(len(turns) - 40, 0), len(turns)))]
-                given: dict[str, Any] = {
-                    "sampled_ids": random.integers(0, 1000, 60, dtype=np.int32),
-                    "logprobs": np.full(60, -0.5, np.float32),
-                    "reply": {"role": "assistant", "content": f"reply {index} " + "words " * 40},
-                    "finish": "stop",
-                }
-                new = [{"role": "user", "content": f"result {index} " + "more words " * 40}]
-                ids = random.integers(0, 1000, 100, dtype=np.int32)
-                if base is None:
-                    turns.append(session.record_turn(prompt_messages=new, prompt_ids=ids, **given))
-                else:
-                    turns.append(session.record_turn(after=base, new_messages=new, new_prompt_ids=ids, **given))
-            rollout.finish(reward=1.0)
-        with tape.rollout(task_id="sample") as rollout:
-            sampled = _LONG_TOKENS // 2
-            rollout.session().record_turn(
-                prompt_messages=[{"role": "user", "content": "a long one"}],
-                prompt_ids=random.integers(0, 100_000, _LONG_TOKENS - sampled, dtype=np.int32),
-                sampled_ids=random.integers(0, 100_000, sampled, dtype=np.int32),
-                logprobs=-random.exponential(0.5, sampled).astype(np.float32),
-                reply={"role": "assistant", "content": "long"},
-                finish="stop",
-            )
-            rollout.finish(reward=1.0)
+if __name__ == "__main__":
+    main({"view": figures})
