@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import uvloop
 
 from rolltape.collect.collector import Collector, Launch
+from rolltape.collect.earlier import Known, known_of
 from rolltape.collect.environments.protocol import AGENT
-from rolltape.collect.known import Known, known_of
 from rolltape.collect.plan import Identity, check_resumable, planned
 from rolltape.collect.result import Result
 from rolltape.collect.settings import CollectSettings

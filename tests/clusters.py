@@ -11,9 +11,9 @@ import ray
 from ray.cluster_utils import Cluster
 
 from collecting import by
-from rolltape.collect.cluster import ClusterSettings, RayRunner
 from rolltape.collect.collector import Collector
 from rolltape.collect.result import Result
+from rolltape.collect.runners.ray import ClusterSettings, RayRunner
 from rolltape.collect.settings import CollectSettings
 from rolltape.tape.recording.tape import open_tape
 from scripted_engine import ScriptedEngine

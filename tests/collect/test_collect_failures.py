@@ -9,8 +9,8 @@ import pytest
 
 import rolltape
 from collecting import SUMS, by, collected, collected_at_once, finished_per_task, instant, rollouts, task_file
-from rolltape.collect import local
 from rolltape.collect.collector import Collector
+from rolltape.collect.runners import local
 from rolltape.collect.settings import CollectSettings
 from rolltape.errors import TapeWriteError
 from rolltape.gateway.gateway import Gateway

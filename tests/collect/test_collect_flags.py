@@ -12,7 +12,7 @@ from collecting import SUMS, collected, command, instant, rollouts, task_file
 from commands import Cli
 from rolltape.collect.environments import judge
 from rolltape.collect.environments.judge import Judge
-from rolltape.collect.models import model_of
+from rolltape.collect.runners.models import model_of
 from rolltape.errors import CollectError
 from rolltape.records.rollout import StopReason
 from rolltape.records.turn import LogprobKind

@@ -7,7 +7,7 @@ import pytest
 
 import rolltape
 from collecting import SUMS, collected_at_once, finished_per_task, task_file
-from rolltape.collect.known import State, known_of
+from rolltape.collect.earlier import State, known_of
 from rolltape.collect.plan import Identity, check_model
 from rolltape.collect.sources import open_source
 from rolltape.errors import CollectError

@@ -14,9 +14,9 @@ import rolltape
 from collecting import EXAMPLES, ROOT, SUMS, by, collected, collected_at_once, command, instant, rollouts, task_file
 from commands import Cli, strict_json
 from rolltape.collect.collector import Collector
-from rolltape.collect.record import Record, record_of
 from rolltape.collect.recordfile import RecordFile
 from rolltape.collect.result import Result
+from rolltape.collect.results import Record, record_of
 from rolltape.collect.settings import CollectSettings
 from rolltape.records.jsonable import encode_numbers
 from rolltape.records.rollout import EventKind, Rollout, Status

@@ -26,8 +26,8 @@ from collecting import (
 )
 from commands import Cli, rows
 from gateways import eventually
+from rolltape.collect.agents.scratch import Scratch
 from rolltape.collect.collector import Collector
-from rolltape.collect.scratch import Scratch
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import seed_of
 from rolltape.records.rollout import Status, StopReason

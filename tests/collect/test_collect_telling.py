@@ -12,7 +12,7 @@ from rolltape.cli.record.collect_log import logged_to
 from rolltape.cli.record.collect_progress import folded, parts_of
 from rolltape.collect.collector import Launch
 from rolltape.collect.result import Result
-from rolltape.collect.tally import Tally
+from rolltape.collect.stats import Tally
 from rolltape.records.rollout import Status, StopReason
 from rolltape.tiny.shipped import shipped_model
 from scripted_engine import Step

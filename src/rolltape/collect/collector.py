@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from rolltape.collect.comparisons import Groups
+from rolltape.collect.earlier import Known, known_of
 from rolltape.collect.environments import Environments
-from rolltape.collect.groups import Groups
-from rolltape.collect.known import Known, known_of
-from rolltape.collect.local import LocalRunner
 from rolltape.collect.plan import Identity, Planned, check_model, check_resumable, planned
 from rolltape.collect.result import Result
-from rolltape.collect.runner import Runner, Work
+from rolltape.collect.runners.local import LocalRunner
+from rolltape.collect.runners.protocol import Runner, Work
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import open_source
 from rolltape.collect.tasks import Task

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from rolltape.collect.earlier import Known, State
 from rolltape.collect.environments.protocol import AGENT
-from rolltape.collect.known import Known, State
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import Source
 from rolltape.collect.tasks import Task

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rolltape.collect.record import Record
+from rolltape.collect.results import Record
 from rolltape.errors import RecordError
 from rolltape.records.jsonable import encode_numbers
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from rolltape.collect.environments.protocol import Ended
-from rolltape.collect.record import Record
+from rolltape.collect.results import Record
 from rolltape.records.rollout import Status, StopReason
 
 

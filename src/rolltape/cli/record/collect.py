@@ -236,8 +236,8 @@ def collect(
 ) -> int:
     """Run an agent on tasks and record what it did."""
     from rolltape.cli.record.collect_run import collected
-    from rolltape.collect.cluster import ClusterSettings
     from rolltape.collect.environments.judge import Judge
+    from rolltape.collect.runners.ray import ClusterSettings
     from rolltape.collect.settings import CollectSettings
 
     if runner not in ("local", "ray"):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rolltape.collect.collector import Launch
     from rolltape.collect.result import Result
-    from rolltape.collect.tally import Figures
+    from rolltape.collect.stats import Figures
 
 _SHORTEST_BAR, _LONGEST_BAR = 6, 24  # columns
 _ECHO = 2  # columns, for the ^C that a terminal writes there: it must not wrap the line

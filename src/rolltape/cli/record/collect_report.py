@@ -16,7 +16,7 @@ from rolltape.cli.output.screen import (
 )
 
 if TYPE_CHECKING:
-    from rolltape.collect.tally import Rewards, Tally
+    from rolltape.collect.stats import Rewards, Tally
 
 _SHOWN_TASKS = 20
 _SHOWN_REASONS = 10

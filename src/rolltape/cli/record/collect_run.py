@@ -11,13 +11,13 @@ from rolltape.cli.output.screen import note
 from rolltape.cli.record.collect_log import logged_to
 from rolltape.cli.record.collect_progress import Telling, told_by
 from rolltape.cli.record.collect_report import print_report
-from rolltape.collect.cluster import ClusterSettings, RayRunner
 from rolltape.collect.collector import Collector, Launch
-from rolltape.collect.models import model_of
 from rolltape.collect.recordfile import RecordFile
 from rolltape.collect.result import Result
+from rolltape.collect.runners.models import model_of
+from rolltape.collect.runners.ray import ClusterSettings, RayRunner
 from rolltape.collect.settings import CollectSettings
-from rolltape.collect.tally import Tally
+from rolltape.collect.stats import Tally
 from rolltape.errors import ExportError
 from rolltape.gateway.serve import loop_factory
 from rolltape.groups import Room

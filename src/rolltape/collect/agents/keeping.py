@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from rolltape.collect.agents import keeper
+from rolltape.collect.agents import supervisor
 
 ATTEMPT_VARIABLE = "ROLLTAPE_ATTEMPT"  # whose process it is; all that a program starts inherits it
 _KEEPER_S = 15.0  # that a keeper may take beyond the grace time
@@ -33,7 +33,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def order(self) -> bytes:
-        order = keeper.Order(
+        order = supervisor.Order(
             command=list(self.command),
             env={**self.env, ATTEMPT_VARIABLE: self.attempt},
             cwd=str(self.folder),
@@ -60,7 +60,7 @@ class ProgramEnd(msgspec.Struct, frozen=True, kw_only=True):
 async def run_program(program: Program) -> ProgramEnd:
     """Run it to its end, or to its time limit. Cancelled, it returns once all that was started has ended."""
     kept = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", "-X", "utf8", keeper.__file__),
+        *(sys.executable, "-I", "-S", "-X", "utf8", supervisor.__file__),
         stdin=PIPE,
         stdout=PIPE,
         stderr=DEVNULL,

@@ -4,9 +4,9 @@ verdicts = no_spread(run.index())
 tape.say_all(changes(run, verdicts, by=NO_SPREAD))
 """
 
+from rolltape.collect.filters.changes import changes, standing, undone
 from rolltape.collect.filters.rejecting import reject_named, rejected
 from rolltape.collect.filters.rules import NO_SPREAD, STALE, Verdict, no_spread, stale
-from rolltape.collect.filters.standing import changes, standing, undone
 
 __all__ = [
     "NO_SPREAD",

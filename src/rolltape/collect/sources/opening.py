@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 
 from rolltape.collect.functions import PREFIX
+from rolltape.collect.sources.checking import Check, checked_tasks
 from rolltape.collect.sources.entries import Reading
 from rolltape.collect.sources.jsonfiles import json_file, json_lines_file, json_lines_stream
-from rolltape.collect.sources.kept import Source, shuffled
 from rolltape.collect.sources.made import function_source
-from rolltape.collect.sources.strict import Check, checked_tasks
+from rolltape.collect.sources.source import Source, shuffled
 from rolltape.errors import SourceError
 
 _FILES = {".json": json_file, ".jsonl": json_lines_file}

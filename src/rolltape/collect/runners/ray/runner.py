@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from rolltape.collect.cluster.members import Member, MemberLost, Members
-from rolltape.collect.cluster.node import NodeSettings
 from rolltape.collect.environments.judge import KEY_VARIABLE, MODEL_VARIABLE, URL_VARIABLE
 from rolltape.collect.plan import Identity, Planned, seat_name
 from rolltape.collect.result import Result
-from rolltape.collect.runner import NO_ROOM_S, OnEnded, Work, within_grace
+from rolltape.collect.runners.protocol import NO_ROOM_S, OnEnded, Work, within_grace
+from rolltape.collect.runners.ray.members import Member, MemberLost, Members
+from rolltape.collect.runners.ray.node import NodeSettings
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError

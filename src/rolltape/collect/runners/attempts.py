@@ -9,7 +9,7 @@ from rolltape.collect.agents import Agent, Assignment, Outcome, discard
 from rolltape.collect.environments.protocol import Environment, Episode, Score
 from rolltape.collect.plan import Identity, Planned
 from rolltape.collect.result import Result, told
-from rolltape.collect.seats import Seats
+from rolltape.collect.runners.seats import Seats
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task, seed_of
 from rolltape.errors import TapeWriteError

@@ -8,10 +8,10 @@ import msgspec
 from rolltape.collect.agents import Connection, Outcome, StepRecord
 from rolltape.collect.environments.protocol import AGENT, Ended, Score
 from rolltape.collect.plan import Identity, Planned, seat_name
-from rolltape.collect.record import Record, record_of
 from rolltape.collect.result import Result
+from rolltape.collect.results import Record, record_of
+from rolltape.collect.runners.snapshot import ended_rollout
 from rolltape.collect.settings import CollectSettings
-from rolltape.collect.snapshot import ended_rollout
 from rolltape.collect.tasks import Task, seed_of
 from rolltape.gateway.finished import Ending
 from rolltape.gateway.gateway import Gateway

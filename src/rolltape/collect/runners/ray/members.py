@@ -5,9 +5,9 @@ import logging
 from collections import Counter
 from typing import Any
 
-from rolltape.collect.cluster.node import Node, NodeSettings, Started
 from rolltape.collect.plan import Identity, Planned
 from rolltape.collect.result import Result
+from rolltape.collect.runners.ray.node import Node, NodeSettings, Started
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
 from rolltape.tape.stored import Key

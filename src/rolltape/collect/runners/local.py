@@ -6,13 +6,13 @@ from types import TracebackType
 from typing import Self
 
 from rolltape.collect.agents import agent_named
-from rolltape.collect.attempt import Attempts
+from rolltape.collect.agents.scratch import Scratch
 from rolltape.collect.environments import Environments
-from rolltape.collect.models import model_of
 from rolltape.collect.plan import Identity
 from rolltape.collect.result import Result
-from rolltape.collect.runner import NO_ROOM_S, OnEnded, Work, within_grace
-from rolltape.collect.scratch import Scratch
+from rolltape.collect.runners.attempts import Attempts
+from rolltape.collect.runners.models import model_of
+from rolltape.collect.runners.protocol import NO_ROOM_S, OnEnded, Work, within_grace
 from rolltape.collect.settings import CollectSettings
 from rolltape.gateway.engines.opening import open_engines
 from rolltape.gateway.gateway import Gateway

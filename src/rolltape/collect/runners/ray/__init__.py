@@ -1,5 +1,5 @@
 """Attempts on many machines: a node runs them on one, the runner here gives them out through Ray."""
 
-from rolltape.collect.cluster.runner import ClusterSettings, RayRunner
+from rolltape.collect.runners.ray.runner import ClusterSettings, RayRunner
 
 __all__ = ["ClusterSettings", "RayRunner"]

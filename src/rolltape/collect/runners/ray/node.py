@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rolltape.collect.agents import agent_named
-from rolltape.collect.attempt import Attempts
+from rolltape.collect.agents.scratch import Scratch
 from rolltape.collect.environments import Environments
-from rolltape.collect.local import gateway_of
 from rolltape.collect.plan import Identity, Planned
 from rolltape.collect.result import Result
-from rolltape.collect.scratch import Scratch
+from rolltape.collect.runners.attempts import Attempts
+from rolltape.collect.runners.local import gateway_of
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError

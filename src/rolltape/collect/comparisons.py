@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TypeGuard
 
+from rolltape.collect.earlier import Known, State
 from rolltape.collect.environments.protocol import AGENT, Ended, Environment, GroupEnvironment, Score
-from rolltape.collect.known import Known, State
 from rolltape.collect.plan import Identity
-from rolltape.collect.record import compared, record_of
 from rolltape.collect.result import Result, told
+from rolltape.collect.results import compared, record_of
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import Source
 from rolltape.collect.tasks import Task, seed_of
