@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.figures import Figure, main, seconds
-from rolltape.tokens import Dppo, TokenExporter, steps_of
-from rolltape.tokens.intake import taken
-from rolltape.tokens.layout import layout_of
+from rolltape.tokens import Dppo, TokenExporter, list_steps
+from rolltape.tokens.layout import plan_layout
+from rolltape.tokens.micro_batch import parse_micro_batch
 
 TOKENS = 1 << 20
 LENGTH = 4096
@@ -163,14 +163,14 @@ def _rate(run: Path, batch: Batch, outputs: Batch, plain_s: float, *, on_gpu: bo
 
 
 def _bytes_a_token(run: Path) -> float:
-    (step,) = steps_of(run)
+    (step,) = list_steps(run)
     files = [file for done in step.ranks for file in done.files]
     return sum(file.size for file in files) / sum(file.tokens for file in files)
 
 
 def _memory(batch: Batch, outputs: Batch) -> Figure:
     """Memory on the device that an export takes on top of what there is."""
-    exported = layout_of(taken(0, 0, batch, outputs, Dppo())).device_bytes
+    exported = plan_layout(parse_micro_batch(0, 0, batch, outputs, Dppo())).device_bytes
     with tempfile.TemporaryDirectory() as folder, TokenExporter(folder, rank=0, world_size=1, loss=Dppo()) as exporter:
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()

@@ -22,7 +22,7 @@ from rolltape.records.sample import Sample
 from rolltape.records.token_record import TokenRecord
 from rolltape.tiny import EmbeddedEngine, Sampling
 from rolltape.tiny.shipped import shipped_model
-from rolltape.tokens import scored, write_tokens
+from rolltape.tokens import score_sample, write_tokens
 
 
 def rescore(run: Path) -> int:
@@ -42,7 +42,7 @@ async def _scored(model: Path, samples: Sequence[Sample]) -> list[TokenRecord]:
 
         async def one(sample: Sample) -> TokenRecord:
             reply = await engine.generate(sample.ids.tolist(), Sampling(max_tokens=0, prompt_logprobs_from=0))
-            return scored(sample, np.array(reply.prompt_logprobs, np.float32))
+            return score_sample(sample, np.array(reply.prompt_logprobs, np.float32))
 
         return await asyncio.gather(*map(one, samples))
 

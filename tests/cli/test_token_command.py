@@ -196,7 +196,7 @@ def test_ids_that_are_not_the_samples_are_noticed(cli: Cli, run: Path) -> None:
     trained_on(run, sample_ids=[samples[0].id, samples[2].id, samples[1].id])
     result = cli("tokens", run, "turns", "1.0.1")
     assert result.code == 0
-    assert "token record 1.0.1: departs from sample" in result.err
+    assert "token record 1.0.1: differs from sample" in result.err
     assert "at token 2 of 7" in result.err
 
 

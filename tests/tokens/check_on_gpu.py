@@ -13,7 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rolltape.records.token_record import FLAG_COLUMNS, TokenRecord
+from rolltape.records.token_record import TOKEN_COLUMNS, TokenRecord
 from rolltape.tokens import Dppo, Ipo, LossSpec, OnPolicyDistillation, PpoClip, TokenExporter, read_tokens
 from token_batches import exported, packed, padded, sequence_columns
 
@@ -34,7 +34,7 @@ def check_same(expected: list[TokenRecord], found: list[TokenRecord], what: str)
         assert (ours.sample, ours.reward) == (theirs.sample, theirs.reward), what
         for name, values in ours.columns().items():
             other = theirs.columns()[name]
-            if name in FLAG_COLUMNS:
+            if TOKEN_COLUMNS[name].dtype is np.bool_:
                 # The two devices may round a value at a threshold to either side of it.
                 assert (values != other).mean() < 1e-3, f"{what}: {name}"
             else:
@@ -118,7 +118,7 @@ def _check_bad_lengths(run: Path) -> None:
         batch, outputs = (moved(part) for part in packed([sequence_columns(10)]))
         batch["advantages"] = torch.ones(2, device="cuda")
         exporter.export(0, 0, {**batch, "lengths": torch.tensor([9, 4], device="cuda")}, outputs)
-    assert "have 13 tokens by their lengths, the columns 10" in exporter.report().problems[0], exporter.report()
+    assert "add up to 13 tokens, but the columns have 10" in exporter.report().problems[0], exporter.report()
     print("lengths: refused")
 
 

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from rolltape.errors import MisalignedError, RecordError
-from rolltape.records.token_record import FLOAT_COLUMNS, TOKEN_COLUMNS
+from rolltape.records.token_record import TOKEN_COLUMNS
 from rolltape.tokens import (
     Dppo,
     ExportReport,
@@ -19,8 +19,8 @@ from rolltape.tokens import (
     OnPolicyDistillation,
     PpoClip,
     TokenExporter,
+    list_steps,
     read_tokens,
-    steps_of,
 )
 from token_batches import exported, packed, padded, sequence_columns, spelled
 
@@ -226,9 +226,9 @@ def test_half_precision_is_widened_not_rounded_again(dtype: torch.dtype, tmp_pat
 def test_numbers_that_are_not_finite_survive(tmp_path: Path) -> None:
     columns = sequence_columns(6)
     strange = torch.tensor([float("nan"), float("inf"), float("-inf"), -0.0, 0.0, 1e-45])
-    columns |= {name: strange.clone() for name in columns if name in FLOAT_COLUMNS}
+    columns |= {name: strange.clone() for name in columns if TOKEN_COLUMNS[name].dtype is np.float32}
     (record,) = exported(tmp_path, packed([columns]))
-    for name in set(columns) & set(FLOAT_COLUMNS):
+    for name in (name for name in columns if TOKEN_COLUMNS[name].dtype is np.float32):
         assert record.columns()[name].tobytes() == strange.numpy().tobytes(), name
 
 
@@ -294,7 +294,7 @@ def test_the_callers_tensors_are_let_go(tmp_path: Path) -> None:
 
 def test_a_step_without_a_record_is_stable_too(tmp_path: Path) -> None:
     assert exported(tmp_path, packed([sequence_columns(4, trained=[False] * 4)])) == []
-    (step,) = steps_of(tmp_path)
+    (step,) = list_steps(tmp_path)
     assert step.stable
 
 
@@ -356,7 +356,7 @@ def test_gradients_are_left_alone(tmp_path: Path) -> None:
         ({"loss_mask": torch.ones(18), "trained_mask": torch.ones(18)}, "both trained_mask and loss_mask"),
         ({"advantages": torch.ones(17)}, r"ids 18, .*advantages 17, .*trainer_logprobs 18"),
         ({"inference_logprobs": torch.ones(2, 9)}, r"ids 18, .*inference_logprobs 2×9"),
-        ({"lengths": [5, 1, 9, 4]}, "4 sequences have 19 tokens by their lengths, the columns 18"),
+        ({"lengths": [5, 1, 9, 4]}, "4 sequences add up to 19 tokens, but the columns have 18"),
         ({"lengths": [19, -1]}, "a sequence has the length -1"),
         ({"lengths": None, "cu_seqlens": [1, 18]}, "does not begin with 0"),
         ({"lengths": None, "cu_seqlens": []}, "does not begin with 0"),
@@ -407,7 +407,7 @@ def test_only_every_nth_step_is_written(tmp_path: Path) -> None:
         for step in range(7):
             exporter.export(step, 0, *packed(trained_everywhere()))
             exporter.mark_stable(step)
-    assert [(step.step, step.stable) for step in steps_of(tmp_path)] == [(0, True), (3, True), (6, True)]
+    assert [(step.step, step.stable) for step in list_steps(tmp_path)] == [(0, True), (3, True), (6, True)]
 
 
 def test_context_parallel_ranks_other_than_the_first_write_nothing(tmp_path: Path) -> None:
@@ -417,7 +417,7 @@ def test_context_parallel_ranks_other_than_the_first_write_nothing(tmp_path: Pat
         ) as exporter:
             exporter.export(0, 0, *packed(trained_everywhere()))
             exporter.mark_stable(0)
-    (step,) = steps_of(tmp_path)
+    (step,) = list_steps(tmp_path)
     assert step.stable
     assert [done.rank for done in step.ranks] == [0, 2]
     assert not list(tmp_path.rglob("*rank_1*")) + list(tmp_path.rglob("*rank_3*"))
@@ -444,7 +444,7 @@ def test_one_large_micro_batch_is_shared_among_files(tmp_path: Path, monkeypatch
         ({"rank": 4, "world_size": 4}, "rank 4 of 4"),
         ({"sample_fraction": 1.5}, "sample_fraction is 1.5"),
         ({"every_n_steps": 0}, "every_n_steps is 0"),
-        ({"file_format": "csv"}, "known are parquet, jsonl"),
+        ({"file_format": "csv"}, "give parquet or jsonl"),
         ({"world_size": 3, "context_parallel_size": 2}, "context-parallel rank 0 of 2 in a world of 3"),
     ],
 )
@@ -463,7 +463,7 @@ def test_nothing_but_the_exporter_needs_torch() -> None:
     import subprocess
     import sys
 
-    code = "import sys, rolltape.cli.app, rolltape.tokens, rolltape.tokens.reading; print('torch' in sys.modules)"
+    code = "import sys, rolltape.cli.app, rolltape.tokens, rolltape.tokens.files; print('torch' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout == "False\n"
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from rolltape.errors import DamagedTapeError
-from rolltape.tokens import TokenExporter, read_tokens, steps_of
+from rolltape.tokens import TokenExporter, list_steps, read_tokens
 from rolltape.tokens.parquet import write_parquet
 from token_batches import packed, padded, sequence_columns
 
@@ -62,7 +62,7 @@ def test_a_full_queue_drops_what_comes_and_keeps_what_waits(
     assert report.records >= 4
     written = {record.micro_step for record in read_tokens(tmp_path)}
     assert written == set(range(len(written))), "the first ones wait, the later ones are dropped"
-    (step,) = steps_of(tmp_path)
+    (step,) = list_steps(tmp_path)
     assert step.stable
     assert step.ranks[0].dropped_records == report.dropped_records
     assert len(said(caplog)) == 2, "once when it began, once at the end"
@@ -99,7 +99,7 @@ def test_what_is_dropped_counts_for_the_attempt_that_it_was_of(tmp_path: Path, m
         exporter.mark_stable(0)
         exporter.mark_stable(1)
         goes_on.set()
-    counts = [(step.step, done.records, done.dropped_records) for step in steps_of(tmp_path) for done in step.ranks]
+    counts = [(step.step, done.records, done.dropped_records) for step in list_steps(tmp_path) for done in step.ranks]
     assert counts == [(0, 0, 4), (1, 0, 8)]
 
 
@@ -187,7 +187,7 @@ def test_a_full_disk_loses_records_and_says_so(tmp_path: Path) -> None:
     assert "File too large" in problems[0]
     assert ended.stderr.count("File too large") == 2, "when it happened, and at the end"
     assert [record.step for record in read_tokens(tmp_path)] == [0]
-    assert [sum(done.lost_records for done in step.ranks) for step in steps_of(tmp_path)] == [0, 1, 1, 1]
+    assert [sum(done.lost_records for done in step.ranks) for step in list_steps(tmp_path)] == [0, 1, 1, 1]
     assert not list(tmp_path.rglob("*.partial"))
 
 
@@ -234,7 +234,7 @@ def test_a_dead_thread_is_reported_and_training_goes_on(
     def killed(*_: Any, **__: Any) -> None:
         raise SystemExit
 
-    monkeypatch.setattr("rolltape.tokens.pipeline.cut", killed)
+    monkeypatch.setattr("rolltape.tokens.pipeline.cut_sequences", killed)
     with TokenExporter(tmp_path, rank=0, world_size=1) as exporter:
         exporter.export(0, 0, *BATCH)
         while exporter._pipeline._cutter.alive:  # type: ignore[union-attr]
@@ -260,7 +260,7 @@ def test_a_batch_that_cannot_be_cut_is_lost_alone(tmp_path: Path) -> None:
     )
     assert exporter.report().lost_records == 2
     assert {record.micro_step for record in read_tokens(tmp_path)} == {1}
-    assert [done.lost_records for step in steps_of(tmp_path) for done in step.ranks] == [2]
+    assert [done.lost_records for step in list_steps(tmp_path) for done in step.ranks] == [2]
 
 
 def test_columns_that_torch_cannot_copy_do_not_raise(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_columns_that_torch_cannot_copy_do_not_raise(tmp_path: Path) -> None:
         exporter.mark_stable(0)
     assert exporter.report().lost_records == 4
     assert exporter.report().problems
-    assert [done.lost_records for step in steps_of(tmp_path) for done in step.ranks] == [4], "though it never began"
+    assert [done.lost_records for step in list_steps(tmp_path) for done in step.ranks] == [4], "though it never began"
 
 
 def test_a_close_that_takes_too_long_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +291,7 @@ def test_a_step_that_is_never_marked_stays_partial(tmp_path: Path) -> None:
     with TokenExporter(tmp_path, rank=0, world_size=1) as exporter:
         exporter.export(0, 0, *BATCH)
     assert "step 0 was never marked stable" in exporter.report().problems[0]
-    (step,) = steps_of(tmp_path)
+    (step,) = list_steps(tmp_path)
     assert not step.stable
     assert step.partial_ranks == (0,)
     assert list(read_tokens(tmp_path)) == []
@@ -332,11 +332,11 @@ def test_a_damaged_file_is_named(damage: str, tmp_path: Path) -> None:
 
 
 def test_memory_is_used_again() -> None:
-    from rolltape.tokens.slabs import Slabs
+    from rolltape.tokens.snapshot import PinnedBuffers
 
-    slabs = Slabs()
-    first = slabs.take(3 << 20, pinned=False)
-    slabs.give_back(first)
-    assert slabs.take(2 << 20, pinned=False).data_ptr() == first.data_ptr()
-    assert slabs.take(2 << 20, pinned=False).data_ptr() != first.data_ptr()
+    buffers = PinnedBuffers()
+    first = buffers.take(3 << 20, pinned=False)
+    buffers.give_back(first)
+    assert buffers.take(2 << 20, pinned=False).data_ptr() == first.data_ptr()
+    assert buffers.take(2 << 20, pinned=False).data_ptr() != first.data_ptr()
     assert isinstance(first, torch.Tensor)

@@ -12,8 +12,7 @@ from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
 from verl.workers.config import ActorConfig
 
 from rolltape.errors import RecordError
-from rolltape.tokens import Dppo, Ipo, LossSpec, OnPolicyDistillation, PpoClip, loss_of
-from rolltape.tokens.losses import spelled
+from rolltape.tokens import Dppo, Ipo, LossSpec, OnPolicyDistillation, PpoClip, parse_loss
 from token_batches import exported, packed, sequence_columns
 
 INF, NAN = float("inf"), float("nan")
@@ -301,18 +300,18 @@ def test_a_loss_without_what_it_looks_at_is_refused(tmp_path: Path) -> None:
         (PpoClip(), "inference_logprobs"),
     ):
         batch, outputs = packed([bare(sequence_columns(4), column)])
-        with pytest.raises(RecordError, match=f"step 7, micro step 0: .* looks at {column}"):
+        with pytest.raises(RecordError, match=f"step 7, micro step 0: .* needs {column}"):
             exported(tmp_path, (batch, outputs), loss=loss)
 
 
 @every_loss
 def test_a_specification_is_data(loss: LossSpec) -> None:
-    assert loss_of(spelled(loss)) == loss
+    assert parse_loss(loss.to_json()) == loss
 
 
 def test_thresholds_may_be_numbers_of_numpy_and_torch() -> None:
     loss = PpoClip(clip_low=np.float32(0.5), clip_high=torch.tensor(1.0))  # type: ignore[arg-type]
-    assert spelled(loss) == spelled(PpoClip(clip_low=0.5, clip_high=1.0))
+    assert loss.to_json() == PpoClip(clip_low=0.5, clip_high=1.0).to_json()
 
 
 def test_thresholds_are_not_negative() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from rolltape.errors import DamagedTapeError
 from rolltape.records.token_record import TOKEN_COLUMNS
-from rolltape.tokens import Dppo, Format, read_tokens, steps_of
+from rolltape.tokens import Dppo, Format, list_steps, read_tokens
 from rolltape.tokens.primerl import _FIELDS, _OWN_FIELDS
 from token_batches import exported, packed, sequence_columns
 
@@ -105,10 +105,10 @@ def test_what_prime_rl_wrote_can_be_read(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     theirs = {name: row[name] for name in PRIMERL_FACTS + PRIMERL_COLUMNS if name != "rewards"}
     (folder / "rank_2.jsonl").write_text(json.dumps({**theirs, "step": 40, "export_step": 3, "rank": 2}) + "\n")
-    (step,) = steps_of(tmp_path / "theirs")
+    (step,) = list_steps(tmp_path / "theirs")
     assert not step.stable
     (folder / "STABLE").touch()
-    (step,) = steps_of(tmp_path / "theirs")
+    (step,) = list_steps(tmp_path / "theirs")
     assert step.stable
     (record,) = read_tokens(tmp_path / "theirs")
     assert record.place == "3.2.0"
@@ -120,7 +120,7 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "token_exports" / "step_3"
     folder.mkdir(parents=True)
     (folder / "rank_0.jsonl").write_text('{"step": 3}\n')
-    with pytest.raises(DamagedTapeError, match=r"rank_0\.jsonl, line 1: no token record"):
+    with pytest.raises(DamagedTapeError, match=r"rank_0\.jsonl, line 1: not a token record"):
         list(read_tokens(tmp_path))
 
 
@@ -130,5 +130,5 @@ def test_a_line_without_what_every_record_has_is_named(change: dict[str, Any], t
     folder = tmp_path / "theirs" / "token_exports" / "step_3"
     folder.mkdir(parents=True)
     (folder / "rank_0.jsonl").write_text(json.dumps({**row, **change}) + "\n")
-    with pytest.raises(DamagedTapeError, match="line 1: no token record"):
+    with pytest.raises(DamagedTapeError, match="line 1: not a token record"):
         list(read_tokens(tmp_path / "theirs"))

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rolltape.tape.rundir import write_whole
-from rolltape.tokens import Format, TokenExporter, read_tokens, steps_of
-from rolltape.tokens.rankfiles import RankFiles
+from rolltape.tokens import Format, TokenExporter, list_steps, read_tokens
+from rolltape.tokens.rank_files import RankFiles
 from token_batches import packed, sequence_columns
 
 FOUR = 4
@@ -32,7 +32,7 @@ def write(exporter: TokenExporter, attempt: int, step: int = 0, sequences: int =
 
 
 def stable(run: Path) -> list[bool]:
-    return [step.stable for step in steps_of(run)]
+    return [step.stable for step in list_steps(run)]
 
 
 def rewards(run: Path, **which: Any) -> dict[int, set[float | None]]:
@@ -102,14 +102,14 @@ def test_four_processes_write_one_step_and_one_is_killed_and_started_again(tmp_p
     run = tmp_path / "run"
     job = [started(run, rank, 0, kill=rank == 2, store=tmp_path / "store") for rank in range(FOUR)]
     assert [ended(process) for process in job] == [0, 0, -signal.SIGKILL, 0]
-    (step,) = steps_of(run)
+    (step,) = list_steps(run)
     assert [done.rank for done in step.ranks] == [0, 1, 3]
     assert not step.stable
     assert step.partial_ranks == (2,)
     assert rewards(run) == {0: {0.0}, 1: {0.0}, 3: {0.0}}, "nothing of a rank that did not get done"
 
     assert ended(started(run, 2, 1)) == 0
-    (step,) = steps_of(run)
+    (step,) = list_steps(run)
     assert step.stable
     assert step.partial_ranks == ()
     assert rewards(run) == {0: {0.0}, 1: {0.0}, 2: {1.0}, 3: {0.0}}
@@ -176,7 +176,7 @@ def test_two_exporters_of_one_rank_do_not_write_side_by_side(tmp_path: Path) -> 
     first, second = (TokenExporter(tmp_path, rank=0, world_size=1) for _ in range(2))
     write(second, 1)
     write(first, 0)
-    assert "another exporter was made for rank 0" in first.report().problems[0]
+    assert "a later exporter was made for rank 0" in first.report().problems[0]
     assert second.report().problems == ()
     assert rewards(tmp_path) == {0: {1.0}}
     assert stable(tmp_path) == [True]
@@ -243,7 +243,7 @@ def test_attempts_are_not_mixed_by_a_rank_that_dies_as_it_gets_done(
             raise OSError
 
     (alone,) = exporters(tmp_path, 1)
-    monkeypatch.setattr("rolltape.tokens.rankfiles.write_whole", write_and_die)
+    monkeypatch.setattr("rolltape.tokens.rank_files.write_whole", write_and_die)
     write(alone, 1)
     assert stable(tmp_path) == [False]
     assert rewards(tmp_path) == {0: {1.0}}
@@ -320,7 +320,7 @@ def test_files_of_others_in_a_step_do_no_harm(tmp_path: Path) -> None:
 def test_ranks_share_no_file(tmp_path: Path) -> None:
     for exporter in exporters(tmp_path, 12):
         write(exporter, 0)
-    (step,) = steps_of(tmp_path)
+    (step,) = list_steps(tmp_path)
     names = [path.name for path in step.paths()]
     assert sorted(names) == sorted(f"rank_{rank}.parquet" for rank in range(12))
     assert len(list(step.paths(rank=1))) == 1

@@ -10,8 +10,7 @@ import torch
 
 from rolltape.records.token_record import TokenRecord
 from rolltape.tokens import Dppo
-from rolltape.tokens.join import standouts
-from rolltape.tokens.summary import QUANTILES, sequence_figures, summarized
+from rolltape.tokens.summary import QUANTILES, largest_tokens, sequence_figures, summarize_step
 from token_batches import exported, packed, sequence_columns
 
 
@@ -39,7 +38,7 @@ def finite(values: Any) -> Any:
 
 def test_a_steps_figures_are_those_of_its_trained_tokens(tmp_path: Path) -> None:
     records = step_of(tmp_path)
-    figures = summarized(7, records)
+    figures = summarize_step(7, records)
     assert figures.records == 6
     assert figures.tokens == sum(map(len, records))
     assert figures.trained_tokens == len(trained(records, "ratio"))
@@ -55,22 +54,22 @@ def test_the_worst_sequences_are_those_with_the_largest_mean(tmp_path: Path) -> 
     records = step_of(tmp_path)
     means = {record.place: finite(trained([record], "mismatch_kl")) for record in records}
     ranked = sorted((place for place in means if len(means[place])), key=lambda place: -means[place].mean())
-    assert [one.place for one in summarized(7, records, worst=10).worst] == ranked
+    assert [one.place for one in summarize_step(7, records, worst=10).worst] == ranked
     assert "7.0.5" not in ranked, "it has no finite mismatch at all"
     assert sequence_figures(records[5]).mismatch_kl is None
 
 
 @pytest.mark.parametrize("column", ["mismatch_kl", "entropy", "masked"])
-def test_standouts_are_the_largest_of_all(column: str, tmp_path: Path) -> None:
+def test_outliers_are_the_largest_of_all(column: str, tmp_path: Path) -> None:
     records = step_of(tmp_path)
     key: Callable[[float], float] = lambda value: np.inf if np.isnan(value) else value  # noqa: E731
     everything = sorted(map(key, trained(records, column)), reverse=True)
-    found = standouts(iter(records), column, 200)
+    found = largest_tokens(iter(records), column, 200)
     assert [key(one.value) for one in found] == everything[:200]
     assert len({(one.record.place, one.at) for one in found}) == 200
     assert all(one.record.trained_mask[one.at] for one in found)
 
 
 def test_a_step_without_records_has_no_figures() -> None:
-    figures = summarized(3, [])
+    figures = summarize_step(3, [])
     assert (figures.records, figures.mismatch_kl, figures.ratio_quantiles, figures.worst) == (0, None, None, ())

@@ -11,8 +11,7 @@ from rolltape.errors import NoAnswer
 from rolltape.records.policy import Advantage, Policy
 from rolltape.records.sample import Sample
 from rolltape.tokens import Dppo, read_tokens
-from rolltape.tokens.join import standouts
-from rolltape.tokens.summary import summarized
+from rolltape.tokens.summary import largest_tokens, summarize_step
 from rolltape.view.reports import TokenPlace
 from rolltape.view.tokens import TRAINER_COLUMNS
 from rolltape.view.trainer import trainer_news
@@ -87,14 +86,14 @@ async def test_a_steps_figures_are_those_of_its_token_records(tmp_path: Path) ->
         first_turn(rollout.session())
         rollout.finish(reward=1.0)
     export(tmp_path / "run")
-    figures = summarized(7, read_tokens(tmp_path / "run"))
+    figures = summarize_step(7, read_tokens(tmp_path / "run"))
     async with asking(tmp_path / "run") as ask:
         overview = await ask.until("/api/exp/overview", lambda one: one["by_step"] and one["by_step"][0]["trainer"])
         told = overview["by_step"][0]["trainer"]
         assert told["mismatch_kl"] == figures.mismatch_kl
         assert told["entropy"] == figures.entropy
         assert told["masked"] == figures.masked
-        (worst,) = standouts(read_tokens(tmp_path / "run"), "mismatch_kl", 1)
+        (worst,) = largest_tokens(read_tokens(tmp_path / "run"), "mismatch_kl", 1)
         at = {"rollout": rollout.id, "sample_id": worst.record.sample, "token": worst.at, "place": worst.record.place}
         assert (told["max_mismatch_kl"], told["max_mismatch_at"]) == (worst.value, at)
     (one,) = trainer_news(tmp_path / "run", {})

@@ -6,7 +6,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rolltape.errors import MisalignedError
+from rolltape.errors import MisalignedError, RecordError
+from rolltape.records.columns import Int32, Shape, declared_columns
+from rolltape.records.sample import Sample, Span
 from rolltape.records.tokens import Ids
 
 TOKEN_SCHEMA = "rolltape.token/1"  # a column may be added; a change of meaning raises the version
@@ -14,64 +16,54 @@ TOKEN_SCHEMA = "rolltape.token/1"  # a column may be added; a change of meaning 
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 
-ID_COLUMNS = ("ids", "position_ids")
-FLAG_COLUMNS = ("trained_mask", "masked", "masked_high", "masked_low")
-FLOAT_COLUMNS = (
-    "advantages",
-    "rewards",
-    "entropy",
-    "inference_logprobs",
-    "trainer_logprobs",
-    "old_logprobs",
-    "reference_logprobs",
-    "log_ratio",
-    "ratio",
-    "mismatch_kl",
-    "prob_delta",
-    "rl_weights",
-    "ce_weights",
-    "ref_kl_weights",
-)
-NEEDED_COLUMNS = (*ID_COLUMNS, "trained_mask", "trainer_logprobs")  # every record has them
-TOKEN_COLUMNS = (*ID_COLUMNS, *FLAG_COLUMNS, *FLOAT_COLUMNS)
-
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One sequence of one micro-batch. A column that is None was not given, or cannot be computed from what was.
+    """One sequence of one micro-batch, as the trainer saw it.
 
-    With r = trainer logprob − inference logprob: `log_ratio` is r, `ratio` exp(r), `mismatch_kl` exp(r) − r − 1,
-    and `prob_delta` exp(trainer logprob) − exp(inference logprob).
+    All per-token columns have the length of `ids`. A column that is None was not given, and could not be computed
+    from what was. With r = trainer logprob − inference logprob:
+
+    - `log_ratio` is r, `ratio` is exp(r), and `mismatch_kl` is exp(r) − r − 1;
+    - `prob_delta` is exp(trainer logprob) − exp(inference logprob).
+
+    Records are written by `rolltape.tokens.TokenExporter` and read by `rolltape.tokens.read_tokens`:
+
+        for record in read_tokens("runs/exp1", step=12):
+            ratios = record.ratio[record.trained_mask]
+            print(record.place, record.sample, len(record), ratios.max())
+
+    The fields below are also the columns of the files, in this order.
     """
 
     step: int
-    rank: int
-    micro_step: int
-    micro_sequence: int  # its place in the micro-batch
-    sequence: int  # its place among the records of this step and rank
+    rank: Int32
+    micro_step: Int32
+    micro_sequence: Int32  # its place in the micro-batch
+    sequence: Int32  # its place among the records of this step and rank
     sample: str | None = None
     rollout: str | None = None
     group: str | None = None
     env: str | None = None
     versions: tuple[str, ...] = ()  # weight versions that sampled it, as the trainer was told
-    reward: float | None = None  # None: none given, or given token by token
-    loss: str | None = None  # the loss specification as JSON; None: none named
+    reward: float | None = None  # None: none given, or given per token
+    loss: str | None = None  # the loss specification as JSON; None: none given
     ids: Ids
     position_ids: Ids
     trained_mask: Flags
-    trainer_logprobs: Floats
-    inference_logprobs: Floats | None = None
-    old_logprobs: Floats | None = None  # what a clipped loss compares with, where that is not the inference logprob
-    reference_logprobs: Floats | None = None
+    masked: Flags | None = None  # trained, but its policy-gradient term is zero
+    masked_high: Flags | None = None  # because its probability rose too far
+    masked_low: Flags | None = None  # because its probability fell too far
     advantages: Floats | None = None
     rewards: Floats | None = None
     entropy: Floats | None = None
+    inference_logprobs: Floats | None = None
+    trainer_logprobs: Floats
+    old_logprobs: Floats | None = None  # what a clipped loss compares with, where that is not the inference logprob
+    reference_logprobs: Floats | None = None
     log_ratio: Floats | None = None
     ratio: Floats | None = None
     mismatch_kl: Floats | None = None
     prob_delta: Floats | None = None
-    masked: Flags | None = None  # trained, but its policy-gradient term is zero
-    masked_high: Flags | None = None  # because its probability rose too far
-    masked_low: Flags | None = None  # because its probability fell too far
     rl_weights: Floats | None = None
     ce_weights: Floats | None = None
     ref_kl_weights: Floats | None = None
@@ -79,15 +71,15 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def __post_init__(self) -> None:
         lengths = {name: len(values) for name, values in self.columns().items()}
         if len(set(lengths.values())) > 1:
-            told = ", ".join(f"{name} {length}" for name, length in lengths.items())
-            raise MisalignedError(f"{self.place}: its columns differ in length: {told}")
+            listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            raise MisalignedError(f"token record {self.place}: columns differ in length: {listed}")
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def place(self) -> str:
-        """Where the record stands in its run."""
+        """Its name within a run: step, rank and sequence."""
         return f"{self.step}.{self.rank}.{self.sequence}"
 
     @property
@@ -95,6 +87,24 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return int(np.count_nonzero(self.trained_mask))
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The per-token columns that there are, by name."""
+        """The per-token columns that it has, by name."""
         named = ((name, getattr(self, name)) for name in TOKEN_COLUMNS)
         return {name: values for name, values in named if values is not None}
+
+    def spans_in(self, sample: Sample) -> tuple[Span, ...]:
+        """The spans of its sample, as far as the record reaches. Raises RecordError if the ids differ."""
+        length = min(len(self), len(sample.ids))
+        differing = np.flatnonzero(self.ids[:length] != sample.ids[:length])
+        if len(differing) or len(self) > length:
+            at = int(differing[0]) if len(differing) else length
+            raise RecordError(
+                f"token record {self.place}: differs from sample {sample.id} at token {at} of {len(self)}; "
+                "check that the trainer's sample_ids belong to these sequences"
+            )
+        within = (span for span in sample.spans if span.start < length)
+        return tuple(msgspec.structs.replace(span, stop=min(span.stop, length)) for span in within)
+
+
+_DECLARED = declared_columns(TokenRecord)
+FACT_COLUMNS = {name: column for name, column in _DECLARED.items() if column.shape is not Shape.PER_TOKEN}
+TOKEN_COLUMNS = {name: column for name, column in _DECLARED.items() if column.shape is Shape.PER_TOKEN}

@@ -1,34 +1,30 @@
-"""All columns of a micro-batch in one buffer, so that one copy moves them."""
+"""Where the columns of a micro-batch lie in one buffer, so that one copy moves them all."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from rolltape.records.token_record import FLAG_COLUMNS, ID_COLUMNS
+from rolltape.records.token_record import TOKEN_COLUMNS
 from rolltape.tokens.derive import MASK_COLUMNS, MISMATCH_COLUMNS
-from rolltape.tokens.intake import Intake
+from rolltape.tokens.micro_batch import MicroBatch
 
 _ALIGNED_TO = 16  # bytes
-
-# Read by what is derived on the device, so they are needed there even if they came from elsewhere.
+_TORCH_DTYPES = {np.int32: torch.int32, np.bool_: torch.bool, np.float32: torch.float32}
+_DTYPES = {name: _TORCH_DTYPES[column.dtype] for name, column in TOKEN_COLUMNS.items()} | {"attention_mask": torch.bool}
+# Columns that are derived from on the device, and so are needed there even if they came from elsewhere.
 _DERIVED_FROM = (
-    "trained_mask",
-    "advantages",
-    "inference_logprobs",
-    "trainer_logprobs",
-    "old_logprobs",
-    "reference_logprobs",
-    "rl_weights",
-    "ref_kl_weights",
-    "each_advantage",
-    "lengths",
+    *("trained_mask", "advantages", "inference_logprobs", "trainer_logprobs", "old_logprobs", "reference_logprobs"),
+    *("rl_weights", "ref_kl_weights", "each_advantage", "lengths"),
 )
+
+Sizes = Mapping[str, tuple[torch.dtype, int]]  # by column: the type of its values, and how many
 
 
 class Region(NamedTuple):
-    """A stretch of the buffer, in bytes, and what it holds."""
+    """A range of the buffer in bytes, and the type of its values."""
 
     start: int
     stop: int
@@ -36,29 +32,27 @@ class Region(NamedTuple):
 
 
 class Layout:
-    """Where each column lies. What is written on the device comes first: `device_bytes` of `total_bytes`."""
+    """The region of each column. The columns written on the device come first: `device_bytes` of `total_bytes`."""
 
-    def __init__(
-        self, on_device: Mapping[str, tuple[torch.dtype, int]], on_host: Mapping[str, tuple[torch.dtype, int]]
-    ):
+    def __init__(self, on_device: Sizes, on_host: Sizes) -> None:
         self.regions: dict[str, Region] = {}
         self.total_bytes = 0
-        self._lay(on_device)
+        self._append(on_device)
         self.device_bytes = self.total_bytes
         self._device_columns = tuple(on_device)
-        self._lay(on_host)
+        self._append(on_host)
 
-    def _lay(self, columns: Mapping[str, tuple[torch.dtype, int]]) -> None:
+    def _append(self, columns: Sizes) -> None:
         for name, (dtype, count) in columns.items():
             stop = self.total_bytes + count * dtype.itemsize
             self.regions[name] = Region(self.total_bytes, stop, dtype)
             self.total_bytes = -(-stop // _ALIGNED_TO) * _ALIGNED_TO
 
-    def on_host(self, buffer: Tensor) -> dict[str, Tensor]:
+    def host_views(self, buffer: Tensor) -> dict[str, Tensor]:
         """Every column as a view of a host buffer."""
         return self._views(buffer, self.regions)
 
-    def on_device(self, buffer: Tensor) -> dict[str, Tensor]:
+    def device_views(self, buffer: Tensor) -> dict[str, Tensor]:
         """The columns that are written on the device, as views of a buffer there."""
         return self._views(buffer, self._device_columns)
 
@@ -67,29 +61,24 @@ class Layout:
         return {name: buffer[region.start : region.stop].view(region.dtype) for name, region in regions}
 
 
-def layout_of(intake: Intake) -> Layout:
-    """Room for what came and for what will be derived from it."""
-    mismatch = MISMATCH_COLUMNS if "inference_logprobs" in intake.columns else ()
-    derived = (*mismatch, *(MASK_COLUMNS if intake.loss is not None else ()))
-    spread = ("advantages",) if "each_advantage" in intake.per_sequence else ()
-    sized = {name: (_dtype(name), intake.tokens) for name in (*intake.columns, *spread, *derived)}
-    sized |= {name: (_sequence_dtype(name, given), intake.sequences) for name, given in intake.per_sequence.items()}
-    there = {*_on_the_device(intake), *spread, *derived} if intake.device.type != "cpu" else set()
+def plan_layout(batch: MicroBatch) -> Layout:
+    """Make room for the columns of a micro-batch and for those that will be derived from them."""
+    mismatch = MISMATCH_COLUMNS if "inference_logprobs" in batch.columns else ()
+    derived = (*mismatch, *(MASK_COLUMNS if batch.loss is not None else ()))
+    if "each_advantage" in batch.per_sequence:
+        derived = ("advantages", *derived)
+    sizes = {name: (_DTYPES[name], batch.tokens) for name in (*batch.columns, *derived)}
+    sizes |= {name: (_sequence_dtype(name, given), batch.sequences) for name, given in batch.per_sequence.items()}
+    there = {*_on_device(batch), *derived} if batch.device.type != "cpu" else set()
     return Layout(
-        {name: size for name, size in sized.items() if name in there},
-        {name: size for name, size in sized.items() if name not in there},
+        {name: size for name, size in sizes.items() if name in there},
+        {name: size for name, size in sizes.items() if name not in there},
     )
 
 
-def _on_the_device(intake: Intake) -> set[str]:
-    came = {**intake.columns, **intake.per_sequence}
-    return {name for name, column in came.items() if name in _DERIVED_FROM or column.device.type != "cpu"}
-
-
-def _dtype(column: str) -> torch.dtype:
-    if column in ID_COLUMNS:
-        return torch.int32
-    return torch.bool if column in FLAG_COLUMNS or column == "attention_mask" else torch.float32
+def _on_device(batch: MicroBatch) -> set[str]:
+    given = {**batch.columns, **batch.per_sequence}
+    return {name for name, column in given.items() if name in _DERIVED_FROM or column.device.type != "cpu"}
 
 
 def _sequence_dtype(name: str, given: Tensor) -> torch.dtype:

@@ -1,7 +1,7 @@
-"""The losses that a trainer may train with, as data: one object says both what trains and what is masked.
+"""Losses as data: one object holds the thresholds of a loss, and computes which tokens it masks.
 
-A token is masked if its policy-gradient term is zero. A loss drops it on one side of a trust region (`high`, `low`),
-or it has nothing to pull with: no advantage, no weight, or a ratio that is zero. A KL term may remain on it.
+A token is masked if its policy-gradient term is zero: the loss drops it on one side of a trust region (`high`, `low`),
+or its advantage, its weight or its ratio is zero. A KL term may remain on it.
 """
 
 from collections.abc import Container
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Seen(NamedTuple):
-    """What a loss looks at, token by token: float32, of one length, on one device. None: it cannot be known."""
+class LossInputs(NamedTuple):
+    """The per-token columns that a loss reads: float32, of one length, on one device. None: it is not known."""
 
     trainer_logprobs: "Tensor"
     ratio: "Tensor | None"  # of the trainer's probability to the inference engine's
@@ -26,8 +26,8 @@ class Seen(NamedTuple):
     reference_logprobs: "Tensor | None"
 
 
-class Dropped(NamedTuple):
-    """Which tokens a loss takes out, and those of them by the side on which they left the trust region."""
+class DroppedTokens(NamedTuple):
+    """Masks of the tokens that a loss drops: all, and those that left the trust region on either side."""
 
     all: "Tensor"
     high: "Tensor"
@@ -35,7 +35,7 @@ class Dropped(NamedTuple):
 
 
 class LossSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
-    """A loss with its thresholds. `needs` names the columns that it reads besides the trainer's logprobs."""
+    """A loss with its thresholds. `needs` names the columns that it reads in addition to the trainer's logprobs."""
 
     needs: ClassVar[tuple[str, ...]] = ("inference_logprobs", "advantages")
     weights: ClassVar[str] = "rl_weights"  # the component weights that scale its policy-gradient term
@@ -47,19 +47,23 @@ class LossSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 continue
             if not value >= 0:
                 raise RecordError(f"{type(self).__name__}: {name} is {value}; give a number that is not negative")
-            msgspec.structs.force_setattr(self, name, float(value))  # which may have been one of numpy or torch
+            msgspec.structs.force_setattr(self, name, float(value))  # it may be a scalar of numpy or torch
+
+    def to_json(self) -> str:
+        """The specification as JSON; `parse_loss` reads it back."""
+        return msgspec.json.encode(self).decode()
 
     def missing(self, given: Container[str]) -> list[str]:
         """The columns that it reads and that are not among those given."""
         return [name for name in self.needs if name not in given]
 
-    def dropped(self, seen: Seen) -> Dropped:
-        """The tokens that leave the loss."""
+    def dropped(self, inputs: LossInputs) -> DroppedTokens:
+        """Compute which tokens the loss drops."""
         raise NotImplementedError
 
-    def pull(self, seen: Seen) -> "Tensor":
+    def pull(self, inputs: LossInputs) -> "Tensor":
         """What the gradient of a token's policy-gradient term is proportional to, if it is not dropped."""
-        return _given(seen.advantages, "advantages") * _given(seen.ratio, "inference_logprobs")
+        return _given(inputs.advantages, "advantages") * _given(inputs.ratio, "inference_logprobs")
 
 
 class Dppo(LossSpec, frozen=True, tag="dppo"):
@@ -68,12 +72,12 @@ class Dppo(LossSpec, frozen=True, tag="dppo"):
     mask_low: float = 0.2
     mask_high: float = 0.2
 
-    def dropped(self, seen: Seen) -> Dropped:
-        advantages, moved = _given(seen.advantages, "advantages"), _moved(seen)
+    def dropped(self, inputs: LossInputs) -> DroppedTokens:
+        advantages, moved = _given(inputs.advantages, "advantages"), _moved(inputs)
         rises = advantages > 0
         too_high = moved > self.mask_high
         too_low = moved < -self.mask_low
-        return Dropped(too_high.where(rises, too_low), rises & too_high, (advantages < 0) & too_low)
+        return DroppedTokens(too_high.where(rises, too_low), rises & too_high, (advantages < 0) & too_low)
 
 
 class Ipo(LossSpec, frozen=True, tag="ipo"):
@@ -81,10 +85,10 @@ class Ipo(LossSpec, frozen=True, tag="ipo"):
 
     threshold: float = 0.1
 
-    def dropped(self, seen: Seen) -> Dropped:
-        moved = _moved(seen)
+    def dropped(self, inputs: LossInputs) -> DroppedTokens:
+        moved = _moved(inputs)
         too_high, too_low = moved > self.threshold, moved < -self.threshold
-        return Dropped(too_high | too_low, too_high, too_low)
+        return DroppedTokens(too_high | too_low, too_high, too_low)
 
 
 class OnPolicyDistillation(LossSpec, frozen=True, tag="on_policy_distillation"):
@@ -94,13 +98,13 @@ class OnPolicyDistillation(LossSpec, frozen=True, tag="on_policy_distillation"):
     weights: ClassVar[str] = "ref_kl_weights"
     threshold: ClassVar[float] = 0.2
 
-    def dropped(self, seen: Seen) -> Dropped:
-        too_low = _moved(seen) < -self.threshold
-        return Dropped(too_low, too_low.new_zeros(too_low.shape), too_low)
+    def dropped(self, inputs: LossInputs) -> DroppedTokens:
+        too_low = _moved(inputs) < -self.threshold
+        return DroppedTokens(too_low, too_low.new_zeros(too_low.shape), too_low)
 
-    def pull(self, seen: Seen) -> "Tensor":
-        reference = _given(seen.reference_logprobs, "reference_logprobs")
-        return (reference - seen.trainer_logprobs) * _given(seen.ratio, "inference_logprobs")
+    def pull(self, inputs: LossInputs) -> "Tensor":
+        reference = _given(inputs.reference_logprobs, "reference_logprobs")
+        return (reference - inputs.trainer_logprobs) * _given(inputs.ratio, "inference_logprobs")
 
 
 class PpoClip(LossSpec, frozen=True, tag="ppo_clip"):
@@ -119,41 +123,36 @@ class PpoClip(LossSpec, frozen=True, tag="ppo_clip"):
         has_old = "old_logprobs" in given or "inference_logprobs" in given
         return super().missing(given) + ([] if has_old else ["inference_logprobs"])
 
-    def dropped(self, seen: Seen) -> Dropped:
-        advantages, ratio = _given(seen.advantages, "advantages"), _given(seen.old_ratio, "inference_logprobs")
+    def dropped(self, inputs: LossInputs) -> DroppedTokens:
+        advantages, ratio = _given(inputs.advantages, "advantages"), _given(inputs.old_ratio, "inference_logprobs")
         falls = advantages < 0
         high = (advantages > 0) & (ratio > 1 + self.clip_high)
         low = falls & (ratio < 1 - self.clip_low)
         if self.dual_clip is not None:
             high |= falls & (ratio > self.dual_clip)
-        return Dropped(high | low, high, low)
+        return DroppedTokens(high | low, high, low)
 
-    def pull(self, seen: Seen) -> "Tensor":
-        return _given(seen.advantages, "advantages") * _given(seen.old_ratio, "inference_logprobs")
+    def pull(self, inputs: LossInputs) -> "Tensor":
+        return _given(inputs.advantages, "advantages") * _given(inputs.old_ratio, "inference_logprobs")
 
 
 Loss = Dppo | Ipo | OnPolicyDistillation | PpoClip
 
 
-def spelled(loss: LossSpec) -> str:
-    """The specification as JSON."""
-    return msgspec.json.encode(loss).decode()
-
-
-def loss_of(text: str) -> Loss:
-    """The specification that `spelled` wrote."""
+def parse_loss(text: str) -> Loss:
+    """Read a loss specification from JSON, such as a token record's `loss`."""
     try:
         loss: Loss = msgspec.json.decode(text, type=Loss)
     except msgspec.MsgspecError as error:
-        raise RecordError(f"{text}: no loss specification: {error}") from None
+        raise RecordError(f"{text}: not a loss specification: {error}") from None
     return loss
 
 
-def _moved(seen: Seen) -> "Tensor":
-    return _given(seen.prob_delta, "inference_logprobs")
+def _moved(inputs: LossInputs) -> "Tensor":
+    return _given(inputs.prob_delta, "inference_logprobs")
 
 
 def _given(column: "Tensor | None", name: str) -> "Tensor":
     if column is None:
-        raise RecordError(f"the loss needs {name}, and the batch has none")
+        raise RecordError(f"the loss needs {name}, but the batch has none; give it")
     return column

@@ -1,4 +1,7 @@
-"""Token records ↔ Parquet: one row per sequence, its columns as lists of numbers."""
+"""Read and write token records as Parquet: one row per sequence, its per-token columns as lists.
+
+The columns are those that `TokenRecord` declares, and two counts that save a query from reading the lists.
+"""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,46 +12,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rolltape.errors import DamagedTapeError
-from rolltape.records.token_record import (
-    FLAG_COLUMNS,
-    ID_COLUMNS,
-    NEEDED_COLUMNS,
-    TOKEN_COLUMNS,
-    TOKEN_SCHEMA,
-    TokenRecord,
-)
+from rolltape.records.columns import Column, Shape
+from rolltape.records.token_record import FACT_COLUMNS, TOKEN_COLUMNS, TOKEN_SCHEMA, TokenRecord
 from rolltape.tokens.sequences import Sequences
 
 SCHEMA_KEY = b"rolltape.schema"
 
-_TEXT, _COUNT = pa.string(), pa.int32()
-_FACTS: dict[str, Any] = {
-    "step": pa.int64(),
-    "rank": _COUNT,
-    "micro_step": _COUNT,
-    "micro_sequence": _COUNT,
-    "sequence": _COUNT,
-    "sample": _TEXT,
-    "rollout": _TEXT,
-    "group": _TEXT,
-    "env": _TEXT,
-    "versions": pa.list_(_TEXT),
-    "reward": pa.float64(),
-    "loss": _TEXT,
-    "tokens": _COUNT,
-    "trained_tokens": _COUNT,
-}
-_COUNTED = ("tokens", "trained_tokens")  # follow from the columns, and save a query from reading them
+
+def _arrow_type(column: Column) -> pa.DataType:
+    value: Any = pa.string() if column.dtype is str else pa.from_numpy_dtype(np.dtype(column.dtype))
+    if column.shape is Shape.PER_TOKEN:
+        return pa.list_(pa.field("element", value, nullable=False))
+    return pa.list_(value) if column.shape is Shape.LIST else value
 
 
-def _list_type(column: str) -> pa.DataType:
-    number: pa.DataType = pa.bool_() if column in FLAG_COLUMNS else pa.float32()
-    number = _COUNT if column in ID_COLUMNS else number
-    return pa.list_(pa.field("element", number, nullable=False))
-
-
-COLUMNS = pa.schema(
-    [*(pa.field(name, kind) for name, kind in _FACTS.items()), *(pa.field(c, _list_type(c)) for c in TOKEN_COLUMNS)],
+_COUNTS = {name: Column(name, np.int32, Shape.SCALAR, optional=False) for name in ("tokens", "trained_tokens")}
+SCHEMA = pa.schema(
+    [
+        pa.field(name, _arrow_type(column))
+        for columns in (FACT_COLUMNS, _COUNTS, TOKEN_COLUMNS)
+        for name, column in columns.items()
+    ],
     metadata={SCHEMA_KEY: TOKEN_SCHEMA.encode()},
 )
 
@@ -56,38 +40,43 @@ COLUMNS = pa.schema(
 # dictionaries of values that hardly ever repeat cost more than they save.
 _ENCODINGS = {
     f"{name}.list.element": "DELTA_BINARY_PACKED" if name == "position_ids" else "BYTE_STREAM_SPLIT"
-    for name in TOKEN_COLUMNS
-    if name != "ids" and name not in FLAG_COLUMNS
+    for name, column in TOKEN_COLUMNS.items()
+    if name != "ids" and column.dtype is not np.bool_
 }
-_REPEATED: Any = [name for name, kind in _FACTS.items() if kind == _TEXT]
+_SCALARS = [name for name, column in (FACT_COLUMNS | _COUNTS).items() if column.shape is Shape.SCALAR]
+_TEXTS: Any = [name for name in _SCALARS if SCHEMA.field(name).type == pa.string()]
 _ZSTD_LEVEL = 1
 
 
 def write_parquet(path: Path, step: int, rank: int, first: int, held: Sequence[Sequences]) -> None:
-    """Write the records of a step and rank, the first of which is its `first`; as one row group."""
-    table = _table(step, rank, first, held)
+    """Write sequences of one step and rank as one row group; the first of them is number `first` of the rank."""
+    batches = []
+    for sequences in held:
+        batches.append(_record_batch(step, rank, first, sequences))
+        first += len(sequences)
+    table = pa.Table.from_batches(batches, SCHEMA)
     with (
         pa.OSFile(str(path), "wb") as sink,
         pq.ParquetWriter(
             sink,
-            COLUMNS,
+            SCHEMA,
             compression="zstd",
             compression_level=_ZSTD_LEVEL,
-            use_dictionary=_REPEATED,
+            use_dictionary=_TEXTS,
             column_encoding=_ENCODINGS,
-            write_statistics=[name for name in _FACTS if name != "versions"],
+            write_statistics=_SCALARS,
         ) as writer,
     ):
         writer.write_table(table, row_group_size=max(len(table), 1))
 
 
 def read_parquet(path: Path, columns: Collection[str] | None = None) -> Iterator[TokenRecord]:
-    """The records of a file; with `columns`, of the optional ones only those."""
+    """Read the records of a file; `columns` limits which of the optional per-token columns are read."""
     try:
         with pq.ParquetFile(path) as file:
             found = (file.schema_arrow.metadata or {}).get(SCHEMA_KEY, b"none").decode()
             if found != TOKEN_SCHEMA:
-                raise DamagedTapeError(f"{path}: schema is {found!r}; this reads {TOKEN_SCHEMA!r}")
+                raise DamagedTapeError(f"{path}: schema is {found!r}, but this version reads {TOKEN_SCHEMA!r}")
             wanted = [name for name in file.schema_arrow.names if _is_wanted(name, columns)]
             for batch in file.iter_batches(batch_size=64, columns=wanted):
                 yield from _records(batch)
@@ -96,32 +85,16 @@ def read_parquet(path: Path, columns: Collection[str] | None = None) -> Iterator
 
 
 def _is_wanted(name: str, columns: Collection[str] | None) -> bool:
-    if name in _COUNTED or (name not in _FACTS and name not in TOKEN_COLUMNS):
-        return False
-    needed = name in _FACTS or name in NEEDED_COLUMNS
-    return needed or columns is None or name in columns
+    if name in TOKEN_COLUMNS:
+        return columns is None or name in columns or not TOKEN_COLUMNS[name].optional
+    return name in FACT_COLUMNS
 
 
-def _table(step: int, rank: int, first: int, held: Sequence[Sequences]) -> pa.Table:
-    batches = []
-    for sequences in held:
-        facts = _facts(step, rank, first, sequences)
-        arrays: list[Any] = [
-            pa.array(facts[name], kind) if name in facts else pa.nulls(len(sequences), kind)
-            for name, kind in _FACTS.items()
-        ]
-        offsets = pa.array(np.concatenate([[0], sequences.lengths.cumsum()]).astype(np.int32))
-        arrays += [_lists(name, sequences, offsets) for name in TOKEN_COLUMNS]
-        batches.append(pa.RecordBatch.from_arrays(arrays, schema=COLUMNS))
-        first += len(sequences)
-    return pa.Table.from_batches(batches, COLUMNS)
-
-
-def _facts(step: int, rank: int, first: int, sequences: Sequences) -> Mapping[str, Any]:
+def _record_batch(step: int, rank: int, first: int, sequences: Sequences) -> pa.RecordBatch:
     count = len(sequences)
     bounds = np.concatenate([[0], sequences.lengths.cumsum()])
     trained = np.concatenate([[0], sequences.columns["trained_mask"].cumsum()])[bounds]
-    return {
+    facts: Mapping[str, Any] = {
         **sequences.facts,
         "step": np.full(count, step),
         "rank": np.full(count, rank, np.int32),
@@ -129,26 +102,27 @@ def _facts(step: int, rank: int, first: int, sequences: Sequences) -> Mapping[st
         "tokens": sequences.lengths.astype(np.int32),
         "trained_tokens": np.diff(trained).astype(np.int32),
     }
-
-
-def _lists(name: str, sequences: Sequences, offsets: Any) -> Any:
-    kind = COLUMNS.field(name).type
-    values = sequences.columns.get(name)
-    if values is None:
-        return pa.nulls(len(sequences), kind)
-    return pa.ListArray.from_arrays(offsets, pa.array(values), type=kind)
+    offsets: Any = pa.array(bounds.astype(np.int32))
+    arrays: list[Any] = []
+    for field in SCHEMA:
+        if field.name in facts:
+            arrays.append(pa.array(facts[field.name], field.type))
+        elif field.name in sequences.columns:
+            values: Any = pa.array(sequences.columns[field.name])
+            arrays.append(pa.ListArray.from_arrays(offsets, values, type=field.type))
+        else:
+            arrays.append(pa.nulls(count, field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
 def _records(batch: pa.RecordBatch) -> Iterator[TokenRecord]:
-    facts = [name for name in batch.schema.names if name in _FACTS]
-    columns = [name for name in batch.schema.names if name not in _FACTS]
-    told = [batch.column(name).to_pylist() for name in facts]
-    numbers = [_arrays(batch.column(name)) for name in columns]
+    fields: dict[str, list[Any]] = {
+        name: _arrays(batch.column(name)) if name in TOKEN_COLUMNS else batch.column(name).to_pylist()
+        for name in batch.schema.names
+    }
+    fields["versions"] = [tuple(versions or ()) for versions in fields["versions"]]
     for place in range(batch.num_rows):
-        fields: dict[str, Any] = {name: values[place] for name, values in zip(facts, told, strict=True)}
-        fields["versions"] = tuple(fields["versions"] or ())
-        fields |= {name: values[place] for name, values in zip(columns, numbers, strict=True)}
-        yield TokenRecord(**fields)
+        yield TokenRecord(**{name: values[place] for name, values in fields.items()})
 
 
 def _arrays(column: Any) -> list[Any]:

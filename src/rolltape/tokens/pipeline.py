@@ -1,11 +1,12 @@
-"""Snapshots → files, on background threads: one cuts them into sequences, a few encode and write.
+"""Turn snapshots into files on background threads: one cuts them into sequences, a few encode and write.
 
-Between the training thread and the disk at most `max_queued_bytes` wait. A micro-batch that finds no room is dropped
+At most `max_queued_bytes` wait between the training thread and the disk. A micro-batch that does not fit is dropped
 whole; what waits already stays.
 """
 
 import contextlib
 import os
+import queue
 import threading
 import time
 from collections import Counter
@@ -13,27 +14,81 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rolltape.errors import RolltapeError, TapeError
-from rolltape.tokens.budget import Budget
-from rolltape.tokens.cutting import cut
-from rolltape.tokens.losses import spelled
-from rolltape.tokens.rankfiles import RankFiles
+from rolltape.tokens.rank_files import RankFiles
 from rolltape.tokens.report import Reporter
-from rolltape.tokens.sequences import PART_TOKENS, Sequences
-from rolltape.tokens.snapshot import Camera, Snapshot
+from rolltape.tokens.sequences import PART_TOKENS, CutBatch, Sequences, cut_sequences
+from rolltape.tokens.snapshot import DeviceSnapshotter, Snapshot
 from rolltape.tokens.steps import TokenFile
-from rolltape.tokens.workers import Workers
 
-Writer = Callable[[Path, int, int, int, Sequence[Sequences]], None]  # path, step, rank, first sequence, sequences
+Job = Callable[[], None]
+WriteFile = Callable[[Path, int, int, int, Sequence[Sequences]], None]  # path, step, rank, first sequence, sequences
 
 
-class _Step:
+class Workers:
+    """Background threads with one queue. `on_death` gets the exception that ended a thread; jobs should raise none."""
+
+    def __init__(self, name: str, count: int, on_death: Callable[[str], None]) -> None:
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._on_death = on_death
+        self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
+    def put(self, job: Job) -> None:
+        self._jobs.put(job)
+
+    def stop(self, deadline: float) -> bool:
+        """Finish the queued jobs, until a time of the monotonic clock; False: not all were done by then."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0))
+        return not self.alive
+
+    def _work(self) -> None:
+        try:
+            while (job := self._jobs.get()) is not None:
+                job()
+                del job  # and what it holds, which would else live until the next one comes
+        except BaseException as error:
+            self._on_death(repr(error))
+            raise
+
+
+class ByteBudget:
+    """How many bytes may wait. Threads may share it."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._used = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> bool:
+        """Take room for `size` bytes; False: there is none. When nothing waits, any size fits."""
+        with self._lock:
+            if self._used and self._used + size > self.limit:
+                return False
+            self._used += size
+            return True
+
+    def resize(self, size: int, new_size: int) -> None:
+        """Replace room for `size` bytes that was taken by room for `new_size`."""
+        with self._lock:
+            self._used += new_size - size
+
+
+class _OpenStep:
     """A step that is being written. Parts are numbered as they are cut, and written in any order."""
 
     def __init__(self, step: int, attempt: str) -> None:
         self.step = step
         self.attempt = attempt
         self.held: list[Sequences] = []
-        self.held_size = 0  # bytes
+        self.held_bytes = 0
         self.held_tokens = 0
         self.sequences = 0
         self.parts: list[TokenFile | None] = []
@@ -43,13 +98,13 @@ class _Step:
 
 
 class Pipeline:
-    """The threads behind an exporter. Nothing here raises into whoever calls `submit`, `finish` or `close`."""
+    """The threads behind an exporter. `submit`, `finish` and `close` raise nothing."""
 
     def __init__(
         self,
         files: RankFiles,
-        camera: Camera,
-        write: Writer,
+        snapshotter: DeviceSnapshotter,
+        write: WriteFile,
         reporter: Reporter,
         *,
         rank: int,
@@ -58,20 +113,20 @@ class Pipeline:
         max_queued_bytes: int,
     ) -> None:
         self._files = files
-        self._camera = camera
+        self._snapshotter = snapshotter
         self._write = write
         self._reporter = reporter
         self._rank = rank
         self._fraction = fraction
-        self._budget = Budget(max_queued_bytes)
-        self._open: dict[int, _Step] = {}
-        self._marked: set[int] = set()  # steps, as the cutting thread knows them
+        self._budget = ByteBudget(max_queued_bytes)
+        self._open: dict[int, _OpenStep] = {}
+        self._marked: set[int] = set()  # steps; of the cutting thread
         self._changed = threading.Condition()
-        self._cutter = Workers("rolltape-tokens-cut", 1, self._died)
-        self._writers = Workers("rolltape-tokens-write", threads, self._died)
+        self._cutter = Workers("rolltape-tokens-cut", 1, self._report_death)
+        self._writers = Workers("rolltape-tokens-write", threads, self._report_death)
 
-    def submit(self, step: int, size: int, sequences: int, taken: Callable[[], Snapshot]) -> None:
-        """Queue the snapshot that `taken` makes, if there is room for its `size`; else count it as dropped."""
+    def submit(self, step: int, size: int, sequences: int, take_snapshot: Callable[[], Snapshot]) -> None:
+        """Take a snapshot and queue it, if there is room for `size` bytes; otherwise count its records as dropped."""
         self._reporter.count(sequences=sequences)
         if not (self._cutter.alive and self._writers.alive):
             self._reporter.count(lost_records=sequences)
@@ -80,19 +135,18 @@ class Pipeline:
             self._miss(step, "dropped_records", sequences)
         else:
             try:
-                snapshot = taken()
+                snapshot = take_snapshot()
             except Exception as error:  # noqa: BLE001 - no room on the device, say; training may have enough
-                self._budget.exchange(size, 0)
-                self._say(error)
+                self._budget.resize(size, 0)
+                self._report(error)
                 self._miss(step, "lost_records", sequences)
             else:
-                self._cutter.put(lambda: self._cut(snapshot, size))
+                self._cutter.put(lambda: self._cut_job(snapshot, size))
 
     def rehearse(self, snapshot: Snapshot) -> None:
-        """Do with a snapshot what is done with all, and write it to nowhere."""
-        columns = {name: column.numpy() for name, column in snapshot.columns().items()}
-        made = cut(snapshot.intake, columns, fraction=1, loss=None)
-        self._camera.slabs.give_back(snapshot.slab)
+        """Process a snapshot as any other, and write it to nowhere."""
+        made = self._cut(snapshot, fraction=1)
+        self._snapshotter.buffers.give_back(snapshot.buffer)
         self._write(Path(os.devnull), 0, self._rank, 0, [made.kept])
 
     def finish(self, step: int) -> None:
@@ -100,7 +154,7 @@ class Pipeline:
         self._cutter.put(lambda: self._mark(step))
 
     def close(self, timeout_s: float) -> None:
-        """Write what waits, for at most so long."""
+        """Write what waits, for at most `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         self._cutter.put(self._flush_all)
         stopped = [self._cutter.stop(deadline), self._writers.stop(deadline)]
@@ -112,39 +166,42 @@ class Pipeline:
 
     def _miss(self, step: int, why: str, records: int) -> None:
         self._reporter.count(**{why: records})
-        self._cutter.put(lambda: self._note_missing(step, why, records))
+        self._cutter.put(lambda: self._count_missing(step, why, records))
 
-    def _died(self, error: str) -> None:
+    def _report_death(self, error: str) -> None:
         self._reporter.problem("thread", f"one of its threads died: {error}")
 
-    def _say(self, error: Exception, what: str = "") -> None:
+    def _report(self, error: Exception, what: str = "") -> None:
         kind = "files" if isinstance(error, OSError | TapeError) else "records"
         self._reporter.problem(kind, what + (str(error) or repr(error)))
 
     # On the cutting thread.
 
-    def _cut(self, snapshot: Snapshot, size: int) -> None:
-        intake = snapshot.intake
-        kept_size, records = 0, intake.sequences
+    def _cut(self, snapshot: Snapshot, fraction: float) -> CutBatch:
+        columns = {name: column.numpy() for name, column in snapshot.columns().items()}
+        loss = None if snapshot.batch.loss is None else snapshot.batch.loss.to_json()
+        return cut_sequences(snapshot.batch, columns, fraction=fraction, loss=loss)
+
+    def _cut_job(self, snapshot: Snapshot, size: int) -> None:
+        batch = snapshot.batch
+        kept_bytes, records = 0, batch.sequences
         try:
-            columns = {name: column.numpy() for name, column in snapshot.columns().items()}
-            loss = None if intake.loss is None else spelled(intake.loss)
-            made = cut(intake, columns, fraction=self._fraction, loss=loss)
+            made = self._cut(snapshot, self._fraction)
             self._reporter.count(untrained_sequences=made.untrained, unsampled_sequences=made.not_sampled)
             records = len(made.kept)
             if records:
-                step = self._begun(intake.step)
-                kept_size = sum(values.nbytes for values in made.kept.columns.values())
+                step = self._open_step(batch.step)
+                kept_bytes = made.kept.nbytes
                 self._hold(step, made.kept)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one micro-batch, the next may be right
-            self._say(error)
+            self._report(error)
             self._reporter.count(lost_records=records)
-            self._note_missing(intake.step, "lost_records", records)
+            self._count_missing(batch.step, "lost_records", records)
         finally:
-            self._budget.exchange(size, kept_size)
-            self._camera.slabs.give_back(snapshot.slab)
+            self._budget.resize(size, kept_bytes)
+            self._snapshotter.buffers.give_back(snapshot.buffer)
 
-    def _hold(self, step: _Step, sequences: Sequences) -> None:
+    def _hold(self, step: _OpenStep, sequences: Sequences) -> None:
         for other in self._unmarked():
             if other is not step:
                 self._flush(other)
@@ -153,34 +210,34 @@ class Pipeline:
                 self._flush(step)
             step.held.append(part)
             step.held_tokens += part.tokens
-            step.held_size += sum(values.nbytes for values in part.columns.values())
+            step.held_bytes += part.nbytes
         # What is held takes room too, and must not take all of it.
-        if step.held_size * 4 > self._budget.limit:
+        if step.held_bytes * 4 > self._budget.limit:
             self._flush(step)
 
-    def _note_missing(self, number: int, why: str, records: int) -> None:
+    def _count_missing(self, number: int, why: str, records: int) -> None:
         """Have the marker of a step count records that will not be written."""
-        with contextlib.suppress(OSError, RolltapeError):  # a step that cannot be begun has no marker
-            step = self._begun(number)
+        with contextlib.suppress(OSError, RolltapeError):  # a step that cannot be opened has no marker
+            step = self._open_step(number)
             with self._changed:
                 step.missing[why] += records
 
-    def _begun(self, step: int) -> _Step:
-        """The step, begun anew if it was marked before: then it is written again, in place of what was."""
+    def _open_step(self, step: int) -> _OpenStep:
+        """The step as it is open; one that was marked before is opened anew, and replaces what was written."""
         with self._changed:
             self._changed.wait_for(lambda: step not in self._open or not self._open[step].marked)
         if step not in self._open:
             self._marked.discard(step)
-            begun = _Step(step, self._files.begin(step))
+            opened = _OpenStep(step, self._files.begin(step))
             with self._changed:
-                self._open[step] = begun
+                self._open[step] = opened
         return self._open[step]
 
-    def _flush(self, step: _Step) -> None:
+    def _flush(self, step: _OpenStep) -> None:
         if not step.held:
             return
-        held, size, first, part = step.held, step.held_size, step.sequences, len(step.parts)
-        step.held, step.held_size, step.held_tokens = [], 0, 0
+        held, size, first, part = step.held, step.held_bytes, step.sequences, len(step.parts)
+        step.held, step.held_bytes, step.held_tokens = [], 0, 0
         step.sequences += sum(map(len, held))
         with self._changed:
             step.parts.append(None)
@@ -191,17 +248,17 @@ class Pipeline:
         for step in self._unmarked():
             self._flush(step)
 
-    def _unmarked(self) -> list[_Step]:
+    def _unmarked(self) -> list[_OpenStep]:
         with self._changed:
             return [step for step in self._open.values() if not step.marked]
 
     def _mark(self, number: int) -> None:
         if number in self._marked:
-            return  # to begin it anew would replace it by nothing
+            return  # opening it anew would replace it by nothing
         try:
-            step = self._begun(number)
+            step = self._open_step(number)
         except (OSError, RolltapeError) as error:
-            self._say(error, f"step {number} could not be begun: ")
+            self._report(error, f"step {number} could not be begun: ")
             return
         self._flush(step)
         self._marked.add(number)
@@ -209,11 +266,11 @@ class Pipeline:
             step.marked = True
             last = not step.writing
         if last:
-            self._seal(step)
+            self._complete(step)
 
     # On a writing thread.
 
-    def _write_part(self, step: _Step, part: int, first: int, held: Sequence[Sequences], size: int) -> None:
+    def _write_part(self, step: _OpenStep, part: int, first: int, held: Sequence[Sequences], size: int) -> None:
         path = self._files.partial(step.step, step.attempt, part)
         records, tokens = sum(map(len, held)), sum(sequences.tokens for sequences in held)
         try:
@@ -223,20 +280,20 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001 - a library that fails to encode must not end the thread either
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
-            self._say(error, f"step {step.step} could not be written: ")
+            self._report(error, f"step {step.step} could not be written: ")
             self._reporter.count(lost_records=records)
             with self._changed:
                 step.missing["lost_records"] += records
         finally:
-            self._budget.exchange(size, 0)
+            self._budget.resize(size, 0)
             with self._changed:
                 step.writing -= 1
                 last = step.marked and not step.writing
         if last:
-            self._seal(step)
+            self._complete(step)
 
-    def _seal(self, step: _Step) -> None:
-        """Say that this rank is done with a step."""
+    def _complete(self, step: _OpenStep) -> None:
+        """Mark that this rank has written a step."""
         parts = [part for part in step.parts if part is not None]
         try:
             self._files.finish(
@@ -247,7 +304,7 @@ class Pipeline:
                 lost_records=step.missing["lost_records"],
             )
         except (OSError, RolltapeError) as error:
-            self._say(error, f"step {step.step} could not be marked: ")
+            self._report(error, f"step {step.step} could not be marked: ")
             records, tokens = sum(part.records for part in parts), sum(part.tokens for part in parts)
             # Nobody will read them.
             self._reporter.count(records=-records, tokens=-tokens, files=-len(parts), lost_records=records)

@@ -1,4 +1,4 @@
-"""What became of the records that an exporter was given: counted always, said aloud once."""
+"""Count what an exporter wrote, dropped and lost, and log each kind of problem once."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ _FATES = ("records", "dropped_records", "lost_records", "untrained_sequences", "
 class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
     """The counts of an exporter so far, and the first problem of each kind.
 
-    At the end `sequences` is the sum of those that were written, dropped, lost, untrained and unsampled.
+    After `close`, `sequences` is the sum of records, dropped, lost, untrained and unsampled ones.
     """
 
     sequences: int = 0  # handed over
@@ -34,11 +34,11 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reporter:
-    """Counts from all threads. The first problem of a kind is logged when it comes, the rest at the end."""
+    """Collects counts from all threads. The first problem of a kind is logged at once, the totals at the end."""
 
     def __init__(self, who: str) -> None:
         self.who = who
-        self._is_over = False
+        self._closed = False
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._problems: dict[str, str] = {}
@@ -48,7 +48,7 @@ class Reporter:
             self._counts.update(counts)
 
     def problem(self, kind: str, what: str) -> None:
-        """Note what went wrong; each kind is logged once."""
+        """Record a problem; each kind is logged once."""
         with self._lock:
             if kind in self._problems:
                 return
@@ -56,16 +56,16 @@ class Reporter:
         log.error("%s: %s; training goes on, further problems of this kind are only counted", self.who, what)
 
     def report(self) -> ExportReport:
-        """The counts so far. Once it is over, what is still queued counts as lost, as long as it is."""
+        """The counts so far. After `close`, what is still queued counts as lost."""
         with self._lock:
             counts = self._counts.copy()
-            if self._is_over:
+            if self._closed:
                 counts["lost_records"] += counts["sequences"] - sum(counts[name] for name in _FATES)
             return ExportReport(**counts, problems=tuple(self._problems.values()))
 
-    def say_at_close(self) -> ExportReport:
-        """The final counts; logged if not everything was written."""
-        self._is_over = True
+    def close(self) -> ExportReport:
+        """Return the final counts, and log them if not everything was written."""
+        self._closed = True
         report = self.report()
         if not report.complete:
             log.error(

@@ -1,23 +1,31 @@
-"""Sequences on the host, cut and ready to be encoded."""
+"""Sequences on the host, ready to be encoded: cut out of a micro-batch, or taken from records."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from rolltape.errors import MisalignedError, RecordError
+from rolltape.records.token_record import TOKEN_COLUMNS
+
+if TYPE_CHECKING:
+    from rolltape.tokens.micro_batch import MicroBatch
+
 Array = npt.NDArray[Any]
 
-PART_TOKENS = 1 << 19  # a file's worth: enough to compress well, few enough that several threads share a step
+PART_TOKENS = 1 << 19  # per file: enough to compress well, few enough that several threads share a step
+_HASHED_BITS = 64
 
 
 class Sequences(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Some sequences of one step: what is said of each, and their columns end to end."""
+    """Sequences of one step. The per-token columns hold them end to end."""
 
     lengths: npt.NDArray[np.int64]
     columns: dict[str, Array]
-    facts: dict[str, list[Any]]  # micro_step, micro_sequence, sample, …
+    facts: dict[str, list[Any]]  # per sequence: micro_step, micro_sequence, sample, …
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -26,12 +34,16 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def tokens(self) -> int:
         return int(self.lengths.sum())
 
-    def parts(self, most_tokens: int) -> "Iterator[Sequences]":
-        """The same in stretches of at most so many tokens, if a sequence is not longer than that."""
+    @property
+    def nbytes(self) -> int:
+        return sum(values.nbytes for values in self.columns.values())
+
+    def parts(self, max_tokens: int) -> "Iterator[Sequences]":
+        """Split into parts of at most `max_tokens`; a longer sequence is a part by itself."""
         ends = self.lengths.cumsum()
         first, begin = 0, 0
         while first < len(self):
-            last = max(int(np.searchsorted(ends, begin + most_tokens, side="right")), first + 1)
+            last = max(int(np.searchsorted(ends, begin + max_tokens, side="right")), first + 1)
             end = int(ends[last - 1])
             yield Sequences(
                 lengths=self.lengths[first:last],
@@ -39,3 +51,102 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 facts={name: values[first:last] for name, values in self.facts.items()},
             )
             first, begin = last, end
+
+
+class CutBatch(msgspec.Struct, frozen=True, eq=False):
+    """The sequences of a micro-batch that are written, and how many are not."""
+
+    kept: Sequences
+    untrained: int  # without a trained token
+    not_sampled: int  # left out by the sample fraction
+
+
+def cut_sequences(batch: "MicroBatch", columns: Mapping[str, Array], *, fraction: float, loss: str | None) -> CutBatch:
+    """Copy the sequences to write out of `columns`, without their padding."""
+    lengths = columns["lengths"] if batch.lengths is None else batch.lengths
+    check_lengths(lengths, batch.tokens, batch.where)
+    bounds = np.concatenate([[0], lengths.cumsum()])
+    real, env = _real_tokens(batch, columns, bounds)
+    trained = columns["trained_mask"]
+    if real is not None and np.any(trained & ~real):
+        count = int(np.count_nonzero(trained & ~real))
+        raise RecordError(f"{batch.where}: {count} trained tokens lie in padding; correct attention_mask or the mask")
+    trains = _counts(trained, bounds) > 0
+    chosen = trains & _in_fraction(batch, fraction)
+    at = np.flatnonzero(chosen).tolist()
+    own_lengths = (lengths if real is None else _counts(real, bounds))[at]
+    wanted = real
+    if not chosen.all():
+        wanted = np.repeat(chosen, lengths)
+        wanted = wanted if real is None else wanted & real
+    kept = {
+        name: values.copy() if wanted is None else values[wanted]
+        for name, values in columns.items()
+        if name in TOKEN_COLUMNS
+    }
+    kept.setdefault("position_ids", _positions(own_lengths))
+    facts = {name: [values[place] for place in at] for name, values in {**batch.facts, **env}.items()}
+    if "reward" in columns:
+        facts["reward"] = columns["reward"][at].tolist()
+    facts |= {"micro_step": [batch.micro_step] * len(at), "micro_sequence": at, "loss": [loss] * len(at)}
+    return CutBatch(
+        Sequences(lengths=own_lengths, columns=kept, facts=facts),
+        untrained=int(np.count_nonzero(~trains)),
+        not_sampled=int(np.count_nonzero(trains & ~chosen)),
+    )
+
+
+def check_lengths(lengths: npt.NDArray[np.int64], tokens: int, where: str) -> None:
+    """Raise MisalignedError unless the lengths add up to `tokens`."""
+    if len(lengths) and lengths.min() < 0:
+        raise MisalignedError(f"{where}: a sequence has the length {lengths.min()}; lengths are 0 or more")
+    if lengths.sum() != tokens:
+        raise MisalignedError(
+            f"{where}: the lengths of {len(lengths)} sequences add up to {lengths.sum()} tokens, but the columns have "
+            f"{tokens}; count padding to the last sequence, and mark it in attention_mask"
+        )
+
+
+def _real_tokens(
+    batch: "MicroBatch", columns: Mapping[str, Array], bounds: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.bool_] | None, dict[str, Sequence[str | None]]]:
+    """Which tokens are not padding (None: all are real), and each sequence's environment if it was given per token."""
+    mask = columns.get("attention_mask")
+    names = batch.facts.get("env", ())
+    if len(names) in (0, batch.sequences):
+        return mask, {}
+    # One name per token: padding at the end of a sequence has an empty one.
+    real = np.ones(batch.tokens, np.bool_) if mask is None else mask.copy()
+    trained = columns["trained_mask"]
+    envs: list[str | None] = []
+    for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        envs.append(next((str(name) for name in names[start:stop] if name), None))
+        while stop > start and not names[stop - 1] and not trained[stop - 1]:
+            stop -= 1
+            real[stop] = False
+    return real, {"env": envs}
+
+
+def _counts(flags: npt.NDArray[np.bool_], bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """How many flags are set in each sequence."""
+    return np.diff(np.concatenate([[0], flags.cumsum()])[bounds])
+
+
+def _positions(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    starts = lengths.cumsum() - lengths
+    return (np.arange(lengths.sum()) - np.repeat(starts, lengths)).astype(np.int32)
+
+
+def _in_fraction(batch: "MicroBatch", fraction: float) -> npt.NDArray[np.bool_]:
+    """Which sequences belong to the fraction. A hash of the sample id decides, so all ranks choose the same."""
+    if fraction >= 1:
+        return np.ones(batch.sequences, np.bool_)
+    names = batch.facts.get("sample") or (None,) * batch.sequences
+    keys = [name or f"{batch.step}.{batch.micro_step}.{place}" for place, name in enumerate(names)]
+    return np.array([_hash(key) < fraction for key in keys], np.bool_)
+
+
+def _hash(key: str) -> float:
+    """A number in [0, 1) that depends on the key alone."""
+    digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=_HASHED_BITS // 8).digest()
+    return int.from_bytes(digest, "big") / float(1 << _HASHED_BITS)

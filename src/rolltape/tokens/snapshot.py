@@ -1,5 +1,6 @@
-"""A micro-batch's columns as they are now, on their way to the host, while the training thread goes on."""
+"""Snapshot a micro-batch's columns and copy them to the host while the training thread goes on."""
 
+import threading
 from collections.abc import Iterable
 
 import msgspec
@@ -7,63 +8,94 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rolltape.tokens.derive import derive
-from rolltape.tokens.intake import Intake
+from rolltape.tokens.derive import derive_columns
 from rolltape.tokens.layout import Layout
-from rolltape.tokens.losses import LossSpec
-from rolltape.tokens.slabs import Slabs
+from rolltape.tokens.micro_batch import MicroBatch
+
+_SMALLEST_BUFFER = 1 << 20  # bytes
+_KEPT_BUFFERS = 8
 
 
 class Snapshot(msgspec.Struct, frozen=True, eq=False):
-    """Columns in host memory, or soon there. `columns` is for a thread that may wait."""
+    """A micro-batch whose columns are in a host buffer, or on their way there."""
 
-    intake: Intake  # without its columns, which would keep the caller's tensors in memory
+    batch: MicroBatch  # without its columns, which would keep the caller's tensors in memory
     layout: Layout
-    slab: Tensor
-    copied: torch.cuda.Event | None  # None: they are there already, and what is derived is not
+    buffer: Tensor
+    copied: torch.cuda.Event | None  # None: the copy is done
 
     def columns(self) -> dict[str, Tensor]:
-        """Every column, once it is there."""
-        columns = self.layout.on_host(self.slab)
+        """Every column, derived ones included. Waits for the copy, so call it on a background thread."""
+        columns = self.layout.host_views(self.buffer)
         if self.copied is not None:
             self.copied.synchronize()
-        elif self.intake.device.type == "cpu":
-            _complete(columns, self.intake.loss)
+        elif self.batch.device.type == "cpu":
+            derive_columns(columns, self.batch.loss)
         return columns
 
 
-class Camera:
-    """Takes snapshots on the training thread. Work for a device is only queued there; nothing waits for it."""
+class PinnedBuffers:
+    """Host buffers that are reused, since pinning or first touching memory is what costs. Safe to share by threads.
+
+    Their sizes are powers of two. Buffers for batches on the CPU are not pinned.
+    """
 
     def __init__(self) -> None:
-        self.slabs = Slabs()
+        self._lock = threading.Lock()
+        self._free: dict[bool, list[Tensor]] = {False: [], True: []}
+
+    def take(self, size: int, *, pinned: bool) -> Tensor:
+        """A buffer of at least `size` bytes that nobody else has."""
+        with self._lock:
+            free = self._free[pinned]
+            fitting = [at for at, buffer in enumerate(free) if len(buffer) >= size]
+            if fitting:
+                return free.pop(min(fitting, key=lambda at: len(free[at])))
+        capacity = max(_SMALLEST_BUFFER, 1 << (size - 1).bit_length())
+        return torch.empty(capacity, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+
+    def give_back(self, buffer: Tensor) -> None:
+        """Make a buffer available again; of many, the largest are kept."""
+        with self._lock:
+            free = self._free[buffer.is_pinned()]
+            free.append(buffer)
+            free.sort(key=len, reverse=True)
+            del free[_KEPT_BUFFERS:]
+
+
+class DeviceSnapshotter:
+    """Takes snapshots on the training thread. It only queues work for a device there, and waits for nothing."""
+
+    def __init__(self) -> None:
+        self.buffers = PinnedBuffers()
         self._transfers: dict[torch.device, _Transfer] = {}
 
     def reserve(self, size: int, device: torch.device, count: int) -> None:
-        """Have memory ready for so many micro-batches of `size` bytes."""
+        """Allocate memory for `count` micro-batches of `size` bytes."""
         pinned = device.type == "cuda"
-        held = [self.slabs.take(size, pinned=pinned) for _ in range(count)]
-        for slab in held:
-            slab.zero_()
-            self.slabs.give_back(slab)
+        held = [self.buffers.take(size, pinned=pinned) for _ in range(count)]
+        for buffer in held:
+            buffer.zero_()
+            self.buffers.give_back(buffer)
         if pinned:
             self._transfer(device).reserve(size)
 
     @torch.no_grad()
-    def snapshot(self, intake: Intake, layout: Layout) -> Snapshot:
-        """The columns of `intake`: what the caller does to them later does not show."""
-        slab = self.slabs.take(layout.total_bytes, pinned=intake.device.type == "cuda")
-        hosted = layout.on_host(slab)
-        if intake.device.type == "cpu":
-            _fill_host(hosted, intake)
-            return Snapshot(_told(intake), layout, slab, None)
-        if intake.device.type == "cuda":
-            copied = self._transfer(intake.device).copy(intake, layout, slab, hosted)
-            return Snapshot(_told(intake), layout, slab, copied)
-        buffer = torch.empty(layout.device_bytes, dtype=torch.uint8, device=intake.device)
-        _fill_device(layout.on_device(buffer), hosted, intake)
-        slab[: layout.device_bytes].copy_(buffer)
-        return Snapshot(_told(intake), layout, slab, None)
+    def snapshot(self, batch: MicroBatch, layout: Layout) -> Snapshot:
+        """Copy the columns of a micro-batch; what the caller does to them later does not show."""
+        buffer = self.buffers.take(layout.total_bytes, pinned=batch.device.type == "cuda")
+        hosted = layout.host_views(buffer)
+        copied = None
+        if batch.device.type == "cpu":
+            for name, column in _given_columns(batch):
+                _copy_to_host(column, hosted[name])
+        elif batch.device.type == "cuda":
+            copied = self._transfer(batch.device).copy(batch, layout, buffer, hosted)
+        else:
+            gathered = torch.empty(layout.device_bytes, dtype=torch.uint8, device=batch.device)
+            _gather_on_device(layout.device_views(gathered), hosted, batch)
+            buffer[: layout.device_bytes].copy_(gathered)
+        return Snapshot(msgspec.structs.replace(batch, columns={}, per_sequence={}), layout, buffer, copied)
 
     def _transfer(self, device: torch.device) -> "_Transfer":
         if device not in self._transfers:
@@ -87,67 +119,42 @@ class _Transfer:
             # Whoever gets this memory next must wait for the copy out of it.
             self._buffer.record_stream(self._stream)
 
-    def copy(self, intake: Intake, layout: Layout, slab: Tensor, hosted: dict[str, Tensor]) -> torch.cuda.Event:
-        """Gather the columns where they are, in the order of the caller's stream, and copy them beside it."""
+    def copy(self, batch: MicroBatch, layout: Layout, buffer: Tensor, hosted: dict[str, Tensor]) -> torch.cuda.Event:
+        """Gather the columns on the device, in the order of the caller's stream, and copy them on another stream."""
         current = torch.cuda.current_stream(self._device)
         if self._last is not None:
             current.wait_event(self._last)
         self.reserve(layout.device_bytes)
-        _fill_device(layout.on_device(self._buffer), hosted, intake)
+        _gather_on_device(layout.device_views(self._buffer), hosted, batch)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            slab[: layout.device_bytes].copy_(self._buffer[: layout.device_bytes], non_blocking=True)
+            buffer[: layout.device_bytes].copy_(self._buffer[: layout.device_bytes], non_blocking=True)
             self._last = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._last.record(self._stream)
         return self._last
 
 
-def _fill_device(there: dict[str, Tensor], hosted: dict[str, Tensor], intake: Intake) -> None:
-    """Bring each column to the device or leave it on the host, as the layout has it, and derive the others there."""
-    for name, column in _given(intake):
+def _gather_on_device(there: dict[str, Tensor], hosted: dict[str, Tensor], batch: MicroBatch) -> None:
+    """Copy each column to the device or to the host, as the layout has it, and derive the others on the device."""
+    for name, column in _given_columns(batch):
         if name not in there:
-            _put(column, hosted[name])
+            _copy_to_host(column, hosted[name])
         elif column.device.type == "cpu":
             # Out of pinned memory, since a copy out of any other may wait for the device.
-            there[name].copy_(_put(column, hosted[name]), non_blocking=True)
+            there[name].copy_(_copy_to_host(column, hosted[name]), non_blocking=True)
         else:
             there[name].copy_(column, non_blocking=True)
-    _complete(there, intake.loss)
+    derive_columns(there, batch.loss)
 
 
-def _fill_host(hosted: dict[str, Tensor], intake: Intake) -> None:
-    for name, column in _given(intake):
-        _put(column, hosted[name])
-
-
-def _put(column: Tensor, place: Tensor) -> Tensor:
-    """Copy into host memory on this thread alone: torch would share the work with threads that are busy encoding."""
+def _copy_to_host(column: Tensor, out: Tensor) -> Tensor:
+    """Copy on this thread alone: torch would share the work with threads that are busy encoding."""
     if column.device.type == "cpu" and column.dtype != torch.bfloat16:  # which numpy does not know
-        np.copyto(place.numpy(), column.numpy(), casting="unsafe")
+        np.copyto(out.numpy(), column.numpy(), casting="unsafe")
     else:
-        place.copy_(column)
-    return place
+        out.copy_(column)
+    return out
 
 
-def _told(intake: Intake) -> Intake:
-    return msgspec.structs.replace(intake, columns={}, per_sequence={})
-
-
-def _given(intake: Intake) -> Iterable[tuple[str, Tensor]]:
-    return (*intake.columns.items(), *intake.per_sequence.items())
-
-
-@torch.no_grad()
-def _complete(columns: dict[str, Tensor], loss: LossSpec | None) -> None:
-    """Make the columns that follow from those that came."""
-    if "each_advantage" in columns:
-        _spread(columns["each_advantage"], columns["lengths"], columns["advantages"])
-    derive(columns, loss)
-
-
-def _spread(each: Tensor, lengths: Tensor, place: Tensor) -> None:
-    """Give each token its sequence's value; lengths that do not add up cannot lead out of bounds."""
-    tokens = torch.arange(len(place), dtype=torch.int32, device=place.device)
-    ends = lengths.cumsum(0, dtype=torch.int32)
-    owner = torch.searchsorted(ends, tokens, right=True, out_int32=True).clamp_(max=len(ends) - 1)
-    torch.index_select(each, 0, owner, out=place)
+def _given_columns(batch: MicroBatch) -> Iterable[tuple[str, Tensor]]:
+    return (*batch.columns.items(), *batch.per_sequence.items())

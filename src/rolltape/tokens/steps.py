@@ -1,15 +1,16 @@
-"""Where token records lie in a run, and which steps of them are whole.
+"""The folders and markers of a run's token records, and which steps are complete.
 
-    RUN/tokens/exporters/rank_R.json    the exporter that speaks for a rank: the one that was made last
+    RUN/tokens/exporters/rank_R.json    the current exporter of a rank: the one that was made last
     RUN/tokens/step_N/rank_R.parquet    its records; where there are many, rank_R.part_1.parquet and so on
-    RUN/tokens/step_N/rank_R.done       what the rank wrote of this step, written when all of it is there
-    RUN/tokens/step_N/STABLE            every rank is done, and with which attempt
+    RUN/tokens/step_N/rank_R.done       what the rank wrote of this step, once all of it is there
+    RUN/tokens/step_N/STABLE            the attempts of all ranks, once every rank is done
 
-A name that begins with a dot and ends in `.partial` is of a file whose rank has not got done. JSON lines lie under
-`token_exports` in the same way, in one `rank_R.jsonl` a rank.
+A file whose name begins with a dot and ends in `.partial` is not complete. JSON lines lie under `token_exports` in the
+same way, with one `rank_R.jsonl` per rank.
 """
 
 import enum
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
-from rolltape.errors import DamagedTapeError
+from rolltape.errors import DamagedTapeError, RecordError
 
 STABLE = "STABLE"
 
@@ -28,7 +29,7 @@ _RANK = re.compile(r"rank_(\d+)\.")
 
 
 class Format(enum.StrEnum):
-    """How token records are written; each in a folder of its own."""
+    """File formats of token records; each has a folder of its own."""
 
     PARQUET = "parquet"
     JSONL = "jsonl"  # in prime-rl's schema, where prime-rl puts it
@@ -39,7 +40,7 @@ class Format(enum.StrEnum):
 
 
 class TokenFile(msgspec.Struct, frozen=True):
-    """A file of records."""
+    """One file of records, as its rank wrote it."""
 
     name: str
     size: int  # bytes
@@ -65,13 +66,13 @@ class RankDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stable(msgspec.Struct, frozen=True):
-    """What STABLE says: the attempt of every rank that writes."""
+    """The content of STABLE: the attempt of every rank that writes."""
 
     attempts: dict[int, str]
 
 
 class Announced(msgspec.Struct, frozen=True):
-    """Which exporter speaks for a rank."""
+    """The content of `exporters/rank_R.json`: the current exporter of a rank."""
 
     exporter: str
 
@@ -85,10 +86,10 @@ class TokenStep(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankDone, ...]
     writers: int
     stable: bool
-    partial_ranks: tuple[int, ...]  # ranks with files that are half-written
+    partial_ranks: tuple[int, ...]  # ranks with files that are not complete
 
     def paths(self, rank: int | None = None) -> Iterator[Path]:
-        """The files of the step, or of one rank; one that has another size than was written is damaged."""
+        """The files of the step, or of one rank. A file with another size than was written raises DamagedTapeError."""
         for done in self.ranks:
             for file in done.files if rank in (None, done.rank) else ():
                 path = self.folder / file.name
@@ -101,7 +102,7 @@ class TokenStep(msgspec.Struct, frozen=True, kw_only=True):
                 yield path
 
 
-def steps_of(run: str | Path) -> list[TokenStep]:
+def list_steps(run: str | Path) -> list[TokenStep]:
     """The steps of a run that have token records, in order."""
     found = []
     for file_format in Format:
@@ -109,51 +110,62 @@ def steps_of(run: str | Path) -> list[TokenStep]:
         for folder in root.glob("step_*"):
             named = _STEP.fullmatch(folder.name)
             if named and folder.is_dir():
-                found.append(_step(root, folder, int(named[1]), file_format))
+                found.append(_load_step(root, folder, int(named[1]), file_format))
     return sorted(found, key=lambda step: (step.step, step.file_format))
 
 
-def folder_of(root: Path, step: int) -> Path:
+def token_folder(run: str | os.PathLike[str], file_format: Format) -> Path:
+    """Where the token records of a run are written."""
+    if "://" in os.fspath(run):
+        raise RecordError(f"run {os.fspath(run)}: token records are written to a path, not to a URL")
+    return Path(run).expanduser().absolute() / file_format.folder
+
+
+def step_folder(root: Path, step: int) -> Path:
     return root / f"step_{step}"
 
 
-def announcement(root: Path, rank: int) -> Path:
+def part_name(rank: int, part: int, file_format: Format) -> str:
+    return f"rank_{rank}{f'.part_{part}' if part else ''}.{file_format}"
+
+
+def announcement_path(root: Path, rank: int) -> Path:
     return root / "exporters" / f"rank_{rank}.json"
 
 
-def announced(root: Path, rank: int) -> str | None:
-    """The exporter that speaks for a rank; None: none was ever made."""
-    said = read_marker(announcement(root, rank), Announced)
-    return None if said is None else said.exporter
+def current_exporter(root: Path, rank: int) -> str | None:
+    """The exporter that was made last for a rank; None: none was ever made."""
+    found = _read_marker(announcement_path(root, rank), Announced)
+    return None if found is None else found.exporter
 
 
-def ranks_in(folder: Path) -> set[int]:
-    """The ranks of which there is a file, whole or not."""
+def ranks_with_files(folder: Path) -> set[int]:
+    """The ranks that have a file in a step's folder, complete or not."""
     return {int(named[1]) for path in folder.iterdir() if (named := _RANK.match(path.name.removeprefix(".")))}
 
 
 def done_ranks(folder: Path) -> dict[int, RankDone]:
-    """What each rank says to have written of a step."""
-    markers = (read_marker(path, RankDone) for path in folder.glob("rank_*.done"))
+    """The markers of the ranks that have written a step."""
+    markers = (_read_marker(path, RankDone) for path in folder.glob("rank_*.done"))
     return {done.rank: done for done in sorted(filter(None, markers), key=lambda done: done.rank)}
 
 
 def current_ranks(root: Path, folder: Path) -> dict[int, RankDone]:
-    """Of these, those whose exporter still speaks for the rank: the others may be about to write the step again."""
-    return {rank: done for rank, done in done_ranks(folder).items() if announced(root, rank) == done.exporter}
+    """The markers whose exporter is still the current one of its rank; the other ranks may write the step again."""
+    return {rank: done for rank, done in done_ranks(folder).items() if current_exporter(root, rank) == done.exporter}
 
 
-def read_marker(path: Path, kind: type[M]) -> M | None:
-    """What a marker says; None: there is none, or it is not one of ours."""
+def _read_marker(path: Path, kind: type[M]) -> M | None:
+    """The content of a marker; None: there is none, or it is not one of ours."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def _step(root: Path, folder: Path, step: int, file_format: Format) -> TokenStep:
+def _load_step(root: Path, folder: Path, step: int, file_format: Format) -> TokenStep:
     done = done_ranks(folder)
-    stable = read_marker(folder / STABLE, Stable)
+    stable = _read_marker(folder / STABLE, Stable)
     is_stable = stable is not None and stable.attempts == {rank: one.attempt for rank, one in done.items()}
     if not is_stable:
         # Ranks of an earlier attempt are not shown beside those of a later one.
@@ -174,19 +186,19 @@ def _step(root: Path, folder: Path, step: int, file_format: Format) -> TokenStep
 
 
 def _written_by_primerl(folder: Path) -> dict[int, RankDone]:
-    """The ranks of a folder that prime-rl itself wrote, which has no marker for each."""
+    """The ranks of a folder that prime-rl itself wrote; it writes no markers for them."""
     found = {}
     paths = list(folder.glob("rank_*.jsonl"))
     for path in paths:
         if named := _RANK.match(path.name):
             rank = int(named[1])
-            file = TokenFile(path.name, path.stat().st_size, _lines_in(path), 0)
+            file = TokenFile(path.name, path.stat().st_size, _count_lines(path), 0)
             found[rank] = RankDone(
                 rank=rank, world_size=len(paths), writers=len(paths), exporter="", attempt="", files=(file,)
             )
     return dict(sorted(found.items()))
 
 
-def _lines_in(path: Path) -> int:
+def _count_lines(path: Path) -> int:
     with path.open("rb") as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))

@@ -1,5 +1,6 @@
-"""A step's token records in a few figures, over trained tokens alone."""
+"""Summarize a step's token records in figures over its trained tokens, and find the tokens that stand out."""
 
+import heapq
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,7 +19,7 @@ NO_VALUES: Values = np.empty(0, np.float32)
 
 
 class SequenceFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence in figures; None: the column is not there."""
+    """The figures of one sequence; None: the record does not have the column."""
 
     place: str
     sample: str | None
@@ -32,7 +33,7 @@ class SequenceFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A step in figures. Means and quantiles leave out numbers that are not finite, which are counted."""
+    """The figures of a step. Means and quantiles leave out numbers that are not finite; these are counted."""
 
     step: int
     records: int
@@ -49,8 +50,16 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     worst: tuple[SequenceFigures, ...]  # by mean mismatch KL
 
 
-class Tally:
-    """Numbers as they come. Those that are not finite are seen, and no more."""
+class TokenOutlier(msgspec.Struct, frozen=True, eq=False):
+    """A token of a record, and its value in a column."""
+
+    record: TokenRecord
+    at: int
+    value: float
+
+
+class ColumnStats:
+    """Mean and maximum of numbers that are added in batches. Numbers that are not finite are only counted."""
 
     def __init__(self, values: npt.NDArray[Any] = NO_VALUES) -> None:
         self.seen = 0
@@ -72,43 +81,38 @@ class Tally:
         return self.total / self.finite if self.finite else None
 
 
-def summarized(step: int, records: Iterable[TokenRecord], worst: int = 3) -> StepFigures:
-    """The figures of a step. Of its tokens only their ratios are held, for the quantiles."""
+def summarize_step(step: int, records: Iterable[TokenRecord], worst: int = 3) -> StepFigures:
+    """Compute the figures of a step. Only the ratios of its tokens are held in memory, for the quantiles."""
     sequences: list[SequenceFigures] = []
-    tallies = {name: Tally() for name in SUMMARY_COLUMNS}
+    stats = {name: ColumnStats() for name in SUMMARY_COLUMNS}
     held: list[npt.NDArray[Any]] = [NO_VALUES]
     for record in records:
         sequences.append(sequence_figures(record))
-        for name, tally in tallies.items():
-            tally.add(_trained(record, name))
+        for name, column in stats.items():
+            column.add(_trained(record, name))
         held.append(_finite(_trained(record, "ratio")))
     ratios = np.concatenate(held)
+    compared = [one for one in sequences if one.mismatch_kl is not None]
     return StepFigures(
         step=step,
         records=len(sequences),
         tokens=sum(one.tokens for one in sequences),
         trained_tokens=sum(one.trained_tokens for one in sequences),
-        mismatch_kl=tallies["mismatch_kl"].mean,
-        max_mismatch_kl=tallies["mismatch_kl"].largest,
-        masked=tallies["masked"].mean,
-        masked_high=tallies["masked_high"].mean,
-        masked_low=tallies["masked_low"].mean,
-        entropy=tallies["entropy"].mean,
+        mismatch_kl=stats["mismatch_kl"].mean,
+        max_mismatch_kl=stats["mismatch_kl"].largest,
+        masked=stats["masked"].mean,
+        masked_high=stats["masked_high"].mean,
+        masked_low=stats["masked_low"].mean,
+        entropy=stats["entropy"].mean,
         ratio_quantiles=tuple(np.quantile(ratios, QUANTILES).tolist()) if len(ratios) else None,
-        not_finite=tallies["ratio"].seen - len(ratios),
-        worst=tuple(by_mismatch(sequences)[:worst]),
+        not_finite=stats["ratio"].seen - len(ratios),
+        worst=tuple(sorted(compared, key=lambda one: -(one.mismatch_kl or 0.0))[:worst]),
     )
-
-
-def by_mismatch(sequences: Iterable[SequenceFigures]) -> list[SequenceFigures]:
-    """Sequences with the largest mean mismatch first, where they have one."""
-    known = [one for one in sequences if one.mismatch_kl is not None]
-    return sorted(known, key=lambda one: -(one.mismatch_kl or 0.0))
 
 
 def sequence_figures(record: TokenRecord) -> SequenceFigures:
     """The figures of one record."""
-    mismatch = Tally(_trained(record, "mismatch_kl"))
+    mismatch = ColumnStats(_trained(record, "mismatch_kl"))
     return SequenceFigures(
         place=record.place,
         sample=record.sample,
@@ -118,12 +122,31 @@ def sequence_figures(record: TokenRecord) -> SequenceFigures:
         trained_tokens=record.trained_tokens,
         mismatch_kl=mismatch.mean,
         max_mismatch_kl=mismatch.largest,
-        masked=Tally(_trained(record, "masked")).mean,
+        masked=ColumnStats(_trained(record, "masked")).mean,
     )
 
 
+def largest_tokens(records: Iterable[TokenRecord], column: str, count: int) -> list[TokenOutlier]:
+    """The trained tokens with the largest values of a column, largest first; NaN comes before all."""
+    found: list[tuple[float, int, int, TokenOutlier]] = []  # a heap, the smallest first
+    for number, record in enumerate(records):
+        values = record.columns().get(column)
+        if values is None:
+            continue
+        trained = np.flatnonzero(record.trained_mask)
+        keys = values[trained].astype(np.float64)
+        keys[np.isnan(keys)] = np.inf
+        for place in np.argsort(-keys, kind="stable")[:count].tolist():
+            at = int(trained[place])
+            # Equal values in the order of the records, so that two looks at a run show the same.
+            heapq.heappush(found, (float(keys[place]), -number, -at, TokenOutlier(record, at, float(values[at]))))
+            if len(found) > count:
+                heapq.heappop(found)
+    return [outlier for *_, outlier in sorted(found, key=lambda one: one[:3], reverse=True)]
+
+
 def _trained(record: TokenRecord, column: str) -> Values:
-    """A column's values at the trained tokens, flags as 0 and 1; none if it is not there."""
+    """A column's values at the trained tokens, flags as 0 and 1; empty if the record does not have it."""
     values = getattr(record, column)
     return NO_VALUES if values is None else values[record.trained_mask].astype(np.float32)
 

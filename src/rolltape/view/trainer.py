@@ -13,10 +13,10 @@ from rolltape.errors import RolltapeError
 from rolltape.records.ids import last_turn_of
 from rolltape.records.sample import Sample
 from rolltape.records.token_record import TokenRecord
+from rolltape.tokens.files import read_step
 from rolltape.tokens.primerl import read_lines
-from rolltape.tokens.reading import records_of
-from rolltape.tokens.steps import Format, TokenStep, steps_of
-from rolltape.tokens.summary import SUMMARY_COLUMNS, summarized
+from rolltape.tokens.steps import Format, TokenStep, list_steps
+from rolltape.tokens.summary import SUMMARY_COLUMNS, summarize_step
 from rolltape.view.reports import TokenPlace, TrainerFigures
 
 _FIGURES = ("mismatch_kl", "max_mismatch_kl", "entropy", "masked", "masked_high", "masked_low")
@@ -25,7 +25,7 @@ _FIGURES = ("mismatch_kl", "max_mismatch_kl", "entropy", "masked", "masked_high"
 def trainer_news(location: Path, known: Mapping[int, str]) -> Iterator[TrainerFigures]:
     """Figures of the steps whose files have changed since; of a step in two formats those of the first."""
     seen: set[int] = set()
-    for step in steps_of(location):
+    for step in list_steps(location):
         mark = ",".join(f"{one.rank}:{one.attempt}:{file.size}" for one in step.ranks for file in one.files)
         if step.step in seen or not step.stable:
             continue
@@ -33,7 +33,7 @@ def trainer_news(location: Path, known: Mapping[int, str]) -> Iterator[TrainerFi
         if known.get(step.step) == mark:
             continue
         with contextlib.suppress(RolltapeError, OSError, ValueError, pa.ArrowException):
-            figures = summarized(step.step, records_of(step, columns=SUMMARY_COLUMNS))
+            figures = summarize_step(step.step, read_step(step, columns=SUMMARY_COLUMNS))
             named = {name: getattr(figures, name) for name in _FIGURES}
             yield TrainerFigures(step.step, mark, named, _largest_mismatch(step))
 
@@ -41,7 +41,7 @@ def trainer_news(location: Path, known: Mapping[int, str]) -> Iterator[TrainerFi
 def _largest_mismatch(step: TokenStep) -> TokenPlace | None:
     """Where the figure `max_mismatch_kl` was seen: the largest number among trained tokens, be there NaN or not."""
     largest, found = -np.inf, None
-    for record in records_of(step, columns=("mismatch_kl",)):
+    for record in read_step(step, columns=("mismatch_kl",)):
         if record.sample is None or record.mismatch_kl is None:
             continue
         values = np.where(record.trained_mask & np.isfinite(record.mismatch_kl), record.mismatch_kl, -np.inf)
@@ -73,7 +73,7 @@ class TokenRecords:
         """
         equal: dict[tuple[int, str], TokenRecord] = {}  # a step that was exported in two formats says it twice
         chosen: TokenRecord | None = None
-        for step in steps_of(self._location):
+        for step in list_steps(self._location):
             with contextlib.suppress(RolltapeError, OSError, ValueError, pa.ArrowException):
                 for record in self._ending_with(step, last_turn_of(sample.id)):
                     is_equal = np.array_equal(record.ids, sample.ids[: len(record)])
@@ -86,7 +86,7 @@ class TokenRecords:
     def _ending_with(self, step: TokenStep, end: str) -> Iterator[TokenRecord]:
         for rank in step.ranks:
             if any(end in self._ends_in(step, path) for path in step.paths(rank.rank)):
-                for record in records_of(step, rank.rank):
+                for record in read_step(step, rank.rank):
                     if record.sample is not None and last_turn_of(record.sample) == end:
                         yield record
 

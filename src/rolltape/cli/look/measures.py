@@ -11,7 +11,6 @@ from rolltape.cli.look.by import By
 from rolltape.cli.output.screen import number
 from rolltape.records.sample import Sample
 from rolltape.records.token_record import TokenRecord
-from rolltape.tokens.join import spans_of
 
 Values = npt.NDArray[np.float64]
 
@@ -64,7 +63,7 @@ def measured(sample: Sample, by: By, record: TokenRecord | None) -> Measured:
     held = None if record is None or by.column is None else record.columns().get(by.column)
     if record is None or held is None:
         raise _missing(by, sample.id, record)
-    spans_of(record, sample)  # refuses a record of other ids
+    record.spans_in(sample)  # refuses a record of other ids
     values, present = np.full(len(sample.ids), np.nan), np.zeros(len(sample.ids), np.bool_)
     values[: len(record)], present[: len(record)] = held, record.trained_mask
     return Measured(by, values, present)

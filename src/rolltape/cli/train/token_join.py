@@ -97,12 +97,11 @@ def _source(
 ) -> tuple[Session, tuple[Span, ...]]:
     """The session and the spans of a record's tokens. Its policy may be another: what counts is that ids are equal."""
     from rolltape.cli.sample_ids import like_named
-    from rolltape.tokens.join import spans_of
 
     refused: RolltapeError = UsageError(f"there is no sample {sample_id}; give the policy that made it")
     for sample in like_named(run, rollout, policy, sample_id):
         try:
-            spans = spans_of(record, sample)
+            spans = record.spans_in(sample)
         except RecordError as error:
             refused = error
         else:

@@ -6,7 +6,7 @@ from rolltape.cli.exits import UsageError
 from rolltape.cli.output.screen import SHORT_ID
 from rolltape.records.ids import last_turn_of
 from rolltape.records.token_record import TokenRecord
-from rolltape.tokens.reading import records_of
+from rolltape.tokens.files import read_step
 from rolltape.tokens.steps import TokenStep
 
 _LISTED = "`rolltape tokens RUN --step N` lists them"
@@ -20,7 +20,7 @@ def named_record(steps: Sequence[TokenStep], rank: int | None, name: str | None)
     step_number, its_rank, _ = map(int, place.split("."))
     for step in steps:
         if step.step == step_number:
-            for record in records_of(step, its_rank):
+            for record in read_step(step, its_rank):
                 if record.place == place:
                     return record
     raise UsageError(f"RECORD: there is no token record {name}; {_LISTED}")
@@ -43,7 +43,7 @@ def _last_place(steps: Sequence[TokenStep], rank: int | None, name: str) -> str:
     """The place of the last record of the one sample whose id begins like that."""
     found: dict[str, str] = {}
     for step in steps:
-        for record in records_of(step, rank, columns=()):
+        for record in read_step(step, rank, columns=()):
             if record.sample is not None and any(one.startswith(name) for one in _spellings(record.sample)):
                 found[record.sample] = record.place
     whole = [sample for sample in found if name in _spellings(sample)]

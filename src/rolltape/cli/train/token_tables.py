@@ -8,9 +8,9 @@ import msgspec
 from rolltape.cli.output.screen import count, number, plural, print_json, print_line, print_table, tracked
 from rolltape.cli.train.token_names import short_sample
 from rolltape.records.token_record import TokenRecord
-from rolltape.tokens.reading import records_of
+from rolltape.tokens.files import read_step
 from rolltape.tokens.steps import TokenStep
-from rolltape.tokens.summary import QUANTILES, SUMMARY_COLUMNS, SequenceFigures, sequence_figures, summarized
+from rolltape.tokens.summary import QUANTILES, SUMMARY_COLUMNS, SequenceFigures, sequence_figures, summarize_step
 
 
 def print_steps(steps: Sequence[TokenStep], *, as_json: bool) -> None:
@@ -80,7 +80,7 @@ def print_summary(steps: Sequence[TokenStep], rank: int | None, *, as_json: bool
     rows = []
     worst: list[tuple[int, SequenceFigures]] = []
     for step in tracked(steps, "steps", len(steps)):
-        figures = summarized(step.step, records_of(step, rank, SUMMARY_COLUMNS))
+        figures = summarize_step(step.step, read_step(step, rank, SUMMARY_COLUMNS))
         worst += [(step.step, one) for one in figures.worst]
         if as_json:
             print_json({**msgspec.to_builtins(figures), "stable": step.stable})
@@ -124,7 +124,7 @@ def print_summary(steps: Sequence[TokenStep], rank: int | None, *, as_json: bool
 
 
 def _records(steps: Sequence[TokenStep], rank: int | None, columns: Sequence[str]) -> Iterable[TokenRecord]:
-    return (record for step in steps for record in records_of(step, rank, columns))
+    return (record for step in steps for record in read_step(step, rank, columns))
 
 
 def _facts(record: TokenRecord) -> dict[str, object]:

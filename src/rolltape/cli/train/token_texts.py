@@ -11,10 +11,9 @@ from rolltape.cli.train.token_join import Joined, Joiner
 from rolltape.records.sample import Origin, Span
 from rolltape.records.token_record import TokenRecord
 from rolltape.samples.spelling import Spell, token_texts
-from rolltape.tokens.join import Standout, standouts
-from rolltape.tokens.reading import records_of
+from rolltape.tokens.files import read_step
 from rolltape.tokens.steps import TokenStep
-from rolltape.tokens.summary import Tally
+from rolltape.tokens.summary import ColumnStats, TokenOutlier, largest_tokens
 
 _AROUND = 6  # tokens on each side
 
@@ -72,13 +71,13 @@ def print_worst(
 ) -> None:
     """The tokens with the largest values of a column, with what stands around them."""
     columns = {by, "inference_logprobs", "mismatch_kl", "ratio"}
-    found = standouts((record for step in steps for record in records_of(step, rank, columns)), by, limit)
+    found = largest_tokens((record for step in steps for record in read_step(step, rank, columns)), by, limit)
     rows = []
     for one in found:
         joined = joiner.joined(one.record)
         span = joined.span_at(one.at)
         if as_json:
-            print_json(_standout(one, joined, span, by))
+            print_json(_outlier(one, joined, span, by))
             continue
         rows.append(
             [
@@ -116,7 +115,7 @@ def _stretch(joined: Joined, span: Span) -> dict[str, Any]:
     trained = joined.record.trained_mask[part]
     held = joined.record.columns()
     means = {
-        name: Tally(held[name][part][trained]).mean if name in held else None
+        name: ColumnStats(held[name][part][trained]).mean if name in held else None
         for name in ("mismatch_kl", "masked", "masked_high", "masked_low", "entropy")
     }
     return {
@@ -132,7 +131,7 @@ def _stretch(joined: Joined, span: Span) -> dict[str, Any]:
     }
 
 
-def _standout(one: Standout, joined: Joined, span: Span | None, by: str) -> dict[str, Any]:
+def _outlier(one: TokenOutlier, joined: Joined, span: Span | None, by: str) -> dict[str, Any]:
     record = one.record
     first = max(one.at - _AROUND, 0)
     return {

@@ -82,9 +82,9 @@ def tokens(
 
 def _chosen(run: str, step: int | None) -> list["TokenStep"]:
     from rolltape.errors import TapeError
-    from rolltape.tokens import steps_of
+    from rolltape.tokens import list_steps
 
-    steps = steps_of(run)
+    steps = list_steps(run)
     if not steps:
         raise TapeError(f"{run}: no token records there; a trainer writes them with rolltape.tokens.TokenExporter")
     chosen = [one for one in steps if step in (None, one.step)]

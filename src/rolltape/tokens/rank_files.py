@@ -1,9 +1,9 @@
-"""One rank's side of the token records: it replaces its own files of a step, and says when they are all there.
+"""Write one rank's files of a step, and mark the step when every rank is done.
 
-There is no barrier between ranks. Each leaves a marker when it is done, and whichever sees the markers of all writes
-STABLE. A marker counts only while the exporter that wrote it speaks for its rank: if the whole job is started again,
-every rank announces a new exporter before the first of them can finish a step, so what is left of the earlier attempt
-makes nothing stable. A rank that is started again alone finds the others' markers valid.
+There is no barrier between ranks. Each writes a marker when it is done, and the one that finds all markers writes
+STABLE. A marker counts only while the exporter that wrote it is the current one of its rank: if the whole job is
+started again, every rank announces a new exporter before any of them can finish a step, so the markers of the earlier
+attempt make nothing stable. A rank that is started again alone finds the others' markers valid.
 """
 
 import contextlib
@@ -24,12 +24,13 @@ from rolltape.tokens.steps import (
     RankDone,
     Stable,
     TokenFile,
-    announced,
-    announcement,
+    announcement_path,
+    current_exporter,
     current_ranks,
     done_ranks,
-    folder_of,
-    ranks_in,
+    part_name,
+    ranks_with_files,
+    step_folder,
 )
 
 
@@ -46,18 +47,19 @@ class RankFiles:
         self._announced = False
 
     def announce(self) -> None:
-        """From now on this exporter speaks for its rank, and no earlier one."""
-        announcement(self._root, self._rank).parent.mkdir(parents=True, exist_ok=True)
-        with self._exclusively():
-            write_whole(announcement(self._root, self._rank), msgspec.json.encode(Announced(self._exporter)))
+        """Make this exporter the current one of its rank, in place of any earlier one."""
+        path = announcement_path(self._root, self._rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            write_whole(path, msgspec.json.encode(Announced(self._exporter)))
         self._announced = True
 
     def begin(self, step: int) -> str:
-        """Start an attempt at a step: what this rank wrote of it before is gone. Gives the attempt's name."""
+        """Start an attempt at a step and return its name; what this rank wrote of the step before is removed."""
         if not self._announced:
             self.announce()
-        folder = folder_of(self._root, step)
-        with self._exclusively():
+        folder = step_folder(self._root, step)
+        with self._locked():
             if not self._is_own():
                 raise self._replaced()
             folder.mkdir(exist_ok=True)
@@ -68,17 +70,17 @@ class RankFiles:
         return uuid.uuid4().hex[:12]
 
     def partial(self, step: int, attempt: str, part: int) -> Path:
-        """Where a part is written."""
-        return folder_of(self._root, step) / f".rank_{self._rank}.{attempt}.{part}.partial"
+        """The path that a part is written to."""
+        return step_folder(self._root, step) / f".rank_{self._rank}.{attempt}.{part}.partial"
 
     def finish(
         self, step: int, attempt: str, parts: Sequence[TokenFile], *, dropped_records: int, lost_records: int
     ) -> bool:
-        """Put the parts in their places and say so. Whether that was the last rank of the step."""
-        folder = folder_of(self._root, step)
+        """Put the parts in their places and mark the rank as done. True: the step is stable now."""
+        folder = step_folder(self._root, step)
         if self._format is Format.JSONL:
-            parts = [_joined(folder, parts, self.partial(step, attempt, 0))]
-        with self._exclusively():
+            parts = [_join_parts(folder, parts, self.partial(step, attempt, 0))]
+        with self._locked():
             if not self._is_own():
                 _remove(folder, f".rank_{self._rank}.{attempt}.*")
                 raise self._replaced()
@@ -97,9 +99,9 @@ class RankFiles:
             return self._mark_stable(folder, {**others, self._rank: done})
 
     def _others(self, folder: Path) -> dict[int, RankDone]:
-        """What the other ranks of this job say to have done, if that may be all; what an earlier job said is gone."""
+        """The markers of the other ranks of this job, if they may be all; those of an earlier job are removed."""
         if len(list(folder.glob("rank_*.done"))) < self._writers - 1:
-            return {}  # most ranks find this, and need not read what the others say
+            return {}  # the common case: no need to read the markers
         job = (self._world_size, self._writers)
         current = {
             rank: done
@@ -114,7 +116,7 @@ class RankFiles:
     def _mark_stable(self, folder: Path, done: Mapping[int, RankDone]) -> bool:
         if len(done) < self._writers:
             return False
-        for rank in ranks_in(folder) - done.keys():
+        for rank in ranks_with_files(folder) - done.keys():
             # The job had other ranks when it was started before.
             _remove(folder, f"rank_{rank}.*", f".rank_{rank}.*")
         attempts = {rank: one.attempt for rank, one in done.items()}
@@ -124,22 +126,22 @@ class RankFiles:
     def _named(self, folder: Path, parts: Sequence[TokenFile]) -> tuple[TokenFile, ...]:
         files = []
         for number, part in enumerate(parts):
-            name = f"rank_{self._rank}{f'.part_{number}' if number else ''}.{self._format}"
+            name = part_name(self._rank, number, self._format)
             (folder / part.name).replace(folder / name)
             files.append(msgspec.structs.replace(part, name=name))
         return tuple(files)
 
     def _is_own(self) -> bool:
-        return announced(self._root, self._rank) == self._exporter
+        return current_exporter(self._root, self._rank) == self._exporter
 
     def _replaced(self) -> TapeWriteError:
         return TapeWriteError(
-            f"{self._root}: another exporter was made for rank {self._rank} after this one, and speaks for it now; "
+            f"{self._root}: a later exporter was made for rank {self._rank}, and this one writes no more; "
             "give each process its own rank"
         )
 
     @contextlib.contextmanager
-    def _exclusively(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         with (self._root / ".lock").open("ab") as handle:
             # Where the file system has no locks, a reader can still tell an outdated STABLE: it names the attempts.
             with contextlib.suppress(OSError):
@@ -147,7 +149,7 @@ class RankFiles:
             try:
                 yield
             finally:
-                # To close it is not enough: a process that was forked meanwhile has it open too.
+                # Closing it is not enough: a process that was forked meanwhile has it open too.
                 with contextlib.suppress(OSError):
                     fcntl.flock(handle, fcntl.LOCK_UN)
 
@@ -159,8 +161,8 @@ def _remove(folder: Path, *patterns: str) -> None:
                 path.unlink()
 
 
-def _joined(folder: Path, parts: Sequence[TokenFile], empty: Path) -> TokenFile:
-    """The parts as one, under the name of the first; without any, a file that is `empty`."""
+def _join_parts(folder: Path, parts: Sequence[TokenFile], empty: Path) -> TokenFile:
+    """Append the parts to the first of them; without any, create the file `empty`."""
     whole = folder / parts[0].name if parts else empty
     with whole.open("ab") as out:
         for part in parts[1:]:

@@ -1,0 +1,175 @@
+"""Read the token records of a run, and write records that were made without a trainer."""
+
+import os
+import tempfile
+import uuid
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from rolltape.errors import MisalignedError, RecordError, TapeWriteError
+from rolltape.records.columns import Column
+from rolltape.records.sample import Sample
+from rolltape.records.token_record import FACT_COLUMNS, TOKEN_COLUMNS, TokenRecord
+from rolltape.tape.rundir import write_whole
+from rolltape.tokens.parquet import read_parquet, write_parquet
+from rolltape.tokens.primerl import read_lines
+from rolltape.tokens.sequences import PART_TOKENS, Sequences
+from rolltape.tokens.steps import (
+    STABLE,
+    Format,
+    RankDone,
+    Stable,
+    TokenFile,
+    TokenStep,
+    done_ranks,
+    list_steps,
+    part_name,
+    step_folder,
+    token_folder,
+)
+
+_OWN = "scored"  # stands for the exporter in markers that are written here
+
+
+def read_tokens(
+    run: str | Path,
+    *,
+    step: int | None = None,
+    rank: int | None = None,
+    columns: Collection[str] | None = None,
+    stable_only: bool = False,
+) -> Iterator[TokenRecord]:
+    """Read the token records of a run, or of one step or rank.
+
+    `columns` limits which of the optional per-token columns are read. Ranks that are done are read even if others of
+    the step are not; with `stable_only` only steps that all ranks have written are.
+
+        for record in read_tokens("runs/exp1", step=12, columns=["ratio"]):
+            print(record.place, record.ratio[record.trained_mask].max())
+    """
+    for found in list_steps(run):
+        if step in (None, found.step) and (found.stable or not stable_only):
+            yield from read_step(found, rank, columns)
+
+
+def read_step(
+    step: TokenStep, rank: int | None = None, columns: Collection[str] | None = None
+) -> Iterator[TokenRecord]:
+    """Read the records of one step, rank by rank."""
+    for path in step.paths(rank):
+        yield from read_parquet(path, columns) if step.file_format is Format.PARQUET else read_lines(path)
+
+
+def score_sample(sample: Sample, logprobs: npt.ArrayLike) -> TokenRecord:
+    """Pair a sample with the logprobs that another model gives its tokens, and compute how far they are apart.
+
+    `logprobs` has a value for each id, given all the ids before it; NaN where there is none, as for the first.
+    """
+    theirs = np.asarray(logprobs, np.float32)
+    if theirs.shape != sample.ids.shape:
+        raise MisalignedError(f"sample {sample.id}: {len(sample.ids)} ids, but logprobs of shape {theirs.shape}")
+    ours = sample.logprobs.astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are worth seeing
+        log_ratio = theirs - ours
+        ratio, mismatch_kl = np.exp(log_ratio), np.expm1(log_ratio) - log_ratio
+        prob_delta = np.exp(theirs) - np.exp(ours)
+    return TokenRecord(
+        step=sample.step,
+        rank=0,
+        micro_step=0,
+        micro_sequence=0,
+        sequence=0,
+        sample=sample.id,
+        rollout=sample.rollout,
+        group=sample.group,
+        versions=tuple(dict.fromkeys(last for _, last in sample.versions)),
+        reward=sample.reward,
+        ids=sample.ids,
+        position_ids=np.arange(len(theirs), dtype=np.int32),
+        trained_mask=sample.trained_mask,
+        advantages=None if sample.advantage is None else np.full(len(theirs), sample.advantage, np.float32),
+        inference_logprobs=ours,
+        trainer_logprobs=theirs,
+        log_ratio=log_ratio,
+        ratio=ratio,
+        mismatch_kl=mismatch_kl,
+        prob_delta=prob_delta,
+    )
+
+
+def write_tokens(run: str | os.PathLike[str], step: int, records: Iterable[TokenRecord]) -> int:
+    """Write the records of a step, replacing those that an earlier call wrote; returns how many.
+
+    This is for one process with its records on the host. A trainer's ranks use `TokenExporter`; a step that they wrote
+    is not replaced.
+    """
+    if step < 0:
+        raise RecordError(f"step is {step}; give 0 or more")
+    root = token_folder(run, Format.PARQUET)
+    folder = step_folder(root, step)
+    _check_own(folder)
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=root) as aside:
+        made = Path(aside) / folder.name
+        made.mkdir()
+        files = _write_files(made, step, records)
+        done = RankDone(rank=0, world_size=1, writers=1, exporter=_OWN, attempt=uuid.uuid4().hex[:12], files=files)
+        write_whole(made / "rank_0.done", msgspec.json.encode(done))
+        write_whole(made / STABLE, msgspec.json.encode(Stable({0: done.attempt})))
+        _check_own(folder)
+        if folder.exists():
+            folder.rename(Path(aside) / "before")
+        made.rename(folder)  # so that the step appears whole, or not at all
+    return done.records
+
+
+def _check_own(folder: Path) -> None:
+    """Refuse a step with records that were not written here."""
+    if folder.exists() and {done.exporter for done in done_ranks(folder).values()} != {_OWN}:
+        raise TapeWriteError(f"{folder}: holds a trainer's token records; choose another step, or another run")
+
+
+def _write_files(folder: Path, step: int, records: Iterable[TokenRecord]) -> tuple[TokenFile, ...]:
+    files: list[TokenFile] = []
+    count = 0
+    for held in _parts(records):
+        path = folder / part_name(0, len(files), Format.PARQUET)
+        write_parquet(path, step, 0, count, held)
+        files.append(TokenFile(path.name, path.stat().st_size, len(held), sum(one.tokens for one in held)))
+        count += len(held)
+    return tuple(files)
+
+
+def _parts(records: Iterable[TokenRecord]) -> Iterator[list[Sequences]]:
+    """Split records into what goes into one file."""
+    held: list[Sequences] = []
+    tokens = 0
+    for one in map(_sequences, records):
+        if held and tokens + one.tokens > PART_TOKENS:
+            yield held
+            held, tokens = [], 0
+        held.append(one)
+        tokens += one.tokens
+    if held:
+        yield held
+
+
+def _sequences(record: TokenRecord) -> Sequences:
+    return Sequences(
+        lengths=np.array([len(record)], np.int64),
+        columns={name: _as_stored(record, TOKEN_COLUMNS[name], values) for name, values in record.columns().items()},
+        facts={name: [getattr(record, name)] for name in FACT_COLUMNS},
+    )
+
+
+def _as_stored(record: TokenRecord, column: Column, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A column in the type that files hold it in."""
+    stored = np.asarray(values, column.dtype)
+    if column.dtype is np.int32 and not np.array_equal(stored, values):
+        raise RecordError(f"token record of sample {record.sample}: {column.name} are not all 32-bit integers")
+    return stored
