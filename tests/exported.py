@@ -26,8 +26,12 @@ ROLLOUT_WRITERS = {"jsonl": rollouts_to_jsonl, "parquet": rollouts_to_parquet}
 
 def a_sample(**changes: Any) -> Sample:
     """A sample that holds something odd in every field."""
+    how = {
+        "temperature": changes.pop("temperature", 1.0),
+        "logprob_kind": changes.pop("logprob_kind", LogprobKind.RAW),
+    }
     fields: dict[str, Any] = {
-        "id": "r.0.0.1@exact-1",
+        "id": "r.0.0.1@0badf00d0bad",
         "rollout": "r",
         "try_index": 0,
         "group": "g",
@@ -44,8 +48,8 @@ def a_sample(**changes: Any) -> Sample:
         "versions": (("7", "7"), ("7", "8")),
         "spans": (
             Span(0, 2, Origin.PROMPT, "r.0.0.0", 0, (0, 2), None),
-            Span(2, 3, Origin.SAMPLED, "r.0.0.0", 0, (2, 3), Fate.TRAINED),
-            Span(3, 4, Origin.SAMPLED, "r.0.0.0", 1, (2, 3), Fate.MASKED_GIVEN_UP),
+            Span(2, 3, Origin.SAMPLED, "r.0.0.0", 0, (2, 3), Fate.TRAINED, **how),
+            Span(3, 4, Origin.SAMPLED, "r.0.0.0", 1, (2, 3), Fate.MASKED_GIVEN_UP, **how),
         ),
         "prompt_tokens": 2,
         "trained_tokens": 1,
@@ -54,7 +58,6 @@ def a_sample(**changes: Any) -> Sample:
         "turn_rewards": {"r.0.0.0": math.nan, "r.0.0.1": 0.5},
         "advantage": None,
         "loss_weight": 1.0,
-        "logprob_kind": LogprobKind.RAW,
         "truncated": False,
         "uses_tools": True,
         "ill_formed": False,

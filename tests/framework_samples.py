@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import rolltape
-from rolltape.records.policy import Policy, policy
+from rolltape.records.policy import Credit
 from rolltape.records.sample import Sample
 from rolltape.samples import samples_of_group
 from rolltape.tape.recording.recorder import SessionRecorder
@@ -77,7 +77,7 @@ class Conversation:
         return ids
 
 
-def recorded_group(folder: Path, *, forked: bool = False, under: Policy | None = None) -> list[Sample]:
+def recorded_group(folder: Path, *, forked: bool = False, credit: Credit | None = None) -> list[Sample]:
     """Three attempts at a task: one with a tool's answer, one with a token that has no logprob, one that may fork.
 
     Where it forks, the first attempt goes on under other weights, too.
@@ -95,7 +95,7 @@ def recorded_group(folder: Path, *, forked: bool = False, under: Policy | None =
                         conversation.turn(first, prompt=3, reply=5, said="another way")
                 rollout.finish(reward=reward)
     run = rolltape.read(folder / "run")
-    return list(samples_of_group(list(run.rollouts()), under or policy("exact"), versions=run.versions()))
+    return list(samples_of_group(list(run.rollouts()), credit=credit, versions=run.versions()))
 
 
 def ending_unscored(folder: Path) -> list[Sample]:

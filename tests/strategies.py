@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from rolltape.records.policy import PRESETS, Advantage, Branches, LossWeight, OnRewrite, Policy, RewardShare
+from rolltape.records.policy import PRESETS, Branches, Credit, CutPolicy, LossWeight, OnRewrite, RewardShare
 from rolltape.records.rollout import Event, EventKind, Rollout, Status
 from rolltape.records.turn import Delivery, Finish, Turn, TurnFlag
 from sessions import Dict, Recording, event, held, rollout_of, system, tool, user
@@ -89,34 +89,38 @@ def branching_recordings(draw: Draw, ordinal: int = 0, max_turns: int = 8) -> Re
     return recording
 
 
-def policies() -> st.SearchStrategy[Policy]:
+def policies() -> st.SearchStrategy[CutPolicy]:
     """Any policy at all: the presets, the presets under limits, and every mixture of choices."""
     limits = {
         "branches": st.sampled_from(list(Branches)),
         "max_sample_tokens": st.none() | st.integers(1, 30),
         "max_staleness": st.none() | st.integers(0, 2),
-        "reward_share": st.sampled_from(list(RewardShare)),
-        "loss_weight": st.sampled_from(list(LossWeight)),
         "train_abandoned": st.booleans(),
         "train_without_logprobs": st.booleans(),
     }
     mixed = st.builds(
-        Policy,
+        CutPolicy,
         name=st.just("mixed"),
         on_rewrite=st.sampled_from(list(OnRewrite)),
         max_given_up_tokens=st.integers(0, 5),
         max_reply_tokens=st.integers(0, 5),
         absorb_rewritten_messages=st.booleans(),
         claim_before_cut=st.booleans(),
-        advantage=st.just(Advantage.NONE),
         **limits,
     )
-    rarely_limited = {name: st.just(getattr(Policy(), name)) | choice for name, choice in limits.items()}
+    rarely_limited = {name: st.just(getattr(CutPolicy(), name)) | choice for name, choice in limits.items()}
     limited = st.builds(_replaced, st.sampled_from(list(PRESETS.values())), st.fixed_dictionaries(rarely_limited))
     return limited | mixed
 
 
-def _replaced(preset: Policy, choices: dict[str, Any]) -> Policy:
+def credits_of_samples() -> st.SearchStrategy[Credit]:
+    """Any way in which a rollout's reward and weight are shared."""
+    return st.builds(
+        Credit, reward_share=st.sampled_from(list(RewardShare)), loss_weight=st.sampled_from(list(LossWeight))
+    )
+
+
+def _replaced(preset: CutPolicy, choices: dict[str, Any]) -> CutPolicy:
     return msgspec.structs.replace(preset, name="limited", **choices)
 
 

@@ -13,18 +13,28 @@ from hypothesis import strategies as st
 import oracle
 from rolltape.records.ledger import Fate
 from rolltape.records.messages import MessageChain, Role
-from rolltape.records.policy import PRESETS, Branches, OnRewrite, Policy, RewardShare
+from rolltape.records.policy import PRESETS, Branches, Credit, CutPolicy, OnRewrite, RewardShare
 from rolltape.records.rollout import Rollout, Session, Status
 from rolltape.records.sample import Sample
 from rolltape.records.tokens import common_prefix
 from rolltape.records.turn import Delivery, Finish, Turn, TurnFlag
 from rolltape.samples import Linearized, linearize
 from sessions import Recording, held, rollout_of
-from strategies import VERSIONS, branching_recordings, policies, rollouts, searching, searching_longer
+from strategies import (
+    VERSIONS,
+    branching_recordings,
+    credits_of_samples,
+    policies,
+    rollouts,
+    searching,
+    searching_longer,
+)
 
 
-def _linearized(rollout: Rollout, chosen: Policy, current_version: str | None = "4") -> tuple[Linearized, list[Sample]]:
-    linearized = linearize(rollout, chosen, versions=VERSIONS, current_version=current_version)
+def _linearized(
+    rollout: Rollout, chosen: CutPolicy, current_version: str | None = "4", credit: Credit | None = None
+) -> tuple[Linearized, list[Sample]]:
+    linearized = linearize(rollout, chosen, credit=credit, versions=VERSIONS, current_version=current_version)
     return linearized, list(linearized.samples())
 
 
@@ -43,17 +53,56 @@ def test_every_preset_is_faithful_aligned_and_conserves_tokens(made: tuple[Rollo
 @searching
 @given(rollouts(), st.lists(policies(), min_size=1, max_size=3), st.sampled_from([None, "2", "4", "unannounced"]))
 def test_every_mixture_of_choices_is_faithful_aligned_and_conserves_tokens(
-    made: tuple[Rollout, list[Recording]], chosen_policies: list[Policy], current_version: str | None
+    made: tuple[Rollout, list[Recording]], chosen_policies: list[CutPolicy], current_version: str | None
 ) -> None:
     rollout, _ = made
     for chosen in chosen_policies:
         linearized, samples = _linearized(rollout, chosen, current_version)
         oracle.check(rollout, samples, linearized.ledger)
         _check_reasons(rollout, chosen, linearized, current_version)
-        _check_limits(rollout, chosen, samples)
+        _check_limits(chosen, samples)
         _check_little_is_given_up(chosen, linearized)
         for fate in linearized.ledger.totals():
             event(str(fate))
+
+
+@searching
+@given(rollouts(), policies(), credits_of_samples())
+def test_credit_shares_one_reward_and_one_weight_and_changes_nothing_else(
+    made: tuple[Rollout, list[Recording]], chosen: CutPolicy, credit: Credit
+) -> None:
+    rollout, _ = made
+    _, plain = _linearized(rollout, chosen)
+    linearized, samples = _linearized(rollout, chosen, credit=credit)
+    shared = {"reward": None, "loss_weight": 0.0}
+    assert [_bytes_of(msgspec.structs.replace(sample, **shared)) for sample in samples] == [
+        _bytes_of(msgspec.structs.replace(sample, **shared)) for sample in plain
+    ]
+    assert [outline.id for outline in linearized.outlines] == [sample.id for sample in samples]
+    if samples:
+        assert math.isclose(math.fsum(sample.loss_weight for sample in samples), 1)
+    if samples and rollout.reward is not None and credit.reward_share is RewardShare.SPLIT:
+        shares = [sample.reward for sample in samples if sample.reward is not None]
+        assert math.isclose(math.fsum(shares), rollout.reward, rel_tol=1e-9, abs_tol=1e-12)
+        assert max(shares) - min(shares) < 1e-9
+
+
+@searching
+@given(rollouts(), policies(), policies())
+def test_two_policies_give_a_sample_the_same_id_exactly_if_its_tokens_are_the_same(
+    made: tuple[Rollout, list[Recording]], one: CutPolicy, other: CutPolicy
+) -> None:
+    rollout, _ = made
+    every = [sample for chosen in (one, other) for sample in _linearized(rollout, chosen)[1]]
+    named = {
+        (sample.session, sample.spans[-1].turn, sample.ids.tobytes(), sample.trained_mask.tobytes()): sample.id
+        for sample in every
+    }
+    assert len(set(named.values())) == len(named)
+    assert all(
+        named[sample.session, sample.spans[-1].turn, sample.ids.tobytes(), sample.trained_mask.tobytes()] == sample.id
+        for sample in every
+    )
 
 
 @searching_longer
@@ -63,7 +112,7 @@ def test_a_reply_that_branches_share_trains_once_wherever_they_depart_from_it(
 ) -> None:
     rollout = rollout_of(recording.session())
     for absorbs in (False, True):
-        chosen = Policy(
+        chosen = CutPolicy(
             on_rewrite=on_rewrite,
             max_given_up_tokens=tokens,
             max_reply_tokens=tokens,
@@ -83,7 +132,7 @@ def test_a_reply_that_branches_share_trains_once_wherever_they_depart_from_it(
 @searching
 @given(rollouts(), policies())
 def test_the_same_turns_give_the_same_bytes_however_they_were_handed_over(
-    made: tuple[Rollout, list[Recording]], chosen: Policy
+    made: tuple[Rollout, list[Recording]], chosen: CutPolicy
 ) -> None:
     rollout, recordings = made
     again = Rollout(rollout.head, [recording.given_whole() for recording in recordings], rollout.events, False)
@@ -97,7 +146,7 @@ def test_the_same_turns_give_the_same_bytes_however_they_were_handed_over(
 @searching
 @given(rollouts(), policies(), st.randoms(use_true_random=False))
 def test_what_is_left_of_a_damaged_session_still_gives_faithful_samples(
-    made: tuple[Rollout, list[Recording]], chosen: Policy, random: Random
+    made: tuple[Rollout, list[Recording]], chosen: CutPolicy, random: Random
 ) -> None:
     rollout, _ = made
     left = [
@@ -128,7 +177,9 @@ def test_turns_that_only_extend_are_one_sample_that_trains_everything(data: st.D
     assert [sample.ids.tolist() for sample in samples] == [turn.tokens.to_numpy().tolist()]
 
 
-def _check_reasons(rollout: Rollout, chosen: Policy, linearized: Linearized, current_version: str | None = "4") -> None:
+def _check_reasons(
+    rollout: Rollout, chosen: CutPolicy, linearized: Linearized, current_version: str | None = "4"
+) -> None:
     """Every token that does not train has a reason that the raw turn, the events or the policy bear out."""
     turns = {turn.id: turn for turn in rollout.turns}
     for (turn_id, offset), fate in oracle.accounts(linearized.ledger).items():
@@ -138,7 +189,7 @@ def _check_reasons(rollout: Rollout, chosen: Policy, linearized: Linearized, cur
             assert _is_stale(turn, offset, chosen, current_version) == (fate is Fate.MASKED_STALE)
 
 
-def _is_stale(turn: Turn, offset: int, chosen: Policy, current_version: str | None) -> bool:
+def _is_stale(turn: Turn, offset: int, chosen: CutPolicy, current_version: str | None) -> bool:
     """Whether a token may have been sampled by weights older than the limit; what is not known may."""
     if chosen.max_staleness is None:
         return False
@@ -149,14 +200,14 @@ def _is_stale(turn: Turn, offset: int, chosen: Policy, current_version: str | No
     return VERSIONS.index(current) - VERSIONS.index(segment.first_version) > chosen.max_staleness
 
 
-def _check_little_is_given_up(chosen: Policy, linearized: Linearized) -> None:
+def _check_little_is_given_up(chosen: CutPolicy, linearized: Linearized) -> None:
     if chosen.on_rewrite is OnRewrite.KEEP_HEAD:
         fates = oracle.accounts(linearized.ledger)
         given_up = Counter(turn for (turn, _), fate in fates.items() if fate is Fate.MASKED_GIVEN_UP)
         assert all(count <= chosen.max_given_up_tokens for count in given_up.values())
 
 
-def _borne_out(rollout: Rollout, chosen: Policy, turn: Turn, offset: int, fate: Fate) -> bool:
+def _borne_out(rollout: Rollout, chosen: CutPolicy, turn: Turn, offset: int, fate: Fate) -> bool:
     facts = turn.facts
     given_logprob = turn.logprobs is not None and not math.isnan(float(turn.logprobs[offset]))
     delivered = facts.delivery is Delivery.DELIVERED
@@ -217,14 +268,10 @@ def _check_replies_train_whole(rollout: Rollout, samples: Sequence[Sample]) -> N
         assert all(standing[turn] == len(turns[turn].sampled_ids) for turn in training)
 
 
-def _check_limits(rollout: Rollout, chosen: Policy, samples: Sequence[Sample]) -> None:
+def _check_limits(chosen: CutPolicy, samples: Sequence[Sample]) -> None:
     for sample in samples:
         assert chosen.max_sample_tokens is None or len(sample.ids) <= chosen.max_sample_tokens
         assert chosen.train_without_logprobs or not np.isnan(sample.logprobs[sample.trained_mask]).any()
-    if chosen.reward_share is RewardShare.SPLIT and samples and rollout.reward is not None:
-        shares = [sample.reward for sample in samples if sample.reward is not None]
-        assert math.isclose(math.fsum(shares), rollout.reward, rel_tol=1e-9, abs_tol=1e-12)
-        assert max(shares) - min(shares) < 1e-9
 
 
 def _departed_from(turn: Turn, later: Sequence[Turn]) -> bool:

@@ -3,7 +3,7 @@
 import pytest
 
 from rolltape.records.ledger import Fate
-from rolltape.records.policy import policy
+from rolltape.records.policy import cut_policy
 from rolltape.samples import linearize
 from sessions import Recording, held, rollout_of, user
 
@@ -23,6 +23,6 @@ def test_keep_head_gives_up_what_follows_the_departure(departs_at: int, fates: d
     turn = recording.ask([user("a")], "b c")
     kept = turn.tokens.slice(0, len(turn.prompt_ids) + departs_at).tolist()
     recording.ask([*held(turn), user("d")], "e", prompt_ids=[*kept, 99, *recording.render([user("d")])])
-    linearized = linearize(rollout_of(recording.session()), policy("keep-head"))
+    linearized = linearize(rollout_of(recording.session()), cut_policy("keep-head"))
     assert linearized.ledger.totals() == fates
     assert len(linearized) == (2 if departs_at < 0 else 1)

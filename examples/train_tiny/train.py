@@ -26,7 +26,7 @@ from rolltape.tiny import EmbeddedEngine
 from rolltape.tiny.shipped import shipped_model
 from rolltape.tokens import TokenExporter
 
-POLICY = rolltape.policy("exact", advantage=Advantage.NORMALIZED)
+CREDIT = rolltape.Credit(advantage=Advantage.NORMALIZED)
 
 
 class StepReport(NamedTuple):
@@ -89,7 +89,7 @@ class Training:
         collector = Collector(settings, self._tape, gateway=self._gateway)
         async with asyncio.TaskGroup() as running:
             running.create_task(collector.run(lambda launch: None, lambda results: None))
-            return [group async for group in self._tape.groups(step=step, policy=POLICY)]
+            return [group async for group in self._tape.groups(step=step, credit=CREDIT)]
 
     async def learn(self, step: int, groups: Sequence[rolltape.Group], fault: Fault | None = None) -> Proof:
         """Train on groups, and hand the new weights over; with a fault in the samples a ProofError, and no change."""

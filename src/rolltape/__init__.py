@@ -2,10 +2,11 @@
 
 tape = rolltape.open("runs/exp1")           record
 run = rolltape.read("runs/exp1")            read, also while it is being written
-made = rolltape.linearize(rollout, "exact")   samples and ledger under a policy
+made = rolltape.linearize(rollout, "exact")   samples and ledger under a cut policy
 stream = tape.groups(step=3)                  whole groups for a trainer, as they complete
 """
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,8 @@ from rolltape.errors import RolltapeError
 if TYPE_CHECKING:
     from rolltape.gateway.gateway import Gateway
     from rolltape.groups import Group, Room
-    from rolltape.records.policy import Policy, policy
-    from rolltape.samples import Linearized, linearize, samples_of_group, show
+    from rolltape.records.policy import Credit, CutPolicy, Policy, cut_policy, policy
+    from rolltape.samples import Comparison, Linearized, compare, linearize, samples_of_group, show
     from rolltape.tape.journal.writing import Durability
     from rolltape.tape.recording.recorder import RolloutRecorder, SessionRecorder
     from rolltape.tape.recording.tape import Tape
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 # Loaded when first used: a program that only records need not wait for what reads Parquet.
 _HOMES = {
+    "Comparison": "rolltape.samples",
+    "Credit": "rolltape.records.policy",
+    "CutPolicy": "rolltape.records.policy",
     "Durability": "rolltape.tape.journal.writing",
     "Gateway": "rolltape.gateway.gateway",
     "Group": "rolltape.groups",
@@ -42,6 +46,8 @@ _HOMES = {
     "Tape": "rolltape.tape.recording.tape",
     "TokenExporter": "rolltape.tokens",
     "TraceWriter": "rolltape.traces",
+    "compare": "rolltape.samples",
+    "cut_policy": "rolltape.records.policy",
     "forks_of": "rolltape.tree",
     "jsonl_sink": "rolltape.tracking",
     "linearize": "rolltape.samples",
@@ -61,6 +67,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "Comparison",
+    "Credit",
+    "CutPolicy",
     "Durability",
     "Gateway",
     "Group",
@@ -74,6 +83,8 @@ __all__ = [
     "Tape",
     "TokenExporter",
     "TraceWriter",
+    "compare",
+    "cut_policy",
     "forks_of",
     "jsonl_sink",
     "linearize",
@@ -96,6 +107,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "groups":
         return import_module("rolltape.groups")
+    if name == "Policy":
+        warnings.warn(
+            "rolltape.Policy is deprecated; use rolltape.CutPolicy and rolltape.Credit",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return import_module(_HOMES[name]).Policy
     if name not in _HOMES:
         raise AttributeError(f"module 'rolltape' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), "open_tape" if name == "open" else name)

@@ -12,7 +12,7 @@ from rolltape.cli import run as rolltape_command
 from rolltape.cli.look import query
 from rolltape.cli.runs import OpenedRun
 from rolltape.export import read_rollouts, read_samples, read_turns
-from rolltape.records.policy import Policy
+from rolltape.records.policy import Credit, CutPolicy
 
 
 def test_ls_lists_rollouts_with_their_rewards(cli: Cli, run: Path, rollout_id: str) -> None:
@@ -178,9 +178,9 @@ def test_query_builds_only_the_tables_that_are_named(cli: Cli, run: Path, monkey
     built: list[str] = []
     table = query._table
 
-    def counted(name: str, tape: OpenedRun, policy: Policy) -> object:
+    def counted(name: str, tape: OpenedRun, policy: CutPolicy, credit: Credit) -> object:
         built.append(name)
-        return table(name, tape, policy)
+        return table(name, tape, policy, credit)
 
     monkeypatch.setattr(query, "_table", counted)
     assert cli("query", run, "SELECT turns, sampled_tokens FROM rollouts").code == 0

@@ -200,7 +200,7 @@ def test_ids_that_are_not_the_samples_are_noticed(cli: Cli, run: Path) -> None:
     assert "at token 2 of 7" in result.err
 
 
-def test_a_sample_of_an_unknown_policy_is_joined_by_its_last_turn_and_its_ids(cli: Cli, run: Path) -> None:
+def test_a_sample_id_of_0_1_0_is_joined_by_its_last_turn_and_its_ids(cli: Cli, run: Path) -> None:
     others = [sample.id.partition("@")[0] + "@mine-00000000" for sample in samples_in(run)]
     trained_on(run, sample_ids=others)
     result = cli("tokens", run, "worst", "--limit", 1)

@@ -1,5 +1,6 @@
 """What a format needs and is not there is refused by name; what it cannot carry is said."""
 
+import os
 import subprocess
 import sys
 import warnings
@@ -150,5 +151,9 @@ for framework, form in FRAMEWORKS.items():
 assert not {"torch", "verl", "trl", "tinker"} & sys.modules.keys()
 """
     folder = Path(__file__).parents[1]
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env={"PYTHONPATH": str(folder)})
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        check=True,
+        env={**os.environ, "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"},
+    )
     assert len(list(tmp_path.iterdir())) == len(FRAMEWORKS)

@@ -87,12 +87,14 @@ def test_what_is_not_carried_is_said(tmp_path: Path) -> None:
 
 def test_each_trained_token_has_the_temperature_of_its_turn() -> None:
     warm = a_sample(advantage=1.0, logprob_kind=LogprobKind.AFTER_TEMPERATURE)
+    (row,) = training_samples([warm], env_name="math")
+    assert np.array(row["temperatures"])[warm.trained_mask].tolist() == [1.0]
     (row,) = training_samples([warm], env_name="math", temperature={"r.0.0.0": 0.7})
     assert np.array(row["temperatures"])[warm.trained_mask].tolist() == [0.7]
     with pytest.raises(
         ExportError, match=r"turn r\.0\.0\.0: no temperature was recorded, and prime-rl needs one; give"
     ):
-        training_samples([warm], env_name="math", temperature={})
+        training_samples([a_sample(advantage=1.0, temperature=None)], env_name="math")
 
 
 def test_logits_divided_by_the_temperature_at_their_own_place_give_every_recorded_logprob(tmp_path: Path) -> None:
@@ -103,8 +105,7 @@ def test_logits_divided_by_the_temperature_at_their_own_place_give_every_recorde
         rollout.finish(reward=1.0)
     (recorded,) = rolltape.read(tmp_path / "run").rollouts()
     (sample,) = samples_of_group([recorded])
-    temperatures = {turn.id: turn.facts.sampling["temperature"] for turn in recorded.turns}
-    (row,) = training_samples([sample], env_name="math", temperature=temperatures)
+    (row,) = training_samples([sample], env_name="math")
     # As its trainer does: the logits of each place by the temperature there, then the logprob of the next id.
     ids = torch.tensor([row["token_ids"]])
     with torch.no_grad():
@@ -116,7 +117,9 @@ def test_logits_divided_by_the_temperature_at_their_own_place_give_every_recorde
 
 def test_raw_logprobs_are_not_passed_off_as_tempered_ones() -> None:
     raw = a_sample(advantage=1.0, logprob_kind=LogprobKind.RAW)
-    with pytest.raises(ExportError, match=r"its logprobs are raw, but prime-rl compares them .* at temperature 0\.7"):
+    with pytest.raises(
+        ExportError, match=r"logprobs of turn r\.0\.0\.0 are raw, but prime-rl compares them .* at temperature 0\.7"
+    ):
         training_samples([raw], env_name="math", temperature=0.7)
     assert training_samples([raw], env_name="math", temperature=1.0)
 

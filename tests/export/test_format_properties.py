@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rolltape.export.formats import areal, prime_rl, slime, tinker, trl, verl
-from rolltape.records.policy import Policy
+from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Sample
 from rolltape.samples import linearize
@@ -107,7 +107,7 @@ READERS: list[Callable[[list[Sample]], list[Read]]] = [
 @settings(searching, max_examples=100)
 @given(rollouts(), policies(), st.floats(-2, 2).filter(lambda value: abs(value) > 1e-6))
 def test_trained_tokens_keep_their_places_and_their_logprobs(
-    made: tuple[Rollout, list[Recording]], chosen: Policy, advantage: float
+    made: tuple[Rollout, list[Recording]], chosen: CutPolicy, advantage: float
 ) -> None:
     rollout, _ = made
     linearized = linearize(rollout, chosen, versions=VERSIONS)

@@ -16,7 +16,7 @@ from exported import a_sample
 from framework_samples import CLOSE, REWARDS, model_logprobs, recorded_group, shifted
 from rolltape.errors import ExportError
 from rolltape.export.formats import LeftOutWarning, post_process_rewards, slime_samples, write_samples_for
-from rolltape.records.policy import policy
+from rolltape.records.policy import Credit, LossWeight, cut_policy
 from rolltape.records.sample import SampleSide
 
 pytestmark = pytest.mark.filterwarnings("ignore::rolltape.export.formats.LeftOutWarning")
@@ -105,7 +105,7 @@ def test_weights_that_slimes_loss_does_not_give_are_said(tmp_path: Path) -> None
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message=".*several weight versions")
         slime_samples(by_tokens)
-    evenly = recorded_group(tmp_path / "even", forked=True, under=policy("exact", loss_weight="even"))
+    evenly = recorded_group(tmp_path / "even", forked=True, credit=Credit(loss_weight=LossWeight.EVEN))
     with pytest.warns(LeftOutWarning, match="weigh otherwise in their rollout than by their trained tokens: slime's"):
         slime_samples(evenly)
 
@@ -121,7 +121,7 @@ def test_the_reward_hook_gives_advantages_over_rollouts_not_over_samples(tmp_pat
 
 def test_the_reward_hook_refuses_samples_that_have_no_advantage() -> None:
     (row,) = slime_samples([a_sample(reward=1.0, advantage=None)])
-    with pytest.raises(ExportError, match=r"sample r\.0\.0\.1@exact-1: no advantage, .*let the policy compute it"):
+    with pytest.raises(ExportError, match=r"sample r\.0\.0\.1@0badf00d0bad: no advantage, .*let the policy compute it"):
         post_process_rewards(SimpleNamespace(reward_key=None), [SlimeSample(row["reward"], row["metadata"])])
 
 
@@ -170,7 +170,7 @@ def test_routed_experts_have_a_row_for_each_token_that_was_fed(tmp_path: Path) -
 
 
 def test_tokens_without_a_logprob_are_refused_unless_slime_computes_its_own() -> None:
-    lacking = a_sample(reward=1.0, logprobs=np.full(4, np.nan, np.float32), policy=policy("slime").key)
+    lacking = a_sample(reward=1.0, logprobs=np.full(4, np.nan, np.float32), policy=cut_policy("slime").key)
     with pytest.raises(ExportError, match="slime needs a logprob for each trained token"):
         slime_samples([lacking])
     assert slime_samples([lacking], logprobs=False)[0]["rollout_log_probs"] is None

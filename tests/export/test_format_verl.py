@@ -23,7 +23,7 @@ from exported import a_sample
 from framework_samples import CLOSE, REWARDS, causal_model, ending_unscored, recorded_group, shifted, token_mean_loss
 from rolltape.errors import ExportError
 from rolltape.export.formats import data_proto_fields, write_samples_for
-from rolltape.records.policy import policy
+from rolltape.records.policy import Advantage, Credit
 from rolltape.records.sample import SampleSide
 
 pytestmark = pytest.mark.filterwarnings("ignore::rolltape.export.formats.LeftOutWarning")
@@ -93,7 +93,7 @@ def test_at_the_weights_that_sampled_the_ratio_is_one_and_a_shift_shows(tmp_path
 
 
 def test_verls_loss_is_what_a_hand_calculation_gives_and_only_trained_tokens_have_a_gradient(tmp_path: Path) -> None:
-    samples = recorded_group(tmp_path, under=policy(advantage="normalized"))
+    samples = recorded_group(tmp_path, credit=Credit(advantage=Advantage.NORMALIZED))
     data = data_of(samples)
     apply_bypass_mode(data, OmegaConf.create({}), OmegaConf.create({}))
     logprobs = new_logprobs(data).detach().requires_grad_()

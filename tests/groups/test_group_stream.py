@@ -11,7 +11,7 @@ import rolltape
 from group_streams import begin, collected, collects, record, stream, tasks
 from rolltape.errors import PolicyError, SupplyError
 from rolltape.groups.consumer import consumer_of
-from rolltape.records.policy import Advantage, policy
+from rolltape.records.policy import Advantage, Credit
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.shards.places import Place
@@ -222,10 +222,10 @@ def test_rewards_that_come_late_are_waited_for(tape: Tape) -> None:
     assert group.rewards == [1.0, 0.5]
 
 
-def test_nobody_waits_for_rewards_that_the_policy_does_not_need(tape: Tape) -> None:
+def test_nobody_waits_for_rewards_that_the_credit_does_not_need(tape: Tape) -> None:
     collects(tape, 2)
     record(tape, "a", None, None)
-    (group,) = stream(tape, policy=policy("exact", advantage=Advantage.NONE))
+    (group,) = stream(tape, credit=Credit(advantage=Advantage.NONE))
     assert [sample.advantage for sample in group.samples] == [None, None]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from rolltape.errors import PolicyError
 from rolltape.records.ledger import Fate
-from rolltape.records.policy import policy
+from rolltape.records.policy import cut_policy
 from rolltape.records.rollout import EventKind, Rollout, Status
 from rolltape.records.turn import Delivery, Finish, TurnFlag
 from rolltape.samples import linearize, show
@@ -15,12 +15,12 @@ from sessions import Recording, event, held, rollout_of, system, tool, user
 
 
 def lines(recording: Recording, name: str = "exact", **choices: Any) -> list[str]:
-    linearized = linearize(rollout_of(recording.session()), policy(name, **choices))
+    linearized = linearize(rollout_of(recording.session()), cut_policy(name, **choices))
     return [show(sample, recording.words.word) for sample in linearized.samples()]
 
 
 def totals(recording: Recording, name: str = "exact", **choices: Any) -> dict[str, int]:
-    ledger = linearize(rollout_of(recording.session()), policy(name, **choices)).ledger
+    ledger = linearize(rollout_of(recording.session()), cut_policy(name, **choices)).ledger
     return {fate.value: tokens for fate, tokens in ledger.totals().items()}
 
 
@@ -368,7 +368,7 @@ def test_staleness_masks_segments_that_are_too_old_or_of_unknown_age() -> None:
         (1, "<user> u <eot> <gen> ‹a› ‹b› «c» «d» ‹<eot>›"),
         (0, "<user> u <eot> <gen> ‹a› ‹b› ‹c› «d» ‹<eot>›"),
     ):
-        linearized = linearize(rollout, policy(max_staleness=limit), versions=["1", "2", "3"])
+        linearized = linearize(rollout, cut_policy(max_staleness=limit), versions=["1", "2", "3"])
         assert [show(sample, recording.words.word) for sample in linearized.samples()] == [expected]
     (sample,) = linearize(rollout).samples()
     assert sample.versions == (("1", "1"), ("2", "3"), ("3", "3"))
@@ -421,7 +421,7 @@ def test_tokens_that_were_pruned_stay_in_the_ledger() -> None:
 
 def test_a_staleness_limit_needs_to_know_the_versions() -> None:
     with pytest.raises(PolicyError, match=r"versions=run\.versions\(\)"):
-        linearize(rollout_of(forked().session()), policy(max_staleness=3))
+        linearize(rollout_of(forked().session()), cut_policy(max_staleness=3))
 
 
 def test_an_interrupted_reply_that_goes_on_in_another_turn_trains_in_both() -> None:
@@ -471,4 +471,4 @@ def test_plain_ids_are_shown_without_a_tokenizer() -> None:
 def test_a_policy_that_does_not_exist_or_contradicts_itself_is_refused() -> None:
     for wrong in ({"name": "exakt"}, {"name": "exact", "max_sample_tokens": 0}, {"name": "exact", "branches": "some"}):
         with pytest.raises(PolicyError):
-            policy(**wrong)
+            cut_policy(**wrong)

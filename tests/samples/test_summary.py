@@ -5,7 +5,7 @@ from collections import Counter
 import msgspec
 from hypothesis import given
 
-from rolltape.records.policy import PRESETS, policy
+from rolltape.records.policy import PRESETS, cut_policy
 from rolltape.records.rollout import EventKind, Rollout
 from rolltape.records.rollout_summary import SUMMARY_RULES, RolloutSummary
 from rolltape.samples import linearize, summarize
@@ -24,7 +24,7 @@ def test_a_summary_is_what_linearizing_under_each_preset_counts(made: tuple[Roll
     assert summary.policies.keys() == PRESETS.keys()
     for name, counted in summary.policies.items():
         linearized = linearize(plain, name)
-        assert (counted.key, counted.samples) == (policy(name).key, len(linearized))
+        assert (counted.key, counted.samples) == (cut_policy(name).key, len(linearized))
         assert counted.ledger == {fate.value: tokens for fate, tokens in linearized.ledger.totals().items()}
         assert summary.forks == Counter(fork.cause.value for fork in linearized.forks)
 

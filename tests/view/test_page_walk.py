@@ -20,7 +20,7 @@ PLACE = 7  # a token of the second reply
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Four attempts at a task; a trainer with a policy of its own looked twice at each sample."""
+    """Four attempts at a task; a trainer with credit of its own looked twice at each sample."""
     run = tmp_path_factory.mktemp("walk") / "exp"
     with rolltape.open(run, name="exp") as tape:
         for attempt in range(4):
@@ -28,9 +28,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 session = rollout.session()
                 next_turn(session, first_turn(session), attempt)
                 rollout.finish(reward=[1.0, 0.5, 0.0, 1.0][attempt], reward_terms={"correct": 0.0})
-    policy = rolltape.policy("exact", advantage=Advantage.NORMALIZED)
+    credit = rolltape.Credit(advantage=Advantage.NORMALIZED)
     rollouts = rolltape.read(run).rollouts()
-    samples = [sample for rollout in rollouts for sample in rolltape.linearize(rollout, policy).samples()]
+    samples = [sample for rollout in rollouts for sample in rolltape.linearize(rollout, credit=credit).samples()]
 
     def seen(second: bool) -> list[dict[str, torch.Tensor]]:
         sequences = []

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rolltape
-from rolltape.records.policy import PRESETS
+from rolltape.records.policy import PRESETS, Credit
 from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Sample
-from rolltape.samples.groups import advantages_of
+from rolltape.samples.credit import advantages_of
 from rolltape.view.service import RunAnswers
 from sessions import Recording
 from strategies import rollouts, searching
@@ -77,7 +77,7 @@ def _check_rollout(run: rolltape.Run, answers: RunAnswers, rollout: Rollout) -> 
     row = answers.row(rollout.id, str(rollout.head.try_index))
     assert spelled(answers._loading(row)()) == spelled(rollout)
     for name, policy in PRESETS.items():
-        advantage = advantages_of(run.index(), policy.advantage)[rollout.key]
+        advantage = advantages_of(run.index(), Credit().advantage)[rollout.key]
         linearized = rolltape.linearize(rollout, policy, versions=run.versions())
         samples = list(linearized.samples(advantage))
         detail = answers.rollout(row, name)()

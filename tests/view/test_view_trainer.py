@@ -8,7 +8,8 @@ import torch
 
 import rolltape
 from rolltape.errors import NoAnswer
-from rolltape.records.policy import Advantage, Policy
+from rolltape.records.ids import last_turn_of, sample_id
+from rolltape.records.policy import Advantage, Credit, CutPolicy
 from rolltape.records.sample import Sample
 from rolltape.tokens import Dppo, read_tokens
 from rolltape.tokens.summary import largest_tokens, summarize_step
@@ -21,10 +22,12 @@ from view_columns import unpacked
 from viewing import answers_for, asking
 
 
-def export(run: Path, cut: int = 0, policy: Policy | str = "exact") -> list[Sample]:
+def export(run: Path, cut: int = 0, policy: CutPolicy | str = "exact", credit: Credit | None = None) -> list[Sample]:
     """Samples of a run as a trainer saw them, the last tokens of each cut off."""
     rollouts = rolltape.read(run).rollouts()
-    samples = [sample for rollout in rollouts for sample in rolltape.linearize(rollout, policy).samples()]
+    samples = [
+        sample for rollout in rollouts for sample in rolltape.linearize(rollout, policy, credit=credit).samples()
+    ]
     sequences = []
     for seed, sample in enumerate(samples):
         length = len(sample.ids) - cut
@@ -58,13 +61,39 @@ def test_a_samples_columns_are_those_that_the_trainer_exported(tmp_path: Path) -
                 assert np.isnan(columns[name][-1]) or columns[name][-1] == 0
 
 
-def test_columns_of_a_trainer_with_another_policy_are_those_of_the_same_tokens(tmp_path: Path) -> None:
+def test_columns_of_a_trainer_with_other_credit_are_those_of_the_same_sample(tmp_path: Path) -> None:
     record_run(tmp_path / "run")
-    samples = export(tmp_path / "run", policy=rolltape.policy("exact", advantage=Advantage.NORMALIZED))
+    samples = export(tmp_path / "run", credit=Credit(advantage=Advantage.NORMALIZED))
     with answers_for(tmp_path / "run") as answers:
         for sample in samples:
             header, _ = unpacked(answers.tokens(answers.row(sample.rollout, None), sample.index, "exact")())
-            assert header["sample"]["id"] != sample.id
+            assert header["sample"]["id"] == sample.id
+            assert header["trainer"]["joined"] is True
+
+
+def test_columns_of_the_same_tokens_of_which_others_train_are_not_joined(tmp_path: Path) -> None:
+    record_run(tmp_path / "run")
+    (sample, *_) = export(tmp_path / "run")
+    elsewhere = sample_id(last_turn_of(sample.id), len(sample.ids), [(0, 1)])
+    columns = {**sequence_columns(len(sample.ids), 1), "ids": torch.tensor(sample.ids)}
+    exported(tmp_path / "run", packed([columns], sample_ids=[elsewhere]))
+    with answers_for(tmp_path / "run") as answers:
+        header, _ = unpacked(answers.tokens(answers.row(sample.rollout, None), sample.index, "exact")())
+    assert header["trainer"] is None
+
+
+def test_records_with_sample_ids_of_0_1_0_are_found_by_their_last_turn_and_tokens(tmp_path: Path) -> None:
+    (rollout_id,) = record_run(tmp_path / "run", rollouts=1)
+    samples = list(rolltape.linearize(rolltape.read(tmp_path / "run").rollout(rollout_id)).samples())
+    old = [f"{last_turn_of(sample.id)}@mine-0badf00d" for sample in samples]
+    columns = [
+        {**sequence_columns(len(sample.ids), seed), "ids": torch.tensor(sample.ids)}
+        for seed, sample in enumerate(samples)
+    ]
+    exported(tmp_path / "run", packed(columns, sample_ids=old))
+    with answers_for(tmp_path / "run") as answers:
+        for sample in samples:
+            header, _ = unpacked(answers.tokens(answers.row(rollout_id, None), sample.index, "exact")())
             assert header["trainer"]["joined"] is True
 
 

@@ -6,7 +6,7 @@ import typer
 
 from rolltape.cli.exits import UsageError
 from rolltape.errors import PolicyError
-from rolltape.records.policy import Advantage, Branches, Policy, RewardShare, policy
+from rolltape.records.policy import Advantage, Branches, Credit, CutPolicy, RewardShare, cut_policy
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the URL of its shards.")]
 RolloutArgument = Annotated[
@@ -38,24 +38,26 @@ StalenessOption = Annotated[
 def chosen_policy(
     name: str,
     *,
-    reward: RewardShare | None = None,
-    advantage: Advantage | None = None,
     branches: Branches | None = None,
     max_tokens: int | None = None,
     max_staleness: int | None = None,
     flag: str = "--policy",
-) -> Policy:
-    """The policy that the options spell; `flag` is where its name was given."""
+) -> CutPolicy:
+    """The cut policy that the options describe; `flag` is where its name was given."""
     choices: dict[str, Any] = {
-        "reward_share": reward,
-        "advantage": advantage,
         "branches": branches,
         "max_sample_tokens": max_tokens,
         "max_staleness": max_staleness,
     }
     flags = {"max_sample_tokens": "--max-tokens", "max_staleness": "--max-staleness"}
     try:
-        return policy(name, **{choice: value for choice, value in choices.items() if value is not None})
+        return cut_policy(name, **{choice: value for choice, value in choices.items() if value is not None})
     except PolicyError as error:
         named = next((given for choice, given in flags.items() if choice in str(error)), flag)
         raise UsageError(f"{named}: {error}") from None
+
+
+def chosen_credit(reward: RewardShare | None, advantage: Advantage | None) -> Credit:
+    """The credit that the options describe."""
+    default = Credit()
+    return Credit(reward_share=reward or default.reward_share, advantage=advantage or default.advantage)

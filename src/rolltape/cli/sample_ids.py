@@ -1,13 +1,13 @@
-"""Samples by their ids: which rollout one is of, and under which policy it was made."""
+"""Samples by their ids: which rollout one is of, and which policy makes it."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rolltape.cli.exits import UsageError
-from rolltape.records.ids import last_turn_of
+from rolltape.records.ids import is_sample_id_of_0_1, last_turn_of, names_sample
 
 if TYPE_CHECKING:
-    from rolltape.records.policy import Policy
+    from rolltape.records.policy import CutPolicy
     from rolltape.records.rollout import Rollout
     from rolltape.records.sample import Sample
     from rolltape.tape.run import Run
@@ -21,27 +21,31 @@ def rollout_of_sample(sample_id: str) -> tuple[str, int]:
     return parts[0], int(parts[1])
 
 
-def sample_named(tape: "Run", rollout: "Rollout", policy: "Policy", sample_id: str) -> "Sample":
-    """The sample of that id, under the policy asked for or a preset that its id names."""
-    for sample in like_named(tape, rollout, policy, sample_id):
-        if sample.id == sample_id:
-            return sample
+def sample_named(tape: "Run", rollout: "Rollout", policy: "CutPolicy", sample_id: str) -> "Sample":
+    """The sample of that id."""
+    for sample in samples_named(tape, rollout, policy, sample_id):
+        return sample
     raise UsageError(
         f"ROLLOUT: there is no sample {sample_id}; give the --policy, --branches and --max-tokens that made it"
     )
 
 
-def like_named(tape: "Run", rollout: "Rollout", policy: "Policy", sample_id: str) -> "Iterator[Sample]":
-    """The samples that end with the turn which that id names, under the policy asked for and under presets.
+def samples_named(tape: "Run", rollout: "Rollout", policy: "CutPolicy", sample_id: str) -> "Iterator[Sample]":
+    """The samples that an id may mean, under the policy asked for and under presets: one, unless the id is of 0.1.0.
 
-    Those of the policy that it names come first. It may be none of these, and differ in advantages alone.
+    An id of 0.1.0 begins with the name of its policy, whose samples come first.
     """
     from rolltape.records.policy import PRESETS
     from rolltape.records.rollout import Status
-    from rolltape.samples import linearize
+    from rolltape.samples import linearize_under
 
-    turn = last_turn_of(sample_id)
+    policies = [policy, *PRESETS.values()]
+    if is_sample_id_of_0_1(sample_id):
+        policies.sort(key=lambda one: not sample_id.partition("@")[2].startswith(f"{one.name}-"))
     running = rollout.status is Status.RUNNING
-    for candidate in sorted((policy, *PRESETS.values()), key=lambda one: sample_id != f"{turn}@{one.key}"):
-        made = linearize(rollout, candidate, versions=tape.versions(), as_if_finished=running)
-        yield from (sample for sample in made.samples() if sample.id.startswith(f"{turn}@"))
+    seen: set[str] = set()
+    for made in linearize_under(rollout, policies, versions=tape.versions(), as_if_finished=running):
+        for outline in made.outlines:
+            if outline.id not in seen and names_sample(sample_id, outline.id):
+                seen.add(outline.id)
+                yield made.sample(outline.index)

@@ -138,7 +138,7 @@ def _decoded(value: Any, field: "pa.Field[Any]") -> Any:
     if pa.types.is_list(field.type):
         return [_decoded(item, field.type.value_field) for item in value]
     if pa.types.is_struct(field.type):
-        return {inner.name: _decoded(value[inner.name], inner) for inner in field.type}
+        return {inner.name: _decoded(value[inner.name], inner) for inner in field.type if inner.name in value}
     return value
 
 

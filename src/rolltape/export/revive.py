@@ -55,7 +55,7 @@ def sample_of(row: Row) -> Sample:
         logprobs=_logprobs(row["logprobs"], row["logprob_dtype"]),
         version_index=_ids(row["version_index"]),
         versions=tuple((version["first"], version["last"]) for version in row["versions"]),
-        spans=tuple(_span(span) for span in row["spans"]),
+        spans=tuple(_span(span, row["logprob_kind"]) for span in row["spans"]),
         prompt_tokens=row["prompt_tokens"],
         trained_tokens=row["trained_tokens"],
         reward=_number(row["reward"]),
@@ -63,7 +63,6 @@ def sample_of(row: Row) -> Sample:
         turn_rewards={turn: float(_number(reward)) for turn, reward in row["turn_rewards"].items()},
         advantage=_number(row["advantage"]),
         loss_weight=float(_number(row["loss_weight"])),
-        logprob_kind=None if row["logprob_kind"] is None else LogprobKind(row["logprob_kind"]),
         truncated=row["truncated"],
         uses_tools=row["uses_tools"],
         ill_formed=row["ill_formed"],
@@ -168,7 +167,10 @@ def _session_head(value: object, session: str) -> SessionHead:
     return decode_record(encode_json(value, session)[0], SessionHead, f"session {session}")
 
 
-def _span(span: dict[str, Any]) -> Span:
+def _span(span: dict[str, Any], kind_of_trained: str | None) -> Span:
+    fate = None if span["fate"] is None else Fate(span["fate"])
+    # Release 0.1.0 gave one kind for the whole sample.
+    kind = span.get("logprob_kind", kind_of_trained if fate is Fate.TRAINED else None)
     return Span(
         span["start"],
         span["stop"],
@@ -176,7 +178,9 @@ def _span(span: dict[str, Any]) -> Span:
         span["turn"],
         span["turn_start"],
         (span["first_message"], span["end_message"]),
-        None if span["fate"] is None else Fate(span["fate"]),
+        fate,
+        _number(span.get("temperature")),
+        None if kind is None else LogprobKind(kind),
     )
 
 

@@ -61,6 +61,8 @@ def sample_row(sample: Sample) -> Row:
                 "first_message": span.messages[0],
                 "end_message": span.messages[1],
                 "fate": span.fate,
+                "temperature": span.temperature,
+                "logprob_kind": span.logprob_kind,
             }
             for span in sample.spans
         ],

@@ -86,6 +86,8 @@ SAMPLE_COLUMNS = _columns(
             ("first_message", _COUNT),
             ("end_message", _COUNT),
             ("fate", _TEXT),
+            ("temperature", _NUMBER),
+            ("logprob_kind", _TEXT),
         ),
     ),
     ("side", _SAMPLE_SIDE),

@@ -22,7 +22,7 @@ from rolltape.gateway.sessions import OpenSession, Sessions, SessionSpec
 from rolltape.gateway.settings import GatewaySettings
 from rolltape.gateway.turns import Taken, Turns, resumed_from
 from rolltape.gateway.weights import Weights
-from rolltape.records.policy import policy
+from rolltape.records.policy import cut_policy
 from rolltape.records.turn import Delivery
 from rolltape.samples import Linearized, linearize
 from rolltape.tape.recording.recorder import RolloutRecorder, score_data
@@ -204,7 +204,7 @@ class Service:
         session = self.sessions.of_id(session_id)
         rollout = session.rollout
         try:
-            policy(ending.policy)
+            cut_policy(ending.policy)
             score_data(ending.reward, ending.reward_terms, f"rollout {rollout.id}")
         except (PolicyError, RecordError) as error:
             raise BadRequest(str(error)) from error

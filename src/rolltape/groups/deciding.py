@@ -10,7 +10,7 @@ from rolltape.errors import SupplyError
 from rolltape.groups.following import Found
 from rolltape.groups.gathering import Gathered, Gathering, Standing
 from rolltape.records.group import Late
-from rolltape.records.policy import Advantage, Policy
+from rolltape.records.policy import Advantage, Credit, CutPolicy
 from rolltape.records.rollout import Status
 from rolltape.records.sample import Sample
 from rolltape.samples.fates import Staleness
@@ -21,7 +21,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int | None  # None: all
     source: str | None  # None: all
-    policy: Policy
+    policy: CutPolicy
+    credit: Credit
     max_staleness: int | None  # None: any
     complete: bool
     group_size: int | None  # None: as the collection has it
@@ -30,7 +31,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_rewards(self) -> bool:
-        return self.policy.advantage is not Advantage.NONE
+        return self.credit.advantage is not Advantage.NONE
 
 
 class Give(NamedTuple):

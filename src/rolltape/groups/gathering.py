@@ -9,7 +9,7 @@ import msgspec
 from rolltape.groups.collectors import Collectors, Part
 from rolltape.groups.following import Found, News
 from rolltape.records.rollout import Event, EventKind, Outcome, RolloutHead, Status, outcome_of
-from rolltape.samples.groups import counted_tries
+from rolltape.samples.credit import counted_tries
 
 Key = tuple[str, int]  # rollout and try
 

@@ -15,9 +15,8 @@ from rolltape.groups.gathering import Gathered
 from rolltape.groups.group import Group
 from rolltape.groups.waiting import Waiting
 from rolltape.records.group import GroupState, Late
-from rolltape.records.policy import Policy
-from rolltape.records.policy import policy as policy_named
-from rolltape.samples.groups import samples_of_group
+from rolltape.records.policy import Credit, CutPolicy, cut_and_credit
+from rolltape.samples import samples_of_group
 from rolltape.tape.recording.tape import Tape
 
 log = logging.getLogger("rolltape.groups")
@@ -36,7 +35,8 @@ class GroupOptions(TypedDict, total=False):
 
     step: int | None
     source: str | None
-    policy: Policy | str
+    policy: CutPolicy | str
+    credit: Credit | None
     max_staleness: int | None
     complete: bool
     consumer: str
@@ -54,7 +54,8 @@ def groups(
     *,
     step: int | None = None,
     source: str | None = None,
-    policy: Policy | str = "exact",
+    policy: CutPolicy | str = "exact",
+    credit: Credit | None = None,
     max_staleness: int | None = None,
     complete: bool = True,
     consumer: str = "trainer",
@@ -70,7 +71,7 @@ def groups(
 
     They are those of one `step`, and of one `source` of tasks, or of all.
 
-    A group is complete when `group_size` attempts have finished, and have their rewards if the policy computes
+    A group is complete when `group_size` attempts have finished, and have their rewards if the credit has
     advantages. What broke is waited for, since it may be tried again, until the collection has ended or nothing has
     begun, ended or been rewarded in the group for `straggler_s`; then `late` says whether it is given without, or
     skipped. With `complete=False` nothing is waited for: what has ended is given as it is, and that is all.
@@ -84,10 +85,12 @@ def groups(
     _check(max_staleness is None or max_staleness >= 0, f"max_staleness is {max_staleness}; give 0 or more")
     _check(limit is None or limit >= 1, f"limit is {limit}; give 1 or more")
     _check(late in list(Late), f"late is {late!r}; known are {', '.join(Late)}")
+    cutting, crediting = cut_and_credit(policy, credit)
     wanted = Wanted(
         step=step,
         source=source,
-        policy=policy_named(policy),
+        policy=cutting,
+        credit=crediting,
         max_staleness=max_staleness,
         complete=complete,
         group_size=group_size,
@@ -242,7 +245,7 @@ class GroupStream:
         consumer, wanted = self._consumer, self._wanted
         rollouts = consumer.rollouts(give.standings)
         versions = consumer.gathering.versions()
-        samples = tuple(samples_of_group(rollouts, wanted.policy, versions=versions))
+        samples = tuple(samples_of_group(rollouts, wanted.policy, credit=wanted.credit, versions=versions))
         if not samples:
             return Skip(f"nothing to train in {len(rollouts)} rollouts under {wanted.policy.name}")
         if wanted.max_staleness is not None and (why := too_old(samples, versions, wanted.max_staleness)) is not None:

@@ -6,6 +6,8 @@ from hashlib import blake2b
 from rolltape.errors import RecordError
 from rolltape.records.jsonable import canonical_json
 
+_SAMPLE_DIGITS = 12
+
 
 def rollout_id(
     run: str,
@@ -85,9 +87,26 @@ def turn_id(session: str, sequence: int) -> str:
     return f"{session}.{sequence}"
 
 
-def sample_id(turn: str, policy_key: str) -> str:
-    """The id of a sample: the last turn in it, under the policy that cut it there."""
-    return f"{turn}@{policy_key}"
+def sample_id(last_turn: str, length: int, trained: Iterable[tuple[int, int]]) -> str:
+    """The id of a sample: the last turn in it, and a hash of how many tokens it has and which of them train.
+
+    `trained` are the ranges `[start, stop)` of trained tokens in order, no two of them adjacent.
+    """
+    ranges = ",".join(f"{start}-{stop}" for start, stop in trained)
+    return f"{last_turn}@{digest_of('sample', last_turn, str(length), ranges).hex()[:_SAMPLE_DIGITS]}"
+
+
+def is_sample_id_of_0_1(sample: str) -> bool:
+    """Whether a sample id is one of release 0.1.0, which named the last turn and a policy: `…@exact-f85863f1`.
+
+    Such an id leaves open which tokens train; several of today's samples may end with its turn.
+    """
+    return "-" in sample.partition("@")[2]
+
+
+def names_sample(name: str, sample: str) -> bool:
+    """Whether a sample id that somebody kept, perhaps with 0.1.0, may mean the sample of this id."""
+    return name == sample or (is_sample_id_of_0_1(name) and last_turn_of(name) == last_turn_of(sample))
 
 
 def last_turn_of(sample: str) -> str:

@@ -63,6 +63,14 @@ class Ledger(msgspec.Struct, frozen=True):
             counts[entry.fate] += entry.stop - entry.start
         return dict(counts.most_common())
 
+    def by_turn(self) -> dict[str, dict[Fate, int]]:
+        """Tokens per fate for each turn."""
+        found: dict[str, dict[Fate, int]] = {}
+        for entry in self.entries:
+            own = found.setdefault(entry.turn, {})
+            own[entry.fate] = own.get(entry.fate, 0) + entry.stop - entry.start
+        return found
+
     def checked(self, trained_in_samples: int, turn_lengths: Sequence[tuple[str, int]]) -> "Ledger":
         """Itself, if the fates cover each turn without a gap or an overlap and agree with the samples."""
         reached = dict.fromkeys((turn for turn, _ in turn_lengths), 0)

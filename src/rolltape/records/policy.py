@@ -1,7 +1,8 @@
-"""A policy: the rules by which a tree becomes samples, as data."""
+"""Cut policies, which decide how turns become samples, and credit, which assigns numbers to those samples."""
 
 import enum
-from typing import Any
+import warnings
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -9,8 +10,8 @@ from rolltape.errors import PolicyError
 from rolltape.records.ids import digest_of
 from rolltape.records.jsonable import canonical_json
 
-# Raised when the same policy would give other samples than before; part of every sample id.
-LINEARIZER_VERSION = 1
+# Raised when the same cut policy would give other samples than before; part of every policy key.
+LINEARIZER_VERSION = 2
 
 
 class OnRewrite(enum.StrEnum):
@@ -30,16 +31,23 @@ class Branches(enum.StrEnum):
 
 
 class RewardShare(enum.StrEnum):
+    """How much of a rollout's reward each of its samples gets."""
+
     FULL = "full"
-    SPLIT = "split"
+    SPLIT = "split"  # even shares that sum to the reward
 
 
 class Advantage(enum.StrEnum):
     """How a rollout's advantage comes from the rewards of its group."""
 
     NONE = "none"
-    CENTRED = "centred"  # reward minus the group's mean
+    CENTERED = "centered"  # reward minus the group's mean
     NORMALIZED = "normalized"  # the same, divided by the group's standard deviation
+    CENTRED = "centered"  # the spelling of 0.1.0
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Advantage | None":
+        return cls.CENTERED if value == "centred" else None
 
 
 class LossWeight(enum.StrEnum):
@@ -49,8 +57,21 @@ class LossWeight(enum.StrEnum):
     EVEN = "even"
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How turns become samples. The presets are `exact`, `keep-head` and `slime`."""
+def _coerce(record: msgspec.Struct, where: str, **kinds: type[enum.StrEnum]) -> None:
+    """Make choices that were given as text members of their enums."""
+    for field, kind in kinds.items():
+        given = getattr(record, field)
+        try:
+            msgspec.structs.force_setattr(record, field, kind(given))
+        except ValueError:
+            raise PolicyError(f"{where}: {field} is {given!r}; known are {', '.join(kind)}") from None
+
+
+class CutPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which tokens form which samples, and which of them train. The presets are `exact`, `keep-head` and `slime`.
+
+    rolltape.linearize(rollout, rolltape.cut_policy("exact", branches="main"))
+    """
 
     name: str = "exact"
     on_rewrite: OnRewrite = OnRewrite.NEW_SAMPLE
@@ -63,32 +84,46 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     branches: Branches = Branches.ALL
     max_sample_tokens: int | None = None  # None: no limit
     max_staleness: int | None = None  # None: no limit; else how many versions behind a token may be
-    reward_share: RewardShare = RewardShare.FULL
-    advantage: Advantage = Advantage.CENTRED
-    loss_weight: LossWeight = LossWeight.TOKENS
 
     def __post_init__(self) -> None:
-        for field in ("max_given_up_tokens", "max_reply_tokens"):
-            if getattr(self, field) < 0:
-                raise PolicyError(f"policy {self.name}: {field} is {getattr(self, field)}; give 0 or more")
-        if self.max_sample_tokens is not None and self.max_sample_tokens < 1:
-            raise PolicyError(f"policy {self.name}: max_sample_tokens is {self.max_sample_tokens}; give 1 or more")
-        if self.max_staleness is not None and self.max_staleness < 0:
-            raise PolicyError(f"policy {self.name}: max_staleness is {self.max_staleness}; give 0 or more")
+        where = f"policy {self.name}"
+        _coerce(self, where, on_rewrite=OnRewrite, branches=Branches)
+        limits = {"max_given_up_tokens": 0, "max_reply_tokens": 0, "max_sample_tokens": 1, "max_staleness": 0}
+        for field, least in limits.items():
+            given = getattr(self, field)
+            if given is not None and given < least:
+                raise PolicyError(f"{where}: {field} is {given}; give {least} or more")
 
     @property
     def key(self) -> str:
         """Names the policy with all its choices and the linearizer's version."""
-        choices = canonical_json({**msgspec.to_builtins(self), "linearizer": LINEARIZER_VERSION})
-        return f"{self.name}-{digest_of(choices).hex()[:8]}"
+        choices = {name: getattr(self, name) for name in CutPolicy.__struct_fields__}
+        digest = digest_of(canonical_json({**choices, "linearizer": LINEARIZER_VERSION}))
+        return f"{self.name}-{digest.hex()[:8]}"
 
 
-PRESETS: dict[str, Policy] = {
-    "exact": Policy(),
-    "keep-head": Policy(
+class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which reward, advantage and weight the samples of a rollout carry. It changes no sample and no sample id.
+
+    rolltape.samples_of_group(rollouts, "exact", credit=rolltape.Credit(advantage="normalized"))
+    """
+
+    reward_share: RewardShare = RewardShare.FULL
+    advantage: Advantage = Advantage.CENTERED
+    loss_weight: LossWeight = LossWeight.TOKENS
+
+    def __post_init__(self) -> None:
+        _coerce(self, "credit", reward_share=RewardShare, advantage=Advantage, loss_weight=LossWeight)
+
+
+P = TypeVar("P", bound=CutPolicy)
+
+PRESETS: dict[str, CutPolicy] = {
+    "exact": CutPolicy(),
+    "keep-head": CutPolicy(
         name="keep-head", on_rewrite=OnRewrite.KEEP_HEAD, max_given_up_tokens=64, absorb_rewritten_messages=True
     ),
-    "slime": Policy(
+    "slime": CutPolicy(
         name="slime",
         on_rewrite=OnRewrite.REPLACE_REPLY,
         max_reply_tokens=1024,
@@ -100,15 +135,59 @@ PRESETS: dict[str, Policy] = {
 }
 
 
-def policy(name: str | Policy = "exact", **choices: Any) -> Policy:
-    """A preset by name, or a policy, with some of its choices replaced."""
-    if isinstance(name, Policy):
-        base = name
-    elif name in PRESETS:
-        base = PRESETS[name]
-    else:
+def cut_policy(name: str | CutPolicy = "exact", **choices: Any) -> CutPolicy:
+    """A preset by name, or a cut policy, with some of its choices replaced.
+
+    rolltape.cut_policy("keep-head", max_given_up_tokens=8)
+    """
+    base = _preset(name) if isinstance(name, str) else name
+    for choice in choices:
+        if choice in Credit.__struct_fields__:
+            raise PolicyError(
+                f"policy {base.name}: {choice} is credit; give credit=Credit({choice}=…) beside the policy"
+            )
+    fields = {field: getattr(base, field) for field in CutPolicy.__struct_fields__}
+    return _converted({**fields, **choices}, CutPolicy, base.name)
+
+
+def cut_and_credit(policy: str | CutPolicy, credit: Credit | None = None) -> tuple[CutPolicy, Credit]:
+    """What a function means that takes a policy and a credit. A credit that is given overrules that of a `Policy`."""
+    inner = policy.credit if isinstance(policy, Policy) else Credit()
+    return cut_policy(policy), inner if credit is None else credit
+
+
+class Policy(CutPolicy, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Deprecated: a cut policy and a credit in one. Use `CutPolicy` and `Credit`."""
+
+    reward_share: RewardShare = RewardShare.FULL
+    advantage: Advantage = Advantage.CENTERED
+    loss_weight: LossWeight = LossWeight.TOKENS
+
+    @property
+    def credit(self) -> Credit:
+        """The part that is not about cutting."""
+        return Credit(reward_share=self.reward_share, advantage=self.advantage, loss_weight=self.loss_weight)
+
+
+def policy(name: str | CutPolicy = "exact", **choices: Any) -> Policy:
+    """Deprecated: a preset with some of its choices replaced, those of the credit among them. Use `cut_policy`."""
+    warnings.warn(
+        "rolltape.policy is deprecated; use rolltape.cut_policy, and give credit=rolltape.Credit(…) beside it",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    base = _preset(name) if isinstance(name, str) else name
+    return _converted({**msgspec.structs.asdict(base), **choices}, Policy, base.name)
+
+
+def _preset(name: str) -> CutPolicy:
+    if name not in PRESETS:
         raise PolicyError(f"there is no policy {name!r}; known are {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+def _converted(fields: dict[str, Any], kind: type[P], name: str) -> P:
     try:
-        return msgspec.convert({**msgspec.to_builtins(base), **choices}, Policy)
+        return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise PolicyError(f"policy {base.name}: {error}") from None
+        raise PolicyError(f"policy {name}: {error}") from None

@@ -147,6 +147,12 @@ class Turn:
         return self.prompt_tokens.to_numpy()
 
     @property
+    def temperature(self) -> float | None:
+        """What the reply was sampled at, as the engine applied it; None: that was not recorded."""
+        given = self.facts.sampling.get("temperature")
+        return float(given) if isinstance(given, int | float) and not isinstance(given, bool) else None
+
+    @property
     def prompt_messages(self) -> list[dict[str, Any]]:
         return [message.to_dict() for message in self.prompt.to_list()]
 

@@ -1,17 +1,21 @@
-"""Tree → samples and ledger, under a policy."""
+"""Tree → samples and ledger, under a cut policy, with credit."""
 
-from rolltape.samples.groups import advantages_of, counted_tries, samples_of_group
-from rolltape.samples.linearize import Linearized, linearize
-from rolltape.samples.shares import group_advantages
-from rolltape.samples.show import show
+from rolltape.samples.compare import Comparison, FateDifference, compare
+from rolltape.samples.credit import advantages_of, counted_tries, group_advantages
+from rolltape.samples.linearize import Linearized, linearize, linearize_under, samples_of_group
+from rolltape.samples.spelling import show
 from rolltape.samples.summary import summarize
 
 __all__ = [
+    "Comparison",
+    "FateDifference",
     "Linearized",
     "advantages_of",
+    "compare",
     "counted_tries",
     "group_advantages",
     "linearize",
+    "linearize_under",
     "samples_of_group",
     "show",
     "summarize",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence, Set
 
-from rolltape.records.policy import Branches, OnRewrite, Policy
+from rolltape.records.policy import Branches, CutPolicy, OnRewrite
 from rolltape.records.turn import Turn
 from rolltape.samples.drift import Step, step_between
 from rolltape.tree import Node, PlacedTurn, Tree
@@ -54,7 +54,7 @@ class Branching:
         return link
 
 
-def branching(tree: Tree, left_out: frozenset[int], policy: Policy) -> Branching:
+def branching(tree: Tree, left_out: frozenset[int], policy: CutPolicy) -> Branching:
     """Link each turn to the one before it, absorbing rewritten replies as the policy says."""
     rewritten = _demoted(tree, policy)
     links: dict[int, Link] = {}
@@ -69,7 +69,7 @@ def branching(tree: Tree, left_out: frozenset[int], policy: Policy) -> Branching
     return Branching(links, rewritten)
 
 
-def chosen_leaves(branches: Branching, may_train: Set[int], policy: Policy) -> list[Link]:
+def chosen_leaves(branches: Branching, may_train: Set[int], policy: CutPolicy) -> list[Link]:
     """The ends of the branches that the policy wants, in the order in which they claim tokens."""
     if policy.branches is Branches.MAIN:
         end = branches.main_end(may_train)
@@ -83,7 +83,7 @@ def chosen_leaves(branches: Branching, may_train: Set[int], policy: Policy) -> l
     return [max(leaves, key=lambda leaf: (sampled[leaf.turn.sequence], -leaf.turn.sequence))]
 
 
-def _demoted(tree: Tree, policy: Policy) -> frozenset[int]:
+def _demoted(tree: Tree, policy: CutPolicy) -> frozenset[int]:
     """Slime's merge: a short reply whose message came back changed stops training and leaves its branch."""
     if not policy.absorb_rewritten_messages or policy.on_rewrite is not OnRewrite.REPLACE_REPLY:
         return frozenset()
@@ -94,7 +94,7 @@ def _demoted(tree: Tree, policy: Policy) -> frozenset[int]:
     )
 
 
-def _turn_before(placed: PlacedTurn, links: dict[int, Link], policy: Policy) -> Link | None:
+def _turn_before(placed: PlacedTurn, links: dict[int, Link], policy: CutPolicy) -> Link | None:
     """The turn that this one follows: one whose rewritten reply the policy absorbs, else its parent."""
     absorbs = policy.absorb_rewritten_messages and policy.on_rewrite is not OnRewrite.REPLACE_REPLY
     node: Node | None = placed.prompt_node if absorbs else None
@@ -109,7 +109,7 @@ def _turn_before(placed: PlacedTurn, links: dict[int, Link], policy: Policy) -> 
     return links[parent.sequence] if parent is not None else None
 
 
-def _is_small_loss(changed: Turn, following: Turn, policy: Policy) -> bool:
+def _is_small_loss(changed: Turn, following: Turn, policy: CutPolicy) -> bool:
     kept = changed.tokens.common_prefix(following.prompt_tokens)
     return kept >= len(changed.prompt_tokens) and len(changed.tokens) - kept <= policy.max_given_up_tokens
 

@@ -1,35 +1,76 @@
-"""A draft → a sample: arrays, masks, and where each token came from."""
+"""A draft → a sample: arrays, masks, side arrays, and where each token came from."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from rolltape.errors import MisalignedError
 from rolltape.records.ids import sample_id
 from rolltape.records.ledger import Fate
-from rolltape.records.policy import Policy
+from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import Rollout
-from rolltape.records.sample import Origin, Sample, Span
-from rolltape.records.turn import Finish, Logprobs, Segment, Turn, TurnFlag
+from rolltape.records.sample import Origin, Sample, SampleOutline, SampleSide, Span
+from rolltape.records.turn import Finish, Logprobs, Segment, SideArray, Turn, TurnFlag
 from rolltape.samples.branches import Link, path_to
 from rolltape.samples.claims import NOBODY, Claims, Draft
 from rolltape.samples.fates import CODES
-from rolltape.samples.sides import joined_sides
+
+
+def equal_runs(values: npt.NDArray[Any]) -> list[tuple[int, int]]:
+    """The ranges `[start, stop)` of equal values in an array, in order."""
+    bounds = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
+    return list(pairwise(bounds)) if len(values) else []
+
+
+def trained_ranges(
+    turns: Sequence[Turn], owner: Mapping[int, npt.NDArray[np.int32]], drafts: Sequence[Draft]
+) -> list[list[tuple[int, int]]]:
+    """For each draft the ranges of its tokens that train; `owner` says for each turn's tokens which draft that is."""
+    found: dict[int, list[tuple[int, int]]] = {draft.number: [] for draft in drafts}
+    for turn in turns:
+        own, begin = owner[turn.sequence], len(turn.prompt_tokens)
+        for start, stop in equal_runs(own):
+            if own[start] == NOBODY:
+                continue
+            ranges = found[int(own[start])]
+            if ranges and ranges[-1][1] == begin + start:
+                # A reply that was cut short and resumed is one range, as it is in the sample's mask.
+                ranges[-1] = (ranges[-1][0], begin + stop)
+            else:
+                ranges.append((begin + start, begin + stop))
+    return [found[draft.number] for draft in drafts]
+
+
+def outlined(
+    draft: Draft, index: int, trained: Sequence[tuple[int, int]], reward: float | None, loss_weight: float
+) -> SampleOutline:
+    """What is known of a sample before its arrays are made."""
+    last = draft.end.turn
+    return SampleOutline(
+        id=sample_id(last.id, draft.length, trained),
+        index=index,
+        session=last.session,
+        last_turn=last.id,
+        tokens=draft.length,
+        trained_tokens=draft.trained_tokens,
+        reward=reward,
+        loss_weight=loss_weight,
+        truncated=last.facts.finish is Finish.LENGTH or draft.length < len(last.tokens),
+    )
 
 
 def built_sample(
     draft: Draft,
     claims: Claims,
+    outline: SampleOutline,
     rollout: Rollout,
-    policy: Policy,
-    *,
-    index: int,
-    siblings: int,
-    reward: float | None,
+    policy: CutPolicy,
     advantage: float | None,
-    loss_weight: float,
+    siblings: int,
 ) -> Sample:
     """The training row of a draft."""
     path = path_to(draft.end)
@@ -53,17 +94,16 @@ def built_sample(
             logprobs[span.start : span.stop] = turn.logprobs[span.turn_start : turn_stop]
         versions.fill(turn.facts.segments, span)
     own = [by_id[turn] for turn in dict.fromkeys(span.turn for span in spans if span.fate is Fate.TRAINED)]
-    kinds = {link.turn.facts.logprob_kind for link in own}
     first_sampled = int(sampled.argmax()) if sampled.any() else draft.length
     return Sample(
-        id=sample_id(draft.end.turn.id, policy.key),
+        id=outline.id,
         rollout=rollout.id,
         try_index=rollout.head.try_index,
         group=rollout.head.group,
-        session=draft.end.turn.session,
+        session=outline.session,
         policy=policy.key,
         step=rollout.head.step,
-        index=index,
+        index=outline.index,
         siblings=siblings,
         ids=draft.end.turn.tokens.slice(0, draft.length),
         trained_mask=trained,
@@ -74,17 +114,16 @@ def built_sample(
         spans=tuple(spans),
         prompt_tokens=first_sampled,
         trained_tokens=draft.trained_tokens,
-        reward=reward,
+        reward=outline.reward,
         rollout_reward=rollout.reward,
         turn_rewards={link.turn.id: link.turn.facts.reward for link in own if link.turn.facts.reward is not None},
         advantage=advantage,
-        loss_weight=loss_weight,
-        logprob_kind=kinds.pop() if len(kinds) == 1 else None,
-        truncated=draft.end.turn.facts.finish is Finish.LENGTH or draft.length < len(draft.end.turn.tokens),
+        loss_weight=outline.loss_weight,
+        truncated=outline.truncated,
         uses_tools=any(link.turn.reply is not None and link.turn.reply.to_dict().get("tool_calls") for link in own),
         ill_formed=any(TurnFlag.MALFORMED_CALL in link.turn.facts.flags for link in own),
-        side=joined_sides([link.turn for link in path], _reach(path, draft.length), draft.length),
-        tokenizers=next((one.tokenizers for one in rollout.sessions if one.id == draft.end.turn.session), ()),
+        side=_joined_sides([link.turn for link in path], _reach(path, draft.length), draft.length),
+        tokenizers=next((one.tokenizers for one in rollout.sessions if one.id == outline.session), ()),
     )
 
 
@@ -132,17 +171,14 @@ def _prompt_spans(turn: Turn, start: int, first_message: int) -> Iterator[Span]:
 
 
 def _reply_spans(turn: Turn, draft: Draft, claims: Claims) -> Iterator[Span]:
-    begin, count = len(turn.prompt_tokens), len(turn.sampled_ids)
-    if not count:
-        return
+    begin = len(turn.prompt_tokens)
     codes, owner = claims.fates[turn.sequence], claims.owner[turn.sequence]
-    changes = (np.diff(codes) != 0) | (np.diff(owner) != 0)
-    bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), count]
     message = (len(turn.prompt), len(turn.messages))
-    for first, last in pairwise(bounds):
+    temperature, kind = turn.temperature, turn.facts.logprob_kind
+    for first, last in equal_runs(owner.astype(np.int64) << 8 | codes):
         trains_elsewhere = owner[first] not in (NOBODY, draft.number)
         fate = None if trains_elsewhere else CODES[codes[first]]
-        yield Span(begin + first, begin + last, Origin.SAMPLED, turn.id, first, message, fate)
+        yield Span(begin + first, begin + last, Origin.SAMPLED, turn.id, first, message, fate, temperature, kind)
 
 
 class _VersionColumn:
@@ -164,3 +200,65 @@ class _VersionColumn:
             if name not in self.names:
                 self.names.append(name)
             self.index[start:stop] = self.names.index(name)
+
+
+def _joined_sides(turns: Sequence[Turn], reach: Sequence[int], length: int) -> dict[str, SampleSide]:
+    """Each side array over the sample's tokens. The turn that first held a token speaks for it.
+
+    `reach` says for each turn of the branch how many of its leading ids still stand in the sample.
+    """
+    parts: dict[str, list[tuple[Turn, SideArray, int]]] = {}
+    for turn, limit in zip(turns, reach, strict=True):
+        for name, side in turn.side.items():
+            parts.setdefault(name, []).append((turn, side, limit))
+    return {name: _joined(name, named, length) for name, named in parts.items()}
+
+
+def _joined(name: str, parts: Sequence[tuple[Turn, SideArray, int]], length: int) -> SampleSide:
+    first_turn, first, _ = parts[0]
+    for turn, side, _ in parts:
+        if _kind(side) != _kind(first):
+            raise MisalignedError(
+                f"side array {name!r} is {_kind(first)} in turn {first_turn.id} but {_kind(side)} in turn {turn.id}; "
+                "give it one kind throughout a session"
+            )
+    # For each token, the part that speaks for it; later turns first, so that earlier ones overrule them.
+    speaker = np.full(length, -1, dtype=np.int32)
+    for number, (_, side, reach) in reversed(list(enumerate(parts))):
+        speaker[side.start : min(side.stop, reach)] = number
+    missing = tuple((start, stop) for start, stop in equal_runs(speaker) if speaker[start] == -1)
+    if first.counts is None:
+        values = np.zeros((length, *first.values.shape[1:]), dtype=first.values.dtype)
+        for start, stop in equal_runs(speaker):
+            if speaker[start] >= 0:
+                side = parts[speaker[start]][1]
+                values[start:stop] = side.values[start - side.start : stop - side.start]
+        return SampleSide(values, None, missing)
+    return _joined_ragged([side for _, side, _ in parts], speaker, missing)
+
+
+def _joined_ragged(
+    sides: Sequence[SideArray], speaker: npt.NDArray[np.int32], missing: tuple[tuple[int, int], ...]
+) -> SampleSide:
+    counts = np.zeros(len(speaker), dtype=np.int32)
+    pieces: list[npt.NDArray[Any]] = []
+    offsets = [np.concatenate([[0], np.cumsum(_counts(side))]) for side in sides]
+    for start, stop in equal_runs(speaker):
+        number = int(speaker[start])
+        if number < 0:
+            continue
+        side, offset = sides[number], offsets[number]
+        own = slice(start - side.start, stop - side.start)
+        counts[start:stop] = _counts(side)[own]
+        pieces.append(side.values[offset[own.start] : offset[own.stop]])
+    empty = sides[0].values[:0]
+    return SampleSide(np.concatenate(pieces) if pieces else empty, counts, missing)
+
+
+def _kind(side: SideArray) -> str:
+    return f"{side.values.dtype}{list(side.values.shape[1:])}{'' if side.counts is None else ' ragged'}"
+
+
+def _counts(side: SideArray) -> npt.NDArray[np.int32]:
+    """How many values each covered token has."""
+    return np.ones(len(side.values), dtype=np.int32) if side.counts is None else side.counts

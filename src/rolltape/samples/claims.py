@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.records.ledger import Fate
-from rolltape.records.policy import Policy
+from rolltape.records.policy import CutPolicy
 from rolltape.samples.branches import Link
 from rolltape.samples.fates import CODE_OF, PENDING, Fates
 
@@ -29,7 +29,7 @@ class Draft:
 class Claims:
     """One session's tokens: the fate of each and the draft that trains it."""
 
-    def __init__(self, fates: dict[int, Fates], policy: Policy) -> None:
+    def __init__(self, fates: dict[int, Fates], policy: CutPolicy) -> None:
         self.fates = fates  # by sequence number
         self.owner: dict[int, npt.NDArray[np.int32]] = {
             sequence: np.full(len(codes), NOBODY, dtype=np.int32) for sequence, codes in fates.items()

@@ -4,7 +4,7 @@ from collections.abc import Set
 from typing import NamedTuple
 
 from rolltape.records.ledger import Fate
-from rolltape.records.policy import Policy
+from rolltape.records.policy import CutPolicy
 from rolltape.samples.branches import branching, chosen_leaves
 from rolltape.samples.claims import Claims, Draft
 from rolltape.samples.fates import PENDING, Fates, Staleness, token_fates, turn_fate, unlinked_fate
@@ -18,7 +18,7 @@ class Cut(NamedTuple):
     drafts: list[Draft]
 
 
-def cut(tree: Tree, abandoned: Set[int], whole_fate: Fate | None, policy: Policy, staleness: Staleness) -> Cut:
+def cut(tree: Tree, abandoned: Set[int], whole_fate: Fate | None, policy: CutPolicy, staleness: Staleness) -> Cut:
     """Decide which tokens may train, link the turns, choose the branches, and let each claim its tokens."""
     unlinked = {placed.sequence: unlinked_fate(placed.turn) for placed in tree.turns}
     branches = branching(tree, frozenset(key for key, fate in unlinked.items() if fate is not None), policy)

@@ -3,7 +3,7 @@
 import enum
 from typing import NamedTuple
 
-from rolltape.records.policy import OnRewrite, Policy
+from rolltape.records.policy import CutPolicy, OnRewrite
 from rolltape.records.turn import Turn
 
 
@@ -24,7 +24,7 @@ class Step(NamedTuple):
     replaces_reply: bool  # the earlier reply stops training as a whole
 
 
-def step_between(held: Turn, following: Turn, policy: Policy) -> Step:
+def step_between(held: Turn, following: Turn, policy: CutPolicy) -> Step:
     """Compare a prompt with the turn before it and decide by the policy whether the sample goes on."""
     kept = held.tokens.common_prefix(following.prompt_tokens)
     if kept == len(held.tokens):

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.records.ledger import Fate
-from rolltape.records.policy import Policy
+from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import Outcome, Status
 from rolltape.records.turn import Delivery, Finish, Turn, TurnFlag
 from rolltape.tree import PlacedTurn, is_version_of
@@ -50,7 +50,7 @@ def unlinked_fate(turn: Turn) -> Fate | None:
     return Fate.DROPPED_EMPTY_PROMPT if not len(turn.prompt_tokens) else None
 
 
-def turn_fate(placed: PlacedTurn, *, is_abandoned: bool, policy: Policy) -> Fate | None:
+def turn_fate(placed: PlacedTurn, *, is_abandoned: bool, policy: CutPolicy) -> Fate | None:
     """The fate that all tokens of a turn share; None: they may train. A later prompt proves that a reply arrived."""
     facts = placed.turn.facts
     if facts.finish is Finish.ERROR:
@@ -63,7 +63,7 @@ def turn_fate(placed: PlacedTurn, *, is_abandoned: bool, policy: Policy) -> Fate
     return Fate.MASKED_ABANDONED if is_abandoned and not policy.train_abandoned else None
 
 
-def token_fates(turn: Turn, shared: Fate | None, policy: Policy, staleness: Staleness) -> Fates:
+def token_fates(turn: Turn, shared: Fate | None, policy: CutPolicy, staleness: Staleness) -> Fates:
     """One fate per sampled token: the shared one, or PENDING with single tokens masked."""
     fates = np.full(len(turn.sampled_ids), PENDING if shared is None else CODE_OF[shared], dtype=np.uint8)
     if shared is not None:

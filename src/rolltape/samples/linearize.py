@@ -1,31 +1,59 @@
 """A rollout's turns → its samples and its ledger, under a policy. A pure function of the tape."""
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence, Set
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from rolltape.errors import LedgerError, PolicyError
 from rolltape.records.fork import Fork
 from rolltape.records.ledger import Fate, Ledger, LedgerEntry
-from rolltape.records.policy import Policy
-from rolltape.records.policy import policy as policy_named
+from rolltape.records.policy import Credit, CutPolicy, cut_and_credit
 from rolltape.records.rollout import EventKind, Rollout, Session
-from rolltape.records.sample import Sample
-from rolltape.samples.build import built_sample
-from rolltape.samples.claims import Claims, Draft
-from rolltape.samples.cutting import cut
+from rolltape.records.sample import Sample, SampleOutline
+from rolltape.samples.build import built_sample, equal_runs, outlined, trained_ranges
+from rolltape.samples.claims import Draft
+from rolltape.samples.credit import advantages_of, counted_tries, loss_weights, reward_shares
+from rolltape.samples.cutting import Cut, cut
 from rolltape.samples.fates import CODES, PENDING, Fates, Staleness, rollout_fate
-from rolltape.samples.shares import loss_weights, reward_shares
 from rolltape.tree import Tree, abandoned_turns, forks_of, tree_of
 
 
-class Linearized:
-    """A rollout under a policy: light until its samples are asked for, one at a time."""
+class PlacedSession(NamedTuple):
+    """A session with its tree, which is the same under every policy."""
 
-    def __init__(self, rollout: Rollout, policy: Policy, sessions: Sequence["LinearizedSession"]) -> None:
+    session: Session
+    tree: Tree
+    forks: Sequence[Fork]
+    abandoned: Set[int]
+
+
+class LinearizedSession:
+    """One session under a policy: its tree, why it forks, its drafts, and the fate of each token."""
+
+    def __init__(self, placed: PlacedSession, made: Cut) -> None:
+        self.session = placed.session
+        self.tree = placed.tree
+        self.forks = tuple(placed.forks)
+        self.claims = made.claims
+        self.drafts = tuple(made.drafts)
+
+
+class Linearized:
+    """A rollout under a cut policy: light until its samples are asked for, one at a time.
+
+    made = rolltape.linearize(rollout, "exact")
+    print(len(made), made.ledger.totals())
+    first = made.sample(0)
+    """
+
+    def __init__(
+        self, rollout: Rollout, policy: CutPolicy, credit: Credit, sessions: Sequence[LinearizedSession]
+    ) -> None:
         self.rollout = rollout
         self.policy = policy
+        self.credit = credit
         self.sessions = tuple(sessions)
         self.ledger = _ledger(rollout, policy, sessions)
 
@@ -41,23 +69,42 @@ class Linearized:
         """How many samples there are."""
         return sum(len(session.drafts) for session in self.sessions)
 
+    @cached_property
+    def outlines(self) -> tuple[SampleOutline, ...]:
+        """Each sample without its arrays, which take as long to make as all branches are together."""
+        drafts = [draft for _, draft in self._drafts]
+        rewards = reward_shares(self.rollout.reward, len(drafts), self.credit.reward_share)
+        weights = loss_weights([draft.trained_tokens for draft in drafts], self.credit.loss_weight)
+        ranges = [
+            found for one in self.sessions for found in trained_ranges(one.session.turns, one.claims.owner, one.drafts)
+        ]
+        return tuple(
+            outlined(draft, index, trained, reward, weight)
+            for index, (draft, trained, reward, weight) in enumerate(zip(drafts, ranges, rewards, weights, strict=True))
+        )
+
+    def sample(self, index: int, advantage: float | None = None) -> Sample:
+        """One sample, built alone. `advantage` is the rollout's in its group."""
+        if not 0 <= index < len(self):
+            raise IndexError(
+                f"rollout {self.rollout.id} has {len(self)} samples under {self.policy.name}, none {index}"
+            )
+        session, draft = self._drafts[index]
+        return built_sample(
+            draft, session.claims, self.outlines[index], self.rollout, self.policy, advantage, len(self)
+        )
+
     def samples(self, advantage: float | None = None) -> Iterator[Sample]:
         """The samples in order, their arrays made as they are reached. `advantage` is the rollout's in its group."""
-        drafts = [(session, draft) for session in self.sessions for draft in session.drafts]
-        rewards = reward_shares(self.rollout.reward, len(drafts), self.policy.reward_share)
-        weights = loss_weights([draft.trained_tokens for _, draft in drafts], self.policy.loss_weight)
-        for index, (session, draft) in enumerate(drafts):
-            yield built_sample(
-                draft,
-                session.claims,
-                self.rollout,
-                self.policy,
-                index=index,
-                siblings=len(drafts),
-                reward=rewards[index],
-                advantage=advantage,
-                loss_weight=weights[index],
-            )
+        return (self.sample(index, advantage) for index in range(len(self)))
+
+    def index_of(self, sample_id: str) -> int | None:
+        """The place of the sample of that id; None: this policy makes no such sample."""
+        return next((outline.index for outline in self.outlines if outline.id == sample_id), None)
+
+    @cached_property
+    def _drafts(self) -> list[tuple[LinearizedSession, Draft]]:
+        return [(session, draft) for session in self.sessions for draft in session.drafts]
 
     def _repr_html_(self) -> str:
         from rolltape.notebook import linearized_html
@@ -65,51 +112,88 @@ class Linearized:
         return linearized_html(self)
 
 
-class LinearizedSession:
-    """One session under a policy: its tree, why it forks, its drafts, and the fate of each token."""
-
-    def __init__(
-        self, session: Session, tree: Tree, forks: Sequence[Fork], claims: Claims, drafts: Sequence[Draft]
-    ) -> None:
-        self.session = session
-        self.tree = tree
-        self.forks = tuple(forks)
-        self.claims = claims
-        self.drafts = tuple(drafts)
-
-
 def linearize(
     rollout: Rollout,
-    policy: Policy | str = "exact",
+    policy: CutPolicy | str = "exact",
     *,
+    credit: Credit | None = None,
     versions: Sequence[str] = (),
     current_version: str | None = None,
     as_if_finished: bool = False,
 ) -> Linearized:
     """Samples and ledger of a rollout. `versions` is the run's order of weight versions, for the staleness limit.
 
+        made = rolltape.linearize(rollout, "exact", credit=rolltape.Credit(reward_share="split"))
+
     A rollout that still runs gives none, unless it is to be looked at `as_if_finished`.
     """
-    chosen = policy_named(policy)
-    if chosen.max_staleness is not None and not versions:
-        raise PolicyError(f"policy {chosen.name}: max_staleness needs the run's versions; give versions=run.versions()")
+    (made,) = linearize_under(
+        rollout,
+        [policy],
+        credit=credit,
+        versions=versions,
+        current_version=current_version,
+        as_if_finished=as_if_finished,
+    )
+    return made
+
+
+def linearize_under(
+    rollout: Rollout,
+    policies: Iterable[CutPolicy | str],
+    *,
+    credit: Credit | None = None,
+    versions: Sequence[str] = (),
+    current_version: str | None = None,
+    as_if_finished: bool = False,
+) -> list[Linearized]:
+    """A rollout under several cut policies; its trees and forks are computed once."""
     staleness = Staleness(versions, current_version)
     whole_fate = rollout_fate(rollout.outcome, as_if_finished=as_if_finished)
-    return Linearized(
-        rollout, chosen, [_linearized_session(session, whole_fate, chosen, staleness) for session in rollout.sessions]
-    )
+    placed = [_placed(session) for session in rollout.sessions]
+    made = []
+    for policy in policies:
+        cutting, crediting = cut_and_credit(policy, credit)
+        if cutting.max_staleness is not None and not versions:
+            raise PolicyError(
+                f"policy {cutting.name}: max_staleness needs the run's versions; give versions=run.versions()"
+            )
+        sessions = [
+            LinearizedSession(one, cut(one.tree, one.abandoned, whole_fate, cutting, staleness)) for one in placed
+        ]
+        made.append(Linearized(rollout, cutting, crediting, sessions))
+    return made
 
 
-def _linearized_session(
-    session: Session, whole_fate: Fate | None, policy: Policy, staleness: Staleness
-) -> LinearizedSession:
+def samples_of_group(
+    rollouts: Sequence[Rollout],
+    policy: CutPolicy | str = "exact",
+    *,
+    credit: Credit | None = None,
+    versions: Sequence[str] = (),
+    current_version: str | None = None,
+) -> Iterator[Sample]:
+    """All samples of one group. A rollout with nothing to train still counts in its mean.
+
+    samples = rolltape.samples_of_group(rollouts, "exact", credit=rolltape.Credit(advantage="normalized"))
+    """
+    groups = {rollout.head.group for rollout in rollouts}
+    if len(groups) > 1:
+        raise PolicyError(f"{len(rollouts)} rollouts are of {len(groups)} groups; advantages are computed within one")
+    cutting, crediting = cut_and_credit(policy, credit)
+    advantages = advantages_of(rollouts, crediting.advantage)
+    for rollout in counted_tries(rollouts):
+        made = linearize(rollout, cutting, credit=crediting, versions=versions, current_version=current_version)
+        yield from made.samples(advantages[rollout.key])
+
+
+def _placed(session: Session) -> PlacedSession:
     tree = tree_of(session)
     forks = forks_of(tree)
-    claims, drafts = cut(tree, abandoned_turns(tree, forks), whole_fate, policy, staleness)
-    return LinearizedSession(session, tree, forks, claims, drafts)
+    return PlacedSession(session, tree, forks, abandoned_turns(tree, forks))
 
 
-def _ledger(rollout: Rollout, policy: Policy, sessions: Sequence[LinearizedSession]) -> Ledger:
+def _ledger(rollout: Rollout, policy: CutPolicy, sessions: Sequence[LinearizedSession]) -> Ledger:
     """Where each token went; a gap, or a disagreement with the drafts, is an error."""
     entries = [
         entry
@@ -146,6 +230,5 @@ def _entries(turn: str, codes: Fates) -> Iterator[LedgerEntry]:
         raise LedgerError(
             f"turn {turn}: sampled token {at} was neither trained, masked nor dropped; please report this"
         )
-    bounds = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
-    for start, stop in pairwise(bounds):
+    for start, stop in equal_runs(codes):
         yield LedgerEntry(turn, start, stop, CODES[codes[start]])

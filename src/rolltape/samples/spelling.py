@@ -1,4 +1,4 @@
-"""The text of token ids, where a session says which tokenizer made them and it is a file here."""
+"""The text of token ids, by the tokenizer that a session names or one that is given; a sample as one readable line."""
 
 import codecs
 import re
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.records.rollout import Session
+from rolltape.records.sample import Sample
 from rolltape.records.tokens import Ids
 
 Spell = Callable[[int], bytes]  # an id → its bytes, which need not be whole characters
@@ -18,6 +19,7 @@ PART = "⋯"  # a token that ends inside a character, which is with the token th
 _TOKENIZERS_HELD = 8
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _REPLACED = "\ufffd"
+_VISIBLE = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
 
 
 class Spellings:
@@ -121,3 +123,22 @@ def spelled(ids: Ids, spell: Spell | None) -> tuple[npt.NDArray[np.int32], npt.N
     np.cumsum(np.array([len(text) for text in texts] or [0], np.int32)[place], out=offsets[1:])
     joined = b"".join([texts[one] for one in place.tolist()])
     return offsets, np.frombuffer(joined, np.uint8)
+
+
+def show(sample: Sample, text: Callable[[int], str | bytes] | None = None) -> str:
+    """Tokens in order, spaces visible: «trained», ‹sampled but not trained here›, and the rest plain.
+
+    `text` gives an id's text, or its bytes; without it the ids themselves are shown.
+    """
+    return " ".join(marked_tokens(sample, text))
+
+
+def marked_tokens(sample: Sample, text: Callable[[int], str | bytes] | None = None) -> list[str]:
+    """Each token of a sample as `show` writes it."""
+    texts = token_texts(sample.ids.tolist(), text)
+    marks = zip(texts, sample.trained_mask.tolist(), sample.sampled_mask.tolist(), strict=True)
+    return [_marked(one.translate(_VISIBLE), trained, sampled) for one, trained, sampled in marks]
+
+
+def _marked(text: str, trained: bool, sampled: bool) -> str:
+    return f"«{text}»" if trained else f"‹{text}›" if sampled else text

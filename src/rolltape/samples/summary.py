@@ -7,7 +7,7 @@ import numpy as np
 
 from rolltape.errors import LedgerError
 from rolltape.records.ledger import Fate
-from rolltape.records.policy import PRESETS, Policy
+from rolltape.records.policy import PRESETS, CutPolicy
 from rolltape.records.rollout import EventKind, Rollout, outcome_of
 from rolltape.records.rollout_summary import SUMMARY_RULES, PolicySummary, RolloutSummary
 from rolltape.samples.cutting import Cut, cut
@@ -16,7 +16,7 @@ from rolltape.samples.linearize import pruned_tokens
 from rolltape.tree import Tree, abandoned_turns, forks_of, tree_of
 
 
-def summarize(rollout: Rollout, policies: Iterable[Policy] = tuple(PRESETS.values())) -> RolloutSummary:
+def summarize(rollout: Rollout, policies: Iterable[CutPolicy] = tuple(PRESETS.values())) -> RolloutSummary:
     """Count a rollout's branches, forks, samples and fates, as if it were not filtered. Its turns must be whole."""
     said = [event for event in rollout.events if event.kind != EventKind.FILTER]
     whole_fate = rollout_fate(outcome_of(said, rollout.writer_alive), as_if_finished=False)
@@ -36,7 +36,7 @@ def summarize(rollout: Rollout, policies: Iterable[Policy] = tuple(PRESETS.value
     )
 
 
-def _policy_summary(policy: Policy, cuts: list[Cut], pruned: int) -> PolicySummary:
+def _policy_summary(policy: CutPolicy, cuts: list[Cut], pruned: int) -> PolicySummary:
     codes = [fates for made in cuts for fates in made.claims.fates.values()]
     counts = np.bincount(np.concatenate(codes), minlength=PENDING + 1) if codes else np.zeros(PENDING + 1, np.int64)
     trained = sum(draft.trained_tokens for made in cuts for draft in made.drafts)

@@ -8,7 +8,7 @@ import numpy as np
 from rolltape.errors import LedgerError, RolltapeError
 from rolltape.records.ids import group_id, last_turn_of, rollout_id, session_id, turn_id
 from rolltape.records.ledger import Fate
-from rolltape.records.policy import Policy
+from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import EventKind, Rollout
 from rolltape.records.sample import Sample
 from rolltape.records.turn import Turn
@@ -23,7 +23,7 @@ class Breach(msgspec.Struct, frozen=True):
     what: str
 
 
-def verify_rollout(rollout: Rollout, policies: Sequence[Policy]) -> list[Breach]:
+def verify_rollout(rollout: Rollout, policies: Sequence[CutPolicy]) -> list[Breach]:
     """Every breach found in a rollout's records and in its samples under each policy."""
     breaches = [*_identity(rollout), *_outcome(rollout)]
     for turn in rollout.turns:
@@ -91,7 +91,7 @@ def _aligned(turn: Turn) -> Iterator[Breach]:
             yield Breach("aligned", turn.id, f"side array {name!r} ends at {side.stop} of {len(turn.tokens)} tokens")
 
 
-def _samples(rollout: Rollout, policy: Policy) -> Iterator[Breach]:
+def _samples(rollout: Rollout, policy: CutPolicy) -> Iterator[Breach]:
     turns = {turn.id: turn for turn in rollout.turns}
     times_trained = {turn.id: np.zeros(len(turn.sampled_ids), dtype=np.int32) for turn in rollout.turns}
     try:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from rolltape.records.policy import Policy
+from rolltape.records.policy import CutPolicy
 from rolltape.records.summary import ShownStep
 from rolltape.tape.run import RolloutRow, Run
 from rolltape.tracking.allowance import Allowance
@@ -28,7 +28,7 @@ class Push:
         tracker: Tracker,
         *,
         allowance: Allowance,
-        policy: Policy | str = "exact",
+        policy: CutPolicy | str = "exact",
         default_split: str = "train",
         wanted: Callable[[StepKey], bool] = lambda key: True,
     ) -> None:

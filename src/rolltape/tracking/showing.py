@@ -3,7 +3,7 @@
 from typing import Any
 
 from rolltape.records.choice import Pick
-from rolltape.records.policy import Policy
+from rolltape.records.policy import CutPolicy
 from rolltape.records.summary import ShownStep
 from rolltape.tape.run import Run
 from rolltape.traces.batch import traces_of_held
@@ -22,7 +22,7 @@ def show_batch(sink: Sink, batch: Batch, tokenizer: Any, *, split: str, step: in
     return sink.put(lambda pick: traces_of_held(held, tokenizer, split=split, step=step, run=run, pick=pick))
 
 
-def show_step(sink: Sink, run: Run, *, step: int, split: str = "train", policy: Policy | str = "exact") -> bool:
+def show_step(sink: Sink, run: Run, *, step: int, split: str = "train", policy: CutPolicy | str = "exact") -> bool:
     """Let the sink read a step off the tape, as it is when its turn comes; False: it was dropped."""
     return sink.put(lambda pick: step_of_tape(run, StepKey(step, split), pick, policy))
 

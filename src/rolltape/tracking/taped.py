@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rolltape.records.choice import Candidate, Pick
-from rolltape.records.policy import Policy
+from rolltape.records.policy import CutPolicy
 from rolltape.records.summary import ShownStep
 from rolltape.samples import counted_tries, linearize
 from rolltape.tape.run import RolloutRow, Run
@@ -13,7 +13,7 @@ from rolltape.tracking.summary import Tally
 
 
 def step_of_tape(
-    run: Run, key: StepKey, pick: Pick, policy: Policy | str = "exact", *, default_split: str = "train"
+    run: Run, key: StepKey, pick: Pick, policy: CutPolicy | str = "exact", *, default_split: str = "train"
 ) -> ShownStep:
     """The step as it is on the tape now."""
     with run.snapshot() as held:
@@ -22,7 +22,7 @@ def step_of_tape(
 
 
 def step_of_rows(
-    run: Run, key: StepKey, rows: Sequence[RolloutRow], pick: Pick, policy: Policy | str, versions: Sequence[str]
+    run: Run, key: StepKey, rows: Sequence[RolloutRow], pick: Pick, policy: CutPolicy | str, versions: Sequence[str]
 ) -> ShownStep:
     """The step that these rollouts are of: of each the try that counts, loaded one at a time."""
     counted = in_order(counted_tries(rows))

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from rolltape.records.policy import Policy
+from rolltape.records.policy import CutPolicy
 from rolltape.view.following import Marks, RunPlaces
 from rolltape.view.reports import Key, Said, Spot, TrainerFigures
 from rolltape.view.rows import CAUSES, FATES, LISTS, NUMBERS, STATUSES, TEXTS
@@ -93,7 +93,7 @@ def _copy(there: Path, here: Path) -> None:
                 shutil.copyfile(file, here / file.name)
 
 
-def cache_path(folder: Folder, policy: Policy) -> Path:
+def cache_path(folder: Folder, policy: CutPolicy) -> Path:
     """The file for a policy and this version of the summaries."""
     return folder.path / f"view-{policy.key}-{SUMMARY_VERSION}{_SUFFIX}"
 

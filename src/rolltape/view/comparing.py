@@ -1,18 +1,18 @@
-"""One rollout under two policies."""
+"""One rollout under two cut policies, as the page shows it."""
 
-from itertools import islice
 from typing import Any
 
 from rolltape.records.sample import Sample
-from rolltape.samples import Linearized
+from rolltape.samples import Comparison, Linearized
 from rolltape.view.sampling import samples_in_brief
 
 _SAMPLES_WITH_SPANS = 64  # spans are as many as the turns of a branch
 
 
-def comparison_of(left: Linearized, right: Linearized, advantage: float | None) -> dict[str, Any]:
+def comparison_of(compared: Comparison, advantage: float | None) -> dict[str, Any]:
     """Both sides, and what became of the tokens of every turn on each."""
-    fates = (fates_by_turn(left), fates_by_turn(right))
+    left, right = compared.left, compared.right
+    fates = (left.ledger.by_turn(), right.ledger.by_turn())
     return {
         "left": _side(left, advantage),
         "right": _side(right, advantage),
@@ -31,7 +31,7 @@ def comparison_of(left: Linearized, right: Linearized, advantage: float | None) 
 
 
 def _side(made: Linearized, advantage: float | None) -> dict[str, Any]:
-    spans = [_spans(sample) for sample in islice(made.samples(advantage), _SAMPLES_WITH_SPANS)]
+    spans = [_spans(made.sample(index)) for index in range(min(len(made), _SAMPLES_WITH_SPANS))]
     samples = samples_in_brief(made, advantage)
     return {
         "policy": made.policy.name,
@@ -54,12 +54,3 @@ def _spans(sample: Sample) -> list[dict[str, Any]]:
         }
         for span in sample.spans
     ]
-
-
-def fates_by_turn(made: Linearized) -> dict[str, dict[str, int]]:
-    """Tokens by fate for each turn."""
-    found: dict[str, dict[str, int]] = {}
-    for entry in made.ledger.entries:
-        own = found.setdefault(entry.turn, {})
-        own[entry.fate.value] = own.get(entry.fate.value, 0) + entry.stop - entry.start
-    return found

@@ -5,8 +5,9 @@ from itertools import islice
 from typing import Any
 
 from rolltape.records.fork import Fork
+from rolltape.records.ledger import Fate
 from rolltape.records.messages import Message
-from rolltape.records.policy import Policy
+from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import EventKind, Rollout, Status
 from rolltape.samples import Linearized, linearize
 from rolltape.samples.linearize import LinearizedSession
@@ -14,7 +15,6 @@ from rolltape.samples.spelling import Spell, Spellings
 from rolltape.traces import trace_of
 from rolltape.tree import PlacedTurn, Tree
 from rolltape.view.answers import plain
-from rolltape.view.comparing import fates_by_turn
 from rolltape.view.drawing import Layout, laid_out
 from rolltape.view.messages import ShownMessages
 from rolltape.view.sampling import samples_in_brief
@@ -34,7 +34,7 @@ EXPLAINED = {
 _ELSEWHERE = (EventKind.TRACE, EventKind.DELIVERY)  # among the trace, and with the turns
 
 
-def linearized(rollout: Rollout, policy: Policy, versions: Sequence[str]) -> Linearized:
+def linearized(rollout: Rollout, policy: CutPolicy, versions: Sequence[str]) -> Linearized:
     """A rollout under a policy; one that still runs as if it had ended now."""
     running = rollout.status is Status.RUNNING
     return linearize(rollout, policy, versions=versions, as_if_finished=running)
@@ -45,7 +45,7 @@ def detail_of(
 ) -> dict[str, Any]:
     """All that the page shows of a rollout, but for its tokens."""
     messages = ShownMessages()
-    fates = fates_by_turn(made)
+    fates = made.ledger.by_turn()
     return {
         "head": plain(rollout.head),
         "outcome": plain(rollout.outcome),
@@ -74,7 +74,7 @@ def _trace(rollout: Rollout) -> dict[str, Any]:
 
 
 def _session(
-    made: LinearizedSession, fates: dict[str, dict[str, int]], messages: ShownMessages, spell: Spell | None
+    made: LinearizedSession, fates: dict[str, dict[Fate, int]], messages: ShownMessages, spell: Spell | None
 ) -> dict[str, Any]:
     layout = laid_out(made.tree)
     return {
@@ -102,7 +102,7 @@ def _tools(tree: Tree) -> list[str]:
     return list(names)
 
 
-def _turn(placed: PlacedTurn, layout: Layout, fates: dict[str, int], messages: ShownMessages) -> dict[str, Any]:
+def _turn(placed: PlacedTurn, layout: Layout, fates: dict[Fate, int], messages: ShownMessages) -> dict[str, Any]:
     turn, facts, parent = placed.turn, placed.turn.facts, placed.parent
     versions = dict.fromkeys(one for part in facts.segments for one in (part.first_version, part.last_version) if one)
     # What a turn goes on from is part of its own conversation, so all that its parent holds is kept.

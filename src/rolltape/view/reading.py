@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rolltape.records.policy import Policy
+from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import Rollout
 from rolltape.view.indexing import SearchIndex
 from rolltape.view.loading import Loader
@@ -18,7 +18,7 @@ class Reading:
     """Loads rollouts that have ended, and tells what they come to. For one thread."""
 
     def __init__(
-        self, location: str, folder: Path, policy: Policy, created: float | None, *, search: bool = True
+        self, location: str, folder: Path, policy: CutPolicy, created: float | None, *, search: bool = True
     ) -> None:
         self._policy = policy
         self._loader = Loader(location)

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 
 from rolltape.errors import DamagedTapeError, NoAnswer
-from rolltape.records.policy import PRESETS, Policy
+from rolltape.records.policy import PRESETS, Credit, CutPolicy
 from rolltape.records.rollout import Outcome, Rollout, RolloutHead, Status
-from rolltape.samples.groups import advantages_of
+from rolltape.samples import advantages_of, compare
 from rolltape.samples.spelling import Spellings
 from rolltape.tape.run import read
 from rolltape.view.answers import plain
@@ -25,7 +25,6 @@ from rolltape.view.overview import headline_of, overview_of
 from rolltape.view.raw import raw_of
 from rolltape.view.reports import Key
 from rolltape.view.rows import STATUS_CODE, STATUSES
-from rolltape.view.sampling import sample_at
 from rolltape.view.search import Searched, found, terms_of
 from rolltape.view.tokens import sample_tokens, turn_tokens
 from rolltape.view.watching import WatchedRun
@@ -131,7 +130,7 @@ class RunAnswers:
     def rollout(self, row: int, policy: str | None) -> Work:
         """All about a rollout."""
         load, chosen = self._loading(row), policy_of(policy)
-        versions, advantage = self.listing().versions, self._advantage(row, chosen)
+        versions, advantage = self.listing().versions, self._advantage(row)
         shown, tries = self.listing().row(row), sorted(self.tries(self.run.state.rows.ids[row]))
 
         def work() -> dict[str, Any]:
@@ -174,14 +173,14 @@ class RunAnswers:
     ) -> Work:
         """A sample's tokens, packed, with what the trainer's record at a place says of them, else its latest."""
         load, chosen = self._loading(row), policy_of(policy)
-        versions, advantage = self.listing().versions, self._advantage(row, chosen)
+        versions, advantage = self.listing().versions, self._advantage(row)
 
         def work() -> bytes:
             rollout = load()
             made = linearized(rollout, chosen, versions)
-            sample = sample_at(made, index, advantage)
-            if sample is None:
+            if index >= len(made):
                 raise NoAnswer(f"the rollout has {len(made)} samples under {chosen.name}, and no sample {index}", 404)
+            sample = made.sample(index, advantage)
             session = next(one for one in rollout.sessions if one.id == sample.session)
             records = self.run.records
             exported = None if records is None else records.of(sample, record)
@@ -207,12 +206,12 @@ class RunAnswers:
 
     def compare(self, row: int, left: str | None, right: str | None) -> Work:
         load, one, other = self._loading(row), policy_of(left or "exact"), policy_of(right or "keep-head")
-        versions, advantage = self.listing().versions, self._advantage(row, one)
+        versions, advantage = self.listing().versions, self._advantage(row)
 
         def work() -> dict[str, Any]:
             rollout = load()
-            sides = (linearized(rollout, one, versions), linearized(rollout, other, versions))
-            return comparison_of(sides[0], sides[1], advantage)
+            running = rollout.status is Status.RUNNING
+            return comparison_of(compare(rollout, one, other, versions=versions, as_if_finished=running), advantage)
 
         return work
 
@@ -259,13 +258,13 @@ class RunAnswers:
 
         return load
 
-    def _advantage(self, row: int, policy: Policy) -> float | None:
+    def _advantage(self, row: int) -> float | None:
         """A rollout's advantage in its group; of each rollout of the group the try that counts."""
         state, listing = self.run.state, self.listing()
         rows = state.rows
         members = np.flatnonzero(rows.columns["group"] == rows.columns.get("group", row)).tolist()
         attempts = [self._attempt(listing, member) for member in members]
-        return advantages_of(attempts, policy.advantage).get(rows.key(row))
+        return advantages_of(attempts, Credit().advantage).get(rows.key(row))
 
     def _attempt(self, listing: Listing, row: int) -> _Attempt:
         rollout, try_index = self.run.state.rows.key(row)
@@ -274,7 +273,7 @@ class RunAnswers:
         return _Attempt(head, Outcome(status=STATUSES[listing.statuses[row]], reward=reward))
 
 
-def policy_of(name: str | None) -> Policy:
+def policy_of(name: str | None) -> CutPolicy:
     """A preset by name."""
     if (name or "exact") not in PRESETS:
         raise NoAnswer(f"policy is {str(name)[:40]!r}; give {', '.join(PRESETS)}")

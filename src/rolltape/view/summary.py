@@ -2,7 +2,7 @@
 
 import msgspec
 
-from rolltape.records.policy import Policy
+from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import Rollout
 from rolltape.samples import summarize
 
@@ -19,7 +19,7 @@ class Summary(msgspec.Struct, frozen=True):
     ledger: dict[str, int]  # by fate
 
 
-def summary_of(rollout: Rollout, policy: Policy) -> Summary:
+def summary_of(rollout: Rollout, policy: CutPolicy) -> Summary:
     """The figures of a rollout."""
     made = summarize(rollout, [policy])
     under = made.policies[policy.name]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rolltape.errors import RolltapeError
-from rolltape.records.ids import last_turn_of
+from rolltape.records.ids import last_turn_of, names_sample
 from rolltape.records.sample import Sample
 from rolltape.records.token_record import TokenRecord
 from rolltape.tokens.files import read_step
@@ -68,14 +68,13 @@ class TokenRecords:
     def of(self, sample: Sample, place: str | None = None) -> Exported | None:
         """The record of a sample at a place, else the latest; None: there is none.
 
-        The trainer's policy may be another, and so its sample ids: a record that ends with the same turn and has the
-        same tokens is of this row. One with other tokens is given only if there is no better.
+        A record with other tokens than the sample is given only if there is no better.
         """
         equal: dict[tuple[int, str], TokenRecord] = {}  # a step that was exported in two formats says it twice
         chosen: TokenRecord | None = None
         for step in list_steps(self._location):
             with contextlib.suppress(RolltapeError, OSError, ValueError, pa.ArrowException):
-                for record in self._ending_with(step, last_turn_of(sample.id)):
+                for record in self._naming(step, sample.id):
                     is_equal = np.array_equal(record.ids, sample.ids[: len(record)])
                     if is_equal:
                         equal.setdefault((record.step, record.place), record)
@@ -83,11 +82,12 @@ class TokenRecords:
                         chosen = record
         return None if chosen is None else Exported(chosen, list(equal))
 
-    def _ending_with(self, step: TokenStep, end: str) -> Iterator[TokenRecord]:
+    def _naming(self, step: TokenStep, sample: str) -> Iterator[TokenRecord]:
+        end = last_turn_of(sample)
         for rank in step.ranks:
             if any(end in self._ends_in(step, path) for path in step.paths(rank.rank)):
                 for record in read_step(step, rank.rank):
-                    if record.sample is not None and last_turn_of(record.sample) == end:
+                    if record.sample is not None and names_sample(record.sample, sample):
                         yield record
 
     def _ends_in(self, step: TokenStep, path: Path) -> set[str]:

@@ -8,7 +8,7 @@ from rolltape.cli.options import JsonOption, RunArgument
 from rolltape.cli.output.screen import count, plural, print_json, print_line, print_long, tracked
 
 if TYPE_CHECKING:
-    from rolltape.records.policy import Policy
+    from rolltape.records.policy import CutPolicy
     from rolltape.records.rollout import Rollout
     from rolltape.samples.verify import Breach
     from rolltape.tape.run import RolloutRow, Run
@@ -81,7 +81,7 @@ def _each(tape: "Run", rows: Sequence["RolloutRow"]) -> Iterator["Rollout | Brea
             yield Breach("readable", tape.location, f"a rollout cannot be loaded: {reason(error)}")
 
 
-def _breaches(rollout: "Rollout", policies: Sequence["Policy"]) -> "list[Breach]":
+def _breaches(rollout: "Rollout", policies: Sequence["CutPolicy"]) -> "list[Breach]":
     from rolltape.cli.runs import reason
     from rolltape.samples.verify import Breach, verify_rollout
     from rolltape.traces.verify import problems_of

@@ -19,6 +19,7 @@ from rolltape.cli.options import (
     RewardOption,
     RunArgument,
     StalenessOption,
+    chosen_credit,
     chosen_policy,
 )
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from rolltape.cli.runs import OpenedRun
-    from rolltape.records.policy import Policy
+    from rolltape.records.policy import Credit, CutPolicy
 
 TABLES = ("rollouts", "turns", "messages", "samples")
 _ROWS_AT_A_TIME = 1000
@@ -60,8 +61,6 @@ def query(
 
     chosen_one = chosen_policy(
         policy,
-        reward=reward,
-        advantage=advantage,
         branches=branches,
         max_tokens=max_tokens,
         max_staleness=max_staleness,
@@ -70,7 +69,7 @@ def query(
     # Only the run's tables are meant, not this program's variables.
     with duckdb.connect(config={"python_enable_replacements": False}) as connection:
         for name in _tables_in(sql, connection):
-            connection.register(name, _table(name, tape, chosen_one))
+            connection.register(name, _table(name, tape, chosen_one, chosen_credit(reward, advantage)))
         try:
             connection.execute(sql)
             if connection.description is None:
@@ -102,7 +101,7 @@ def _tables_in(sql: str, connection: "duckdb.DuckDBPyConnection") -> list[str]:
     return [name for name in TABLES if name in named]
 
 
-def _table(name: str, tape: "OpenedRun", policy: "Policy") -> "pa.Table":
+def _table(name: str, tape: "OpenedRun", policy: "CutPolicy", credit: "Credit") -> "pa.Table":
     from rolltape import export
     from rolltape.cli.output.screen import tracked
     from rolltape.cli.runs import Chosen
@@ -115,7 +114,7 @@ def _table(name: str, tape: "OpenedRun", policy: "Policy") -> "pa.Table":
     if name == "samples":
         counted = Chosen(tape, counted_only=True)
         with counted.named_in_errors():
-            return export.samples_table(samples_of(counted, policy))
+            return export.samples_table(samples_of(counted, policy, credit))
     chosen = Chosen(tape)
     rollouts = tracked(chosen, name, len(chosen))
     with chosen.named_in_errors():

@@ -12,8 +12,7 @@ from rolltape.cli.look.by import By
 from rolltape.cli.look.measures import SCALES, Measured, steps_of, value_texts, version_name
 from rolltape.cli.output.screen import visible
 from rolltape.records.sample import Sample
-from rolltape.samples.show import marked_tokens
-from rolltape.samples.spelling import PART, Spell, token_texts
+from rolltape.samples.spelling import PART, Spell, marked_tokens, token_texts
 
 _LONGEST_CONTEXT = 400  # tokens
 _LONGEST_REPLY = 4_000

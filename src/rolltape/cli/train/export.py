@@ -21,6 +21,7 @@ from rolltape.cli.options import (
     StepOption,
     TaskOption,
     TryOption,
+    chosen_credit,
     chosen_policy,
 )
 
@@ -84,12 +85,11 @@ def export(
     """Write samples, turns, rollouts or traces to a file."""
     chosen_one = chosen_policy(
         policy,
-        reward=reward,
-        advantage=advantage,
         branches=branches,
         max_tokens=max_tokens,
         max_staleness=max_staleness,
     )
+    credit = chosen_credit(reward, advantage)
     form = _format(form, out)
     _refuse_contradictions(
         form, what, out, temperature=temperature, without_logprobs=without_logprobs, whole_prompts=whole_prompts
@@ -109,10 +109,11 @@ def export(
         if form not in OWN_FORMATS:
             from rolltape.cli.train.frameworks import write_for
 
-            written = write_for(form, chosen, chosen_one, out, temperature=temperature, logprobs=not without_logprobs)
+            logprobs = not without_logprobs
+            written = write_for(form, chosen, chosen_one, credit, out, temperature=temperature, logprobs=logprobs)
         elif what is What.SAMPLES:
             write_samples = files.samples_to_parquet if parquet else files.samples_to_jsonl
-            written = write_samples(samples_of(chosen, chosen_one), out)
+            written = write_samples(samples_of(chosen, chosen_one, credit), out)
         elif what is What.TURNS:
             write_turns = files.turns_to_parquet if parquet else files.turns_to_jsonl
             written = write_turns(tracked(chosen, "exporting", len(chosen)), out, whole_prompts=whole_prompts)

@@ -7,31 +7,31 @@ from rolltape.cli.output.screen import note
 
 if TYPE_CHECKING:
     from rolltape.cli.runs import Chosen
-    from rolltape.records.policy import Policy
-    from rolltape.records.rollout import Rollout
+    from rolltape.records.policy import Credit, CutPolicy
 
 
 def write_for(
-    framework: str, chosen: "Chosen", policy: "Policy", out: str, *, temperature: float | None, logprobs: bool
+    framework: str,
+    chosen: "Chosen",
+    policy: "CutPolicy",
+    credit: "Credit",
+    out: str,
+    *,
+    temperature: float | None,
+    logprobs: bool,
 ) -> int:
     """Write the chosen rollouts' samples, and say what the format cannot carry; how many were written."""
     from rolltape.cli.sampling import samples_of
     from rolltape.export.formats import Choices, write_samples_for
 
-    recorded: dict[str, float] = {}
-
-    def note_temperatures(rollout: "Rollout") -> None:
-        found = ((turn.id, turn.facts.sampling.get("temperature")) for turn in rollout.turns)
-        recorded.update((turn, float(value)) for turn, value in found if isinstance(value, int | float))
-
     choices = Choices(
         versions=tuple(chosen.opened.run.versions()),
-        temperature=recorded if temperature is None else temperature,
+        temperature=temperature,
         env_name=chosen.opened.run.name,
         logprobs=logprobs,
     )
     # Closed before an error is shown, since a progress bar runs with them.
-    with closing(samples_of(chosen, policy, note_temperatures)) as samples:
+    with closing(samples_of(chosen, policy, credit)) as samples:
         written = write_samples_for(framework, samples, out, choices)
     for sentence in written.left_out:
         note(sentence)

@@ -20,12 +20,13 @@ from rolltape.cli.options import (
     TaskOption,
     TokenizerOption,
     TryOption,
+    chosen_credit,
     chosen_policy,
 )
 
 if TYPE_CHECKING:
     from rolltape.cli.runs import Chosen
-    from rolltape.records.policy import Policy
+    from rolltape.records.policy import Credit, CutPolicy
     from rolltape.records.sample import Sample
 
 
@@ -55,8 +56,6 @@ def samples(
     policies = [
         chosen_policy(
             name,
-            reward=reward,
-            advantage=advantage,
             branches=branches,
             max_tokens=max_tokens,
             max_staleness=max_staleness,
@@ -76,17 +75,17 @@ def samples(
             spellings = chosen_spellings(tokenizer, run)
             compare_policies(chosen, policies[0], policies[1], spellings, as_json=as_json)
         else:
-            _list(chosen, policies[0], as_json)
+            _list(chosen, policies[0], chosen_credit(reward, advantage), as_json)
     return ended(tape)
 
 
-def _list(chosen: "Chosen", policy: "Policy", as_json: bool) -> None:
+def _list(chosen: "Chosen", policy: "CutPolicy", credit: "Credit", as_json: bool) -> None:
     from rolltape.cli.output.screen import SHORT_ID, count, number, plural, print_json, print_line, print_table
     from rolltape.cli.sampling import samples_of
 
     rows: list[list[str]] = []
     tokens = trained = 0
-    for sample in samples_of(chosen, policy):
+    for sample in samples_of(chosen, policy, credit):
         tokens += len(sample.ids)
         trained += sample.trained_tokens
         if as_json:

@@ -8,7 +8,7 @@ from rolltape.cli.exits import UsageError
 from rolltape.cli.output.screen import note
 from rolltape.cli.output.spelling import chosen_spellings
 from rolltape.errors import RecordError, RolltapeError, TapeError
-from rolltape.records.policy import Policy
+from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import Rollout, Session
 from rolltape.records.sample import Span
 from rolltape.records.token_record import TokenRecord
@@ -42,7 +42,7 @@ class Joined(msgspec.Struct, frozen=True, eq=False):
 class Joiner:
     """Finds the samples that records name, in the run that they lie in; what cannot be joined is said once."""
 
-    def __init__(self, run: str, policy: Policy, tokenizer: str | None) -> None:
+    def __init__(self, run: str, policy: CutPolicy, tokenizer: str | None) -> None:
         self._path = run
         self._policy = policy
         self._spellings = chosen_spellings(tokenizer, run)
@@ -93,13 +93,13 @@ class Joiner:
 
 
 def _source(
-    run: "Run", rollout: Rollout, policy: Policy, record: TokenRecord, sample_id: str
+    run: "Run", rollout: Rollout, policy: CutPolicy, record: TokenRecord, sample_id: str
 ) -> tuple[Session, tuple[Span, ...]]:
-    """The session and the spans of a record's tokens. Its policy may be another: what counts is that ids are equal."""
-    from rolltape.cli.sample_ids import like_named
+    """The session and the spans of a record's tokens."""
+    from rolltape.cli.sample_ids import samples_named
 
     refused: RolltapeError = UsageError(f"there is no sample {sample_id}; give the policy that made it")
-    for sample in like_named(run, rollout, policy, sample_id):
+    for sample in samples_named(run, rollout, policy, sample_id):
         try:
             spans = record.spans_in(sample)
         except RecordError as error:

@@ -56,6 +56,6 @@ def _last_place(steps: Sequence[TokenStep], rank: int | None, name: str) -> str:
 
 
 def _spellings(sample: str) -> tuple[str, ...]:
-    """A sample's id, whole and cut, with and without its policy."""
+    """A sample's id, whole and cut, with and without its hash."""
     short = short_sample(sample)
     return sample, short, last_turn_of(sample), last_turn_of(short)

@@ -66,7 +66,7 @@ def _finished(rows: Iterable[RolloutRow]) -> Iterator[RolloutRow]:
 
 def _sameness(rewards: Sequence[float | None]) -> str | None:
     """In which way a group's rewards have no spread; None: they have, or there are none."""
-    advantages = group_advantages(rewards, Advantage.CENTRED)
+    advantages = group_advantages(rewards, Advantage.CENTERED)
     if not any(advantage is not None for advantage in advantages) or any(advantages):
         return None
     counted = [reward for reward in rewards if reward is not None and math.isfinite(reward)]

@@ -22,7 +22,7 @@ class Choices(NamedTuple):
     """What a format may have to be told; each takes what it knows."""
 
     versions: tuple[str, ...] = ()
-    temperature: prime_rl.Temperatures = 1.0
+    temperature: prime_rl.Temperatures | None = None  # None: as the turns recorded it
     env_name: str = "rolltape"
     logprobs: bool = True
 

@@ -10,7 +10,7 @@ from rolltape.errors import ExportError
 from rolltape.export.formats.columns import advantages_or_zero, logprobs_or_zero
 from rolltape.export.formats.fitting import OF_ALL_TOKENS, Fact, Form, Need, Routing, fitted
 from rolltape.export.formats.routing import routed_experts
-from rolltape.records.sample import Sample
+from rolltape.records.sample import Sample, Span
 from rolltape.records.turn import LogprobKind
 
 # One for all, or the temperature of each turn by its id.
@@ -32,16 +32,17 @@ FORM = Form(
 
 
 def training_samples(
-    samples: Iterable[Sample], *, env_name: str, temperature: Temperatures = 1.0
+    samples: Iterable[Sample], *, env_name: str, temperature: Temperatures | None = None
 ) -> list[dict[str, Any]]:
     """The arguments of `prime_rl`'s `TrainingSample`, one dict a sample; `routed_experts` are those of its own struct.
 
-    `temperature` is what replies were sampled at; prime-rl divides its logits by it.
+    prime-rl divides its logits by the temperature that replies were sampled at. It is taken from the samples, unless
+    `temperature` is given: one for all, or one for each turn by its id.
     """
     return [row(sample, env_name, temperature) for sample in fitted(samples, FORM)]
 
 
-def row(sample: Sample, env_name: str, temperature: Temperatures) -> dict[str, Any]:
+def row(sample: Sample, env_name: str, temperature: Temperatures | None = None) -> dict[str, Any]:
     """The fields of a sample that fits."""
     if env_name == "all":
         raise ExportError("env_name is 'all', which prime-rl keeps for its totals; give another name")
@@ -63,7 +64,7 @@ def row(sample: Sample, env_name: str, temperature: Temperatures) -> dict[str, A
     return {**fields, "routed_experts": {"data": whole.tobytes(), "shape": list(whole.shape), "dtype": "int32"}}
 
 
-def _temperatures(sample: Sample, given: Temperatures) -> npt.NDArray[np.float64]:
+def _temperatures(sample: Sample, given: Temperatures | None) -> npt.NDArray[np.float64]:
     """The temperature of each trained token, also at all tokens since the trained ones before it.
 
     prime-rl divides the logits at a token by the temperature there, and they are those of the next token.
@@ -72,20 +73,22 @@ def _temperatures(sample: Sample, given: Temperatures) -> npt.NDArray[np.float64
     done = 0
     for span in sample.spans:
         if sample.trained_mask[span.start : span.stop].any():
-            values[done:] = _of_turn(span.turn, sample, given)
+            values[done:] = _of_span(span, sample, given)
             done = span.stop
     return values
 
 
-def _of_turn(turn: str, sample: Sample, given: Temperatures) -> float:
-    temperature = given.get(turn) if isinstance(given, Mapping) else given
+def _of_span(span: Span, sample: Sample, given: Temperatures | None) -> float:
+    temperature = span.temperature if given is None else given.get(span.turn) if isinstance(given, Mapping) else given
     if temperature is None:
         raise ExportError(
-            f"turn {turn}: no temperature was recorded, and prime-rl needs one; give temperature=, or --temperature"
+            f"turn {span.turn}: no temperature was recorded, and prime-rl needs one; "
+            "give temperature=, or --temperature"
         )
-    if sample.logprob_kind is LogprobKind.RAW and temperature != 1:
+    if span.logprob_kind is LogprobKind.RAW and temperature != 1:
         raise ExportError(
-            f"sample {sample.id}: its logprobs are raw, but prime-rl compares them with its own at temperature "
-            f"{temperature:g}; have the engine give them after temperature, or give temperature 1 to compare raw ones"
+            f"sample {sample.id}: logprobs of turn {span.turn} are raw, but prime-rl compares them with its own at "
+            f"temperature {temperature:g}; have the engine give them after temperature, or give temperature 1 to "
+            "compare raw ones"
         )
     return temperature

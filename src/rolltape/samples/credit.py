@@ -1,11 +1,25 @@
-"""How a rollout's reward, advantage and weight reach its samples. Everything counts rollouts, never samples."""
+"""Credit: the reward, advantage and weight that samples carry. Everything counts rollouts, never samples."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
 
 from rolltape.records.policy import Advantage, LossWeight, RewardShare
+from rolltape.records.rollout import Outcome, RolloutHead, Status
 
 _SPREAD_OF_EQUALS = 1e-12  # relative to the largest reward
+
+
+class Attempt(Protocol):
+    """A rollout, or a row of a run's index."""
+
+    @property
+    def head(self) -> RolloutHead: ...
+    @property
+    def outcome(self) -> Outcome: ...
+
+
+A = TypeVar("A", bound=Attempt)
 
 
 def reward_shares(reward: float | None, samples: int, share: RewardShare) -> list[float | None]:
@@ -45,3 +59,29 @@ def group_advantages(rewards: Sequence[float | None], kind: Advantage | str) -> 
     return [
         None if reward is None or not math.isfinite(reward) else (reward / unit - mean) * factor for reward in rewards
     ]
+
+
+def advantages_of(attempts: Iterable[Attempt], kind: Advantage | str) -> dict[tuple[str, int], float | None]:
+    """Each rollout's advantage in its group, by rollout and try; of each rollout the try that counts."""
+    groups: dict[str, list[Attempt]] = {}
+    for attempt in counted_tries(attempts):
+        groups.setdefault(attempt.head.group, []).append(attempt)
+    advantages: dict[tuple[str, int], float | None] = {}
+    for members in groups.values():
+        values = group_advantages([member.outcome.reward for member in members], kind)
+        advantages.update(zip((member.head.key for member in members), values, strict=True))
+    return advantages
+
+
+def counted_tries(attempts: Iterable[A]) -> list[A]:
+    """One try of each rollout: the latest finished one, else the latest."""
+    chosen: dict[str, A] = {}
+    for attempt in sorted(attempts, key=lambda attempt: attempt.head.try_index):
+        held = chosen.get(attempt.head.id)
+        if held is None or _finished(attempt) or not _finished(held):
+            chosen[attempt.head.id] = attempt
+    return list(chosen.values())
+
+
+def _finished(attempt: Attempt) -> bool:
+    return attempt.outcome.status is Status.FINISHED

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rolltape.records.policy import Advantage, policy
+from rolltape.records.policy import Advantage, Credit, LossWeight, RewardShare
 from rolltape.records.rollout import EventKind, Rollout, RolloutHead, Status
 from rolltape.samples import group_advantages, linearize, samples_of_group
 from sessions import Recording, event, rollout_of, user
@@ -29,7 +29,9 @@ def test_the_full_reward_goes_to_every_sample() -> None:
 def test_split_rewards_sum_to_the_reward(reward: float) -> None:
     recording = forked()
     recording.go_on(recording.turns[0], [user("x")], "f")
-    linearized = linearize(rollout_of(recording.session(), reward=reward), policy(reward_share="split"))
+    linearized = linearize(
+        rollout_of(recording.session(), reward=reward), credit=Credit(reward_share=RewardShare.SPLIT)
+    )
     shares = [sample.reward for sample in linearized.samples()]
     assert len(shares) == 3
     assert sum(share for share in shares if share is not None) == pytest.approx(reward, abs=1e-15)
@@ -37,7 +39,9 @@ def test_split_rewards_sum_to_the_reward(reward: float) -> None:
 
 
 def test_a_reward_that_is_not_finite_is_not_split() -> None:
-    linearized = linearize(rollout_of(forked().session(), reward=math.inf), policy(reward_share="split"))
+    linearized = linearize(
+        rollout_of(forked().session(), reward=math.inf), credit=Credit(reward_share=RewardShare.SPLIT)
+    )
     assert [sample.reward for sample in linearized.samples()] == [math.inf, math.inf]
 
 
@@ -45,7 +49,7 @@ def test_loss_weights_make_a_forked_rollout_count_once() -> None:
     rollout = rollout_of(forked().session())
     weights = [(sample.trained_tokens, sample.loss_weight) for sample in linearize(rollout).samples()]
     assert weights == [(6, 0.75), (2, 0.25)]
-    even = linearize(rollout, policy(loss_weight="even")).samples()
+    even = linearize(rollout, credit=Credit(loss_weight=LossWeight.EVEN)).samples()
     assert [sample.loss_weight for sample in even] == [0.5, 0.5]
 
 
@@ -64,7 +68,7 @@ def test_late_rewards_replace_earlier_ones_and_filters_can_be_taken_back() -> No
     assert len(linearize(rollout_of(session, events=[filtered, back]))) == 2
 
 
-def test_advantages_are_centred_on_the_mean_of_the_group() -> None:
+def test_advantages_are_centered_on_the_mean_of_the_group() -> None:
     assert group_advantages([1.0, 0.0, 0.0, 1.0], Advantage.CENTRED) == [0.5, -0.5, -0.5, 0.5]
     assert group_advantages([1.0, 0.0, 0.0, 0.0], Advantage.NORMALIZED) == pytest.approx(
         [math.sqrt(3), *[-1 / math.sqrt(3)] * 3]
@@ -73,10 +77,10 @@ def test_advantages_are_centred_on_the_mean_of_the_group() -> None:
 
 def test_equal_rewards_have_no_advantage() -> None:
     assert group_advantages([0.3, 0.3, 0.3], "normalized") == [0.0, 0.0, 0.0]
-    assert group_advantages([0.1], "centred") == [0.0]
+    assert group_advantages([0.1], "centered") == [0.0]
 
 
-@pytest.mark.parametrize("kind", ["centred", "normalized"])
+@pytest.mark.parametrize("kind", ["centered", "normalized"])
 @pytest.mark.parametrize("count", [2, 3, 6, 12, 15])
 def test_equal_rewards_have_no_advantage_whatever_rounding_does(kind: str, count: int) -> None:
     for hundredths in range(-100, 101):
@@ -84,13 +88,13 @@ def test_equal_rewards_have_no_advantage_whatever_rounding_does(kind: str, count
 
 
 def test_huge_rewards_do_not_overflow() -> None:
-    assert group_advantages([1e200, 0.0], "centred") == [5e199, -5e199]
+    assert group_advantages([1e200, 0.0], "centered") == [5e199, -5e199]
     assert group_advantages([1e308, 1e308, 0.0, 0.0], "normalized") == [1.0, 1.0, -1.0, -1.0]
 
 
 def test_rollouts_without_a_finite_reward_are_left_out_of_the_mean() -> None:
-    assert group_advantages([1.0, None, math.nan, 0.0, math.inf], "centred") == [0.5, None, None, -0.5, None]
-    assert group_advantages([None], "centred") == [None]
+    assert group_advantages([1.0, None, math.nan, 0.0, math.inf], "centered") == [0.5, None, None, -0.5, None]
+    assert group_advantages([None], "centered") == [None]
     assert group_advantages([1.0, 0.0], "none") == [None, None]
 
 
