@@ -69,7 +69,7 @@ def test_a_table_of_100_000_rows_fetches_what_is_scrolled_to(page: Page, address
 
     page.route("**/api/exp/rollouts?*", answer)
     page.goto(f"{address}/exp/rollouts")
-    page.get_by_text("100 000", exact=True).wait_for()
+    page.get_by_text("100,000", exact=True).wait_for()
     scroller = page.get_by_role("region", name="Rollouts")
     for share in (0.25, 0.5, 0.987):
         scroller.evaluate("(all, share) => { all.scrollTop = share * all.scrollHeight }", share)
@@ -100,7 +100,7 @@ def test_a_sample_of_200_000_tokens_opens_scrolls_and_leads_to_its_worst(page: P
     page.route("**/api/exp/rollouts/long", lambda route: route.fulfill(json=made_up_view.rollout(2, 0)))
     page.goto(f"{address}/exp/rollout/long/tokens/0?by=mismatch_kl")
     page.locator(".t").first.wait_for()
-    expect(page.locator("header")).to_contain_text(["rolltape", "200 000 tokens, 140 000 trained"])
+    expect(page.locator("header")).to_contain_text(["rolltape", "200,000 tokens, 140,000 trained"])
     assert nodes(page) < MOST_NODES
     page.keyboard.press("w")
     page.wait_for_url(f"**/tokens/0/{WORST}?by=mismatch_kl")

@@ -77,7 +77,7 @@ def test_a_forks_cause_leads_to_the_rollouts_that_have_it(page: Page, address: s
 
 def test_whole_numbers_that_are_few_have_a_bar_each(page: Page, address: str) -> None:
     page.goto(f"{address}/demo")
-    turns = page.get_by_role("figure", name="Turns a rollout")
+    turns = page.get_by_role("figure", name="Turns per rollout")
     expect(turns.locator("figcaption span")).to_have_text([str(number) for number in range(1, 9)])
     expect(turns.locator(".n")).to_have_text(["1", "1"])
 

@@ -48,7 +48,7 @@ export function significant(value: Num): string {
 const grouped = new Intl.NumberFormat("en-US");
 
 export function count(value: number | null | undefined): string {
-  return value === null || value === undefined ? NONE : grouped.format(value).replaceAll(",", " ");
+  return value === null || value === undefined ? NONE : grouped.format(value);
 }
 
 /** 1234567 → 1.23 M; exact below ten thousand. */

@@ -157,8 +157,8 @@ const part = encodeURIComponent;
 export const paths = {
   run: (r: string) => `/${part(r)}`,
   rollouts: (r: string, filter: Record<string, string> = {}) => {
-    const said = new URLSearchParams(filter).toString();
-    return `/${part(r)}/rollouts${said ? `?${said}` : ""}`;
+    const query = new URLSearchParams(filter).toString();
+    return `/${part(r)}/rollouts${query ? `?${query}` : ""}`;
   },
   group: (r: string, group: string) => `/${part(r)}/group/${part(group)}`,
   rollout: (r: string, id: string) => `/${part(r)}/rollout/${part(id)}`,

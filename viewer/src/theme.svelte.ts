@@ -5,8 +5,8 @@ const KEY = "rolltape-theme";
 
 function remembered(): Theme {
   try {
-    const said = localStorage.getItem(KEY);
-    return said === "light" || said === "dark" ? said : "system";
+    const stored = localStorage.getItem(KEY);
+    return stored === "light" || stored === "dark" ? stored : "system";
   } catch {
     return "system"; // a page opened from a file may have no storage
   }
@@ -40,8 +40,8 @@ export const theme = {
   },
 };
 
-/** A colour of the theme as it is now; canvases need it, and ask again when `theme.dark` changes. */
-export function colour(name: string): string {
+/** A color of the theme as it is now; canvases need it, and ask again when `theme.dark` changes. */
+export function color(name: string): string {
   const probe = document.createElement("i");
   probe.style.color = `var(${name})`;
   document.body.append(probe);

@@ -1,35 +1,35 @@
-/** The closed lists of a tape, in words that a person reads. An unknown one shows as it came. */
+/** Statuses, fates, fork causes and flags in plain words. An unknown one is shown as it came. */
 
 export const STATUS: Record<string, string> = {
   running: "has not ended",
-  finished: "an outcome that its environment rewards",
-  failed: "the infrastructure broke it; it has no reward and averages leave it out",
+  finished: "ended with an outcome that is rewarded",
+  failed: "broken by the infrastructure; it has no reward and is left out of averages",
   lost: "its writer died without a finish",
 };
 
 export const FATE: Record<string, string> = {
   trained: "carries loss",
-  "loss:masked_high": "the loss leaves it out: the trainer finds it far likelier than the engine did",
-  "loss:masked_low": "the loss leaves it out: the trainer finds it far less likely than the engine did",
-  "loss:masked": "the loss leaves it out",
-  "masked:abandoned": "delivered, then thrown away by the agent",
+  "loss:masked_high": "left out by the loss: far more likely under the trainer than under the engine",
+  "loss:masked_low": "left out by the loss: far less likely under the trainer than under the engine",
+  "loss:masked": "left out by the loss",
+  "masked:abandoned": "delivered, then discarded by the agent",
   "masked:aborted": "cut short, and never continued",
   "masked:engine_error": "the engine failed in it",
-  "masked:undelivered": "the client did not get it, or nobody knows",
-  "masked:no_logprob": "the engine gave no logprob",
+  "masked:undelivered": "the client did not receive it, or it is not known whether it did",
+  "masked:no_logprob": "the engine returned no logprob",
   "masked:stale": "sampled by weights older than the limit",
-  "masked:given_up": "after the place where the next prompt departs",
-  "masked:replaced": "the slime policy wipes the whole reply that drifted",
-  "masked:rewritten": "the slime policy: its message came back changed",
-  "masked:lost_claim": "the slime policy: its first branch gave it up",
+  "masked:rewritten_after": "after the first token at which the next prompt differs",
+  "masked:replaced": "slime policy: the whole reply is masked because its tokens drifted",
+  "masked:rewritten": "slime policy: its message came back changed",
+  "masked:trained_in_other_sample": "another sample has the same tokens and trains them",
   "dropped:auxiliary": "an auxiliary call, such as a title",
   "dropped:branch": "on a branch that was not chosen",
   "dropped:length": "beyond the maximum sample length",
   "dropped:rollout_failed": "its rollout failed",
   "dropped:running": "its rollout has not ended",
   "dropped:pruned": "no longer on the tape",
-  "dropped:filtered": "its rollout is kept out of training",
-  "dropped:not_token_faithful": "the engine gave text, and no ids of its own",
+  "dropped:filtered": "its rollout is filtered out of training",
+  "dropped:not_token_faithful": "the engine returned text without token ids",
   "dropped:empty_prompt": "its prompt is empty",
 };
 
@@ -37,12 +37,12 @@ export const CAUSE: Record<string, string> = {
   sub_agent: "another conversation beside the first",
   compaction: "history replaced by something shorter",
   retry: "the same prompt sampled again",
-  abandoned_reply: "goes on without the reply it was given",
-  reply_whitespace: "a reply came back with other white space",
+  abandoned_reply: "continues without the reply that was given",
+  reply_whitespace: "a reply came back with different white space",
   thinking_stripped: "a reply came back without its thinking",
   reply_rewritten: "a reply came back changed",
-  retokenized: "equal messages, other tokens",
-  tools_changed: "equal messages under other tools or template options",
+  retokenized: "same messages, different tokens",
+  tools_changed: "same messages, different tools or template options",
   history_edited: "a message that the model did not write was changed",
 };
 
@@ -52,15 +52,15 @@ export const FLAG: Record<string, string> = {
   special_token_text: "user or tool text spells a special token",
   malformed_call: "a tool call that could not be parsed was delivered as text",
   denied_tool: "a call of a tool that the session may not use was delivered as text",
-  not_token_faithful: "the engine gave text, and ids were not its own",
-  nan_logprob: "the engine gave NaN, which is recorded as no logprob",
+  not_token_faithful: "the engine returned text without token ids",
+  nan_logprob: "the engine returned NaN, recorded as no logprob",
 };
 
 export function plain(word: string | null | undefined): string {
   return (word ?? "").replaceAll("_", " ").replace(":", ": ");
 }
 
-/** trained, masked or dropped: the part of a fate that says whether it trains. */
+/** The first part of a fate: trained, masked or dropped. */
 export function fateFamily(fate: string): "trained" | "masked" | "dropped" {
   return fate.startsWith("masked") ? "masked" : fate.startsWith("dropped") ? "dropped" : "trained";
 }

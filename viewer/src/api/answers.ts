@@ -3,6 +3,14 @@
 export type Num = number | { $float: "nan" | "inf" | "-inf" } | null | undefined;
 export type Counts = Record<string, number>;
 
+/** How far the index of a run is, in rollouts: read from the tape, summarized (forks and ledger), and searchable. */
+export interface Progress {
+  indexed: number;
+  total: number;
+  summarized: number;
+  searchable: number;
+}
+
 export interface RunRow {
   r: string;
   name: string;
@@ -16,6 +24,7 @@ export interface RunRow {
   sampled_tokens: number;
   last_activity_ns: number | null;
   problems: number;
+  progress?: Progress;
 }
 
 export interface Spread {
@@ -61,7 +70,8 @@ export interface Overview {
   problems?: number;
   problem_list?: string[]; // the first of them, in words
   rewards_not_finite?: number;
-  pending?: number; // rollouts whose figures are not derived yet
+  progress?: Progress; // absent: everything is indexed
+  sampled_tokens?: number;
   by_step: StepRow[];
   by_time?: { at_ns: number; rollouts: number; reward: Spread | null }[];
   reward_histogram: Histogram | null;
@@ -111,6 +121,7 @@ export interface RowsAnswer {
   matched: number;
   rows: Row[];
   snapshot: number;
+  progress?: Progress;
   search?: { indexed: number; ended: number }; // how many of the ended rollouts a search looked through
 }
 
@@ -142,6 +153,7 @@ export interface GroupAnswer {
   task_data: unknown;
   rollouts: (Row & { messages: Message[] })[];
   common_prefix: number;
+  progress?: Progress;
 }
 
 export interface Turn {

@@ -1,6 +1,7 @@
 /** Answers by path: from the server, or from the blocks that an exported page carries. */
 
 import { embedded, isStatic } from "./embedded";
+import { noteRequest } from "./live.svelte";
 
 export class AnswerError extends Error {
   constructor(
@@ -14,9 +15,9 @@ export class AnswerError extends Error {
 
 async function failure(response: Response): Promise<AnswerError> {
   const body: unknown = await response.json().catch(() => null);
-  const said = (body as { error?: { message?: unknown; where?: unknown } } | null)?.error;
-  const message = typeof said?.message === "string" ? said.message : `the server answered ${response.status}`;
-  return new AnswerError(message, response.status, typeof said?.where === "string" ? said.where : null);
+  const error = (body as { error?: { message?: unknown; where?: unknown } } | null)?.error;
+  const message = typeof error?.message === "string" ? error.message : `the server answered ${response.status}`;
+  return new AnswerError(message, response.status, typeof error?.where === "string" ? error.where : null);
 }
 
 async function respond(path: string, signal?: AbortSignal): Promise<Response> {
@@ -36,7 +37,12 @@ function notExported(path: string): AnswerError {
 }
 
 export async function json<T>(path: string, signal?: AbortSignal): Promise<T> {
-  if (!isStatic) return (await (await respond(path, signal)).json()) as T;
+  if (!isStatic) {
+    const noteAnswer = noteRequest(path);
+    const answer = (await (await respond(path, signal)).json()) as T & { snapshot?: number };
+    if (!signal?.aborted) noteAnswer(answer.snapshot ?? null);
+    return answer;
+  }
   const found = embedded(path);
   if (found === null) throw notExported(path);
   return JSON.parse(found.text) as T;

@@ -1,4 +1,4 @@
-/** What the server says while a run is being recorded, and whether it can be heard. */
+/** Changes of the run that is shown, as the server sends them, and whether the server answers. */
 
 import { isStatic } from "./embedded";
 
@@ -7,7 +7,8 @@ const state = $state({ revision: 0, attempts: 0, open: false, lost: false, troub
 const troubles = new Map<object, string>();
 let source: EventSource | null = null;
 let following: string | null = null;
-let seen: number | null = null; // the last state of the run that was heard of
+let seen: number | null = null; // the last snapshot that an event named; null: no event so far
+let oldest: number | null = null; // the oldest snapshot among the answers that came before the first event
 
 export const live = {
   /** Grows whenever something of the run that is followed has changed. */
@@ -43,10 +44,23 @@ export function tryAgain(): void {
   state.attempts += 1;
 }
 
+/** Call before a request; the function that it returns takes the snapshot of the answer, null if it names none.
+ *
+ * What the run records after the answer was made and before the first event is named by no event: an answer that is
+ * older than the first event is asked for again. */
+export function noteRequest(path: string): (snapshot: number | null) => void {
+  const [run, heard] = [following, seen];
+  return (snapshot) => {
+    if (following === null || !path.startsWith(`/api/${encodeURIComponent(following)}/`)) return;
+    if (seen === null) oldest = Math.min(oldest ?? Infinity, snapshot ?? -1);
+    else if ((heard === null || run !== following) && (snapshot ?? -1) < seen) state.revision += 1;
+  };
+}
+
 export function followRun(r: string | null): void {
   if (isStatic || r === following) return;
   following = r;
-  seen = null;
+  seen = oldest = null;
   state.lost = false;
   listen();
 }
@@ -77,9 +91,10 @@ function listen(): void {
     if (mine.readyState === EventSource.CLOSED && state.lost) setTimeout(() => mine === source && listen(), AGAIN_MS);
   };
   mine.onmessage = (event: MessageEvent<string>) => {
-    const said = JSON.parse(event.data) as { snapshot?: number; rollouts?: string[] };
-    const changed = Boolean(said.rollouts?.length) || (seen !== null && said.snapshot !== undefined && said.snapshot !== seen);
-    seen = said.snapshot ?? seen;
+    const { snapshot, rollouts } = JSON.parse(event.data) as { snapshot?: number; rollouts?: string[] };
+    const before = seen ?? oldest;
+    const changed = Boolean(rollouts?.length) || (before !== null && snapshot !== undefined && snapshot !== before);
+    seen = snapshot ?? seen;
     if (changed) state.revision += 1;
   };
 }

@@ -46,7 +46,7 @@ function alike(a: string, b: string): number {
   return at;
 }
 
-/** How far a message begins as its neighbour does; 0 where they already thought differently. */
+/** How far a message begins as its neighbor does; 0 where they already thought differently. */
 function shared(message: Message, other: Message | undefined): number {
   if (!other || other.role !== message.role || (other.reasoning ?? "") !== (message.reasoning ?? "")) return 0;
   return alike(message.text, other.text);

@@ -1,10 +1,10 @@
 /** The messages that a branch consists of, each with the turn that brought it. */
 
 import type { Message } from "../api/answers";
-import { type LaneRow, type Lanes, pathTo } from "./lanes";
+import { type TreeRow, type DrawnTree, pathTo } from "./turntree";
 
 export interface TurnLines {
-  row: LaneRow;
+  row: TreeRow;
   again: Message[]; // sent again after a fork: what the reader has already seen in that place
   changed: number; // of them came back changed
   lines: Message[]; // what is new, and the reply
@@ -15,9 +15,9 @@ function same(a: Message, b: Message): boolean {
 }
 
 /** A turn's whole conversation, its reply included. */
-function wholeOf(lanes: Lanes, row: LaneRow): Message[] {
-  const chain: LaneRow[] = [];
-  for (let at: LaneRow | undefined = row; at; at = lanes.byTurn.get(at.turn.parent ?? "")) chain.push(at);
+function wholeOf(tree: DrawnTree, row: TreeRow): Message[] {
+  const chain: TreeRow[] = [];
+  for (let at: TreeRow | undefined = row; at; at = tree.byTurn.get(at.turn.parent ?? "")) chain.push(at);
   let whole: Message[] = [];
   for (const { turn } of chain.reverse()) {
     whole = [...whole.slice(0, turn.kept_messages ?? whole.length), ...turn.new_messages, ...(turn.reply ? [turn.reply] : [])];
@@ -26,7 +26,7 @@ function wholeOf(lanes: Lanes, row: LaneRow): Message[] {
 }
 
 /** By turn, so that a transcript can show where each prompt began. */
-export function conversationOf(lanes: Lanes, leaf: LaneRow | null): TurnLines[] {
+export function conversationOf(tree: DrawnTree, leaf: TreeRow | null): TurnLines[] {
   const blocks: TurnLines[] = [];
   let read: Message[] = [];
   for (const row of pathTo(leaf)) {
@@ -37,16 +37,16 @@ export function conversationOf(lanes: Lanes, leaf: LaneRow | null): TurnLines[] 
       blocks.push({ row, again: [], changed: 0, lines: [...turn.new_messages, ...reply] });
       continue;
     }
-    const whole = wholeOf(lanes, row);
+    const whole = wholeOf(tree, row);
     const start = whole.length - reply.length - turn.new_messages.length;
-    let told = 0, changed = 0;
+    let repeated = 0, changed = 0;
     for (const message of turn.new_messages) {
-      const known = read[start + told];
+      const known = read[start + repeated];
       if (!known || known.role !== message.role || (!same(known, message) && message.role !== "assistant")) break;
       if (!same(known, message)) changed += 1;
-      told += 1;
+      repeated += 1;
     }
-    blocks.push({ row, again: turn.new_messages.slice(0, told), changed, lines: [...turn.new_messages.slice(told), ...reply] });
+    blocks.push({ row, again: turn.new_messages.slice(0, repeated), changed, lines: [...turn.new_messages.slice(repeated), ...reply] });
     read = whole;
   }
   return blocks;

@@ -1,20 +1,39 @@
 /** Rows of a table of any length, fetched a page at a time as they come into view. */
 
-import type { Row } from "../api/answers";
+import type { Progress, Row, RowsAnswer } from "../api/answers";
 import { AnswerError } from "../api/client";
 import { tell } from "../api/live.svelte";
 import { rowsOf } from "./query";
 
 export const PAGE = 200;
+const MOST_SOUGHT = 6; // pages that are fetched to find a kept row again
+
+/** The row that a reader looks at, and where it was. */
+export interface Kept {
+  id: string;
+  tried: number;
+  index: number;
+}
+
+interface Batch {
+  pages: number[];
+  control: AbortController;
+}
 
 export class Pager {
   total = $state(0);
   matched = $state<number | null>(null); // null: not known yet
   unsearched = $state(0); // ended rollouts that a search has not looked through yet
+  progress = $state.raw<Progress | null>(null);
   error = $state.raw<AnswerError | null>(null);
+  /** What is shown is replaced only together with the page that holds this row now. */
+  kept: Kept | null = null;
   #pages = $state.raw(new Map<number, Row[]>());
-  #asked = new Map<number, AbortController>();
+  #batches = new Set<Batch>();
+  #latest: number[] = []; // the pages that came last, together
   #stale = new Set<number>();
+  #changes = 0; // how often the run changed: an answer asked for before the last change may not know of it
+  #wanted: [number, number] = [0, 0];
 
   constructor(
     readonly r: string,
@@ -25,59 +44,105 @@ export class Pager {
     return this.#pages.get(Math.floor(index / PAGE))?.[index % PAGE] ?? null;
   }
 
-  /** Where a rollout is among the rows that were fetched; null: not there. */
+  /** Where a rollout is among the rows that came last; null: not there. */
   find(id: string, tried: number): number | null {
-    for (const [page, rows] of this.#pages) {
-      const at = rows.findIndex((row) => row.id === id && row.try === tried);
+    for (const page of this.#latest) {
+      const at = placeIn(this.#pages.get(page) ?? [], id, tried);
       if (at >= 0) return page * PAGE + at;
     }
     return null;
   }
 
-  /** Fetch what is missing of `[first, last]`; pages far away are no longer waited for. */
+  /** Fetch what is missing or outdated of `[first, last]`; pages far away are no longer waited for. */
   want(first: number, last: number): void {
+    this.#wanted = [first, last];
     const from = Math.floor(Math.max(0, first) / PAGE);
     const to = Math.floor(Math.max(0, last) / PAGE);
-    for (const [page, control] of this.#asked) {
-      if (page < from - 1 || page > to + 1) {
-        control.abort();
-        this.#asked.delete(page);
-      }
+    for (const batch of this.#batches) {
+      if (batch.pages.every((page) => page < from - 1 || page > to + 1)) this.#cancel(batch);
     }
+    const asked = new Set([...this.#batches].flatMap((batch) => batch.pages));
+    const outdated: number[] = [];
     for (let page = from; page <= to; page++) {
-      if ((!this.#pages.has(page) || this.#stale.has(page)) && !this.#asked.has(page)) void this.#fetch(page);
+      if (asked.has(page)) continue;
+      if (!this.#pages.has(page)) void this.#fetch([page]);
+      else if (this.#stale.has(page)) outdated.push(page);
     }
+    // Rows move from one page to the next: those that are shown are replaced together.
+    if (outdated.length) void this.#fetch(outdated);
   }
 
   /** Something of the run changed: what is in view is fetched again, and stays until then. */
   refresh(first: number, last: number): void {
+    this.#changes += 1;
     this.#stale = new Set(this.#pages.keys());
     this.want(first, last);
   }
 
   close(): void {
-    for (const control of this.#asked.values()) control.abort();
+    for (const batch of this.#batches) this.#cancel(batch);
     tell(this, null);
   }
 
-  async #fetch(page: number): Promise<void> {
-    const control = new AbortController();
-    this.#asked.set(page, control);
+  #cancel(batch: Batch): void {
+    batch.control.abort();
+    this.#batches.delete(batch);
+  }
+
+  async #fetch(pages: number[]): Promise<void> {
+    const batch: Batch = { pages, control: new AbortController() };
+    const { signal } = batch.control;
+    const changes = this.#changes;
+    this.#batches.add(batch);
     try {
-      const answer = await rowsOf(this.r, this.query, page * PAGE, PAGE, control.signal);
-      this.#pages = new Map(this.#pages).set(page, answer.rows);
-      this.#stale.delete(page);
-      this.total = answer.total;
-      this.matched = answer.matched;
-      this.unsearched = answer.search ? answer.search.ended - answer.search.indexed : 0;
-      this.error = null;
-      tell(this, null);
+      const answers = await this.#ask(pages, signal);
+      const sought = this.#pagesToSeek(answers);
+      for (const [page, answer] of sought.length ? await this.#ask(sought, signal) : []) answers.set(page, answer);
+      if (!signal.aborted) this.#show(answers, changes);
     } catch (error) {
-      if (control.signal.aborted) return;
+      if (signal.aborted) return;
       this.error = error instanceof AnswerError ? error : new AnswerError(String(error), 0);
       if (this.matched !== null) tell(this, this.error.message);
     } finally {
-      if (this.#asked.get(page) === control) this.#asked.delete(page);
+      this.#batches.delete(batch);
     }
+    if (changes !== this.#changes && !signal.aborted && this.error === null) this.want(...this.#wanted);
   }
+
+  async #ask(pages: number[], signal: AbortSignal): Promise<Map<number, RowsAnswer>> {
+    const answers = await Promise.all(pages.map((page) => rowsOf(this.r, this.query, page * PAGE, PAGE, signal)));
+    return new Map(answers.map((answer, index) => [pages[index] ?? 0, answer]));
+  }
+
+  /** The pages that the kept row may lie on now, if it was on one of these pages and is no more: rows came before it. */
+  #pagesToSeek(answers: Map<number, RowsAnswer>): number[] {
+    const kept = this.kept;
+    const newest = [...answers.values()].at(-1);
+    if (kept === null || newest === undefined || this.matched === null) return [];
+    const from = Math.floor(kept.index / PAGE);
+    if (!answers.has(from) || [...answers.values()].some((answer) => placeIn(answer.rows, kept.id, kept.tried) >= 0)) return [];
+    const to = Math.floor((kept.index + Math.max(0, newest.matched - this.matched)) / PAGE);
+    const pages = Array.from({ length: to - from }, (_, index) => from + 1 + index).filter((page) => !answers.has(page));
+    return pages.length <= MOST_SOUGHT ? pages : [...pages.slice(0, MOST_SOUGHT / 2), ...pages.slice(-MOST_SOUGHT / 2)];
+  }
+
+  #show(answers: Map<number, RowsAnswer>, changes: number): void {
+    const pages = new Map(this.#pages);
+    for (const [page, answer] of answers) {
+      pages.set(page, answer.rows);
+      if (changes === this.#changes) this.#stale.delete(page);
+      this.total = answer.total;
+      this.matched = answer.matched;
+      this.unsearched = answer.search ? answer.search.ended - answer.search.indexed : 0;
+      this.progress = answer.progress ?? null;
+    }
+    this.#pages = pages;
+    this.#latest = [...answers.keys()];
+    this.error = null;
+    tell(this, null);
+  }
+}
+
+function placeIn(rows: Row[], id: string, tried: number): number {
+  return rows.findIndex((row) => row.id === id && row.try === tried);
 }

@@ -14,7 +14,7 @@ export type Filter = (typeof FILTERS)[number];
 export const FILTER_WORDS: Record<Filter, string> = {
   status: "status", stop_reason: "stop reason", task: "task", environment: "environment", agent: "agent", tag: "tag",
   step: "step", group: "group", cause: "fork by", min_reward: "reward ≥", max_reward: "reward ≤", min_tokens: "tokens ≥",
-  max_tokens: "tokens ≤", min_forks: "forks ≥", filtered: "kept out of training", q: "says",
+  max_tokens: "tokens ≤", min_forks: "forks ≥", filtered: "filtered out of training", q: "messages match",
 };
 
 /** Only what the server knows, in a steady order: two equal views have one address. */

@@ -3,6 +3,8 @@
 import type { Row } from "../api/answers";
 import { rowsOf } from "./query";
 
+const AROUND = 200; // rows before and after the place where a rollout was: others may have come or gone since
+
 interface Walk {
   r: string;
   query: string;
@@ -21,15 +23,13 @@ export function leftAt(r: string, query: string): number | null {
   return walk !== null && walk.r === r && walk.query === query ? walk.index : null;
 }
 
-export async function neighbour(r: string, row: Row, by: 1 | -1): Promise<Row | null> {
-  if (walk === null || walk.r !== r || walk.id !== row.id) {
-    const query = new URLSearchParams({ group: row.group, sort: "attempt" }).toString();
-    const siblings = await rowsOf(r, query, 0, 500);
-    walk = { r, query, index: siblings.rows.findIndex((one) => one.id === row.id && one.try === row.try), id: row.id };
-  }
-  const index = walk.index + by;
-  if (index < 0) return null;
-  const found = (await rowsOf(r, walk.query, index, 1)).rows[0] ?? null;
-  if (found) walk = { ...walk, index, id: found.id };
+export async function neighbor(r: string, row: Row, by: 1 | -1): Promise<Row | null> {
+  const from = walk !== null && walk.r === r && walk.id === row.id ? walk : { r, query: new URLSearchParams({ group: row.group, sort: "attempt" }).toString(), index: 0, id: row.id };
+  const offset = Math.max(0, from.index - AROUND);
+  const { rows } = await rowsOf(r, from.query, offset, 2 * AROUND + 1);
+  const here = rows.findIndex((one) => one.id === row.id && one.try === row.try);
+  const index = (here < 0 ? from.index - offset : here) + by;
+  const found = rows[index] ?? null;
+  walk = found ? { ...from, index: offset + index, id: found.id } : from;
   return found;
 }

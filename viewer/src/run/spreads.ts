@@ -32,7 +32,7 @@ function joined(stretches: Stretch[]): { rollouts: number; reward: Spread | null
   return { rollouts: n, reward: { mean, std: Math.sqrt(Math.max(0, squares / n - mean * mean)), min, max, quantiles } };
 }
 
-/** Neighbouring stretches joined until each has enough rewards; x in nanoseconds since the first. */
+/** Neighboring stretches joined until each has enough rewards; x in nanoseconds since the first. */
 export function overTime(stretches: Stretch[]): Point[] {
   const began = stretches[0]?.at_ns ?? 0;
   const all = stretches.reduce((sum, one) => sum + one.rollouts, 0);

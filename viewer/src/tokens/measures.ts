@@ -1,4 +1,4 @@
-/** What tokens can be coloured by, and which class of colour a value gets. */
+/** What tokens can be colored by, and which class of color a value gets. */
 
 import { fateFamily } from "../words";
 import type { TokenSheet } from "./decode";
@@ -11,7 +11,7 @@ export interface Measure {
   needs: string;
   /** Bad is large here: what "the worst" means; NaN where the token has no value. */
   badness: (sheet: TokenSheet, token: number) => number;
-  /** The colour's class: "" for none, h1…h6 of a ramp, b1…b3 below and a1…a3 above a middle, k0…k5, f-…. */
+  /** The color's class: "" for none, h1…h6 of a ramp, b1…b3 below and a1…a3 above a middle, k0…k5, f-…. */
   tint: (sheet: TokenSheet, token: number) => string;
   value: (sheet: TokenSheet, token: number) => number;
   scale: string[]; // what the steps of the ramp stand for
@@ -88,7 +88,7 @@ export function offered(sheet: TokenSheet): Measure[] {
   return MEASURES.filter((one) => sheet.has(one.needs) && (one.key !== "version" || sheet.header.versions.length > 0));
 }
 
-/** The tokens with the largest badness, worst first; ties in their order. Only such as have a colour: the rest do not stand out. */
+/** The tokens with the largest badness, worst first; ties in their order. Only such as have a color: the rest do not stand out. */
 export function worstTokens(sheet: TokenSheet, by: Measure, most = 30): number[] {
   if (by.key === "version" && sheet.header.versions.length < 2) return [];
   const best: { token: number; bad: number }[] = [];
