@@ -202,9 +202,9 @@ def test_what_is_not_there_says_so(page: Page, address: str) -> None:
         page.get_by_role("alert").get_by_role("heading", name="Not there").wait_for()
 
 
-@pytest.mark.parametrize("colours", ["light", "dark"])
-def test_no_view_has_a_serious_accessibility_finding(page: Page, address: str, forked: str, colours: str) -> None:
-    page.emulate_media(color_scheme="dark" if colours == "dark" else "light")
+@pytest.mark.parametrize("colors", ["light", "dark"])
+def test_no_view_has_a_serious_accessibility_finding(page: Page, address: str, forked: str, colors: str) -> None:
+    page.emulate_media(color_scheme="dark" if colors == "dark" else "light")
     group = ask(address, "/api/demo/rollouts")["rows"][0]["group"]
     places = {
         "": ".name",
@@ -227,21 +227,21 @@ def test_no_view_has_a_serious_accessibility_finding(page: Page, address: str, f
     assert {place: one for place, one in found.items() if one} == {}
 
 
-def test_colours_follow_the_system_until_one_is_chosen(page: Page, address: str) -> None:
+def test_colors_follow_the_system_until_one_is_chosen(page: Page, address: str) -> None:
     def dark() -> bool:
         paper = str(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
         return sum(map(int, re.findall(r"\d+", paper)[:3])) < 150
 
     page.emulate_media(color_scheme="dark")
     assert dark()
-    page.get_by_role("button", name="Colours: system; change").click()
+    page.get_by_role("button", name="Colors: system; change").click()
     assert not dark()
     page.reload()
     assert not dark()
-    page.get_by_role("button", name="Colours: light; change").click()
+    page.get_by_role("button", name="Colors: light; change").click()
     page.emulate_media(color_scheme="light")
     assert dark()
-    page.get_by_role("button", name="Colours: dark; change").click()
+    page.get_by_role("button", name="Colors: dark; change").click()
     assert not dark()
 
 

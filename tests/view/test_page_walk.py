@@ -91,7 +91,7 @@ def test_the_token_with_the_largest_mismatch_is_one_click_away(page: Page, addre
     expect(page.get_by_role("button", name="Mismatch KL")).to_have_attribute("aria-pressed", "true")
     # exp(3) - 3 - 1: what the trainer saw in its second look, not in its first.
     expect(page.locator(".inspector")).to_contain_text("16.085")
-    looks = page.get_by_label("Which of the trainer's looks at the sample")
+    looks = page.get_by_label("Which of the trainer's passes over the sample")
     expect(looks.locator("option")).to_have_text(["step 7, pass 1 of 2", "step 7, pass 2 of 2"])
     looks.select_option(index=0)
     expect(page.locator(".inspector")).not_to_contain_text("16.085")
