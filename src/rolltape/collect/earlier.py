@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.records.rollout import EventKind, Status
-from rolltape.tape.index.standing import CODES
+from rolltape.tape.index.index import STATUS_CODES as CODES
 from rolltape.tape.run import Run
 
 

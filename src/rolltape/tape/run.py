@@ -2,182 +2,145 @@
 
 import contextlib
 import os
+import weakref
 from collections.abc import Collection, Iterator
 from typing import Any
 
-import msgspec
 import numpy.typing as npt
 
 from rolltape.errors import NoSuchRollout, RunNotFound
-from rolltape.records.rollout import Event, EventKind, Outcome, Rollout, RolloutHead, outcome_of
-from rolltape.tape.index.catalog import Catalog, Listed, catalog_of
+from rolltape.records.rollout import Event, EventKind, Rollout
+from rolltape.tape.index.catalog import Catalog, catalog_of
+from rolltape.tape.index.database import IndexFile
+from rolltape.tape.index.index import Index, RolloutRow
+from rolltape.tape.index.sources import RunSources
 from rolltape.tape.recording.fields import is_unicode
-from rolltape.tape.repair.rebuild import pruned_of, rebuilt
 from rolltape.tape.rundir import RUN_FILE, RunDirectory, checked_about
 from rolltape.tape.shards.places import Place
-from rolltape.tape.stored import Key, Problem, StoredSession
+from rolltape.tape.stored import Problem
 
-
-class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of a run's index."""
-
-    head: RolloutHead
-    outcome: Outcome
-    sessions: int
-    turns: int
-    sampled_tokens: int
-    versions: tuple[str, ...]  # of the weights that sampled them, as far as they were told
-    sealed: bool
-    pruned: tuple[str, ...]  # "turns", or "side array NAME"; the counts are those from before
-
-    @property
-    def id(self) -> str:
-        return self.head.id
-
-    @property
-    def key(self) -> Key:
-        return self.head.key
+__all__ = ["RolloutRow", "Run", "read"]
 
 
 class Run:
-    """A reader of one run. Every call looks at the tape anew, unless it is within a `snapshot`."""
+    """A reader of one run. Every call sees what was written before it, unless it is within a `snapshot`.
+
+    What the run holds comes from its index, which is brought up to date first; turns come from the tape itself.
+    """
 
     def __init__(self, location: str, about: dict[str, Any], directory: RunDirectory | None, place: Place) -> None:
         self.location = location
         self.name = str(about["name"])
         self.schema = str(about["schema"])
-        self._directory = directory
+        self.directory = directory
+        self._about = about
         self._place = place
-        self._noticed: dict[Problem, None] = {}
-        self._held: Catalog | None = None
+        self._found: dict[Problem, None] = {}
+        self._of: Run | None = None  # within a snapshot: the run that it is of
+        path = None if directory is None else directory.path
+        self.tape_index = Index(RunSources(directory, place), IndexFile(path, location, about.get("created")), location)
+        weakref.finalize(self, self.tape_index.close)
 
     @contextlib.contextmanager
     def snapshot(self) -> "Iterator[Run]":
-        """A reader for many questions in a row: it lists rollouts and events once, as they are now.
+        """A reader for many questions in a row: it lists rollouts and events as they are now.
 
         Turns are read when they are asked for, so a rollout that is being recorded may show more of them than
-        the index counts. It is for one thread; when the block ends it is a reader like any other.
+        the list counts. It is for one thread; when the block ends it is a reader like any other.
         """
-        with self._opened() as catalog:
-            held = Run(self.location, {"name": self.name, "schema": self.schema}, self._directory, self._place)
-            held._held, held._noticed = catalog.listed(), self._noticed
+        if self._of is not None:
+            yield self
+            return
+        self.tape_index.advance()
+        held = Run(self.location, self._about, self.directory, self._place)
+        with held.tape_index.moment():
+            held._of = self
             try:
                 yield held
             finally:
-                held._held = None
+                held._of = None
 
     def index(self) -> list[RolloutRow]:
         """All rollouts in the order of their start, without loading their turns."""
-        with self._opened() as catalog:
-            return [_row(entry, catalog) for entry in catalog.entries.values()]
+        return self._indexed().rows()
 
     def rollouts(
         self, *, step: int | None = None, group: str | None = None, task_id: str | None = None
     ) -> Iterator[Rollout]:
         """Rollouts in the order of their start, loaded one at a time."""
-        with self._opened() as catalog:
-            for key, entry in catalog.entries.items():
-                head = entry.held.head
-                if step in (None, head.step) and group in (None, head.group) and task_id in (None, head.task_id):
-                    yield self._load(catalog, key)
+        for row in self._indexed().rows(step=step, group=group):
+            if task_id in (None, row.task_id):
+                yield self._loading().load(row.key)
 
     def rollout(self, rollout_id: str, try_index: int | None = None) -> Rollout:
         """One rollout by its id or the beginning of it; its latest try, unless told which."""
-        with self._opened() as catalog:
-            if rollout_id in catalog.tries:
-                ids = {rollout_id}
-            else:
-                ids = {one for one in catalog.tries if one.startswith(rollout_id)} if rollout_id else set()
-            if not ids:
-                held = len(catalog.entries)
-                raise NoSuchRollout(f"run {self.name} holds no rollout {rollout_id!r}; it has {held}, see its index")
-            if len(ids) > 1:
-                some = ", ".join(sorted(ids)[:3])
-                raise NoSuchRollout(f"run {self.name}: {rollout_id!r} begins {len(ids)} ids ({some}…); give more of it")
-            (found,) = ids
-            tries = sorted(catalog.tries[found])
-            if try_index is not None and try_index not in tries:
-                raise NoSuchRollout(f"rollout {found} has no try {try_index}; it has {', '.join(map(str, tries))}")
-            return self._load(catalog, (found, tries[-1] if try_index is None else try_index))
+        index = self._indexed()
+        found = index.find(rollout_id, self.name)
+        tries = index.tries(found)
+        if try_index is not None and try_index not in tries:
+            raise NoSuchRollout(f"rollout {found} has no try {try_index}; it has {', '.join(map(str, tries))}")
+        return self._loading().load((found, tries[-1] if try_index is None else try_index))
 
     def latest(self, rollout_ids: Collection[str]) -> dict[str, Rollout]:
-        """The latest tries of these rollouts, as far as they are there, at the cost of one look at the whole run.
-
-        What it holds meanwhile grows with these alone.
-        """
-        with self._opened() as catalog:
-            if self._held is None:
-                catalog.restricted_to(rollout_ids)
-            tries = {one: max(catalog.tries[one]) for one in rollout_ids if one in catalog.tries}
-            return {one: self._load(catalog, (one, index)) for one, index in tries.items()}
+        """The latest tries of these rollouts, as far as they are there."""
+        index = self._indexed()
+        tries = {one: found[-1] for one in rollout_ids if (found := index.tries(one))}
+        return {one: self._loading().load((one, try_index)) for one, try_index in tries.items()}
 
     def versions(self) -> tuple[str, ...]:
         """Weight versions, oldest first: those never announced as they first appear, then as they were announced."""
-        with self._opened() as catalog:
-            announced = [str(event.data["version"]) for event in catalog.remarks() if event.kind == EventKind.VERSION]
-            seen = list(dict.fromkeys(one for entry in catalog.entries.values() for one in entry.held.versions))
-        # What counts is the last announcement: after a rollback an old version is the newest again.
-        latest_last = reversed(dict.fromkeys(reversed([*seen, *announced])))
-        return tuple(latest_last)
+        return self._indexed().versions()
 
     def events(self) -> list[Event]:
-        """Everything that was said after the fact, by all writers, in its order."""
-        with self._opened() as catalog:
+        """Everything that was said after the fact, by all writers, in its order. Reads all events of the tape."""
+        with self._catalog() as catalog:
             return [stored.event for stored in catalog.events.values()]
 
     def remarks(self, kind: EventKind) -> list[Event]:
-        """What was said of one kind, in its order, without reading all events. Not for finishes, traces, deliveries,
+        """The events of one kind, in their order, without reading all events. Not for finishes, traces, deliveries,
         and what is of a turn; of scores those that came later than the finish."""
-        with self._opened() as catalog:
-            return [event for event in catalog.remarks() if event.kind == kind]
+        return self._indexed().events(kind)
 
     def standings(self, *, step: int, source: str | None) -> npt.NDArray[Any]:
-        """How the rollouts of a step and source stand: an array of STANDING, a row for each try, in no order.
-
-        It costs little more than reading their ids; `index` tells more of them.
-        """
-        with self._opened() as catalog:
-            return catalog.standings(step, source)
+        """How the rollouts of a step and source stand: an array of RESUMED, a row for each try, in no order."""
+        return self._indexed().resumed(step, source)
 
     def problems(self) -> list[Problem]:
         """Everything on the tape that cannot be read or contradicts itself. Reads the whole tape."""
-        with self._opened() as catalog:
-            for key in catalog.listed().entries:
-                self._load(catalog, key)
+        for row in self._indexed().rows():
+            self._loading().load(row.key)
+        with self._catalog() as catalog:
+            catalog.listed()
             for journal in catalog.journals:
                 journal.check_whole()
         return self.noticed()
 
     def noticed(self) -> list[Problem]:
-        """The problems that the calls so far have met."""
-        return list(self._noticed)
+        """The problems that the index and the calls so far have met."""
+        return list(dict.fromkeys([*self._loading().problems(), *self._found]))
 
     def verify_shards(self) -> list[Problem]:
         """Compare every sealed file with the checksum in its manifest."""
-        with self._opened() as catalog:
+        with self._catalog() as catalog:
             return [problem for shard in catalog.shards for problem in shard.verify()]
 
+    def _indexed(self) -> Index:
+        """The index, up to date, or as it was when a snapshot was taken."""
+        if self._of is None:
+            self.tape_index.advance()
+        return self.tape_index
+
+    def _loading(self) -> Index:
+        """The index that finds rollouts where they are now."""
+        return self.tape_index if self._of is None else self._of.tape_index
+
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[Catalog]:
-        if self._held is not None:
-            yield self._held
-            self._noticed.update(dict.fromkeys(self._held.problems()))
-            return
-        with Catalog(None, [self._place]) if self._directory is None else catalog_of(self._directory) as catalog:
+    def _catalog(self) -> Iterator[Catalog]:
+        with Catalog(None, [self._place]) if self.directory is None else catalog_of(self.directory) as catalog:
             try:
                 yield catalog
             finally:
-                self._noticed.update(dict.fromkeys(catalog.problems()))
-
-    def _load(self, catalog: Catalog, key: Key) -> Rollout:
-        entry = catalog.entries[key]
-        events = catalog.events_of(key)
-        sessions = [_less_pruned(session, pruned_of(events)) for session in entry.source.load(key)]
-        rollout, problems = rebuilt(
-            entry.held.head, sessions, events, entry.source.alive, entry.source.where, self.location
-        )
-        self._noticed.update(dict.fromkeys(problems))
-        return rollout
+                self._found.update(dict.fromkeys(catalog.problems()))
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, {self.location!r})"
@@ -201,32 +164,3 @@ def read(location: str | os.PathLike[str]) -> Run:
     if raw is None:
         raise RunNotFound(f"{place.url}: no run there ({RUN_FILE} is missing)")
     return Run(place.url, checked_about(raw, place.url), None, place)
-
-
-def _row(entry: Listed, catalog: Catalog) -> RolloutRow:
-    held = entry.held
-    events = catalog.deciding(held.key)
-    return RolloutRow(
-        head=held.head,
-        outcome=outcome_of(events, entry.source.alive),
-        sessions=len(held.turns),
-        turns=sum(held.turns),
-        sampled_tokens=held.sampled_tokens,
-        versions=held.versions,
-        sealed=entry.source.sealed,
-        pruned=pruned_of(events),
-    )
-
-
-def _less_pruned(session: StoredSession, pruned: tuple[str, ...]) -> StoredSession:
-    """What was pruned is gone for readers at once, also from copies that a live writer still holds."""
-    if "turns" in pruned:
-        return StoredSession(session.head, session.ordinal, [])
-    gone = {one.removeprefix("side array ") for one in pruned}
-    if not gone:
-        return session
-    turns = [
-        msgspec.structs.replace(turn, side={name: side for name, side in turn.side.items() if name not in gone})
-        for turn in session.turns
-    ]
-    return StoredSession(session.head, session.ordinal, turns)

@@ -2,7 +2,7 @@
 can be asked. JSON stays in bytes here, so that fields of a newer version survive whatever rewrites it."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy.typing as npt
@@ -121,6 +121,23 @@ def standings_of(held: Iterable[HeldRollout], unended: Status, wanted: Wanted) -
     """How listed rollouts stand; `unended` is the status of those that no finish tells of."""
     stored = b"".join(packed(one.head, one.status or unended, rewarded=one.rewarded) for one in held)
     return gathered([unpacked(stored)], wanted)
+
+
+class FoundHead(NamedTuple):
+    """A rollout's head as a source lists it, and the number of its row there."""
+
+    row: int
+    raw: bytes
+    head: RolloutHead
+    writer: str
+
+
+class RolloutCounts(NamedTuple):
+    """How much there is of a rollout: turns of each session, sampled tokens, weight versions as they appear."""
+
+    turns: tuple[int, ...]
+    sampled_tokens: int
+    versions: tuple[str, ...]
 
 
 class _Every:

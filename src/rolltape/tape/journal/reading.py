@@ -25,6 +25,7 @@ from rolltape.tape.repair.torn import log_of
 from rolltape.tape.rundir import SCHEMA
 from rolltape.tape.stored import (
     EVERY,
+    FoundHead,
     HeldRollout,
     Key,
     Problem,
@@ -40,6 +41,7 @@ from rolltape.tape.stored import (
 T = TypeVar("T")
 
 _LARGEST = 2**62
+_OUT_OF_ORDER = 256  # events: threads of one writer may write theirs in another order than they made them
 
 
 class Since(NamedTuple):
@@ -66,6 +68,8 @@ class JournalSource:
         self.writer = path.stem
         self.alive = is_alive(path)
         self._problems: dict[Problem, None] = {}
+        self._watcher: sqlite3.Connection | None = None
+        self._watched = 0
         # The counts are read before the rows, so a writer that closes meanwhile cannot look like a loss.
         self._counts = None if self.alive else closing_counts(path)
         self._connection, damage, self._copy = opened_to_read(path, self.alive)
@@ -73,6 +77,52 @@ class JournalSource:
         if damage is not None:
             self._problem(damage, "possibly what was written last")
         self._check_schema()
+        self._check_log()
+
+    @property
+    def name(self) -> str:
+        """What the index calls it."""
+        return f"journal/{self.writer}"
+
+    def probe(self) -> bool:
+        """Look again whether its writer lives; before `pin`, so that what a dead one has written is all there."""
+        self.alive = self.alive and is_alive(self.path)
+        return self.alive
+
+    def pin(self) -> int:
+        """See the journal as it is now until `unpin`; the number of its last event, -1 if there is none."""
+        self.unpin()
+        self._watched = self._watch() if self.alive else 0
+        self._connection.execute("BEGIN")
+        return self.last_event()
+
+    def has_news(self) -> bool:
+        """Whether somebody has written to it since it was pinned."""
+        if self._watcher is None:
+            return False
+        return self._watched != self._watch()
+
+    def _watch(self) -> int:
+        # Another connection: the pinned one sees nothing of it.
+        if self._watcher is None:
+            self._watcher = sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True, check_same_thread=False)
+        ((version,),) = self._watcher.execute("PRAGMA data_version").fetchall()
+        return int(version)
+
+    def unpin(self) -> None:
+        """See what is new again."""
+        if self._connection.in_transaction:
+            self._connection.execute("COMMIT")
+
+    def last_event(self) -> int:
+        """The number of the last event that is there now; -1: there is none."""
+        ((last,),) = self._connection.execute("SELECT coalesce(max(sequence), -1) FROM events").fetchall()
+        return int(last)
+
+    def last_rollout(self) -> int:
+        """The number of the last rollout that is there now; 0: there is none."""
+        ((last,),) = self._connection.execute("SELECT coalesce(max(pk), 0) FROM rollouts").fetchall()
+        return int(last)
 
     def _check_schema(self) -> None:
         with contextlib.suppress(sqlite3.DatabaseError, ValueError, TypeError):
@@ -82,7 +132,7 @@ class JournalSource:
                 raise DamagedTapeError(f"{self.path}: written with schema {schema}; update rolltape to read it")
 
     def _check_log(self) -> None:
-        if self._counts is None and not log_of(self.path).exists():
+        if not self.alive and self._counts is None and not log_of(self.path).exists():
             self._problem(
                 "it was not closed, as far as one can tell, and its log (-wal) is missing", "what was only in the log"
             )
@@ -257,10 +307,80 @@ class JournalSource:
             else:
                 yield row
 
+    def keys(self, low: int) -> Iterator[tuple[int, Key]]:
+        """The rollouts from a row on, by their keys alone."""
+        for pk, id_, try_index in self._rows("id, try_index", "rollouts", "pk", "rollouts", low):
+            yield pk, (id_, try_index)
+
+    def heads(self, low: int, high: int = _LARGEST) -> Iterator[FoundHead]:
+        """The rollouts `[low, high]`."""
+        for pk, id_, try_index, raw, crc in self._rows(
+            "id, try_index, head, crc", "rollouts", "pk", "rollouts", low, high
+        ):
+            if row_crc(pk, id_, try_index, raw) != crc:
+                self._problem(f"row {pk} of rollouts is damaged", f"rollout {id_} (try {try_index})")
+                continue
+            with self._noting(f"rollout {id_} (try {try_index})"):
+                yield FoundHead(pk, raw, decode_record(raw, RolloutHead, f"rollout {id_}"), self.writer)
+
+    def numbered_events(self, low: int, high: int = _LARGEST) -> Iterator[tuple[int, StoredEvent]]:
+        """The events `[low, high]` with their numbers."""
+        for sequence, body, crc in self._rows("body, crc", "events", "sequence", "events", low, high):
+            try:
+                if event_crc(sequence, body) != crc:
+                    raise DamagedTapeError(f"event {sequence} is damaged")
+                yield sequence, decoded_event(self.writer, sequence, body)
+            except (DamagedTapeError, msgspec.MsgspecError, TypeError) as error:
+                self._problem(str(error), "what it said")
+
+    def first_event_since(self, at_ns: int) -> int:
+        """An event number before which none is as late as that time, found by halving."""
+        low, high = 0, self.last_event() + 1
+        while low < high:
+            middle = (low + high) // 2
+            found = next(self.numbered_events(middle, middle), None)
+            low, high = (middle + 1, high) if found is not None and found[1].about.at_ns < at_ns else (low, middle)
+        return max(low - _OUT_OF_ORDER, 0)
+
+    def sessions_of(self, rollout: int) -> list[tuple[int, int, bytes]]:
+        """The keys, ordinals and heads of a rollout's sessions."""
+        if not self._has_session_index:
+            return self._sessions.get(rollout, [])
+        rows = self._connection.execute(
+            "SELECT pk, ordinal, head, crc FROM sessions WHERE rollout = ? ORDER BY pk", (rollout,)
+        )
+        found = []
+        for pk, ordinal, raw, crc in rows:
+            if row_crc(pk, rollout, ordinal, raw) == crc:
+                found.append((pk, ordinal, raw))
+            else:
+                self._problem(f"row {pk} of sessions is damaged", f"session {pk} of this journal, with its turns")
+        return found
+
+    @cached_property
+    def _has_session_index(self) -> bool:
+        if self._damaged:
+            return False
+        with contextlib.suppress(sqlite3.DatabaseError):
+            return bool(self._connection.execute("PRAGMA index_list(sessions)").fetchall())
+        return False
+
+    def sampled_since(self, session: int, sequence: int) -> Iterator[tuple[int, int, bytes]]:
+        """The turns of a session from a sequence number on: number, sampled tokens, facts."""
+        low, high = turn_pk(session, sequence), turn_pk(session, MAX_TURNS - 1)
+        for pk, size, facts in self._rows("length(sampled), facts", "turns", "pk", "turns", low, high):
+            yield pk & (MAX_TURNS - 1), size // 4 if isinstance(size, int) else 0, facts
+
+    def stored(self, row: int, head: RolloutHead) -> list[StoredSession]:
+        """The sessions of the rollout in a row, with their turns."""
+        name, contents = f"{head.id}.{head.try_index}", dict[int, Any]()
+        return [
+            StoredSession(raw, ordinal, list(self._turns(pk, f"{name}.{ordinal}", contents)))
+            for pk, ordinal, raw in self.sessions_of(row)
+        ]
+
     def check_whole(self) -> None:
-        """Note a missing log, rows that belong to nothing that is readable, and closing counts that do not agree."""
-        if not self.alive:
-            self._check_log()
+        """Note rows that belong to nothing that is readable, and closing counts that do not agree."""
         for rollout, sessions in self._sessions.items():
             if rollout not in self._rollouts:
                 names = ", ".join(_session_name(raw) for _, _, raw in sessions)
@@ -308,6 +428,9 @@ class JournalSource:
 
     def close(self) -> None:
         self._connection.close()
+        if self._watcher is not None:
+            self._watcher.close()
+            self._watcher = None
         if self._copy is not None:
             self._copy.cleanup()
 

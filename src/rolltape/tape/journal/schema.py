@@ -31,6 +31,7 @@ CREATE TABLE side_arrays (turn INTEGER NOT NULL, name TEXT NOT NULL, start INTEG
 CREATE TABLE events (sequence INTEGER PRIMARY KEY, body BLOB NOT NULL, crc INTEGER NOT NULL);
 CREATE TABLE ends (rollout INTEGER PRIMARY KEY, finish INTEGER NOT NULL, standing BLOB NOT NULL);
 CREATE TABLE remarks (event INTEGER PRIMARY KEY);
+CREATE INDEX sessions_by_rollout ON sessions (rollout);
 """
 
 SELECT_TRIES = "SELECT try_index FROM rollouts WHERE id = ?"

@@ -1,7 +1,7 @@
 """A sealed shard as a reader sees it: listed from one small file, a rollout loaded from the row groups that hold it."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,9 +23,11 @@ from rolltape.tape.shards.rowgroups import RowFile
 from rolltape.tape.shards.writing import MANIFEST
 from rolltape.tape.stored import (
     EVERY,
+    FoundHead,
     HeldRollout,
     Key,
     Problem,
+    RolloutCounts,
     StoredEvent,
     StoredSession,
     StoredTurn,
@@ -61,6 +63,68 @@ class ShardSource:
         self._problems: dict[Problem, None] = {}
         self._files: dict[str, RowFile] = {}
         self.only = EVERY
+
+    @property
+    def name(self) -> str:
+        """What the index calls it."""
+        return f"shard/{self.shard}@{self.place.url}"
+
+    def last_event(self) -> int:
+        """The number of its last event; -1: there is none."""
+        return self._file("events").rows - 1
+
+    def last_rollout(self) -> int:
+        """The number of its last rollout, which are counted from 0; -1: there is none."""
+        return self._file("rollouts").rows - 1
+
+    def keys(self) -> dict[Key, tuple[int, str]]:
+        """The row and the writer of each rollout."""
+        file = self._file("rollouts")
+        found: dict[Key, tuple[int, str]] = {}
+        for row in range(file.rows):
+            group, index = file.place_of(row)
+            key = (group.value("rollout", index), group.value("try_index", index))
+            found[key] = (row, group.value("writer", index))
+        return found
+
+    def heads(self, low: int, high: int | None = None) -> Iterator[FoundHead]:
+        """The rollouts `[low, high]`, as far as they can be read."""
+        file = self._file("rollouts")
+        for row in range(low, file.rows if high is None else min(high + 1, file.rows)):
+            group, index = file.place_of(row)
+            try:
+                raw = group.value("head", index)
+                head = decode_record(raw, RolloutHead, "a rollout")
+                yield FoundHead(row, raw, head, group.value("writer", index))
+            except _UNREADABLE as error:
+                self._problem(str(error), f"row {row} of its rollouts")
+
+    def counts(self, row: int) -> RolloutCounts:
+        """How much there is of the rollout in a row."""
+        group, index = self._file("rollouts").place_of(row)
+        turns, versions = group.value("turns", index), group.value("versions", index)
+        return RolloutCounts(tuple(turns), group.value("sampled_tokens", index), tuple(versions))
+
+    def numbered_events(self, low: int, high: int | None = None) -> Iterator[tuple[int, StoredEvent]]:
+        """The events `[low, high]` with their numbers in this shard."""
+        file = self._file("events")
+        for row in range(low, file.rows if high is None else min(high + 1, file.rows)):
+            group, index = file.place_of(row)
+            try:
+                writer, sequence = group.value("writer", index), group.value("sequence", index)
+                yield row, decoded_event(writer, sequence, group.value("body", index))
+            except _UNREADABLE as error:
+                self._problem(str(error), "what it said")
+
+    def stored(self, row: int, head: RolloutHead) -> list[StoredSession]:
+        """The sessions of the rollout in a row, with their turns."""
+        group, index = self._file("rollouts").place_of(row)
+        names = ("side_start", "side_stop", "turn_start", "turn_stop", "ordinals", "sessions", "rollout")
+        try:
+            return self._loaded({name: group.value(name, index) for name in names})
+        except (*_UNREADABLE, OSError) as error:
+            self._problem(f"rollout {head.id} cannot be read: {error}", f"all turns of rollout {head.id}")
+            return []
 
     def _file(self, table: str) -> RowFile:
         if table not in self._files:

@@ -1,0 +1,421 @@
+"""News of a run → rows of its index. What is applied twice, or in another order, comes to the same."""
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from rolltape.records.ids import digest_of
+from rolltape.records.jsonable import encode_numbers
+from rolltape.records.policy import PRESETS
+from rolltape.records.rollout import EventKind, RolloutHead, Status, StopReason
+from rolltape.records.rollout_summary import SUMMARY_RULES, RolloutSummary
+from rolltape.tape.index.database import read_about, write_about
+from rolltape.tape.index.news import Ended, News, OpenRollout
+from rolltape.tape.index.packing import pack_summary
+from rolltape.tape.stored import FoundHead, Key, Problem, RolloutCounts, StoredEvent, decoded_event
+
+# What a rollout's row takes from the part that its owner wrote.
+_PART = (
+    *("writer", "epoch", "place", "row", "first_event", "last_event", "started_ns"),
+    *("sessions", "turns", "sampled_tokens", "versions", "finish", "ended_ns", "stop_reason", "reason"),
+)
+_COLUMNS = (
+    *("id", "try_index", "grp", "step", "attempt", "source", "task", "environment", "agent", "model", "head_tags"),
+    *("resume", *_PART, "scored", "reward", "terms", "rewarded_by", "filtered_at", "filter", "tagged", "tags"),
+    *("pruned", "changed", "revision"),
+)
+_INSERT = f"INSERT INTO rollouts ({', '.join(_COLUMNS)}) VALUES ({', '.join(':' + name for name in _COLUMNS)})"
+_ODD = (KeyError, TypeError, ValueError, AttributeError, msgspec.MsgspecError)
+
+
+class Applier:
+    """One transaction's worth of changes. All rows that it touches get the same, next revision."""
+
+    def __init__(self, connection: sqlite3.Connection, gone: Iterable[str] = ()) -> None:
+        self._connection = connection
+        self._gone = frozenset(gone)  # sources that are no longer there
+        self.revision = int(read_about(connection, "revision", 0)) + 1
+        self._environments = self._collected_environments()
+        self._last_ns = 0
+
+    def add_events(self, events: Sequence[StoredEvent]) -> None:
+        """Keep events that lie apart from their rollout's own."""
+        rows = [
+            (
+                one.writer,
+                one.sequence,
+                one.about.at_ns,
+                one.about.kind,
+                one.about.rollout,
+                one.about.try_index,
+                one.body,
+            )
+            for one in events
+        ]
+        self._connection.executemany(
+            f"INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?, ?, ?, {self.revision})", rows
+        )
+        for one in events:
+            self._last_ns = max(self._last_ns, one.about.at_ns)
+            if one.about.kind == EventKind.COLLECT and one.about.rollout is None:
+                self._name_environment(one)
+
+    def add_rollouts(self, place: str, found: Iterable[FoundHead], news: News) -> None:
+        """Put rollouts in, or, if they are known, where they lie now and what became of them."""
+        with_events = self._with_events()
+        for one in found:
+            key = one.head.key
+            row = self._row(place, one, news)
+            self._last_ns = max(self._last_ns, one.head.started_at_ns)
+            known = self._connection.execute(
+                f"SELECT number, {', '.join(_PART)} FROM rollouts WHERE id = ? AND try_index = ?", key
+            ).fetchone()
+            if known is not None:
+                self._add_part(known, row, one)
+                continue
+            number = self._connection.execute(_INSERT, row).lastrowid
+            self._connection.execute("INSERT OR REPLACE INTO heads VALUES (?, ?)", (number, one.raw))
+            if key in with_events:
+                self._apply(self._events_of(key), row["place"])
+            if key in news.summaries:
+                self._apply([news.summaries[key]], row["place"])
+
+    def apply(self, news: News) -> None:
+        """Take in what is new of rollouts that are in the index already."""
+        known = self._known_keys([*news.ended, *news.grown])
+        for key, ended in news.ended.items():
+            if key in known:
+                self._change_part(key, ended.finish.writer, _ended_part(ended), news.name)
+                own = [ended.finish] if ended.score is None else [ended.finish, ended.score]
+                self._apply(own, news.name)
+        for key, rollout in news.grown.items():
+            if key in known:
+                self._change_part(key, None, _open_part(rollout), news.name)
+        self._apply(news.apart, news.name)
+        self._apply([one for key, one in news.summaries.items() if key not in news.fresh], news.name)
+
+    def set_writer(self, place: str, writer: str, alive: bool) -> None:
+        """Note whether a writer lives; its unfinished rollouts then run, or are lost."""
+        row = self._connection.execute("SELECT alive FROM sources WHERE name = ?", (place,)).fetchone()
+        if row is not None and bool(row[0]) != alive:
+            self._connection.execute("UPDATE sources SET alive = ? WHERE name = ?", (alive, place))
+            self._connection.execute(
+                "UPDATE rollouts SET revision = ? WHERE writer = ? AND finish IS NULL", (self.revision, writer)
+            )
+
+    def set_problems(self, source: str, problems: Sequence[Problem], *, keep: bool = False) -> None:
+        """Note what cannot be read in a source, in place of what was noted before or beside it."""
+        if not keep:
+            self._connection.execute("DELETE FROM problems WHERE source = ?", (source,))
+        rows = [(source, msgspec.json.encode(one).decode()) for one in problems]
+        self._connection.executemany("INSERT OR IGNORE INTO problems VALUES (?, ?)", rows)
+
+    def finish(self) -> None:
+        """Write down the revision."""
+        write_about(self._connection, "revision", self.revision)
+        last_ns = max(self._last_ns, int(read_about(self._connection, "last_activity_ns", 0)))
+        write_about(self._connection, "last_activity_ns", last_ns)
+
+    def _row(self, place: str, found: FoundHead, news: News) -> dict[str, Any]:
+        head, ended = found.head, news.ended.get(found.head.key)
+        part = _ended_part(ended) if ended else _open_part(news.grown.get(head.key) or OpenRollout(found.row, 0))
+        row: dict[str, Any] = {
+            "id": head.id,
+            "try_index": head.try_index,
+            "grp": head.group,
+            "step": head.step,
+            "attempt": head.attempt,
+            "source": head.source,
+            "task": head.task_id,
+            "environment": _environment(head) or self._environments.get(head.source),
+            "agent": head.agent,
+            "model": head.model,
+            "head_tags": _text_list(head.tags),
+            "resume": _resume_key(head),
+            "started_ns": head.started_at_ns,
+            "writer": found.writer,
+            "epoch": int(getattr(head, "epoch", 0)),
+            "place": place,
+            "row": found.row,
+            **part,
+            **dict.fromkeys(("scored", "reward", "terms", "rewarded_by", "filtered_at", "filter", "tagged", "tags")),
+            "pruned": "[]",
+            "changed": "" if ended is None else order_of(ended.finish),
+            "revision": self.revision,
+        }
+        if ended is not None and ended.score is not None:
+            row |= _score(ended.score)
+        return row
+
+    def _add_part(self, known: tuple[Any, ...], row: dict[str, Any], found: FoundHead) -> None:
+        """A rollout that is in the index already was found again: moved into a shard, taken over, or by mistake."""
+        number, part = known[0], dict(zip(_PART, known[1:], strict=True))
+        fresh = {name: row[name] for name in _PART}
+        if part["writer"] == fresh["writer"]:
+            if str(part["place"]).startswith("shard/") and part["place"] not in self._gone:
+                return  # it lies in a shard that is still there
+            self._set_part(number, {**part, **fresh, "finish": fresh["finish"] or part["finish"]})
+        else:
+            self._choose(number, [part, fresh, *self._parts(number)], found)
+        if row["finish"] is not None:
+            self._outdate(number, row["changed"])
+        if row["scored"] is not None:
+            self._set_latest(number, "scored", {name: row[name] for name in ("scored", *_SCORE_FIELDS)})
+
+    def _choose(self, number: int, parts: Sequence[dict[str, Any]], found: FoundHead | None = None) -> None:
+        """Give the row the part of its owner: the highest epoch, else one that ended, else the one that began first."""
+        by_writer = {part["writer"]: part for part in parts}
+        owner, *others = sorted(
+            by_writer.values(),
+            key=lambda part: (-part["epoch"], part["finish"] is None, part["started_ns"], part["writer"]),
+        )
+        if owner["finish"] is None and owner["epoch"] > 0:  # its counts are those of its own part alone
+            earlier = [part for part in others if part["epoch"] < owner["epoch"]]
+            tokens = sum(part["sampled_tokens"] for part in earlier) + owner["sampled_tokens"]
+            owner = {**owner, "sampled_tokens": tokens}
+        self._set_part(number, owner)
+        if owner["finish"] is None:  # it was taken over: what is known of its content is no longer all
+            self._connection.execute("DELETE FROM summaries WHERE rollout = ?", (number,))
+        if found is not None and owner["writer"] == found.writer:
+            self._connection.execute("INSERT OR REPLACE INTO heads VALUES (?, ?)", (number, found.raw))
+        self._connection.execute("DELETE FROM parts WHERE rollout = ?", (number,))
+        self._connection.executemany(
+            "INSERT INTO parts VALUES (?, ?, ?)",
+            [(number, part["writer"], msgspec.msgpack.encode(part)) for part in others],
+        )
+
+    def _change_part(self, key: Key, writer: str | None, changes: dict[str, Any], place: str) -> None:
+        """Change what the writer of a source, None: whoever wrote it there, says of a rollout."""
+        known = self._connection.execute(
+            f"SELECT number, {', '.join(_PART)} FROM rollouts WHERE id = ? AND try_index = ?", key
+        ).fetchone()
+        number, part = known[0], dict(zip(_PART, known[1:], strict=True))
+        if part["place"] == place or (writer == part["writer"] and not str(part["place"]).startswith("shard/")):
+            self._set_part(number, {**part, **changes})
+            return
+        others = self._parts(number)
+        for other in others:
+            if other["place"] == place:
+                other.update(changes)
+                self._choose(number, [part, *others])
+                return
+
+    def _set_part(self, number: int, part: Mapping[str, Any]) -> None:
+        changes = ", ".join(f"{name} = :{name}" for name in _PART)
+        self._connection.execute(
+            f"UPDATE rollouts SET {changes}, revision = :revision WHERE number = :number",
+            {**part, "revision": self.revision, "number": number},
+        )
+
+    def _parts(self, number: int) -> list[dict[str, Any]]:
+        rows = self._connection.execute("SELECT part FROM parts WHERE rollout = ?", (number,))
+        return [msgspec.msgpack.decode(raw) for (raw,) in rows.fetchall()]
+
+    def _apply(self, events: Sequence[StoredEvent], place: str) -> None:
+        """Let events decide, each unless a later one of its kind has."""
+        for stored in events:
+            about = stored.about
+            if about.rollout is None:
+                continue
+            found = self._connection.execute(
+                "SELECT number, writer, finish FROM rollouts WHERE id = ? AND try_index = ?", about.key
+            ).fetchone()
+            if found is None:
+                continue  # it is applied when the rollout is found
+            try:
+                self._apply_one(stored, *found)
+            except _ODD as error:
+                what = f"what event {stored.sequence} of {stored.writer} ({about.kind}) says cannot be read: {error!r}"
+                self.set_problems(place, [Problem(place, what, "")], keep=True)
+
+    def _apply_one(self, stored: StoredEvent, number: int, writer: str, finish: str | None) -> None:
+        about, order = stored.about, order_of(stored)
+        self._last_ns = max(self._last_ns, about.at_ns)
+        match about.kind:
+            case EventKind.DELIVERY if finish is not None:
+                self._outdate(number, order)
+            case _ if about.turn is not None:
+                pass
+            case EventKind.FINISH if stored.writer == writer:
+                self._outdate(number, order)
+            case EventKind.SCORE:
+                self._set_latest(number, "scored", _score(stored))
+            case EventKind.FILTER:
+                reason = stored.event.data.get("reason")
+                self._set_latest(number, "filtered_at", {"filtered_at": order, "filter": reason})
+            case EventKind.TAG:
+                tags = _text_list(stored.event.data["tags"])
+                self._set_latest(number, "tagged", {"tagged": order, "tags": tags})
+            case EventKind.PRUNE:
+                self._prune(number, stored)
+                self._outdate(number, order)
+            case EventKind.SUMMARY:
+                self._summarize(number, stored)
+
+    def _set_latest(self, number: int, mark: str, values: dict[str, Any]) -> None:
+        changes = ", ".join(f"{name} = :{name}" for name in values)
+        self._connection.execute(
+            f"UPDATE rollouts SET {changes}, revision = :revision "
+            f"WHERE number = :number AND coalesce({mark}, '') < :{mark}",
+            {**values, "revision": self.revision, "number": number},
+        )
+
+    def _prune(self, number: int, stored: StoredEvent) -> None:
+        what = str(stored.event.data.get("pruned") or "")
+        ((held,),) = self._connection.execute("SELECT pruned FROM rollouts WHERE number = ?", (number,)).fetchall()
+        known = msgspec.json.decode(held)
+        if what and what not in known:
+            self._connection.execute(
+                "UPDATE rollouts SET pruned = ?, revision = ? WHERE number = ?",
+                (_text_list([*known, what]), self.revision, number),
+            )
+
+    def _outdate(self, number: int, order: str) -> None:
+        """Something changed what a summary of the rollout comes to."""
+        cursor = self._connection.execute(
+            "UPDATE rollouts SET changed = ?, revision = ? WHERE number = ? AND changed < ?",
+            (order, self.revision, number, order),
+        )
+        if cursor.rowcount:
+            self._connection.execute("DELETE FROM summaries WHERE rollout = ? AND covers < ?", (number, order))
+
+    def _summarize(self, number: int, stored: StoredEvent) -> None:
+        data = stored.event.data
+        ((changed,),) = self._connection.execute("SELECT changed FROM rollouts WHERE number = ?", (number,)).fetchall()
+        if data.get("rules") != SUMMARY_RULES or not changed or str(data["covers"]) < changed:
+            return
+        summary = msgspec.convert({name: data[name] for name in RolloutSummary.__struct_fields__}, RolloutSummary)
+        if all(name in summary.policies and summary.policies[name].key == PRESETS[name].key for name in PRESETS):
+            store_summary(self._connection, number, summary, str(data["covers"]), (), self.revision)
+
+    def _events_of(self, key: Key) -> list[StoredEvent]:
+        rows = self._connection.execute(
+            "SELECT writer, sequence, body FROM events WHERE rollout = ? AND try_index = ?", key
+        )
+        return [decoded_event(*row) for row in rows.fetchall()]
+
+    def _with_events(self) -> set[Key]:
+        """The rollouts of which something is said apart, and which the index does not hold yet."""
+        rows = self._connection.execute(
+            "SELECT DISTINCT e.rollout, e.try_index FROM events e WHERE e.rollout IS NOT NULL AND NOT EXISTS "
+            "(SELECT 1 FROM rollouts r WHERE r.id = e.rollout AND r.try_index = e.try_index)"
+        )
+        return set(rows.fetchall())
+
+    def _known_keys(self, keys: Sequence[Key]) -> set[Key]:
+        return {
+            key
+            for key in keys
+            if self._connection.execute("SELECT 1 FROM rollouts WHERE id = ? AND try_index = ?", key).fetchone()
+        }
+
+    def _collected_environments(self) -> dict[str | None, str]:
+        found: dict[str | None, str] = {}
+        rows = self._connection.execute(
+            "SELECT writer, sequence, body FROM events WHERE rollout IS NULL AND kind = 'collect' "
+            "ORDER BY at_ns, writer, sequence"
+        )
+        for row in rows.fetchall():
+            settings = decoded_event(*row).event.data.get("settings", {})
+            if isinstance(settings.get("environment"), str):
+                found[settings.get("source")] = settings["environment"]
+        return found
+
+    def _name_environment(self, stored: StoredEvent) -> None:
+        settings = stored.event.data.get("settings", {})
+        source, environment = settings.get("source"), settings.get("environment")
+        if isinstance(environment, str):
+            self._environments[source] = environment
+            self._connection.execute(
+                "UPDATE rollouts SET environment = ?, revision = ? WHERE environment IS NULL AND source IS ?",
+                (environment, self.revision, source),
+            )
+
+
+_SCORE_FIELDS = ("reward", "terms", "rewarded_by")
+
+
+def order_of(stored: StoredEvent) -> str:
+    """The order of an event among all writers', as a text that sorts as the events do: time, writer, sequence."""
+    return f"{stored.about.at_ns:020d} {stored.writer} {stored.sequence:012d}"
+
+
+def store_summary(
+    connection: sqlite3.Connection,
+    number: int,
+    summary: RolloutSummary,
+    covers: str,
+    problems: Sequence[str],
+    revision: int,
+) -> None:
+    """Keep the summary of a rollout, which takes in all events up to one."""
+    packed = pack_summary(summary)
+    connection.execute(
+        "INSERT OR REPLACE INTO summaries VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (number, covers, summary.branches, *packed, _text_list(problems)),
+    )
+    connection.execute("UPDATE rollouts SET revision = ? WHERE number = ?", (revision, number))
+
+
+def _ended_part(ended: Ended) -> dict[str, Any]:
+    data = ended.finish.event.data
+    stop_reason = data.get("stop_reason")
+    return {
+        **_counted(ended.counts),
+        "first_event": ended.first_event,
+        "last_event": ended.last_event,
+        "finish": Status(data["status"]).value,
+        "ended_ns": ended.finish.about.at_ns,
+        "stop_reason": StopReason(stop_reason).value if stop_reason else None,
+        "reason": data.get("reason"),
+    }
+
+
+def _open_part(rollout: OpenRollout) -> dict[str, Any]:
+    return {
+        **_counted(rollout.counts()),
+        "first_event": rollout.first_event,
+        "last_event": rollout.last_event,
+        **dict.fromkeys(("finish", "ended_ns", "stop_reason", "reason")),
+    }
+
+
+def _counted(counts: RolloutCounts) -> dict[str, Any]:
+    return {
+        "sessions": len(counts.turns),
+        "turns": sum(counts.turns),
+        "sampled_tokens": counts.sampled_tokens,
+        "versions": _text_list(counts.versions),
+    }
+
+
+def _score(stored: StoredEvent) -> dict[str, Any]:
+    """The columns of a reward; one that is not a number is absent where `scored` is not."""
+    event = stored.event
+    reward = float(event.data["reward"])
+    terms = event.data.get("terms") or {}
+    return {
+        "scored": order_of(stored),
+        "reward": reward,
+        "terms": encode_numbers(terms, "reward terms").decode() if terms else None,
+        "rewarded_by": event.by,
+    }
+
+
+def _environment(head: RolloutHead) -> str | None:
+    """As its task names it, else as whoever recorded it did."""
+    task: Any = head.task if isinstance(head.task, dict) else {}
+    named = task.get("environment") or head.extra.get("environment")
+    return named if isinstance(named, str) else None
+
+
+def _resume_key(head: RolloutHead) -> bytes:
+    """What a resumed collection asks for, in 24 bytes: the id, and what all seats of one attempt share."""
+    attempt = digest_of(head.task_id or head.group, str(head.attempt))[:8]
+    return bytes.fromhex(head.id)[:16].ljust(16, b"\0") + attempt
+
+
+def _text_list(texts: Iterable[str]) -> str:
+    return msgspec.json.encode(list(texts)).decode()

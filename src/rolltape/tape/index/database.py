@@ -1,0 +1,237 @@
+"""The index of a run as a SQLite file: where it lies, its tables, and how it is opened, replaced and discarded.
+
+The file is RUN/cache/index-FORMAT-GENERATION.sqlite, in the user's cache folder where the run cannot be written to. It
+holds nothing that the tape does not: it may be deleted at any time. Whoever finds that its write lock is held by a
+process that does not go on makes another generation; `index.json` names the one that counts.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import sqlite3
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rolltape.tape.index.packing import LAYOUT
+from rolltape.tape.rundir import write_whole
+
+FORMAT = 1
+FOLDER = "cache"
+POINTER = "index.json"
+_BUSY_S = 5.0  # a transaction takes a fraction of it
+
+TABLES = """
+CREATE TABLE about (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE sources (name TEXT PRIMARY KEY, marks BLOB NOT NULL, alive INTEGER NOT NULL, total INTEGER NOT NULL,
+    indexed INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE problems (source TEXT NOT NULL, problem TEXT NOT NULL, PRIMARY KEY (source, problem)) WITHOUT ROWID;
+CREATE TABLE rollouts (number INTEGER PRIMARY KEY, id TEXT NOT NULL, try_index INTEGER NOT NULL, grp TEXT NOT NULL,
+    step INTEGER NOT NULL, attempt INTEGER NOT NULL, source TEXT, task TEXT, environment TEXT, agent TEXT, model TEXT,
+    head_tags TEXT NOT NULL, started_ns INTEGER NOT NULL, resume BLOB NOT NULL,
+    writer TEXT NOT NULL, epoch INTEGER NOT NULL, place TEXT NOT NULL, row INTEGER NOT NULL,
+    first_event INTEGER NOT NULL, last_event INTEGER NOT NULL,
+    sessions INTEGER NOT NULL, turns INTEGER NOT NULL, sampled_tokens INTEGER NOT NULL, versions TEXT NOT NULL,
+    finish TEXT, ended_ns INTEGER, stop_reason TEXT, reason TEXT,
+    scored TEXT, reward REAL, terms TEXT, rewarded_by TEXT, filtered_at TEXT, filter TEXT, tagged TEXT, tags TEXT,
+    pruned TEXT NOT NULL, changed TEXT NOT NULL, revision INTEGER NOT NULL, UNIQUE (id, try_index));
+CREATE INDEX rollouts_by_revision ON rollouts (revision);
+CREATE INDEX rollouts_by_group ON rollouts (grp);
+CREATE INDEX rollouts_unfinished ON rollouts (writer) WHERE finish IS NULL;
+CREATE TABLE heads (number INTEGER PRIMARY KEY, raw BLOB NOT NULL);
+CREATE TABLE parts (rollout INTEGER NOT NULL, writer TEXT NOT NULL, part BLOB NOT NULL, PRIMARY KEY (rollout, writer))
+    WITHOUT ROWID;
+CREATE TABLE events (writer TEXT NOT NULL, sequence INTEGER NOT NULL, at_ns INTEGER NOT NULL, kind TEXT NOT NULL,
+    rollout TEXT, try_index INTEGER, body BLOB NOT NULL, revision INTEGER NOT NULL, PRIMARY KEY (writer, sequence))
+    WITHOUT ROWID;
+CREATE INDEX events_by_rollout ON events (rollout, try_index);
+CREATE INDEX events_by_revision ON events (revision);
+CREATE TABLE summaries (rollout INTEGER PRIMARY KEY, covers TEXT NOT NULL, branches INTEGER NOT NULL,
+    forks BLOB NOT NULL, samples BLOB NOT NULL, ledgers BLOB NOT NULL, problems TEXT NOT NULL);
+CREATE TABLE searchable (rollout INTEGER PRIMARY KEY);
+CREATE TABLE shared_messages (number INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE);
+CREATE TABLE shared_uses (shared INTEGER NOT NULL, rollout INTEGER NOT NULL, PRIMARY KEY (shared, rollout))
+    WITHOUT ROWID;
+CREATE VIRTUAL TABLE words USING fts5(text, content='');
+CREATE VIRTUAL TABLE shared_words USING fts5(text, content='');
+"""
+
+
+class IndexFile:
+    """Where the index of one run lies, and connections to it. For one thread at a time."""
+
+    def __init__(self, run: Path | None, url: str, created: object) -> None:
+        self._identity = json.dumps([FORMAT, LAYOUT, url if run is None else None, created])
+        self.folder = _folder(run, url)
+        self.path: Path | None = None  # the generation that the connection is to
+        self._connection: sqlite3.Connection | None = None
+
+    @property
+    def lock_path(self) -> Path:
+        """The file that a follower keeps locked while it works."""
+        return self.folder / "index.lock"
+
+    def connection(self) -> sqlite3.Connection:
+        """The index that counts now, made if there is none."""
+        named = self._named()
+        if self._connection is not None and named == self.path and named is not None and named.exists():
+            return self._connection
+        self.close()
+        if named is None or not self._opened(named):
+            self.replace(keep=False)
+        assert self._connection is not None
+        return self._connection
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction. If the write lock is held by a process that was stopped, another generation takes over."""
+        connection = self.connection()
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) and "busy" not in str(error):
+                raise
+            self.replace(keep=True)
+            connection = self.connection()
+            connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield connection
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """One moment of the index for several questions."""
+        connection = self.connection()
+        if connection.in_transaction:
+            yield connection
+            return
+        connection.execute("BEGIN")
+        try:
+            yield connection
+        finally:
+            if connection.in_transaction:
+                connection.execute("COMMIT")
+
+    def replace(self, *, keep: bool) -> None:
+        """Make another generation, with all that the present one holds or empty, and have everybody use that."""
+        old, old_connection = self.path, self._connection
+        fresh = self.folder / f"index-{FORMAT}-{secrets.token_hex(6)}.sqlite"
+        with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as making:
+            if keep and old_connection is not None:
+                old_connection.backup(making)
+            else:
+                making.executescript("BEGIN;" + TABLES)
+                values = {"identity": self._identity, "revision": 0, "made": time.time_ns()}
+                making.executemany("INSERT INTO about VALUES (?, ?)", values.items())
+                making.execute("COMMIT")
+            making.execute("PRAGMA journal_mode = WAL")
+        self.close()
+        write_whole(self.folder / POINTER, json.dumps({"file": fresh.name}).encode())
+        if not self._opened(fresh):
+            raise sqlite3.DatabaseError(f"{fresh}: cannot be opened although it was just made")
+        self._remove_others(old)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection, self.path = None, None
+
+    def forget(self) -> None:
+        """In a forked child: leave the parent's connection alone, and open another when it is needed."""
+        _parents.append(self._connection)
+        self._connection, self.path = None, None
+
+    def _named(self) -> Path | None:
+        try:
+            name = str(json.loads((self.folder / POINTER).read_bytes())["file"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return self.folder / name if name.startswith(f"index-{FORMAT}-") and "/" not in name else None
+
+    def _opened(self, path: Path) -> bool:
+        if not path.exists():
+            return False
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            connection.execute(f"PRAGMA busy_timeout = {int(_BUSY_S * 1000)}")
+            connection.execute("PRAGMA synchronous = OFF")
+            connection.execute("PRAGMA cache_size = -65536")
+            (identity,) = connection.execute("SELECT value FROM about WHERE key = 'identity'").fetchone()
+        except (sqlite3.Error, TypeError):
+            identity = None
+        if identity != self._identity:  # damaged, or of another run that was here before
+            connection.close()
+            return False
+        self._connection, self.path = connection, path
+        return True
+
+    def _remove_others(self, old: Path | None) -> None:
+        """Remove older generations, and the caches of 0.1.0."""
+        keep = {self.path.name if self.path else "", old.name if old else ""}
+        stale = [*self.folder.glob("index-*.sqlite*"), *self.folder.glob("view-*.kept"), *self.folder.glob("search-1*")]
+        for path in stale:
+            if path.name.partition(".sqlite")[0] + ".sqlite" not in keep:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+_parents: list[sqlite3.Connection | None] = []  # connections must not be carried across a fork, not even to close them
+_temporary: dict[str, tempfile.TemporaryDirectory[str]] = {}
+
+
+def _folder(run: Path | None, url: str) -> Path:
+    """RUN/cache; where that cannot be written, a folder in the user's cache; else one that ends with this process."""
+    name = hashlib.sha256(url.encode("utf-8", "replace")).hexdigest()[:32]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    for folder in ([] if run is None else [run / FOLDER]) + [home / "rolltape" / name]:
+        if _is_usable(folder):
+            return folder
+    if name not in _temporary:
+        _temporary[name] = tempfile.TemporaryDirectory(prefix="rolltape-index-")
+    return Path(_temporary[name].name)
+
+
+def _is_usable(folder: Path) -> bool:
+    """Whether SQLite files can be kept there: it is writable, and on a disk of this machine."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK) and not _is_network(folder)
+
+
+def _is_network(folder: Path) -> bool:
+    """Whether a folder lies on a network file system, where SQLite's shared memory does not work."""
+    kinds = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "glusterfs", "fuse.sshfs", "beegfs"}
+    try:
+        mounts = Path("/proc/mounts").read_text()
+    except OSError:
+        return False
+    best, kind = "", ""
+    path = str(folder.resolve())
+    for line in mounts.splitlines():
+        _, place, found, *_ = line.split(" ")
+        place = place.encode().decode("unicode_escape")
+        if (path == place or path.startswith(place.rstrip("/") + "/")) and len(place) >= len(best):
+            best, kind = place, found
+    return kind in kinds
+
+
+def read_about(connection: sqlite3.Connection, key: str, default: Any = None) -> Any:
+    """A value that the index holds of itself."""
+    row = connection.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()
+    return default if row is None else row[0]
+
+
+def write_about(connection: sqlite3.Connection, key: str, value: Any) -> None:
+    """Set a value that the index holds of itself."""
+    connection.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (key, value))

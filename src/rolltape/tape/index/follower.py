@@ -1,0 +1,337 @@
+"""The one reader that follows a run: it brings the index up to what journals and shards hold.
+
+A look reads every journal at one moment of it, and all of them at moments between which nobody wrote; what it finds
+goes into the index in one transaction. A source with very much that is new goes in piece by piece; until it is all
+in, the index says how much of it is, and each row that it has is complete.
+"""
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from rolltape.errors import DamagedTapeError, TapeError
+from rolltape.tape.index.applying import Applier
+from rolltape.tape.index.database import IndexFile, read_about, write_about
+from rolltape.tape.index.news import Marks, News, journal_news, shard_news
+from rolltape.tape.index.sources import RunSources
+from rolltape.tape.journal.owner import is_alive
+from rolltape.tape.journal.reading import JournalSource
+from rolltape.tape.shards.reading import ShardSource
+from rolltape.tape.stored import Problem
+
+_PIECE = 4_000  # rollouts in a transaction
+_STUCK_S = 5.0  # without a sign of the process that holds the lock
+_CUT_TRIES = 40  # to see all journals at moments between which nobody wrote
+_UNREADABLE = (TapeError, OSError, sqlite3.Error, pa.ArrowException, ValueError, KeyError, TypeError)
+
+Stop = Callable[[str], None]  # called between any two reads, with what comes next: for tests
+
+
+class _Pinned(NamedTuple):
+    """A journal as it was at one moment."""
+
+    journal: JournalSource
+    alive: bool  # before that moment
+    last_event: int
+
+
+class Follower:
+    """Follows one run. For one thread at a time."""
+
+    def __init__(self, sources: RunSources, file: IndexFile, stop: Stop | None = None) -> None:
+        self._sources = sources
+        self._file = file
+        self._stop: Stop = stop or (lambda what: None)
+        self._journals: dict[Path, JournalSource] = {}  # those that are read again and again
+
+    def advance(self) -> bool:
+        """Index what was written before this call; whether anything was new."""
+        with self._locked():
+            return self._advance()
+
+    def close(self) -> None:
+        """Let go of all files."""
+        for journal in self._journals.values():
+            journal.close()
+        self._journals.clear()
+
+    def _advance(self) -> bool:
+        changed = False
+        while True:
+            marks = self._marks()
+            pinned = self._pinned(marks)
+            try:
+                # Journals first: what is sealed and removed meanwhile is then found among the shards.
+                self._stop("shards")
+                known = {name for name in marks if name.startswith("shard/")}
+                shards = self._sources.shards(known)
+                gone = known - {shard.name for shard in shards}
+                gone |= {name for name in marks if name.startswith("journal/") and not self._has_journal(name)}
+                fresh = [shard for shard in shards if shard.name not in known]
+                if self._is_older(pinned, marks):
+                    self._file.replace(keep=False)  # a journal was put back to an earlier state
+                    continue
+                changed = self._take_in(pinned, fresh, marks, gone) or changed
+            finally:
+                for one in pinned:
+                    one.journal.unpin()
+                self._let_go(pinned)
+            if not self._misses(gone):
+                return changed
+            self._file.replace(keep=False)  # a source was removed with rollouts that are nowhere else
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the follower's lock, or go on without it if its holder shows no sign of life: all writing is safe."""
+        with self._file.lock_path.open("ab") as handle:
+            seen, since_s = None, time.monotonic()
+            while True:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    sign = self._file.lock_path.stat().st_mtime_ns
+                    if sign != seen:
+                        seen, since_s = sign, time.monotonic()
+                    if time.monotonic() - since_s > _STUCK_S:
+                        break
+                    time.sleep(0.02)
+            self._sign()
+            yield
+
+    def _sign(self) -> None:
+        with contextlib.suppress(OSError):
+            os.utime(self._file.lock_path)
+
+    def _marks(self) -> dict[str, Marks]:
+        rows = self._file.connection().execute("SELECT name, marks FROM sources").fetchall()
+        return {name: msgspec.msgpack.decode(raw, type=Marks) for name, raw in rows}
+
+    def _pinned(self, marks: dict[str, Marks]) -> list[_Pinned]:
+        """All journals that may hold something new, each as it was at one moment."""
+        opened = [journal for path in self._sources.journal_paths() if (journal := self._opened(path, marks))]
+        for _ in range(_CUT_TRIES):
+            pinned = []
+            for journal in opened:
+                self._stop(f"pin {journal.writer}")
+                # Alive or not is asked first: all that a dead writer wrote is then there to be seen.
+                alive = journal.probe()
+                pinned.append(_Pinned(journal, alive, journal.pin()))
+            self._stop("cut")
+            if len(opened) < 2 or not any(one.alive and one.journal.has_news() for one in pinned):
+                break
+        return pinned
+
+    def _opened(self, path: Path, marks: dict[str, Marks]) -> JournalSource | None:
+        """A journal, unless all of it is known."""
+        held = self._journals.get(path)
+        if held is not None:
+            return held
+        name, mark = f"journal/{path.stem}", marks.get(f"journal/{path.stem}")
+        if mark is not None and mark.signature and mark.signature == _signature(path) and not is_alive(path):
+            return None
+        self._stop(f"open {path.stem}")
+        try:
+            journal = self._journals[path] = JournalSource(path)
+        except _UNREADABLE as error:
+            if path.exists():
+                problem = error.args[0] if isinstance(error, DamagedTapeError) else str(error)
+                self._note_problem(name, Problem(f"journal {path.name}", str(problem), "everything in it"))
+            return None
+        return journal
+
+    def _note_problem(self, name: str, problem: Problem) -> None:
+        held = self._file.connection().execute("SELECT problem FROM problems WHERE source = ?", (name,)).fetchall()
+        if (msgspec.json.encode(problem).decode(),) in held:
+            return
+        with self._file.writing() as connection:
+            applier = Applier(connection)
+            applier.set_problems(name, [problem])
+            applier.finish()
+
+    def _take_in(
+        self, pinned: list[_Pinned], shards: list[ShardSource], marks: dict[str, Marks], gone: set[str]
+    ) -> bool:
+        """Read what is new, and write it into the index; whether there was something."""
+        news: list[tuple[News, JournalSource | ShardSource, bool]] = []
+        unreadable: dict[str, Problem] = {}
+        for journal, alive, _ in pinned:
+            self._stop(f"read {journal.writer}")
+            try:
+                news.append((journal_news(journal, marks.get(journal.name, Marks(1))), journal, alive))
+            except _UNREADABLE as error:
+                unreadable[journal.name] = Problem(journal.where, str(error), "everything in it")
+        for shard in shards:
+            self._stop(f"read {shard.shard}")
+            try:
+                news.append((shard_news(shard, Marks()), shard, False))
+            except _UNREADABLE as error:
+                unreadable[shard.name] = Problem(shard.where, str(error), "everything in it")
+                shard.close()
+        self._stop("write")
+        changed = self._write(news, marks, gone, unreadable)
+        for shard in shards:
+            shard.close()
+        return changed
+
+    def _write(
+        self,
+        news: list[tuple[News, JournalSource | ShardSource, bool]],
+        marks: dict[str, Marks],
+        gone: set[str],
+        unreadable: dict[str, Problem],
+    ) -> bool:
+        size = sum(one.last_row - one.first_row + 1 for one, _, _ in news)
+        place_problems = self._sources.problems()
+        if not self._is_worth_it(news, gone, unreadable, place_problems):
+            return False
+        if size > _PIECE:
+            self._write_pieces(news, gone)
+            marks = self._marks()
+        with self._file.writing() as connection:
+            if not _are_current(connection, marks):
+                return True  # another follower was here meanwhile; the next look goes on from there
+            applier = Applier(connection, gone)
+            for one, _, _ in news:
+                applier.add_events(one.apart)
+            for one, source, alive in news:
+                done = marks[one.name].next_rollout if one.name in marks else one.first_row
+                applier.add_rollouts(one.name, source.heads(done, one.last_row), one)
+                applier.apply(one)
+                _set_source(connection, applier, one, source, alive)
+            for name in gone:
+                connection.execute("DELETE FROM sources WHERE name = ?", (name,))
+                connection.execute("DELETE FROM problems WHERE source = ?", (name,))
+            for name, problem in unreadable.items():
+                applier.set_problems(name, [problem])
+            applier.set_problems("run", place_problems)
+            write_about(connection, "behind", 0)
+            applier.finish()
+        return True
+
+    def _write_pieces(self, news: list[tuple[News, JournalSource | ShardSource, bool]], gone: set[str]) -> None:
+        """Write most of what is new a piece at a time, so that nobody waits long; the rest is left to `_write`.
+
+        What is said of rollouts goes in first: a row is then complete as soon as it is there.
+        """
+        for one, _, _ in news:
+            with self._file.writing() as connection:
+                applier = Applier(connection, gone)
+                applier.add_events(one.apart)
+                applier.finish()
+        for one, source, alive in news:
+            first = one.first_row
+            while one.last_row - first >= _PIECE:
+                self._stop("piece")
+                self._sign()
+                heads = list(source.heads(first, first + _PIECE - 1))
+                first += _PIECE
+                with self._file.writing() as connection:
+                    applier = Applier(connection, gone)
+                    applier.add_rollouts(one.name, heads, one)
+                    raw = connection.execute("SELECT marks FROM sources WHERE name = ?", (one.name,)).fetchone()
+                    held = msgspec.msgpack.decode(raw[0], type=Marks) if raw else Marks()
+                    held.next_rollout = first
+                    # Its events count as unread, and are read again should this be cut short.
+                    connection.execute(
+                        "INSERT OR REPLACE INTO sources VALUES (?, ?, ?, ?, ?)",
+                        (one.name, msgspec.msgpack.encode(held), alive, one.last_row + 1, first),
+                    )
+                    write_about(connection, "behind", sum(_left(other) for other, _, _ in news))
+                    applier.finish()
+
+    def _is_worth_it(
+        self,
+        news: list[tuple[News, JournalSource | ShardSource, bool]],
+        gone: set[str],
+        unreadable: dict[str, Problem],
+        places: list[Problem],
+    ) -> bool:
+        """Whether there is anything to write down."""
+        if gone or any(not one.is_empty for one, _, _ in news):
+            return True
+        connection = self._file.connection()
+        known = {
+            name: (bool(alive), raw)
+            for name, alive, raw in connection.execute("SELECT name, alive, marks FROM sources")
+        }
+        for one, _, alive in news:
+            if one.name not in known or known[one.name][0] != alive or not alive:
+                return True
+        held: dict[str, set[str]] = {}
+        for source, problem in connection.execute("SELECT source, problem FROM problems"):
+            held.setdefault(source, set()).add(problem)
+        wanted = {"run": {msgspec.json.encode(one).decode() for one in places}}
+        wanted |= {name: {msgspec.json.encode(one).decode()} for name, one in unreadable.items()}
+        wanted |= {
+            one.name: {msgspec.json.encode(problem).decode() for problem in source.problems()}
+            for one, source, _ in news
+        }
+        return bool(read_about(connection, "behind", 0)) or any(
+            held.get(name, set()) != problems for name, problems in wanted.items()
+        )
+
+    def _has_journal(self, name: str) -> bool:
+        directory = self._sources.directory
+        return directory is not None and (directory.journals / f"{name.partition('/')[2]}.sqlite").exists()
+
+    def _is_older(self, pinned: list[_Pinned], marks: dict[str, Marks]) -> bool:
+        return any(
+            one.journal.name in marks and one.last_event + 1 < marks[one.journal.name].next_event for one in pinned
+        )
+
+    def _misses(self, gone: set[str]) -> bool:
+        """Whether rollouts of the index lie in sources that are gone."""
+        connection = self._file.connection()
+        return any(
+            connection.execute("SELECT 1 FROM rollouts WHERE place = ? LIMIT 1", (name,)).fetchone() for name in gone
+        )
+
+    def _let_go(self, pinned: list[_Pinned]) -> None:
+        """Close the journals of writers that have ended, and those that are gone."""
+        dead = {one.journal.path for one in pinned if not one.alive}
+        for path in [path for path in self._journals if path in dead or not path.exists()]:
+            self._journals.pop(path).close()
+
+
+def _left(news: News) -> int:
+    return news.last_row - news.first_row + 1
+
+
+def _are_current(connection: sqlite3.Connection, marks: dict[str, Marks]) -> bool:
+    rows = connection.execute("SELECT name, marks FROM sources").fetchall()
+    return {name: msgspec.msgpack.decode(raw, type=Marks) for name, raw in rows} == marks
+
+
+def _set_source(
+    connection: sqlite3.Connection, applier: Applier, news: News, source: JournalSource | ShardSource, alive: bool
+) -> None:
+    """Note how far a source was read."""
+    marks = news.marks
+    if isinstance(source, JournalSource):
+        marks.signature = "" if alive else _signature(source.path)
+        applier.set_writer(news.name, source.writer, alive)
+    total = marks.next_rollout - (1 if isinstance(source, JournalSource) else 0)
+    connection.execute(
+        "INSERT OR REPLACE INTO sources VALUES (?, ?, ?, ?, ?)",
+        (news.name, msgspec.msgpack.encode(marks), alive, total, total),
+    )
+    applier.set_problems(news.name, list(source.problems()))
+
+
+def _signature(path: Path) -> str:
+    """What tells a state of a journal's files from others."""
+    parts = []
+    for name in (path, Path(f"{path}-wal")):
+        with contextlib.suppress(OSError):
+            about = name.stat()
+            parts.append(f"{about.st_size}:{about.st_mtime_ns}")
+    return ",".join(parts) or "gone"

@@ -1,0 +1,388 @@
+"""The index of a run as its readers see it: rollouts by key, step or change, events, weight versions, and progress."""
+
+import contextlib
+import os
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from rolltape.errors import DamagedTapeError, NoSuchRollout
+from rolltape.records.jsonable import decode_numbers
+from rolltape.records.openfields import decode_record
+from rolltape.records.rollout import Event, Outcome, Rollout, RolloutHead, Status, StopReason, outcome_of
+from rolltape.tape.index.database import IndexFile, read_about
+from rolltape.tape.index.follower import Follower, Stop
+from rolltape.tape.index.loading import Loader, Located, PartPlace
+from rolltape.tape.index.sources import RunSources
+from rolltape.tape.stored import Key, Problem, decoded_event
+
+_indexes: "weakref.WeakSet[Index]" = weakref.WeakSet()
+_parents: list[object] = []  # what was opened before a fork must not be carried across it, not even to close it
+
+STATUS_CODES = {Status.RUNNING: 0, Status.FINISHED: 1, Status.FAILED: 2, Status.LOST: 3}
+RESUMED = np.dtype([("id", "S16"), ("attempt", "<u8"), ("status", "u1"), ("rewarded", "?")])
+_LOST_REASON = outcome_of((), writer_alive=False).reason
+
+_ROW = """number, id, try_index, grp, step, attempt, source, task, environment, agent, model, head_tags, started_ns,
+    writer, place, sessions, turns, sampled_tokens, versions,
+    coalesce(finish, CASE WHEN place IN (SELECT name FROM sources WHERE alive) THEN 'running' ELSE 'lost' END),
+    ended_ns, stop_reason, reason, scored IS NOT NULL, reward, terms, rewarded_by, filter, tags, pruned, revision"""
+
+
+class RolloutRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A rollout as the index lists it, without its turns."""
+
+    number: int  # in the index
+    id: str
+    try_index: int
+    group: str
+    step: int
+    attempt: int
+    source: str | None
+    task_id: str | None
+    environment: str | None
+    agent: str | None
+    model: str | None
+    started_at_ns: int
+    ended_at_ns: int | None
+    outcome: Outcome
+    sessions: int
+    turns: int
+    sampled_tokens: int
+    versions: tuple[str, ...]  # of the weights that sampled them, as far as they are known
+    sealed: bool
+    pruned: tuple[str, ...]  # "turns", or "side array NAME"; the counts are those from before
+    revision: int  # of the index when the row last changed
+    raw_head: bytes
+
+    @cached_property
+    def head(self) -> RolloutHead:
+        """All that was decided at its launch."""
+        return decode_record(self.raw_head, RolloutHead, f"rollout {self.id}")
+
+    @property
+    def key(self) -> Key:
+        return (self.id, self.try_index)
+
+
+class Progress(NamedTuple):
+    """How much of a run the index holds."""
+
+    indexed: int  # rollouts
+    total: int
+    ended: int
+    summarized: int
+    searchable: int
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything that was found is indexed."""
+        return self.indexed >= self.total
+
+
+class Index:
+    """The index of one run. Threads may share it."""
+
+    def __init__(self, sources: RunSources, file: IndexFile, location: str, stop: Stop | None = None) -> None:
+        self.location = location
+        self._sources = sources
+        self._file = file
+        self._follower = Follower(sources, file, stop)
+        self._loader = Loader(sources, location)
+        self._lock = threading.RLock()
+        self._noticed: dict[Problem, None] = {}
+        _indexes.add(self)
+
+    def advance(self) -> bool:
+        """Index what was written before this call; whether anything was new."""
+        with self._lock:
+            return self._follower.advance()
+
+    def look_again(self) -> None:
+        """Have the next look see what was just published, also far away, where one looks only now and then."""
+        self._sources.look_again()
+
+    @contextlib.contextmanager
+    def moment(self) -> Iterator[None]:
+        """Several questions of one thread about one moment."""
+        with self._lock, self._file.reading():
+            yield
+
+    def rows(
+        self, *, step: int | None = None, group: str | None = None, since_revision: int = -1, rollout: str | None = None
+    ) -> list[RolloutRow]:
+        """The rollouts, in the order of their start."""
+        wanted, values = ["revision > ?"], [since_revision]
+        for column, value in (("step", step), ("grp", group), ("id", rollout)):
+            if value is not None:
+                wanted.append(f"{column} = ?")
+                values.append(value)  # type: ignore[arg-type]
+        query = f"SELECT {_ROW}, raw FROM rollouts NATURAL JOIN heads WHERE {' AND '.join(wanted)}"
+        with self._asking() as connection:
+            rows = connection.execute(f"{query} ORDER BY started_ns, id, try_index", values).fetchall()
+        return [_row_of(*row) for row in rows]
+
+    def find(self, rollout: str, name: str) -> str:
+        """The id that begins so; NoSuchRollout if there is none, or more than one."""
+        with self._asking() as connection:
+            if connection.execute("SELECT 1 FROM rollouts WHERE id = ?", (rollout,)).fetchone():
+                return rollout
+            pattern = "".join(f"[{one}]" if one in "*?[" else one for one in rollout) + "*"
+            found = connection.execute(
+                "SELECT DISTINCT id FROM rollouts WHERE id GLOB ? ORDER BY id LIMIT 4", (pattern,)
+            ).fetchall()
+            if not rollout or not found:
+                ((held,),) = connection.execute("SELECT count(*) FROM rollouts").fetchall()
+                raise NoSuchRollout(f"run {name} holds no rollout {rollout!r}; it has {held}, see its index")
+            if len(found) > 1:
+                ((count,),) = connection.execute(
+                    "SELECT count(DISTINCT id) FROM rollouts WHERE id GLOB ?", (pattern,)
+                ).fetchall()
+                some = ", ".join(one for (one,) in found[:3])
+                raise NoSuchRollout(f"run {name}: {rollout!r} begins {count} ids ({some}…); give more of it")
+        return str(found[0][0])
+
+    def tries(self, rollout: str) -> list[int]:
+        """The tries of a rollout, in their order."""
+        with self._asking() as connection:
+            rows = connection.execute("SELECT try_index FROM rollouts WHERE id = ? ORDER BY try_index", (rollout,))
+            return [one for (one,) in rows]
+
+    def load(self, key: Key) -> Rollout:
+        """A rollout with its turns. One that was moved meanwhile is found where it is now."""
+        with self._lock:
+            for last in (False, True):
+                try:
+                    rollout, problems = self._loader.load(self.locate(key))
+                    break
+                except DamagedTapeError:
+                    if last:
+                        raise
+                    self._follower.advance()
+            self._noticed.update(dict.fromkeys(problems))
+            return rollout
+
+    def load_with_problems(self, key: Key) -> tuple[Rollout, list[Problem]]:
+        """A rollout with its turns, and what is missing of it."""
+        with self._lock:
+            return self._loader.load(self.locate(key))
+
+    def locate(self, key: Key) -> Located:
+        """Where a rollout lies."""
+        with self._asking() as connection:
+            found = connection.execute(
+                "SELECT number, place, row, first_event, last_event, writer, epoch, finish IS NULL AND place IN "
+                "(SELECT name FROM sources WHERE alive) FROM rollouts WHERE id = ? AND try_index = ?",
+                key,
+            ).fetchone()
+            if found is None:
+                raise NoSuchRollout(f"no rollout {key[0]} with a try {key[1]}")
+            number, *place, epoch, alive = found
+            earlier = [
+                msgspec.msgpack.decode(raw)
+                for (raw,) in connection.execute("SELECT part FROM parts WHERE rollout = ?", (number,))
+            ]
+            apart = connection.execute(
+                "SELECT writer, sequence, body FROM events WHERE rollout = ? AND try_index = ?", key
+            ).fetchall()
+        fields = ("place", "row", "first_event", "last_event", "writer")
+        chain = sorted((part for part in earlier if part["epoch"] < epoch), key=lambda part: part["epoch"])
+        parts = [PartPlace(*(part[field] for field in fields)) for part in chain]
+        return Located(key, (*parts, PartPlace(*place)), tuple(decoded_event(*row) for row in apart), bool(alive))
+
+    def events(self, *kinds: str, since_revision: int = -1) -> list[Event]:
+        """Events of some kinds, in their order. Those of a turn, a trace, a finish and the score that came with it are
+        not here but with their rollout."""
+        marks = ", ".join("?" * len(kinds))
+        with self._asking() as connection:
+            rows = connection.execute(
+                f"SELECT writer, sequence, body FROM events WHERE kind IN ({marks}) "
+                "AND revision > ? ORDER BY at_ns, writer, sequence",
+                (*kinds, since_revision),
+            ).fetchall()
+        return [decoded_event(*row).event for row in rows]
+
+    def versions(self) -> tuple[str, ...]:
+        """Weight versions, oldest first: those never announced as they first appear, then as they were announced."""
+        with self._asking() as connection:
+            rows = connection.execute(
+                "SELECT versions, min(started_ns) FROM rollouts GROUP BY versions ORDER BY 2"
+            ).fetchall()
+        seen = [version for raw, _ in rows for version in msgspec.json.decode(raw)]
+        return ordered_versions(seen, [str(event.data["version"]) for event in self.events("version")])
+
+    def resumed(self, step: int, source: str | None) -> npt.NDArray[Any]:
+        """How the rollouts of a step and source stand: an array of RESUMED, a row for each try, in no order."""
+        with self._asking() as connection:
+            alive = {name for (name,) in connection.execute("SELECT name FROM sources WHERE alive")}
+            rows = connection.execute(
+                "SELECT resume, coalesce(finish, place), scored IS NOT NULL FROM rollouts "
+                "WHERE step = ? AND source IS ?",
+                (step, source),
+            ).fetchall()
+        found = np.zeros(len(rows), RESUMED)
+        keys = np.frombuffer(b"".join(row[0] for row in rows), np.dtype([("id", "S16"), ("attempt", "<u8")]))
+        codes: dict[str, int] = {status.value: code for status, code in STATUS_CODES.items()}
+        running, lost = codes["running"], codes["lost"]
+        found["id"], found["attempt"] = keys["id"], keys["attempt"]
+        found["status"] = [codes.get(row[1], running if row[1] in alive else lost) for row in rows]
+        found["rewarded"] = [row[2] for row in rows]
+        return found
+
+    def writers(self) -> frozenset[str]:
+        """The writers whose processes lived at the last look."""
+        with self._asking() as connection:
+            rows = connection.execute("SELECT name FROM sources WHERE alive").fetchall()
+        return frozenset(name.partition("/")[2] for (name,) in rows)
+
+    def progress(self) -> Progress:
+        """How much of the run is indexed, summarized and searchable."""
+        with self._asking() as connection:
+            ((indexed,),) = connection.execute("SELECT count(*) FROM rollouts").fetchall()
+            ((behind,),) = connection.execute("SELECT coalesce(sum(total - indexed), 0) FROM sources").fetchall()
+            ((ended,),) = connection.execute(
+                "SELECT count(*) FROM rollouts WHERE finish IS NOT NULL OR place NOT IN "
+                "(SELECT name FROM sources WHERE alive)"
+            ).fetchall()
+            ((summarized,),) = connection.execute("SELECT count(*) FROM summaries").fetchall()
+            ((searchable,),) = connection.execute("SELECT count(*) FROM searchable").fetchall()
+            left = max(int(read_about(connection, "behind", 0)), behind)
+        return Progress(indexed, indexed + left, ended, summarized, searchable)
+
+    def revision(self) -> int:
+        """Grows with every change."""
+        with self._asking() as connection:
+            return int(read_about(connection, "revision", 0))
+
+    def last_activity_ns(self) -> int:
+        """When something last happened on the run, as far as it is indexed; 0: nothing has."""
+        with self._asking() as connection:
+            return int(read_about(connection, "last_activity_ns", 0))
+
+    def problems(self) -> list[Problem]:
+        """What could not be read, by the follower and by those who loaded rollouts here."""
+        with self._asking() as connection:
+            rows = connection.execute("SELECT problem FROM problems ORDER BY source, problem").fetchall()
+        found = [msgspec.json.decode(raw, type=Problem) for (raw,) in rows]
+        return list(dict.fromkeys([*found, *self._noticed]))
+
+    def ask(self, question: Callable[[sqlite3.Connection], Any]) -> Any:
+        """Ask the database itself, at one moment."""
+        with self._lock, self._file.reading() as connection:
+            return question(connection)
+
+    @property
+    def file(self) -> IndexFile:
+        """The file that holds it."""
+        return self._file
+
+    def close(self) -> None:
+        """Let go of all files; asked again, it opens them again."""
+        with self._lock:
+            self._follower.close()
+            self._loader.close()
+            self._file.close()
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            yield self._file.connection()
+
+    def forget_parents(self) -> None:
+        """In a forked child: leave what the parent has opened alone."""
+        self._lock = threading.RLock()
+        _parents.append((self._follower, self._loader))
+        self._file.forget()
+        self._follower = Follower(self._sources, self._file)
+        self._loader = Loader(self._sources, self.location)
+
+
+def ordered_versions(seen: Collection[str], announced: Collection[str]) -> tuple[str, ...]:
+    """Weight versions, oldest first. The last announcement counts: after a rollback an old one is the newest again."""
+    return tuple(reversed(dict.fromkeys(reversed([*dict.fromkeys(seen), *announced]))))
+
+
+def _row_of(
+    number: int,
+    id_: str,
+    try_index: int,
+    group: str,
+    step: int,
+    attempt: int,
+    source: str | None,
+    task: str | None,
+    environment: str | None,
+    agent: str | None,
+    model: str | None,
+    head_tags: str,
+    started_ns: int,
+    writer: str,
+    place: str,
+    sessions: int,
+    turns: int,
+    sampled_tokens: int,
+    versions: str,
+    status: str,
+    ended_ns: int | None,
+    stop_reason: str | None,
+    reason: str | None,
+    scored: int,
+    reward: float | None,
+    terms: str | None,
+    rewarded_by: str | None,
+    filtered: str | None,
+    tags: str | None,
+    pruned: str,
+    revision: int,
+    raw_head: bytes,
+) -> RolloutRow:
+    rewarded = bool(scored) and status == Status.FINISHED
+    outcome = Outcome(
+        status=Status(status),
+        stop_reason=StopReason(stop_reason) if stop_reason else None,
+        reason=_LOST_REASON if status == Status.LOST else reason,
+        reward=(float("nan") if reward is None else reward) if rewarded else None,
+        reward_terms=decode_numbers(terms.encode()) if rewarded and terms else {},
+        rewarded_by=rewarded_by if rewarded else None,
+        filtered=filtered,
+        tags=tuple(msgspec.json.decode(tags)) if tags else (),
+    )
+    return RolloutRow(
+        number=number,
+        id=id_,
+        try_index=try_index,
+        group=group,
+        step=step,
+        attempt=attempt,
+        source=source,
+        task_id=task,
+        environment=environment,
+        agent=agent,
+        model=model,
+        started_at_ns=started_ns,
+        ended_at_ns=ended_ns,
+        outcome=outcome,
+        sessions=sessions,
+        turns=turns,
+        sampled_tokens=sampled_tokens,
+        versions=tuple(msgspec.json.decode(versions)),
+        sealed=place.startswith("shard/"),
+        pruned=tuple(msgspec.json.decode(pruned)),
+        revision=revision,
+        raw_head=raw_head,
+    )
+
+
+def _after_fork() -> None:
+    for index in list(_indexes):
+        index.forget_parents()
+
+
+os.register_at_fork(after_in_child=_after_fork)
