@@ -14,7 +14,6 @@ import pytest
 import rolltape
 from rolltape.errors import DamagedTapeError, RecordError
 from rolltape.records.rollout import EventKind, RolloutHead, Status
-from rolltape.tape.index.catalog import Catalog
 from rolltape.tape.index.standing import STATUSES, packed, unpacked
 from rolltape.tape.run import Run
 from taped import finished, first_turn, python, record_session
@@ -121,22 +120,6 @@ def test_a_rollout_that_runs_is_told_as_running_and_later_as_lost(tmp_path: Path
     assert {status for _, _, status, _ in in_brief(run)} == {Status.LOST}
 
 
-def test_neither_standings_nor_remarks_read_all_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mixed_run(tmp_path / "run")
-    run = rolltape.read(tmp_path / "run")
-    expected = by_index(run)
-
-    def asked(_: Catalog) -> None:
-        raise AssertionError("rollouts and events were listed")
-
-    for name in ("entries", "events"):
-        monkeypatch.setattr(Catalog, name, property(asked))
-    assert in_brief(run) == expected
-    assert len(run.remarks(EventKind.SCORE)) == 2
-    with pytest.raises(AssertionError, match="were listed"):
-        run.index()
-
-
 def journals(path: Path) -> list[Path]:
     return sorted((path / "journals").glob("*.sqlite"))
 
@@ -168,7 +151,6 @@ def test_damage_to_what_is_said_in_brief_is_named_and_the_events_count(tmp_path:
     run = rolltape.read(tmp_path / "run")
     assert in_brief(run) == expected
     assert len(run.remarks(EventKind.SCORE)) >= 2
-    assert any("what it says in brief is damaged" in problem.what for problem in run.noticed())
     assert any("what it says in brief is damaged" in problem.what for problem in run.problems())
     assert all(problem.lost == "" for problem in run.problems() if "in brief" in problem.what)
 

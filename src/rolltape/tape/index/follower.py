@@ -25,6 +25,7 @@ from rolltape.tape.index.sources import RunSources
 from rolltape.tape.journal.owner import is_alive
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.shards.reading import ShardSource
+from rolltape.tape.shards.writing import MANIFEST
 from rolltape.tape.stored import Problem
 
 _PIECE = 4_000  # rollouts in a transaction
@@ -67,12 +68,9 @@ class Follower:
         changed = False
         while True:
             marks = self._marks()
-            pinned = self._pinned(marks)
+            known = {name for name in marks if name.startswith("shard/")}
+            pinned, shards = self._cut(marks, known)
             try:
-                # Journals first: what is sealed and removed meanwhile is then found among the shards.
-                self._stop("shards")
-                known = {name for name in marks if name.startswith("shard/")}
-                shards = self._sources.shards(known)
                 gone = known - {shard.name for shard in shards}
                 gone |= {name for name in marks if name.startswith("journal/") and not self._has_journal(name)}
                 fresh = [shard for shard in shards if shard.name not in known]
@@ -115,20 +113,24 @@ class Follower:
         rows = self._file.connection().execute("SELECT name, marks FROM sources").fetchall()
         return {name: msgspec.msgpack.decode(raw, type=Marks) for name, raw in rows}
 
-    def _pinned(self, marks: dict[str, Marks]) -> list[_Pinned]:
-        """All journals that may hold something new, each as it was at one moment."""
-        opened = [journal for path in self._sources.journal_paths() if (journal := self._opened(path, marks))]
+    def _cut(self, marks: dict[str, Marks], known: set[str]) -> tuple[list[_Pinned], list[ShardSource]]:
+        """All journals that may hold something new, and all shards, at moments between which nobody wrote."""
         for _ in range(_CUT_TRIES):
+            paths = self._sources.journal_paths()
+            opened = [journal for path in paths if (journal := self._opened(path, marks))]
             pinned = []
             for journal in opened:
                 self._stop(f"pin {journal.writer}")
                 # Alive or not is asked first: all that a dead writer wrote is then there to be seen.
                 alive = journal.probe()
                 pinned.append(_Pinned(journal, alive, journal.pin()))
+            # Journals first: what is sealed and removed meanwhile is then found among the shards.
+            self._stop("shards")
+            shards = self._sources.shards(known)
             self._stop("cut")
-            if len(opened) < 2 or not any(one.alive and one.journal.has_news() for one in pinned):
+            if paths == self._sources.journal_paths() and not any(one.journal.has_news() for one in pinned):
                 break
-        return pinned
+        return pinned, shards
 
     def _opened(self, path: Path, marks: dict[str, Marks]) -> JournalSource | None:
         """A journal, unless all of it is known."""
@@ -168,13 +170,15 @@ class Follower:
             try:
                 news.append((journal_news(journal, marks.get(journal.name, Marks(1))), journal, alive))
             except _UNREADABLE as error:
-                unreadable[journal.name] = Problem(journal.where, str(error), "everything in it")
+                if journal.path.exists():  # else it was sealed and removed meanwhile
+                    unreadable[journal.name] = Problem(journal.where, str(error), "everything in it")
         for shard in shards:
             self._stop(f"read {shard.shard}")
             try:
                 news.append((shard_news(shard, Marks()), shard, False))
             except _UNREADABLE as error:
-                unreadable[shard.name] = Problem(shard.where, str(error), "everything in it")
+                if shard.place.read("shards", shard.shard, MANIFEST) is not None:
+                    unreadable[shard.name] = Problem(shard.where, str(error), "everything in it")
                 shard.close()
         self._stop("write")
         changed = self._write(news, marks, gone, unreadable)

@@ -27,7 +27,7 @@ _indexes: "weakref.WeakSet[Index]" = weakref.WeakSet()
 _parents: list[object] = []  # what was opened before a fork must not be carried across it, not even to close it
 
 STATUS_CODES = {Status.RUNNING: 0, Status.FINISHED: 1, Status.FAILED: 2, Status.LOST: 3}
-RESUMED = np.dtype([("id", "S16"), ("attempt", "<u8"), ("status", "u1"), ("rewarded", "?")])
+RESUMED = np.dtype([("id", "S16"), ("try_index", "<u8"), ("attempt", "<u8"), ("status", "u1"), ("rewarded", "?")])
 _LOST_REASON = outcome_of((), writer_alive=False).reason
 
 _ROW = """number, id, try_index, grp, step, attempt, source, task, environment, agent, model, head_tags, started_ns,
@@ -223,7 +223,7 @@ class Index:
         with self._asking() as connection:
             alive = {name for (name,) in connection.execute("SELECT name FROM sources WHERE alive")}
             rows = connection.execute(
-                "SELECT resume, coalesce(finish, place), scored IS NOT NULL FROM rollouts "
+                "SELECT resume, coalesce(finish, place), scored IS NOT NULL, try_index FROM rollouts "
                 "WHERE step = ? AND source IS ?",
                 (step, source),
             ).fetchall()
@@ -234,6 +234,7 @@ class Index:
         found["id"], found["attempt"] = keys["id"], keys["attempt"]
         found["status"] = [codes.get(row[1], running if row[1] in alive else lost) for row in rows]
         found["rewarded"] = [row[2] for row in rows]
+        found["try_index"] = [row[3] for row in rows]
         return found
 
     def writers(self) -> frozenset[str]:

@@ -112,17 +112,23 @@ class JournalSource:
     def unpin(self) -> None:
         """See what is new again."""
         if self._connection.in_transaction:
-            self._connection.execute("COMMIT")
+            with contextlib.suppress(sqlite3.DatabaseError):  # it was sealed and removed meanwhile
+                self._connection.execute("COMMIT")
 
     def last_event(self) -> int:
         """The number of the last event that is there now; -1: there is none."""
-        ((last,),) = self._connection.execute("SELECT coalesce(max(sequence), -1) FROM events").fetchall()
-        return int(last)
+        return self._last("events", "sequence", -1)
 
     def last_rollout(self) -> int:
         """The number of the last rollout that is there now; 0: there is none."""
-        ((last,),) = self._connection.execute("SELECT coalesce(max(pk), 0) FROM rollouts").fetchall()
-        return int(last)
+        return self._last("rollouts", "pk", 0)
+
+    def _last(self, table: str, key: str, default: int) -> int:
+        try:
+            ((last,),) = self._connection.execute(f"SELECT coalesce(max({key}), {default}) FROM {table}").fetchall()
+            return int(last)
+        except sqlite3.DatabaseError:  # what can be read around the damage
+            return max((row[0] for row in self._rows("crc", table, key, table)), default=default)
 
     def _check_schema(self) -> None:
         with contextlib.suppress(sqlite3.DatabaseError, ValueError, TypeError):
@@ -346,9 +352,13 @@ class JournalSource:
         """The keys, ordinals and heads of a rollout's sessions."""
         if not self._has_session_index:
             return self._sessions.get(rollout, [])
-        rows = self._connection.execute(
-            "SELECT pk, ordinal, head, crc FROM sessions WHERE rollout = ? ORDER BY pk", (rollout,)
-        )
+        try:
+            rows = self._connection.execute(
+                "SELECT pk, ordinal, head, crc FROM sessions WHERE rollout = ? ORDER BY pk", (rollout,)
+            ).fetchall()
+        except sqlite3.DatabaseError:
+            self._has_session_index = False
+            return self._sessions.get(rollout, [])
         found = []
         for pk, ordinal, raw, crc in rows:
             if row_crc(pk, rollout, ordinal, raw) == crc:
