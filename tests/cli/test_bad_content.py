@@ -8,7 +8,7 @@ import pytest
 
 from commands import Cli, rows
 from rolltape.records.rollout import Rollout
-from rolltape.tape.run import Run
+from rolltape.tape.index.index import Index
 
 EVERY = [
     ["tree"],
@@ -37,13 +37,13 @@ class Unworkable:
 
 def patched(monkeypatch: pytest.MonkeyPatch, rollout_id: str, change: Callable[[Rollout], Any]) -> None:
     """Change what is read of one rollout."""
-    load = Run._load
+    load = Index.load
 
-    def changed(run: Run, catalog: Any, key: Any) -> Any:
-        rollout = load(run, catalog, key)
+    def changed(index: Index, key: Any) -> Any:
+        rollout = load(index, key)
         return change(rollout) if rollout.id == rollout_id else rollout
 
-    monkeypatch.setattr(Run, "_load", changed)
+    monkeypatch.setattr(Index, "load", changed)
 
 
 @pytest.fixture

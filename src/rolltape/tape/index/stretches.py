@@ -43,7 +43,7 @@ class JournalStretches(JournalSource):
         ((last,),) = self._connection.execute("SELECT coalesce(max(sequence), -1) FROM events").fetchall()
         return int(last)
 
-    def heads(self, low: int, high: int) -> Iterator[FoundHead]:
+    def heads(self, low: int, high: int) -> Iterator[FoundHead]:  # type: ignore[override]
         """The rollouts `[low, high]`."""
         for pk, id_, try_index, raw, crc in self._rows(
             "id, try_index, head, crc", "rollouts", "pk", "rollouts", low, high
@@ -82,7 +82,7 @@ class JournalStretches(JournalSource):
         """The head in a row; None: it cannot be read."""
         return next((found.head for found in self.heads(row, row)), None)
 
-    def stored(self, row: int, head: RolloutHead, sessions: tuple[int, int]) -> Sequence[StoredSession]:
+    def stored(self, row: int, head: RolloutHead, sessions: tuple[int, int]) -> Sequence[StoredSession]:  # type: ignore[override]
         """A rollout's sessions with their turns, which lie between two sessions' numbers."""
         if sessions[1] < sessions[0]:
             return []
@@ -106,7 +106,7 @@ class ShardStretches(ShardSource):
         """The number of its last event; -1: there is none."""
         return self._file("events").rows - 1
 
-    def heads(self, low: int, high: int) -> Iterator[FoundHead]:
+    def heads(self, low: int, high: int) -> Iterator[FoundHead]:  # type: ignore[override]
         """The rollouts `[low, high]`, as far as they can be read."""
         file = self._file("rollouts")
         for row in range(low, min(high + 1, file.rows)):
@@ -116,7 +116,7 @@ class ShardStretches(ShardSource):
             except _UNREADABLE as error:
                 self._problem(str(error), f"row {row} of its rollouts")
 
-    def counts(self, row: int) -> tuple[str, Counts]:
+    def counts(self, row: int) -> tuple[str, Counts]:  # type: ignore[override]
         """The writer of a rollout, and its counts."""
         group, index = self._file("rollouts").place_of(row)
         turns, versions = group.value("turns", index), group.value("versions", index)
@@ -141,7 +141,7 @@ class ShardStretches(ShardSource):
         """The head in a row; None: it cannot be read."""
         return next((found.head for found in self.heads(row, row)), None)
 
-    def stored(self, row: int, head: RolloutHead, sessions: tuple[int, int]) -> Sequence[StoredSession]:
+    def stored(self, row: int, head: RolloutHead, sessions: tuple[int, int]) -> Sequence[StoredSession]:  # type: ignore[override]
         """A rollout's sessions with their turns; `sessions` is for journals."""
         del head, sessions
         group, index = self._file("rollouts").place_of(row)
