@@ -200,7 +200,7 @@ class ServedRun:
 def served(run: Path) -> Iterator[ServedRun]:
     """Serve a run within the block."""
     started = time.time()
-    command = [sys.executable, "-m", "rolltape.cli", "view", str(run), "--port", "0", "--no-open"]
+    command = [sys.executable, "-m", "rolltape.cli", "view", str(run), "--port", "0", "--no-browser"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield ServedRun(process, started)

@@ -40,7 +40,7 @@ def shell(*words: object) -> None:
 
 def collect(path: Path, environment: str, tasks: int) -> None:
     source = f"examples/tasks/{environment}.jsonl"
-    shell("collect", source, "--run", path, "-g", 6, "--limit", tasks, "--max-tokens", 300)
+    shell("collect", source, "--run", path, "-g", 6, "--limit", tasks, "--max-reply-tokens", 300)
 
 
 def rollout_to_trace(rollouts: list[Rollout]) -> str:

@@ -1,26 +1,78 @@
 """The flight recorder for LLM reinforcement learning.
 
-tape = rolltape.open("runs/exp1")           record
-run = rolltape.read("runs/exp1")            read, also while it is being written
-made = rolltape.linearize(rollout, "exact")   samples and ledger under a cut policy
-stream = tape.groups(step=3)                  whole groups for a trainer, as they complete
+Record:
+
+    tape = rolltape.open("runs/exp1")               # creates the run if there is none
+    with tape.rollout(task_id="t1", step=0) as rollout:
+        rollout.session().record_turn(…)            # prompt, reply, ids, logprobs
+        rollout.finish(reward=1.0)
+
+Read, also while the run is being written:
+
+    run = rolltape.read("runs/exp1")
+    for rollout in run.rollouts(step=0):
+        made = rolltape.linearize(rollout, "exact")  # samples and ledger under a cut policy
+        print(made.ledger.totals())
+
+Train on whole groups as they complete:
+
+    for group in tape.groups(step=0):
+        …
+
+What is where:
+
+    record      open, Tape, RolloutRecorder, SessionRecorder, Durability, Gateway
+    collect     Collector, CollectSettings, Environment
+    read        read, Run, Rollout, Turn, seal, prune
+    look        tree_of, forks_of, trace_of, Trace, TraceWriter, traces_from_batch
+    cut         linearize, Linearized, CutPolicy, cut_policy, compare, Comparison, Sample, Ledger, Fate, show
+    train       Credit, samples_of_group, Group, Room
+    export      samples_to_jsonl, samples_to_parquet, read_samples, and the same for turns, rollouts, and traces
+    tokens      TokenExporter, TokenRecord
+    track       trackio_sink, jsonl_sink, show_step, show_batch
+    errors      RolltapeError; the tree is in rolltape.errors
 """
 
 import warnings
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from rolltape.errors import RolltapeError
 
 if TYPE_CHECKING:
+    from rolltape.collect.collector import Collector
+    from rolltape.collect.environments.protocol import Environment
+    from rolltape.collect.settings import CollectSettings
+    from rolltape.export import (
+        read_rollouts,
+        read_samples,
+        read_traces,
+        read_turns,
+        rollouts_to_jsonl,
+        rollouts_to_parquet,
+        samples_to_jsonl,
+        samples_to_parquet,
+        traces_to_jsonl,
+        turns_to_jsonl,
+        turns_to_parquet,
+    )
     from rolltape.gateway.gateway import Gateway
     from rolltape.groups import Group, Room
-    from rolltape.records.policy import Credit, CutPolicy, Policy, cut_policy, policy
+    from rolltape.records.ledger import Fate, Ledger
+    from rolltape.records.policy import Credit, CutPolicy, cut_policy
+    from rolltape.records.policy import Policy as Policy
+    from rolltape.records.policy import policy as policy
+    from rolltape.records.rollout import Rollout
+    from rolltape.records.sample import Sample
+    from rolltape.records.token_record import TokenRecord
+    from rolltape.records.trace import Trace
+    from rolltape.records.turn import Turn
     from rolltape.samples import Comparison, Linearized, compare, linearize, samples_of_group, show
     from rolltape.tape.journal.writing import Durability
     from rolltape.tape.recording.recorder import RolloutRecorder, SessionRecorder
     from rolltape.tape.recording.tape import Tape
-    from rolltape.tape.recording.tape import open_tape as open  # noqa: A004 - rolltape.open is the name of the thing
+    from rolltape.tape.recording.tape import open_tape as open  # noqa: A004 - rolltape.open is its public name
     from rolltape.tape.run import Run, read
     from rolltape.tape.shards.prune import prune
     from rolltape.tape.shards.seal import seal
@@ -29,93 +81,114 @@ if TYPE_CHECKING:
     from rolltape.tracking import jsonl_sink, show_batch, show_step, trackio_sink
     from rolltape.tree import forks_of, tree_of
 
-# Loaded when first used: a program that only records need not wait for what reads Parquet.
-_HOMES = {
-    "Comparison": "rolltape.samples",
-    "Credit": "rolltape.records.policy",
-    "CutPolicy": "rolltape.records.policy",
-    "Durability": "rolltape.tape.journal.writing",
-    "Gateway": "rolltape.gateway.gateway",
-    "Group": "rolltape.groups",
-    "Linearized": "rolltape.samples",
-    "Policy": "rolltape.records.policy",
-    "RolloutRecorder": "rolltape.tape.recording.recorder",
-    "Room": "rolltape.groups",
-    "Run": "rolltape.tape.run",
-    "SessionRecorder": "rolltape.tape.recording.recorder",
-    "Tape": "rolltape.tape.recording.tape",
-    "TokenExporter": "rolltape.tokens",
-    "TraceWriter": "rolltape.traces",
-    "compare": "rolltape.samples",
-    "cut_policy": "rolltape.records.policy",
-    "forks_of": "rolltape.tree",
-    "jsonl_sink": "rolltape.tracking",
-    "linearize": "rolltape.samples",
-    "open": "rolltape.tape.recording.tape",
-    "policy": "rolltape.records.policy",
-    "prune": "rolltape.tape.shards.prune",
-    "read": "rolltape.tape.run",
-    "samples_of_group": "rolltape.samples",
-    "seal": "rolltape.tape.shards.seal",
-    "show": "rolltape.samples",
-    "show_batch": "rolltape.tracking",
-    "show_step": "rolltape.tracking",
-    "trace_of": "rolltape.traces",
-    "traces_from_batch": "rolltape.traces",
-    "trackio_sink": "rolltape.tracking",
-    "tree_of": "rolltape.tree",
+__version__ = "0.2.0.dev0"
+
+# Loaded on first use: a program that only records need not wait for what reads Parquet.
+_MODULES = {
+    "rolltape.collect.collector": "Collector",
+    "rolltape.collect.environments.protocol": "Environment",
+    "rolltape.collect.settings": "CollectSettings",
+    "rolltape.export": "read_rollouts read_samples read_traces read_turns rollouts_to_jsonl rollouts_to_parquet "
+    "samples_to_jsonl samples_to_parquet traces_to_jsonl turns_to_jsonl turns_to_parquet",
+    "rolltape.gateway.gateway": "Gateway",
+    "rolltape.groups": "Group Room",
+    "rolltape.records.ledger": "Fate Ledger",
+    "rolltape.records.policy": "Credit CutPolicy Policy cut_policy policy",
+    "rolltape.records.rollout": "Rollout",
+    "rolltape.records.sample": "Sample",
+    "rolltape.records.token_record": "TokenRecord",
+    "rolltape.records.trace": "Trace",
+    "rolltape.records.turn": "Turn",
+    "rolltape.samples": "Comparison Linearized compare linearize samples_of_group show",
+    "rolltape.tape.journal.writing": "Durability",
+    "rolltape.tape.recording.recorder": "RolloutRecorder SessionRecorder",
+    "rolltape.tape.recording.tape": "Tape open",
+    "rolltape.tape.run": "Run read",
+    "rolltape.tape.shards.prune": "prune",
+    "rolltape.tape.shards.seal": "seal",
+    "rolltape.tokens": "TokenExporter",
+    "rolltape.traces": "TraceWriter trace_of traces_from_batch",
+    "rolltape.tracking": "jsonl_sink show_batch show_step trackio_sink",
+    "rolltape.tree": "forks_of tree_of",
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
+    "CollectSettings",
+    "Collector",
     "Comparison",
     "Credit",
     "CutPolicy",
     "Durability",
+    "Environment",
+    "Fate",
     "Gateway",
     "Group",
+    "Ledger",
     "Linearized",
-    "Policy",
+    "Rollout",
     "RolloutRecorder",
     "RolltapeError",
     "Room",
     "Run",
+    "Sample",
     "SessionRecorder",
     "Tape",
     "TokenExporter",
+    "TokenRecord",
+    "Trace",
     "TraceWriter",
+    "Turn",
+    "__version__",
     "compare",
     "cut_policy",
     "forks_of",
     "jsonl_sink",
     "linearize",
     "open",
-    "policy",
     "prune",
     "read",
+    "read_rollouts",
+    "read_samples",
+    "read_traces",
+    "read_turns",
+    "rollouts_to_jsonl",
+    "rollouts_to_parquet",
     "samples_of_group",
+    "samples_to_jsonl",
+    "samples_to_parquet",
     "seal",
     "show",
     "show_batch",
     "show_step",
     "trace_of",
     "traces_from_batch",
+    "traces_to_jsonl",
     "trackio_sink",
     "tree_of",
+    "turns_to_jsonl",
+    "turns_to_parquet",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name == "groups":
         return import_module("rolltape.groups")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'rolltape' has no attribute {name!r}")
     if name == "Policy":
         warnings.warn(
             "rolltape.Policy is deprecated; use rolltape.CutPolicy and rolltape.Credit",
             DeprecationWarning,
             stacklevel=2,
         )
-        return import_module(_HOMES[name]).Policy
-    if name not in _HOMES:
-        raise AttributeError(f"module 'rolltape' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), "open_tape" if name == "open" else name)
+        return import_module(_MODULE_OF[name]).Policy
+    value = getattr(import_module(_MODULE_OF[name]), "open_tape" if name == "open" else name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    """The public names, for help() and completion; TokenExporter only where torch is installed."""
+    missing = {"TokenExporter"} if find_spec("torch") is None else set()
+    return sorted({*globals(), *__all__} - missing)

@@ -1,56 +1,67 @@
-"""Every error that Rolltape raises on purpose.
+"""Every error that Rolltape raises on purpose, one family for each border that it guards.
 
     RolltapeError
-    ├── RecordError            what a caller wants to record is not a valid record
+    ├── RecordError            recording: the data is not a valid record; nothing was recorded
     │   ├── MisalignedError    per-token arrays of one record differ in length
-    │   ├── NotJsonError       a message, tool or task cannot be JSON
-    │   └── ClosedError        the rollout, session or tape has ended already
-    ├── TapeError              a run directory cannot be read or written
-    │   ├── RunNotFound        there is no run at that path
-    │   ├── NewerTapeError     written by a newer major version of the program
-    │   ├── DamagedTapeError   bytes on the tape are not what was written
-    │   ├── TapeWriteError     a write failed (disk full, no permission); nothing of it was kept
-    │   └── NoSuchRollout      the run holds no such rollout, session or turn
-    ├── LedgerError            a sampled token is unaccounted for, or trained twice
-    ├── PolicyError            a policy, or an option of one, does not exist or contradicts itself
-    ├── SupplyError            groups cannot be given to a trainer as it asks for them
-    ├── ExportError            records cannot be written in the format asked for, or a query is wrong
-    ├── SinkError              a tracker cannot be opened, or did not keep what it was given
-    ├── EngineError            an inference engine cannot do what it was asked
-    │   ├── CheckpointError    a folder holds no model that the engine can run
-    │   ├── PromptError        a prompt is empty, too long, or not made of the model's ids
-    │   ├── SamplingError      sampling parameters are out of range or cannot be honoured
-    │   ├── EngineStopped      the engine was closed, or its thread failed, before the reply ended
-    │   ├── EngineUnreachable  the engine does not answer; nothing of the request was begun
-    │   ├── EngineFault        the engine answered with an error, or with what cannot be its answer
+    │   ├── NotJsonError       a message, tool, or task cannot be written as JSON
+    │   └── ClosedError        the rollout, session, or tape has already ended
+    ├── TapeError              the run on disk: it cannot be read or written
+    │   ├── RunNotFound        there is no run at that path or URL
+    │   ├── NewerTapeError     a newer major version of the program wrote it
+    │   ├── DamagedTapeError   the stored bytes are not those that were written
+    │   ├── TapeWriteError     a write failed (disk full, no permission)
+    │   └── NoSuchRollout      the run has no such rollout, session, or turn
+    ├── PolicyError            samples: a cut policy or an option of one is unknown or contradicts itself
+    ├── LedgerError            samples: a token is unaccounted for, or trains twice; please report it
+    ├── GroupsError            groups: they cannot be given to a trainer as asked
+    ├── ExportError            files: records cannot be written in that format, or a query is wrong
+    ├── SinkError              trackers: one cannot be opened, or did not keep everything
+    ├── EngineError            inference engines
+    │   ├── CheckpointError    a folder has no model that the engine can run
+    │   ├── PromptError        a prompt is empty, too long, or has ids outside the vocabulary
+    │   ├── SamplingError      sampling parameters are out of range or not supported
+    │   ├── EngineStopped      the engine was closed before the reply ended
+    │   ├── EngineUnreachable  the engine does not answer; the request did not start
+    │   ├── EngineFault        the engine answered with an error or an impossible reply
     │   └── EngineDied         the connection ended in the middle of a reply
-    ├── TaskError              tasks cannot be taken; nothing of them has run
-    │   ├── SourceError        the source itself: missing, unreadable, empty, or without that split
-    │   ├── BadTasks           some of its entries are no tasks, or lack what their environment needs
-    │   └── NoSuchFunction     "python:module:function" leads to nothing that can be called
-    ├── CollectError           a collection cannot begin, or go on, as it is asked for
-    ├── FilterError            a rule cannot judge a rollout; nothing was filtered
-    ├── ViewError              runs cannot be shown as asked for
-    │   └── NoAnswer           the page asks for what is not there, or cannot be; it has the status to answer with
-    ├── AgentError             there is no such agent, or its program is not to be found
-    └── CaptureError           a request to the gateway cannot be served; it has the status to answer with
-        ├── BadRequest         the request is malformed, or asks what cannot be honoured
-        ├── NotAllowed         no key, or one that opens nothing here
-        ├── NoSuchSession      there is no session of that id
-        ├── SessionEnded       the session takes no more turns; retrying is of no use
-        ├── TurnCapReached     the session has had as many turns as it may
-        └── EngineFailed       no engine could give the reply; it may be asked for again
+    ├── GatewayError           agents' requests: one cannot be served; it carries the HTTP status to answer with
+    │   ├── BadRequest         the request is malformed or asks for something unsupported
+    │   ├── NotAllowed         the key is missing or gives no access
+    │   ├── NoSuchSession      there is no session with that id
+    │   ├── SessionEnded       the session takes no more turns; do not retry
+    │   ├── TurnCapReached     the session has used all its turns
+    │   └── EngineFailed       no engine could give the reply; retry
+    ├── TaskError              task sources: the tasks cannot be used; none has run
+    │   ├── SourceError        the source is missing, unreadable, or empty, or lacks the split
+    │   ├── BadTasks           some entries are not valid tasks
+    │   └── NoSuchFunction     "python:module:function" cannot be imported or called
+    ├── AgentError             agents: the name is unknown, or the program is missing
+    ├── CollectError           collection: it cannot start or continue as asked
+    ├── FilterError            filters: a rule cannot judge a rollout; nothing was filtered
+    ├── ViewError              the web page: runs cannot be shown as asked
+    │   └── NoAnswer           a request of the page cannot be answered; it carries the HTTP status
+    └── UsageError             the command line: a flag or an argument is wrong
 
-A message says where, the two facts that disagree, and what to do next.
+A message says where, the two facts that disagree, and what to do next:
+
+    turn 01J8…: 412 sampled ids but 411 logprobs; ask the engine for logprobs on every token
 """
+
+from typing import Any
 
 
 class RolltapeError(Exception):
-    """The root: catch it to catch everything that Rolltape raises on purpose."""
+    """The root of all errors: catch it to catch everything that Rolltape raises on purpose.
+
+    try:
+        run = rolltape.read("runs/exp1")
+    except rolltape.RolltapeError as error:
+        print(error)
+    """
 
 
 class RecordError(RolltapeError):
-    """What a caller wants to record is not a valid record; nothing of it was recorded."""
+    """The data is not a valid record. Nothing was recorded."""
 
 
 class MisalignedError(RecordError):
@@ -58,71 +69,71 @@ class MisalignedError(RecordError):
 
 
 class NotJsonError(RecordError):
-    """A message, tool list, task or setting cannot be written as JSON."""
+    """A message, tool list, task, or setting cannot be written as JSON."""
 
 
 class ClosedError(RecordError):
-    """The rollout, session or tape that is written to has ended already."""
+    """The rollout, session, or tape has already ended."""
 
 
 class TapeError(RolltapeError):
-    """A run directory cannot be read or written."""
+    """A run cannot be read or written."""
 
 
 class RunNotFound(TapeError):
-    """There is no run at the path or URL given."""
+    """There is no run at that path or URL."""
 
 
 class NewerTapeError(TapeError):
-    """The tape was written by a newer major version of the program."""
+    """A newer major version of the program wrote the tape."""
 
 
 class DamagedTapeError(TapeError):
-    """Bytes on the tape are not those that were written."""
+    """The stored bytes are not those that were written."""
 
 
 class TapeWriteError(TapeError):
-    """A write to the tape failed; what was recorded before is untouched."""
+    """A write to the tape failed. What was recorded before is untouched."""
 
 
 class NoSuchRollout(TapeError):
-    """The run holds no rollout, session or turn of that id."""
+    """The run has no rollout, session, or turn with that id."""
+
+
+class PolicyError(RolltapeError):
+    """A cut policy, or an option of one, is unknown or contradicts itself."""
 
 
 class LedgerError(RolltapeError):
     """A sampled token is unaccounted for, or trains more than once."""
 
 
-class PolicyError(RolltapeError):
-    """A policy, or an option of one, does not exist or contradicts itself."""
-
-
-class SupplyError(RolltapeError):
-    """Groups cannot be given to a trainer as it asks for them."""
+class GroupsError(RolltapeError):
+    """Groups cannot be given to a trainer as asked."""
 
 
 class ExportError(RolltapeError):
-    """Records cannot be written in the format asked for, or a query is wrong."""
+    """Records cannot be written in that format, or a query is wrong."""
 
 
 class SinkError(RolltapeError):
-    """A tracker cannot be opened, or did not keep all that it was given."""
+    """A tracker cannot be opened, or did not keep everything."""
 
 
 class EngineError(RolltapeError):
-    """An inference engine cannot do what it was asked."""
+    """An inference engine cannot do what was asked."""
 
 
 class CheckpointError(EngineError):
-    """A folder holds no model that the engine can run, or its files are damaged."""
+    """A folder has no model that the engine can run, or its files are damaged."""
 
 
 class PromptError(EngineError):
-    """A prompt is empty, longer than the context, or holds ids that the model does not have."""
+    """A prompt is empty, longer than the context, or has ids outside the vocabulary."""
 
 
 class SamplingError(EngineError):
-    """Sampling parameters are out of range, or the engine cannot honour them."""
+    """Sampling parameters are out of range or not supported."""
 
 
 class EngineStopped(EngineError):
@@ -130,31 +141,75 @@ class EngineStopped(EngineError):
 
 
 class EngineUnreachable(EngineError):
-    """The engine does not answer; nothing of the request was begun."""
+    """The engine does not answer. The request did not start."""
 
 
 class EngineFault(EngineError):
-    """The engine answered with an error, or with something that cannot be its answer."""
+    """The engine answered with an error or an impossible reply."""
 
 
 class EngineDied(EngineError):
-    """The connection ended in the middle of a reply; `partial` is what had been received of it, or None."""
+    """The connection ended in the middle of a reply. `partial` is what had been received, or None."""
 
     def __init__(self, message: str, partial: object = None) -> None:
         super().__init__(message)
         self.partial = partial
 
 
+class GatewayError(RolltapeError):
+    """A request to the gateway cannot be served. `status` is the HTTP status; if `final`, a retry cannot help."""
+
+    status = 500
+    final = True
+
+
+class BadRequest(GatewayError):
+    """The request is malformed or asks for something unsupported."""
+
+    status = 400
+
+
+class NotAllowed(GatewayError):
+    """The key is missing or gives no access."""
+
+    status = 401
+
+
+class NoSuchSession(GatewayError):
+    """There is no session with that id."""
+
+    status = 404
+
+
+class SessionEnded(GatewayError):
+    """The session takes no more turns."""
+
+    status = 503
+
+
+class TurnCapReached(GatewayError):
+    """The session has used all its turns."""
+
+    status = 429
+
+
+class EngineFailed(GatewayError):
+    """No engine could give the reply. A retry may help."""
+
+    status = 502
+    final = False
+
+
 class TaskError(RolltapeError):
-    """Tasks cannot be taken from a source; nothing of them has run."""
+    """Tasks of a source cannot be used. None has run."""
 
 
 class SourceError(TaskError):
-    """A source of tasks is missing, unreadable or empty, or lacks the split that was asked for."""
+    """A source of tasks is missing, unreadable, or empty, or lacks the split."""
 
 
 class BadTasks(TaskError):
-    """Entries of a source cannot be used; `problems` says where and why, `count` is how many there are in all."""
+    """Entries of a source are not valid tasks. `problems` says where and why for some of them; `count` is the total."""
 
     def __init__(self, message: str, problems: tuple[str, ...], count: int) -> None:
         super().__init__(message)
@@ -163,72 +218,43 @@ class BadTasks(TaskError):
 
 
 class NoSuchFunction(TaskError):
-    """What "python:module:function" names cannot be imported, or cannot be called."""
+    """A function named as "python:module:function" cannot be imported or called."""
 
 
 class AgentError(RolltapeError):
-    """There is no agent of that name, or the program that it runs is not to be found."""
+    """The agent's name is unknown, or its program is missing."""
 
 
 class CollectError(RolltapeError):
-    """A collection cannot begin, or go on, as it is asked for."""
+    """A collection cannot start or continue as asked."""
 
 
 class FilterError(RolltapeError):
-    """A rule cannot judge a rollout: its function raised, or gave what is no verdict. Nothing was filtered."""
+    """A rule cannot judge a rollout: its function raised, or returned something else. Nothing was filtered."""
 
 
 class ViewError(RolltapeError):
-    """Runs cannot be shown as asked for."""
+    """Runs cannot be shown as asked."""
 
 
 class NoAnswer(ViewError):
-    """The page asks for what is not there, or cannot be. `status` is HTTP's."""
+    """A request of the web page cannot be answered. `status` is the HTTP status."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
         self.status = status
 
 
-class CaptureError(RolltapeError):
-    """A request to the gateway cannot be served. `status` is HTTP's; `final` means that a retry is of no use."""
-
-    status = 500
-    final = True
+class UsageError(RolltapeError):
+    """A flag or an argument of a command is wrong. The message names it."""
 
 
-class BadRequest(CaptureError):
-    """The request is malformed, or asks for what cannot be honoured."""
+def __getattr__(name: str) -> Any:
+    renamed = {"SupplyError": GroupsError, "CaptureError": GatewayError}
+    if name not in renamed:
+        raise AttributeError(f"module 'rolltape.errors' has no attribute {name!r}")
+    import warnings
 
-    status = 400
-
-
-class NotAllowed(CaptureError):
-    """No key was given, or one that opens nothing here."""
-
-    status = 401
-
-
-class NoSuchSession(CaptureError):
-    """There is no session of that id."""
-
-    status = 404
-
-
-class SessionEnded(CaptureError):
-    """The session takes no more turns."""
-
-    status = 503
-
-
-class TurnCapReached(CaptureError):
-    """The session has had as many turns as it may."""
-
-    status = 429
-
-
-class EngineFailed(CaptureError):
-    """No engine could give the reply; it may be asked for again."""
-
-    status = 502
-    final = False
+    new = renamed[name]
+    warnings.warn(f"rolltape.errors.{name} is now {new.__name__}", DeprecationWarning, stacklevel=2)
+    return new

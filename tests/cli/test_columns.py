@@ -1,13 +1,13 @@
 """How a table gives way to a narrow terminal."""
 
-from rolltape.cli.output.columns import Fitted, fitted
+from rolltape.cli.output.columns import FittedTable, fit_columns
 
 COLUMNS = ["rollout", "try", "task", "turns"]
 ROWS = [["857bc8a1", "0", "fix the parser of the tables", "8"], ["1f3d7f7f", "10", "日本語のタスク", "1,204"]]
 
 
-def table(width: int | None) -> Fitted:
-    return fitted(COLUMNS, ROWS, left=["rollout", "task"], flexible=["task"], spare=["try"], width=width)
+def table(width: int | None) -> FittedTable:
+    return fit_columns(COLUMNS, ROWS, left=["rollout", "task"], flexible=["task"], spare=["try"], width=width)
 
 
 def test_off_a_terminal_nothing_is_cut() -> None:
@@ -45,9 +45,11 @@ def test_then_those_on_the_right_and_the_first_stays_whole() -> None:
 
 
 def test_columns_of_one_name_are_no_trouble() -> None:
-    assert fitted(["a", "a"], [["1", "2"]], left=[], flexible=[], spare=[], width=3).lines == ["a", "1"]
+    assert fit_columns(["a", "a"], [["1", "2"]], left=[], flexible=[], spare=[], width=3).lines == ["a", "1"]
 
 
 def test_two_long_columns_share_the_room() -> None:
-    lines = fitted(["a", "b"], [["x" * 50, "y" * 40]], left=["a", "b"], flexible=["a", "b"], spare=[], width=22).lines
+    lines = fit_columns(
+        ["a", "b"], [["x" * 50, "y" * 40]], left=["a", "b"], flexible=["a", "b"], spare=[], width=22
+    ).lines
     assert lines[1] == "xxxxxxxxx…  yyyyyyyyy…"

@@ -45,7 +45,7 @@ def test_ls_takes_filters_and_a_limit(cli: Cli, run: Path) -> None:
     assert len(rows(cli("ls", run, "--json", "--step", 1, "--task", "t"))) == 2
     nothing = cli("ls", run, "--step", 9)
     assert (nothing.code, nothing.out) == (2, "")
-    assert nothing.err.startswith("rolltape: --step 9: no rollout of exp")
+    assert nothing.err.startswith("rolltape: --step 9: no rollouts match in run exp")
 
 
 def test_tree_shows_each_fork_with_its_first_difference(cli: Cli, run: Path, rollout_id: str) -> None:
@@ -82,9 +82,9 @@ def test_samples_list_advantages_over_the_whole_group(cli: Cli, run: Path, rollo
 
 
 def test_samples_take_the_choices_of_a_policy(cli: Cli, run: Path, rollout_id: str) -> None:
-    split = rows(cli("samples", run, rollout_id, "--reward", "split", "--json"))
+    split = rows(cli("samples", run, rollout_id, "--reward-share", "split", "--json"))
     assert [sample["reward"] for sample in split] == [0.5, 0.5]
-    cut = rows(cli("samples", run, rollout_id, "--max-tokens", 3, "--json"))
+    cut = rows(cli("samples", run, rollout_id, "--max-sample-tokens", 3, "--json"))
     assert max(sample["tokens"] for sample in cut) == 3
     fresh = rows(cli("samples", run, rollout_id, "--max-staleness", 0, "--json"))
     assert [sample["versions"] for sample in fresh] == [[{"first": "8", "last": "8"}]]
@@ -125,9 +125,9 @@ def test_show_prints_ids_or_text(cli: Cli, run: Path, rollout_id: str, tmp_path:
 def test_show_finds_a_sample_by_its_id(cli: Cli, run: Path, rollout_id: str) -> None:
     listed = rows(cli("samples", run, rollout_id, "--policy", "slime", "--json"))
     assert cli("show", run, listed[-1]["sample"]).out.endswith("«20»\n")
-    other = rows(cli("samples", run, rollout_id, "--max-tokens", 3, "--json"))[0]["sample"]
+    other = rows(cli("samples", run, rollout_id, "--max-sample-tokens", 3, "--json"))[0]["sample"]
     assert cli("show", run, other).code == 2
-    assert cli("show", run, other, "--max-tokens", 3).out == "1 2 «10»\n"
+    assert cli("show", run, other, "--max-sample-tokens", 3).out == "1 2 «10»\n"
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
@@ -191,7 +191,7 @@ def test_query_builds_only_the_tables_that_are_named(cli: Cli, run: Path, monkey
 def test_seal_then_everything_is_as_before(cli: Cli, run: Path, tmp_path: Path) -> None:
     before = [cli(*command, run).out for command in (["ls"], ["samples"], ["ledger"], ["query"])[:3]]
     sealed = cli("seal", run)
-    assert (sealed.code, sealed.out) == (0, "2 rollouts, 3 turns and 5 sampled tokens sealed in 1 shard\n")
+    assert (sealed.code, sealed.out) == (0, "2 rollouts, 3 turns, and 5 sampled tokens sealed in 1 shard\n")
     assert [cli(*command, run).out for command in (["ls"], ["samples"], ["ledger"])] == before
     away = tmp_path / "away"
     assert rows(cli("seal", run, "--to", away, "--json"))[0]["rollouts"] == 2
@@ -200,13 +200,13 @@ def test_seal_then_everything_is_as_before(cli: Cli, run: Path, tmp_path: Path) 
 
 def test_prune_asks_first(cli: Cli, run: Path) -> None:
     told = cli("prune", run, "--before-step", 2, "--dry-run")
-    assert (told.code, told.out) == (0, "would remove 3 turns with 5 sampled tokens of 2 rollouts\n")
+    assert (told.code, told.out) == (0, "would delete 3 turns with 5 sampled tokens of 2 rollouts\n")
     refused = cli("prune", run, "--before-step", 2)
     assert refused.code == 2
-    assert refused.err.startswith("rolltape: --yes: needed to remove 3 turns")
+    assert refused.err.startswith("rolltape: --yes: required to delete 3 turns")
     assert cli("prune", run, "--side-array", "experts", "--yes").code == 0
     assert all(not turn.side for rollout in rolltape.read(run).rollouts() for turn in rollout.turns)
-    assert cli("prune", run, "--before-step", 2, "--yes").out.startswith("removed 3 turns")
+    assert cli("prune", run, "--before-step", 2, "--yes").out.startswith("deleted 3 turns")
     assert "(side array experts pruned, turns pruned)" in cli("ls", run).out
     assert cli("check", run).code == 0
 
@@ -214,7 +214,7 @@ def test_prune_asks_first(cli: Cli, run: Path) -> None:
 def test_check_holds_on_a_sound_run(cli: Cli, run: Path) -> None:
     result = cli("check", run)
     assert result.code == 0
-    assert result.out == "2 rollouts, 3 turns, 5 sampled tokens checked under exact, keep-head, slime: all hold\n"
+    assert result.out == "2 rollouts, 3 turns, 5 sampled tokens checked under exact, keep-head, slime: no breaches\n"
     policies = ["exact", "keep-head", "slime"]
     assert rows(cli("check", run, "--json")) == [
         {"rollouts": 2, "turns": 3, "sampled_tokens": 5, "policies": policies, "breaches": 0}

@@ -69,7 +69,7 @@ def test_a_second_time_nothing_is_said_and_no_journal_made(cli: Cli, run: Path) 
     cli("filter", run, "--no-spread")
     journals = sorted((run / "journals").iterdir())
     again = cli("filter", run, "--no-spread")
-    assert again.out.splitlines()[-1] == "4 rollouts: 2 filtered already"
+    assert again.out.splitlines()[-1] == "4 rollouts: 2 already filtered"
     assert sorted((run / "journals").iterdir()) == journals
 
 
@@ -98,7 +98,7 @@ def test_stale_counts_versions_behind_the_newest(cli: Cli, run: Path) -> None:
     result = cli("filter", run, "--stale", 1)
     assert result.out.splitlines()[-1] == "4 rollouts: 3 filtered"
     back = cli("filter", run, "--stale", 2)
-    assert back.out.splitlines()[-1] == "4 rollouts: 1 filtered, 2 taken back"
+    assert back.out.splitlines()[-1] == "4 rollouts: 1 filtered, 2 removed"
     assert len(filtered(run)) == 1
 
 
@@ -106,7 +106,7 @@ def test_stale_needs_versions(cli: Cli, tmp_path: Path) -> None:
     record_group(tmp_path / "exp", "a", [1])
     result = cli("filter", tmp_path / "exp", "--stale", 0)
     assert (result.code, result.out) == (2, "")
-    assert "--stale: no reply of run exp names a weight version" in result.err
+    assert "--stale: run exp has no weight versions" in result.err
 
 
 def test_rollouts_that_cannot_be_judged_are_counted_with_why(cli: Cli, run: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_function_rejects_by_name(cli: Cli, run: Path) -> None:
     assert result.out.splitlines()[-1] == "4 rollouts: 2 filtered"
     assert sorted(filtered(run).values()) == ["its reply has 2 characters", "its reply has 3 characters"]
     assert {event.by for event in said(run, EventKind.FILTER)} == {"python:filter_rules_here:short"}
-    assert cli("filter", run, "--reject", "filter_rules_here:short").out.endswith("2 filtered already\n")
+    assert cli("filter", run, "--reject", "filter_rules_here:short").out.endswith("2 already filtered\n")
 
 
 @pytest.mark.usefixtures("rules")
@@ -161,7 +161,7 @@ def test_only_what_is_asked_for_is_judged(cli: Cli, run: Path) -> None:
     assert filtered(run).keys() == set(later)
     assert cli("filter", run, "--no-spread", "--task", "hard").out == "2 rollouts: none filtered\n"
     cli("filter", run, "--no-spread")
-    assert cli("filter", run, "--undo", "--step", 0).out.splitlines()[-1] == "4 rollouts: 2 taken back"
+    assert cli("filter", run, "--undo", "--step", 0).out.splitlines()[-1] == "4 rollouts: 2 removed"
     assert filtered(run).keys() == set(later)
 
 
@@ -171,7 +171,7 @@ def test_without_a_rule_the_filters_that_stand_are_listed(cli: Cli, run: Path) -
     cli("filter", run, "--stale", 1)
     *lines, summary = cli("filter", run).out.splitlines()
     assert [line.split(maxsplit=3)[:2] for line in lines[1:]] == [["no-spread", "2"], ["stale", "1"]]
-    assert summary == "4 rollouts: 2 filtered already"
+    assert summary == "4 rollouts: 2 already filtered"
     *records, _ = rows(cli("filter", run, "--json"))
     assert [record["by"] for record in records] == ["no-spread", "stale", "no-spread"]
 
@@ -180,9 +180,9 @@ def test_filters_are_taken_back_by_rule_or_all(cli: Cli, run: Path) -> None:
     cli("filter", run, "--no-spread")
     cli("filter", run, "--stale", 1)
     result = cli("filter", run, "--undo", "--by", "no-spread")
-    assert result.out.splitlines()[-1] == "4 rollouts: 2 taken back"
+    assert result.out.splitlines()[-1] == "4 rollouts: 2 removed"
     assert list(filtered(run).values()) == ["sampled by weights 1, more than 1 version behind the newest"]
-    assert cli("filter", run, "--undo", "--by", "no-spread").out == "4 rollouts: nothing to take back\n"
+    assert cli("filter", run, "--undo", "--by", "no-spread").out == "4 rollouts: nothing to undo\n"
     cli("filter", run, "--undo", "--dry-run")
     assert len(filtered(run)) == 1
     cli("filter", run, "--undo")
@@ -192,13 +192,13 @@ def test_filters_are_taken_back_by_rule_or_all(cli: Cli, run: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--no-spread", "--stale", "1"], "--no-spread and --stale: give one of them at a time"),
-        (["--undo", "--no-spread"], "--no-spread and --undo: give one of them at a time"),
-        (["--by", "stale"], "--by goes with --undo"),
-        (["--undo", "--by", "style"], "--by style: no rule of that name has filtered in run exp; there are: no-spread"),
+        (["--no-spread", "--stale", "1"], "--no-spread and --stale: give only one of them"),
+        (["--undo", "--no-spread"], "--no-spread and --undo: give only one of them"),
+        (["--by", "stale"], "--by needs --undo"),
+        (["--undo", "--by", "style"], "--by style: no filters of this rule in run exp; rules: no-spread"),
         (["--stale", "-1"], "--stale"),
         (["--reject", "rules"], "rules names no function; write python:module:function"),
-        (["--no-spread", "--step", "9"], "--step 9: no rollout of exp is like that"),
+        (["--no-spread", "--step", "9"], "--step 9: no rollouts match in run exp"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -228,7 +228,7 @@ def test_a_sealed_run_takes_filters(cli: Cli, run: Path) -> None:
     cli("filter", run, "--no-spread")
     rolltape.seal(run)
     assert len(filtered(run)) == 2
-    assert cli("filter", run, "--no-spread").out.splitlines()[-1] == "4 rollouts: 2 filtered already"
+    assert cli("filter", run, "--no-spread").out.splitlines()[-1] == "4 rollouts: 2 already filtered"
     cli("filter", run, "--undo")
     assert filtered(run) == {}
     assert cli("check", run).code == 0
@@ -245,7 +245,7 @@ def test_a_run_that_another_process_records_takes_filters(cli: Cli, run: Path) -
         assert result.err == "rolltape: 2 rollouts not judged: its group has rollouts that still run\n"
         other.communicate("\n", timeout=60)
     assert other.returncode == 0
-    assert cli("filter", run, "--no-spread").out.splitlines()[-1] == "7 rollouts: 3 filtered, 2 filtered already"
+    assert cli("filter", run, "--no-spread").out.splitlines()[-1] == "7 rollouts: 3 filtered, 2 already filtered"
     assert cli("check", run).code == 0
 
 
@@ -253,7 +253,7 @@ def test_a_url_lists_filters_and_takes_none(cli: Cli, run: Path) -> None:
     cli("filter", run, "--stale", 1)
     cli("seal", run, "--to", "memory://filtered-runs/exp")
     url = "memory://filtered-runs/exp"
-    assert cli("filter", url).out.splitlines()[-1] == "4 rollouts: 1 filtered already"
+    assert cli("filter", url).out.splitlines()[-1] == "4 rollouts: 1 already filtered"
     refused = cli("filter", url, "--no-spread")
     assert (refused.code, refused.out) == (2, "")
     assert "a run is recorded on a local disk, not at a URL" in refused.err

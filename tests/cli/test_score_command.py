@@ -77,7 +77,7 @@ def test_a_reward_below_0_is_no_option(cli: Cli, run: Path, ids: list[str], text
 
 def test_a_reward_that_is_not_finite_is_kept_and_remarked(cli: Cli, run: Path, ids: list[str]) -> None:
     result = cli("score", run, ids[0], "nan")
-    assert result.err == "rolltape: not finite: 1 reward; the mean of a group leaves them out\n"
+    assert result.err == "rolltape: 1 reward not finite; a group's mean leaves them out\n"
     assert {sample["advantage"] for sample in rows(cli("samples", run, "--json"))} == {None, 0.0}
 
 
@@ -123,7 +123,7 @@ def test_a_long_list_is_cut_and_counted(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_records_nothing(cli: Cli, run: Path, ids: list[str]) -> None:
-    assert cli("score", run, ids[0], "5", "--dry-run").out.splitlines()[-1] == "1 reward: 1 to be recorded, 1 changed"
+    assert cli("score", run, ids[0], "5", "--dry-run").out.splitlines()[-1] == "1 reward: 1 to record, 1 changed"
     assert index(run)[ids[0]].outcome.reward == 1
 
 
@@ -150,12 +150,12 @@ def test_bad_lines_are_told_with_file_and_line_and_nothing_is_recorded(
         (["ID", "good"], "REWARD good: give a number"),
         (["zz", "1"], "ROLLOUT: the run holds no rollout 'zz'"),
         (["ID", "1", "--try", "4"], "has no try 4; it has 0"),
-        (["ID", "1", "--term", "style"], "--term style: give a name and a number, as style=0.5"),
+        (["ID", "1", "--term", "style"], "--term style: give a name and a number, such as style=0.5"),
         (["ID", "1", "--term", "a=1", "--term", "a=2"], "--term a=2: a is given twice"),
         (["ID", "1", "--turn", "last"], "not a turn's id"),
-        (["--form", "rewards.jsonl"], "there is no option --form"),
-        (["ID", "1", "--from", "x.jsonl"], "--from x.jsonl: ROLLOUT is for the file to say"),
-        (["--from", "x.jsonl", "--try", "1"], "--from x.jsonl: --try is for the file to say"),
+        (["--form", "rewards.jsonl"], "unknown option --form"),
+        (["ID", "1", "--from", "x.jsonl"], "--from x.jsonl: ROLLOUT must be given in the file"),
+        (["--from", "x.jsonl", "--try", "1"], "--from x.jsonl: --try must be given in the file"),
         (["--from", "/no/such.jsonl"], "/no/such.jsonl: there is no such file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -175,7 +175,11 @@ def test_what_does_not_count_is_remarked(cli: Cli, run: Path, ids: list[str]) ->
         running = tape.rollout(task_id="running")
         errors = [cli("score", run, one, "1.5").err for one in (broken.id, ids[0], running.id)]
         running.finish()
-    assert [error.split(":")[1].strip() for error in errors] == ["failed or lost", "filtered", "still running"]
+    assert [error.split(";")[0] for error in errors] == [
+        "rolltape: 1 rollout failed or lost",
+        "rolltape: 1 rollout filtered, and a reward does not change that",
+        "rolltape: 1 rollout still running",
+    ]
     rewards = {row.head.task_id: row.outcome.reward for row in index(run).values()}
     assert (rewards["broken"], rewards["running"]) == (None, 1.5)
 

@@ -4,9 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
+from typer.core import TyperGroup
 
 from commands import STYLE, Cli, on_terminal
-from rolltape.cli.verbs import STAGES
+from rolltape.cli.app import STAGES, app
 
 
 def test_help_fits_one_screen(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,34 +18,35 @@ def test_help_fits_one_screen(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None
     lines = result.out.splitlines()
     assert len(lines) <= 30
     assert max(map(len, lines)) <= 80
-    assert "rolltape COMMAND --help says more, and what exit codes mean" in result.out
+    assert "Use rolltape COMMAND --help for options and exit codes" in result.out
     commands = result.out.split("Commands:")[1]
     assert "..." not in commands
     assert [line.split()[0] for line in commands.splitlines() if re.match(r"  \w", line)][:-1] == list(STAGES)
 
 
-def test_every_command_documents_its_exit_codes(cli: Cli) -> None:
-    for verb in (
-        "collect",
-        "serve",
-        "status",
-        "trace",
-        "ls",
-        "tree",
-        "samples",
-        "ledger",
-        "score",
-        "filter",
-        "show",
-        "export",
-        "query",
-        "check",
-        "seal",
-        "prune",
-    ):
-        result = cli(verb, "--help")
-        assert result.code == 0
-        assert "Exit codes:" in result.out
+COMMANDS = [name for commands in STAGES.values() for name in commands]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_summary_exit_codes_and_help_for_every_flag(name: str, cli: Cli) -> None:
+    result = cli(name, "--help")
+    assert result.code == 0
+    assert "Exit codes:" in result.out
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    command = group.commands[name]
+    summary = (command.help or "").splitlines()[0]
+    assert re.fullmatch(r"[A-Z][a-z]+,? .*\.", summary), "a sentence in one line"
+    assert len(summary) <= 61, "fits the list of commands"
+    without = [one.name for one in command.params if not (getattr(one, "help", None) or "").endswith((".", ")."))]
+    assert without == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_plain_english(name: str, cli: Cli) -> None:
+    shown = cli(name, "--help").out
+    for word in ("Likewise", "fares", "That an ", "Of tasks that", "colour", "honour", "may be repeated"):
+        assert word not in shown
 
 
 def test_version_is_printed(cli: Cli) -> None:
@@ -63,7 +66,7 @@ def test_lines_fit_a_narrow_terminal(run: Path, rollout_id: str, verb: str, colu
 def test_a_narrow_terminal_is_told_what_is_missing(run: Path) -> None:
     printed = STYLE.sub("", on_terminal("ls", run, columns=40)).splitlines()
     assert printed[0].split() == ["rollout", "step", "task", "status", "reward"]
-    missing = "rolltape: no room for try, attempt, turns, sampled; a wider terminal, a pipe or --json has them"
+    missing = "rolltape: columns left out to fit: try, attempt, turns, sampled; use a wider terminal, a pipe, or --json"
     assert missing in printed
 
 
@@ -76,7 +79,7 @@ def test_a_query_keeps_ids_whole_on_a_terminal(run: Path, rollout_id: str) -> No
     assert len(first) <= 60
 
 
-def test_a_pipe_gets_whole_lines_without_colour(
+def test_a_pipe_gets_whole_lines_without_color(
     cli: Cli, run: Path, rollout_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
@@ -94,6 +97,6 @@ def test_a_terminal_gets_a_progress_bar_that_goes_away(run: Path) -> None:
 
 
 def test_parquet_is_not_thrown_at_a_terminal(run: Path) -> None:
-    assert "rolltape: -o: Parquet is not for a terminal" in on_terminal(
+    assert "rolltape: -o: Parquet cannot be written to a terminal" in on_terminal(
         "export", run, "--format", "parquet", columns=80
     )

@@ -15,7 +15,7 @@ from rolltape.traces import TraceWriter
 TINY = Path(__file__).parents[2] / "src" / "rolltape" / "tiny" / "models" / "tiny"
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202e\u200b\u2066\x9b1mend"
 RAW = re.compile(r"[\x07\x9b\u202e\u200b\u2066]|\x1b(?!\[[0-9;]*m)")
-COLOUR = re.compile(r"\x1b\[[0-9;]*[34]8;5;\d+")
+COLOR = re.compile(r"\x1b\[[0-9;]*[34]8;5;\d+")
 
 
 def said(role: str, content: str, **more: Any) -> dict[str, Any]:
@@ -160,32 +160,32 @@ def test_one_part_is_shown_alone(cli: Cli, talk: Path) -> None:
     for wrong in ([sample, "--part", "tree"], ["--json", "--part", "transcript"]):
         refused = cli("show", talk, *wrong)
         assert (refused.code, refused.out) == (2, "")
-        assert "alone; `rolltape tree` and `rolltape trace` have the rest" in refused.err
+        assert "shows only tokens; use `rolltape tree` or `rolltape trace`" in refused.err
 
 
 def test_values_stand_behind_the_tokens_in_a_pipe(cli: Cli, talk: Path) -> None:
-    out = cli("show", talk, "--part", "tokens", "--by", "logprob").out
+    out = cli("show", talk, "--part", "tokens", "--color-by", "logprob").out
     assert "«trained» ‹sampled, not trained here› context, each with =its logprob" in out
     assert "«<think>»=-0.5 ‹so› «</think>»=-0.01" in out
     assert "«<|im_end|>»=-9" in out
-    assert "«done»=8" in cli("show", talk, "--by", "version").out
-    first, _ = rows(cli("show", talk, "--json", "--by", "probability"))
+    assert "«done»=8" in cli("show", talk, "--color-by", "version").out
+    first, _ = rows(cli("show", talk, "--json", "--color-by", "probability"))
     values = first["probability"]
     assert len(values) == len(first["line"].split(" "))
     assert [round(value, 4) for value in values if value is not None][:2] == [0.6065, 0.99]
 
 
 def test_a_measure_that_the_run_lacks_is_refused_with_those_it_has(cli: Cli, talk: Path) -> None:
-    refused = cli("show", talk, "--by", "entropy")
+    refused = cli("show", talk, "--color-by", "entropy")
     assert (refused.code, refused.out) == (2, "")
-    assert "--by entropy: the run has no token record of sample " in refused.err
-    assert refused.err.endswith("; there are trained, logprob, probability, version\n")
+    assert "--color-by entropy: the run has no token record of sample " in refused.err
+    assert refused.err.endswith("; available: trained, logprob, probability, version\n")
     trained(talk, samples=1)
-    refused = cli("show", talk, "--by", "entropy")
+    refused = cli("show", talk, "--color-by", "entropy")
     assert (refused.code, refused.out) == (2, "")
     assert "token record 1.0.0 of sample" in refused.err
-    assert refused.err.endswith("there are trained, logprob, probability, version, advantage, ratio, mismatch_kl\n")
-    assert "'--by'" in cli("show", talk, "--by", "nothing").err
+    assert refused.err.endswith("available: trained, logprob, probability, version, advantage, ratio, mismatch_kl\n")
+    assert "'--color-by'" in cli("show", talk, "--color-by", "nothing").err
 
 
 def test_a_trainers_figures_are_shown_and_what_is_missing_is_said(cli: Cli, talk: Path) -> None:
@@ -193,28 +193,28 @@ def test_a_trainers_figures_are_shown_and_what_is_missing_is_said(cli: Cli, talk
     entropy = torch.full((len(sample.ids),), 1.5)
     entropy[sample.prompt_tokens] = float("nan")
     trained(talk, samples=1, entropy=entropy)
-    result = cli("show", talk, "--part", "tokens", "--by", "entropy")
+    result = cli("show", talk, "--part", "tokens", "--color-by", "entropy")
     assert "«<think>»=nan ‹so› «</think>»=1.5" in result.out
-    assert "rolltape: --by entropy: the run has no token record of sample" in result.err
+    assert "rolltape: --color-by entropy: the run has no token record of sample" in result.err
     assert result.out.count("=1.5") == int(sample.trained_mask.sum()) - 1
-    assert "«<think>»=1.105" in cli("show", talk, "--by", "ratio").out
+    assert "«<think>»=1.105" in cli("show", talk, "--color-by", "ratio").out
 
 
-def test_tokens_have_colours_on_a_terminal(talk: Path) -> None:
+def test_tokens_have_colors_on_a_terminal(talk: Path) -> None:
     printed = on_terminal("show", talk, "--part", "tokens", columns=90, TERM="xterm-256color")
-    assert COLOUR.search(printed)
+    assert COLOR.search(printed)
     plain = STYLE.sub("", printed)
     assert "trained:  trained   masked " in plain
     assert "東京 🌧<|im_end|>" in plain
     assert "«" not in plain
-    heat = on_terminal("show", talk, "--part", "tokens", "--by", "logprob", columns=90, TERM="xterm-256color")
+    heat = on_terminal("show", talk, "--part", "tokens", "--color-by", "logprob", columns=90, TERM="xterm-256color")
     assert "logprob:  -0.05   -0.3   -1   -2.3   -4.6   -7 " in STYLE.sub("", heat)
     assert "\x1b[38;5;231;48;5;160m<|im_end|>" in heat
 
 
-def test_few_colours_and_none_are_enough(talk: Path) -> None:
+def test_few_colors_and_none_are_enough(talk: Path) -> None:
     few = on_terminal("show", talk, "--part", "tokens", columns=90, TERM="xterm")
-    assert not COLOUR.search(few)
+    assert not COLOR.search(few)
     assert "\x1b[30;46m<think>" in few
     for plain in (
         on_terminal("show", talk, "--part", "tokens", columns=90, NO_COLOR="1"),
@@ -224,7 +224,7 @@ def test_few_colours_and_none_are_enough(talk: Path) -> None:
         assert "«<think>» ‹so›" in plain
 
 
-@pytest.mark.parametrize("more", [[], ["--full"], ["--by", "logprob"]], ids=" ".join)
+@pytest.mark.parametrize("more", [[], ["--full"], ["--color-by", "logprob"]], ids=" ".join)
 def test_text_of_a_rollout_cannot_steer_the_terminal(cli: Cli, talk: Path, more: list[str]) -> None:
     for printed in (on_terminal("show", talk, *more, columns=80, TERM="xterm-256color"), cli("show", talk, *more).out):
         assert not RAW.search(printed)
@@ -288,4 +288,4 @@ def test_a_rollout_without_samples_says_where_to_look(cli: Cli, tmp_path: Path) 
         rollout.fail("the machine went away")
     out = cli("show", tmp_path / "run").out
     assert "failed (the machine went away)" in out
-    assert out.endswith("No sample: nothing in this rollout trains; `rolltape ledger` says why.\n")
+    assert out.endswith("No samples: nothing in this rollout trains; `rolltape ledger` shows why.\n")

@@ -122,7 +122,7 @@ def test_a_name_that_means_two_samples_is_refused(cli: Cli, run: Path, rollout_i
     first, second, _ = trained_on(run)
     result = cli("tokens", run, "show", rollout_id[:8])
     assert result.code == 2
-    assert f"{rollout_id[:8]} may be {first.id} or {second.id}; give more of it" in result.err
+    assert f"RECORD {rollout_id[:8]}: matches {first.id} and {second.id}; give more of the id" in result.err
 
 
 def test_of_a_sample_that_was_trained_on_twice_the_last_record_is_meant(cli: Cli, run: Path) -> None:
@@ -226,7 +226,7 @@ def test_records_without_a_tape_are_shown_as_they_are(cli: Cli, run: Path, tmp_p
     (alone.parent / "moved").rename(alone / "tokens")
     result = cli("tokens", alone, "worst", "--limit", 1)
     assert result.code == 0
-    assert "shown without turns and messages" in result.err
+    assert "turns and messages are not shown" in result.err
     assert "1 2 «30»" in result.out
 
 
@@ -242,11 +242,11 @@ def test_what_is_missing_is_said(cli: Cli, run: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["show"], 2, "RECORD: name one"),
-        (["show", "1.0.9"], 2, "RECORD: there is no token record 1.0.9"),
-        (["show", "1.0.0", "--column", "lobprobs"], 2, "--column: there is no column lobprobs; known are ids, "),
-        (["worst", "--column", "ratio", "--column", "entropy"], 2, "--column: worst goes by one column"),
-        (["--step", "7"], 2, "--step 7: no token records of it; there are those of step 1"),
+        (["show"], 2, "RECORD: name a record"),
+        (["show", "1.0.9"], 2, "RECORD 1.0.9: no such token record"),
+        (["show", "1.0.0", "--column", "lobprobs"], 2, "--column lobprobs: unknown column; columns are ids, "),
+        (["worst", "--column", "ratio", "--column", "entropy"], 2, "--column: worst takes only one column"),
+        (["--step", "7"], 2, "--step 7: no token records; the run has those of step 1"),
         (["sum"], 2, "'sum' is not one of"),
     ],
 )
@@ -260,4 +260,4 @@ def test_mistakes_are_named(arguments: list[str], code: int, said: str, cli: Cli
 def test_a_run_without_token_records_says_so(cli: Cli, run: Path) -> None:
     result = cli("tokens", run)
     assert (result.code, result.out) == (3, "")
-    assert "no token records there" in result.err
+    assert "no token records; a trainer writes them" in result.err

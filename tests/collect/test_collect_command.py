@@ -51,7 +51,7 @@ def test_the_report_lists_tasks_in_their_order_and_why_attempts_ended(tmp_path: 
     lines = result.out.splitlines()
     assert [line.split()[0] for line in lines[1:5]] == ["sum-1", "sum-2", "sum-3", "sum-4"]
     assert [line.split()[2] for line in lines[1:5]] == ["0", "0", "1", "0"]
-    assert "rewards differ within 0 of 4 groups" in lines
+    assert "rewards differ in 0 of 4 groups" in lines
     assert "finished         8         0.25  completed" in lines
     assert "8 rollouts, 8 turns, 16 sampled tokens, mean reward 0.25" in lines
     assert "ledger (exact): 16 trained" in lines
@@ -77,14 +77,14 @@ def test_resuming_what_is_done_says_so_and_runs_nothing(tmp_path: Path, cli: Cli
     [
         (["--agent", "nobody"], "nobody"),
         (["--environment", "chess"], "chess"),
-        (["--traces", "some"], "--traces some: all, off, or sampled with a share from 0 to 1"),
+        (["--traces", "some"], "--traces some: use all, off, or sampled with a share from 0 to 1"),
         (["--traces", "sampled"], "--traces sampled: "),
         (["--traces", "sampled:2"], "--traces sampled:2: "),
         (["--traces", "sampled:nan"], "--traces sampled:nan: "),
         (["--traces", "off:0.1"], "--traces off:0.1: "),
         (["--engine", "vapour"], "'vapour' names no engine"),
         (["--top-p", "2"], "--top-p 2.0: Expected `float` <= 1.0"),
-        (["--max-tokens", "0"], "--max-tokens 0: Expected `int` >= 1"),
+        (["--max-reply-tokens", "0"], "--max-reply-tokens 0: Expected `int` >= 1"),
         (["--force", "min_p=many"], "--force min_p=many: "),
         (["--force", "luck=1"], "--force luck=1: give NAME=VALUE"),
         (["--routed-experts"], "routed_experts is given, which embedded does not take"),

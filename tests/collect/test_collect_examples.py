@@ -11,7 +11,7 @@ from commands import Cli, rows
 from rolltape.records.rollout import Status
 
 # What docs/environments.md says of each file, if more than its name.
-_FLAGS: dict[str, list[str]] = {"game": ["--no-thinking"]}
+_FLAGS: dict[str, list[str]] = {"game": ["--force-no-thinking"]}
 _NAMES = ["problem", "distill", "rubric", "preference", "message", "game"]
 
 
@@ -24,7 +24,7 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_example_file_is_collected_rewarded_and_traced(name: str, tmp_path: Path, cli: Cli) -> None:
     source, run = EXAMPLES / f"{name}.jsonl", tmp_path / "run"
     tasks = {json.loads(line)["id"] for line in source.read_text().splitlines()}
-    result = cli("collect", source, "--run", run, "--group-size", 4, "--max-tokens", 400, *_FLAGS.get(name, []))
+    result = cli("collect", source, "--run", run, "--group-size", 4, "--max-reply-tokens", 400, *_FLAGS.get(name, []))
     assert result.code == 0, result.err
     held = rollouts(run)
     assert {one.status for one in held} == {Status.FINISHED}

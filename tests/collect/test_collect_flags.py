@@ -37,7 +37,7 @@ def assert_nowhere(secret: str, *places: Path) -> None:
 
 def test_sampling_is_forced_and_recorded(tmp_path: Path, cli: Cli) -> None:
     run = tmp_path / "run"
-    flags = ("--temperature", 0.5, "--top-p", 0.9, "--top-k", 40, "--max-tokens", 3, "--force", "min_p=0.1")
+    flags = ("--temperature", 0.5, "--top-p", 0.9, "--top-k", 40, "--max-reply-tokens", 3, "--force", "min_p=0.1")
     with instant(lambda asked: "1 2 3 4 5 6 7 8").in_thread() as engine:
         how = ("--engine", f"sglang:{engine.url}", "--model", shipped_model(), "-g", 1, "--logprobs", "raw")
         assert cli("collect", task_file(tmp_path, SUMS[:1]), "--run", run, *how, *flags).code == 0

@@ -8,8 +8,8 @@ import pytest
 
 from collecting import SUMS, instant, task_file
 from commands import on_terminal
-from rolltape.cli.record.collect_log import logged_to
-from rolltape.cli.record.collect_progress import folded, parts_of
+from rolltape.cli.record.collect_progress import figure_texts, fold
+from rolltape.cli.record.collect_run import warnings_to
 from rolltape.collect.collector import Launch
 from rolltape.collect.result import Result
 from rolltape.collect.stats import Tally
@@ -66,7 +66,7 @@ def test_a_line_says_done_running_failed_reward_and_speed() -> None:
     launch = Launch(tasks=1, attempts=1_200, done_before=1_000, running_elsewhere=0)
     tally = tally_of(result(0), result(1, reward=0.0), result(2, Status.FAILED), launch=launch)
     figures = tally.figures(running=32)._replace(tokens_per_s=1234.5, seconds_left=3725.0)
-    assert ", ".join(parts_of(figures)) == (
+    assert ", ".join(figure_texts(figures)) == (
         "1,002 of 1,200 done, 32 running, 1 failed, mean reward 0.5, 1,234 tokens/s, 1 h 2 min left"
     )
     assert figures.left == 197
@@ -80,7 +80,7 @@ def test_time_left_is_not_guessed_before_as_many_have_ended_as_run() -> None:
 
 def test_parts_are_folded_and_none_is_lost() -> None:
     parts = ["12 of 120 done", "32 running", "0 failed", "mean reward 0.5", "355 tokens/s", "6 s left"]
-    lines = folded(parts, 40)
+    lines = fold(parts, 40)
     assert max(map(len, lines)) <= 40
     assert ", ".join(lines) == ", ".join(parts)
 
@@ -100,12 +100,12 @@ def test_warnings_are_a_line_each_and_only_so_many_and_a_file_has_all_of_them(
     file = tmp_path / "logs" / "collect.log"
     log = logging.getLogger("rolltape.collect")
     before = list(logging.getLogger("rolltape").handlers)
-    with logged_to(file):
+    with warnings_to(file):
         for number in range(50):
             log.warning("attempt %d", number, exc_info=ValueError("no\nroom"))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "rolltape: attempt 0: ValueError: no\\nroom"
     assert len(lines) == 21
-    assert lines[-1] == f"rolltape: more of this goes to {file} alone"
+    assert lines[-1] == f"rolltape: further warnings go only to {file}"
     assert file.read_text().count("ValueError: no") == 50
     assert logging.getLogger("rolltape").handlers == before

@@ -11,7 +11,7 @@ import pytest
 import rolltape
 from commands import Result
 from rolltape.cli import run as rolltape_command
-from rolltape.cli.train.export import OWN_FORMATS, Format
+from rolltape.cli.train.export import OWN_FORMATS, ExportFormat
 from rolltape.export.formats import FRAMEWORKS
 from taped import assistant, first_turn, next_turn, user
 
@@ -48,7 +48,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_command_knows_the_formats_that_there_are() -> None:
-    assert {form.value for form in Format if form not in OWN_FORMATS} == set(FRAMEWORKS)
+    assert {form.value for form in ExportFormat if form not in OWN_FORMATS} == set(FRAMEWORKS)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -114,9 +114,9 @@ def test_versions_are_numbered_by_the_run(cli: Cli, tmp_path: Path) -> None:
     [
         (["--format", "verl", "-o", "v.jsonl"], "--format verl is written as .npz, but -o v.jsonl ends in .jsonl"),
         (["--format", "slime", "-o", "s.npz"], "--format slime is written as .jsonl or .pt, but"),
-        (["--format", "verl", "--what", "turns"], "--format verl is for samples, not for --what turns"),
-        (["--format", "verl", "--temperature", "1"], "--temperature goes with --format prime-rl"),
-        (["--format", "tinker", "--without-logprobs"], "--without-logprobs goes with --format slime or verl"),
+        (["--format", "verl", "--what", "turns"], "--format verl writes samples, not --what turns"),
+        (["--format", "verl", "--temperature", "1"], "--temperature needs --format prime-rl"),
+        (["--format", "tinker", "--without-logprobs"], "--without-logprobs needs --format slime or verl"),
         (["--format", "nemo"], "'nemo' is not one of"),
     ],
 )

@@ -98,7 +98,7 @@ async def test_the_command_shows_the_figures_within_the_terminal(
     lines = {line.split("  ")[0].strip(): line for line in shown.splitlines() if line.strip()}
     assert lines["turns"].split()[1] == "5"
     assert lines["engine errors"].split()[2] == "1"
-    assert "20.0 %" in lines["prompts bridged"]
+    assert "20.0%" in lines["prompts bridged"]
     assert any(line.startswith("run run: running, weights v0") for line in shown.splitlines())
 
 

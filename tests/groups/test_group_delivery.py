@@ -10,7 +10,7 @@ import pytest
 
 import rolltape
 from group_streams import begin, collects, record, stream, tasks
-from rolltape.errors import SupplyError
+from rolltape.errors import GroupsError
 from rolltape.records.rollout import EventKind
 from rolltape.tape.recording.tape import Tape
 from taped import finished, python
@@ -92,12 +92,12 @@ def test_a_second_process_of_the_same_name_is_refused_while_the_first_takes_grou
     assert f"another process ({os.getpid()}) takes groups as consumer 'trainer' now; end it" in said
     with (
         rolltape.open(tape.directory.path) as again,
-        pytest.raises(SupplyError, match=r"on another opening of the tape"),
+        pytest.raises(GroupsError, match=r"on another opening of the tape"),
     ):
         again.groups()
     waiting.close()
     finished(python(code, str(tape.directory.path), "trainer"))
-    with pytest.raises(SupplyError):
+    with pytest.raises(GroupsError):
         tape.groups(consumer="")
 
 
@@ -113,7 +113,7 @@ def test_a_forked_child_neither_takes_its_parents_groups_nor_keeps_its_name(tape
             try:
                 take()
                 os.write(writing, b"taken;")
-            except SupplyError:
+            except GroupsError:
                 os.write(writing, b"refused;")
         os._exit(0)
     os.waitpid(child, 0)

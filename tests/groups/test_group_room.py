@@ -10,7 +10,7 @@ from collecting import by, command, instant, task_file
 from group_streams import collects, record, stream
 from rolltape.collect.collector import Collector
 from rolltape.collect.settings import CollectSettings
-from rolltape.errors import SupplyError
+from rolltape.errors import GroupsError
 from rolltape.tape.recording.tape import Tape
 from rolltape.tiny.shipped import shipped_model
 from taped import finished, python
@@ -68,9 +68,9 @@ def test_a_trainer_in_another_process_makes_room(tape: Tape) -> None:
 
 
 def test_bounds_that_make_no_sense_are_refused(tape: Tape) -> None:
-    with pytest.raises(SupplyError, match="max_groups is 0; give 1 or more"):
+    with pytest.raises(GroupsError, match="max_groups is 0; give 1 or more"):
         rolltape.Room(tape, max_groups=0)
-    with pytest.raises(SupplyError, match="max_steps is -1; give 0 or more"):
+    with pytest.raises(GroupsError, match="max_steps is -1; give 0 or more"):
         rolltape.Room(tape, max_steps=-1)
 
 

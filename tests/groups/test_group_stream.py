@@ -9,7 +9,7 @@ import pytest
 
 import rolltape
 from group_streams import begin, collected, collects, record, stream, tasks
-from rolltape.errors import PolicyError, SupplyError
+from rolltape.errors import GroupsError, PolicyError
 from rolltape.groups.consumer import consumer_of
 from rolltape.records.policy import Advantage, Credit
 from rolltape.tape.journal.reading import JournalSource
@@ -313,14 +313,14 @@ def test_a_size_that_is_given_goes_before_that_of_the_collection(tape: Tape) -> 
 
 def test_a_size_that_nobody_says_is_an_error(tape: Tape) -> None:
     record(tape, "a", 1.0)
-    with pytest.raises(SupplyError, match="no collection on the tape says how many attempts it has; give group_size"):
+    with pytest.raises(GroupsError, match="no collection on the tape says how many attempts it has; give group_size"):
         list(tape.groups(poll_s=0.001))
 
 
 def test_options_that_make_no_sense_are_refused(tape: Tape) -> None:
     wrong: list[dict[str, Any]] = [{"group_size": 0}, {"max_staleness": -1}, {"limit": 0}, {"late": "never"}]
     for options in (*wrong, {"consumer": "a/b"}):
-        with pytest.raises(SupplyError, match=next(iter(options))):
+        with pytest.raises(GroupsError, match=next(iter(options))):
             tape.groups(**options)
     with pytest.raises(PolicyError):
         tape.groups(policy="unknown")

@@ -11,7 +11,7 @@ from collecting import by, command, instant, task_file
 from group_streams import begin, collected, collects, record, stream, tasks
 from rolltape.collect.collector import Collector
 from rolltape.collect.settings import CollectSettings
-from rolltape.errors import SupplyError
+from rolltape.errors import GroupsError
 from rolltape.tape.recording.tape import Tape
 from rolltape.tiny.shipped import shipped_model
 from scripted_engine import Step
@@ -38,7 +38,7 @@ def test_when_the_collector_died_what_is_whole_is_given_and_then_it_is_an_error(
     collector_dies(tape)
     waiting = tape.groups(step=step, resume_s=0.0, poll_s=0.001)
     next(waiting).done()
-    with pytest.raises(SupplyError, match=r"which collected step 0 of sums, ended before it was done.*incomplete: 1\."):
+    with pytest.raises(GroupsError, match=r"which collected step 0 of sums, ended before it was done.*incomplete: 1\."):
         next(waiting)
     assert tasks(list(tape.groups(complete=False))) == ["broken"], "the claim was given up"
 

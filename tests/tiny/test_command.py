@@ -9,8 +9,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from rolltape.cli.exits import UsageError
 from rolltape.cli.record.engine import engine
+from rolltape.errors import UsageError
 from rolltape.records.turn import LogprobKind
 
 RUN = "import pathlib, sys; from rolltape.cli.record.engine import *; engine(model=pathlib.Path(sys.argv[1]), port=0)"

@@ -1,42 +1,121 @@
-"""The command `rolltape`: how a command line becomes a call, and an error one line and an exit code."""
+"""The `rolltape` command: its commands by stage, its help, and how an error becomes one line and an exit code."""
 
 import contextlib
 import io
 import sys
-from collections.abc import Sequence
-from typing import Annotated, cast
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from rolltape.cli.exits import EXIT_CODES, Exit, exit_of
-from rolltape.cli.grouped import Grouped
-from rolltape.cli.output.screen import forget_output, visible
-from rolltape.cli.verbs import SETTINGS, STAGES, ByStage
+from rolltape.cli.deprecated import with_current_flags
+from rolltape.cli.exits import EXIT_CODES, Exit, exit_code
+from rolltape.cli.judge.filter import filter_rollouts
+from rolltape.cli.judge.score import score
+from rolltape.cli.keep.check import check
+from rolltape.cli.keep.prune import prune
+from rolltape.cli.keep.seal import seal
+from rolltape.cli.look.ls import ls
+from rolltape.cli.look.push import push
+from rolltape.cli.look.query import query
+from rolltape.cli.look.show import show
+from rolltape.cli.look.trace import trace
+from rolltape.cli.look.tree import tree
+from rolltape.cli.look.view import view
+from rolltape.cli.options import with_options
+from rolltape.cli.output.screen import discard_output, note, visible
+from rolltape.cli.record.collect import collect
+from rolltape.cli.record.engine import engine
+from rolltape.cli.record.serve import serve
+from rolltape.cli.record.status import status
+from rolltape.cli.train.export import export
+from rolltape.cli.train.ledger import ledger
+from rolltape.cli.train.samples import samples
+from rolltape.cli.train.tokens import tokens
 from rolltape.errors import RolltapeError
 
-# Some versions of typer bring their own click; this is the one that is in use.
+STAGES: dict[str, dict[str, Callable[..., int]]] = {
+    "record": {"collect": collect, "serve": serve, "status": status, "engine": engine},
+    "look": {"view": view, "ls": ls, "show": show, "tree": tree, "trace": trace, "query": query, "push": push},
+    "judge": {"score": score, "filter": filter_rollouts},
+    "train": {"samples": samples, "ledger": ledger, "export": export, "tokens": tokens},
+    "keep": {"check": check, "seal": seal, "prune": prune},
+}
+
+# `score RUN ROLLOUT -1`: a negative reward must not be taken for an option.
+_SETTINGS: dict[str, dict[str, Any]] = {"score": {"ignore_unknown_options": True}}
+
+# Some versions of typer vendor their own click; this is the one in use.
 _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 
+
+class _StagedGroup(TyperGroup):
+    """Lists the commands by stage, on one screen."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, STAGES)) + 2
+        lines = [
+            (f"{stage if place == 0 else '':{width}}{name}", self.commands[name].get_short_help_str(limit=80))
+            for stage, commands in STAGES.items()
+            for place, name in enumerate(commands)
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(lines)
+
+
+class _SectionedCommand(TyperCommand):
+    """Lists options by their `rich_help_panel`, and accepts flags under their old names."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        current, warnings = with_current_flags(self.name, args)
+        for warning in warnings:
+            note(warning)
+        return super().parse_args(ctx, current)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
+        return ["[OPTIONS]", *(f"{one.metavar}" if one.required else f"[{one.metavar}]" for one in arguments)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        parameters: list[Any] = self.get_params(ctx)
+        for parameter in parameters:
+            if parameter.param_type_name == "argument":
+                sections.setdefault("Arguments", []).append((parameter.metavar, parameter.help))
+            else:
+                section = getattr(parameter, "rich_help_panel", None) or "Options"
+                sections.setdefault(section, []).append(parameter.get_help_record(ctx))
+        for section, lines in sections.items():
+            with formatter.section(section):
+                formatter.write_dl(lines)
+
+
 app = typer.Typer(
-    cls=ByStage,
+    cls=_StagedGroup,
     help="The flight recorder for LLM reinforcement learning.",
-    epilog="rolltape COMMAND --help says more, and what exit codes mean; --version.",
+    epilog="Use rolltape COMMAND --help for options and exit codes, or --version.",
     add_completion=False,
     invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _verbs in STAGES.values():
-    for _name, _verb in _verbs.items():
-        app.command(_name, cls=Grouped, epilog=EXIT_CODES, context_settings=SETTINGS.get(_name))(_verb)
+for _commands in STAGES.values():
+    for _name, _command in _commands.items():
+        app.command(_name, cls=_SectionedCommand, epilog=EXIT_CODES, context_settings=_SETTINGS.get(_name))(
+            with_options(_command)
+        )
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from rolltape import __version__
 
-        typer.echo(f"rolltape {version('rolltape')}")
+        typer.echo(f"rolltape {__version__}")
         raise typer.Exit
 
 
@@ -47,39 +126,44 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Nothing is done without a verb."""
+    """Show the help if no command is given."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(Exit.USAGE)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; the exit code. Errors are one line on standard error."""
+    """Run one command line and return its exit code. An error is one line on standard error."""
     try:
-        _spell_what_cannot_be_encoded()
-        code = _done(arguments)
+        _escape_unencodable_characters()
+        code = _invoke(arguments)
         sys.stdout.flush()
     except RolltapeError as error:
-        return _failed(str(error), exit_of(error))
+        return _fail(str(error), exit_code(error))
     except _ClickException as error:
         shown = error.format_message() if hasattr(error, "format_message") else str(error)
-        return _failed(shown, Exit.USAGE)
+        return _fail(shown, Exit.USAGE)
     except (KeyboardInterrupt, typer.Abort):
-        return _failed("interrupted", Exit.INTERRUPTED)
+        return _fail("interrupted", Exit.INTERRUPTED)
     except BrokenPipeError:
-        # The reader of a pipe went away; there is nobody left to tell.
-        forget_output()
+        # The reader of the pipe is gone; nobody is left to tell.
+        discard_output()
         return Exit.OK
     except OSError as error:
         if error.filename is not None:
-            return _failed(f"{error.filename}: {error.strerror}", Exit.RUN)
-        forget_output()
-        return _failed(f"the output cannot be written: {error.strerror or error}", Exit.OUTPUT)
+            return _fail(f"{error.filename}: {error.strerror}", Exit.RUN)
+        discard_output()
+        return _fail(f"the output cannot be written: {error.strerror or error}", Exit.OUTPUT)
     return code
 
 
-def _done(arguments: Sequence[str]) -> int:
-    """Parse and call. Not by the group's own `main`, which exits with 1 on a closed pipe, and is mute on Ctrl-C."""
+def main() -> None:
+    """The entry point of the program."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def _invoke(arguments: Sequence[str]) -> int:
+    """Parse and call. The group's own `main` exits with 1 on a closed pipe and prints nothing on Ctrl-C."""
     command = typer.main.get_command(app)
     try:
         with command.make_context("rolltape", list(arguments)) as context:
@@ -89,21 +173,15 @@ def _done(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else Exit.OK
 
 
-def _spell_what_cannot_be_encoded() -> None:
-    """Where the terminal's encoding lacks a character, print its escape."""
+def _escape_unencodable_characters() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
-def _failed(message: str, code: Exit) -> int:
-    # Standard error may be as full or as closed as standard output.
+def _fail(message: str, code: Exit) -> int:
+    # Standard error may be full or closed, too.
     with contextlib.suppress(OSError):
-        # A list of problems goes on in lines of its own, which are indented.
+        # The problems in a list follow on indented lines of their own.
         print("rolltape: " + "\n  ".join(map(visible, message.split("\n  "))), file=sys.stderr)
     return code
-
-
-def main() -> None:
-    """The entry point of the command."""
-    sys.exit(run(sys.argv[1:]))

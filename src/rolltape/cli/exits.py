@@ -1,43 +1,30 @@
-"""What the exit code of a command means."""
+"""Exit codes: what each means, and which one an error gets."""
 
 import enum
 
-from rolltape.errors import (
-    ExportError,
-    LedgerError,
-    NoSuchRollout,
-    PolicyError,
-    RolltapeError,
-    SinkError,
-    TapeError,
-    TapeWriteError,
-)
+from rolltape.errors import ExportError, LedgerError, NoSuchRollout, RolltapeError, SinkError, TapeError, TapeWriteError
 
 
 class Exit(enum.IntEnum):
     OK = 0
-    BROKEN = 1  # `check` found something that does not hold
-    USAGE = 2  # a flag, an id, a policy or an SQL statement is wrong
-    RUN = 3  # the run is missing, empty, newer than this program, or damaged
-    OUTPUT = 4  # the result could not be written
-    FAILED = 5  # `collect`: attempts failed, which `--resume` runs again
-    INTERRUPTED = 130  # Ctrl-C, or the answer no
+    BROKEN = 1  # `check` found a breach
+    USAGE = 2  # a flag, an id, a policy, or an SQL statement is wrong
+    RUN = 3  # the run is missing, empty, damaged, or newer than this program
+    OUTPUT = 4  # the output could not be written
+    FAILED = 5  # `collect`: attempts failed; `--resume` runs them again
+    INTERRUPTED = 130  # Ctrl-C, or the user answered no
 
 
 EXIT_CODES = (
-    "Exit codes: 0 done, 1 a check failed, 2 wrong usage, 3 run missing, empty, damaged or newer than this program, "
-    "4 output not written, 5 attempts failed (collect --resume runs them again), 130 interrupted."
+    "Exit codes: 0 success; 1 check found a breach; 2 wrong usage; 3 run missing, empty, damaged, or newer than "
+    "this program; 4 output not written; 5 attempts failed (collect --resume runs them again); 130 interrupted."
 )
 
 
-class UsageError(RolltapeError):
-    """What was asked for on the command line cannot be done; names the flag or the argument."""
-
-
-def exit_of(error: RolltapeError) -> Exit:
+def exit_code(error: RolltapeError) -> Exit:
     """The exit code for an error that ends a command."""
     match error:
-        case UsageError() | PolicyError() | NoSuchRollout():
+        case NoSuchRollout():
             return Exit.USAGE
         case ExportError() | SinkError() | TapeWriteError():
             return Exit.OUTPUT

@@ -1,42 +1,46 @@
-"""Opening a run for a command, choosing rollouts in it, and saying what of it could not be read."""
+"""Opening a run for a command, selecting rollouts, building their samples, and reporting what could not be read."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from rolltape.cli.exits import Exit, UsageError
-from rolltape.cli.output.screen import note, plural
-from rolltape.errors import LedgerError, RecordError, RolltapeError, TapeError
+from rolltape.cli.exits import Exit
+from rolltape.cli.options import OneRollout, RolloutFilter
+from rolltape.cli.output.screen import note, plural, tracked
+from rolltape.errors import LedgerError, RecordError, RolltapeError, TapeError, UsageError
+from rolltape.records.policy import Credit, CutPolicy
 from rolltape.records.rollout import Rollout
+from rolltape.records.sample import Sample
 
 if TYPE_CHECKING:
+    from rolltape.samples import Linearized
     from rolltape.tape.run import RolloutRow, Run
 
 
 class OpenedRun(NamedTuple):
-    """A run and its index as it was when the command began."""
+    """A run, and its rollouts as listed when the command began."""
 
     run: "Run"
     rows: list["RolloutRow"]
 
 
-def opened(path: str) -> OpenedRun:
-    """The run, which holds at least one rollout."""
+def open_run(path: str) -> OpenedRun:
+    """Open a run that holds at least one rollout."""
     import rolltape
 
-    return _listed(rolltape.read(path), path)
+    return _list_rollouts(rolltape.read(path), path)
 
 
 @contextmanager
-def held(path: str) -> Iterator[OpenedRun]:
-    """As `opened`, for many questions in a row: all of them are about the run as it is when the block begins."""
+def open_snapshot(path: str) -> Iterator[OpenedRun]:
+    """As `open_run`, but everything read within the block is of the same moment."""
     import rolltape
 
     with rolltape.read(path).snapshot() as run:
-        yield _listed(run, path)
+        yield _list_rollouts(run, path)
 
 
-def _listed(run: "Run", path: str) -> OpenedRun:
+def _list_rollouts(run: "Run", path: str) -> OpenedRun:
     rows = run.index()
     if not rows:
         found = [f"{problem.where}: {problem.what}" for problem in run.problems()]
@@ -44,43 +48,44 @@ def _listed(run: "Run", path: str) -> OpenedRun:
     return OpenedRun(run, rows)
 
 
-class Chosen:
-    """The rollouts of a run that the arguments name: all their tries, or of each the one that counts."""
+def no_match(flags: str, run: "Run") -> UsageError:
+    """The error for a filter that leaves nothing."""
+    return UsageError(f"{flags}: no rollouts match in run {run.name}; `rolltape ls` lists them")
+
+
+class SelectedRollouts:
+    """The rollouts of a run that a command's arguments select: all tries, or the one of each that counts."""
 
     def __init__(
         self,
         opened: OpenedRun,
-        rollout: str | None = None,
+        which: OneRollout | RolloutFilter | None = None,
         *,
-        try_index: int | None = None,
-        step: int | None = None,
-        group: str | None = None,
-        task: str | None = None,
         counted_only: bool = False,
     ) -> None:
-        if try_index is not None and rollout is None:
-            raise UsageError("--try: name the rollout whose try is meant")
+        one = which if isinstance(which, OneRollout) else OneRollout()
+        only = which if isinstance(which, RolloutFilter) else RolloutFilter()
+        if one.try_index is not None and one.rollout is None:
+            raise UsageError("--try: name the ROLLOUT whose try is meant")
         self.opened = opened
         self._at: str | None = None
-        self._step, self._task = step, task
+        self._step, self._task = only.step, only.task
         rows = opened.rows
-        if rollout is not None:
-            rows = _named(opened, rollout, try_index)
-        if counted_only or rollout is not None:
+        if one.rollout is not None:
+            rows = _tries(opened, one.rollout, one.try_index)
+        if counted_only or one.rollout is not None:
             from rolltape.samples import counted_tries
 
             rows = counted_tries(rows)
         self.rows = [
             row
             for row in rows
-            if step in (None, row.head.step)
-            and task in (None, row.head.task_id)
-            and (group is None or row.head.group.startswith(group))
+            if only.step in (None, row.head.step)
+            and only.task in (None, row.head.task_id)
+            and (only.group is None or row.head.group.startswith(only.group))
         ]
         if not self.rows:
-            given = {"--step": step, "--group": group, "--task": task}
-            flags = " ".join(f"{flag} {value}" for flag, value in given.items() if value is not None)
-            raise UsageError(f"{flags}: no rollout of {opened.run.name} is like that; `rolltape ls` lists them")
+            raise no_match(only.flags(), opened.run)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -92,7 +97,7 @@ class Chosen:
             return
         wanted = {row.key for row in self.rows}
         rollouts = self.opened.run.rollouts(step=self._step, task_id=self._task)
-        # The reader goes by the order of the index, so that this is the one which cannot be loaded if it fails.
+        # The reader follows the order of the index, so the next id is the one that fails if loading fails.
         loading = (
             row.id
             for row in self.opened.rows
@@ -107,7 +112,7 @@ class Chosen:
 
     @contextmanager
     def named_in_errors(self) -> Iterator[None]:
-        """Whatever goes wrong inside is said of the rollout that was given out last, or could not be loaded."""
+        """Add to an error the rollout that was yielded last, or that could not be loaded."""
         try:
             yield
         except (LedgerError, RecordError, TapeError) as error:
@@ -117,37 +122,53 @@ class Chosen:
         except (RolltapeError, OSError):
             raise
         except Exception as error:
-            # What a recorded message may hold has no end, and neither have the ways in which it can fail.
+            # Recorded messages can hold anything, and so can fail in any way.
             if self._at is None:
                 raise
-            raise TapeError(f"rollout {self._at}: {reason(error)}; `rolltape check` tries them all") from error
+            raise TapeError(f"rollout {self._at}: {describe(error)}; `rolltape check` checks all rollouts") from error
 
     def only(self) -> Rollout:
-        """The one rollout that is meant."""
+        """The single rollout that is selected."""
         if len(self.rows) > 1:
             raise UsageError(f"ROLLOUT: the run holds {len(self.rows)}; name one (`rolltape ls` lists them)")
         with self.named_in_errors():
             return next(iter(self))
 
+    def linearized(self, policy: CutPolicy, credit: Credit | None = None) -> Iterator["Linearized"]:
+        """Each rollout under the policy, with a progress bar."""
+        from rolltape.samples import linearize
 
-def reason(error: Exception) -> str:
-    """An error that nobody foresaw, in a line."""
-    said = str(error).strip()
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+        versions = self.opened.run.versions()
+        for rollout in tracked(self, policy.name, len(self)):
+            yield linearize(rollout, policy, credit=credit, versions=versions)
+
+    def samples(self, policy: CutPolicy, credit: Credit) -> Generator[Sample, None, None]:
+        """Every sample, with advantages over whole groups."""
+        from rolltape.samples import advantages_of
+
+        advantages = advantages_of(self.opened.rows, credit.advantage)
+        for made in self.linearized(policy, credit):
+            yield from made.samples(advantage=advantages.get(made.rollout.key))
 
 
-def _named(opened: OpenedRun, rollout: str, try_index: int | None) -> list["RolloutRow"]:
-    """The tries of the one rollout whose id is, or begins with, what was given."""
+def describe(error: Exception) -> str:
+    """An unforeseen error in one line."""
+    message = str(error).strip()
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def _tries(opened: OpenedRun, rollout: str, try_index: int | None) -> list["RolloutRow"]:
+    """The tries of the one rollout with that id or prefix."""
     rows = [row for row in opened.rows if row.id.startswith(rollout) and try_index in (None, row.head.try_index)]
     exact = [row for row in rows if row.id == rollout]
     if len({row.id for row in exact or rows}) != 1:
-        # The reader says what is wrong: none is like that, or several are.
+        # The reader raises the right error: no such rollout, or an ambiguous prefix.
         opened.run.rollout(rollout, try_index=try_index)
     return exact or rows
 
 
-def ended(opened: OpenedRun) -> int:
-    """The exit code of a command that read all it could: what could not be read is named."""
+def report_problems(opened: OpenedRun) -> int:
+    """Print what could not be read, and return the command's exit code."""
     problems = opened.run.noticed()
     for problem in problems[:5]:
         note(f"{problem.where}: {problem.what}")

@@ -1,9 +1,9 @@
-"""Samples by their ids: which rollout one is of, and which policy makes it."""
+"""Finds a sample by its id: its rollout, and the policy that made it."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rolltape.cli.exits import UsageError
+from rolltape.errors import UsageError
 from rolltape.records.ids import is_sample_id_of_0_1, last_turn_of, names_sample
 
 if TYPE_CHECKING:
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
 
 
 def rollout_of_sample(sample_id: str) -> tuple[str, int]:
-    """The rollout and the try that a sample is of."""
+    """The rollout and the try of a sample."""
     parts = last_turn_of(sample_id).rsplit(".", 3)
     if len(parts) != 4 or not parts[1].isdigit():
-        raise UsageError(f"ROLLOUT: {sample_id} is no sample id; `rolltape samples --json` gives them")
+        raise UsageError(f"ROLLOUT {sample_id}: not a sample id; `rolltape samples --json` lists them")
     return parts[0], int(parts[1])
 
 
-def sample_named(tape: "Run", rollout: "Rollout", policy: "CutPolicy", sample_id: str) -> "Sample":
-    """The sample of that id."""
+def find_sample(tape: "Run", rollout: "Rollout", policy: "CutPolicy", sample_id: str) -> "Sample":
+    """The sample with that id."""
     for sample in samples_named(tape, rollout, policy, sample_id):
         return sample
     raise UsageError(
-        f"ROLLOUT: there is no sample {sample_id}; give the --policy, --branches and --max-tokens that made it"
+        f"ROLLOUT: there is no sample {sample_id}; give the --policy, --branches, and --max-sample-tokens that made it"
     )
 
 
 def samples_named(tape: "Run", rollout: "Rollout", policy: "CutPolicy", sample_id: str) -> "Iterator[Sample]":
-    """The samples that an id may mean, under the policy asked for and under presets: one, unless the id is of 0.1.0.
+    """The samples that an id may mean, under the given policy and the presets: one, unless the id is of 0.1.0.
 
     An id of 0.1.0 begins with the name of its policy, whose samples come first.
     """

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 from aiohttp import web
 
-from rolltape.errors import BadRequest, CaptureError, EngineError, EngineUnreachable, NotAllowed
+from rolltape.errors import BadRequest, EngineError, EngineUnreachable, GatewayError, NotAllowed
 from rolltape.gateway.engines.opening import open_engine
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Engine
@@ -155,7 +155,7 @@ class Gateway:
         try:
             await web.TCPSite(runner, settings.host, settings.port, backlog=_WAITING_CONNECTIONS).start()
         except OSError as error:
-            raise CaptureError(f"port {settings.port}: {error.strerror}") from None
+            raise GatewayError(f"port {settings.port}: {error.strerror}") from None
         # New turns are refused and those in flight drain while the port still answers.
         stack.push_async_callback(self.service.drain)
         host, port = runner.addresses[0][:2]

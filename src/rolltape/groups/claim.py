@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 
-from rolltape.errors import SupplyError, TapeWriteError
+from rolltape.errors import GroupsError, TapeWriteError
 from rolltape.tape.rundir import RunDirectory
 
 _MOMENT_S = 0.05
@@ -26,7 +26,7 @@ class Claim:
 
     def __init__(self, directory: RunDirectory, consumer: str) -> None:
         if not isinstance(consumer, str) or not _NAME.fullmatch(consumer):
-            raise SupplyError(f"consumer {consumer!r}: give a name of letters, digits, dots and dashes")
+            raise GroupsError(f"consumer {consumer!r}: give a name of letters, digits, dots and dashes")
         self._run = directory.name
         self._consumer = consumer
         self._path = directory.path / "consumers" / f"{consumer}.lock"
@@ -37,9 +37,9 @@ class Claim:
         _claims.add(self)
 
     def check(self) -> None:
-        """SupplyError in a forked child, to which the name does not belong."""
+        """GroupsError in a forked child, to which the name does not belong."""
         if self._pid != os.getpid():
-            raise SupplyError(
+            raise GroupsError(
                 f"run {self._run}: process {self._pid} takes groups as consumer {self._consumer!r}, this is its child "
                 f"{os.getpid()}; let one process take them and hand them on, or take another name here"
             )
@@ -63,7 +63,7 @@ class Claim:
             os.close(descriptor)
 
     def take(self) -> None:
-        """Claim the name; SupplyError if another process has it."""
+        """Claim the name; GroupsError if another process has it."""
         with self._lock:
             if not self._takers:
                 self._descriptor = self._locked()
@@ -88,7 +88,7 @@ class Claim:
             if not _has_lock(descriptor, fcntl.LOCK_EX):
                 holder = os.pread(descriptor, 20, 0).decode(errors="replace")
                 os.close(descriptor)
-                raise SupplyError(self._refusal(holder))
+                raise GroupsError(self._refusal(holder))
         with contextlib.suppress(OSError):  # a full disk: the name is claimed all the same
             os.truncate(descriptor, 0)
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rolltape.errors import SupplyError
+from rolltape.errors import GroupsError
 from rolltape.groups.following import Found
 from rolltape.groups.gathering import Gathered, Gathering, Standing
 from rolltape.records.group import Late
@@ -55,7 +55,7 @@ def decided(
     if not wanted.complete:
         return Give(ended, max((size or 0) - len(ended), 0)) if ended else None
     if size is None:
-        raise SupplyError(
+        raise GroupsError(
             f"group {group.id} of step {group.step}: no collection on the tape says how many attempts it has; "
             "give group_size"
         )

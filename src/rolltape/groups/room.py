@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from rolltape.errors import SupplyError
+from rolltape.errors import GroupsError
 from rolltape.groups.consumer import consumer_of
 from rolltape.groups.gathering import Gathered
 from rolltape.groups.patience import Patience
@@ -34,7 +34,7 @@ class Room:
     ) -> None:
         for name, value, least in (("max_groups", max_groups, 1), ("max_steps", max_steps, 0)):
             if value is not None and value < least:
-                raise SupplyError(f"{name} is {value}; give {least} or more")
+                raise GroupsError(f"{name} is {value}; give {least} or more")
         self._consumer = consumer_of(tape, consumer)
         self._max_groups = max_groups
         self._max_steps = max_steps

@@ -8,7 +8,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, Self, TypedDict
 
-from rolltape.errors import SupplyError
+from rolltape.errors import GroupsError
 from rolltape.groups.consumer import Consumer, consumer_of
 from rolltape.groups.deciding import Give, Skip, Wanted, decided, too_old
 from rolltape.groups.gathering import Gathered
@@ -78,7 +78,7 @@ def groups(
 
     A group with a trained token more than `max_staleness` versions behind the newest is skipped, and so is one with
     nothing to train. The stream ends after `limit` groups, when all collections of `step` have ended and their groups
-    are given, or when nothing new has come for `idle_s`. It ends with a SupplyError when the process that collects has
+    are given, or when nothing new has come for `idle_s`. It ends with a GroupsError when the process that collects has
     died before its end, and nobody has resumed it for `resume_s`.
     """
     _check(group_size is None or group_size >= 1, f"group_size is {group_size}; give 1 or more")
@@ -199,7 +199,7 @@ class GroupStream:
             return
         try:
             self._waiting.go_on(self._incomplete)
-        except SupplyError:
+        except GroupsError:
             self.close()
             raise
 
@@ -234,7 +234,7 @@ class GroupStream:
         consumer = self._consumer
         try:
             return decided(gathered, consumer.gathering, self._wanted, consumer.follower.is_alive)
-        except SupplyError:
+        except GroupsError:
             # What says its size may have been written while rollouts were listed; the next look has it then.
             if gathered.id in self._without_size:
                 raise
@@ -267,4 +267,4 @@ class GroupStream:
 
 def _check(holds: bool, what: str) -> None:
     if not holds:
-        raise SupplyError(what)
+        raise GroupsError(what)

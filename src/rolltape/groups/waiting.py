@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from rolltape.errors import SupplyError
+from rolltape.errors import GroupsError
 from rolltape.groups.collectors import Collectors, Part
 from rolltape.groups.deciding import Wanted
 from rolltape.groups.gathering import Gathered
@@ -34,7 +34,7 @@ class Waiting:
         return self._patience.waited_s
 
     def go_on(self, incomplete: Callable[[], Sequence[Gathered]]) -> None:
-        """Wait on; SupplyError if the process that collected died and nobody has resumed it for `resume_s`."""
+        """Wait on; GroupsError if the process that collected died and nobody has resumed it for `resume_s`."""
         broken = self._collectors.broken_off(self._wanted.step, self._wanted.source)
         if broken:
             self._wait_for_resumption(_gone(broken), incomplete)
@@ -48,7 +48,7 @@ class Waiting:
             self._gone_at_s = time.monotonic()
             log.warning("run %s: %s; waiting for it to be resumed", self._run, gone)
         if self._resume_s is not None and time.monotonic() - self._gone_at_s >= self._resume_s:
-            raise SupplyError(
+            raise GroupsError(
                 f"run {self._run}: {gone}, and nobody has resumed it for {self._resume_s:g} s; "
                 f"groups that it left incomplete: {len(incomplete())}. Resume it with `rolltape collect --resume` and "
                 "take groups again, or take what has ended with complete=False"

@@ -1,4 +1,4 @@
-"""`rolltape filter`: keep rollouts out of training by a rule, take that back, or list what is kept out and why."""
+"""`rolltape filter`: exclude rollouts from training by a rule, undo that, or list what is excluded and why."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from rolltape.cli.exits import UsageError
-from rolltape.cli.options import GroupOption, JsonOption, RunArgument, StepOption, TaskOption
+from rolltape.cli.options import DryRunOption, JsonOption, RolloutFilter, RunArgument
 from rolltape.cli.output.screen import count, note, plural, print_json, print_line, print_table, tracked
+from rolltape.errors import UsageError
 
 if TYPE_CHECKING:
     from rolltape.cli.runs import OpenedRun
@@ -17,58 +17,65 @@ if TYPE_CHECKING:
     from rolltape.tape.run import RolloutRow
 
 _SHOWN_REASONS = 20
-_NOW, _ALREADY, _TAKEN_BACK = "filtered_now", "filtered_already", "taken_back"  # what becomes of a filter
+_NOW, _ALREADY, _TAKEN_BACK = "filtered_now", "filtered_already", "taken_back"  # what happens to a filter
 
 
 def filter_rollouts(
     run: RunArgument,
-    no_spread: Annotated[bool, typer.Option("--no-spread", help="Groups whose rewards are all the same.")] = False,
+    *,
+    no_spread: Annotated[
+        bool, typer.Option("--no-spread", help="Exclude groups whose rewards are all the same.")
+    ] = False,
     stale: Annotated[
         int | None,
-        typer.Option("--stale", min=0, metavar="N", help="Sampled by weights more than N versions behind the newest."),
+        typer.Option("--stale", min=0, metavar="N", help="Exclude rollouts sampled more than N weight versions ago."),
     ] = None,
     reject: Annotated[
         str | None,
-        typer.Option("--reject", metavar="FUNCTION", help="python:module:function gives a reason, or True, to reject."),
+        typer.Option(
+            "--reject",
+            metavar="FUNCTION",
+            help="Exclude rollouts for which python:module:function returns a reason or True.",
+        ),
     ] = None,
-    undo: Annotated[bool, typer.Option("--undo", help="Take filters back.")] = False,
-    by: Annotated[str | None, typer.Option("--by", metavar="RULE", help="With --undo: only those of a rule.")] = None,
-    step: StepOption = None,
-    group: GroupOption = None,
-    task: TaskOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be filtered or taken back.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Remove filters.")] = False,
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="RULE", help="With --undo: only filters of this rule.")
+    ] = None,
+    only: RolloutFilter,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Keep rollouts out of training by a rule, or take that back.
+    """Exclude rollouts from training by a rule, or undo that.
 
-    Without a rule: list what is kept out, and why. Nothing is removed from the tape.
+    Without a rule, list what is excluded and why. Nothing is deleted from the tape.
     """
     import rolltape
-    from rolltape.cli.runs import Chosen, ended, held
+    from rolltape.cli.runs import SelectedRollouts, open_snapshot, report_problems
 
     asked = {"--no-spread": no_spread, "--stale": stale is not None, "--reject": reject is not None, "--undo": undo}
     given = [flag for flag, is_given in asked.items() if is_given]
     if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)}: give one of them at a time")
+        raise UsageError(f"{' and '.join(given)}: give only one of them")
     if by is not None and not undo:
-        raise UsageError("--by goes with --undo")
-    with held(run) as tape:
-        rows = Chosen(tape, step=step, group=group, task=task).rows
+        raise UsageError("--by needs --undo")
+    with open_snapshot(run) as tape:
+        rows = SelectedRollouts(tape, only).rows
         if undo:
-            found = _undone(tape, rows, by)
+            found = _undo(tape, rows, by)
         elif given:
-            found = _judged(tape, *_rule(tape, rows, stale, reject))
+            found = _apply(tape, *_rule(tape, rows, stale, reject))
         else:
-            found = _standing(tape, rows)
+            found = _Found(_current(tape, rows, _ALREADY), (), len(rows))
         if found.statements and not dry_run:
             with rolltape.open(tape.run.location) as writer:
                 writer.say_all(found.statements)
     _print(found, {row.key: row for row in rows}, as_json=as_json, dry_run=dry_run)
-    return ended(tape)
+    return report_problems(tape)
 
 
 class _Line(NamedTuple):
-    """A filter, and what becomes of it."""
+    """A filter, and what happens to it."""
 
     key: tuple[str, int]
     by: str | None
@@ -78,16 +85,16 @@ class _Line(NamedTuple):
 
 class _Found(NamedTuple):
     lines: list[_Line]
-    statements: "Sequence[Statement]"  # what is to be said on the tape
-    judged: int  # of how many rollouts that is
+    statements: "Sequence[Statement]"  # to append to the tape
+    judged: int  # rollouts
     unjudged: Counter[str] = Counter()
-    otherwise: str = "none filtered"  # if there is no line
+    otherwise: str = "none filtered"  # the summary if there are no lines
 
 
 def _rule(
     tape: "OpenedRun", rows: Sequence["RolloutRow"], limit: int | None, function: str | None
 ) -> "tuple[str, Iterable[Verdict]]":
-    """The rule that is asked for, by its name on the tape, and what it says."""
+    """The rule to apply, by its name on the tape, and its verdicts."""
     from rolltape.collect import filters
 
     if function is not None:
@@ -97,12 +104,12 @@ def _rule(
         return filters.NO_SPREAD, filters.no_spread(rows)
     versions = tape.run.versions()
     if not versions:
-        raise UsageError(f"--stale: no reply of run {tape.run.name} names a weight version, and none was announced")
+        raise UsageError(f"--stale: run {tape.run.name} has no weight versions; none was recorded or announced")
     return filters.STALE, filters.stale(rows, versions, limit)
 
 
-def _judged(tape: "OpenedRun", by: str, given: "Iterable[Verdict]") -> _Found:
-    """What makes the filters of a rule those that it gives now."""
+def _apply(tape: "OpenedRun", by: str, given: "Iterable[Verdict]") -> _Found:
+    """The changes that bring the filters of a rule up to date."""
     from rolltape.collect import filters
 
     verdicts = list(given)
@@ -119,26 +126,22 @@ def _judged(tape: "OpenedRun", by: str, given: "Iterable[Verdict]") -> _Found:
     return _Found(lines, statements, len(verdicts) - unjudged.total(), unjudged)
 
 
-def _undone(tape: "OpenedRun", rows: Sequence["RolloutRow"], by: str | None) -> _Found:
+def _undo(tape: "OpenedRun", rows: Sequence["RolloutRow"], by: str | None) -> _Found:
     from rolltape.collect import filters
     from rolltape.records.rollout import EventKind
 
     known = {event.by for event in tape.run.remarks(EventKind.FILTER) if event.by is not None}
     if by is not None and by not in known:
         there_are = ", ".join(sorted(known)) or "none"
-        raise UsageError(f"--by {by}: no rule of that name has filtered in run {tape.run.name}; there are: {there_are}")
+        raise UsageError(f"--by {by}: no filters of this rule in run {tape.run.name}; rules: {there_are}")
     statements = filters.undone(tape.run, rows, by)
     taken = {(one.rollout, one.try_index) for one in statements}
-    lines = [line for line in _lines(tape, rows, _TAKEN_BACK) if line.key in taken and by in (None, line.by)]
-    return _Found(lines, statements, len(rows), otherwise="nothing to take back")
+    lines = [line for line in _current(tape, rows, _TAKEN_BACK) if line.key in taken and by in (None, line.by)]
+    return _Found(lines, statements, len(rows), otherwise="nothing to undo")
 
 
-def _standing(tape: "OpenedRun", rows: Sequence["RolloutRow"]) -> _Found:
-    return _Found(_lines(tape, rows, _ALREADY), (), len(rows))
-
-
-def _lines(tape: "OpenedRun", rows: Sequence["RolloutRow"], change: str) -> list[_Line]:
-    """The filters that stand."""
+def _current(tape: "OpenedRun", rows: Sequence["RolloutRow"], change: str) -> list[_Line]:
+    """The filters in effect."""
     from rolltape.collect.filters import standing
 
     before = standing(tape.run)
@@ -147,17 +150,17 @@ def _lines(tape: "OpenedRun", rows: Sequence["RolloutRow"], change: str) -> list
 
 def _print(found: _Found, rows: "dict[tuple[str, int], RolloutRow]", *, as_json: bool, dry_run: bool) -> None:
     would = "would be " if dry_run else ""
-    told = {_NOW: f"{would}filtered", _ALREADY: "filtered already", _TAKEN_BACK: f"{would}taken back"}
+    words = {_NOW: f"{would}filtered", _ALREADY: "already filtered", _TAKEN_BACK: f"{would}removed"}
     counts = Counter(change for _, change in {(line.key, line.change) for line in found.lines})
     if as_json:
         for key, by, reason, change in found.lines:
             print_json({"rollout": key[0], "try_index": key[1], "by": by, "reason": reason, "change": change})
-        figures = {change: counts[change] for change in told}
+        figures = {change: counts[change] for change in words}
         print_json({"judged": found.judged, **figures, "unjudged": dict(found.unjudged), "dry_run": dry_run})
         return
     if found.lines:
         _print_table(found.lines, rows)
-    parts = [f"{counts[change]:,} {words}" for change, words in told.items() if counts[change]]
+    parts = [f"{counts[change]:,} {what}" for change, what in words.items() if counts[change]]
     print_line(f"{plural(found.judged, 'rollout')}: {', '.join(parts) or found.otherwise}")
     for why, times in found.unjudged.most_common():
         note(f"{plural(times, 'rollout')} not judged: {why}")
@@ -167,7 +170,7 @@ def _print_table(lines: Sequence[_Line], rows: "dict[tuple[str, int], RolloutRow
     rollouts: Counter[tuple[str, str]] = Counter()
     sampled: Counter[tuple[str, str]] = Counter()
     for key, by, reason, change in lines:
-        kind = (by or "", f"taken back: {reason}" if change == _TAKEN_BACK else reason)
+        kind = (by or "", f"removed: {reason}" if change == _TAKEN_BACK else reason)
         rollouts[kind] += 1
         sampled[kind] += rows[key].sampled_tokens
     shown = [

@@ -1,4 +1,4 @@
-"""`rolltape score`: rewards that come late, or again."""
+"""`rolltape score`: set rewards after rollouts were recorded."""
 
 import math
 import sys
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rolltape.cli.exits import UsageError
-from rolltape.cli.options import JsonOption, RolloutArgument, RunArgument, TryOption
+from rolltape.cli.options import DryRunOption, JsonOption, RolloutArgument, RunArgument, TryOption
 from rolltape.cli.output.screen import SHORT_ID, note, number, plural, print_json, print_line, print_table
+from rolltape.errors import UsageError
 
 if TYPE_CHECKING:
     from rolltape.collect.rewards import LateReward
@@ -21,42 +21,46 @@ _SHOWN_REWARDS = 20
 def score(
     run: RunArgument,
     rollout: RolloutArgument = None,
-    reward: Annotated[str | None, typer.Argument(metavar="[REWARD]", help="A number; nan and inf are some.")] = None,
+    reward: Annotated[str | None, typer.Argument(metavar="REWARD", help="A number; nan and inf are allowed.")] = None,
+    *,
     terms: Annotated[
-        list[str] | None, typer.Option("--term", metavar="NAME=VALUE", help="What it is made of; may be repeated.")
+        list[str] | None, typer.Option("--term", metavar="NAME=VALUE", help="A term of the reward; repeatable.")
     ] = None,
-    by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who says so.")] = None,
+    by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who gives the reward.")] = None,
     turn: Annotated[
-        str | None, typer.Option("--turn", help="Reward this turn: its id, or SESSION.TURN as `rolltape trace` has it.")
+        str | None,
+        typer.Option(
+            "--turn", metavar="TURN", help="Reward this turn: its id, or SESSION.TURN as in `rolltape trace`."
+        ),
     ] = None,
     try_index: TryOption = None,
     source: Annotated[
         str | None,
-        typer.Option("--from", metavar="FILE", help="JSON lines with rollout, reward, …; - is standard input."),
+        typer.Option("--from", metavar="FILE", help="JSON lines with rollout and reward; - is stdin."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Reward rollouts, or turns of them, late or again.
+    """Set rewards of rollouts or turns, also after they finished.
 
-    The latest reward counts, and the earlier ones stay on the tape. With --from, an object a line: rollout and reward,
-    and if wanted terms, by, try and turn. All lines are checked before the first is recorded.
+    The latest reward counts; earlier ones stay on the tape. With --from, each line is a JSON object with rollout and
+    reward, and optionally terms, by, try, and turn. All lines are checked before the first is recorded.
     """
     import rolltape
-    from rolltape.cli.runs import ended, held
+    from rolltape.cli.runs import open_snapshot, report_problems
     from rolltape.collect.rewards import late_rewards, record_rewards
 
-    label, entries = _given(rollout, reward, terms, turn, try_index, source)
-    with held(run) as tape:
+    label, entries = _rewards(rollout, reward, terms, turn, try_index, source)
+    with open_snapshot(run) as tape:
         rewards = late_rewards(tape.run, entries, label=label, by=by)
         if not dry_run and any(one.is_new for one in rewards):
             with rolltape.open(tape.run.location) as writer:
                 record_rewards(writer, rewards)
     _print(rewards, as_json=as_json, dry_run=dry_run)
-    return ended(tape)
+    return report_problems(tape)
 
 
-def _given(
+def _rewards(
     rollout: str | None,
     reward: str | None,
     terms: Sequence[str] | None,
@@ -64,12 +68,12 @@ def _given(
     try_index: int | None,
     source: str | None,
 ) -> "tuple[str | None, Iterable[Entry]]":
-    """The file that rewards stand in, if it is one, and the rewards."""
+    """The name of the file with the rewards, if there is one, and the rewards."""
     from rolltape.collect.sources.entries import Entry
     from rolltape.collect.sources.jsonfiles import json_lines_file, json_lines_stream
 
     if rollout is not None and rollout.startswith("-"):
-        raise UsageError(f"there is no option {rollout}; `rolltape score --help` lists them")
+        raise UsageError(f"unknown option {rollout}; `rolltape score --help` lists them")
     if source is None:
         if rollout is None or reward is None:
             raise UsageError("give ROLLOUT and REWARD, or --from FILE")
@@ -78,7 +82,7 @@ def _given(
         return None, [Entry("ROLLOUT", {name: value for name, value in fields.items() if value is not None})]
     for name, value in {"ROLLOUT": rollout, "--term": terms, "--turn": turn, "--try": try_index}.items():
         if value is not None:
-            raise UsageError(f"--from {source}: {name} is for the file to say")
+            raise UsageError(f"--from {source}: {name} must be given in the file")
     reading = json_lines_stream(sys.stdin.buffer, None) if source == "-" else json_lines_file(source, None)
     return reading.label, reading.entries
 
@@ -89,7 +93,7 @@ def _numbers(terms: Sequence[str]) -> dict[str, float]:
         name, _, value = term.partition("=")
         if name in numbers:
             raise UsageError(f"--term {term}: {name} is given twice")
-        numbers[name] = _number(value, f"--term {term}: give a name and a number, as style=0.5")
+        numbers[name] = _number(value, f"--term {term}: give a name and a number, such as style=0.5")
     return numbers
 
 
@@ -112,10 +116,10 @@ def _print(rewards: Sequence["LateReward"], *, as_json: bool, dry_run: bool) -> 
         _print_table(fresh[:_SHOWN_REWARDS])
     if len(fresh) > _SHOWN_REWARDS:
         print_line(f"… and {len(fresh) - _SHOWN_REWARDS:,} more")
-    recorded = f"{len(fresh):,} {'to be recorded' if dry_run else 'recorded'}, {changed:,} changed"
+    recorded = f"{len(fresh):,} {'to record' if dry_run else 'recorded'}, {changed:,} changed"
     print_line(f"{plural(len(rewards), 'reward')}: {recorded if fresh else 'nothing new'}")
-    for remark in _remarks(fresh):
-        note(remark)
+    for text in _notes(fresh):
+        note(text)
 
 
 def _print_table(rewards: Sequence["LateReward"]) -> None:
@@ -141,8 +145,8 @@ def _print_table(rewards: Sequence["LateReward"]) -> None:
     )
 
 
-def _remarks(rewards: Sequence["LateReward"]) -> Iterator[str]:
-    """What a person may not expect of rewards that are recorded."""
+def _notes(rewards: Sequence["LateReward"]) -> Iterator[str]:
+    """Notes on rewards that may not have the expected effect."""
     from rolltape.records.rollout import Status
 
     whole = [one for one in rewards if one.statement.turn is None]
@@ -151,24 +155,24 @@ def _remarks(rewards: Sequence["LateReward"]) -> Iterator[str]:
     broken = sum(one.row.outcome.status in (Status.FAILED, Status.LOST) for one in whole)
     filtered = sum(one.row.outcome.filtered is not None for one in whole)
     if endless:
-        yield f"not finite: {plural(endless, 'reward')}; the mean of a group leaves them out"
+        yield f"{plural(endless, 'reward')} not finite; a group's mean leaves them out"
     if running:
-        yield f"still running: {plural(running, 'rollout')}; a reward that one finishes with will count instead"
+        yield f"{plural(running, 'rollout')} still running; the reward given at the finish will count instead"
     if broken:
-        yield f"failed or lost: {plural(broken, 'rollout')}; a reward does not count there"
+        yield f"{plural(broken, 'rollout')} failed or lost; rewards do not count there"
     if filtered:
-        yield f"filtered: {plural(filtered, 'rollout')}; a reward does not change that, `rolltape filter` says why"
+        yield f"{plural(filtered, 'rollout')} filtered, and a reward does not change that; `rolltape filter` shows why"
 
 
 def _record(one: "LateReward") -> dict[str, object]:
-    said = one.statement
+    statement = one.statement
     return {
-        "rollout": said.rollout,
-        "try_index": said.try_index,
-        "turn": said.turn,
+        "rollout": statement.rollout,
+        "try_index": statement.try_index,
+        "turn": statement.turn,
         "reward": one.reward,
-        "reward_terms": said.data["terms"],
-        "by": said.by,
+        "reward_terms": statement.data["terms"],
+        "by": statement.by,
         "before": one.before,
         "recorded": one.is_new,
         "changed": one.changes,

@@ -1,11 +1,11 @@
-"""`rolltape check`: whether everything that may never break holds on a run."""
+"""`rolltape check`: verify a run."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rolltape.cli.exits import Exit
 from rolltape.cli.options import JsonOption, RunArgument
-from rolltape.cli.output.screen import count, plural, print_json, print_line, print_long, tracked
+from rolltape.cli.output.screen import plural, print_json, print_line, print_long, tracked
 
 if TYPE_CHECKING:
     from rolltape.records.policy import CutPolicy
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def check(run: RunArgument, as_json: JsonOption = False) -> int:
-    """Verify everything that may never break.
+    """Verify a run: files, records, traces, and samples.
 
-    Journals, shards, records and traces, and the samples under every policy.
+    Samples are checked under every cut policy.
     """
     import rolltape
     from rolltape.errors import DamagedTapeError, TapeError
@@ -53,14 +53,17 @@ def check(run: RunArgument, as_json: JsonOption = False) -> int:
     else:
         for breach in found:
             print_long(f"{breach.where}: {breach.what} [{breach.rule}]")
-        seen = f"{plural(rollouts, 'rollout')}, {plural(turns, 'turn')}, {count(tokens)} sampled tokens"
-        print_line(f"{seen} checked under {', '.join(names)}: " + (f"{len(found):,} broken" if found else "all hold"))
+        seen = f"{plural(rollouts, 'rollout')}, {plural(turns, 'turn')}, {plural(tokens, 'sampled token')}"
+        print_line(
+            f"{seen} checked under {', '.join(names)}: "
+            + ("no breaches" if not found else "1 breach" if len(found) == 1 else f"{len(found):,} breaches")
+        )
     return Exit.BROKEN if found else Exit.OK
 
 
 def _each(tape: "Run", rows: Sequence["RolloutRow"]) -> Iterator["Rollout | Breach"]:
-    """Every rollout, or what kept it from being loaded."""
-    from rolltape.cli.runs import reason
+    """Every rollout, or the breach that kept it from loading."""
+    from rolltape.cli.runs import describe
     from rolltape.samples.verify import Breach
 
     left = {row.key: row for row in rows}
@@ -68,21 +71,21 @@ def _each(tape: "Run", rows: Sequence["RolloutRow"]) -> Iterator["Rollout | Brea
         for rollout in tape.rollouts():
             left.pop(rollout.key, None)
             yield rollout
-    except Exception as error:  # noqa: BLE001 - bad content can fail in any way; it is a breach in every case
-        # The reader ends with the first failure. One by one is slower, and gets to all of the rest.
+    except Exception as error:  # noqa: BLE001 - bad content can fail in any way, and is always a breach
+        # The reader stops at the first failure. Loading one by one is slower, but reaches the rest.
         failed = False
         for rollout_id, try_index in left:
             try:
                 yield tape.rollout(rollout_id, try_index=try_index)
             except Exception as its_own:  # noqa: BLE001 - as above
                 failed = True
-                yield Breach("readable", rollout_id, f"cannot be loaded: {reason(its_own)}")
+                yield Breach("readable", rollout_id, f"cannot be loaded: {describe(its_own)}")
         if not failed:
-            yield Breach("readable", tape.location, f"a rollout cannot be loaded: {reason(error)}")
+            yield Breach("readable", tape.location, f"a rollout cannot be loaded: {describe(error)}")
 
 
 def _breaches(rollout: "Rollout", policies: Sequence["CutPolicy"]) -> "list[Breach]":
-    from rolltape.cli.runs import reason
+    from rolltape.cli.runs import describe
     from rolltape.samples.verify import Breach, verify_rollout
     from rolltape.traces.verify import problems_of
 
@@ -90,19 +93,19 @@ def _breaches(rollout: "Rollout", policies: Sequence["CutPolicy"]) -> "list[Brea
         breaches = verify_rollout(rollout, policies)
         return breaches + [Breach("trace", rollout.id, what) for what in problems_of(rollout)]
     except Exception as error:  # noqa: BLE001 - as above
-        return [Breach("samples", rollout.id, f"cannot be checked: {reason(error)}")]
+        return [Breach("samples", rollout.id, f"cannot be checked: {describe(error)}")]
 
 
 def _problems(tape: "Run") -> "Iterator[Breach]":
-    """What the tape says of itself; if it cannot, what it said until then."""
-    from rolltape.cli.runs import reason
+    """Problems that the tape itself reports, or those found until it could not be read further."""
+    from rolltape.cli.runs import describe
     from rolltape.samples.verify import Breach
 
-    for looked in (tape.problems, tape.verify_shards):
+    for find in (tape.problems, tape.verify_shards):
         try:
-            problems = looked()
+            problems = find()
         except Exception as error:  # noqa: BLE001 - as above
             problems = tape.noticed()
-            yield Breach("readable", tape.location, f"cannot be read to its end: {reason(error)}")
+            yield Breach("readable", tape.location, f"cannot be read completely: {describe(error)}")
         for problem in problems:
             yield Breach("readable", problem.where, problem.what)

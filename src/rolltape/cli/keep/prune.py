@@ -1,12 +1,12 @@
-"""`rolltape prune`: make a run smaller; the tape says what was removed."""
+"""`rolltape prune`: delete turns or a side array; the tape keeps a record of what was deleted."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rolltape.cli.exits import UsageError
-from rolltape.cli.options import JsonOption, RunArgument
+from rolltape.cli.options import DryRunOption, JsonOption, RunArgument
+from rolltape.errors import UsageError
 
 if TYPE_CHECKING:
     from rolltape.tape.shards.prune import PruneReport
@@ -14,28 +14,33 @@ if TYPE_CHECKING:
 
 def prune(
     run: RunArgument,
-    before_step: Annotated[int | None, typer.Option("--before-step", help="Rollouts of the steps before this.")] = None,
-    step: Annotated[list[int] | None, typer.Option("--step", help="Rollouts of this step; may be repeated.")] = None,
-    side_array: Annotated[
-        str | None, typer.Option("--side-array", metavar="NAME", help="Only this side array, not the turns.")
+    *,
+    before_step: Annotated[
+        int | None, typer.Option("--before-step", metavar="N", help="Rollouts of steps before this one.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    step: Annotated[
+        list[int] | None, typer.Option("--step", metavar="N", help="Rollouts of this step; repeatable.")
+    ] = None,
+    side_array: Annotated[
+        str | None, typer.Option("--side-array", metavar="NAME", help="Delete only this side array, not the turns.")
+    ] = None,
+    dry_run: DryRunOption = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Remove turns by step, or a side array.
+    """Delete turns by step, or a side array.
 
-    What a rollout was, and what became of it, stays on the tape.
+    The rollouts themselves, with their rewards and events, stay on the tape.
     """
     import msgspec
 
     import rolltape
     from rolltape.cli.output.screen import note, print_json, print_line
-    from rolltape.cli.runs import ended, opened
+    from rolltape.cli.runs import open_run, report_problems
 
     if before_step is None and not step and side_array is None:
-        raise UsageError("nothing to prune; give --before-step, --step or --side-array")
-    tape = opened(run)
+        raise UsageError("nothing to prune; give --before-step, --step, or --side-array")
+    tape = open_run(run)
     steps = step or None
     report = rolltape.prune(run, before_step=before_step, steps=steps, side_array=side_array, dry_run=True)
     if not dry_run:
@@ -46,10 +51,10 @@ def prune(
         print_json(msgspec.to_builtins(report))
     else:
         freed = "" if report.dry_run else f", {report.bytes_freed:,} bytes freed"
-        print_line(f"{'would remove' if report.dry_run else 'removed'} {_described(report)}{freed}")
+        print_line(f"{'would delete' if report.dry_run else 'deleted'} {_described(report)}{freed}")
     for what, why in report.skipped.items():
-        note(f"{what} left alone: {why}")
-    return ended(tape)
+        note(f"{what} skipped: {why}")
+    return report_problems(tape)
 
 
 def _described(report: "PruneReport") -> str:
@@ -62,6 +67,6 @@ def _described(report: "PruneReport") -> str:
 
 def _confirm(report: "PruneReport") -> None:
     if not sys.stdin.isatty():
-        raise UsageError(f"--yes: needed to remove {_described(report)}, since there is nobody to ask")
-    if not typer.confirm(f"Remove {_described(report)} for good?", err=True):
+        raise UsageError(f"--yes: required to delete {_described(report)}, as nobody can be asked")
+    if not typer.confirm(f"Delete {_described(report)} permanently?", err=True):
         raise typer.Abort

@@ -1,4 +1,4 @@
-"""`rolltape ls`: the rollouts of a run."""
+"""`rolltape ls`: list the rollouts of a run."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rolltape.cli.options import GroupOption, JsonOption, RunArgument, StepOption, TaskOption
+from rolltape.cli.options import JsonOption, RolloutFilter, RunArgument
 from rolltape.cli.output.screen import SHORT_ID, count, number, plural, print_json, print_line, print_table
 
 if TYPE_CHECKING:
@@ -15,17 +15,16 @@ if TYPE_CHECKING:
 
 def ls(
     run: RunArgument,
-    step: StepOption = None,
-    group: GroupOption = None,
-    task: TaskOption = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the last so many.")] = None,
+    *,
+    only: RolloutFilter,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Only the last N rollouts.")] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """List the rollouts of a run."""
-    from rolltape.cli.runs import Chosen, ended, opened
+    """List rollouts."""
+    from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
 
-    tape = opened(run)
-    rows = Chosen(tape, step=step, group=group, task=task).rows
+    tape = open_run(run)
+    rows = SelectedRollouts(tape, only).rows
     shown = rows if limit is None else rows[-limit:]
     if as_json:
         for row in shown:
@@ -33,7 +32,7 @@ def ls(
     else:
         _print_rows(shown)
         print_line(_summary(rows))
-    return ended(tape)
+    return report_problems(tape)
 
 
 def _record(row: "RolloutRow") -> dict[str, object]:
@@ -86,7 +85,7 @@ def _print_rows(rows: Sequence["RolloutRow"]) -> None:
 
 
 def _summary(rows: Sequence["RolloutRow"]) -> str:
-    """How many there are, and the mean of their rewards; one that is not finite is counted instead."""
+    """Counts and the mean reward. Rewards that are not finite are counted, not averaged."""
     from rolltape.records.rollout import Status
 
     rewards = [row.outcome.reward for row in rows if row.outcome.reward is not None]

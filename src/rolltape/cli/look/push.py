@@ -1,4 +1,4 @@
-"""`rolltape push`: a run's steps, and some of its rollouts, on a tracker."""
+"""`rolltape push`: send a run's metrics and traces to a tracker."""
 
 import contextlib
 import io
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rolltape.cli.exits import UsageError
-from rolltape.cli.options import JsonOption, PolicyOption, RunArgument, StepOption, chosen_policy
+from rolltape.cli.options import CutOptions, JsonOption, PolicyOption, RunArgument, StepOption, either
 from rolltape.cli.output.screen import note, number, plural, print_json, print_line
+from rolltape.errors import UsageError
 from rolltape.records.choice import Choice
 
 if TYPE_CHECKING:
@@ -24,34 +24,38 @@ _POLL_S = 2.0
 
 def push(
     run: RunArgument,
-    to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="trackio, or a file that ends in .jsonl.")],
-    project: Annotated[str, typer.Option("--project", help="The project on trackio.")] = "rolltape",
-    name: Annotated[str | None, typer.Option("--name", help="The run's name there; by default its own.")] = None,
+    *,
+    to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="trackio, or a file ending in .jsonl.")],
+    project: Annotated[str, typer.Option("--project", metavar="NAME", help="Trackio project.")] = "rolltape",
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Run name on the tracker.")] = None,
     step: StepOption = None,
-    split: Annotated[str | None, typer.Option("--split", help="Only rollouts of this split.")] = None,
+    split: Annotated[str | None, typer.Option("--split", metavar="NAME", help="Only rollouts of this split.")] = None,
     default_split: Annotated[
-        str, typer.Option("--default-split", help="The split of rollouts whose source names none.")
+        str, typer.Option("--default-split", metavar="NAME", help="Split of rollouts whose source names none.")
     ] = "train",
-    max_traces: Annotated[int, typer.Option("--max-traces", help="At most so many a split and step; 0: none.")] = 8,
-    choose: Annotated[Choice, typer.Option("--choose", help="Which rollouts those are.")] = Choice.FIRST,
+    max_traces: Annotated[
+        int, typer.Option("--max-traces", metavar="N", help="Maximum traces per split and step.")
+    ] = 8,
+    choose: Annotated[
+        Choice, typer.Option("--choose", metavar="HOW", help=f"Which rollouts to send as traces: {either(Choice)}.")
+    ] = Choice.FIRST,
     policy: PolicyOption = "exact",
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until the run's writers are done.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Keep sending until the run's writers are done.")] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Show a run's steps and rollouts on a tracker."""
+    """Send a run's metrics and traces to a tracker."""
     import rolltape
-    from rolltape.cli.runs import OpenedRun, ended, opened
+    from rolltape.cli.runs import OpenedRun, no_match, open_run, report_problems
     from rolltape.tracking.allowance import Allowance
     from rolltape.tracking.push import Push
 
-    chosen_one = chosen_policy(policy)
-    tape = OpenedRun(rolltape.read(run), []) if follow else opened(run)
+    tape = OpenedRun(rolltape.read(run), []) if follow else open_run(run)
     with _tracker(to, project, name or tape.run.name) as tracker:
         pushing = Push(
             tape.run,
             tracker,
             allowance=Allowance(max_traces, choose),
-            policy=chosen_one,
+            policy=CutOptions(policy).cut_policy(),
             default_split=default_split,
             wanted=lambda key: step in (None, key.step) and split in (None, key.split),
         )
@@ -59,19 +63,19 @@ def push(
     if not done and not pushing.waiting:
         given = {"--step": step, "--split": split}
         flags = " ".join(f"{flag} {value}" for flag, value in given.items() if value is not None)
-        raise UsageError(f"{flags or run}: no rollout of {tape.run.name} is like that; `rolltape ls` lists them")
-    _print_end(done, to, project, as_json)
+        raise no_match(flags or run, tape.run)
+    _print_totals(done, to, project, as_json)
     for key, running in pushing.waiting.items():
-        why = f"{plural(running, 'rollout')} still running" if running else "it is still being collected"
-        note(f"step {key.step} of {key.split}: {why}; push again, or --follow")
-    return ended(tape)
+        why = f"{plural(running, 'rollout')} still running" if running else "still being collected"
+        note(f"step {key.step} of {key.split}: {why}; push again later, or use --follow")
+    return report_problems(tape)
 
 
 @contextlib.contextmanager
 def _tracker(to: str, project: str, name: str) -> Iterator["Tracker"]:
-    """The tracker, closed in the end. What it prints goes beside the data, but for its farewell."""
+    """The tracker, closed at the end. What it prints goes to standard error, except on closing."""
     if to != "trackio" and not to.endswith(".jsonl"):
-        raise UsageError(f"--to {to}: give trackio, or a file that ends in .jsonl")
+        raise UsageError(f"--to {to}: unknown tracker; use trackio, or a file ending in .jsonl")
     with contextlib.redirect_stdout(sys.stderr):
         if to == "trackio":
             from rolltape.tracking.trackio import LocalTracker
@@ -98,7 +102,7 @@ def _rounds(pushing: "Push", follow: bool) -> Iterator["PushedStep"]:
 
 
 def _printed(steps: Iterator["PushedStep"], as_json: bool) -> Iterator["PushedStep"]:
-    """The steps, each printed as it is pushed."""
+    """Yield the steps, and print each as it is pushed."""
     for pushed in steps:
         summary = pushed.shown.summary if pushed.shown is not None else None
         reward = summary.rewards.mean if summary is not None and summary.rewards is not None else None
@@ -121,11 +125,11 @@ def _printed(steps: Iterator["PushedStep"], as_json: bool) -> Iterator["PushedSt
         yield pushed
 
 
-def _print_end(done: list["PushedStep"], to: str, project: str, as_json: bool) -> None:
+def _print_totals(done: list["PushedStep"], to: str, project: str, as_json: bool) -> None:
     new = [one.shown for one in done if one.shown is not None]
     there = len(done) - len(new)
     if not as_json:
         pushed = f"{plural(len(new), 'step')} and {plural(sum(map(len, new)), 'trace')} pushed to {to}"
-        print_line(pushed + (f"; {plural(there, 'step')} there already" if there else ""))
+        print_line(pushed + (f"; {plural(there, 'step')} already there" if there else ""))
     if to == "trackio":
-        note(f"trackio show --project {shlex.quote(project)} opens the page")
+        note(f"open it with: trackio show --project {shlex.quote(project)}")

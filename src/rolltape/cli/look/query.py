@@ -1,4 +1,4 @@
-"""`rolltape query`: SQL over a run."""
+"""`rolltape query`: run SQL over a run."""
 
 import csv
 import enum
@@ -9,19 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rolltape.cli.exits import UsageError
-from rolltape.cli.options import (
-    AdvantageOption,
-    BranchesOption,
-    JsonOption,
-    MaxTokensOption,
-    PolicyOption,
-    RewardOption,
-    RunArgument,
-    StalenessOption,
-    chosen_credit,
-    chosen_policy,
-)
+from rolltape.cli.options import JsonOption, RunArgument, TrainingOptions, either
+from rolltape.cli.output.screen import print_json, print_table, tracked
+from rolltape.errors import UsageError
 
 if TYPE_CHECKING:
     import duckdb
@@ -32,11 +22,11 @@ if TYPE_CHECKING:
 
 TABLES = ("rollouts", "turns", "messages", "samples")
 _ROWS_AT_A_TIME = 1000
-# Half an id finds nothing.
+# These columns are never shortened: half an id finds nothing.
 _IDS = ("rollout", "session", "turn", "sample", "group")
 
 
-class Output(enum.StrEnum):
+class QueryOutput(enum.StrEnum):
     TABLE = "table"
     CSV = "csv"
     JSON = "json"
@@ -44,49 +34,44 @@ class Output(enum.StrEnum):
 
 def query(
     run: RunArgument,
-    sql: Annotated[str, typer.Argument(metavar="SQL", help="A statement over rollouts, turns, messages, samples.")],
-    form: Annotated[Output, typer.Option("--format", help="How to print the result.")] = Output.TABLE,
+    sql: Annotated[
+        str, typer.Argument(metavar="SQL", help="A SQL statement over rollouts, turns, messages, and samples.")
+    ],
+    *,
+    form: Annotated[
+        QueryOutput, typer.Option("--format", metavar="NAME", help=f"Output format: {either(QueryOutput)}.")
+    ] = QueryOutput.TABLE,
     as_json: JsonOption = False,
-    policy: PolicyOption = "exact",
-    reward: RewardOption = None,
-    advantage: AdvantageOption = None,
-    branches: BranchesOption = None,
-    max_tokens: MaxTokensOption = None,
-    max_staleness: StalenessOption = None,
+    training: TrainingOptions,
 ) -> int:
-    """Ask a run in SQL: rollouts, turns, messages and samples."""
+    """Run SQL over rollouts, turns, messages, and samples."""
     import duckdb
 
-    from rolltape.cli.runs import ended, opened
+    from rolltape.cli.runs import open_run, report_problems
 
-    chosen_one = chosen_policy(
-        policy,
-        branches=branches,
-        max_tokens=max_tokens,
-        max_staleness=max_staleness,
-    )
-    tape = opened(run)
-    # Only the run's tables are meant, not this program's variables.
+    policy, credit = training.cut_policy(), training.credit()
+    tape = open_run(run)
+    # A name that is not a table must not be looked up among this program's variables.
     with duckdb.connect(config={"python_enable_replacements": False}) as connection:
         for name in _tables_in(sql, connection):
-            connection.register(name, _table(name, tape, chosen_one, chosen_credit(reward, advantage)))
+            connection.register(name, _table(name, tape, policy, credit))
         try:
             connection.execute(sql)
             if connection.description is None:
-                raise UsageError("SQL: there is no statement in it; try 'SELECT * FROM rollouts'")
+                raise UsageError("SQL: no statement; try 'SELECT * FROM rollouts'")
             columns = [column[0] for column in connection.description]
-            _print(columns, _rows(connection), Output.JSON if as_json else form)
+            _print(columns, _rows(connection), QueryOutput.JSON if as_json else form)
         except duckdb.Error as error:
             raise UsageError(f"SQL: {str(error).splitlines()[0]}") from None
-    return ended(tape)
+    return report_problems(tape)
 
 
 def _tables_in(sql: str, connection: "duckdb.DuckDBPyConnection") -> list[str]:
-    """The run's tables that a statement names; building one that it does not name would be for nothing."""
+    """The run's tables that a statement names. Only these are built."""
     ((serialized,),) = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
     parsed = json.loads(serialized)
     if parsed.get("error"):
-        # Not a SELECT, or wrong; every table whose name occurs is made, and DuckDB says what it thinks of the rest.
+        # Not a SELECT, or invalid: build every table whose name occurs, and let DuckDB report the error.
         return [name for name in TABLES if name in sql.lower()]
     named: set[str] = set()
     stack: list[Any] = [parsed]
@@ -103,21 +88,19 @@ def _tables_in(sql: str, connection: "duckdb.DuckDBPyConnection") -> list[str]:
 
 def _table(name: str, tape: "OpenedRun", policy: "CutPolicy", credit: "Credit") -> "pa.Table":
     from rolltape import export
-    from rolltape.cli.output.screen import tracked
-    from rolltape.cli.runs import Chosen
-    from rolltape.cli.sampling import samples_of
+    from rolltape.cli.runs import SelectedRollouts
 
     if name == "rollouts":
         return export.rollouts_table(
             (row.head, row.outcome, row.sessions, row.turns, row.sampled_tokens) for row in tape.rows
         )
     if name == "samples":
-        counted = Chosen(tape, counted_only=True)
+        counted = SelectedRollouts(tape, counted_only=True)
         with counted.named_in_errors():
-            return export.samples_table(samples_of(counted, policy, credit))
-    chosen = Chosen(tape)
-    rollouts = tracked(chosen, name, len(chosen))
-    with chosen.named_in_errors():
+            return export.samples_table(counted.samples(policy, credit))
+    selected = SelectedRollouts(tape)
+    rollouts = tracked(selected, name, len(selected))
+    with selected.named_in_errors():
         return export.turns_table(rollouts) if name == "turns" else export.messages_table(rollouts)
 
 
@@ -126,13 +109,11 @@ def _rows(connection: "duckdb.DuckDBPyConnection") -> Iterator[tuple[Any, ...]]:
         yield from rows
 
 
-def _print(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], form: Output) -> None:
-    from rolltape.cli.output.screen import print_json, print_table
-
-    if form is Output.JSON:
+def _print(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], form: QueryOutput) -> None:
+    if form is QueryOutput.JSON:
         for row in rows:
             print_json({name: _plain(value) for name, value in zip(columns, row, strict=True)})
-    elif form is Output.CSV:
+    elif form is QueryOutput.CSV:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows([_cell(value) for value in row] for row in rows)
@@ -150,7 +131,7 @@ def _print(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], form: Output
 
 
 def _plain(value: object) -> object:
-    """A value that JSON has; dates, decimals and the like as text."""
+    """A value for JSON; dates, decimals, and the like become text."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dict):

@@ -1,15 +1,13 @@
-"""Samples token by token: in colour on a terminal, marked in a pipe, or as JSON."""
+"""Prints samples token by token: in color on a terminal, with marks in a pipe, or as JSON."""
 
 import sys
 from collections import Counter
 from pathlib import Path
 
-from rolltape.cli.exits import UsageError
-from rolltape.cli.look.by import By
-from rolltape.cli.look.measures import Measured, measured, version_name
+from rolltape.cli.look.measures import Measure, MeasuredTokens, measure_tokens, version_name
 from rolltape.cli.look.token_colors import Painter
-from rolltape.cli.output.screen import colours, note, number, plural, print_json, print_line
-from rolltape.errors import RecordError, RolltapeError
+from rolltape.cli.output.screen import color_system, note, number, plural, print_json, print_line
+from rolltape.errors import RecordError, RolltapeError, UsageError
 from rolltape.records.ledger import Fate
 from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Sample
@@ -18,20 +16,20 @@ from rolltape.samples.spelling import Spellings
 
 
 class TokenPrinter:
-    """Prints samples of one run by one measure."""
+    """Prints samples of one run, colored by one measure."""
 
-    def __init__(self, run: str, by: By, spellings: Spellings, *, full: bool, as_json: bool) -> None:
+    def __init__(self, run: str, by: Measure, spellings: Spellings, *, full: bool, as_json: bool) -> None:
         from rolltape.view.trainer import TokenRecords
 
         self.spellings = spellings
         self._by = by
         self._as_json = as_json
         self._records = None if by.column is None else TokenRecords(Path(run))
-        self._painter = Painter(colours(), full=full)
-        self._legend = ""  # that was printed last
+        self._painter = Painter(color_system(), full=full)
+        self._legend = ""  # the last one printed
 
     def check(self, made: Linearized) -> None:
-        """Refuse a measure that no sample of the rollout has."""
+        """Raise if no sample of the rollout has the measure."""
         refused: RolltapeError | None = None
         for sample in made.samples() if self._records is not None else ():
             try:
@@ -43,26 +41,26 @@ class TokenPrinter:
             raise refused
 
     def print_all(self, made: Linearized) -> None:
-        """Every sample of a rollout; one that lacks the measure by what becomes of its tokens."""
+        """Print every sample of a rollout; one that lacks the measure is colored by what trains."""
         for sample in made.samples():
             try:
                 given = self._measured(sample)
             except (UsageError, RecordError) as error:
                 note(str(error))
-                given = measured(sample, By.TRAINED, None)
+                given = measure_tokens(sample, Measure.TRAINED, None)
             self._print_title(sample, made)
             self._print(made.rollout, sample, given)
         if not len(made) and not self._as_json:
             print_line("")
-            print_line("No sample: nothing in this rollout trains; `rolltape ledger` says why.")
+            print_line("No samples: nothing in this rollout trains; `rolltape ledger` shows why.")
 
     def print_one(self, rollout: Rollout, sample: Sample) -> None:
-        """One sample alone."""
+        """Print one sample."""
         self._print(rollout, sample, self._measured(sample))
 
-    def _measured(self, sample: Sample) -> Measured:
+    def _measured(self, sample: Sample) -> MeasuredTokens:
         found = None if self._records is None else self._records.of(sample)
-        return measured(sample, self._by, None if found is None else found.record)
+        return measure_tokens(sample, self._by, None if found is None else found.record)
 
     def _print_title(self, sample: Sample, made: Linearized) -> None:
         if self._as_json:
@@ -80,10 +78,10 @@ class TokenPrinter:
             style="bold",
         )
 
-    def _print(self, rollout: Rollout, sample: Sample, given: Measured) -> None:
+    def _print(self, rollout: Rollout, sample: Sample, given: MeasuredTokens) -> None:
         spell = self.spellings.of(next(one for one in rollout.sessions if one.id == sample.session))
         if self._as_json:
-            values = {} if given.by is By.TRAINED else {given.by.value: _plain(given, sample)}
+            values = {} if given.by is Measure.TRAINED else {given.by.value: _plain(given, sample)}
             print_json({"sample": sample.id, "line": show(sample, spell), **values})
             return
         legend = self._painter.legend(given.by, sample.versions)
@@ -94,9 +92,9 @@ class TokenPrinter:
         sys.stdout.write("\n")
 
 
-def _plain(given: Measured, sample: Sample) -> list[float | str | None]:
-    """The values for a program; None where there is none."""
+def _plain(given: MeasuredTokens, sample: Sample) -> list[float | str | None]:
+    """The values for JSON; None where there is none."""
     pairs = zip(given.values.tolist(), given.present.tolist(), strict=True)
-    if given.by is By.VERSION:
+    if given.by is Measure.VERSION:
         return [version_name(*sample.versions[int(value)]) if present else None for value, present in pairs]
     return [value if present else None for value, present in pairs]

@@ -1,31 +1,20 @@
-"""`rolltape show`: a rollout in the terminal, from its reward to its tokens."""
+"""`rolltape show`: show a rollout in the terminal, from its reward to its tokens."""
 
 import enum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rolltape.cli.exits import UsageError
-from rolltape.cli.look.by import By
-from rolltape.cli.options import (
-    BranchesOption,
-    JsonOption,
-    MaxTokensOption,
-    PolicyOption,
-    RolloutArgument,
-    RunArgument,
-    StalenessOption,
-    TokenizerOption,
-    TryOption,
-    chosen_policy,
-)
+from rolltape.cli.look.measures import Measure
+from rolltape.cli.options import CutOptions, JsonOption, OneRollout, RunArgument, TokenizerOption, either
+from rolltape.errors import UsageError
 
 if TYPE_CHECKING:
     from rolltape.cli.look.sample_tokens import TokenPrinter
     from rolltape.samples import Linearized
 
 
-class Part(enum.StrEnum):
+class Section(enum.StrEnum):
     TREE = "tree"
     TRANSCRIPT = "transcript"
     TOKENS = "tokens"
@@ -33,97 +22,91 @@ class Part(enum.StrEnum):
 
 def show(
     run: RunArgument,
-    rollout: RolloutArgument = None,
+    *,
+    which: OneRollout,
     part: Annotated[
-        list[Part] | None, typer.Option("--part", help="Only this part, may be repeated; by default all three.")
+        list[Section] | None,
+        typer.Option("--part", metavar="PART", help=f"Show only this part: {either(Section)}; repeatable."),
     ] = None,
-    by: Annotated[
-        By, typer.Option("--by", help="What colours the tokens; the last four are a trainer's.")
-    ] = By.TRAINED,
-    full: Annotated[bool, typer.Option("--full", help="Fold nothing, however long.")] = False,
-    policy: PolicyOption = "exact",
-    branches: BranchesOption = None,
-    max_tokens: MaxTokensOption = None,
-    max_staleness: StalenessOption = None,
-    try_index: TryOption = None,
+    color_by: Annotated[
+        Measure,
+        typer.Option(
+            "--color-by",
+            metavar="VALUE",
+            help=f"Color tokens by {either(Measure)}; the last four need a trainer's token records.",
+        ),
+    ] = Measure.TRAINED,
+    full: Annotated[bool, typer.Option("--full", help="Do not fold long texts.")] = False,
+    cut: CutOptions,
     tokenizer: TokenizerOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Show a rollout: tree, transcript, tokens in colour.
+    """Show a rollout: tree, transcript, and tokens in color.
 
-    ROLLOUT may also be a sample id, for the tokens of that sample alone. In a pipe, and without colours, tokens are
-    marked: «trained», ‹sampled but not trained here›, context plain. What is long is folded on a terminal only. --json
+    ROLLOUT may also be a sample id, to show only the tokens of that sample. In a pipe, and without colors, tokens are
+    marked: «trained», ‹sampled but not trained here›, context plain. Long texts are folded on a terminal only. --json
     prints samples.
     """
     from rolltape.cli.look.sample_tokens import TokenPrinter
-    from rolltape.cli.output.spelling import chosen_spellings
-    from rolltape.cli.runs import Chosen, ended, opened
-    from rolltape.cli.sample_ids import rollout_of_sample, sample_named
+    from rolltape.cli.output.spelling import open_spellings
+    from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
+    from rolltape.cli.sample_ids import find_sample, rollout_of_sample
     from rolltape.records.rollout import Status
     from rolltape.samples import linearize
 
-    chosen_one = chosen_policy(policy, branches=branches, max_tokens=max_tokens, max_staleness=max_staleness)
-    sample_id = rollout if rollout is not None and "@" in rollout else None
-    parts = _parts(part, sample_id, as_json=as_json)
-    tape = opened(run)
-    tokens = TokenPrinter(run, by, chosen_spellings(tokenizer, run), full=full, as_json=as_json)
+    policy = cut.cut_policy()
+    sample_id = which.rollout if which.rollout is not None and "@" in which.rollout else None
+    sections = _sections(part, sample_id, as_json=as_json)
+    tape = open_run(run)
+    tokens = TokenPrinter(run, color_by, open_spellings(tokenizer, run), full=full, as_json=as_json)
     if sample_id is not None:
-        rollout, try_index = rollout_of_sample(sample_id)
-    chosen = Chosen(tape, rollout, try_index=try_index, counted_only=True)
-    meant = chosen.only()
-    with chosen.named_in_errors():
+        which = OneRollout(*rollout_of_sample(sample_id))
+    selected = SelectedRollouts(tape, which, counted_only=True)
+    rollout = selected.only()
+    with selected.named_in_errors():
         if sample_id is not None:
-            tokens.print_one(meant, sample_named(tape.run, meant, chosen_one, sample_id))
-            return ended(tape)
-        running = meant.status is Status.RUNNING
-        made = linearize(meant, chosen_one, versions=tape.run.versions(), as_if_finished=running)
-        if Part.TOKENS in parts:
+            tokens.print_one(rollout, find_sample(tape.run, rollout, policy, sample_id))
+            return report_problems(tape)
+        running = rollout.status is Status.RUNNING
+        made = linearize(rollout, policy, versions=tape.run.versions(), as_if_finished=running)
+        if Section.TOKENS in sections:
             tokens.check(made)
         if not as_json:
-            _print_facts(made, in_brief=part is not None)
-        for one in parts:
-            _print_part(one, made, tokens, full=full)
-    return ended(tape)
+            _print_facts(made, title_only=part is not None)
+        for section in sections:
+            _print_section(section, made, tokens, full=full)
+    return report_problems(tape)
 
 
-def _parts(asked: list[Part] | None, sample_id: str | None, *, as_json: bool) -> list[Part]:
-    alone = "a sample id shows tokens" if sample_id is not None else "--json prints samples" if as_json else None
-    others = [one for one in asked or () if one is not Part.TOKENS]
-    if alone is not None and others:
-        raise UsageError(f"--part {others[0]}: {alone} alone; `rolltape tree` and `rolltape trace` have the rest")
-    return [Part.TOKENS] if alone is not None else [one for one in Part if one in (asked or Part)]
+def _sections(asked: list[Section] | None, sample_id: str | None, *, as_json: bool) -> list[Section]:
+    why = "a sample id" if sample_id is not None else "--json" if as_json else None
+    others = [one for one in asked or () if one is not Section.TOKENS]
+    if why is not None and others:
+        raise UsageError(f"--part {others[0]}: {why} shows only tokens; use `rolltape tree` or `rolltape trace`")
+    return [Section.TOKENS] if why is not None else [one for one in Section if one in (asked or Section)]
 
 
-def _print_facts(made: "Linearized", *, in_brief: bool) -> None:
+def _print_facts(made: "Linearized", *, title_only: bool) -> None:
     from rolltape.cli.output.screen import print_long
     from rolltape.samples.facts import fact_lines, title
 
     print_long(title(made.rollout), style="bold")
-    for line in () if in_brief else fact_lines(made):
+    for line in () if title_only else fact_lines(made):
         print_long(line)
 
 
-def _print_part(part: Part, made: "Linearized", tokens: "TokenPrinter", *, full: bool) -> None:
-    from rolltape.cli.output.screen import print_line
+def _print_section(section: Section, made: "Linearized", tokens: "TokenPrinter", *, full: bool) -> None:
+    from rolltape.cli.look.transcript import transcript_lines
+    from rolltape.cli.look.tree import draw_trees
+    from rolltape.cli.output.screen import print_line, print_long, terminal_width
 
-    if part is Part.TOKENS:
+    if section is Section.TOKENS:
         tokens.print_all(made)
         return
     print_line("")
-    if part is Part.TREE:
-        from rolltape.cli.look.tree import draw_trees
-
+    if section is Section.TREE:
         draw_trees(made.rollout, tokens.spellings)
-    else:
-        _print_transcript(made, full=full)
-
-
-def _print_transcript(made: "Linearized", *, full: bool) -> None:
-    from rolltape.cli.look.layout import Labelled
-    from rolltape.cli.look.transcript import transcript_lines
-    from rolltape.cli.output.screen import print_long, terminal_width
-
+        return
     width = terminal_width()
-    labelled = Labelled(width, full=full or width is None)
-    for line, style in transcript_lines(made.rollout, labelled):
+    for line, style in transcript_lines(made.rollout, width=width, full=full or width is None):
         print_long(line, style)

@@ -1,4 +1,4 @@
-"""A sample's tokens in a terminal's colours; marked, with their values behind them, where there are none."""
+"""Writes a sample's tokens in a terminal's colors, or with marks and values where there are no colors."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -8,8 +8,7 @@ import numpy as np
 from rich.color import ColorSystem
 from rich.style import Style
 
-from rolltape.cli.look.by import By
-from rolltape.cli.look.measures import SCALES, Measured, steps_of, value_texts, version_name
+from rolltape.cli.look.measures import SCALES, Measure, MeasuredTokens, steps_of, value_texts, version_name
 from rolltape.cli.output.screen import visible
 from rolltape.records.sample import Sample
 from rolltape.samples.spelling import PART, Spell, marked_tokens, token_texts
@@ -19,14 +18,14 @@ _LONGEST_REPLY = 4_000
 
 
 class _Palette(NamedTuple):
-    """Letters and ground both have a colour, so that a light terminal shows the same as a dark one."""
+    """Styles set foreground and background, so that they look the same on light and dark terminals."""
 
-    trained: Sequence[str]  # in turn, so that one sees where a token ends
+    trained: Sequence[str]  # used in turn, to show where a token ends
     masked: Sequence[str]
     heat: Sequence[str]
     below: Sequence[str]
     above: Sequence[str]
-    kinds: Sequence[str]
+    versions: Sequence[str]
 
 
 def _on(*grounds: int) -> list[str]:
@@ -39,7 +38,7 @@ _MANY = _Palette(
     heat=[*_on(229, 222, 215, 208, 202), "color(231) on color(160)"],
     below=_on(223, 215, 208),
     above=_on(195, 117, 75),
-    kinds=_on(153, 222, 157, 183, 217, 187),
+    versions=_on(153, 222, 157, 183, 217, 187),
 )
 _FEW = _Palette(
     trained=["black on cyan"],
@@ -47,40 +46,42 @@ _FEW = _Palette(
     heat=["underline", *["black on yellow"] * 3, *["bright_white on red"] * 2],
     below=["", "black on yellow", "bright_white on red"],
     above=["", "black on cyan", "bright_white on blue"],
-    kinds=[f"black on {ground}" for ground in ("cyan", "yellow", "green", "magenta", "white")],
+    versions=[f"black on {ground}" for ground in ("cyan", "yellow", "green", "magenta", "white")],
 )
 _ELSEWHERE, _CONTEXT, _FOLDED = "underline", "dim", "bold"
 
 
 class Painter:
-    """Writes samples for a terminal of so many colours, or for none."""
+    """Writes samples for a color system, or without colors for None."""
 
     def __init__(self, system: ColorSystem | None, *, full: bool) -> None:
         self._system = system
         self._palette = _FEW if system is ColorSystem.STANDARD else _MANY
         self._full = full
         self._styles: dict[str, Style] = {}
-        self._kinds: dict[tuple[str, str], int] = {}  # versions as they were met: a colour means one in all samples
+        self._versions: dict[tuple[str, str], int] = {}  # in order of appearance: one color each in all samples
 
-    def legend(self, by: By, versions: Sequence[tuple[str, str]]) -> str:
-        """What the colours mean; nothing where marks say it."""
+    def legend(self, by: Measure, versions: Sequence[tuple[str, str]]) -> str:
+        """What the colors mean; empty if the marks say it."""
         if self._system is None:
-            return "" if by is By.TRAINED else f"«trained» ‹sampled, not trained here› context, each with =its {by}"
+            return (
+                "" if by is Measure.TRAINED else f"«trained» ‹sampled, not trained here› context, each with =its {by}"
+            )
         palette = self._palette
-        if by is By.TRAINED:
+        if by is Measure.TRAINED:
             named = [("trained", palette.trained[0]), ("masked", palette.masked[0])]
             named += [("trained in another sample", _ELSEWHERE), ("context", _CONTEXT)]
-        elif by is By.VERSION:
-            named = [(version_name(*one), self._of_version(one)) for one in versions]
+        elif by is Measure.VERSION:
+            named = [(version_name(*one), self._version_style(one)) for one in versions]
         elif SCALES[by].signed:
             steps = (-3, -2, -1, 1, 2, 3)
-            named = [(name, self._of_step(by, step)) for name, step in zip(SCALES[by].names, steps, strict=True)]
+            named = [(name, self._step_style(by, step)) for name, step in zip(SCALES[by].names, steps, strict=True)]
         else:
-            named = [(name, self._of_step(by, at + 1)) for at, name in enumerate(SCALES[by].names)]
+            named = [(name, self._step_style(by, at + 1)) for at, name in enumerate(SCALES[by].names)]
         return f"{by}: " + " ".join(self._painted(f" {visible(name)} ", style) for name, style in named if style)
 
-    def tokens(self, sample: Sample, spell: Spell | None, given: Measured) -> Iterator[str]:
-        """The sample in pieces: coloured, long stretches without their middle unless all is to be shown; or marked."""
+    def tokens(self, sample: Sample, spell: Spell | None, given: MeasuredTokens) -> Iterator[str]:
+        """The sample in pieces: colored, with the middle of long parts folded; or marked."""
         if self._system is None:
             yield _marked_line(sample, spell, given)
             return
@@ -101,7 +102,7 @@ class Painter:
         yield self._painted(visible(rest), style)
 
     def _shown(self, sample: Sample) -> Iterator[tuple[int, int, int]]:
-        """Stretches of tokens that are shown, and how many after each are not."""
+        """Ranges of tokens to show, and how many are folded after each."""
         changes = np.flatnonzero(np.diff(sample.sampled_mask)) + 1
         for start, stop in pairwise([0, *changes.tolist(), len(sample.ids)]):
             limit = _LONGEST_REPLY if sample.sampled_mask[start:stop].any() else _LONGEST_CONTEXT
@@ -111,13 +112,13 @@ class Painter:
                 yield start, start + limit // 2, stop - start - 2 * (limit // 2)
                 yield stop - limit // 2, stop, 0
 
-    def _styles_of(self, sample: Sample, given: Measured) -> list[str]:
+    def _styles_of(self, sample: Sample, given: MeasuredTokens) -> list[str]:
         plain = np.where(sample.sampled_mask, "", _CONTEXT).tolist()
-        if given.by is By.VERSION:
+        if given.by is Measure.VERSION:
             index = sample.version_index.tolist()
-            return [plain[at] if one < 0 else self._of_version(sample.versions[one]) for at, one in enumerate(index)]
-        if given.by is not By.TRAINED:
-            return [self._of_step(given.by, step) if step else plain[at] for at, step in enumerate(steps_of(given))]
+            return [plain[at] if one < 0 else self._version_style(sample.versions[one]) for at, one in enumerate(index)]
+        if given.by is not Measure.TRAINED:
+            return [self._step_style(given.by, step) if step else plain[at] for at, step in enumerate(steps_of(given))]
         styles = [_CONTEXT] * len(sample.ids)
         for span in sample.spans:
             for at in range(span.start, span.stop) if sample.sampled_mask[span.start] else ():
@@ -125,13 +126,14 @@ class Painter:
                 styles[at] = _ELSEWHERE if span.fate is None else shades[at % len(shades)]
         return styles
 
-    def _of_step(self, by: By, step: int) -> str:
+    def _step_style(self, by: Measure, step: int) -> str:
         if SCALES[by].signed:
             return self._palette.below[-step - 1] if step < 0 else self._palette.above[step - 1]
         return self._palette.heat[step - 1]
 
-    def _of_version(self, version: tuple[str, str]) -> str:
-        return self._palette.kinds[self._kinds.setdefault(version, len(self._kinds)) % len(self._palette.kinds)]
+    def _version_style(self, version: tuple[str, str]) -> str:
+        shades = self._palette.versions
+        return shades[self._versions.setdefault(version, len(self._versions)) % len(shades)]
 
     def _painted(self, text: str, style: str) -> str:
         if style not in self._styles:
@@ -139,9 +141,9 @@ class Painter:
         return self._styles[style].render(text, color_system=self._system)
 
 
-def _marked_line(sample: Sample, spell: Spell | None, given: Measured) -> str:
+def _marked_line(sample: Sample, spell: Spell | None, given: MeasuredTokens) -> str:
     marked = marked_tokens(sample, spell)
-    if given.by is not By.TRAINED:
+    if given.by is not Measure.TRAINED:
         values = value_texts(given, sample.versions)
         marked = [f"{token}={value}" if value else token for token, value in zip(marked, values, strict=True)]
     return visible(" ".join(marked))

@@ -1,11 +1,10 @@
-"""`rolltape trace`: what was asked, answered and rewarded in a rollout, step by step."""
+"""`rolltape trace`: print a rollout's prompts, replies, and rewards, step by step."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from rolltape.cli.options import JsonOption, RolloutArgument, RunArgument, TryOption
+from rolltape.cli.options import JsonOption, OneRollout, RunArgument, WholePromptsOption
+from rolltape.cli.output.screen import arrow, number, print_json, print_line
 
 if TYPE_CHECKING:
     from rolltape.records.trace import Trace, TraceStep
@@ -13,31 +12,28 @@ if TYPE_CHECKING:
 
 def trace(
     run: RunArgument,
-    rollout: RolloutArgument = None,
-    try_index: TryOption = None,
-    whole_prompts: Annotated[
-        bool, typer.Option("--whole-prompts", help="Prompts with all of their history, not only what is new.")
-    ] = False,
+    *,
+    which: OneRollout,
+    whole_prompts: WholePromptsOption = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Print what was asked, answered and rewarded, step by step."""
-    from rolltape.cli.output.screen import print_json, print_line
-    from rolltape.cli.runs import Chosen, ended, opened
+    """Print a rollout's prompts, replies, and rewards by step."""
+    from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
     from rolltape.samples.facts import title
     from rolltape.traces import trace_of
 
-    tape = opened(run)
-    chosen = Chosen(tape, rollout, try_index=try_index, counted_only=True)
-    meant = chosen.only()
-    with chosen.named_in_errors():
-        found = trace_of(meant)
+    tape = open_run(run)
+    selected = SelectedRollouts(tape, which, counted_only=True)
+    rollout = selected.only()
+    with selected.named_in_errors():
+        found = trace_of(rollout)
     if as_json:
         print_json(found.to_dict(whole_prompts=whole_prompts))
     else:
-        print_line(title(meant), style="bold")
+        print_line(title(rollout), style="bold")
         for line, style in _lines(found, whole_prompts):
             print_line(line, style=style)
-    return ended(tape)
+    return report_problems(tape)
 
 
 def _lines(trace: "Trace", whole_prompts: bool) -> Iterator[tuple[str, str]]:
@@ -58,7 +54,6 @@ def _lines(trace: "Trace", whole_prompts: bool) -> Iterator[tuple[str, str]]:
 
 
 def _headline(step: "TraceStep") -> str:
-    from rolltape.cli.output.screen import number
     from rolltape.traces.transcript import step_facts
 
     parts = [f"turn {turn.split('.', 2)[-1]}" for turn in step.turns]
@@ -73,33 +68,31 @@ def _headline(step: "TraceStep") -> str:
 
 
 def _messages(trace: "Trace", step: "TraceStep", whole_prompts: bool) -> Iterator[str]:
-    from rolltape.cli.look.drawing import strokes_of_the_terminal
     from rolltape.records.brief import said
 
-    arrow = strokes_of_the_terminal().arrow
     prompt = trace.whole_prompt(step.index) if whole_prompts else step.prompt
     if step.messages_from not in (None, step.index - 1) and not whole_prompts:
-        yield f"… goes on from {step.kept_messages} messages of step {step.messages_from}"
+        yield f"… continues from {step.kept_messages} messages of step {step.messages_from}"
     if isinstance(prompt, list):
         for message in prompt:
             yield f"{message.get('role', 'message')}: {said(message)}"
     elif prompt is not None:
-        yield f"prompt: {_spelled(prompt)}"
+        yield f"prompt: {_as_json(prompt)}"
     if step.policy_response is not None:
         spoken = "role" in step.policy_response
-        yield f"{arrow} {said(step.policy_response) if spoken else _spelled(step.policy_response)}"
+        yield f"{arrow()} {said(step.policy_response) if spoken else _as_json(step.policy_response)}"
     if step.error is not None:
-        yield f"{arrow} error: {step.error}"
+        yield f"{arrow()} error: {step.error}"
 
 
-def _remarks(said_of: "Trace | TraceStep") -> Iterator[tuple[str, str]]:
+def _remarks(described: "Trace | TraceStep") -> Iterator[tuple[str, str]]:
     from rolltape.traces.transcript import NOT_RECORDED, remarks
 
-    for name, text in remarks(said_of):
+    for name, text in remarks(described):
         yield f"  {name}: {text}", "yellow" if name == NOT_RECORDED else ""
 
 
-def _spelled(value: Any) -> str:
+def _as_json(value: Any) -> str:
     from rolltape.records.jsonable import encode_numbers
 
     return encode_numbers(value, "output").decode()

@@ -1,53 +1,50 @@
-"""`rolltape tree`: the turns of a rollout as trees, and why they fork."""
+"""`rolltape tree`: draw the turns of a rollout as a tree, with the cause of each fork."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from rolltape.cli.options import JsonOption, RolloutArgument, RunArgument, TokenizerOption, TryOption
+from rolltape.cli.options import JsonOption, OneRollout, RunArgument, TokenizerOption
+from rolltape.cli.output.screen import arrow, plural, print_json, print_line, quoted, visible, writes_unicode
 
 if TYPE_CHECKING:
+    from rolltape.records.fork import Difference, Fork
     from rolltape.records.rollout import Rollout, Session
-    from rolltape.samples.spelling import Spellings
+    from rolltape.samples.spelling import Spell, Spellings
+    from rolltape.tree import PlacedTurn, Tree
+
+_MESSAGES_SHOWN = 3
 
 
 def tree(
     run: RunArgument,
-    rollout: RolloutArgument = None,
-    try_index: TryOption = None,
+    *,
+    which: OneRollout,
     tokenizer: TokenizerOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Draw a rollout's turns, and the cause of every fork."""
-    from rolltape.cli.output.screen import print_line
-    from rolltape.cli.output.spelling import chosen_spellings
-    from rolltape.cli.runs import Chosen, ended, opened
+    """Draw a rollout's turns, with the cause of each fork."""
+    from rolltape.cli.output.spelling import open_spellings
+    from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
     from rolltape.samples.facts import title
-
-    tape = opened(run)
-    spellings = chosen_spellings(tokenizer, run)
-    chosen = Chosen(tape, rollout, try_index=try_index, counted_only=True)
-    meant = chosen.only()
-    with chosen.named_in_errors():
-        if as_json:
-            _print_records(meant)
-        else:
-            print_line(title(meant), style="bold")
-            draw_trees(meant, spellings)
-    return ended(tape)
-
-
-def _print_records(rollout: "Rollout") -> None:
-    from rolltape.cli.output.screen import print_json
     from rolltape.tree import forks_of, tree_of
 
-    for session in rollout.sessions:
-        grown = tree_of(session)
-        print_json(_record(rollout, session, grown, forks_of(grown)))
+    tape = open_run(run)
+    spellings = open_spellings(tokenizer, run)
+    selected = SelectedRollouts(tape, which, counted_only=True)
+    rollout = selected.only()
+    with selected.named_in_errors():
+        if as_json:
+            for session in rollout.sessions:
+                grown = tree_of(session)
+                print_json(_record(rollout, session, grown, forks_of(grown)))
+        else:
+            print_line(title(rollout), style="bold")
+            draw_trees(rollout, spellings)
+    return report_problems(tape)
 
 
 def draw_trees(rollout: "Rollout", spellings: "Spellings") -> None:
     """Print the tree of each session."""
-    from rolltape.cli.look.drawing import drawn_tree
-    from rolltape.cli.output.screen import plural, print_line
     from rolltape.tree import forks_of, tree_of
 
     for session in rollout.sessions:
@@ -58,11 +55,65 @@ def draw_trees(rollout: "Rollout", spellings: "Spellings") -> None:
             f"session {session.ordinal}: {plural(len(session.turns), 'turn')}, {plural(sampled, 'sampled token')}, "
             f"{plural(len(forks), 'fork')}"
         )
-        for line, style in drawn_tree(grown, forks, spellings.of(session)):
+        for line, style in _tree_lines(grown, forks, spellings.of(session)):
             print_line(line, style=style)
 
 
-def _record(rollout: "Rollout", session: "Session", grown: Any, forks: Any) -> dict[str, object]:
+class _Strokes(NamedTuple):
+    branch: str
+    down: str
+    dot: str
+
+
+_UNICODE = _Strokes("├─", "│ ", "●")
+_ASCII = _Strokes("|-", "| ", "*")
+
+
+def _tree_lines(tree: "Tree", forks: "Sequence[Fork]", spell: "Spell | None") -> Iterator[tuple[str, str]]:
+    """Each line with its style. The latest continuation goes straight down; earlier ones branch off."""
+    from rolltape.tree.lanes import headline, in_lanes
+
+    strokes = _UNICODE if writes_unicode() else _ASCII
+    fork_at = {fork.turn: fork for fork in forks}
+    for placed, lane, branches_off in in_lanes(tree):
+        fork = fork_at.get(placed.turn.id)
+        # A branch is drawn beside the line that it leaves, which goes on below.
+        left = strokes.down * lane
+        corner = strokes.down * (lane - 1) + strokes.branch if branches_off else left
+        yield f"{corner}{strokes.dot} {headline(placed, fork)}", "bold yellow" if fork else "bold"
+        below = strokes.down if placed.children else "  "
+        for line in _turn_lines(placed, fork, spell):
+            yield f"{left}{below}  {line}", "yellow" if line.startswith(("fork", "  ")) else ""
+
+
+def _turn_lines(placed: "PlacedTurn", fork: "Fork | None", spell: "Spell | None") -> Iterator[str]:
+    from rolltape.tree.lanes import said_lines
+
+    if fork is not None:
+        place = "" if fork.message_index is None else f" at message {fork.message_index}"
+        yield f"fork: departs from turn {fork.departs_from.rpartition('.')[2]}{place}"
+        if fork.text is not None:
+            yield f"  text at {fork.text.at}: {_difference(fork.text, spell)}"
+        yield f"  tokens at {fork.tokens.at}: {_difference(fork.tokens, spell)}"
+    yield from said_lines(placed, _MESSAGES_SHOWN, arrow())
+
+
+def _difference(parted: "Difference", spell: "Spell | None") -> str:
+    return f"{_side(parted.before, spell)} {arrow()} {_side(parted.after, spell)}"
+
+
+def _side(excerpt: str | tuple[int, ...], spell: "Spell | None") -> str:
+    from rolltape.samples.spelling import token_texts
+
+    if isinstance(excerpt, str):
+        return quoted(excerpt, 32)
+    if not excerpt:
+        return "(end)"
+    shown = [visible(text.replace(" ", "␣")) for text in token_texts(excerpt[:6], spell)]
+    return " ".join(shown) + (" …" if len(excerpt) > 6 else "")
+
+
+def _record(rollout: "Rollout", session: "Session", grown: "Tree", forks: "Sequence[Fork]") -> dict[str, object]:
     import msgspec
 
     from rolltape.tree.lanes import new_messages

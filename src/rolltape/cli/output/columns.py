@@ -1,22 +1,22 @@
-"""Rows of text as padded columns that fit a width: long text gives way first, then whole columns."""
+"""Lays rows out as padded columns that fit a width: long text is shortened first, then columns are left out."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 _GAP = "  "
 _SHORTEST_TEXT = 6
-# One long cell may not pad every other row to its length.
+# One long cell must not pad every other row to its length.
 _LONGEST_PADDING = 200
 
 
-class Fitted(NamedTuple):
-    """The lines of a table, its header first, and the columns for which there was no room."""
+class FittedTable(NamedTuple):
+    """The lines of a table, header first, and the columns that did not fit."""
 
     lines: list[str]
     left_out: list[str]
 
 
-def fitted(
+def fit_columns(
     columns: Sequence[str],
     rows: Sequence[Sequence[str]],
     *,
@@ -24,11 +24,11 @@ def fitted(
     flexible: Sequence[str],
     spare: Sequence[str],
     width: int | None,
-) -> Fitted:
-    """The table in `width` cells; None: as wide as it comes.
+) -> FittedTable:
+    """The table in `width` terminal cells, or unlimited if None.
 
-    Columns in `flexible` may be shortened. If that is not enough, columns go: those in `spare`, then from the right.
-    The first column stays.
+    Columns in `flexible` are shortened first. Then columns are left out: those in `spare`, then from the right. The
+    first column always stays.
     """
     texts = [list(cells) for cells in zip(columns, *rows, strict=True)]
     natural = [max(map(cell_width, cells)) for cells in texts]
@@ -43,15 +43,15 @@ def fitted(
         room = max(width, _total([least[at] for at in shown]))
         widths = _shared([least[at] for at in shown], [natural[at] for at in shown], room)
     padded = [
-        [_padded(text, wide, to_the_left=columns[at] in left, cut=width is not None) for text in texts[at]]
+        [_padded(text, wide, left_aligned=columns[at] in left, cut=width is not None) for text in texts[at]]
         for at, wide in zip(shown, widths, strict=True)
     ]
     lines = [_GAP.join(cells).rstrip() for cells in zip(*padded, strict=True)]
-    return Fitted(lines, [name for at, name in enumerate(columns) if at not in shown])
+    return FittedTable(lines, [name for at, name in enumerate(columns) if at not in shown])
 
 
 def cell_width(text: str) -> int:
-    """How many cells of a terminal a text takes."""
+    """How many terminal cells a text takes."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -59,8 +59,8 @@ def cell_width(text: str) -> int:
     return cell_len(text)
 
 
-def shortened(text: str, width: int) -> str:
-    """A text in at most `width` cells, an ellipsis where it was cut."""
+def shorten(text: str, width: int) -> str:
+    """The text in at most `width` cells, with an ellipsis where it was cut."""
     if cell_width(text) <= width:
         return text
     if width < 1:
@@ -79,7 +79,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _shared(least: Sequence[int], natural: Sequence[int], room: int) -> list[int]:
-    """Widths between the least and the natural ones that fill the room; the widest columns give most."""
+    """Widths between the least and the natural ones that fill the room; the widest columns are cut most."""
     widths = list(least)
     spare = room - _total(least)
     wanting = sorted((at for at in range(len(least)) if natural[at] > least[at]), key=lambda at: natural[at])
@@ -90,7 +90,7 @@ def _shared(least: Sequence[int], natural: Sequence[int], room: int) -> list[int
     return widths
 
 
-def _padded(text: str, width: int, *, to_the_left: bool, cut: bool) -> str:
-    shown = shortened(text, width) if cut else text
+def _padded(text: str, width: int, *, left_aligned: bool, cut: bool) -> str:
+    shown = shorten(text, width) if cut else text
     padding = " " * (width - cell_width(shown))
-    return shown + padding if to_the_left else padding + shown
+    return shown + padding if left_aligned else padding + shown

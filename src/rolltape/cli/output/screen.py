@@ -1,4 +1,4 @@
-"""Printing: data to standard output, progress to standard error, nothing but text into a pipe."""
+"""Printing: tables, lines and JSON to standard output, notes and progress bars to standard error."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rolltape.cli.output.columns import fitted, shortened
+from rolltape.cli.output.columns import fit_columns, shorten
 from rolltape.records.wording import SHORT_ID as SHORT_ID
 from rolltape.records.wording import count as count
 from rolltape.records.wording import number as number
@@ -35,34 +35,36 @@ def print_table(
     flexible: Sequence[str] = (),
     spare: Sequence[str] = (),
 ) -> None:
-    """A table without lines; numbers to the right unless the column is named in `left`.
+    """Print a table without lines; columns are right-aligned unless named in `left`.
 
-    On a narrow terminal `flexible` columns are shortened, then `spare` ones left out, which a note says.
+    On a narrow terminal `flexible` columns are shortened, then `spare` ones are left out, and a note names them.
     """
     shown = [[visible(cell) for cell in row] for row in rows]
     names = [visible(column) for column in columns]
-    (header, *lines), left_out = fitted(names, shown, left=left, flexible=flexible, spare=spare, width=terminal_width())
+    (header, *lines), left_out = fit_columns(
+        names, shown, left=left, flexible=flexible, spare=spare, width=terminal_width()
+    )
     sys.stdout.write(f"{_styled(header, 'bold')}\n")
     sys.stdout.writelines(f"{line}\n" for line in lines)
     if left_out:
         sys.stdout.flush()
-        note(f"no room for {', '.join(left_out)}; a wider terminal, a pipe or --json has them")
+        note(f"columns left out to fit: {', '.join(left_out)}; use a wider terminal, a pipe, or --json")
 
 
 def print_line(text: str, style: str = "") -> None:
-    """A line cut at the terminal's edge; whole in a pipe."""
+    """Print a line, cut at the terminal's edge; a pipe gets the whole line."""
     width = terminal_width()
-    shown = visible(text) if width is None else shortened(visible(text), width)
+    shown = visible(text) if width is None else shorten(visible(text), width)
     sys.stdout.write(f"{_styled(shown, style)}\n")
 
 
 def print_long(text: str, style: str = "") -> None:
-    """A line that a terminal may wrap."""
+    """Print a line that the terminal may wrap."""
     sys.stdout.write(f"{_styled(visible(text), style)}\n")
 
 
 def print_json(value: object) -> None:
-    """One JSON object on a line; numbers that are not finite spelled out."""
+    """Print one JSON object on a line, with NaN and infinity spelled out."""
     from rolltape.records.jsonable import encode_numbers
 
     text = encode_numbers(value, "output").decode()
@@ -72,17 +74,22 @@ def print_json(value: object) -> None:
 
 
 def note(text: str) -> None:
-    """A word to the person at the terminal, beside the data."""
+    """Print a line for the user to standard error."""
     print(f"rolltape: {visible(text)}", file=sys.stderr)
 
 
+def arrow() -> str:
+    """An arrow that the output's encoding has."""
+    return "→" if writes_unicode() else "->"
+
+
 def writes_unicode() -> bool:
-    """Whether standard output takes any character."""
+    """Whether standard output can encode every character."""
     return (sys.stdout.encoding or "").lower().startswith("utf")
 
 
-def forget_output() -> None:
-    """Let what is still buffered go nowhere: flushing it at exit would fail once more."""
+def discard_output() -> None:
+    """Drop what is still buffered: flushing it at exit would fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -90,7 +97,7 @@ def forget_output() -> None:
 
 @contextmanager
 def progress(label: str, total: int | None) -> Iterator[Any]:
-    """A bar on standard error while long work runs; called with the number of items done. Silent off a terminal."""
+    """Show a progress bar on a terminal's standard error; yields a function that takes the number of items done."""
     if not sys.stderr.isatty():
         yield lambda _done=1: None
         return
@@ -104,7 +111,7 @@ def progress(label: str, total: int | None) -> Iterator[Any]:
 
 
 def tracked(items: Iterable[T], label: str, total: int | None) -> Iterator[T]:
-    """The items, with a bar that counts them."""
+    """Yield the items while a progress bar counts them."""
     with progress(label, total) as advance:
         for item in items:
             yield item
@@ -112,13 +119,13 @@ def tracked(items: Iterable[T], label: str, total: int | None) -> Iterator[T]:
 
 
 def terminal_width() -> int | None:
-    """The width of the terminal; None: standard output is a file or a pipe."""
+    """The terminal's width, or None if standard output is a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def colours() -> "ColorSystem | None":
-    """How many colours standard output has; None: it is no terminal, or is to have none."""
-    if not _coloured():
+def color_system() -> "ColorSystem | None":
+    """The colors that standard output supports, or None if it is not a terminal or colors are turned off."""
+    if not _uses_color():
         return None
     from rich.color import ColorSystem
     from rich.console import Console
@@ -127,9 +134,9 @@ def colours() -> "ColorSystem | None":
     return None if name is None else ColorSystem.STANDARD if name == "standard" else ColorSystem.EIGHT_BIT
 
 
-def _coloured() -> bool:
+def _uses_color() -> bool:
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
 def _styled(text: str, style: str) -> str:
-    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if style and _coloured() else text
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if style and _uses_color() else text

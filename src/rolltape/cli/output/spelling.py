@@ -1,19 +1,19 @@
-"""The text of token ids for a command: by the tokenizer that `--tokenizer` names, else by those of the run."""
+"""The text of token ids, by the tokenizer that `--tokenizer` names or the one that the run recorded."""
 
 from pathlib import Path
 
-from rolltape.cli.exits import UsageError
+from rolltape.errors import UsageError
 from rolltape.records.tokens import Ids
 from rolltape.samples.spelling import Spell, Spellings, speller, token_texts, tokenizer_in
 
 
-def chosen_spellings(given: str | None, run: str) -> Spellings:
-    """What spells a run's ids; a tokenizer that is given counts for all sessions."""
-    if given is None:
+def open_spellings(tokenizer: str | None, run: str) -> Spellings:
+    """What turns a run's ids into text. A given tokenizer is used for all sessions."""
+    if tokenizer is None:
         return Spellings(run)
-    file = tokenizer_in(Path(given))
+    file = tokenizer_in(Path(tokenizer))
     if file is None:
-        raise UsageError(f"--tokenizer: {given} is not there; give a tokenizer.json or a folder with one")
+        raise UsageError(f"--tokenizer {tokenizer}: not found; give a tokenizer.json or a folder with one")
     try:
         return Spellings(run, speller(file))
     except ValueError as error:
@@ -21,6 +21,6 @@ def chosen_spellings(given: str | None, run: str) -> Spellings:
 
 
 def excerpt(ids: Ids, spell: Spell | None, limit: int = 12) -> str:
-    """A few tokens for people: their text if there is one, else the ids."""
+    """The first few tokens as text, or as ids without a tokenizer."""
     texts = token_texts(ids[:limit].tolist(), spell)
     return " ".join(text.replace(" ", "␣") for text in texts) + (" …" if len(ids) > limit else "")

@@ -1,31 +1,25 @@
-"""`rolltape collect`: an agent on tasks, through the gateway, onto a tape."""
+"""`rolltape collect`: run an agent on tasks through the gateway, and record the rollouts."""
 
 import contextlib
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rolltape.cli.exits import UsageError
-from rolltape.cli.record.engine_options import (
-    ENGINE,
-    SAMPLING,
-    EngineKeyOption,
-    EngineOption,
-    ForceOption,
-    LogprobsOption,
-    RendererOption,
-    RetentionOption,
-    RoutedExpertsOption,
-    chosen_retention,
-    forced_sampling,
-)
+from rolltape.cli.record.engine_options import EngineOptions, engine_option, sampling_option
+from rolltape.errors import UsageError
 
 if TYPE_CHECKING:
     from rolltape.traces.capture import Capture
 
-_TASKS, _RUN, _AGENT, _JUDGE, _PACE, _CLUSTER = "Tasks", "Run", "Agent", "Judge", "Pace", "Many machines"
+_task_option = partial(typer.Option, rich_help_panel="Tasks")
+_run_option = partial(typer.Option, rich_help_panel="Run")
+_agent_option = partial(typer.Option, rich_help_panel="Agent")
+_judge_option = partial(typer.Option, rich_help_panel="Judge")
+_pace_option = partial(typer.Option, rich_help_panel="Pace")
+_cluster_option = partial(typer.Option, rich_help_panel="Cluster")
 
 
 def collect(
@@ -33,223 +27,159 @@ def collect(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A .json, .jsonl or .parquet file, - (JSON lines on stdin), a dataset's folder or its name on the "
-            "hub (owner/name or owner/name:configuration), or python:module:function. Its split is given by --split.",
+            help="Tasks: a .json, .jsonl, or .parquet file, - (JSON lines on stdin), a dataset folder, a dataset on "
+            "the Hugging Face hub (owner/name or owner/name:configuration), or python:module:function.",
         ),
     ],
+    *,
     split: Annotated[
-        str | None,
-        typer.Option(
-            "--split",
-            metavar="NAME",
-            rich_help_panel=_TASKS,
-            help="Split of the source: train, test, … Trackers show each split by itself.",
-        ),
+        str | None, _task_option("--split", metavar="NAME", help="Split of the source, such as train or test.")
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", min=1, rich_help_panel=_TASKS, help="Take so many tasks.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", rich_help_panel=_TASKS, help="Shuffle the tasks by this seed.")
-    ] = None,
+    limit: Annotated[int | None, _task_option("--limit", metavar="N", min=1, help="Maximum number of tasks.")] = None,
+    seed: Annotated[int | None, _task_option("--seed", metavar="N", help="Shuffle the tasks with this seed.")] = None,
     source_name: Annotated[
         str | None,
-        typer.Option(
-            "--source-name", metavar="NAME", rich_help_panel=_TASKS, help="In rollouts' ids; else the file's own name."
-        ),
+        _task_option("--source-name", metavar="NAME", help="Source name in rollout ids (default: the file's name)."),
     ] = None,
     environment: Annotated[
         str,
-        typer.Option(
+        _task_option(
             "--environment",
             metavar="NAME",
-            rich_help_panel=_TASKS,
-            help="Of tasks that name none: problem, distill, rubric, preference, message, game, python:module:Class.",
+            help="Environment of tasks that do not name one: problem, distill, rubric, preference, message, game, or "
+            "python:module:Class.",
         ),
     ] = "problem",
-    run: Annotated[
-        Path, typer.Option("--run", metavar="RUN", rich_help_panel=_RUN, help="The run to record on.")
-    ] = Path("runs/collected"),
-    step: Annotated[
-        int,
-        typer.Option("--step", metavar="N", min=0, rich_help_panel=_RUN, help="The training step that they are for."),
-    ] = 0,
-    group_size: Annotated[
-        int, typer.Option("--group-size", "-g", metavar="N", min=1, rich_help_panel=_RUN, help="Attempts at each task.")
-    ] = 8,
-    resume: Annotated[
-        bool, typer.Option("--resume", rich_help_panel=_RUN, help="Go on with what has not finished.")
-    ] = False,
+    run: Annotated[Path, _run_option("--run", metavar="RUN", help="Run directory to record in.")] = Path(
+        "runs/collected"
+    ),
+    step: Annotated[int, _run_option("--step", metavar="N", min=0, help="Training step of the rollouts.")] = 0,
+    group_size: Annotated[int, _run_option("--group-size", "-g", metavar="N", min=1, help="Attempts per task.")] = 8,
+    resume: Annotated[bool, _run_option("--resume", help="Continue: run only what has not finished.")] = False,
     traces: Annotated[
-        str, typer.Option("--traces", metavar="WHICH", rich_help_panel=_RUN, help="all, sampled:0.1 (a tenth), or off.")
+        str, _run_option("--traces", metavar="WHICH", help="Rollouts to trace: all, off, or a share: sampled:0.1.")
     ] = "all",
     out: Annotated[
         Path | None,
-        typer.Option(
-            "-o", "--out", metavar="FILE", rich_help_panel=_RUN, help="Append each rollout's record as it ends (JSONL)."
-        ),
+        _run_option("-o", "--out", metavar="FILE", help="Append each rollout's record to this JSONL file as it ends."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", rich_help_panel=_RUN, help="Events for scripts, one JSON object a line.")
-    ] = False,
+    as_json: Annotated[bool, _run_option("--json", help="Print one JSON event per line.")] = False,
     agent: Annotated[
         str,
-        typer.Option(
+        _agent_option(
             "--agent",
             metavar="AGENT",
-            rich_help_panel=_AGENT,
-            help="chat, claude-code[:PROGRAM], codex[:PROGRAM], command:PROGRAM …, python:module:function.",
+            help="chat, claude-code[:PROGRAM], codex[:PROGRAM], command:PROGRAM …, or python:module:function.",
         ),
     ] = "chat",
-    max_turns: Annotated[
-        int, typer.Option("--max-turns", metavar="N", min=1, rich_help_panel=_AGENT, help="That an attempt may have.")
-    ] = 16,
+    max_turns: Annotated[int, _agent_option("--max-turns", metavar="N", min=1, help="Maximum turns per attempt.")] = 16,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", rich_help_panel=_AGENT, help="That an attempt may take.")
+        float, _agent_option("--timeout", metavar="SECONDS", help="Maximum time per attempt.")
     ] = 600.0,
     allow_tool: Annotated[
-        list[str] | None,
-        typer.Option("--allow-tool", metavar="NAME", rich_help_panel=_AGENT, help="Offer only these tools."),
+        list[str] | None, _agent_option("--allow-tool", metavar="NAME", help="Offer only this tool; repeatable.")
     ] = None,
     deny_tool: Annotated[
-        list[str] | None,
-        typer.Option("--deny-tool", metavar="NAME", rich_help_panel=_AGENT, help="Never offer these tools."),
+        list[str] | None, _agent_option("--deny-tool", metavar="NAME", help="Never offer this tool; repeatable.")
     ] = None,
-    engine: EngineOption = None,
+    engines: EngineOptions,
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model",
-            metavar="MODEL",
-            rich_help_panel=ENGINE,
-            help="Its folder, with the tokenizer alone where an engine elsewhere runs it; with openai:URL its name.",
+        engine_option(
+            "--model", metavar="MODEL", help="Folder with the model or only its tokenizer; for openai:URL also a name."
         ),
     ] = None,
-    model_name: Annotated[
-        str | None,
-        typer.Option(
-            "--model-name",
-            metavar="NAME",
-            rich_help_panel=ENGINE,
-            help="In the record and for agents; else the engine's.",
-        ),
-    ] = None,
-    engine_key: EngineKeyOption = None,
-    logprobs: LogprobsOption = None,
-    routed_experts: RoutedExpertsOption = False,
-    renderer: RendererOption = None,
     temperature: Annotated[
-        float, typer.Option("--temperature", metavar="X", rich_help_panel=SAMPLING, help="Whatever the agent asks for.")
+        float, sampling_option("--temperature", metavar="X", help="Sampling temperature (overrides the agent).")
     ] = 1.0,
     top_p: Annotated[
-        float | None, typer.Option("--top-p", metavar="X", rich_help_panel=SAMPLING, help="Likewise.")
+        float | None, sampling_option("--top-p", metavar="X", help="Top-p sampling (overrides the agent).")
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option("--top-k", metavar="N", rich_help_panel=SAMPLING, help="Likewise.")
+        int | None, sampling_option("--top-k", metavar="N", help="Top-k sampling (overrides the agent).")
     ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", metavar="N", rich_help_panel=SAMPLING, help="Of one reply.")
+    max_reply_tokens: Annotated[
+        int | None,
+        sampling_option("--max-reply-tokens", metavar="N", help="Maximum tokens per reply (overrides the agent)."),
     ] = None,
-    force: ForceOption = None,
     context_budget: Annotated[
         int | None,
-        typer.Option(
-            "--context-budget",
-            metavar="N",
-            min=1,
-            rich_help_panel=SAMPLING,
-            help="Tokens of prompt and reply together.",
-        ),
+        sampling_option("--context-budget", metavar="N", min=1, help="Maximum tokens of prompt and reply together."),
     ] = None,
     thinking: Annotated[
         bool | None,
-        typer.Option("--thinking/--no-thinking", rich_help_panel=SAMPLING, help="Whatever the agent asks."),
+        sampling_option("--force-thinking/--force-no-thinking", help="Thinking on or off (overrides the agent)."),
     ] = None,
-    thinking_retention: RetentionOption = None,
     judge_url: Annotated[
         str | None,
-        typer.Option(
-            "--judge-url", metavar="URL", rich_help_panel=_JUDGE, help="OpenAI-compatible; for tasks that name none."
-        ),
+        _judge_option("--judge-url", metavar="URL", help="OpenAI-compatible judge of tasks that do not name one."),
     ] = None,
-    judge_model: Annotated[
-        str | None, typer.Option("--judge-model", metavar="NAME", rich_help_panel=_JUDGE, help="Which model it is.")
-    ] = None,
+    judge_model: Annotated[str | None, _judge_option("--judge-model", metavar="NAME", help="Judge model.")] = None,
     judge_key_env: Annotated[
         str | None,
-        typer.Option(
-            "--judge-key-env",
-            metavar="VARIABLE",
-            rich_help_panel=_JUDGE,
-            help="Which holds its key; else ROLLTAPE_JUDGE_KEY.",
+        _judge_option(
+            "--judge-key-env", metavar="VARIABLE", help="Variable with the judge's key (default: ROLLTAPE_JUDGE_KEY)."
         ),
     ] = None,
     max_concurrent: Annotated[
-        int, typer.Option("--max-concurrent", metavar="N", min=1, rich_help_panel=_PACE, help="Attempts at once.")
+        int, _pace_option("--max-concurrent", metavar="N", min=1, help="Maximum attempts at a time.")
     ] = 32,
     max_ahead: Annotated[
         int | None,
-        typer.Option(
+        _pace_option(
             "--max-ahead",
             metavar="N",
             min=1,
-            rich_help_panel=_PACE,
-            help="Groups that a trainer (tape.groups) is not done with, above which no task is begun.",
+            help="Start no task while a trainer (tape.groups) has N groups that it is not done with.",
         ),
     ] = None,
     grace_s: Annotated[
         float,
-        typer.Option(
+        _pace_option(
             "--grace",
             metavar="SECONDS",
             min=0.0,
-            rich_help_panel=_PACE,
-            help="For what runs when Ctrl-C comes; again cancels.",
+            help="Time for running attempts to finish after Ctrl-C; a second Ctrl-C cancels them.",
         ),
     ] = 20.0,
     runner: Annotated[
-        str,
-        typer.Option("--runner", metavar="WHERE", rich_help_panel=_CLUSTER, help="local, or ray: on its nodes."),
+        str, _cluster_option("--runner", metavar="WHERE", help="local, or ray to use the nodes of a Ray cluster.")
     ] = "local",
     ray_address: Annotated[
-        str | None,
-        typer.Option("--ray-address", metavar="ADDRESS", rich_help_panel=_CLUSTER, help="Else as Ray finds it."),
+        str | None, _cluster_option("--ray-address", metavar="ADDRESS", help="Ray address (default: auto).")
     ] = None,
     publish: Annotated[
         str | None,
-        typer.Option(
-            "--publish",
-            metavar="URL",
-            rich_help_panel=_CLUSTER,
-            help="A folder or fsspec URL that all nodes see; else RUN must be one.",
+        _cluster_option(
+            "--publish", metavar="URL", help="Folder or fsspec URL that all nodes can write (default: RUN itself)."
         ),
     ] = None,
     node_folder: Annotated[
         str | None,
-        typer.Option(
+        _cluster_option(
             "--node-folder",
             metavar="FOLDER",
-            rich_help_panel=_CLUSTER,
-            help="For journals, on each node's own disk; else one for temporary files.",
+            help="Folder for journals on each node's disk (default: a temporary one).",
         ),
     ] = None,
 ) -> int:
-    """Run an agent on tasks and record what it did."""
-    from rolltape.cli.record.collect_run import collected
+    """Run an agent on tasks and record the rollouts."""
+    from rolltape.cli.record.collect_run import run_collection
     from rolltape.collect.environments.judge import Judge
     from rolltape.collect.runners.ray import ClusterSettings
     from rolltape.collect.settings import CollectSettings
 
     if runner not in ("local", "ray"):
-        raise UsageError(f"--runner {runner}: local or ray")
-    of_cluster = {"--ray-address": ray_address, "--publish": publish, "--node-folder": node_folder}
-    if runner == "local" and (given := [flag for flag, value in of_cluster.items() if value is not None]):
-        raise UsageError(f"{given[0]} goes with --runner ray")
+        raise UsageError(f"--runner {runner}: unknown; use local or ray")
+    ray_only = {"--ray-address": ray_address, "--publish": publish, "--node-folder": node_folder}
+    if runner == "local" and (given := [flag for flag, value in ray_only.items() if value is not None]):
+        raise UsageError(f"{given[0]} needs --runner ray")
     cluster = ClusterSettings(ray_address or "auto", publish, node_folder) if runner == "ray" else None
-    capture, trace_fraction = chosen_capture(traces)
+    capture, trace_fraction = _parse_traces(traces)
     if judge_key_env is not None and judge_key_env not in os.environ:
-        raise UsageError(f"--judge-key-env {judge_key_env}: there is no such variable; set it to the judge's key")
+        raise UsageError(f"--judge-key-env {judge_key_env}: this variable is not set; set it to the judge's key")
     judge = Judge(base_url=judge_url, model=judge_model, key_env=judge_key_env)
+    sampling = engines.forced_sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_reply_tokens)
     settings = CollectSettings(
         source=source,
         split=split,
@@ -258,21 +188,21 @@ def collect(
         source_name=source_name,
         environment=environment,
         agent=agent,
-        engines=tuple(engine or ["embedded"]),
+        engines=tuple(engines.engines),
         model=model,
-        model_name=model_name,
-        engine_key=engine_key,
-        logprob_kind=logprobs,
-        routed_experts=routed_experts,
-        renderer=renderer,
+        model_name=engines.served_model_name,
+        engine_key=engines.engine_key,
+        logprob_kind=engines.logprobs,
+        routed_experts=engines.routed_experts,
+        renderer=engines.renderer,
         judge=None if judge == Judge() else judge,
         group_size=group_size,
         step=step,
         max_turns=max_turns,
         timeout_s=timeout_s,
-        sampling=forced_sampling(force or [], temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens),
+        sampling=sampling,
         thinking=thinking,
-        thinking_retention=chosen_retention(thinking_retention),
+        thinking_retention=engines.retention(),
         context_budget=context_budget,
         allowed_tools=tuple(allow_tool) if allow_tool else None,
         denied_tools=tuple(deny_tool or ()),
@@ -283,11 +213,11 @@ def collect(
         max_concurrent=max_concurrent,
         grace_s=grace_s,
     )
-    return collected(settings, run, out, cluster, resume=resume, as_json=as_json, max_ahead=max_ahead)
+    return run_collection(settings, run, out, cluster, resume=resume, as_json=as_json, max_ahead=max_ahead)
 
 
-def chosen_capture(given: str) -> "tuple[Capture, float | None]":
-    """Which rollouts --traces names, and of sampled ones which share."""
+def _parse_traces(given: str) -> "tuple[Capture, float | None]":
+    """Which rollouts --traces names, and the share if they are sampled."""
     from rolltape.traces.capture import Capture
 
     kind, colon, share = given.partition(":")
@@ -296,4 +226,4 @@ def chosen_capture(given: str) -> "tuple[Capture, float | None]":
             return Capture(kind), None
         if kind == Capture.SAMPLED and 0 <= float(share) <= 1:
             return Capture.SAMPLED, float(share)
-    raise UsageError(f"--traces {given}: all, off, or sampled with a share from 0 to 1, as sampled:0.1")
+    raise UsageError(f"--traces {given}: use all, off, or sampled with a share from 0 to 1, such as sampled:0.1")

@@ -1,86 +1,62 @@
-"""How a collection goes, while it goes: a line that moves on a terminal, plain lines in a log, events for a script."""
+"""Progress of a collection: a live line on a terminal, plain lines in a log, or JSON events for a script."""
 
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rolltape.cli.output.columns import cell_width
-from rolltape.cli.output.screen import count, forget_output, note, number, plural, print_json, span
+from rolltape.cli.output.screen import count, discard_output, note, number, plural, print_json, span
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from rolltape.collect.collector import Launch
     from rolltape.collect.result import Result
     from rolltape.collect.stats import Figures
 
 _SHORTEST_BAR, _LONGEST_BAR = 6, 24  # columns
-_ECHO = 2  # columns, for the ^C that a terminal writes there: it must not wrap the line
+_ECHO = 2  # columns for the ^C that a terminal echoes: it must not wrap the line
 _RESULT_FIELDS = (
     *("rollout", "try_index", "task", "attempt", "seat", "status", "reward", "stop_reason", "reason"),
     *("turns", "sampled_tokens"),
 )
 
 
-class Telling(Protocol):
-    """One way of saying it. None of these calls raises because nobody can listen."""
-
-    every_s: float  # how often `progress` is to be called
-    lost: bool  # something that was to be told could not be
-
-    def launched(self, launch: "Launch") -> None: ...
-
-    def ended(self, results: "Sequence[Result]") -> None: ...
-
-    def progress(self, figures: "Figures") -> None: ...
-
-    def ending(self, grace_s: float) -> None:
-        """Somebody has asked for an end."""
-
-    def over(self, figures: "Figures", end: dict[str, Any]) -> None:
-        """Nothing runs any more; `end` is what a script is told besides."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-def told_by(*, as_json: bool) -> Telling:
-    """The way that fits the terminal, or its absence."""
+def open_progress(*, as_json: bool) -> "LogProgress":
+    """The kind of progress that fits the output."""
     if as_json:
-        return Events()
+        return JsonProgress()
     from rich.console import Console
 
     console = Console(stderr=True)
-    return LiveLine(console) if console.is_terminal and not console.is_dumb_terminal else LogLines()
+    return LiveProgress(console) if console.is_terminal and not console.is_dumb_terminal else LogProgress()
 
 
-class LogLines:
-    """A line of plain text from time to time."""
+class LogProgress:
+    """Prints a plain line from time to time. No method raises if the output cannot be written."""
 
-    every_s = 30.0
-    lost = False
+    every_s = 30.0  # how often `progress` is to be called
+    lost = False  # whether something could not be written
 
     def launched(self, launch: "Launch") -> None:
         before = f", {count(launch.done_before)} done before" if launch.done_before else ""
         elsewhere = f", {count(launch.running_elsewhere)} running elsewhere" if launch.running_elsewhere else ""
-        _said(f"{plural(launch.tasks, 'task')}, {plural(launch.attempts, 'attempt')}{before}{elsewhere}")
+        _try_note(f"{plural(launch.tasks, 'task')}, {plural(launch.attempts, 'attempt')}{before}{elsewhere}")
 
     def ended(self, results: "Sequence[Result]") -> None:
-        """Nothing: the next line counts them."""
+        """Attempts have ended; the next line counts them."""
 
     def progress(self, figures: "Figures") -> None:
-        _said(", ".join(parts_of(figures)))
+        _try_note(", ".join(figure_texts(figures)))
 
-    def ending(self, grace_s: float) -> None:
-        _said(f"ending: what runs has {grace_s:g} s; again to cancel it")
+    def stopping(self, grace_s: float) -> None:
+        """The user has asked the collection to stop."""
+        _try_note(f"stopping: running attempts have {grace_s:g} s to finish; press Ctrl-C again to cancel them")
 
     def over(self, figures: "Figures", end: dict[str, Any]) -> None:
-        """Nothing: the report follows."""
+        """Nothing runs any more; `end` is what a script needs to know besides. A report follows."""
 
     def __enter__(self) -> Self:
         return self
@@ -91,12 +67,12 @@ class LogLines:
         return
 
 
-class LiveLine(LogLines):
-    """A bar and a line that stay in place, below whatever else is said; on a narrow terminal the line is folded."""
+class LiveProgress(LogProgress):
+    """Keeps a bar and a line in place below everything else; on a narrow terminal the line is folded."""
 
     every_s = 0.25
 
-    def __init__(self, console: Any) -> None:
+    def __init__(self, console: "Console") -> None:
         from rich.live import Live
 
         self._console = console
@@ -108,18 +84,18 @@ class LiveLine(LogLines):
             self._live.start()
 
     def progress(self, figures: "Figures") -> None:
-        self._show(figures, parts_of(figures))
+        self._show(figures, figure_texts(figures))
 
     def over(self, figures: "Figures", end: dict[str, Any]) -> None:
-        self._show(figures, [*parts_of(figures, over=True), f"took {span(figures.seconds)}"])
+        self._show(figures, [*figure_texts(figures, over=True), f"took {span(figures.seconds)}"])
 
     def _show(self, figures: "Figures", parts: Sequence[str]) -> None:
         if not self._live.is_started:
             return
         with suppress(OSError):
-            self._live.update(self._drawn(figures, parts), refresh=True)
+            self._live.update(self._draw(figures, parts), refresh=True)
 
-    def _drawn(self, figures: "Figures", parts: Sequence[str]) -> "RenderableType":
+    def _draw(self, figures: "Figures", parts: Sequence[str]) -> "RenderableType":
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -128,7 +104,7 @@ class LiveLine(LogLines):
         text = ", ".join(parts)
         room = width - cell_width(text) - 2
         if room < _SHORTEST_BAR:
-            return Text("\n".join(folded(parts, width)))
+            return Text("\n".join(fold(parts, width)))
         line = Table.grid(padding=(0, 1))
         done, total = figures.done_before + figures.done, max(figures.total, 1)
         line.add_row(ProgressBar(total=total, completed=done, width=min(room, _LONGEST_BAR)), Text(text))
@@ -141,8 +117,8 @@ class LiveLine(LogLines):
             self._live.stop()
 
 
-class Events(LogLines):
-    """JSON objects on standard output, each at once. If nobody takes them, that is said, and the collection goes on."""
+class JsonProgress(LogProgress):
+    """Prints JSON events. If they cannot be written, a note says so and the collection goes on."""
 
     def launched(self, launch: "Launch") -> None:
         self._event("launch", launch._asdict())
@@ -155,8 +131,8 @@ class Events(LogLines):
     def progress(self, figures: "Figures") -> None:
         self._event("progress", figures._asdict())
 
-    def ending(self, grace_s: float) -> None:
-        super().ending(grace_s)  # who sent the signal may be at the terminal
+    def stopping(self, grace_s: float) -> None:
+        super().stopping(grace_s)  # the sender of the signal may be at the terminal
         self._event("ending", {"grace_s": grace_s})
 
     def over(self, figures: "Figures", end: dict[str, Any]) -> None:
@@ -170,12 +146,12 @@ class Events(LogLines):
             sys.stdout.flush()
         except OSError as error:
             self.lost = True
-            forget_output()
-            _said(f"events cannot be written ({error.strerror or error}); the collection goes on without them")
+            discard_output()
+            _try_note(f"events cannot be written ({error.strerror or error}); the collection goes on without them")
 
 
-def parts_of(figures: "Figures", *, over: bool = False) -> list[str]:
-    """What there is to say of where a collection stands."""
+def figure_texts(figures: "Figures", *, over: bool = False) -> list[str]:
+    """The figures of a collection in words."""
     parts = [f"{count(figures.done_before + figures.done)} of {count(figures.total)} done"]
     parts += [] if over else [f"{count(figures.running)} running"]
     parts += [f"{count(figures.failed)} failed"]
@@ -186,7 +162,7 @@ def parts_of(figures: "Figures", *, over: bool = False) -> list[str]:
     return parts
 
 
-def folded(parts: Sequence[str], width: int) -> list[str]:
+def fold(parts: Sequence[str], width: int) -> list[str]:
     """The parts on as few lines as they fit on."""
     lines: list[str] = []
     for part in parts:
@@ -197,6 +173,6 @@ def folded(parts: Sequence[str], width: int) -> list[str]:
     return lines
 
 
-def _said(text: str) -> None:
+def _try_note(text: str) -> None:
     with suppress(OSError):
         note(text)

@@ -1,4 +1,4 @@
-"""What a collection came to, at its end: rewards per task, how attempts ended, where tokens go, what to look at."""
+"""The report at the end of a collection: rewards by task, how rollouts ended, token totals, and what to run next."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,13 +23,13 @@ _SHOWN_REASONS = 10
 
 
 def print_report(tally: "Tally", run: Path, step: int, *, whole: bool) -> None:
-    """Print it, from what was counted."""
+    """Print the report; `whole` says that nothing is left to run."""
     _print_tasks(tally)
     _print_endings(tally)
     if tally.rollouts:
         _print_totals(tally)
     else:
-        print_line("nothing was left to do" if whole else "nothing has ended")
+        print_line("nothing left to run" if whole else "no attempt ended")
     _print_next(tally, run, step, whole=whole)
 
 
@@ -47,13 +47,13 @@ def _print_tasks(tally: "Tally") -> None:
     several = [one for _, one in tasks if one.count > 1]
     if several:
         apart = sum(one.least != one.most for one in several)
-        print_line(f"rewards differ within {count(apart)} of {plural(len(several), 'group')}")
+        print_line(f"rewards differ in {count(apart)} of {plural(len(several), 'group')}")
     print_line("")
 
 
 def _range(rewards: "Rewards") -> str:
     least, most = rewards.least, rewards.most
-    return "" if least > most else f"{number(least)} to {number(most)}"  # none of them is a number to compare by
+    return "" if least > most else f"{number(least)} to {number(most)}"  # all are NaN
 
 
 def _print_endings(tally: "Tally") -> None:
@@ -68,13 +68,13 @@ def _print_endings(tally: "Tally") -> None:
     print_table(columns, rows, left=["status", "reason"], flexible=["reason"], spare=["mean reward"])
     if len(most_first) > _SHOWN_REASONS:
         rest = sum(one.count for _, one in most_first[_SHOWN_REASONS:])
-        print_line(f"… and {plural(rest, 'rollout')} for {count(len(most_first) - _SHOWN_REASONS)} other reasons")
+        print_line(f"… and {plural(rest, 'rollout')} with {count(len(most_first) - _SHOWN_REASONS)} other reasons")
     print_line("")
 
 
 def _print_totals(tally: "Tally") -> None:
     mean = "" if tally.rewards.mean is None else f", mean reward {number(tally.rewards.mean)}"
-    unrewarded = f", {count(tally.unrewarded)} without a reward" if tally.unrewarded else ""
+    unrewarded = f", {count(tally.unrewarded)} without reward" if tally.unrewarded else ""
     print_long(
         f"{plural(tally.rollouts, 'rollout')}, {plural(tally.turns, 'turn')}, "
         f"{plural(tally.sampled_tokens, 'sampled token')}{mean}{unrewarded}"
@@ -85,14 +85,21 @@ def _print_totals(tally: "Tally") -> None:
 
 
 def _print_next(tally: "Tally", run: Path, step: int, *, whole: bool) -> None:
-    lines = [(f"rolltape ls {run} --step {step}", "all of them")]
+    lines = [(f"rolltape ls {run} --step {step}", "lists the rollouts")]
     if tally.broken is not None:
-        lines.append((f"rolltape trace {run} {tally.broken.rollout[:SHORT_ID]}", f"{tally.broken.task}: failed"))
+        lines.append(
+            (f"rolltape trace {run} {tally.broken.rollout[:SHORT_ID]}", f"shows a failed one ({tally.broken.task})")
+        )
     if tally.worst is not None:
         reward = number(tally.worst.reward)
-        lines.append((f"rolltape trace {run} {tally.worst.rollout[:SHORT_ID]}", f"{tally.worst.task}: reward {reward}"))
+        lines.append(
+            (
+                f"rolltape trace {run} {tally.worst.rollout[:SHORT_ID]}",
+                f"shows the lowest reward ({tally.worst.task}: {reward})",
+            )
+        )
     if tally.sampled_tokens:
-        lines.append((f"rolltape ledger {run} --step {step}", "where every sampled token goes"))
+        lines.append((f"rolltape ledger {run} --step {step}", "accounts for every sampled token"))
     if tally.failed or not whole:
         lines.append(("the same command with --resume", "runs what has not finished"))
     width, room = max(len(command) for command, _ in lines), terminal_width()

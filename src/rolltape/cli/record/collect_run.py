@@ -1,15 +1,15 @@
-"""A collection from the command line: run while it is watched, ended by signals, and what its exit code is."""
+"""Runs a collection from the command line: progress, signals, warnings, and the exit code."""
 
 import asyncio
+import logging
 import signal
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from rolltape.cli.exits import Exit
 from rolltape.cli.output.screen import note
-from rolltape.cli.record.collect_log import logged_to
-from rolltape.cli.record.collect_progress import Telling, told_by
+from rolltape.cli.record.collect_progress import LogProgress, open_progress
 from rolltape.cli.record.collect_report import print_report
 from rolltape.collect.collector import Collector, Launch
 from rolltape.collect.recordfile import RecordFile
@@ -23,8 +23,12 @@ from rolltape.gateway.serve import loop_factory
 from rolltape.groups import Room
 from rolltape.tape.recording.tape import open_tape
 
+_SHOWN_WARNINGS = 20
+_LONGEST_WARNING = 300  # characters
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
-def collected(
+
+def run_collection(
     settings: CollectSettings,
     run: Path,
     out: Path | None,
@@ -34,13 +38,13 @@ def collected(
     as_json: bool,
     max_ahead: int | None = None,
 ) -> Exit:
-    """Collect, here or on a cluster, and say how it goes and what it came to."""
+    """Collect here or on a cluster, with progress while it runs and a report at the end."""
     if cluster is None:
-        model_of(settings.model, settings.model_name, settings.engines)  # if that is wrong, no run is made
-    tally, told = Tally(), told_by(as_json=as_json)
+        model_of(settings.model, settings.model_name, settings.engines)  # raises before a run is created
+    tally, progress = Tally(), open_progress(as_json=as_json)
     with ExitStack() as stack:
         tape = stack.enter_context(open_tape(run))
-        stack.enter_context(logged_to(run / "logs" / "collect.log"))
+        stack.enter_context(warnings_to(run / "logs" / "collect.log"))
         loop = stack.enter_context(asyncio.Runner(loop_factory=loop_factory()))
         collector = Collector(
             settings,
@@ -49,91 +53,136 @@ def collected(
             runner=None if cluster is None else RayRunner(settings, tape, cluster),
             room=None if max_ahead is None else Room(tape, max_groups=max_ahead),
         )
-        records = None if out is None else _opened(out, settings.source)
+        records = None if out is None else _open_records(out, settings.source)
         if records is not None:
             stack.callback(records.close)
-        whole = loop.run(_run(collector, _Watched(collector, tally, told, records), told))
+        whole = loop.run(_run(collector, _Watcher(collector, tally, progress, records)))
     if records is not None and records.lost:
-        note(f"{records.path}: {records.lost} records are missing; `rolltape export` has them from the run")
+        note(f"{records.path}: {records.lost} records are missing; `rolltape export` writes them from the run")
     if not as_json and tally.launch is not None:
         print_report(tally, run, settings.step, whole=whole)
     if not whole:
         return Exit.INTERRUPTED
     if tally.failed:
         return Exit.FAILED
-    return Exit.OUTPUT if told.lost or (records is not None and records.lost) else Exit.OK
+    return Exit.OUTPUT if progress.lost or (records is not None and records.lost) else Exit.OK
 
 
-class _Watched:
-    """Hands on what a collector tells: to the tally, to the file of records, and to whoever listens."""
+class _Watcher:
+    """Passes a collector's results to the tally, the file of records, and the progress output."""
 
-    def __init__(self, collector: Collector, tally: Tally, told: Telling, records: RecordFile | None) -> None:
+    def __init__(self, collector: Collector, tally: Tally, progress: LogProgress, records: RecordFile | None) -> None:
+        self.progress = progress
         self._collector = collector
         self._tally = tally
-        self._told = told
         self._records = records
 
     def launched(self, launch: Launch) -> None:
         self._tally.launched(launch)
-        self._told.launched(launch)
+        self.progress.launched(launch)
 
     def results(self, results: Sequence[Result]) -> None:
         self._tally.add(results)
         for result in results:
             if self._records is not None and result.record is not None:
                 self._records.add(result.record)
-        self._told.ended(results)
+        self.progress.ended(results)
 
-    async def progress(self) -> None:
-        """Say where it stands, again and again."""
+    async def report_regularly(self) -> None:
         while True:
-            await asyncio.sleep(self._told.every_s)
+            await asyncio.sleep(self.progress.every_s)
             if self._tally.launch is not None:
-                self._told.progress(self._tally.figures(self._collector.in_flight))
+                self.progress.progress(self._tally.figures(self._collector.in_flight))
 
     def over(self, *, whole: bool) -> None:
         endings = [
             {"status": status, "reason": reason, "rollouts": one.count, "mean_reward": one.rewards.mean}
             for (status, reason), one in self._tally.endings.items()
         ]
-        self._told.over(self._tally.figures(), {"rollouts": self._tally.rollouts, "endings": endings, "whole": whole})
+        self.progress.over(
+            self._tally.figures(), {"rollouts": self._tally.rollouts, "endings": endings, "whole": whole}
+        )
 
 
-async def _run(collector: Collector, watched: _Watched, told: Telling) -> bool:
-    """Collect until all is done, or somebody says that it is enough; whether all is done."""
+async def _run(collector: Collector, watcher: _Watcher) -> bool:
+    """Collect until everything is done or a signal stops it; True if everything is done."""
     loop = asyncio.get_running_loop()
     main = asyncio.current_task()
     assert main is not None
     signals = 0
 
-    def end() -> None:
+    def stop() -> None:
         nonlocal signals
         signals += 1
         if signals > 1:
             main.cancel()
         else:
-            told.ending(collector.settings.grace_s)
+            watcher.progress.stopping(collector.settings.grace_s)
             collector.end()
 
     for name in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(name, end)
-    with told:
-        said = asyncio.ensure_future(watched.progress())
+        loop.add_signal_handler(name, stop)
+    with watcher.progress:
+        reporting = asyncio.ensure_future(watcher.report_regularly())
         try:
-            await collector.run(watched.launched, watched.results)
+            await collector.run(watcher.launched, watcher.results)
         except asyncio.CancelledError:
             if not signals:
                 raise
         finally:
-            said.cancel()
-        watched.over(whole=signals == 0)
+            reporting.cancel()
+        watcher.over(whole=signals == 0)
     return signals == 0
 
 
-def _opened(out: Path, source: str) -> RecordFile:
+def _open_records(out: Path, source: str) -> RecordFile:
     if out.exists() and Path(source).exists() and out.samefile(source):
-        raise ExportError(f"-o {out}: that is the file of the tasks; name another for the records")
+        raise ExportError(f"-o {out}: this is the file of the tasks; name another for the records")
     try:
         return RecordFile(out, note)
     except OSError as error:
-        raise ExportError(f"-o {out}: it cannot be written: {error.strerror}") from None
+        raise ExportError(f"-o {out}: cannot be written: {error.strerror}") from None
+
+
+@contextmanager
+def warnings_to(file: Path) -> Iterator[None]:
+    """Print the first warnings that are logged within the block, and append all of them to a file. Never raises."""
+    logger = logging.getLogger("rolltape")
+    handlers = [_NotedWarnings(file), _WarningFile(file, delay=True, encoding="utf-8")]
+    handlers[1].setFormatter(logging.Formatter(_LOG_FORMAT))
+    for handler in handlers:
+        handler.setLevel(logging.WARNING)
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()
+
+
+class _NotedWarnings(logging.Handler):
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._file = file
+        self._shown = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._shown += 1
+        error = record.exc_info[1] if record.exc_info else None
+        cause = "" if error is None else f": {type(error).__name__}: {error}"
+        with suppress(OSError):
+            if self._shown <= _SHOWN_WARNINGS:
+                note(f"{record.getMessage()}{cause}"[:_LONGEST_WARNING])
+            if self._shown == _SHOWN_WARNINGS:
+                note(f"further warnings go only to {self._file}")
+
+
+class _WarningFile(logging.FileHandler):
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):
+            Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """A full disk must not end the collection."""

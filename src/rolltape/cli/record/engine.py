@@ -1,51 +1,55 @@
-"""`rolltape engine`: serve a small model over HTTP, in the form of SGLang."""
+"""`rolltape engine`: serve a small model over HTTP with SGLang's API."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rolltape.cli.exits import UsageError
+from rolltape.cli.options import HostOption, PortOption, require_key
+from rolltape.errors import UsageError
 from rolltape.records.turn import LogprobKind
 
 
 def engine(
+    *,
     model: Annotated[
-        Path | None, typer.Option("--model", metavar="FOLDER", help="A Qwen3 checkpoint; by default the shipped one.")
+        Path | None, typer.Option("--model", metavar="FOLDER", help="Qwen3 checkpoint (default: the shipped model).")
     ] = None,
-    host: Annotated[
-        str, typer.Option("--host", help="The address to listen on; not loopback: --api-key.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any that is free.")] = 30000,
-    weight_version: Annotated[str, typer.Option("--weight-version", help="What replies call the weights.")] = "default",
     served_model_name: Annotated[
-        str | None, typer.Option("--served-model-name", help="The name in /v1/models.")
+        str | None, typer.Option("--served-model-name", metavar="NAME", help="Model name in /v1/models.")
     ] = None,
-    context: Annotated[int | None, typer.Option("--context", min=2, help="Limit prompt and reply together.")] = None,
-    max_running: Annotated[int, typer.Option("--max-running", min=1, help="Requests that run at once.")] = 64,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 30000,
+    api_key: Annotated[
+        str | None,
+        typer.Option("--api-key", metavar="KEY", envvar="ROLLTAPE_ENGINE_KEY", help="Require this bearer token."),
+    ] = None,
+    weight_version: Annotated[
+        str, typer.Option("--weight-version", metavar="NAME", help="Weight version to report in replies.")
+    ] = "default",
+    context: Annotated[
+        int | None, typer.Option("--context", metavar="N", min=2, help="Maximum tokens of prompt and reply together.")
+    ] = None,
+    max_running: Annotated[
+        int, typer.Option("--max-running", metavar="N", min=1, help="Maximum requests at a time.")
+    ] = 64,
     logprobs: Annotated[
-        LogprobKind, typer.Option("--logprobs", help="raw, or after_temperature as SGLang gives them.")
+        LogprobKind,
+        typer.Option(
+            "--logprobs", metavar="KIND", help="Logprobs to return: raw, or after_temperature as SGLang does."
+        ),
     ] = LogprobKind.AFTER_TEMPERATURE,
     incremental: Annotated[
-        bool, typer.Option("--incremental-streaming-output", help="Stream what is new, not all that there is.")
+        bool,
+        typer.Option("--incremental-streaming-output", help="Stream only new text in each chunk, not all so far."),
     ] = False,
-    api_key: Annotated[
-        str | None, typer.Option("--api-key", envvar="ROLLTAPE_ENGINE_KEY", help="Ask for it as a bearer token.")
-    ] = None,
 ) -> int:
-    """Serve a small Qwen3 model over HTTP, as SGLang does."""
-    from ipaddress import ip_address
-
+    """Serve a small Qwen3 model over HTTP with SGLang's API."""
     from rolltape.tiny.server.serve import Settings, serve
 
-    try:
-        loopback = host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback and not api_key:
-        raise UsageError(f"--host {host} is not loopback; give --api-key too, so that not everybody may use it")
+    require_key(host, api_key, "--api-key")
     if logprobs is LogprobKind.AFTER_TRUNCATION:
-        raise UsageError("--logprobs: raw or after_temperature")
+        raise UsageError("--logprobs after_truncation: this engine returns raw or after_temperature")
     serve(
         Settings(
             model=model,

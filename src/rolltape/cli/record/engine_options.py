@@ -1,111 +1,110 @@
-"""The options by which engines and what is asked of them are told, shared by the commands that run a gateway."""
+"""Options about engines and sampling, shared by the commands that run a gateway."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from rolltape.cli.exits import UsageError
+from rolltape.errors import UsageError
 from rolltape.records.turn import LogprobKind
 
 if TYPE_CHECKING:
     from rolltape.gateway.exchange import SamplingParams
     from rolltape.gateway.prompts.chat import Retention
 
-ENGINE, SAMPLING = "Engine", "Sampling"  # as the help groups them
-
-EngineOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--engine",
-        metavar="ENGINE",
-        rich_help_panel=ENGINE,
-        help="sglang:URL, vllm:URL, llamacpp:URL, openai:URL, embedded[:FOLDER], replay:RUN#ROLLOUT; several too.",
-    ),
-]
-EngineKeyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--engine-key",
-        metavar="KEY",
-        envvar="ROLLTAPE_ENGINE_KEY",
-        rich_help_panel=ENGINE,
-        help="The engines' own API key.",
-    ),
-]
-LogprobsOption = Annotated[
-    LogprobKind | None,
-    typer.Option(
-        "--logprobs",
-        metavar="KIND",
-        rich_help_panel=ENGINE,
-        help="raw, after_temperature or after_truncation, where the engine does not say.",
-    ),
-]
-RoutedExpertsOption = Annotated[
-    bool,
-    typer.Option(
-        "--routed-experts", rich_help_panel=ENGINE, help="Record them too; of sglang engines that return them."
-    ),
-]
-RendererOption = Annotated[
-    str | None,
-    typer.Option(
-        "--renderer",
-        metavar="NAME",
-        rich_help_panel=ENGINE,
-        help="By name (qwen3, glm-5, …); else resolved from the model.",
-    ),
-]
-ForceOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--force",
-        metavar="NAME=VALUE",
-        rich_help_panel=SAMPLING,
-        help="A sampling parameter whatever agents say: min_p=0.1.",
-    ),
-]
-RetentionOption = Annotated[
-    str | None,
-    typer.Option(
-        "--thinking-retention",
-        metavar="HOW",
-        rich_help_panel=SAMPLING,
-        help="template, tool_cycle, or all: prompts then always extend.",
-    ),
-]
+engine_option = partial(typer.Option, rich_help_panel="Engine")
+sampling_option = partial(typer.Option, rich_help_panel="Sampling")
 
 
-def chosen_retention(given: str | None) -> "Retention | None":
-    """What --thinking-retention names; None: nothing was said."""
-    known: dict[str | None, Retention | None] = {
-        None: None,
-        "template": "template",
-        "tool_cycle": "tool_cycle",
-        "all": "all",
-    }
-    if given not in known:
-        raise UsageError(f"--thinking-retention {given}: template, tool_cycle or all")
-    return known[given]
+@dataclass(frozen=True)
+class EngineOptions:
+    """Which engines sample, and how prompts are rendered for them."""
 
+    engine: Annotated[
+        list[str] | None,
+        engine_option(
+            "--engine",
+            metavar="ENGINE",
+            help="sglang:URL, vllm:URL, llamacpp:URL, openai:URL, embedded[:FOLDER], or replay:RUN#ROLLOUT; repeatable "
+            "(default: embedded).",
+        ),
+    ] = None
+    engine_key: Annotated[
+        str | None,
+        engine_option("--engine-key", metavar="KEY", envvar="ROLLTAPE_ENGINE_KEY", help="API key of the engines."),
+    ] = None
+    served_model_name: Annotated[
+        str | None,
+        engine_option(
+            "--served-model-name", metavar="NAME", help="Model name for agents and in records (default: the engine's)."
+        ),
+    ] = None
+    logprobs: Annotated[
+        LogprobKind | None,
+        engine_option(
+            "--logprobs",
+            metavar="KIND",
+            help="raw, after_temperature, or after_truncation, for engines that do not say which they return.",
+        ),
+    ] = None
+    routed_experts: Annotated[
+        bool, engine_option("--routed-experts", help="Record routed experts (SGLang engines that return them).")
+    ] = False
+    renderer: Annotated[
+        str | None,
+        engine_option("--renderer", metavar="NAME", help="Chat renderer, such as qwen3 (default: by the model)."),
+    ] = None
+    thinking_retention: Annotated[
+        str | None,
+        sampling_option(
+            "--thinking-retention",
+            metavar="HOW",
+            help="Earlier thinking kept in prompts: template, tool_cycle, or all (every prompt extends the last).",
+        ),
+    ] = None
+    force: Annotated[
+        list[str] | None,
+        sampling_option(
+            "--force",
+            metavar="NAME=VALUE",
+            help="Force a sampling parameter, such as min_p=0.1 (overrides the agent); repeatable.",
+        ),
+    ] = None
 
-def forced_sampling(given: list[str], **named: Any) -> "SamplingParams":
-    """What --force says, and the parameters that have flags of their own, where those are not None."""
-    import msgspec
+    @property
+    def engines(self) -> list[str]:
+        return self.engine or ["embedded"]
 
-    from rolltape.gateway.exchange import SamplingParams
+    def retention(self) -> "Retention | None":
+        """What --thinking-retention names; None if it is not given."""
+        from rolltape.gateway.prompts.chat import Retention
 
-    values: dict[str, object] = {name: value for name, value in named.items() if value is not None}
-    for one in given:
-        name, equals, value = one.partition("=")
-        if not equals or name not in SamplingParams.__struct_fields__:
-            known = ", ".join(SamplingParams.__struct_fields__)
-            raise UsageError(f"--force {one}: give NAME=VALUE, with a name of {known}")
-        values[name] = [value] if name == "stop" else value
-    try:
-        return msgspec.convert(values, SamplingParams, strict=False)
-    except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$.")
-        name = where.rstrip("`").partition("[")[0]
-        flag = f"--{name.replace('_', '-')} {named[name]}" if name in named else f"--force {' '.join(given)}"
-        raise UsageError(f"{flag}: {what}") from None
+        known: dict[str | None, Retention | None] = {None: None, **{name: name for name in get_args(Retention)}}
+        if self.thinking_retention not in known:
+            names = ", ".join(get_args(Retention))
+            raise UsageError(f"--thinking-retention {self.thinking_retention}: unknown; use one of {names}")
+        return known[self.thinking_retention]
+
+    def forced_sampling(self, **named: Any) -> "SamplingParams":
+        """What --force sets, and the parameters with flags of their own that are not None."""
+        import msgspec
+
+        from rolltape.gateway.exchange import SamplingParams
+
+        given = self.force or []
+        values: dict[str, object] = {name: value for name, value in named.items() if value is not None}
+        for one in given:
+            name, equals, value = one.partition("=")
+            if not equals or name not in SamplingParams.__struct_fields__:
+                known = ", ".join(SamplingParams.__struct_fields__)
+                raise UsageError(f"--force {one}: give NAME=VALUE; names are {known}")
+            values[name] = [value] if name == "stop" else value
+        try:
+            return msgspec.convert(values, SamplingParams, strict=False)
+        except msgspec.ValidationError as error:
+            what, _, where = str(error).partition(" - at `$.")
+            name = where.rstrip("`").partition("[")[0]
+            flag = "--max-reply-tokens" if name == "max_tokens" else f"--{name.replace('_', '-')}"
+            where = f"{flag} {named[name]}" if name in named else f"--force {' '.join(given)}"
+            raise UsageError(f"{where}: {what}") from None

@@ -1,88 +1,85 @@
-"""`rolltape serve`: the gateway between agents and an engine."""
+"""`rolltape serve`: run the gateway between agents and an engine."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rolltape.cli.exits import UsageError
-from rolltape.cli.record.engine_options import (
-    ENGINE,
-    SAMPLING,
-    EngineKeyOption,
-    EngineOption,
-    ForceOption,
-    LogprobsOption,
-    RendererOption,
-    RetentionOption,
-    RoutedExpertsOption,
-    chosen_retention,
-    forced_sampling,
-)
+from rolltape.cli.options import HostOption, PortOption, require_key
+from rolltape.cli.record.engine_options import EngineOptions, engine_option, sampling_option
+from rolltape.errors import UsageError
 
 
 def serve(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run to record on; it is made if there is none.")],
-    engine: EngineOption = None,
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", metavar="FOLDER", rich_help_panel=ENGINE, help="With the tokenizer of what is served."),
-    ] = None,
-    engine_key: EngineKeyOption = None,
-    logprobs: LogprobsOption = None,
-    routed_experts: RoutedExpertsOption = False,
-    host: Annotated[str, typer.Option("--host", help="Not loopback: --admin-key.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any that is free.")] = 8400,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory to record in; created if missing.")],
+    *,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8400,
     public_url: Annotated[
-        str | None, typer.Option("--public-url", help="By which agents elsewhere reach the gateway.")
+        str | None, typer.Option("--public-url", metavar="URL", help="Address at which agents reach the gateway.")
     ] = None,
     admin_key: Annotated[
-        str | None, typer.Option("--admin-key", envvar="ROLLTAPE_ADMIN_KEY", help="Asked of whoever opens sessions.")
+        str | None,
+        typer.Option("--admin-key", metavar="KEY", envvar="ROLLTAPE_ADMIN_KEY", help="Key required to open sessions."),
     ] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Requests without a session get one, a key each.")] = False,
-    renderer: RendererOption = None,
-    thinking: Annotated[
-        bool | None,
-        typer.Option("--thinking/--no-thinking", rich_help_panel=SAMPLING, help="Where the agent does not say."),
+    open_: Annotated[
+        bool, typer.Option("--open", help="Accept requests without a session: each API key gets its own.")
+    ] = False,
+    drain_s: Annotated[
+        float, typer.Option("--drain", metavar="SECONDS", help="Time for turns in flight to finish at shutdown.")
+    ] = 30.0,
+    engines: EngineOptions,
+    model: Annotated[
+        Path | None,
+        engine_option("--model", metavar="FOLDER", help="Folder with the tokenizer of the model that is served."),
     ] = None,
-    thinking_retention: RetentionOption = None,
     special_text: Annotated[
         str,
-        typer.Option("--special-text", rich_help_panel=ENGINE, help="Special tokens spelled out: pass, or plain text."),
+        engine_option(
+            "--special-text",
+            metavar="HOW",
+            help="Special tokens written out in messages: pass them on, or encode them as plain text.",
+        ),
     ] = "pass",
-    force: ForceOption = None,
-    model_name: Annotated[str | None, typer.Option("--served-model-name", help="The name in /v1/models.")] = None,
-    max_reply_tokens: Annotated[
-        int, typer.Option("--max-reply-tokens", min=1, rich_help_panel=SAMPLING, help="Where the agent says nothing.")
+    thinking: Annotated[
+        bool | None,
+        sampling_option("--thinking/--no-thinking", help="Thinking on or off (if the agent does not choose)."),
+    ] = None,
+    default_max_reply_tokens: Annotated[
+        int,
+        sampling_option(
+            "--default-max-reply-tokens", metavar="N", min=1, help="Maximum tokens per reply (if the agent sets none)."
+        ),
     ] = 32_768,
-    drain_s: Annotated[float, typer.Option("--drain", help="Seconds for turns in flight at the end.")] = 30.0,
 ) -> int:
-    """Serve agents through an engine, and record every turn."""
+    """Run the gateway: serve agents and record every turn."""
     from rolltape.gateway.engines.opening import embedded_folder, open_engines
     from rolltape.gateway.serve import serve_gateway
-    from rolltape.gateway.server.guard import is_loopback
     from rolltape.gateway.settings import GatewaySettings
 
-    if not is_loopback(host) and not admin_key:
-        raise UsageError(f"--host {host} is not loopback; give --admin-key too, so that not everybody may use it")
-    engines = engine or ["embedded"]
+    require_key(host, admin_key, "--admin-key")
     if special_text not in ("pass", "plain"):
-        raise UsageError(f"--special-text {special_text}: pass or plain")
+        raise UsageError(f"--special-text {special_text}: unknown; use pass or plain")
     settings = GatewaySettings(
         host=host,
         port=port,
         public_url=public_url,
         admin_key=admin_key,
         open=open_,
-        model_name=model_name,
-        renderer=renderer,
+        model_name=engines.served_model_name,
+        renderer=engines.renderer,
         thinking=thinking,
-        thinking_retention=chosen_retention(thinking_retention),
+        thinking_retention=engines.retention(),
         special_text=special_text,
-        forced=forced_sampling(force or []),
-        max_reply_tokens=max_reply_tokens,
+        forced=engines.forced_sampling(),
+        max_reply_tokens=default_max_reply_tokens,
         drain_s=drain_s,
     )
-    opened = open_engines(engines, api_key=engine_key, logprob_kind=logprobs, routed_experts=routed_experts)
-    serve_gateway(opened, run, model or embedded_folder(engines), settings)
+    opened = open_engines(
+        engines.engines,
+        api_key=engines.engine_key,
+        logprob_kind=engines.logprobs,
+        routed_experts=engines.routed_experts,
+    )
+    serve_gateway(opened, run, model or embedded_folder(engines.engines), settings)
     return 0

@@ -1,40 +1,34 @@
-"""`rolltape export`: samples, turns, rollouts or traces as files."""
+"""`rolltape export`: write samples, turns, rollouts, or traces to a file."""
 
 import enum
 import sys
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rolltape.cli.exits import UsageError
-from rolltape.cli.options import (
-    AdvantageOption,
-    BranchesOption,
-    GroupOption,
-    MaxTokensOption,
-    PolicyOption,
-    RewardOption,
-    RolloutArgument,
-    RunArgument,
-    StalenessOption,
-    StepOption,
-    TaskOption,
-    TryOption,
-    chosen_credit,
-    chosen_policy,
-)
+from rolltape.cli.options import RunArgument, Selection, TrainingOptions, WholePromptsOption, either
+from rolltape.cli.output.screen import note, tracked
+from rolltape.errors import UsageError
+
+if TYPE_CHECKING:
+    from rolltape.cli.runs import SelectedRollouts
+    from rolltape.export.formats import Choices
+    from rolltape.records.policy import Credit, CutPolicy
+    from rolltape.records.sample import Sample
 
 
-class What(enum.StrEnum):
+class ExportKind(enum.StrEnum):
     SAMPLES = "samples"
     TURNS = "turns"
     ROLLOUTS = "rollouts"
     TRACES = "traces"
 
 
-class Format(enum.StrEnum):
-    """Our own two, and those of the frameworks."""
+class ExportFormat(enum.StrEnum):
+    """Our own two formats, and those of frameworks."""
 
     JSONL = "jsonl"
     PARQUET = "parquet"
@@ -46,127 +40,137 @@ class Format(enum.StrEnum):
     TINKER = "tinker"
 
 
-OWN_FORMATS = (Format.JSONL, Format.PARQUET)
-_ENDINGS = {".parquet": Format.PARQUET, ".jsonl": Format.JSONL, ".ndjson": Format.JSONL, ".json": Format.JSONL}
+OWN_FORMATS = (ExportFormat.JSONL, ExportFormat.PARQUET)
+_SUFFIXES = {
+    ".parquet": ExportFormat.PARQUET,
+    ".jsonl": ExportFormat.JSONL,
+    ".ndjson": ExportFormat.JSONL,
+    ".json": ExportFormat.JSONL,
+}
+_BINARY = {ExportFormat.PARQUET: "Parquet", ExportFormat.VERL: ".npz", ExportFormat.AREAL: ".npz"}
 
 
 def export(
     run: RunArgument,
-    rollout: RolloutArgument = None,
-    what: Annotated[What, typer.Option("--what", help="What a row is.")] = What.SAMPLES,
+    *,
+    which: Selection,
+    what: Annotated[
+        ExportKind, typer.Option("--what", metavar="WHAT", help=f"What to write: {either(ExportKind)}.")
+    ] = ExportKind.SAMPLES,
     form: Annotated[
-        Format | None,
+        ExportFormat | None,
         typer.Option(
-            "--format", help="By default what FILE ends in, else jsonl; or samples as a framework takes them."
+            "--format",
+            metavar="FORMAT",
+            help=f"{either(ExportFormat)} (default: by the suffix of FILE, else jsonl).",
         ),
     ] = None,
-    out: Annotated[str, typer.Option("-o", "--out", metavar="FILE", help="Where to; - is standard output.")] = "-",
-    policy: PolicyOption = "exact",
-    reward: RewardOption = None,
-    advantage: AdvantageOption = None,
-    branches: BranchesOption = None,
-    max_tokens: MaxTokensOption = None,
-    max_staleness: StalenessOption = None,
-    whole_prompts: Annotated[
-        bool, typer.Option("--whole-prompts", help="Turns or traces with whole prompts, not only what is new.")
-    ] = False,
+    out: Annotated[str, typer.Option("-o", "--out", metavar="FILE", help="Output file; - is stdout.")] = "-",
+    training: TrainingOptions,
+    whole_prompts: WholePromptsOption = False,
     temperature: Annotated[
         float | None,
-        typer.Option("--temperature", help="For prime-rl: what replies were sampled at, whatever the turns say."),
+        typer.Option(
+            "--temperature", metavar="X", help="Sampling temperature to write for prime-rl (default: as recorded)."
+        ),
     ] = None,
     without_logprobs: Annotated[
-        bool, typer.Option("--without-logprobs", help="For slime and verl, where they compute the old ones themselves.")
+        bool,
+        typer.Option("--without-logprobs", help="Leave logprobs out for slime or verl, which then compute their own."),
     ] = False,
-    step: StepOption = None,
-    group: GroupOption = None,
-    task: TaskOption = None,
-    try_index: TryOption = None,
 ) -> int:
-    """Write samples, turns, rollouts or traces to a file."""
-    chosen_one = chosen_policy(
-        policy,
-        branches=branches,
-        max_tokens=max_tokens,
-        max_staleness=max_staleness,
-    )
-    credit = chosen_credit(reward, advantage)
-    form = _format(form, out)
-    _refuse_contradictions(
-        form, what, out, temperature=temperature, without_logprobs=without_logprobs, whole_prompts=whole_prompts
-    )
+    """Write samples, turns, rollouts, or traces to a file.
 
-    from rolltape import export as files
-    from rolltape.cli.output.screen import note, tracked
-    from rolltape.cli.runs import Chosen, ended, opened
-    from rolltape.cli.sampling import samples_of
-    from rolltape.traces import trace_of
+    Export warns about fields that a framework's format drops.
+    """
+    policy, credit = training.cut_policy(), training.credit()
+    form = _resolve_format(form, out)
+    if form in _BINARY and out == "-" and sys.stdout.isatty():
+        raise UsageError(f"-o: {_BINARY[form]} cannot be written to a terminal; name a file")
+    if form not in OWN_FORMATS and what is not ExportKind.SAMPLES:
+        raise UsageError(f"--format {form} writes samples, not --what {what}")
+    if temperature is not None and form is not ExportFormat.PRIME_RL:
+        raise UsageError("--temperature needs --format prime-rl")
+    if without_logprobs and form not in (ExportFormat.SLIME, ExportFormat.VERL):
+        raise UsageError("--without-logprobs needs --format slime or verl")
+    if whole_prompts and what not in (ExportKind.TURNS, ExportKind.TRACES):
+        raise UsageError("--whole-prompts needs --what turns or --what traces")
+    if what is ExportKind.TRACES and form is ExportFormat.PARQUET:
+        raise UsageError("--what traces: traces have no Parquet form; use --format jsonl")
 
-    tape = opened(run)
-    counted = what is What.SAMPLES
-    chosen = Chosen(tape, rollout, try_index=try_index, step=step, group=group, task=task, counted_only=counted)
-    parquet = form is Format.PARQUET
-    with chosen.named_in_errors():
-        if form not in OWN_FORMATS:
-            from rolltape.cli.train.frameworks import write_for
+    from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
 
-            logprobs = not without_logprobs
-            written = write_for(form, chosen, chosen_one, credit, out, temperature=temperature, logprobs=logprobs)
-        elif what is What.SAMPLES:
-            write_samples = files.samples_to_parquet if parquet else files.samples_to_jsonl
-            written = write_samples(samples_of(chosen, chosen_one, credit), out)
-        elif what is What.TURNS:
-            write_turns = files.turns_to_parquet if parquet else files.turns_to_jsonl
-            written = write_turns(tracked(chosen, "exporting", len(chosen)), out, whole_prompts=whole_prompts)
-        elif what is What.TRACES:
-            traces = map(trace_of, tracked(chosen, "exporting", len(chosen)))
-            written = files.traces_to_jsonl(traces, out, whole_prompts=whole_prompts)
+    tape = open_run(run)
+    selected = SelectedRollouts(tape, which, counted_only=what is ExportKind.SAMPLES)
+    with selected.named_in_errors():
+        if form in OWN_FORMATS:
+            written = _write(what, form, selected, policy, credit, out, whole_prompts=whole_prompts)
         else:
-            write_rollouts = files.rollouts_to_parquet if parquet else files.rollouts_to_jsonl
-            written = write_rollouts(tracked(chosen, "exporting", len(chosen)), out)
+            from rolltape.export.formats import Choices
+
+            choices = Choices(
+                versions=tuple(tape.run.versions()),
+                temperature=temperature,
+                env_name=tape.run.name,
+                logprobs=not without_logprobs,
+            )
+            written = _write_for_framework(form, selected.samples(policy, credit), out, choices)
     if out != "-":
         note(f"{written:,} {what if written != 1 else what[:-1]} written to {out}")
-    return ended(tape)
+    return report_problems(tape)
 
 
-def _format(asked: Format | None, out: str) -> Format:
-    """The format that was asked for, else the one that the file's name ends in; they may not contradict each other."""
-    ending = Path(out).suffix
-    named = _ENDINGS.get(ending)
-    if asked is not None and asked not in OWN_FORMATS:
-        return _of_framework(asked, out)
-    if asked is not None and named is not None and asked is not named:
-        raise UsageError(
-            f"--format {asked} contradicts -o {out}, which ends in {ending}; leave out --format, or rename"
-        )
-    return asked or named or Format.JSONL
-
-
-def _refuse_contradictions(
-    form: Format, what: What, out: str, *, temperature: float | None, without_logprobs: bool, whole_prompts: bool
-) -> None:
-    """Options that do not go together are said before anything is read."""
-    binary = {Format.PARQUET: "Parquet", Format.VERL: ".npz", Format.AREAL: ".npz"}
-    if form in binary and out == "-" and sys.stdout.isatty():
-        raise UsageError(f"-o: {binary[form]} is not for a terminal; name a file")
-    if form not in OWN_FORMATS and what is not What.SAMPLES:
-        raise UsageError(f"--format {form} is for samples, not for --what {what}")
-    if temperature is not None and form is not Format.PRIME_RL:
-        raise UsageError("--temperature goes with --format prime-rl")
-    if without_logprobs and form not in (Format.SLIME, Format.VERL):
-        raise UsageError("--without-logprobs goes with --format slime or verl")
-    if whole_prompts and what not in (What.TURNS, What.TRACES):
-        raise UsageError("--whole-prompts goes with --what turns or traces")
-    if what is What.TRACES and form is Format.PARQUET:
-        raise UsageError("--what traces: a trace is no row of columns; write JSON lines")
-
-
-def _of_framework(asked: Format, out: str) -> Format:
+def _resolve_format(asked: ExportFormat | None, out: str) -> ExportFormat:
+    """The format that was asked for, else the one of the file's suffix. They must not contradict each other."""
     from rolltape.export.formats import FRAMEWORKS
 
-    endings = FRAMEWORKS[asked].endings
-    ending = Path(out).suffix
-    if ending and ending not in endings and out != "-":
-        raise UsageError(
-            f"--format {asked} is written as {' or '.join(endings)}, but -o {out} ends in {ending}; rename"
-        )
-    return asked
+    suffix = Path(out).suffix
+    if asked is not None and asked not in OWN_FORMATS:
+        expected = FRAMEWORKS[asked].endings
+        if suffix and suffix not in expected and out != "-":
+            raise UsageError(f"--format {asked} is written as {' or '.join(expected)}, but -o {out} ends in {suffix}")
+        return asked
+    named = _SUFFIXES.get(suffix)
+    if asked is not None and named is not None and asked is not named:
+        raise UsageError(f"--format {asked} contradicts -o {out}, which ends in {suffix}; drop one of them")
+    return asked or named or ExportFormat.JSONL
+
+
+def _write(
+    what: ExportKind,
+    form: ExportFormat,
+    selected: "SelectedRollouts",
+    policy: "CutPolicy",
+    credit: "Credit",
+    out: str,
+    *,
+    whole_prompts: bool,
+) -> int:
+    """Write in our own formats; how many rows were written."""
+    from rolltape import export as files
+    from rolltape.traces import trace_of
+
+    parquet = form is ExportFormat.PARQUET
+    if what is ExportKind.SAMPLES:
+        write_samples = files.samples_to_parquet if parquet else files.samples_to_jsonl
+        return write_samples(selected.samples(policy, credit), out)
+    rollouts = tracked(selected, "exporting", len(selected))
+    if what is ExportKind.TURNS:
+        write_turns = files.turns_to_parquet if parquet else files.turns_to_jsonl
+        return write_turns(rollouts, out, whole_prompts=whole_prompts)
+    if what is ExportKind.TRACES:
+        return files.traces_to_jsonl(map(trace_of, rollouts), out, whole_prompts=whole_prompts)
+    write_rollouts = files.rollouts_to_parquet if parquet else files.rollouts_to_jsonl
+    return write_rollouts(rollouts, out)
+
+
+def _write_for_framework(framework: str, samples: "Generator[Sample, None, None]", out: str, choices: "Choices") -> int:
+    """Write samples in a framework's format, and note the fields that it drops; how many were written."""
+    from rolltape.export.formats import write_samples_for
+
+    # Closed before an error is printed, since a progress bar runs with it.
+    with closing(samples):
+        written = write_samples_for(framework, samples, out, choices)
+    for sentence in written.left_out:
+        note(sentence)
+    return written.samples

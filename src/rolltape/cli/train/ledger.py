@@ -1,26 +1,12 @@
-"""`rolltape ledger`: where every sampled token went under a policy."""
+"""`rolltape ledger`: show the fate of every sampled token under a cut policy."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rolltape.cli.options import (
-    BranchesOption,
-    GroupOption,
-    JsonOption,
-    MaxTokensOption,
-    PolicyOption,
-    RolloutArgument,
-    RunArgument,
-    StalenessOption,
-    StepOption,
-    TaskOption,
-    TokenizerOption,
-    TryOption,
-    chosen_policy,
-)
+from rolltape.cli.options import CutOptions, JsonOption, RunArgument, Selection, TokenizerOption
 from rolltape.cli.output.screen import SHORT_ID, count, plural, print_json, print_line, print_table
 
 if TYPE_CHECKING:
@@ -32,76 +18,64 @@ _SHOWN_REASONS = 5
 
 def ledger(
     run: RunArgument,
-    rollout: RolloutArgument = None,
-    policy: PolicyOption = "exact",
-    branches: BranchesOption = None,
-    max_tokens: MaxTokensOption = None,
-    max_staleness: StalenessOption = None,
-    turns: Annotated[bool, typer.Option("--turns", help="Also a line per stretch of each turn.")] = False,
-    step: StepOption = None,
-    group: GroupOption = None,
-    task: TaskOption = None,
-    try_index: TryOption = None,
+    *,
+    which: Selection,
+    cut: CutOptions,
+    turns: Annotated[
+        bool, typer.Option("--turns", help="Also print a line for each token range of each turn.")
+    ] = False,
     tokenizer: TokenizerOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Account for every sampled token."""
-    from rolltape.cli.output.spelling import chosen_spellings
-    from rolltape.cli.runs import Chosen, ended, opened
-    from rolltape.cli.sampling import linearized
+    """Account for every sampled token: trained, or why not."""
+    from rolltape.cli.output.spelling import open_spellings
+    from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
 
-    chosen_one = chosen_policy(policy, branches=branches, max_tokens=max_tokens, max_staleness=max_staleness)
-    tape = opened(run)
-    spellings = chosen_spellings(tokenizer, run)
-    chosen = Chosen(tape, rollout, try_index=try_index, step=step, group=group, task=task, counted_only=True)
-    with chosen.named_in_errors():
-        if as_json:
-            _print_records(linearized(chosen, chosen_one), turns)
-        else:
-            totals, filtered = _print_stretches(linearized(chosen, chosen_one), turns, spellings)
-            _print_totals(totals, filtered, f"{plural(len(chosen), 'rollout')} under {chosen_one.name}")
-    return ended(tape)
-
-
-def _print_records(made: Iterable["Linearized"], turns: bool) -> None:
-    for one in made:
-        held = one.ledger
-        row: dict[str, object] = {
-            "rollout": held.rollout,
-            "try_index": held.try_index,
-            "policy": held.policy,
-            "sampled": held.sampled,
-            "totals": held.totals(),
-        }
-        if one.rollout.outcome.filtered is not None:
-            row["filtered"] = one.rollout.outcome.filtered
-        if turns:
-            row["entries"] = [
-                {"turn": entry.turn, "start": entry.start, "stop": entry.stop, "fate": entry.fate}
-                for entry in held.entries
-            ]
-        print_json(row)
-
-
-def _print_stretches(
-    made: Iterable["Linearized"], turns: bool, spellings: "Spellings"
-) -> tuple[Counter[str], Counter[str]]:
-    """The tokens of each fate, and the rollouts of each filter; with `turns`, a table of the stretches before that."""
+    policy = cut.cut_policy()
+    tape = open_run(run)
+    spellings = open_spellings(tokenizer, run)
+    selected = SelectedRollouts(tape, which, counted_only=True)
     totals: Counter[str] = Counter()
     filtered: Counter[str] = Counter()
     lines: list[list[str]] = []
-    for one in made:
-        totals.update(one.ledger.totals())
-        filtered.update([] if one.rollout.outcome.filtered is None else [one.rollout.outcome.filtered])
+    with selected.named_in_errors():
+        for made in selected.linearized(policy):
+            if as_json:
+                print_json(_record(made, with_entries=turns))
+                continue
+            totals.update(made.ledger.totals())
+            if made.rollout.outcome.filtered is not None:
+                filtered[made.rollout.outcome.filtered] += 1
+            lines.extend(_entry_cells(made, spellings) if turns else ())
+    if not as_json:
         if turns:
-            lines.extend(_stretches(one, spellings))
-    if turns:
-        print_table(["turn", "tokens", "fate", "text"], lines, left=["turn", "fate", "text"], flexible=["text"])
-        print_line("")
-    return totals, filtered
+            print_table(["turn", "tokens", "fate", "text"], lines, left=["turn", "fate", "text"], flexible=["text"])
+            print_line("")
+        _print_totals(totals, filtered)
+        sampled = plural(totals.total(), "sampled token")
+        print_line(f"{sampled} of {plural(len(selected), 'rollout')} under {policy.name}")
+    return report_problems(tape)
 
 
-def _stretches(made: "Linearized", spellings: "Spellings") -> Iterator[list[str]]:
+def _record(made: "Linearized", *, with_entries: bool) -> dict[str, object]:
+    held = made.ledger
+    row: dict[str, object] = {
+        "rollout": held.rollout,
+        "try_index": held.try_index,
+        "policy": held.policy,
+        "sampled": held.sampled,
+        "totals": held.totals(),
+    }
+    if made.rollout.outcome.filtered is not None:
+        row["filtered"] = made.rollout.outcome.filtered
+    if with_entries:
+        row["entries"] = [
+            {"turn": entry.turn, "start": entry.start, "stop": entry.stop, "fate": entry.fate} for entry in held.entries
+        ]
+    return row
+
+
+def _entry_cells(made: "Linearized", spellings: "Spellings") -> Iterator[list[str]]:
     from rolltape.cli.output.spelling import excerpt
 
     held = {turn.id: (session, turn) for session in made.rollout.sessions for turn in session.turns}
@@ -115,8 +89,8 @@ def _stretches(made: "Linearized", spellings: "Spellings") -> Iterator[list[str]
         ]
 
 
-def _print_totals(totals: Counter[str], filtered: Counter[str], whose: str) -> None:
-    sampled = sum(totals.values())
+def _print_totals(totals: Counter[str], filtered: Counter[str]) -> None:
+    sampled = totals.total()
     print_table(
         ["fate", "tokens", "share"],
         [[fate, count(tokens), f"{tokens / sampled:.1%}"] for fate, tokens in totals.most_common()],
@@ -126,4 +100,3 @@ def _print_totals(totals: Counter[str], filtered: Counter[str], whose: str) -> N
         print_line(f"filtered: {plural(rollouts, 'rollout')}, {reason}")
     if len(filtered) > _SHOWN_REASONS:
         print_line(f"… and {plural(len(filtered) - _SHOWN_REASONS, 'more reason')}; `rolltape filter` lists them")
-    print_line(f"{plural(sampled, 'sampled token')} of {whose}")

@@ -1,96 +1,63 @@
-"""`rolltape samples`: the training samples of a run under a policy, or two policies side by side."""
+"""`rolltape samples`: list training samples under a cut policy, or compare two policies."""
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rolltape.cli.exits import UsageError
-from rolltape.cli.options import (
-    AdvantageOption,
-    BranchesOption,
-    GroupOption,
-    JsonOption,
-    MaxTokensOption,
-    PolicyOption,
-    RewardOption,
-    RolloutArgument,
-    RunArgument,
-    StalenessOption,
-    StepOption,
-    TaskOption,
-    TokenizerOption,
-    TryOption,
-    chosen_credit,
-    chosen_policy,
-)
+from rolltape.cli.options import JsonOption, RunArgument, Selection, TokenizerOption, TrainingOptions
+from rolltape.cli.output.screen import SHORT_ID, count, number, plural, print_json, print_line, print_table, tracked
+from rolltape.errors import UsageError
 
 if TYPE_CHECKING:
-    from rolltape.cli.runs import Chosen
+    from rolltape.cli.runs import SelectedRollouts
     from rolltape.records.policy import Credit, CutPolicy
+    from rolltape.records.rollout import Rollout
     from rolltape.records.sample import Sample
+    from rolltape.samples import FateDifference
+    from rolltape.samples.spelling import Spellings
+
+_KINDS = ("samples", "trained", "masked", "dropped")
 
 
 def samples(
     run: RunArgument,
-    rollout: RolloutArgument = None,
-    policy: PolicyOption = "exact",
-    reward: RewardOption = None,
-    advantage: AdvantageOption = None,
-    branches: BranchesOption = None,
-    max_tokens: MaxTokensOption = None,
-    max_staleness: StalenessOption = None,
+    *,
+    which: Selection,
+    training: TrainingOptions,
     compare: Annotated[
         str | None, typer.Option("--compare", metavar="POLICY", help="Show where another policy differs.")
     ] = None,
-    step: StepOption = None,
-    group: GroupOption = None,
-    task: TaskOption = None,
-    try_index: TryOption = None,
     tokenizer: TokenizerOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """List training samples, or compare two policies."""
-    from rolltape.cli.runs import Chosen, ended, opened
+    """List training samples, or compare two cut policies."""
+    from rolltape.cli.output.spelling import open_spellings
+    from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
 
-    names = [(policy, "--policy"), *([(compare, "--compare")] if compare is not None else [])]
-    policies = [
-        chosen_policy(
-            name,
-            branches=branches,
-            max_tokens=max_tokens,
-            max_staleness=max_staleness,
-            flag=flag,
-        )
-        for name, flag in names
-    ]
-    if compare == policy:
-        raise UsageError(f"--compare: {compare} is the policy itself; name another")
-    tape = opened(run)
-    chosen = Chosen(tape, rollout, try_index=try_index, step=step, group=group, task=task, counted_only=True)
-    with chosen.named_in_errors():
-        if compare is not None:
-            from rolltape.cli.output.spelling import chosen_spellings
-            from rolltape.cli.train.comparing import compare_policies
-
-            spellings = chosen_spellings(tokenizer, run)
-            compare_policies(chosen, policies[0], policies[1], spellings, as_json=as_json)
+    policy, credit = training.cut_policy(), training.credit()
+    other = None if compare is None else training.cut_policy(compare, "--compare")
+    if compare == training.policy:
+        raise UsageError(f"--compare {compare}: this is the policy itself; name another")
+    tape = open_run(run)
+    selected = SelectedRollouts(tape, which, counted_only=True)
+    with selected.named_in_errors():
+        if other is not None:
+            _compare(selected, policy, other, open_spellings(tokenizer, run), as_json=as_json)
+        elif as_json:
+            for sample in selected.samples(policy, credit):
+                print_json(_record(sample))
         else:
-            _list(chosen, policies[0], chosen_credit(reward, advantage), as_json)
-    return ended(tape)
+            _print_table(selected, policy, credit)
+    return report_problems(tape)
 
 
-def _list(chosen: "Chosen", policy: "CutPolicy", credit: "Credit", as_json: bool) -> None:
-    from rolltape.cli.output.screen import SHORT_ID, count, number, plural, print_json, print_line, print_table
-    from rolltape.cli.sampling import samples_of
-
+def _print_table(selected: "SelectedRollouts", policy: "CutPolicy", credit: "Credit") -> None:
     rows: list[list[str]] = []
     tokens = trained = 0
-    for sample in samples_of(chosen, policy, credit):
+    for sample in selected.samples(policy, credit):
         tokens += len(sample.ids)
         trained += sample.trained_tokens
-        if as_json:
-            print_json(_about(sample))
-            continue
         turns = [int(span.turn.rpartition(".")[2]) for span in sample.spans]
         rows.append(
             [
@@ -106,20 +73,68 @@ def _list(chosen: "Chosen", policy: "CutPolicy", credit: "Credit", as_json: bool
                 number(sample.loss_weight),
             ]
         )
-    if as_json:
-        return
     columns = "rollout sample session turns tokens prompt trained reward advantage weight"
     print_table(columns.split(), rows, left=["rollout"], spare=["session", "prompt", "weight", "turns"])
     print_line(
-        f"{plural(len(rows), 'sample')} of {plural(len(chosen), 'rollout')} under {policy.name}: "
+        f"{plural(len(rows), 'sample')} of {plural(len(selected), 'rollout')} under {policy.name}: "
         f"{plural(tokens, 'token')}, {trained:,} trained"
     )
 
 
-def _about(sample: "Sample") -> dict[str, object]:
+def _record(sample: "Sample") -> dict[str, object]:
     """A sample without its per-token arrays, which `rolltape export` writes."""
     from rolltape.export.rows import sample_row
 
     arrays = ("ids", "trained_mask", "sampled_mask", "logprobs", "version_index", "side", "logprob_dtype")
     row = {name: value for name, value in sample_row(sample).items() if name not in arrays}
     return {**row, "tokens": len(sample.ids), "sampled_tokens": int(sample.sampled_mask.sum())}
+
+
+def _compare(
+    selected: "SelectedRollouts", one: "CutPolicy", other: "CutPolicy", spellings: "Spellings", *, as_json: bool
+) -> None:
+    """Print the totals under both policies, and the tokens on which they differ."""
+    from rolltape.samples import compare
+
+    versions = selected.opened.run.versions()
+    totals: dict[str, Counter[str]] = {one.name: Counter(), other.name: Counter()}
+    differing: list[list[str]] = []
+    tokens = 0
+    for rollout in tracked(selected, "comparing", len(selected)):
+        compared = compare(rollout, one, other, versions=versions)
+        for made in (compared.left, compared.right):
+            total = totals[made.policy.name]
+            total["samples"] += len(made)
+            for fate, amount in made.ledger.totals().items():
+                total[fate.partition(":")[0]] += amount
+        for apart in compared.differences:
+            tokens += apart.stop - apart.start
+            if as_json:
+                place = {"turn": apart.turn, "start": apart.start, "stop": apart.stop}
+                fates = {"one": apart.left, "other": apart.right}
+                print_json({"rollout": rollout.id, "try_index": rollout.head.try_index, **place, **fates})
+            else:
+                differing.append(_cells(rollout, apart, spellings))
+    if as_json:
+        for policy in (one, other):
+            counts = {kind: totals[policy.name][kind] for kind in _KINDS}
+            print_json({"policy": policy.name, "key": policy.key, **counts})
+        return
+    amounts = [[name, *(count(total[kind]) for kind in _KINDS)] for name, total in totals.items()]
+    print_table(["policy", *_KINDS], amounts, left=["policy"])
+    print_line("")
+    if not differing:
+        print_line("Every sampled token has the same fate under both policies.")
+        return
+    print_line(f"{plural(tokens, 'sampled token')} with different fates:")
+    print_table(["turn", "tokens", *totals, "text"], differing, left=["turn", *totals, "text"], flexible=["text"])
+
+
+def _cells(rollout: "Rollout", apart: "FateDifference", spellings: "Spellings") -> list[str]:
+    from rolltape.cli.output.spelling import excerpt
+
+    session_id, _, sequence = apart.turn.rpartition(".")
+    session = next(session for session in rollout.sessions if session.id == session_id)
+    ids = session.turns[int(sequence)].sampled_ids[apart.start : apart.stop]
+    place = f"{rollout.id[:SHORT_ID]} {session.ordinal}.{sequence}"
+    return [place, f"{apart.start}-{apart.stop}", apart.left, apart.right, excerpt(ids, spellings.of(session))]

@@ -1,4 +1,4 @@
-"""Token records as tables: steps, records, and figures per step."""
+"""Prints tables of token records: steps, records, and figures per step."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from rolltape.cli.output.screen import count, number, plural, print_json, print_line, print_table, tracked
-from rolltape.cli.train.token_names import short_sample
+from rolltape.cli.train.token_join import short_sample
 from rolltape.records.token_record import TokenRecord
 from rolltape.tokens.files import read_step
 from rolltape.tokens.steps import TokenStep
@@ -14,7 +14,7 @@ from rolltape.tokens.summary import QUANTILES, SUMMARY_COLUMNS, SequenceFigures,
 
 
 def print_steps(steps: Sequence[TokenStep], *, as_json: bool) -> None:
-    """A line per step, from what its ranks say of themselves."""
+    """Print a line per step."""
     rows = []
     for step in steps:
         files = [file for done in step.ranks for file in done.files]
@@ -49,7 +49,7 @@ def print_steps(steps: Sequence[TokenStep], *, as_json: bool) -> None:
 
 
 def print_records(steps: Sequence[TokenStep], rank: int | None, *, as_json: bool) -> None:
-    """A line per record."""
+    """Print a line per record."""
     rows = []
     for record in _records(steps, rank, ("mismatch_kl", "masked")):
         figures = sequence_figures(record)
@@ -70,13 +70,13 @@ def print_records(steps: Sequence[TokenStep], rank: int | None, *, as_json: bool
             ]
         )
     if not as_json:
-        names = ["record", "sample", "env", "reward", "tokens", "trained", "mismatch KL", "largest", "masked"]
+        names = ["record", "sample", "env", "reward", "tokens", "trained", "mismatch KL", "max KL", "masked"]
         print_table(names, rows, left=["record", "sample", "env"], spare=["env", "sample"])
         print_line(plural(len(rows), "record"))
 
 
 def print_summary(steps: Sequence[TokenStep], rank: int | None, *, as_json: bool) -> None:
-    """Figures per step, and the sequences that are worst in each."""
+    """Print figures per step, and the worst sequences of each."""
     rows = []
     worst: list[tuple[int, SequenceFigures]] = []
     for step in tracked(steps, "steps", len(steps)):
@@ -100,12 +100,12 @@ def print_summary(steps: Sequence[TokenStep], rank: int | None, *, as_json: bool
         )
     if as_json:
         return
-    names = ["step", "records", "trained", "mismatch KL", "largest", "masked", "high", "low", "entropy"]
+    names = ["step", "records", "trained", "mismatch KL", "max KL", "masked", "high", "low", "entropy"]
     quantiles = [f"ratio {share:.0%}" for share in QUANTILES]
-    print_table([*names, *quantiles, "not finite"], rows, spare=["records", "not finite", "largest"])
+    print_table([*names, *quantiles, "not finite"], rows, spare=["records", "not finite", "max KL"])
     print_line("")
     print_table(
-        ["step", "worst record", "sample", "mismatch KL", "largest", "masked", "reward"],
+        ["step", "worst record", "sample", "mismatch KL", "max KL", "masked", "reward"],
         [
             [
                 str(step),
@@ -119,7 +119,7 @@ def print_summary(steps: Sequence[TokenStep], rank: int | None, *, as_json: bool
             for step, one in worst
         ],
         left=["worst record", "sample"],
-        spare=["sample", "largest"],
+        spare=["sample", "max KL"],
     )
 
 

@@ -1,4 +1,4 @@
-"""Token records token by token: a record's columns, its turns, and tokens that stand out, with the text around them."""
+"""Prints a token record by token or by turn, and the tokens with the largest values of a column."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from rolltape.cli.output.screen import count, number, plural, print_json, print_line, print_table
-from rolltape.cli.train.token_join import Joined, Joiner
+from rolltape.cli.train.token_join import JoinedRecord, RecordJoiner
 from rolltape.records.sample import Origin, Span
 from rolltape.records.token_record import TokenRecord
 from rolltape.samples.spelling import Spell, token_texts
@@ -18,8 +18,8 @@ from rolltape.tokens.summary import ColumnStats, TokenOutlier, largest_tokens
 _AROUND = 6  # tokens on each side
 
 
-def print_record(record: TokenRecord, joiner: Joiner, columns: Sequence[str], *, as_json: bool) -> None:
-    """A line per token, with the values of some columns."""
+def print_record(record: TokenRecord, joiner: RecordJoiner, columns: Sequence[str], *, as_json: bool) -> None:
+    """Print a line per token, with the values of the columns."""
     joined = joiner.joined(record)
     held = record.columns()
     if as_json:
@@ -39,13 +39,13 @@ def print_record(record: TokenRecord, joiner: Joiner, columns: Sequence[str], *,
     print_table(["at", "turn", "token", *columns], rows, left=["turn", "token"], flexible=["token"])
 
 
-def print_turns(record: TokenRecord, joiner: Joiner, *, as_json: bool) -> None:
-    """A line per prompt and reply of a record: the messages that it spells, and figures of its trained tokens."""
+def print_turns(record: TokenRecord, joiner: RecordJoiner, *, as_json: bool) -> None:
+    """Print a line per prompt and reply of a record: its messages, and figures of its trained tokens."""
     joined = joiner.joined(record)
-    spans = _whole(joined.spans)
-    stretches = [_stretch(joined, span) for span in spans]
+    spans = _join_replies(joined.spans)
+    parts = [_part(joined, span) for span in spans]
     if as_json:
-        print_json({**_about(joined), "stretches": stretches})
+        print_json({**_about(joined), "stretches": parts})
         return
     _print_title(record)
     figures = ("mismatch_kl", "masked", "entropy")
@@ -55,11 +55,11 @@ def print_turns(record: TokenRecord, joiner: Joiner, *, as_json: bool) -> None:
             [
                 _turn(span),
                 f"{span.start}-{span.stop}",
-                count(stretch["trained_tokens"]),
-                *(number(stretch[name]) for name in figures),
-                joined.said_in(span),
+                count(part["trained_tokens"]),
+                *(number(part[name]) for name in figures),
+                joined.summary_of(span),
             ]
-            for span, stretch in zip(spans, stretches, strict=True)
+            for span, part in zip(spans, parts, strict=True)
         ],
         left=["turn", "message"],
         flexible=["message"],
@@ -67,9 +67,9 @@ def print_turns(record: TokenRecord, joiner: Joiner, *, as_json: bool) -> None:
 
 
 def print_worst(
-    steps: Sequence[TokenStep], rank: int | None, joiner: Joiner, *, by: str, limit: int, as_json: bool
+    steps: Sequence[TokenStep], rank: int | None, joiner: RecordJoiner, *, by: str, limit: int, as_json: bool
 ) -> None:
-    """The tokens with the largest values of a column, with what stands around them."""
+    """Print the tokens with the largest values of a column, with the text around them."""
     columns = {by, "inference_logprobs", "mismatch_kl", "ratio"}
     found = largest_tokens((record for step in steps for record in read_step(step, rank, columns)), by, limit)
     rows = []
@@ -88,7 +88,7 @@ def print_worst(
                 _probability(one.record.trainer_logprobs, one.at),
                 number(one.value),
                 _around(one.record, one.at, joined.spell),
-                "" if span is None else joined.said_in(span),
+                "" if span is None else joined.summary_of(span),
             ]
         )
     if not as_json:
@@ -98,8 +98,8 @@ def print_worst(
         print_line(f"{plural(len(found), 'trained token')} with the largest {by}")
 
 
-def _whole(spans: Sequence[Span]) -> list[Span]:
-    """Spans of one reply put together again, whatever became of its tokens."""
+def _join_replies(spans: Sequence[Span]) -> list[Span]:
+    """The spans with those of one reply joined, whatever the fates of its tokens."""
     whole: list[Span] = []
     for span in spans:
         last = whole[-1] if whole else None
@@ -110,7 +110,7 @@ def _whole(spans: Sequence[Span]) -> list[Span]:
     return whole
 
 
-def _stretch(joined: Joined, span: Span) -> dict[str, Any]:
+def _part(joined: JoinedRecord, span: Span) -> dict[str, Any]:
     part = slice(span.start, span.stop)
     trained = joined.record.trained_mask[part]
     held = joined.record.columns()
@@ -131,7 +131,7 @@ def _stretch(joined: Joined, span: Span) -> dict[str, Any]:
     }
 
 
-def _outlier(one: TokenOutlier, joined: Joined, span: Span | None, by: str) -> dict[str, Any]:
+def _outlier(one: TokenOutlier, joined: JoinedRecord, span: Span | None, by: str) -> dict[str, Any]:
     record = one.record
     first = max(one.at - _AROUND, 0)
     return {
@@ -143,14 +143,14 @@ def _outlier(one: TokenOutlier, joined: Joined, span: Span | None, by: str) -> d
         "inference_logprob": None if record.inference_logprobs is None else float(record.inference_logprobs[one.at]),
         "turn": None if span is None else span.turn,
         "turn_offset": None if span is None else span.turn_start + one.at - span.start,
-        "message": None if span is None else joined.said_in(span),
+        "message": None if span is None else joined.summary_of(span),
         "first_around": first,
         "ids_around": record.ids[first : one.at + _AROUND + 1].tolist(),
         "text_around": _around(record, one.at, joined.spell),
     }
 
 
-def _about(joined: Joined) -> dict[str, Any]:
+def _about(joined: JoinedRecord) -> dict[str, Any]:
     record = joined.record
     return {"record": record.place, "step": record.step, "sample": record.sample, "rollout": record.rollout}
 

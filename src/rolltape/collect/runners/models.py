@@ -40,7 +40,7 @@ def model_of(model: str | None, name: str | None, engines: Sequence[str]) -> Mod
     if folder is None:
         raise CollectError(
             f"--model {model}: there is no such folder, and no tokenizer of that name in the Hugging Face cache; give "
-            f"the folder with the {_TOKENIZER} of what {engines[0]} serves, and --model-name for its name"
+            f"the folder with the {_TOKENIZER} of what {engines[0]} serves, and --served-model-name for its name"
         )
     return Model(folder, name or model, model, tuple(engines))
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from aiohttp import web
 
-from rolltape.errors import CaptureError, RolltapeError, SessionEnded
+from rolltape.errors import GatewayError, RolltapeError, SessionEnded
 from rolltape.gateway.attempts import Attempt, digest_of
 from rolltape.gateway.exchange import Ask, Reply
 from rolltape.gateway.history import keyed
@@ -165,7 +165,7 @@ class _Exchange:
             try:
                 _, reply = coming.result()
             except RolltapeError as error:
-                status = error.status if isinstance(error, CaptureError) else 500
+                status = error.status if isinstance(error, GatewayError) else 500
                 await response.write(self._wire.error_event(status, str(error), begun.draft))
                 await response.write_eof()
                 raise StreamFailed(status, str(error), response) from error
@@ -182,7 +182,7 @@ class _Exchange:
             self._request.transport.set_write_buffer_limits(0)
 
 
-class StreamFailed(CaptureError):
+class StreamFailed(GatewayError):
     """An error that the client was told of within its stream, which has ended."""
 
     def __init__(self, status: int, message: str, response: web.StreamResponse) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from rolltape.errors import CaptureError, RolltapeError
+from rolltape.errors import GatewayError, RolltapeError
 from rolltape.gateway.server.admin import Admin
 from rolltape.gateway.server.agents import SESSION, WIRE, Agents, StreamFailed
 from rolltape.gateway.server.guard import Guard, is_loopback
@@ -75,7 +75,7 @@ def _answering(service: Service) -> Middleware:
         except web.RequestPayloadError as error:  # cut short, or not in the encoding that its headers say
             status, why = 400, f"the body cannot be read: {' '.join(str(error).split())}"
             return _refusal(request, status, why, final=True)
-        except CaptureError as error:
+        except GatewayError as error:
             status, why = error.status, str(error)
             return _refusal(request, error.status, str(error), final=error.final)
         except RolltapeError as error:
