@@ -69,6 +69,8 @@ class IndexFile:
         self.folder = _folder(run, url)
         self.path: Path | None = None  # the generation that the connection is to
         self._connection: sqlite3.Connection | None = None
+        self._is_in_memory = False
+        self._was_discarded = False
 
     @property
     def lock_path(self) -> Path:
@@ -77,6 +79,8 @@ class IndexFile:
 
     def connection(self) -> sqlite3.Connection:
         """The index that counts now, made if there is none."""
+        if self._is_in_memory and self._connection is not None:
+            return self._connection
         named = self._named()
         if self._connection is not None and named == self.path and named is not None and named.exists():
             return self._connection
@@ -138,6 +142,21 @@ class IndexFile:
         if not self._opened(fresh):
             raise sqlite3.DatabaseError(f"{fresh}: cannot be opened although it was just made")
         self._remove_others(old)
+
+    def discard(self) -> None:
+        """Make an empty index in place of one that is damaged or cannot be written: in memory if need be."""
+        try:
+            if self._is_in_memory or self._was_discarded:
+                raise OSError
+            self._was_discarded = True
+            self.replace(keep=False)
+        except (OSError, sqlite3.Error):
+            self.close()
+            self._connection, self._is_in_memory = (
+                sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False),
+                True,
+            )
+            self._connection.executescript("BEGIN;" + TABLES + "COMMIT;")
 
     def close(self) -> None:
         """Let go of the file."""

@@ -89,7 +89,12 @@ class Follower:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the follower's lock, or go on without it if its holder shows no sign of life: all writing is safe."""
-        with self._file.lock_path.open("ab") as handle:
+        with contextlib.ExitStack() as held:
+            try:
+                handle = held.enter_context(self._file.lock_path.open("ab"))
+            except OSError:  # a full disk: this process then indexes for itself
+                yield
+                return
             seen, since_s = None, time.monotonic()
             while True:
                 try:
@@ -123,7 +128,12 @@ class Follower:
                 self._stop(f"pin {journal.writer}")
                 # Alive or not is asked first: all that a dead writer wrote is then there to be seen.
                 alive = journal.probe()
-                pinned.append(_Pinned(journal, alive, journal.pin()))
+                try:
+                    pinned.append(_Pinned(journal, alive, journal.pin()))
+                except sqlite3.DatabaseError as error:
+                    if journal.path.exists():
+                        problem = Problem(journal.where, str(error), "possibly everything in it")
+                        self._note_problem(journal.name, problem)
             # Journals first: what is sealed and removed meanwhile is then found among the shards.
             self._stop("shards")
             shards = self._sources.shards(known)

@@ -103,6 +103,11 @@ class Index:
     def advance(self) -> bool:
         """Index what was written before this call; whether anything was new."""
         with self._lock:
+            for _ in range(2):
+                try:
+                    return self._follower.advance()
+                except (sqlite3.DatabaseError, OSError):  # the index itself is damaged, or the disk is full
+                    self._file.discard()
             return self._follower.advance()
 
     def look_again(self) -> None:
