@@ -118,7 +118,7 @@ def test_a_stream_that_waits_long_says_for_what(
     tape: Tape, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("rolltape.groups.patience.FIRST_WORD_S", 0.01)
-    assert list(tape.groups(step=7, idle_s=0.1, poll_s=0.001)) == []
+    assert list(tape.groups(step=7, idle_s=1.0, poll_s=0.001)) == []
     assert "no further group of step 7 has begun" in caplog.text
     collects(tape, 2)
     begin(tape, "a", 0)

@@ -5,13 +5,12 @@ import threading
 import weakref
 from collections.abc import Sequence
 
-from rolltape.errors import TapeError
 from rolltape.groups.claim import Claim
-from rolltape.groups.following import Follower
-from rolltape.groups.gathering import Gathered, Gathering, Standing
+from rolltape.groups.gathering import GROUP_EVENTS, Gathered, Gathering
 from rolltape.records.group import GroupState
 from rolltape.records.rollout import Event, EventKind, Rollout
 from rolltape.tape.recording.tape import Tape
+from rolltape.tape.run import RolloutRow
 
 
 class Consumer:
@@ -21,8 +20,9 @@ class Consumer:
         self.name = name
         self.claim = Claim(tape.directory, name)
         self.lock = threading.RLock()
-        self.follower = Follower(tape.directory)
-        self.gathering = Gathering(self._heard, self.follower.is_writing)
+        self.index = tape.run().tape_index
+        self.gathering = Gathering(self._heard, lambda writer: writer in self.index.writers())
+        self._revision = -1  # of the index, up to which it was read
         self.held: set[str] = set()  # given here, and neither done nor given back
         self._writer = tape.writer
         self._given_before: set[str] = set()  # to an earlier process, which has not said that it was done with it
@@ -30,11 +30,13 @@ class Consumer:
     def look(self) -> bool:
         """Take in what is new on the run; whether anything was."""
         with self.lock:
-            anything = False
-            for news in self.follower.news():
-                anything = anything or bool(news.rollouts or news.events)
-                self.gathering.add(news)
-            return anything
+            self.index.advance()
+            with self.index.moment():
+                rows = self.index.rows(since_revision=self._revision)
+                events = self.index.events(*GROUP_EVENTS, since_revision=self._revision)
+                self._revision = self.index.revision()
+            self.gathering.add(rows, events)
+            return bool(rows or events)
 
     def say(self, tape: Tape, group: Gathered, state: GroupState, reason: str | None = None) -> None:
         """Write down what becomes of a group."""
@@ -51,21 +53,9 @@ class Consumer:
         """Whether an earlier process was given it, and has not said that it was done with it."""
         return group in self._given_before
 
-    def rollouts(self, standings: Sequence[Standing]) -> list[Rollout]:
+    def rollouts(self, rows: Sequence[RolloutRow]) -> list[Rollout]:
         """Rollouts that have ended, with their turns."""
-        with self.lock:
-            return [self._loaded(standing) for standing in standings]
-
-    def _loaded(self, standing: Standing) -> Rollout:
-        one = standing.one
-        rollout = self.follower.load(one.found, one.events)
-        if rollout is None:
-            self.look()  # it was sealed meanwhile, and is found where it is now
-            rollout = self.follower.load(one.found, one.events)
-        if rollout is None:
-            where = f"rollout {one.head.id} (try {one.head.try_index})"
-            raise TapeError(f"{where}: it is no longer where {one.found.writer} recorded it; see `rolltape check`")
-        return rollout
+        return [self.index.load(row.key) for row in rows]
 
     def _heard(self, event: Event) -> None:
         if event.data.get("consumer") != self.name:

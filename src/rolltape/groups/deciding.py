@@ -1,19 +1,19 @@
 """What is to be done with a group as it stands: give it, with which rollouts; skip it, and why; or wait."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from rolltape.errors import GroupsError
-from rolltape.groups.following import Found
-from rolltape.groups.gathering import Gathered, Gathering, Standing
+from rolltape.groups.gathering import Gathered, Gathering, is_finished, is_rewarded
 from rolltape.records.group import Late
 from rolltape.records.policy import Advantage, Credit, CutPolicy
 from rolltape.records.rollout import Status
 from rolltape.records.sample import Sample
 from rolltape.samples.fates import Staleness
+from rolltape.tape.run import RolloutRow
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 class Give(NamedTuple):
     """The rollouts to give, and how many attempts are missing."""
 
-    standings: Sequence[Standing]
+    rows: Sequence[RolloutRow]
     missing: int
 
 
@@ -45,12 +45,10 @@ class Skip(NamedTuple):
     reason: str
 
 
-def decided(
-    group: Gathered, gathering: Gathering, wanted: Wanted, is_alive: Callable[[Found], bool]
-) -> Give | Skip | None:
+def decided(group: Gathered, gathering: Gathering, wanted: Wanted) -> Give | Skip | None:
     """What is to be done with a group now; None: wait."""
-    standings = group.standings(is_alive)
-    ended = [one for one in standings if one.is_finished and (one.is_rewarded or not wanted.needs_rewards)]
+    attempts = group.attempts()
+    ended = [one for one in attempts if is_finished(one) and (is_rewarded(one) or not wanted.needs_rewards)]
     size = gathering.collectors.size_of(group.part) if wanted.group_size is None else wanted.group_size
     if not wanted.complete:
         return Give(ended, max((size or 0) - len(ended), 0)) if ended else None
@@ -61,7 +59,7 @@ def decided(
         )
     if len(ended) >= size:
         return Give(ended, 0)
-    if not _is_time_over(group, standings, gathering, wanted.straggler_s):
+    if not _is_time_over(group, attempts, gathering, wanted.straggler_s):
         return None
     if ended and wanted.late is Late.GIVE:
         return Give(ended, size - len(ended))
@@ -69,14 +67,14 @@ def decided(
 
 
 def _is_time_over(
-    group: Gathered, standings: Sequence[Standing], gathering: Gathering, straggler_s: float | None
+    group: Gathered, attempts: Sequence[RolloutRow], gathering: Gathering, straggler_s: float | None
 ) -> bool:
     """Whether attempts that have not ended are waited for no longer."""
     is_late = straggler_s is not None and time.monotonic() - group.last_sign_s > straggler_s
-    if any(one.outcome.status is Status.RUNNING for one in standings):
+    if any(one.outcome.status is Status.RUNNING for one in attempts):
         # While none has finished those that run are no stragglers. And somebody else may run one, beside a
         # collection that was resumed and has ended.
-        return is_late and any(one.is_finished for one in standings)
+        return is_late and any(map(is_finished, attempts))
     return is_late or gathering.collectors.is_over(group.part)
 
 

@@ -186,7 +186,6 @@ class GroupStream:
                 self._given += 1
                 self._waiting.begin()
             else:
-                self._consumer.follower.rest()
                 self._end_or_wait()
             return group
 
@@ -233,7 +232,7 @@ class GroupStream:
     def _decided(self, gathered: Gathered) -> Give | Skip | None:
         consumer = self._consumer
         try:
-            return decided(gathered, consumer.gathering, self._wanted, consumer.follower.is_alive)
+            return decided(gathered, consumer.gathering, self._wanted)
         except GroupsError:
             # What says its size may have been written while rollouts were listed; the next look has it then.
             if gathered.id in self._without_size:
@@ -243,8 +242,8 @@ class GroupStream:
 
     def _made(self, gathered: Gathered, give: Give) -> Group | Skip:
         consumer, wanted = self._consumer, self._wanted
-        rollouts = consumer.rollouts(give.standings)
-        versions = consumer.gathering.versions()
+        rollouts = consumer.rollouts(give.rows)
+        versions = consumer.index.versions()
         samples = tuple(samples_of_group(rollouts, wanted.policy, credit=wanted.credit, versions=versions))
         if not samples:
             return Skip(f"nothing to train in {len(rollouts)} rollouts under {wanted.policy.name}")

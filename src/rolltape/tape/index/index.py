@@ -33,7 +33,7 @@ _LOST_REASON = outcome_of((), writer_alive=False).reason
 _ROW = """number, id, try_index, grp, step, attempt, source, task, environment, agent, model, head_tags, started_ns,
     writer, place, sessions, turns, sampled_tokens, versions,
     coalesce(finish, CASE WHEN place IN (SELECT name FROM sources WHERE alive) THEN 'running' ELSE 'lost' END),
-    ended_ns, stop_reason, reason, scored IS NOT NULL, reward, terms, rewarded_by, filter, tags, pruned, revision"""
+    ended_ns, stop_reason, reason, scored, reward, terms, rewarded_by, filter, tags, pruned, revision"""
 
 
 class RolloutRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -52,6 +52,7 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     model: str | None
     started_at_ns: int
     ended_at_ns: int | None
+    scored_at_ns: int | None  # when the reward was given that counts
     outcome: Outcome
     sessions: int
     turns: int
@@ -339,7 +340,7 @@ def _row_of(
     ended_ns: int | None,
     stop_reason: str | None,
     reason: str | None,
-    scored: int,
+    scored: str | None,
     reward: float | None,
     terms: str | None,
     rewarded_by: str | None,
@@ -349,7 +350,7 @@ def _row_of(
     revision: int,
     raw_head: bytes,
 ) -> RolloutRow:
-    rewarded = bool(scored) and status == Status.FINISHED
+    rewarded = scored is not None and status == Status.FINISHED
     outcome = Outcome(
         status=Status(status),
         stop_reason=StopReason(stop_reason) if stop_reason else None,
@@ -374,6 +375,7 @@ def _row_of(
         model=model,
         started_at_ns=started_ns,
         ended_at_ns=ended_ns,
+        scored_at_ns=int(scored[:20]) if scored else None,
         outcome=outcome,
         sessions=sessions,
         turns=turns,
