@@ -10,9 +10,8 @@ import pytest
 import rolltape
 from gateways import PATHS, body_of, eventually, rig, slowly, streamed_text_of, text_of
 from rolltape.errors import BadRequest
-from rolltape.export.jsonl import json_line
-from rolltape.export.rows import sample_row
-from rolltape.export.schema import RowKind
+from rolltape.export.files import json_line
+from rolltape.export.schema import SAMPLE, RowKind
 from rolltape.gateway.exchange import Api
 from rolltape.gateway.gateway import Gateway
 from rolltape.records.rollout import Status
@@ -108,7 +107,7 @@ async def test_finish_gives_samples_as_export_writes_them(run: Path) -> None:
         await it.ask(opened, "hello")
         done = await it.finish(opened, reward=0.5, policy="keep-head")
     made = rolltape.linearize(rolltape.read(run).rollout(opened["rollout"]), "keep-head")
-    exported = [json.loads(json_line(sample_row(sample), RowKind.SAMPLE)) for sample in made.samples()]
+    exported = [json.loads(json_line(SAMPLE.row(sample), RowKind.SAMPLE)) for sample in made.samples()]
     assert done["samples"] == exported
     assert done["ledger"] == {"trained": len(it.engine.said[0].ids)}
     assert (done["rollout_ended"], done["turns"], done["interrupted"]) == (True, 1, 0)

@@ -1,34 +1,72 @@
-"""Records ↔ files in Rolltape's own formats; docs/export.md describes the columns."""
+"""Records ↔ files and tables in Rolltape's own formats; docs/export.md describes the columns."""
 
+import json
+import math
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from msgspec import Raw
 
 from rolltape.errors import ExportError, RolltapeError
-from rolltape.export.destination import Destination
-from rolltape.export.jsonl import read_jsonl, write_jsonl
-from rolltape.export.parquet import read_parquet, write_parquet
-from rolltape.export.revive import rollout_of, sample_of, trace_of, turns_of
-from rolltape.export.rows import Row, rollout_row, sample_row, trace_row, turn_rows
-from rolltape.export.schema import RowKind
-from rolltape.records.rollout import Rollout
+from rolltape.export.columns import Row, Table, plain_json
+from rolltape.export.schema import (
+    LISTED_ROLLOUT,
+    ROLLOUT,
+    SAMPLE,
+    ListedRollout,
+    RowKind,
+    rollout_of,
+    rollout_row,
+    sample_of,
+)
+from rolltape.export.turns import MESSAGE, TURN, message_rows, turn_rows, turns_of
+from rolltape.records.jsonable import encode_numbers
+from rolltape.records.rollout import Outcome, Rollout, RolloutHead
 from rolltape.records.sample import Sample
 from rolltape.records.trace import Trace
 from rolltape.records.turn import Turn
+
+Destination = str | os.PathLike[str]
+
+TABLES: dict[RowKind, Table] = {
+    RowKind.SAMPLE: SAMPLE,
+    RowKind.ROLLOUT: ROLLOUT,
+    RowKind.TURN: TURN,
+    RowKind.MESSAGE: MESSAGE,
+}
+
+# The key of a Parquet file's metadata that holds the RowKind.
+_SCHEMA_KEY = b"rolltape.schema"
+_ROWS_PER_GROUP = 1024
+_TOKENS_PER_GROUP = 4_000_000
+_LONG_COLUMNS = ("ids", "new_prompt_ids", "sampled_ids")
+_encode = msgspec.json.Encoder().encode
 
 T = TypeVar("T")
 
 
 def samples_to_jsonl(samples: Iterable[Sample], out: Destination) -> int:
     """Write samples as JSON lines; the number written."""
-    return write_jsonl(map(sample_row, samples), RowKind.SAMPLE, out)
+    return write_jsonl(map(SAMPLE.row, samples), RowKind.SAMPLE, out)
 
 
 def samples_to_parquet(samples: Iterable[Sample], out: Destination) -> int:
-    """Write samples as Parquet; the number written."""
-    return write_parquet(map(sample_row, samples), RowKind.SAMPLE, out)
+    """Write samples as Parquet; the number written.
+
+    run = rolltape.read("runs/exp1")
+    samples = (sample for rollout in run.rollouts() for sample in rolltape.linearize(rollout).samples())
+    rolltape.export.samples_to_parquet(samples, "samples.parquet")
+    """
+    return _write_parquet(map(SAMPLE.row, samples), RowKind.SAMPLE, out)
 
 
 def rollouts_to_jsonl(rollouts: Iterable[Rollout], out: Destination) -> int:
@@ -38,7 +76,7 @@ def rollouts_to_jsonl(rollouts: Iterable[Rollout], out: Destination) -> int:
 
 def rollouts_to_parquet(rollouts: Iterable[Rollout], out: Destination) -> int:
     """Write rollouts without their turns as Parquet; the number written."""
-    return write_parquet(map(rollout_row, rollouts), RowKind.ROLLOUT, out)
+    return _write_parquet(map(rollout_row, rollouts), RowKind.ROLLOUT, out)
 
 
 def turns_to_jsonl(rollouts: Iterable[Rollout], out: Destination, *, whole_prompts: bool = False) -> int:
@@ -48,23 +86,23 @@ def turns_to_jsonl(rollouts: Iterable[Rollout], out: Destination, *, whole_promp
 
 def turns_to_parquet(rollouts: Iterable[Rollout], out: Destination, *, whole_prompts: bool = False) -> int:
     """Write the turns of rollouts as Parquet; the number written."""
-    return write_parquet(_turn_rows(rollouts, whole_prompts), RowKind.TURN, out)
+    return _write_parquet(_turn_rows(rollouts, whole_prompts), RowKind.TURN, out)
 
 
 def traces_to_jsonl(traces: Iterable[Trace], out: Destination, *, whole_prompts: bool = False) -> int:
-    """Write traces as JSON lines; the number written."""
-    rows = (trace_row(trace, whole_prompts=whole_prompts) for trace in traces)
+    """Write traces as JSON lines, absent fields left out; the number written."""
+    rows = (_trace_row(trace, whole_prompts) for trace in traces)
     return write_jsonl(rows, RowKind.TRACE, out)
 
 
 def read_samples(path: str | Path) -> Iterator[Sample]:
     """The samples of an export, `.parquet` or JSON lines."""
-    return _revived(path, RowKind.SAMPLE, lambda rows: map(sample_of, rows))
+    return _read(path, RowKind.SAMPLE, lambda rows: map(sample_of, rows))
 
 
 def read_turns(path: str | Path) -> Iterator[Turn]:
     """The turns of an export, `.parquet` or JSON lines."""
-    return _revived(path, RowKind.TURN, turns_of)
+    return _read(path, RowKind.TURN, turns_of)
 
 
 def read_rollouts(path: str | Path, turns: str | Path | None = None) -> Iterator[Rollout]:
@@ -76,21 +114,128 @@ def read_rollouts(path: str | Path, turns: str | Path | None = None) -> Iterator
     def with_turns(row: Row) -> Rollout:
         return rollout_of(row, [turn for held in row["session_heads"] for turn in by_session.get(held["session"], ())])
 
-    return _revived(path, RowKind.ROLLOUT, lambda rows: map(with_turns, rows))
+    return _read(path, RowKind.ROLLOUT, lambda rows: map(with_turns, rows))
 
 
 def read_traces(path: str | Path) -> Iterator[Trace]:
     """The traces of an export in JSON lines."""
-    return _revived(path, RowKind.TRACE, lambda rows: map(trace_of, rows))
+    return _read(path, RowKind.TRACE, lambda rows: (msgspec.convert(plain_json(row), Trace) for row in rows))
+
+
+def rollouts_table(rollouts: Iterable[tuple[RolloutHead, Outcome, int, int, int]]) -> pa.Table:
+    """A row per rollout from its head, its outcome, and its numbers of sessions, turns and sampled tokens."""
+    return _table((LISTED_ROLLOUT.row(ListedRollout(*rollout)) for rollout in rollouts), LISTED_ROLLOUT)
+
+
+def turns_table(rollouts: Iterable[Rollout]) -> pa.Table:
+    """A row per turn, ids and messages as what is new in it."""
+    return _table(_turn_rows(rollouts, whole_prompts=False), TURN)
+
+
+def messages_table(rollouts: Iterable[Rollout]) -> pa.Table:
+    """A row per message, at the first turn that holds it."""
+    return _table((row for rollout in rollouts for row in message_rows(rollout)), MESSAGE)
+
+
+def samples_table(samples: Iterable[Sample]) -> pa.Table:
+    """A row per sample."""
+    return _table(map(SAMPLE.row, samples), SAMPLE)
 
 
 def _turn_rows(rollouts: Iterable[Rollout], whole_prompts: bool) -> Iterator[Row]:
     return (row for rollout in rollouts for row in turn_rows(rollout, whole_prompts=whole_prompts))
 
 
-def _revived(path: str | Path, kind: RowKind, revive: Callable[[Iterator[Row]], Iterator[T]]) -> Iterator[T]:
-    rows: Iterator[Any] = (read_parquet if Path(path).suffix == ".parquet" else read_jsonl)(path, kind)
-    records = revive(rows)
+def _trace_row(trace: Trace, whole_prompts: bool) -> Row:
+    where = f"the trace of rollout {trace.rollout}"
+    fields = trace.to_dict(whole_prompts=whole_prompts)
+    return {name: Raw(encode_numbers(value, where)) for name, value in fields.items()}
+
+
+def write_jsonl(rows: Iterable[Row], kind: RowKind, out: Destination) -> int:
+    """Write rows as JSON lines as they come; the number written."""
+    written = 0
+    with destination(out) as stream:
+        for row in rows:
+            stream.write(json_line(row, kind))
+            written += 1
+    return written
+
+
+def json_line(row: Row, kind: RowKind) -> bytes:
+    """One row as a line of strict JSON, its newline included."""
+    plain: dict[str, object] = {"schema": kind.value}
+    for name, value in row.items():
+        plain[name] = _jsonable(value)
+    return _encode(plain) + b"\n"
+
+
+def _jsonable(value: object) -> object:
+    """What the encoder can write: arrays as lists, numbers that are not finite spelled out."""
+    if isinstance(value, np.ndarray):
+        return _number_list(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if isinstance(value, dict):
+        return {name: _jsonable(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_jsonable(item) for item in value]
+    return value
+
+
+def _number_list(array: npt.NDArray[Any]) -> list[object]:
+    if array.dtype.kind == "b":
+        values: list[object] = array.astype(np.int8).tolist()
+        return values
+    values = array.tolist()
+    if array.dtype.kind == "f":
+        for at in np.flatnonzero(~np.isfinite(array)):
+            values[at] = None if np.isnan(array[at]) else {"$float": repr(values[at])}
+    return values
+
+
+def _write_parquet(rows: Iterable[Row], kind: RowKind, out: Destination) -> int:
+    """Write rows as Parquet, in groups as they come; the number written."""
+    table = TABLES[kind]
+    schema = table.schema.with_metadata({_SCHEMA_KEY: kind.value.encode()})
+    written = 0
+    # Logprobs hardly ever repeat; splitting a double's bytes lets the compressor see its exponent.
+    split = ["logprobs.list.element"] if "logprobs" in schema.names else []
+    dictionary: Any = [field.name for field in schema if not pa.types.is_nested(field.type)]
+    with (
+        destination(out) as stream,
+        pq.ParquetWriter(
+            stream, schema, compression="zstd", use_dictionary=dictionary, use_byte_stream_split=split
+        ) as writer,
+    ):
+        for group in _groups(rows):
+            writer.write_table(table.arrow(group))
+            written += len(group)
+    return written
+
+
+def _table(rows: Iterable[Row], table: Table) -> pa.Table:
+    """Rows as one Arrow table, built in groups so that few rows are Python objects at a time."""
+    tables = [table.arrow(group) for group in _groups(rows)]
+    return pa.concat_tables(tables) if tables else table.schema.empty_table()
+
+
+def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    group: list[Row] = []
+    tokens = 0
+    for row in rows:
+        group.append(row)
+        tokens += sum(len(row[name]) for name in _LONG_COLUMNS if name in row)
+        if len(group) == _ROWS_PER_GROUP or tokens >= _TOKENS_PER_GROUP:
+            yield group
+            group, tokens = [], 0
+    if group:
+        yield group
+
+
+def _read(path: str | Path, kind: RowKind, revive: Callable[[Iterator[Row]], Iterator[T]]) -> Iterator[T]:
+    """The records of a file; an error names the file and the row."""
+    records = revive((_parquet_rows if Path(path).suffix == ".parquet" else _jsonl_rows)(path, kind))
     for number in range(1, 2**63):
         try:
             record = next(records)
@@ -101,3 +246,60 @@ def _revived(path: str | Path, kind: RowKind, revive: Callable[[Iterator[Row]], 
         except (KeyError, TypeError, ValueError, AttributeError, msgspec.ValidationError) as error:
             raise ExportError(f"{path}, row {number}: no {kind.value}: {error!r}") from None
         yield record
+
+
+def _jsonl_rows(path: str | Path, kind: RowKind) -> Iterator[Row]:
+    try:
+        with Path(path).open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                where = f"{path}, line {number}"
+                try:
+                    row = json.loads(line)
+                except ValueError as error:
+                    raise ExportError(f"{where}: no JSON: {error}") from None
+                _check_schema(row.get("schema") if isinstance(row, dict) else None, kind, where)
+                yield row
+    except OSError as error:
+        raise ExportError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _parquet_rows(path: str | Path, kind: RowKind) -> Iterator[Row]:
+    try:
+        with pq.ParquetFile(path) as file:
+            _check_schema((file.schema_arrow.metadata or {}).get(_SCHEMA_KEY, b"none").decode(), kind, str(path))
+            for batch in file.iter_batches(batch_size=_ROWS_PER_GROUP):
+                yield from TABLES[kind].rows(batch)
+    except (OSError, pa.ArrowException) as error:
+        raise ExportError(f"{path} cannot be read: {error}") from None
+
+
+def _check_schema(found: object, kind: RowKind, where: str) -> None:
+    if found != kind.value:
+        raise ExportError(f"{where}: schema is {found!r}; this reads {kind.value!r}")
+
+
+@contextmanager
+def destination(out: Destination) -> Iterator[IO[bytes]]:
+    """Open `out` for writing; `-` is standard output. A file is put in place at the end, or left as it was."""
+    if os.fspath(out) == "-":
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    path = Path(out).resolve()
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        if path.exists() and not path.is_file():
+            # A device or a pipe is written to, not replaced.
+            with path.open("wb") as stream:
+                yield stream
+            return
+        try:
+            with partial.open("wb") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise ExportError(f"{os.fspath(out)} cannot be written: {error.strerror or error}") from None

@@ -1,11 +1,45 @@
-"""The columns of each export, and their versions. A column may be added; a change of meaning raises the version."""
+"""The columns of exported samples and rollouts, each declared once, and the records that rows are made of.
+
+A column may be added; a change of meaning raises the version in the name of the schema.
+"""
 
 import enum
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
-import pyarrow as pa
+import msgspec
+import numpy as np
 
+from rolltape.export.columns import (
+    COUNT,
+    ENCODED_JSON,
+    FLAG,
+    IDS,
+    INT,
+    JSON,
+    LOGPROBS,
+    MASK,
+    NUMBER,
+    NUMBERS_BY_NAME,
+    TEXT,
+    TEXTS,
+    Column,
+    Kind,
+    Row,
+    Table,
+    array_columns,
+    array_of,
+    built,
+    column,
+    records,
+)
+from rolltape.records.jsonable import encode_json
+from rolltape.records.ledger import Fate
+from rolltape.records.openfields import decode_record, encode_record
+from rolltape.records.rollout import Event, Outcome, Rollout, RolloutHead, Session, SessionHead
+from rolltape.records.sample import Sample, SampleSide, Span
 from rolltape.records.trace import TRACE_SCHEMA
+from rolltape.records.turn import Logprobs, Turn
 
 
 class RowKind(enum.StrEnum):
@@ -18,193 +52,195 @@ class RowKind(enum.StrEnum):
     TRACE = TRACE_SCHEMA
 
 
-# The key of a Parquet file's metadata that holds the RowKind.
-SCHEMA_KEY = b"rolltape.schema"
-_JSON_KEY = b"rolltape.json"
-
-_TEXT, _INT, _COUNT, _NUMBER, _FLAG = pa.string(), pa.int64(), pa.int32(), pa.float64(), pa.bool_()
-_IDS, _MASK, _LOGPROBS = pa.list_(pa.int32()), pa.list_(pa.bool_()), pa.list_(pa.float64())
-_NUMBERS_BY_NAME = pa.map_(pa.string(), pa.float64())
+def logprob_columns() -> tuple[Column, ...]:
+    """Logprobs of any width as doubles, and the width that they had."""
+    dtype = column("logprob_dtype", TEXT, lambda of: None if of.logprobs is None else of.logprobs.dtype.name)
+    return column("logprobs", LOGPROBS), dtype
 
 
-def _json(name: str) -> "pa.Field[Any]":
-    """A column of free-form JSON: text in Parquet, the value itself in a JSON line."""
-    return pa.field(name, _TEXT, metadata={_JSON_KEY: b"1"})
+def logprobs_of(values: dict[str, Any]) -> Logprobs | None:
+    """The logprobs that `logprob_columns` wrote."""
+    wide: Logprobs | None = values["logprobs"]
+    return wide.astype(np.float32) if wide is not None and values["logprob_dtype"] == "float32" else wide
 
 
-def _columns(*fields: Any) -> pa.Schema:
-    """A schema out of fields and (name, type) pairs."""
-    return pa.schema([pa.field(*field) if isinstance(field, tuple) else field for field in fields])
+def side_kind(*columns: Column) -> Kind:
+    """Side arrays by name: a list with the columns that any side array has, and others."""
+    pairs = (column("name", TEXT, lambda pair: pair[0]), *array_columns(lambda pair: pair[1].values))
+    listed = records(dict, *pairs, column("counts", IDS, lambda pair: pair[1].counts), *columns)
+    return listed._replace(write=lambda sides: listed.write(sides.items()))
 
 
-def _records(*fields: Any) -> pa.DataType:
-    """A list of structs out of fields and (name, type) pairs."""
-    return pa.list_(pa.struct(list(_columns(*fields))))
+_RANGES = records(
+    lambda values: (values["start"], values["stop"]),
+    column("start", COUNT, lambda pair: pair[0]),
+    column("stop", COUNT, lambda pair: pair[1]),
+)
 
+_SPANS = records(
+    lambda values: built(Span, values, messages=(values["first_message"], values["end_message"])),
+    column("start", COUNT),
+    column("stop", COUNT),
+    column("origin", TEXT),
+    column("turn", TEXT),
+    column("turn_start", COUNT),
+    column("first_message", COUNT, lambda span: span.messages[0]),
+    column("end_message", COUNT, lambda span: span.messages[1]),
+    column("fate", TEXT),
+    column("temperature", NUMBER),
+    column("logprob_kind", TEXT),
+)
 
-_RANGES = _records(("start", _COUNT), ("stop", _COUNT))
-_SIDE_COLUMNS = [("name", _TEXT), ("dtype", _TEXT), ("shape", pa.list_(pa.int64())), ("data", pa.binary())]
-_TURN_SIDE = _records(*_SIDE_COLUMNS, ("counts", _IDS), ("start", _COUNT))
-_SAMPLE_SIDE = _records(*_SIDE_COLUMNS, ("counts", _IDS), ("missing", _RANGES))
-
-SAMPLE_COLUMNS = _columns(
-    ("sample", _TEXT),
-    ("rollout", _TEXT),
-    ("try_index", _COUNT),
-    ("group", _TEXT),
-    ("session", _TEXT),
-    ("policy", _TEXT),
-    ("step", _INT),
-    ("index", _COUNT),
-    ("siblings", _COUNT),
-    ("prompt_tokens", _COUNT),
-    ("trained_tokens", _COUNT),
-    ("reward", _NUMBER),
-    ("rollout_reward", _NUMBER),
-    ("advantage", _NUMBER),
-    ("loss_weight", _NUMBER),
-    ("turn_rewards", _NUMBERS_BY_NAME),
-    ("truncated", _FLAG),
-    ("uses_tools", _FLAG),
-    ("ill_formed", _FLAG),
-    ("ids", _IDS),
-    ("trained_mask", _MASK),
-    ("sampled_mask", _MASK),
-    ("logprobs", _LOGPROBS),
-    ("logprob_dtype", _TEXT),
-    ("logprob_kind", _TEXT),
-    ("version_index", _IDS),
-    ("versions", _records(("first", _TEXT), ("last", _TEXT))),
-    (
-        "spans",
-        _records(
-            ("start", _COUNT),
-            ("stop", _COUNT),
-            ("origin", _TEXT),
-            ("turn", _TEXT),
-            ("turn_start", _COUNT),
-            ("first_message", _COUNT),
-            ("end_message", _COUNT),
-            ("fate", _TEXT),
-            ("temperature", _NUMBER),
-            ("logprob_kind", _TEXT),
+SAMPLE = Table(
+    column("sample", TEXT, "id"),
+    column("rollout", TEXT),
+    column("try_index", COUNT),
+    column("group", TEXT),
+    column("session", TEXT),
+    column("policy", TEXT),
+    column("step", INT),
+    column("index", COUNT),
+    column("siblings", COUNT),
+    column("prompt_tokens", COUNT),
+    column("trained_tokens", COUNT),
+    column("reward", NUMBER),
+    column("rollout_reward", NUMBER),
+    column("advantage", NUMBER),
+    column("loss_weight", NUMBER),
+    column("turn_rewards", NUMBERS_BY_NAME),
+    column("truncated", FLAG),
+    column("uses_tools", FLAG),
+    column("ill_formed", FLAG),
+    column("ids", IDS),
+    column("trained_mask", MASK),
+    column("sampled_mask", MASK),
+    *logprob_columns(),
+    column("logprob_kind", TEXT),
+    column("version_index", IDS),
+    column(
+        "versions",
+        records(
+            lambda values: (values["first"], values["last"]),
+            column("first", TEXT, lambda pair: pair[0]),
+            column("last", TEXT, lambda pair: pair[1]),
         ),
     ),
-    ("side", _SAMPLE_SIDE),
+    column("spans", _SPANS),
+    column("side", side_kind(column("missing", _RANGES, lambda pair: pair[1].missing))),
 )
 
-# What lists need: no column that grows with a rollout's turns.
-ROLLOUT_SUMMARY_COLUMNS = _columns(
-    ("rollout", _TEXT),
-    ("try_index", _COUNT),
-    ("group", _TEXT),
-    ("run", _TEXT),
-    ("step", _INT),
-    ("attempt", _INT),
-    ("source", _TEXT),
-    ("task_id", _TEXT),
-    _json("task"),
-    ("model", _TEXT),
-    ("agent", _TEXT),
-    ("launch_tags", pa.list_(_TEXT)),
-    _json("extra"),
-    ("started_at_ns", _INT),
-    ("status", _TEXT),
-    ("stop_reason", _TEXT),
-    ("reason", _TEXT),
-    ("reward", _NUMBER),
-    ("reward_terms", _NUMBERS_BY_NAME),
-    ("rewarded_by", _TEXT),
-    ("filtered", _TEXT),
-    ("tags", pa.list_(_TEXT)),
-    ("sessions", _COUNT),
-    ("turns", _COUNT),
-    ("sampled_tokens", _INT),
-    _json("unknown"),
+
+def sample_of(row: Row) -> Sample:
+    """The sample in a row."""
+    values = SAMPLE.values(row)
+    named = {name: values[name] for name in Sample.__struct_fields__ if name in values}
+    sides = {side["name"]: SampleSide(array_of(side), side["counts"], side["missing"]) for side in values["side"]}
+    sample = Sample(**{**named, "id": values["sample"], "logprobs": logprobs_of(values), "side": sides})
+    if row["spans"] and "logprob_kind" not in row["spans"][0]:
+        return _with_kind_of_trained(sample, values["logprob_kind"])
+    return sample
+
+
+def _with_kind_of_trained(sample: Sample, kind: str | None) -> Sample:
+    """A sample that 0.1.0 wrote: its one logprob kind is that of all its trained tokens."""
+    spans = [
+        msgspec.convert({**msgspec.structs.asdict(span), "logprob_kind": kind}, Span)
+        if span.fate is Fate.TRAINED
+        else span
+        for span in sample.spans
+    ]
+    return msgspec.structs.replace(sample, spans=tuple(spans))
+
+
+class ListedRollout(NamedTuple):
+    """What a list of rollouts holds of each: no field grows with its turns."""
+
+    head: RolloutHead
+    outcome: Outcome
+    sessions: int
+    turns: int
+    sampled_tokens: int
+
+
+LISTED_ROLLOUT = Table(
+    column("rollout", TEXT, "head.id"),
+    column("try_index", COUNT, "head.try_index"),
+    column("group", TEXT, "head.group"),
+    column("run", TEXT, "head.run"),
+    column("step", INT, "head.step"),
+    column("attempt", INT, "head.attempt"),
+    column("source", TEXT, "head.source"),
+    column("task_id", TEXT, "head.task_id"),
+    column("task", JSON, "head.task"),
+    column("model", TEXT, "head.model"),
+    column("agent", TEXT, "head.agent"),
+    column("launch_tags", TEXTS, lambda listed: list(listed.head.tags)),
+    column("extra", JSON, "head.extra"),
+    column("started_at_ns", INT, "head.started_at_ns"),
+    column("status", TEXT, "outcome.status"),
+    column("stop_reason", TEXT, "outcome.stop_reason"),
+    column("reason", TEXT, "outcome.reason"),
+    column("reward", NUMBER, "outcome.reward"),
+    column("reward_terms", NUMBERS_BY_NAME, "outcome.reward_terms"),
+    column("rewarded_by", TEXT, "outcome.rewarded_by"),
+    column("filtered", TEXT, "outcome.filtered"),
+    column("tags", TEXTS, lambda listed: list(listed.outcome.tags)),
+    column("sessions", COUNT),
+    column("turns", COUNT),
+    column("sampled_tokens", INT),
+    column("unknown", JSON, "head.unknown"),
 )
 
-ROLLOUT_COLUMNS = _columns(
-    *ROLLOUT_SUMMARY_COLUMNS,
-    ("session_heads", _records(("session", _TEXT), _json("head"))),
-    (
-        "events",
-        _records(
-            ("writer", _TEXT),
-            ("sequence", _INT),
-            ("at_ns", _INT),
-            ("kind", _TEXT),
-            ("rollout", _TEXT),
-            ("try_index", _COUNT),
-            ("turn", _TEXT),
-            ("by", _TEXT),
-            _json("data"),
-        ),
+_EVENTS = records(
+    lambda values: Event(**values),
+    column("writer", TEXT),
+    column("sequence", INT),
+    column("at_ns", INT),
+    column("kind", TEXT),
+    column("rollout", TEXT),
+    column("try_index", COUNT),
+    column("turn", TEXT),
+    column("by", TEXT),
+    column("data", JSON),
+)
+
+_HELD = Table(
+    column(
+        "session_heads",
+        records(dict, column("session", TEXT, "id"), column("head", ENCODED_JSON, lambda of: _encoded(of.head))),
+        "sessions",
     ),
+    column("events", _EVENTS),
 )
 
-TURN_COLUMNS = _columns(
-    ("turn", _TEXT),
-    ("rollout", _TEXT),
-    ("try_index", _COUNT),
-    ("session", _TEXT),
-    ("sequence", _COUNT),
-    ("prompt_messages", _COUNT),
-    ("prompt_tokens", _COUNT),
-    ("sampled_tokens", _COUNT),
-    ("finish", _TEXT),
-    ("delivery", _TEXT),
-    ("auxiliary", _TEXT),
-    ("flags", pa.list_(_TEXT)),
-    ("reward", _NUMBER),
-    ("error", _TEXT),
-    ("model", _TEXT),
-    ("renderer", _TEXT),
-    ("fingerprint", _TEXT),
-    ("started_at", _NUMBER),
-    ("ended_at", _NUMBER),
-    _json("sampling"),
-    _json("sampling_asked"),
-    _json("root"),
-    ("messages_from", _TEXT),
-    ("kept_messages", _COUNT),
-    ("new_messages", pa.list_(_json("message"))),
-    _json("reply"),
-    ("message_starts", _IDS),
-    ("tokens_from", _TEXT),
-    ("kept_tokens", _COUNT),
-    ("new_prompt_ids", _IDS),
-    ("sampled_ids", _IDS),
-    ("logprobs", _LOGPROBS),
-    ("logprob_dtype", _TEXT),
-    ("logprob_kind", _TEXT),
-    ("segments", _records(("start", _COUNT), ("stop", _COUNT), ("first_version", _TEXT), ("last_version", _TEXT))),
-    ("side", _TURN_SIDE),
-    _json("extra"),
-    _json("unknown"),
-)
-
-MESSAGE_COLUMNS = _columns(
-    ("turn", _TEXT),
-    ("rollout", _TEXT),
-    ("try_index", _COUNT),
-    ("session", _TEXT),
-    ("index", _COUNT),
-    ("sampled", _FLAG),
-    ("role", _TEXT),
-    ("text", _TEXT),
-    ("reasoning", _TEXT),
-    ("tool_calls", _COUNT),
-    _json("message"),
-)
-
-COLUMNS: dict[RowKind, pa.Schema] = {
-    RowKind.SAMPLE: SAMPLE_COLUMNS,
-    RowKind.ROLLOUT: ROLLOUT_COLUMNS,
-    RowKind.TURN: TURN_COLUMNS,
-    RowKind.MESSAGE: MESSAGE_COLUMNS,
-}
+ROLLOUT = Table(*LISTED_ROLLOUT.columns, *_HELD.columns)
 
 
-def is_json(field: "pa.Field[Any]") -> bool:
-    """Whether a column holds free-form JSON."""
-    return bool(field.metadata) and _JSON_KEY in (field.metadata or {})
+def rollout_row(rollout: Rollout) -> Row:
+    """A rollout's row: what lists hold of it, its sessions' heads and its events; turns are rows of their own."""
+    sampled = sum(len(turn.sampled_ids) for turn in rollout.turns)
+    counts = (len(rollout.sessions), len(rollout.turns), sampled)
+    return {**LISTED_ROLLOUT.row(ListedRollout(rollout.head, rollout.outcome, *counts)), **_HELD.row(rollout)}
+
+
+def rollout_of(row: Row, turns: Iterable[Turn] = ()) -> Rollout:
+    """The rollout in a row, with those of `turns` that are its own."""
+    values = ROLLOUT.values(row)
+    head = built(RolloutHead, values, id=values["rollout"], tags=values["launch_tags"])
+    by_session: dict[str, list[Turn]] = {held["session"]: [] for held in values["session_heads"]}
+    for turn in turns:
+        if turn.session in by_session:
+            by_session[turn.session].append(turn)
+    sessions = [
+        Session(_session_head(held["head"], held["session"]), by_session[held["session"]])
+        for held in values["session_heads"]
+    ]
+    return Rollout(head, sessions, values["events"], writer_alive=values["status"] == "running")
+
+
+def _encoded(head: SessionHead) -> bytes:
+    return encode_record(head, f"session {head.id}")
+
+
+def _session_head(value: object, session: str) -> SessionHead:
+    return decode_record(encode_json(value, session)[0], SessionHead, f"session {session}")

@@ -83,10 +83,10 @@ def _print_table(selected: "SelectedRollouts", policy: "CutPolicy", credit: "Cre
 
 def _record(sample: "Sample") -> dict[str, object]:
     """A sample without its per-token arrays, which `rolltape export` writes."""
-    from rolltape.export.rows import sample_row
+    from rolltape.export.schema import SAMPLE
 
     arrays = ("ids", "trained_mask", "sampled_mask", "logprobs", "version_index", "side", "logprob_dtype")
-    row = {name: value for name, value in sample_row(sample).items() if name not in arrays}
+    row = {name: value for name, value in SAMPLE.row(sample).items() if name not in arrays}
     return {**row, "tokens": len(sample.ids), "sampled_tokens": int(sample.sampled_mask.sum())}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import ExportError
-from rolltape.export.destination import Destination, destination
+from rolltape.export.files import Destination, destination
 from rolltape.export.formats import areal, prime_rl, slime, tinker, trl, verl
 from rolltape.export.formats.fitting import Fitting, Form
 from rolltape.export.formats.tensors import torch_module

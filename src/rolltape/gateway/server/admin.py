@@ -8,9 +8,8 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from rolltape.errors import BadRequest
-from rolltape.export.jsonl import json_line
-from rolltape.export.rows import sample_row
-from rolltape.export.schema import RowKind
+from rolltape.export.files import json_line
+from rolltape.export.schema import SAMPLE, RowKind
 from rolltape.gateway.finished import Ending
 from rolltape.gateway.server.guard import Guard
 from rolltape.gateway.service import Finished, Service
@@ -170,7 +169,7 @@ def finished_json(done: Finished) -> bytes:
     if done.made is None:
         return msgspec.json.encode({**fields, "samples": None, "ledger": None})
     ledger = {fate.value: count for fate, count in done.made.ledger.totals().items()}
-    rows = [msgspec.Raw(json_line(sample_row(sample), RowKind.SAMPLE)) for sample in done.made.samples()]
+    rows = [msgspec.Raw(json_line(SAMPLE.row(sample), RowKind.SAMPLE)) for sample in done.made.samples()]
     return msgspec.json.encode({**fields, "samples": rows, "ledger": ledger})
 
 

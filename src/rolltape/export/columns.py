@@ -1,0 +1,213 @@
+"""Columns of exported records. A table of columns is declared once; its Arrow schema, writing and reading follow."""
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from msgspec import Raw
+
+from rolltape.errors import ExportError, RolltapeError
+from rolltape.records.jsonable import decode_numbers, encode_json, encode_numbers
+
+# By column: text, numbers, numpy arrays, lists, dicts, and free-form JSON as Raw. A row that was read from a file has
+# lists in place of arrays if the file was JSON, and free-form JSON as it is.
+Row = dict[str, Any]
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+class Kind(NamedTuple):
+    """What a column holds. None is None in a record, in a row and in a file; the functions never see it."""
+
+    arrow: Any
+    write: Callable[[Any], Any] = _same  # a record's value → what a row holds
+    read: Callable[[Any], Any] = _same  # what a row holds that was read → the record's value
+    parse: Callable[[Any], Any] = _same  # what Arrow gives as Python objects → what a row holds
+
+
+class Column(NamedTuple):
+    """A column of a table, and where its value is in a record."""
+
+    name: str
+    kind: Kind
+    get: Callable[[Any], Any]
+
+
+def column(name: str, kind: Kind, source: str | Callable[[Any], Any] | None = None) -> Column:
+    """A column; `source` is the path of attributes that leads to its value, if that is not its name, or a function."""
+    return Column(name, kind, source if callable(source) else attrgetter(source or name))
+
+
+class Table:
+    """The columns of one kind of record."""
+
+    def __init__(self, *columns: Column) -> None:
+        self.columns = columns
+        self.schema = pa.schema([pa.field(one.name, one.kind.arrow) for one in columns])
+        self._writers = [(name, get, None if kind.write is _same else kind.write) for name, kind, get in columns]
+
+    def row(self, record: Any) -> Row:
+        """A record's row."""
+        row = {}
+        for name, get, write in self._writers:
+            value = get(record)
+            try:
+                row[name] = value if write is None or value is None else write(value)
+            except RolltapeError as error:
+                key = self.columns[0]
+                raise ExportError(f"{key.name} {key.get(record)}, column {name}: {error}") from None
+        return row
+
+    def values(self, row: Row) -> dict[str, Any]:
+        """A row's values by column, those that the file has; the inverse of `row`."""
+        return {
+            name: None if row[name] is None else kind.read(row[name]) for name, kind, _ in self.columns if name in row
+        }
+
+    def arrow(self, rows: Sequence[Row]) -> pa.Table:
+        """Rows as an Arrow table."""
+        arrays: list[Any] = [_arrow_array([row[name] for row in rows], kind.arrow) for name, kind, _ in self.columns]
+        return pa.Table.from_arrays(arrays, schema=self.schema)
+
+    def rows(self, batch: pa.RecordBatch) -> Iterator[Row]:
+        """The rows of Arrow columns, those that the file has, with numbers per token as arrays."""
+        held = [one for one in self.columns if one.name in batch.schema.names]
+        names = [one.name for one in held]
+        read = [_row_cells(batch.column(one.name), one.kind) for one in held]
+        for cells in zip(*read, strict=True):
+            yield dict(zip(names, cells, strict=True))
+
+
+def built(kind: type[R], values: dict[str, Any], **renamed: Any) -> R:
+    """The record of values by column, each in the field of its name; what the file does not have is as by default."""
+    named = {name: values[name] for name in kind.__struct_fields__ if name in values}
+    return msgspec.convert({**named, **renamed}, kind)
+
+
+def _arrow_array(cells: list[Any], kind: Any) -> Any:
+    if pa.types.is_list(kind) and pa.types.is_primitive(kind.value_type):
+        return _number_lists(cells, kind)
+    if pa.types.is_map(kind):
+        return pa.array([list(cell.items()) for cell in cells], type=kind)
+    return pa.array([_arrow_cell(cell) for cell in cells], type=kind)
+
+
+def _number_lists(cells: list[Any], kind: Any) -> Any:
+    """Arrays of numbers end to end with their offsets; NaN, which stands for "none given", as null."""
+    absent = np.array([cell is None for cell in cells], dtype=np.bool_)
+    lengths = [0 if cell is None else len(cell) for cell in cells]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    parts = [np.asarray(cell) for cell in cells if cell is not None and len(cell)]
+    flat = np.concatenate(parts) if parts else np.empty(0, dtype=kind.value_type.to_pandas_dtype())
+    missing = np.isnan(flat) if flat.dtype.kind == "f" else None
+    elements = pa.array(flat, type=kind.value_type, mask=missing)
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements, type=kind, mask=pa.array(absent))
+
+
+def _arrow_cell(cell: Any) -> Any:
+    if isinstance(cell, Raw):
+        return bytes(cell).decode()
+    if isinstance(cell, dict):
+        return {name: _arrow_cell(item) for name, item in cell.items()}
+    return [_arrow_cell(item) for item in cell] if isinstance(cell, list) else cell
+
+
+def _row_cells(held: Any, kind: Kind) -> Iterable[Any]:
+    if pa.types.is_list(held.type) and pa.types.is_primitive(held.type.value_type):
+        flat = held.values.to_numpy(zero_copy_only=False)
+        offsets = held.offsets.to_numpy()
+        present = held.is_valid().to_pylist()
+        return [flat[offsets[at] : offsets[at + 1]] if given else None for at, given in enumerate(present)]
+    return [None if cell is None else kind.parse(cell) for cell in held.to_pylist()]
+
+
+def plain_json(value: object) -> Any:
+    """A decoded JSON value with its non-finite numbers back."""
+    return decode_numbers(encode_json(value, "value")[0]) if isinstance(value, dict | list) else value
+
+
+def _read_number(cell: Any) -> float:
+    return float(plain_json(cell))
+
+
+def _read_logprobs(cells: Any) -> npt.NDArray[np.float64]:
+    if isinstance(cells, list):
+        cells = [np.nan if cell is None else _read_number(cell) for cell in cells]
+    return np.asarray(cells, dtype=np.float64)
+
+
+TEXT, TEXTS = Kind(pa.string()), Kind(pa.list_(pa.string()))
+FLAG, INT, COUNT = Kind(pa.bool_()), Kind(pa.int64()), Kind(pa.int32())
+NUMBER = Kind(pa.float64(), read=_read_number)
+NUMBERS_BY_NAME = Kind(
+    pa.map_(pa.string(), pa.float64()),
+    read=lambda cell: {name: _read_number(number) for name, number in cell.items()},
+    parse=dict,
+)
+IDS = Kind(pa.list_(pa.int32()), write=np.asarray, read=lambda cells: np.asarray(cells, np.int32))
+MASK = Kind(pa.list_(pa.bool_()), read=lambda cells: np.asarray(cells, np.bool_))
+LOGPROBS = Kind(pa.list_(pa.float64()), read=_read_logprobs)
+BYTES = Kind(pa.binary(), read=lambda cell: base64.b64decode(cell) if isinstance(cell, str) else cell)
+SIZES = Kind(pa.list_(pa.int64()), read=list)
+JSON = Kind(pa.string(), write=lambda value: Raw(encode_numbers(value, "value")), read=plain_json, parse=json.loads)
+# JSON that a record holds as bytes.
+ENCODED_JSON = Kind(pa.string(), write=Raw, parse=json.loads)
+
+
+def records(make: Callable[[dict[str, Any]], Any], *columns: Column) -> Kind:
+    """A list of records, each with columns of its own; `make` builds one from its values."""
+    table = Table(*columns)
+    parsers = {one.name: one.kind.parse for one in columns}
+
+    def parse(cells: list[dict[str, Any]]) -> list[Row]:
+        return [
+            {name: None if cell is None else parsers.get(name, _same)(cell) for name, cell in row.items()}
+            for row in cells
+        ]
+
+    return Kind(
+        pa.list_(pa.struct(list(table.schema))),
+        write=lambda items: [table.row(item) for item in items],
+        read=lambda rows: tuple(make(table.values(row)) for row in rows),
+        parse=parse,
+    )
+
+
+def lists_of(kind: Kind) -> Kind:
+    """A list of values of another kind."""
+    return Kind(
+        pa.list_(kind.arrow),
+        write=lambda values: [kind.write(value) for value in values],
+        read=lambda cells: [kind.read(cell) for cell in cells],
+        parse=lambda cells: [kind.parse(cell) for cell in cells],
+    )
+
+
+def array_columns(values: Callable[[Any], npt.NDArray[Any]]) -> tuple[Column, ...]:
+    """The columns that hold any numpy array bit for bit: its type, its shape, and its bytes in row order."""
+    return (
+        column("dtype", TEXT, lambda record: values(record).dtype.name),
+        column("shape", SIZES, lambda record: list(values(record).shape)),
+        column("data", BYTES, lambda record: _array_bytes(values(record))),
+    )
+
+
+def array_of(values: dict[str, Any]) -> npt.NDArray[Any]:
+    """The array that `array_columns` wrote."""
+    dtype = np.dtype(values["dtype"])
+    return np.frombuffer(values["data"], dtype.newbyteorder("<")).astype(dtype).reshape(values["shape"])
+
+
+def _array_bytes(values: npt.NDArray[Any]) -> bytes:
+    if values.dtype.itemsize > 8:
+        raise ExportError(f"its dtype is {values.dtype}, which other machines cannot read")
+    return np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False).tobytes()

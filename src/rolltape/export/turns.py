@@ -1,0 +1,234 @@
+"""The columns of exported turns and messages. A turn's row holds what is new in it after an earlier turn."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from rolltape.errors import ExportError
+from rolltape.export.columns import (
+    COUNT,
+    ENCODED_JSON,
+    FLAG,
+    IDS,
+    JSON,
+    NUMBER,
+    TEXT,
+    TEXTS,
+    Row,
+    Table,
+    array_of,
+    built,
+    column,
+    lists_of,
+    records,
+)
+from rolltape.export.schema import logprob_columns, logprobs_of, side_kind
+from rolltape.records.jsonable import encode_json
+from rolltape.records.messages import Message, MessageChain, Root
+from rolltape.records.rollout import Rollout
+from rolltape.records.tokens import Ids, TokenChain
+from rolltape.records.turn import Segment, SideArray, Turn, TurnFacts
+
+
+class PromptPart(NamedTuple):
+    """What a row holds of a turn's prompt: the turns that it goes on from, and what follows."""
+
+    root: bytes | None  # None: as in the turn before
+    messages_from: str | None
+    kept_messages: int
+    new_messages: Sequence[Message]
+    tokens_from: str | None
+    kept_tokens: int
+    new_prompt_ids: Ids
+
+
+class ExportedTurn(NamedTuple):
+    """What a turn's row is made of."""
+
+    rollout: Rollout
+    turn: Turn
+    prompt: PromptPart
+
+    @property
+    def logprobs(self) -> object:
+        return self.turn.logprobs
+
+
+_SEGMENTS = records(
+    lambda values: built(Segment, values),
+    column("start", COUNT),
+    column("stop", COUNT),
+    column("first_version", TEXT),
+    column("last_version", TEXT),
+)
+
+TURN = Table(
+    column("turn", TEXT, "turn.id"),
+    column("rollout", TEXT, "rollout.id"),
+    column("try_index", COUNT, "rollout.head.try_index"),
+    column("session", TEXT, "turn.session"),
+    column("sequence", COUNT, "turn.sequence"),
+    column("prompt_messages", COUNT, lambda of: len(of.turn.prompt)),
+    column("prompt_tokens", COUNT, lambda of: len(of.turn.prompt_tokens)),
+    column("sampled_tokens", COUNT, lambda of: len(of.turn.sampled_ids)),
+    column("finish", TEXT, "turn.facts.finish"),
+    column("delivery", TEXT, "turn.facts.delivery"),
+    column("auxiliary", TEXT, "turn.facts.auxiliary"),
+    column("flags", TEXTS, lambda of: list(of.turn.facts.flags)),
+    column("reward", NUMBER, "turn.facts.reward"),
+    column("error", TEXT, "turn.facts.error"),
+    column("model", TEXT, "turn.facts.model"),
+    column("renderer", TEXT, "turn.facts.renderer"),
+    column("fingerprint", TEXT, "turn.facts.fingerprint"),
+    column("started_at", NUMBER, "turn.facts.started_at"),
+    column("ended_at", NUMBER, "turn.facts.ended_at"),
+    column("sampling", JSON, "turn.facts.sampling"),
+    column("sampling_asked", JSON, "turn.facts.sampling_asked"),
+    column("root", ENCODED_JSON, "prompt.root"),
+    column("messages_from", TEXT, "prompt.messages_from"),
+    column("kept_messages", COUNT, "prompt.kept_messages"),
+    column("new_messages", lists_of(ENCODED_JSON), lambda of: [message.raw for message in of.prompt.new_messages]),
+    column("reply", ENCODED_JSON, lambda of: of.turn.reply and of.turn.reply.raw),
+    column("message_starts", IDS, "turn.facts.message_starts"),
+    column("tokens_from", TEXT, "prompt.tokens_from"),
+    column("kept_tokens", COUNT, "prompt.kept_tokens"),
+    column("new_prompt_ids", IDS, "prompt.new_prompt_ids"),
+    column("sampled_ids", IDS, "turn.sampled_ids"),
+    *logprob_columns(),
+    column("logprob_kind", TEXT, "turn.facts.logprob_kind"),
+    column("segments", _SEGMENTS, "turn.facts.segments"),
+    column("side", side_kind(column("start", COUNT, lambda pair: pair[1].start)), "turn.side"),
+    column("extra", JSON, "turn.facts.extra"),
+    column("unknown", JSON, "turn.facts.unknown"),
+)
+
+
+class ExportedMessage(NamedTuple):
+    """What a message's row is made of: the first turn that holds it, and its place in the conversation."""
+
+    rollout: Rollout
+    turn: Turn
+    place: int
+    message: Message
+    sampled: bool
+
+    @property
+    def tool_calls(self) -> int:
+        calls = self.message.to_dict().get("tool_calls")
+        return len(calls) if isinstance(calls, list) else 0
+
+
+MESSAGE = Table(
+    column("turn", TEXT, "turn.id"),
+    column("rollout", TEXT, "rollout.id"),
+    column("try_index", COUNT, "rollout.head.try_index"),
+    column("session", TEXT, "turn.session"),
+    column("index", COUNT, "place"),
+    column("sampled", FLAG),
+    column("role", TEXT, "message.role"),
+    column("text", TEXT, "message.text"),
+    column("reasoning", TEXT, "message.reasoning"),
+    column("tool_calls", COUNT),
+    column("message", ENCODED_JSON, "message.raw"),
+)
+
+
+def turn_rows(rollout: Rollout, *, whole_prompts: bool = False) -> Iterator[Row]:
+    """A row per turn, holding only what is new after an earlier turn unless whole prompts are asked for."""
+    for session in rollout.sessions:
+        held = _HeldChains()
+        for turn in session.turns:
+            part = _whole_prompt(turn) if whole_prompts else held.new_part(turn)
+            yield TURN.row(ExportedTurn(rollout, turn, part))
+            held.add(turn)
+
+
+def message_rows(rollout: Rollout) -> Iterator[Row]:
+    """A row per message, once, at the first turn that holds it in that place; replies among them."""
+    for session in rollout.sessions:
+        held = _HeldChains()
+        for turn in session.turns:
+            part = held.new_part(turn)
+            for index, message in enumerate(part.new_messages, part.kept_messages):
+                yield MESSAGE.row(ExportedMessage(rollout, turn, index, message, sampled=False))
+            if turn.reply is not None:
+                yield MESSAGE.row(ExportedMessage(rollout, turn, len(turn.prompt), turn.reply, sampled=True))
+            held.add(turn)
+
+
+class _HeldChains:
+    """The chains of a session's turns so far, to name the turn that a later chain continues."""
+
+    def __init__(self) -> None:
+        self._turns: dict[int, str] = {}
+        self._alive: list[object] = []  # an id() names an object only as long as it lives
+        self._root: bytes | None = None
+
+    def add(self, turn: Turn) -> None:
+        for link in (turn.prompt_tokens, turn.tokens, turn.prompt, turn.messages):
+            self._turns.setdefault(id(link), turn.id)
+            self._alive.append(link)
+        self._root = turn.root.raw
+
+    def new_part(self, turn: Turn) -> PromptPart:
+        """What of a turn's prompt no turn so far holds in its place."""
+        messages_from = self._turns.get(id(turn.prompt.parent))
+        tokens_from = self._turns.get(id(turn.prompt_tokens.parent))
+        kept_tokens = turn.prompt_tokens.keep if tokens_from else 0
+        return PromptPart(
+            turn.root.raw if turn.root.raw != self._root else None,
+            messages_from,
+            turn.prompt.keep if messages_from else 0,
+            turn.prompt.own if messages_from else turn.prompt.to_list(),
+            tokens_from,
+            kept_tokens,
+            turn.prompt_tokens.slice(kept_tokens),
+        )
+
+
+def _whole_prompt(turn: Turn) -> PromptPart:
+    return PromptPart(turn.root.raw, None, 0, turn.prompt.to_list(), None, 0, turn.prompt_ids)
+
+
+def turns_of(rows: Iterable[Row]) -> Iterator[Turn]:
+    """The turns in rows, in their order; a session's rows stand together."""
+    session: str | None = None
+    held: dict[str, Turn] = {}
+    root: Root | None = None
+    for row in rows:
+        if row["session"] != session:
+            session, held, root = row["session"], {}, None
+        if row["root"] is not None:
+            root = Root(encode_json(row["root"], "root")[0])
+        if root is None:
+            raise ExportError(
+                f"turn {row['turn']}: its session's first turn, which gives the tools, is not in the file"
+            )
+        turn = _turn_of(row, root, held)
+        held[turn.id] = turn
+        yield turn
+
+
+def _turn_of(row: Row, root: Root, held: dict[str, Turn]) -> Turn:
+    values, where = TURN.values(row), f"turn {row['turn']}"
+    messages = [Message.snapshot(message, where) for message in values["new_messages"]]
+    goes_on, follows = _earlier(values, "messages_from", held), _earlier(values, "tokens_from", held)
+    starts = values["message_starts"]
+    return Turn(
+        session=values["session"],
+        sequence=values["sequence"],
+        root=root,
+        prompt=MessageChain(messages, goes_on.messages, values["kept_messages"]) if goes_on else MessageChain(messages),
+        prompt_tokens=TokenChain(values["new_prompt_ids"], follows.tokens if follows else None, values["kept_tokens"]),
+        reply=None if values["reply"] is None else Message.snapshot(values["reply"], where),
+        sampled_ids=values["sampled_ids"],
+        logprobs=logprobs_of(values),
+        facts=built(TurnFacts, values, message_starts=None if starts is None else starts.tolist()),
+        side={side["name"]: SideArray(side["start"], array_of(side), side["counts"]) for side in values["side"]},
+    )
+
+
+def _earlier(values: Row, column: str, held: dict[str, Turn]) -> Turn | None:
+    """The turn that a row goes on from; None: it stands alone."""
+    if values[column] is not None and values[column] not in held:
+        raise ExportError(f"turn {values['turn']}: goes on from {values[column]}, which is not before it in the file")
+    return held.get(values[column])
