@@ -1,7 +1,7 @@
 """A rollout as it lies on a tape, the same whether it comes from a journal or a shard, and what a place that holds some
 can be asked. JSON stays in bytes here, so that fields of a newer version survive whatever rewrites it."""
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -140,21 +140,12 @@ class RolloutCounts(NamedTuple):
     versions: tuple[str, ...]
 
 
-class _Every:
-    def __contains__(self, _: object) -> bool:
-        return True
-
-
-EVERY: Container[str | None] = _Every()
-
-
 class Source(Protocol):
     """A journal or a shard."""
 
     where: str
     alive: bool  # a process still writes it
     sealed: bool
-    only: Container[str | None]  # the rollouts that are listed and held, with what was said of them
 
     def listing(self) -> Sequence[HeldRollout]:
         """Its rollouts, without loading their turns."""
@@ -162,14 +153,6 @@ class Source(Protocol):
 
     def events(self) -> Sequence[StoredEvent]:
         """All events that it holds, about its own rollouts and others."""
-        ...
-
-    def standings(self, wanted: Wanted = None) -> npt.NDArray[Any]:
-        """How its rollouts stand, as far as it says itself, as an array of STANDING."""
-        ...
-
-    def remarks(self) -> Sequence[StoredEvent]:
-        """Those of its events that are remarks, but for scores of which a standing tells."""
         ...
 
     def load(self, key: Key) -> Sequence[StoredSession]:

@@ -1,18 +1,15 @@
 """All that a run consists of at one moment: journals and shards brought together, each rollout and event once."""
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from functools import cached_property
 from itertools import chain
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from rolltape.errors import DamagedTapeError, TapeError
 from rolltape.records.rollout import Event, EventKind
-from rolltape.tape.index.standing import gathered, key_of, source_mark
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.rundir import RunDirectory
 from rolltape.tape.shards.places import Place
@@ -43,12 +40,6 @@ class Catalog:
                     self._found.append(Problem(f"journal {path.name}", str(error), "everything in it"))
         for place in places:
             self._add_shards(place)
-
-    def restricted_to(self, rollouts: Container[str | None]) -> Self:
-        """The same, with these rollouts and what was said of them alone: it then holds no others."""
-        for source in self.sources:
-            source.only = rollouts
-        return self
 
     def listed(self) -> Self:
         """The same, with its rollouts and events listed now and not when they are first asked for."""
@@ -125,24 +116,6 @@ class Catalog:
     def events(self) -> dict[tuple[str, int], StoredEvent]:
         """All events, in their order."""
         return _merged(source.events() for source in self.sources)
-
-    def remarks(self) -> list[Event]:
-        """The remarks among the events, in their order, without reading the others."""
-        return [stored.event for stored in _merged(source.remarks() for source in self.sources).values()]
-
-    def standings(self, step: int, source: str | None) -> npt.NDArray[Any]:
-        """How the rollouts of a step and source stand, without listing them."""
-        mark = source_mark(source)
-        standings = gathered(
-            one.standings(lambda some: (some["step"] == step) & (some["source"] == mark)) for one in self.sources
-        )
-        scored = [
-            key_of(event.rollout, event.try_index)
-            for event in self.remarks()
-            if event.kind == EventKind.SCORE and event.rollout is not None and event.try_index is not None
-        ]
-        standings["rewarded"] |= np.isin(standings["key"], np.array(scored, "S24"))
-        return standings
 
     def problems(self) -> list[Problem]:
         """What was wrong with all that has been read so far."""

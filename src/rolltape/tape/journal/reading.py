@@ -3,20 +3,17 @@
 import contextlib
 import sqlite3
 import struct
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-import numpy.typing as npt
 
 from rolltape.errors import DamagedTapeError
 from rolltape.records.jsonable import decode_numbers
 from rolltape.records.openfields import decode_record
 from rolltape.records.rollout import RolloutHead, Status
-from rolltape.tape.index.brief import check_counts, remarks_in, standings_in
-from rolltape.tape.index.standing import CODES, Wanted, gathered
 from rolltape.tape.journal.owner import closing_counts, is_alive
 from rolltape.tape.journal.schema import MAX_TURNS, SEQUENCE_BITS, event_crc, row_crc, turn_pk
 from rolltape.tape.journal.turns import TURN_COLUMNS, Contents, TurnReader
@@ -24,7 +21,6 @@ from rolltape.tape.repair.salvage import Hole, opened_to_read, readable_rows
 from rolltape.tape.repair.torn import log_of
 from rolltape.tape.rundir import SCHEMA
 from rolltape.tape.stored import (
-    EVERY,
     FoundHead,
     HeldRollout,
     Key,
@@ -34,8 +30,6 @@ from rolltape.tape.stored import (
     StoredTurn,
     decoded_event,
     ends_in,
-    is_remark,
-    standings_of,
 )
 
 T = TypeVar("T")
@@ -63,7 +57,6 @@ class JournalSource:
     def __init__(self, path: Path, since: Since = BEGINNING) -> None:
         self.path = path
         self._since = since
-        self.only = EVERY
         self.where = f"journal {path.name}"
         self.writer = path.stem
         self.alive = is_alive(path)
@@ -149,8 +142,6 @@ class JournalSource:
         for pk, id_, try_index, raw, crc in self._rows(
             "id, try_index, head, crc", "rollouts", "pk", "rollouts", self._since.rollout
         ):
-            if id_ not in self.only:
-                continue
             if row_crc(pk, id_, try_index, raw) != crc:
                 self._problem(f"row {pk} of rollouts is damaged", f"rollout {id_} (try {try_index})")
                 continue
@@ -171,8 +162,6 @@ class JournalSource:
         for pk, rollout, ordinal, raw, crc in self._rows(
             "rollout, ordinal, head, crc", "sessions", "pk", "sessions", self._since.session
         ):
-            if self.only is not EVERY and rollout not in self._rollouts:
-                continue
             if row_crc(pk, rollout, ordinal, raw) != crc:
                 self._problem(f"row {pk} of sessions is damaged", f"session {pk} of this journal, with its turns")
                 continue
@@ -200,31 +189,6 @@ class JournalSource:
                 )
             )
         return held
-
-    def standings(self, wanted: Wanted = None) -> npt.NDArray[Any]:
-        standings = self._in_brief(lambda: gathered(standings_in(self._connection, self.alive), wanted))
-        if standings is not None:
-            return standings
-        return standings_of(self.listing(), Status.RUNNING if self.alive else Status.LOST, wanted)
-
-    def remarks(self) -> Sequence[StoredEvent]:
-        remarks = self._in_brief(lambda: remarks_in(self._connection, self.writer))
-        if remarks is not None:
-            return remarks
-        return [stored for stored in self.events() if is_remark(stored.about)]
-
-    def _in_brief(self, read: Callable[[], T]) -> T | None:
-        """What the journal says in brief; None: that is damaged, or its writer was of a version that wrote none."""
-        if self._damaged:
-            return None
-        try:
-            check_counts(self._connection, self._counts or {})
-            return read()
-        except sqlite3.OperationalError:
-            return None
-        except (sqlite3.DatabaseError, DamagedTapeError, msgspec.MsgspecError, ValueError, TypeError) as error:
-            self._problem(f"what it says in brief is damaged: {error}", "")
-            return None
 
     def _counted(self, rollout: int) -> dict[str, Any]:
         """The counts of a rollout that has no finish to say them."""
@@ -256,9 +220,7 @@ class JournalSource:
             try:
                 if event_crc(sequence, body) != crc:
                     raise DamagedTapeError(f"event {sequence} is damaged")
-                stored = decoded_event(self.writer, sequence, body)
-                if stored.about.rollout in self.only:
-                    found[sequence] = stored
+                found[sequence] = decoded_event(self.writer, sequence, body)
             except (DamagedTapeError, msgspec.MsgspecError, TypeError) as error:
                 self._problem(str(error), "what it said")
         self._check_count("events", expected)
@@ -402,24 +364,24 @@ class JournalSource:
         for session in counts.keys() - known:
             self._problem(f"session {session} is missing", f"{counts[session]} turns of session {session}")
         self._check_count("turns", sum(counts.values()))
-        self._check_brief()
+        self._check_ends()
 
-    def _check_brief(self) -> None:
-        self._in_brief(lambda: remarks_in(self._connection, self.writer))
-        standings = self._in_brief(lambda: gathered(standings_in(self._connection, False)))
-        if standings is None:
-            return
-        said = sum(key in self._pk_of for key in ends_in(self._events.values())[0])
-        ended = int((standings["status"] != CODES[Status.LOST]).sum())
-        if ended != said:
-            self._problem(f"{ended} rollouts have ended by what it says in brief, {said} by its events", "")
+    def _check_ends(self) -> None:
+        """Compare the list of ends, by which a finish is found, with the finishes themselves."""
+        try:
+            ((listed,),) = self._connection.execute("SELECT count(*) FROM ends").fetchall()
+        except sqlite3.DatabaseError:
+            return  # its writer was of a version that listed none
+        finishes = sum(key in self._pk_of for key in ends_in(self._events.values())[0])
+        if listed != finishes:
+            self._problem(f"{listed} rollouts are listed as ended, {finishes} have a finish", "")
 
     def _rows_of_keys(self) -> Iterator[tuple[int]]:
         with contextlib.suppress(sqlite3.DatabaseError):
             yield from self._connection.execute("SELECT pk FROM turns ORDER BY pk")
 
     def _check_count(self, table: str, found: int) -> None:
-        if self.only is EVERY and self._counts is not None and self._counts.get(table, 0) > found:
+        if self._counts is not None and self._counts.get(table, 0) > found:
             what = f"{self._counts[table]} {table} were there when it was closed, {found} are found"
             self._problem(what, f"{self._counts[table] - found} {table}")
 

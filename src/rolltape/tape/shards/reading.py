@@ -22,7 +22,6 @@ from rolltape.tape.shards.places import Place
 from rolltape.tape.shards.rowgroups import RowFile
 from rolltape.tape.shards.writing import MANIFEST
 from rolltape.tape.stored import (
-    EVERY,
     FoundHead,
     HeldRollout,
     Key,
@@ -33,7 +32,6 @@ from rolltape.tape.stored import (
     StoredTurn,
     decoded_event,
     ends_in,
-    is_remark,
     standings_of,
 )
 
@@ -62,7 +60,6 @@ class ShardSource:
         self.where = f"shard {shard} at {place.url}"
         self._problems: dict[Problem, None] = {}
         self._files: dict[str, RowFile] = {}
-        self.only = EVERY
 
     @property
     def name(self) -> str:
@@ -134,7 +131,7 @@ class ShardSource:
     @cached_property
     def _rows(self) -> dict[Key, dict[str, Any]]:
         try:
-            rows = [row for row in self._file("rollouts").each() if row["rollout"] in self.only]
+            rows = list(self._file("rollouts").each())
         except _UNREADABLE as error:
             self._problem(f"its rollouts cannot be read: {error}", f"{self.manifest.get('rollouts')} rollouts")
             return {}
@@ -179,11 +176,6 @@ class ShardSource:
         except _UNREADABLE:  # also a KeyError: it was written without
             return standings_of(self.listing(), Status.LOST, wanted)
 
-    def remarks(self) -> Sequence[StoredEvent]:
-        if "remarks.parquet" not in self.manifest.get("files", {}):
-            return [stored for stored in self._events if is_remark(stored.about)]
-        return self._read_events("remarks")
-
     def turns_of(self, key: Key) -> tuple[int, ...]:
         """How many turns each session of a rollout has that is in here."""
         return tuple(self._rows[key]["turns"])
@@ -203,13 +195,9 @@ class ShardSource:
 
     @cached_property
     def _events(self) -> list[StoredEvent]:
-        return self._read_events("events")
-
-    def _read_events(self, table_name: str) -> list[StoredEvent]:
         try:
-            rows = self._file(table_name).each()
-            events = (decoded_event(row["writer"], row["sequence"], row["body"]) for row in rows)
-            return [stored for stored in events if stored.about.rollout in self.only]
+            rows = self._file("events").each()
+            return [decoded_event(row["writer"], row["sequence"], row["body"]) for row in rows]
         except _UNREADABLE as error:
             self._problem(f"its events cannot be read: {error}", "what they said, rewards and finishes included")
             return []
