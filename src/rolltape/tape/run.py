@@ -101,6 +101,10 @@ class Run:
         and what is of a turn; of scores those that came later than the finish."""
         return self._indexed().events(kind)
 
+    def writers(self) -> frozenset[str]:
+        """The writers of this run whose processes live."""
+        return self._indexed().writers()
+
     def standings(self, *, step: int, source: str | None) -> npt.NDArray[Any]:
         """How the rollouts of a step and source stand: an array of RESUMED, a row for each try, in no order."""
         return self._indexed().resumed(step, source)

@@ -5,10 +5,7 @@ from typing import NamedTuple
 
 from rolltape.records.ids import split_in
 from rolltape.records.rollout import EventKind, Status
-from rolltape.tape.journal.owner import is_alive
 from rolltape.tape.run import RolloutRow, Run
-from rolltape.tape.rundir import RunDirectory
-from rolltape.tape.shards.places import Place
 
 
 class StepKey(NamedTuple):
@@ -58,7 +55,7 @@ def settled_steps(
 
 def being_collected(run: Run, default_split: str = "train") -> set[StepKey]:
     """The steps that a living process collects: it said that it began, and has not said that it came to the end."""
-    alive = _living_writers(run)
+    alive = run.writers()
     at_work: dict[tuple[str, StepKey], bool] = {}
     said = [*run.remarks(EventKind.COLLECT), *run.remarks(EventKind.COLLECTED)] if alive else []
     for event in sorted(said, key=lambda event: event.order):
@@ -70,10 +67,4 @@ def being_collected(run: Run, default_split: str = "train") -> set[StepKey]:
 
 def is_growing(run: Run) -> bool:
     """Whether a process on this machine writes the run."""
-    return bool(_living_writers(run))
-
-
-def _living_writers(run: Run) -> set[str]:
-    place = Place(run.location)
-    paths = RunDirectory.opened(place.root).journal_paths() if place.is_local else []
-    return {path.stem for path in paths if is_alive(path)}
+    return bool(run.writers())

@@ -13,7 +13,7 @@ from rolltape.errors import ClosedError, NoSuchRollout, NotJsonError, RecordErro
 from rolltape.records.ids import group_id, join_source, rollout_id
 from rolltape.records.rollout import EventKind, RolloutHead
 from rolltape.records.turn import Delivery
-from rolltape.tape.index.roster import Roster
+from rolltape.tape.index.launch import LaunchCheck
 from rolltape.tape.journal.entries import LoggedEvent, StartedRollout, Statement, event_body
 from rolltape.tape.journal.writing import Durability, Journal
 from rolltape.tape.recording.fields import as_count, as_items, as_member, as_settings, as_snapshot, as_text, as_version
@@ -47,7 +47,7 @@ class Tape:
 
     def _begin_journal(self) -> None:
         self._journal = Journal(self.directory, self.durability)
-        self._roster = Roster(self.directory, self._journal)
+        self._launch = LaunchCheck(self.directory, self._journal)
         # Also runs when the program ends without a close; rollouts still open are then found as lost.
         self._closer = weakref.finalize(self, self._journal.close)
 
@@ -101,7 +101,7 @@ class Tape:
         tags, extra = as_tags(tags, where), as_settings(extra, f"{where}: extra")
         with self._lock, locked(self.directory.path):
             journal = self._own()
-            tries = self._roster.tries(own_id)
+            tries = self._launch.tries(own_id)
             if try_index is not None and try_index in tries:
                 raise RecordError(f"{where}: its try {try_index} is on the tape already; leave try_index out")
             if tries and not new_try and try_index is None:
@@ -178,7 +178,7 @@ class Tape:
         """As `say`, for many: all of them are kept, or, if one is refused, none. It costs much less than one by one."""
         with self._lock:
             journal = self._own()
-            with self._roster.still():
+            with self._launch.still():
                 events = [event for one in statements for event in self._said(one)[1]]
             journal.append(*events)
 
@@ -199,17 +199,17 @@ class Tape:
         """Append a statement about the run as a whole; `data` is as the kind has it, and is not checked here."""
         with self._lock:
             journal = self._own()
-            journal.append(self.event(kind, None, data=data, after_ns=self._roster.latest_ns(None)))
+            journal.append(self.event(kind, None, data=data, after_ns=self._launch.latest_ns(None)))
 
     def next_try(self, rollout_id: str) -> int:
         """The number that another try of a rollout would have; 0: there is none of it so far."""
         with self._lock:
             self._own()
-            return max(self._roster.tries(rollout_id), default=-1) + 1
+            return max(self._launch.tries(rollout_id), default=-1) + 1
 
     def look_again(self) -> None:
         """Have the next question see what was just published, also far away, where one looks only now and then."""
-        self._roster.look_again()
+        self._launch.look_again()
 
     def run(self) -> Run:
         """A reader of the same run."""
@@ -279,7 +279,7 @@ class Tape:
     def latest_ns(self, rollout: str) -> int:
         """When others last spoke of a rollout by their clocks, if that is still to come by ours; else 0."""
         with self._lock:
-            return 0 if self._closed or self._journal.pid != os.getpid() else self._roster.latest_ns(rollout)
+            return 0 if self._closed or self._journal.pid != os.getpid() else self._launch.latest_ns(rollout)
 
     def forget(self, recorder: RolloutRecorder) -> None:
         """Take a rollout that has ended off the list of open ones."""
@@ -295,7 +295,7 @@ class Tape:
         if self._closed:
             raise ClosedError(f"the tape of run {self.name} is closed; open it again to record more")
         if self._journal.pid != os.getpid():
-            _parents.append((self._journal, self._roster))
+            _parents.append((self._journal, self._launch))
             self._begin_journal()
         return self._journal
 
@@ -319,17 +319,17 @@ class Tape:
             try_index = turn.try_index
         with self._lock:
             journal = self._own()
-            tries = self._roster.tries(rollout)
+            tries = self._launch.tries(rollout)
             if not tries or (try_index is not None and try_index not in tries):
                 asked = "" if try_index is None else f" with a try {try_index}"
                 raise NoSuchRollout(
                     f"run {self.name} holds no rollout {rollout}{asked}; give the id that it was opened under"
                 )
-            after_ns = self._roster.latest_ns(rollout)
+            after_ns = self._launch.latest_ns(rollout)
             if try_index is not None:
                 tries = [try_index]
             elif kind in (EventKind.SCORE, EventKind.TRACE):
-                tries = [self._roster.counted_try(rollout, tries)]
+                tries = [self._launch.counted_try(rollout, tries)]
             if turn is not None:
                 self._check_turn(turn)
             return journal, [
@@ -339,7 +339,7 @@ class Tape:
     def _check_turn(self, turn: TurnPlace) -> None:
         """Refuse a turn that is not there, where this is known: for rollouts open here, and those that have ended."""
         recorder = self._open.get(turn.key)
-        counts = self._roster.turns_of(turn.key) if recorder is None else recorder.turn_counts()
+        counts = self._launch.turns_of(turn.key) if recorder is None else recorder.turn_counts()
         if counts is None:
             return
         if turn.ordinal >= len(counts):
@@ -359,7 +359,7 @@ def _append(said: _Said) -> None:
 
 
 # SQLite connections must not be carried across a fork, not even to close them: a child keeps them unused.
-_parents: list[tuple[Journal, Roster]] = []
+_parents: list[tuple[Journal, LaunchCheck]] = []
 
 
 def _after_fork() -> None:
