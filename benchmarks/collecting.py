@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import uvloop
 
 from rolltape.collect.collector import Collector, Launch
-from rolltape.collect.earlier import Known, known_of
+from rolltape.collect.earlier import EarlierRollouts, load_earlier
 from rolltape.collect.environments.protocol import AGENT
-from rolltape.collect.plan import Identity, check_resumable, planned
-from rolltape.collect.result import Result
+from rolltape.collect.plan import RolloutIdentity, check_resumable, plan_attempts
+from rolltape.collect.results import RolloutResult
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import open_source
 from rolltape.records.rollout import EventKind, Status
@@ -70,7 +70,7 @@ async def _attempts(engine: str, source: str, run: str) -> dict[str, float]:
     def launched(_: Launch) -> None:
         clocks.append((time.process_time(), time.perf_counter()))
 
-    def ended(results: list[Result]) -> None:
+    def ended(results: list[RolloutResult]) -> None:
         for result in results:
             seen["rollouts"] += 1
             seen["turns"] += result.turns
@@ -97,11 +97,11 @@ def _in_flight(run: Path) -> float:
 def _list(source: str) -> dict[str, float]:
     before, start = _peak_mb(), time.process_time()
     settings = CollectSettings(source=source, group_size=GROUP)
-    identity = Identity("run", 0, "instant", "chat")
+    identity = RolloutIdentity("run", 0, "instant", "chat")
     with tempfile.TemporaryDirectory() as folder, open_tape(Path(folder) / "run") as tape:
         tasks = open_source(source)
-        known = known_of(tape.run(), tasks.name, 0)
-        count = sum(1 for _ in planned(tasks, settings, identity, known, lambda _: (AGENT,)))
+        known = load_earlier(tape.run(), tasks.name, 0)
+        count = sum(1 for _ in plan_attempts(tasks, settings, identity, known, lambda _: (AGENT,)))
         assert count == len(tasks) * GROUP
         return {"seconds": time.process_time() - start, "grown_mb": _peak_mb() - before}
 
@@ -112,14 +112,14 @@ def _resume(source: str, run: str) -> dict[str, float]:
     before = _peak_mb()
     with open_tape(run) as tape:
 
-        def look() -> Known:
+        def look() -> EarlierRollouts:
             check_resumable(tape, tape.run(), settings, tasks.name, resume=True)
-            return known_of(tape.run(), tasks.name, 0)
+            return load_earlier(tape.run(), tasks.name, 0)
 
         known_s = min(_cpu_s(look) for _ in range(3))
         known = look()
-        identity = Identity(tape.name, 0, "instant", "chat")
-        plan_s = _cpu_s(lambda: list(planned(tasks, settings, identity, known, lambda _: (AGENT,))))
+        identity = RolloutIdentity(tape.name, 0, "instant", "chat")
+        plan_s = _cpu_s(lambda: list(plan_attempts(tasks, settings, identity, known, lambda _: (AGENT,))))
     grown_mb = _peak_mb() - before
     floor_s = min(_cpu_s(lambda: _ids_alone(Path(run))) for _ in range(3))
     return {"floor_s": floor_s, "known_s": known_s, "plan_s": plan_s, "grown_mb": grown_mb}

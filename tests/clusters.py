@@ -12,7 +12,7 @@ from ray.cluster_utils import Cluster
 
 from collecting import by
 from rolltape.collect.collector import Collector
-from rolltape.collect.result import Result
+from rolltape.collect.results import RolloutResult
 from rolltape.collect.runners.ray import ClusterSettings, RayRunner
 from rolltape.collect.settings import CollectSettings
 from rolltape.tape.recording.tape import open_tape
@@ -82,15 +82,15 @@ async def collected_by(
     resume: bool = False,
     publish: str | None = None,
     folder: Path | None = None,
-    on_results: Callable[[list[Result]], None] = lambda results: None,
+    on_results: Callable[[list[RolloutResult]], None] = lambda results: None,
     **settings: Any,
-) -> list[Result]:
+) -> list[RolloutResult]:
     """Collect all of it on the cluster; the results as they were told."""
     if engine is not None:
         settings |= by(engine)
-    results: list[Result] = []
+    results: list[RolloutResult] = []
 
-    def told(some: list[Result]) -> None:
+    def told(some: list[RolloutResult]) -> None:
         results.extend(some)
         on_results(some)
 

@@ -13,7 +13,7 @@ from typing import Any
 import rolltape
 from gateways import scripted
 from rolltape.collect.collector import Collector
-from rolltape.collect.result import Result
+from rolltape.collect.results import RolloutResult
 from rolltape.collect.settings import CollectSettings
 from rolltape.records.rollout import Rollout, Status
 from rolltape.tape.recording.tape import open_tape
@@ -43,21 +43,23 @@ def by(engine: ScriptedEngine) -> dict[str, Any]:
 
 async def collected(
     source: Path | str, run: Path, engine: ScriptedEngine | None = None, *, resume: bool = False, **settings: Any
-) -> list[Result]:
+) -> list[RolloutResult]:
     """Collect all of it, with a scripted engine or the shipped model; the results as they were told."""
     if engine is not None:
         settings |= by(engine)
-    results: list[Result] = []
+    results: list[RolloutResult] = []
     with open_tape(run) as tape:
         collector = Collector(CollectSettings(source=str(source), **settings), tape, resume=resume)
         await collector.run(lambda launch: None, results.extend)
     return results
 
 
-def collected_at_once(source: Path | str, run: Path, script: Script = lambda asked: "4", **how: Any) -> list[Result]:
+def collected_at_once(
+    source: Path | str, run: Path, script: Script = lambda asked: "4", **how: Any
+) -> list[RolloutResult]:
     """The same in one go, by an engine of its own."""
 
-    async def go() -> list[Result]:
+    async def go() -> list[RolloutResult]:
         async with instant(script) as engine:
             return await collected(source, run, engine, **how)
 

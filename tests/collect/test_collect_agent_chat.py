@@ -11,7 +11,7 @@ import pytest
 import rolltape
 from agent_assignments import ScriptedEpisode, assigned, connected, sessions_of
 from gateways import Rig, rig, scripted, slowly
-from rolltape.collect.agents import Outcome, StepRecord, agent_named
+from rolltape.collect.agents import AgentOutcome, StepRecord, agent_named
 from rolltape.collect.environments.protocol import AGENT, Answer, Tool
 from rolltape.records.rollout import StopReason
 from rolltape.traces import TraceWriter, trace_of
@@ -33,7 +33,7 @@ def tool(function: Any = shout, name: str = "shout") -> Tool:
 SHOUT = tool_call("shout", {"text": "hey"})
 
 
-async def play(it: Rig, episode: ScriptedEpisode, spec: dict[str, Any] | None = None, **fields: Any) -> Outcome:
+async def play(it: Rig, episode: ScriptedEpisode, spec: dict[str, Any] | None = None, **fields: Any) -> AgentOutcome:
     """Run the chat agent on an episode, each seat with a session of the rig's gateway."""
     sessions = await sessions_of(it.gateway, episode.seats, **(spec or {}))
     try:
@@ -51,7 +51,7 @@ async def stopped(place: Path, script: Script, episode: ScriptedEpisode, **field
     return outcome.ended[AGENT].stop_reason, outcome.ended[AGENT].text
 
 
-def said(outcome: Outcome, seat: str = AGENT) -> list[tuple[str, str]]:
+def said(outcome: AgentOutcome, seat: str = AGENT) -> list[tuple[str, str]]:
     return [(message["role"], message.get("content") or "") for message in outcome.ended[seat].messages]
 
 

@@ -8,8 +8,8 @@ import pytest
 from agent_assignments import ROLLOUT, ScriptedEpisode, assigned, connected
 from agent_installs import claude_code, codex
 from agent_runs import Stage, assert_one_branch, stage, thinks
-from rolltape.collect.agents import Outcome, agent_named, discard
-from rolltape.collect.agents.keeping import marked
+from rolltape.collect.agents import AgentOutcome, agent_named, discard
+from rolltape.collect.agents.program import attempt_processes
 from rolltape.collect.environments.protocol import AGENT
 from rolltape.records.rollout import StopReason
 from scripted_engine import Step
@@ -26,11 +26,11 @@ NOWHERE = {"HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
 def _no_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
     from rolltape.collect.agents import program
 
-    passed_on = program._passed_on
-    monkeypatch.setattr(program, "_passed_on", lambda: {**passed_on(), **NOWHERE})
+    passed_on = program._inherited_variables
+    monkeypatch.setattr(program, "_inherited_variables", lambda: {**passed_on(), **NOWHERE})
 
 
-async def run(it: Stage, name: str, program: Path, **fields: Any) -> Outcome:
+async def run(it: Stage, name: str, program: Path, **fields: Any) -> AgentOutcome:
     episode = ScriptedEpisode(messages=MESSAGES, files={"in.txt": "given\n"})
     connections = {AGENT: connected(it.session)}
     return await agent_named(f"{name}:{program}").run(
@@ -73,7 +73,7 @@ async def test_a_time_out_leaves_nothing_of_it(
     assert outcome.timed_out
     assert outcome.ended[AGENT].stop_reason is StopReason.TIMEOUT
     assert it.engine.requests >= 1
-    assert marked(ROLLOUT) == []
+    assert attempt_processes(ROLLOUT) == []
 
 
 async def test_lists_of_tools_reach_claude_code(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ import pytest
 
 from agent_assignments import ScriptedEpisode, assigned, connected
 from gateways import rig
-from rolltape.collect.agents import Assignment, Outcome, agent_named
+from rolltape.collect.agents import AgentOutcome, Assignment, agent_named
 from rolltape.collect.agents.function import FunctionAgent
 from rolltape.collect.environments.protocol import AGENT, Ended
 from rolltape.records.rollout import StopReason
 
 
-async def outcome_of(place: Path, function: Any, **fields: Any) -> Outcome:
+async def outcome_of(place: Path, function: Any, **fields: Any) -> AgentOutcome:
     return await FunctionAgent("python:it:it", function).run(assigned(ScriptedEpisode(), place, **fields))
 
 
@@ -36,7 +36,7 @@ async def test_what_it_returns_is_how_it_ended(tmp_path: Path, given: Any, expec
 
 
 async def test_an_outcome_of_its_own_is_taken(tmp_path: Path) -> None:
-    own = Outcome(ended={}, broken="the sandbox")
+    own = AgentOutcome(ended={}, broken="the sandbox")
     assert await outcome_of(tmp_path, lambda _: own) is own
 
 

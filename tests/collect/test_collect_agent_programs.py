@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from agent_assignments import NOWHERE, ROLLOUT, ScriptedEpisode, assigned
-from rolltape.collect.agents import Outcome, agent_named, discard, program
-from rolltape.collect.agents.keeping import marked
+from rolltape.collect.agents import AgentOutcome, agent_named, discard, program
+from rolltape.collect.agents.program import attempt_processes
 from rolltape.collect.environments.protocol import AGENT, Answer, Tool
 from rolltape.errors import AgentError, NoSuchFunction
 from rolltape.records.rollout import StopReason
@@ -36,7 +36,7 @@ def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "GRACE_S", 0.3)
 
 
-async def run(place: Path, code: str, *, files: dict[str, str] | None = None, **fields: object) -> Outcome:
+async def run(place: Path, code: str, *, files: dict[str, str] | None = None, **fields: object) -> AgentOutcome:
     """Run a Python program as the agent `command`."""
     script = place / "program.py"
     script.write_text(code)
@@ -134,7 +134,7 @@ async def test_a_program_that_does_not_end_times_out(tmp_path: Path, code: str) 
     assert outcome.signal == (signal.SIGKILL if DEAF in code else signal.SIGTERM)
     ended = outcome.ended[AGENT]
     assert (ended.stop_reason, ended.text) == (StopReason.TIMEOUT, "up\n")
-    assert marked(ROLLOUT) == []
+    assert attempt_processes(ROLLOUT) == []
 
 
 async def test_children_that_it_leaves_are_ended(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ async def test_children_that_it_leaves_are_ended(tmp_path: Path) -> None:
     outcome = await run(tmp_path, code)
     assert outcome.exit_code == 0
     assert not living(tmp_path / "pid")
-    assert marked(ROLLOUT) == []
+    assert attempt_processes(ROLLOUT) == []
 
 
 async def test_a_daemon_that_left_group_session_and_environment_is_ended(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ async def test_a_time_out_ends_deaf_children_too(tmp_path: Path) -> None:
     code = f"{CHILD}{DEAF}for _ in range(3):\n    subprocess.Popen([sys.executable, '-c', {deaf!r}])\ntime.sleep(300)\n"
     outcome = await run(tmp_path, code, timeout_s=0.7)
     assert outcome.timed_out
-    assert marked(ROLLOUT) == []
+    assert attempt_processes(ROLLOUT) == []
 
 
 async def test_a_flood_is_cut_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,12 +183,12 @@ async def test_an_endless_flood_is_ended_in_time(tmp_path: Path, monkeypatch: py
 async def test_cancelling_ends_it_and_removes_its_folders(tmp_path: Path) -> None:
     running = asyncio.ensure_future(run(tmp_path, f"{CHILD}subprocess.Popen({SLEEPER})\n{ENDLESS}"))
     async with asyncio.timeout(20):
-        while len(marked(ROLLOUT)) < 2:
+        while len(attempt_processes(ROLLOUT)) < 2:
             await asyncio.sleep(0.02)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert marked(ROLLOUT) == []
+    assert attempt_processes(ROLLOUT) == []
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
@@ -205,10 +205,10 @@ async def test_a_second_cancel_does_not_wait_and_all_ends_nevertheless(
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert marked(ROLLOUT), "it is deaf to SIGTERM, and its grace time is not over"
+        assert attempt_processes(ROLLOUT), "it is deaf to SIGTERM, and its grace time is not over"
         while len(asyncio.all_tasks()) > 1:
             await asyncio.sleep(0.02)
-    assert marked(ROLLOUT) == []
+    assert attempt_processes(ROLLOUT) == []
 
 
 async def test_when_the_collector_is_killed_its_programs_end(tmp_path: Path) -> None:
@@ -226,21 +226,21 @@ asyncio.run(agent.run(assigned(ScriptedEpisode(Answer()), Path({str(tmp_path)!r}
 """
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", collector)
     async with asyncio.timeout(30):
-        while not marked(ROLLOUT):
+        while not attempt_processes(ROLLOUT):
             await asyncio.sleep(0.02)
         process.kill()
         await process.wait()
-        while marked(ROLLOUT):
+        while attempt_processes(ROLLOUT):
             await asyncio.sleep(0.02)
 
 
-async def test_a_program_that_kills_its_keeper_is_ended_and_broken(tmp_path: Path) -> None:
+async def test_a_program_that_kills_its_supervisor_is_ended_and_broken(tmp_path: Path) -> None:
     code = f"{CHILD}{DEAF}os.kill(os.getppid(), 9)\ntime.sleep(300)\n"
     outcome = await run(tmp_path, code)
     assert outcome.ended == {}
     assert "was killed" in str(outcome.broken)
     async with asyncio.timeout(10):
-        while marked(ROLLOUT):
+        while attempt_processes(ROLLOUT):
             await asyncio.sleep(0.02)
 
 
@@ -281,7 +281,7 @@ def test_relative_paths_of_a_command_are_those_of_here(tmp_path: Path, monkeypat
     [
         ("chatty", "there is no agent 'chatty'; known are chat, claude-code"),
         ("chat:x", "there is no agent 'chat:x'"),
-        ("codex:", "says nothing after its colon"),
+        ("codex:", "has nothing after its colon"),
         ("command", "names no program"),
         ("command:no-such-program-here", "no-such-program-here is not on PATH"),
         ("command:./nowhere", "there is no program"),

@@ -10,7 +10,7 @@ from commands import Cli
 GOOD = '{"id": "a", "prompt": "What is 1 + 1?", "answer": 2}'
 BAD = {
     "no object": ('["What is 2 + 2?", 4]', "line 2: this is a list; a task is an object"),
-    "broken JSON": ('{"id": "b", "prompt": "What', "line 2, column 23: no valid JSON (unterminated string)"),
+    "broken JSON": ('{"id": "b", "prompt": "What', "line 2, column 23: not valid JSON (unterminated string)"),
     "repeated id": ('{"id": "a", "prompt": "?", "answer": 1}', "line 2: its id 'a' is that of line 1 already"),
     "odd id": ('{"id": [1], "prompt": "?", "answer": 1}', "line 2: its id is [1]; give text or a number"),
     "no such number": ('{"id": "b", "prompt": "?", "answer": NaN}', "line 2: answer is nan, which JSON has no number"),
@@ -19,7 +19,10 @@ BAD = {
     "no prompt": ('{"id": "b", "answer": 1}', 'line 2: it has no prompt; add "prompt"'),
     "nothing to check": ('{"id": "b", "prompt": "?"}', "line 2: it has neither an answer nor a check"),
     "unknown checker": ('{"id": "b", "prompt": "?", "check": {"numbr": 1}}', "line 2: its check: object contains"),
-    "bad pattern": ('{"id": "b", "prompt": "?", "check": {"regex": "("}}', "line 2: its check.regex '(' is no regular"),
+    "bad pattern": (
+        '{"id": "b", "prompt": "?", "check": {"regex": "("}}',
+        "line 2: its check.regex '(' is not a regular",
+    ),
     "no such function": (
         '{"id": "b", "prompt": "?", "check": "python:nowhere_at_all:f"}',
         "line 2: python:nowhere_at_all:f: there is no module nowhere_at_all",
@@ -28,7 +31,7 @@ BAD = {
     "no such game": ('{"id": "b", "environment": "game", "game": "go"}', "line 2: there is no game 'go'"),
     "file outside": (
         '{"id": "b", "prompt": "?", "answer": 1, "files": {"../x": ""}}',
-        "line 2: its files: '../x' is no file of the working directory",
+        "line 2: its files: '../x' is not in the working directory",
     ),
 }
 
@@ -53,7 +56,7 @@ def test_a_bad_task_is_refused_with_its_place_and_nothing_runs(
     [
         ("none.jsonl", None, "none.jsonl: there is no such file"),
         ("empty.jsonl", "\n", "empty.jsonl is empty: there is no task in it"),
-        ("tasks.txt", GOOD, "tasks.txt is no kind of task file"),
+        ("tasks.txt", GOOD, "tasks.txt is not a task file"),
         ("tasks.json", GOOD, "tasks.json holds one object, without a list in it"),
     ],
 )

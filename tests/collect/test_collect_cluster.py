@@ -15,7 +15,7 @@ import rolltape
 from clusters import Nodes, cluster_at, collected_by, node_processes, wait_until
 from collecting import EXAMPLES, SUMS, collected, command, finished_per_task, instant, rollouts, task_file
 from commands import Cli
-from rolltape.collect.result import Result
+from rolltape.collect.results import RolloutResult
 from rolltape.errors import CollectError
 from rolltape.records.rollout import Rollout, Status
 from rolltape.records.sample import Sample
@@ -62,7 +62,7 @@ async def test_a_cluster_gives_the_same_rollouts_as_one_machine(name: str, nodes
     assert nodes.journals() == [], "what is published and closed leaves no journal on a node"
 
 
-def told(results: list[Result]) -> list[tuple[object, ...]]:
+def told(results: list[RolloutResult]) -> list[tuple[object, ...]]:
     return [(one.rollout, one.try_index, one.attempt, one.seat, one.status, one.reward, one.turns) for one in results]
 
 
@@ -84,7 +84,7 @@ async def test_a_node_killed_in_the_middle_costs_only_its_unfinished_attempts(
 ) -> None:
     run, told_of, kills = tmp_path / "run", Counter[str](), 0
 
-    def on_results(results: list[Result]) -> None:
+    def on_results(results: list[RolloutResult]) -> None:
         nonlocal kills
         told_of.update(one.rollout for one in results)
         if told_of and not kills:
@@ -111,7 +111,7 @@ async def test_a_node_killed_in_the_middle_costs_only_its_unfinished_attempts(
 async def test_what_had_ended_when_a_nodes_process_died_is_not_run_again(nodes: Nodes, tmp_path: Path) -> None:
     run, kills = tmp_path / "run", 0
 
-    def on_results(results: list[Result]) -> None:
+    def on_results(results: list[RolloutResult]) -> None:
         nonlocal kills
         if results and not kills:
             kills += 1

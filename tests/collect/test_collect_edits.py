@@ -33,8 +33,8 @@ NOWHERE = {"HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}  # for 
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    passed_on = program._passed_on
-    monkeypatch.setattr(program, "_passed_on", lambda: {**passed_on(), **NOWHERE})
+    passed_on = program._inherited_variables
+    monkeypatch.setattr(program, "_inherited_variables", lambda: {**passed_on(), **NOWHERE})
     (tmp_path / "checks_of_edits.py").write_text(CHECKER)
     monkeypatch.syspath_prepend(tmp_path)
 

@@ -10,7 +10,7 @@ import pytest
 import rolltape
 from collecting import SUMS, by, collected, collected_at_once, finished_per_task, instant, rollouts, task_file
 from rolltape.collect.collector import Collector
-from rolltape.collect.runners import local
+from rolltape.collect.runners import gateway as gateway_module
 from rolltape.collect.settings import CollectSettings
 from rolltape.errors import TapeWriteError
 from rolltape.gateway.gateway import Gateway
@@ -233,7 +233,7 @@ async def test_hundreds_of_attempts_at_once_leave_nothing_behind(
         gateways.append(Gateway(**how))
         return gateways[-1]
 
-    monkeypatch.setattr(local, "Gateway", opened)
+    monkeypatch.setattr(gateway_module, "Gateway", opened)
     tasks = [{"id": n, "prompt": f"What is {n} + 1?", "answer": n + 1} for n in range(64)]
     most = left = 0
 

@@ -12,7 +12,7 @@ from collecting import SUMS, collected, command, instant, rollouts, task_file
 from commands import Cli
 from rolltape.collect.environments import judge
 from rolltape.collect.environments.judge import Judge
-from rolltape.collect.runners.models import model_of
+from rolltape.collect.runners.gateway import resolve_model
 from rolltape.errors import CollectError
 from rolltape.records.rollout import StopReason
 from rolltape.records.turn import LogprobKind
@@ -153,8 +153,8 @@ SGLANG, OPENAI = "sglang:http://127.0.0.1:1", "openai:http://127.0.0.1:1/v1"
         ("Qwen/Nobody", SGLANG, "--model Qwen/Nobody: there is no such folder, and no tokenizer of that name in the"),
         ("./nothing here", SGLANG, "--model ./nothing here: there is no such folder"),
         ("qwen", "embedded", "--model qwen: there is no such folder, and the embedded engine runs a folder's model"),
-        (None, SGLANG, f"--engine {SGLANG}: nobody says which model that is; give --model"),
-        (None, OPENAI, f"--engine {OPENAI}: nobody says which model that is; give --model"),
+        (None, SGLANG, f"--engine {SGLANG}: the model is not known; give --model"),
+        (None, OPENAI, f"--engine {OPENAI}: the model is not known; give --model"),
     ],
 )
 def test_a_model_that_cannot_be_found_is_refused_before_a_run_is_made(
@@ -177,5 +177,5 @@ def test_a_name_whose_tokenizer_is_in_the_hub_cache_is_that_folder(
     (tmp_path / "models--Qwen--Some" / "refs" / "main").write_text("a" * 40)
     monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path), raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    found = model_of("Qwen/Some", None, [SGLANG])
+    found = resolve_model("Qwen/Some", None, [SGLANG])
     assert (found.folder, found.name) == (revision, "Qwen/Some")

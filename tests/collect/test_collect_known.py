@@ -7,8 +7,8 @@ import pytest
 
 import rolltape
 from collecting import SUMS, collected_at_once, finished_per_task, task_file
-from rolltape.collect.earlier import State, known_of
-from rolltape.collect.plan import Identity, check_model
+from rolltape.collect.earlier import RolloutState, load_earlier
+from rolltape.collect.plan import RolloutIdentity, check_model
 from rolltape.collect.sources import open_source
 from rolltape.errors import CollectError
 from rolltape.records.rollout import Status
@@ -67,19 +67,19 @@ def test_what_is_known_is_read_without_listing_rollouts_and_events(
 
     for name in ("entries", "events"):
         monkeypatch.setattr(Catalog, name, property(listed))
-    known = known_of(tape, "tasks.jsonl", 0)
+    known = load_earlier(tape, "tasks.jsonl", 0)
     assert (known.attempts, known.running, known.some_unrewarded) == (12, 0, False)
-    assert set(known.of([one.rollout for one in results])) == {State.FINISHED}
+    assert set(known.states([one.rollout for one in results])) == {RolloutState.FINISHED}
     assert expected == {one.rollout for one in results}
-    assert known.of(["00" * 16, "ff" * 16]) == [0, 0]
-    assert known_of(tape, "tasks.jsonl", 1).of([results[0].rollout]) == [0]
-    assert not known_of(tape, "others.jsonl", 0)
+    assert known.states(["00" * 16, "ff" * 16]) == [0, 0]
+    assert load_earlier(tape, "tasks.jsonl", 1).states([results[0].rollout]) == [0]
+    assert not load_earlier(tape, "others.jsonl", 0)
 
 
 def test_another_model_is_refused_by_the_name_of_the_first(tmp_path: Path) -> None:
     source, run = task_file(tmp_path, SUMS[:1]), tmp_path / "run"
     collected_at_once(source, run, group_size=1)
-    known = known_of(rolltape.read(run), "tasks.jsonl", 0)
+    known = load_earlier(rolltape.read(run), "tasks.jsonl", 0)
     with open_tape(run) as tape:
         check_model(tape, known, "scripted", 0)
         with pytest.raises(CollectError, match="model_name was 'scripted' and is 'another'"):
@@ -106,21 +106,23 @@ def test_several_tries_of_one_rollout_are_one_state(tmp_path: Path) -> None:
             begun("d", "fail", "runs"),
             begun("e", "unrewarded"),
         ]
-        known = known_of(tape.run(), "s", 0)
-        assert known.of(ids) == [
-            State.BROKE | State.FINISHED,
-            State.BROKE | State.FINISHED,
-            State.BROKE,
-            State.BROKE | State.RUNS,
-            State.FINISHED | State.UNREWARDED,
+        known = load_earlier(tape.run(), "s", 0)
+        assert known.states(ids) == [
+            RolloutState.BROKEN | RolloutState.FINISHED,
+            RolloutState.BROKEN | RolloutState.FINISHED,
+            RolloutState.BROKEN,
+            RolloutState.BROKEN | RolloutState.RUNNING,
+            RolloutState.FINISHED | RolloutState.UNREWARDED,
         ]
         assert (known.attempts, known.running, known.some_unrewarded) == (3, 1, True)
         tape.score(ids[4], reward=0.0)
-        assert known_of(tape.run(), "s", 0).of(ids[4:]) == [State.FINISHED]
+        assert load_earlier(tape.run(), "s", 0).states(ids[4:]) == [RolloutState.FINISHED]
 
 
 def test_ids_of_many_attempts_are_those_of_each(tmp_path: Path) -> None:
-    identity = Identity("run", 3, "model", "chat")
+    identity = RolloutIdentity("run", 3, "model", "chat")
     for task in open_source(task_file(tmp_path, [{"id": "a", "prompt": "?"}, {"prompt": "ü"}])):
-        assert identity.all_of(task, range(4), "x") == [identity.of(task, attempt, "x") for attempt in range(4)]
-        assert len(set(identity.all_of(task, range(4)))) == 4
+        assert identity.rollout_ids(task, range(4), "x") == [
+            identity.rollout_id(task, attempt, "x") for attempt in range(4)
+        ]
+        assert len(set(identity.rollout_ids(task, range(4)))) == 4

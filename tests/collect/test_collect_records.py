@@ -14,9 +14,7 @@ import rolltape
 from collecting import EXAMPLES, ROOT, SUMS, by, collected, collected_at_once, command, instant, rollouts, task_file
 from commands import Cli, strict_json
 from rolltape.collect.collector import Collector
-from rolltape.collect.recordfile import RecordFile
-from rolltape.collect.result import Result
-from rolltape.collect.results import Record, record_of
+from rolltape.collect.results import CollectedRecord, RecordFile, RolloutResult, build_record
 from rolltape.collect.settings import CollectSettings
 from rolltape.records.jsonable import encode_numbers
 from rolltape.records.rollout import EventKind, Rollout, Status
@@ -81,7 +79,7 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def records(results: list[Result]) -> dict[tuple[str, int], Record]:
+def records(results: list[RolloutResult]) -> dict[tuple[str, int], CollectedRecord]:
     found = {(one.rollout, one.try_index): one.record for one in results}
     return {key: record for key, record in found.items() if record is not None}
 
@@ -93,13 +91,13 @@ def plain(value: Any) -> Any:
 
 def of_tape(rollout: Rollout) -> Any:
     """What the tape alone tells of a rollout, in the form of a record."""
-    return plain(record_of(rollout).to_dict())
+    return plain(build_record(rollout).to_dict())
 
 
 _NOT_ON_TAPE = ("task_index", "split", "messages", "content")  # or there in another form
 
 
-def assert_as_on_the_tape(results: list[Result], run: Path) -> None:
+def assert_as_on_the_tape(results: list[RolloutResult], run: Path) -> None:
     told = records(results)
     held = {one.key: one for one in rollouts(run)}
     assert told.keys() == held.keys()
@@ -249,7 +247,7 @@ async def test_what_is_cancelled_is_told_with_its_reason_and_as_far_as_it_came(t
         asked.set()
         return Step("1 2 3 4", token_delay_s=60.0)
 
-    results: list[Result] = []
+    results: list[RolloutResult] = []
     async with instant(script) as engine:
         settings = CollectSettings(
             source=str(task_file(tmp_path, [task])), group_size=2, with_records=True, **by(engine)
@@ -346,11 +344,11 @@ def counted(run: Path) -> list[Rollout]:
     return [one for one in held if one.status is Status.FINISHED]
 
 
-def some_record(tmp_path: Path) -> Record:
+def some_record(tmp_path: Path) -> CollectedRecord:
     run = tmp_path / "some"
     with rolltape.open(run) as tape, tape.rollout(task_id="a") as rollout:
         rollout.finish(reward=1.0)
-    return record_of(rollouts(run)[0])
+    return build_record(rollouts(run)[0])
 
 
 def test_a_line_after_half_a_line_is_whole(tmp_path: Path) -> None:

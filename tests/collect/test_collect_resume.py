@@ -26,7 +26,7 @@ from collecting import (
 )
 from commands import Cli, rows
 from gateways import eventually
-from rolltape.collect.agents.scratch import Scratch
+from rolltape.collect.agents import Scratch
 from rolltape.collect.collector import Collector
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import seed_of

@@ -11,8 +11,8 @@ from commands import on_terminal
 from rolltape.cli.record.collect_progress import figure_texts, fold
 from rolltape.cli.record.collect_run import warnings_to
 from rolltape.collect.collector import Launch
-from rolltape.collect.result import Result
-from rolltape.collect.stats import Tally
+from rolltape.collect.results import RolloutResult
+from rolltape.collect.stats import CollectionStats
 from rolltape.records.rollout import Status, StopReason
 from rolltape.tiny.shipped import shipped_model
 from scripted_engine import Step
@@ -36,11 +36,13 @@ def test_a_terminal_shows_where_it_stands_within_its_width(columns: int, tmp_pat
     assert ("━" in printed) == (columns == 120)
 
 
-def result(attempt: int, status: Status = Status.FINISHED, reward: float | None = 1.0, tokens: int = 10) -> Result:
-    return Result(
+def result(
+    attempt: int, status: Status = Status.FINISHED, reward: float | None = 1.0, tokens: int = 10
+) -> RolloutResult:
+    return RolloutResult(
         rollout=f"{attempt:032x}",
         try_index=0,
-        place=0,
+        task_index=0,
         task="t",
         attempt=attempt,
         seat="agent",
@@ -54,8 +56,8 @@ def result(attempt: int, status: Status = Status.FINISHED, reward: float | None 
     )
 
 
-def tally_of(*results: Result, launch: Launch) -> Tally:
-    tally = Tally()
+def tally_of(*results: RolloutResult, launch: Launch) -> CollectionStats:
+    tally = CollectionStats()
     tally.launched(launch)
     for one in results:
         tally.add([one])
@@ -86,7 +88,7 @@ def test_parts_are_folded_and_none_is_lost() -> None:
 
 
 def test_what_a_tally_holds_does_not_grow_with_failures() -> None:
-    tally = Tally()
+    tally = CollectionStats()
     tally.launched(Launch(1, 5_000, 0, 0))
     for attempt in range(3_000):
         tally.add([result(attempt, Status.FAILED)._replace(reason=f"reason number {attempt}")])

@@ -8,7 +8,7 @@ import pytest
 import rolltape
 from collecting import collected, instant, rollouts, task_file
 from rolltape.collect.agents import program
-from rolltape.collect.agents.keeping import marked
+from rolltape.collect.agents.program import attempt_processes
 from rolltape.records.rollout import Status, StopReason
 
 AGENT = """
@@ -81,6 +81,6 @@ async def test_unruly_programs_are_ended_recorded_and_leave_nothing(
         stop_reason, end = ENDS[str(one.head.task_id)]
         assert (one.outcome.stop_reason, rolltape.trace_of(one).extra) == (stop_reason, end)
         assert one.reward == (1.0 if stop_reason is StopReason.COMPLETED else -1.0)
-        assert marked(one.id) == []
+        assert attempt_processes(one.id) == []
         assert {path.stat().st_size < 200_000 for path in (run / "logs" / one.id).iterdir()} == {True}
     assert list((run / "scratch").iterdir()) == []

@@ -193,7 +193,7 @@ async def test_game_of_ones_own_against_ones_own_opponent() -> None:
 
 async def test_opponent_that_cheats_is_an_error() -> None:
     episode = begin(game="python:env_nim:Nim", opponents={"b": "python:env_nim:cheats"})
-    with pytest.raises(TaskError, match="python:env_nim:cheats made a move that is none: 1 or 2"):
+    with pytest.raises(TaskError, match="python:env_nim:cheats made an illegal move: 1 or 2"):
         await episode.answer("a", says("1"))
 
 
@@ -202,7 +202,7 @@ async def test_opponent_that_cheats_is_an_error() -> None:
     [
         ({}, "it names no game"),
         ({"game": "chess"}, "there is no game 'chess'; there are guess-the-number, tic-tac-toe"),
-        ({"game": "python:env_nim:takes_one"}, "python:env_nim:takes_one is no game; derive a class from Game"),
+        ({"game": "python:env_nim:takes_one"}, "python:env_nim:takes_one is not a game; derive a class from Game"),
         ({"game": "tic-tac-toe", "opponents": {"Z": "random"}}, "its opponents sit at Z; the seats are X, O"),
         ({"game": "tic-tac-toe", "opponents": {"X": "random", "O": "random"}}, "its opponents sit at every seat"),
         ({"game": "tic-tac-toe", "opponents": {"O": "best"}}, "there is no opponent 'best'; there are perfect, random"),

@@ -10,7 +10,7 @@ import pytest
 from rolltape.collect import Task
 from rolltape.collect.environments import AGENT, Ended, Episode, Message, Score, environment_named
 from rolltape.collect.environments.calculator import calculator
-from rolltape.collect.environments.tools import described
+from rolltape.collect.environments.tools import describe_tool
 from rolltape.errors import RecordError, TaskError
 from rolltape.records.rollout import StopReason
 
@@ -126,7 +126,7 @@ async def test_model_calls_a_function_and_its_last_answer_is_checked() -> None:
 
 
 def test_schema_is_read_off_the_signature() -> None:
-    tool = described("python:env_tools:look")
+    tool = describe_tool("python:env_tools:look")
     assert tool.description == "The weather."
     assert tool.parameters["required"] == ["city"]
     assert tool.parameters["properties"]["unit"] == {"enum": ["C", "F"], "default": "C"}

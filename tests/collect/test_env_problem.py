@@ -248,16 +248,16 @@ async def test_nulls_of_a_table_are_the_same_as_absent() -> None:
         ({"prompt": "a", "check": {"number": 1, "tolerance": -1}}, "its check has a tolerance below 0; give 0 or more"),
         (
             {"prompt": "a", "check": {"regex": "("}},
-            "its check.regex '(' is no regular expression: missing ), unterminated subpattern at position 0; "
+            "its check.regex '(' is not a regular expression: missing ), unterminated subpattern at position 0; "
             "correct it",
         ),
         (
             {"prompt": "a", "check": {"exact": "b", "file": "../x"}},
-            "its check.file: '../x' is no file of the working directory; give a relative path below it",
+            "its check.file: '../x' is not in the working directory; give a relative path below it",
         ),
         (
             {"prompt": "a", "answer": 1, "files": {"/etc/x": ""}},
-            "its files: '/etc/x' is no file of the working directory; give a relative path below it",
+            "its files: '/etc/x' is not in the working directory; give a relative path below it",
         ),
     ],
 )

@@ -283,7 +283,7 @@ def test_a_rollout_is_filtered_as_long_as_any_rule_says_so(steps: list[tuple[str
             if what == "undo"
             else filters.changes(run, [Verdict("one", 0, reason)], by=rule)
         )
-        assert filters.standing(run).get(so_far.key, {}) == expected
+        assert filters.active_filters(run).get(so_far.key, {}) == expected
         assert (len(so_far.events) > before) == is_news
         latest = so_far.events[-1].data["reason"] if so_far.events else None
         assert (latest is None) == (not expected)

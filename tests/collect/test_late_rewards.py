@@ -10,13 +10,13 @@ import pytest
 import rolltape
 from grouped_runs import index, record_group, said
 from rolltape.collect.rewards import LateReward, late_rewards, record_rewards
-from rolltape.collect.sources.entries import Entry
+from rolltape.collect.sources.entries import SourceEntry
 from rolltape.errors import NoSuchRollout, RecordError
 from rolltape.records.rollout import EventKind
 
 
 def given(path: Path, *values: Any, by: str | None = None) -> list[LateReward]:
-    entries = [Entry(f"line {number}", value) for number, value in enumerate(values, 1)]
+    entries = [SourceEntry(f"line {number}", value) for number, value in enumerate(values, 1)]
     return late_rewards(rolltape.read(path), entries, label="rewards.jsonl", by=by)
 
 

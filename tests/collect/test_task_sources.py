@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rolltape.collect import Source, Task, open_source, seed_of
+from rolltape.collect import Task, TaskSource, open_source, seed_of
 from rolltape.errors import SourceError
 from rolltape.records.ids import rollout_id
 
@@ -46,7 +46,7 @@ def numbered(count: int) -> list[dict[str, Any]]:
     return [{"id": number, "question": f"{number} + {number}"} for number in range(count)]
 
 
-def ids(source: Source) -> list[str | None]:
+def ids(source: TaskSource) -> list[str | None]:
     return [task.id for task in source]
 
 

@@ -38,20 +38,20 @@ BAD_LINES = {
     "null": ("null", 'line 2: this is null; a task is an object, such as {"id": "a", "question": "..."}'),
     "cut": (
         '{"id": "b", "x": [1, 2',
-        "line 2, column 23: no valid JSON (expecting ',' delimiter); write one object per line",
+        "line 2, column 23: not valid JSON (expecting ',' delimiter); write one object per line",
     ),
     "cut text": (
         '{"id": "b", "x": "y',
-        "line 2, column 18: no valid JSON (unterminated string); write one object per line",
+        "line 2, column 18: not valid JSON (unterminated string); write one object per line",
     ),
     "quotes": (
         "{'id': 'b'}",
-        "line 2, column 2: no valid JSON (expecting property name enclosed in double quotes); "
+        "line 2, column 2: not valid JSON (expecting property name enclosed in double quotes); "
         "write one object per line",
     ),
     "two values": (
         '{"id": "b"} {"id": "c"}',
-        "line 2, column 13: no valid JSON (extra data); write one object per line",
+        "line 2, column 13: not valid JSON (extra data); write one object per line",
     ),
     "latin 1": ('{"id": "\xe9"}', "line 2: not UTF-8 (byte 0xe9); save it as UTF-8"),
     "truth as id": ('{"id": true}', "line 2: its id is True; give text or a number, or leave the id out"),
@@ -90,7 +90,7 @@ BAD_LINES = {
         '{"x":' + "[" * 300 + "]" * 300 + "}",
         "line 2: it cannot be JSON: it is nested more than 200 levels deep; flatten it",
     ),
-    "bottomless": ('{"x":' + "[" * 100_000 + "]" * 100_000 + "}", "line 2: it is nested too deep; flatten it"),
+    "bottomless": ('{"x":' + "[" * 100_000 + "]" * 100_000 + "}", "line 2: it is nested too deeply; flatten it"),
     "digits": (
         '{"x": ' + "9" * 5000 + "}",
         "line 2: a whole number in it has more digits than Python reads; write it as text",
@@ -110,11 +110,11 @@ BAD_JSON = {
     "empty list": ("[ ]", "x.json is empty: there is no task in it"),
     "syntax": (
         '[\n{"id": 1},\n{"id" 2}]',
-        "x.json, line 3, column 7: no valid JSON (expecting ':' delimiter); correct it there",
+        "x.json, line 3, column 7: not valid JSON (expecting ':' delimiter); correct it there",
     ),
     "lines": (
         '{"id": 1}\n{"id": 2}',
-        "x.json, line 2, column 1: no valid JSON (extra data); one object per line belongs into a .jsonl file",
+        "x.json, line 2, column 1: not valid JSON (extra data); one object per line belongs into a .jsonl file",
     ),
     "item": (
         '[{"id": 1},\n "two"]',
@@ -131,7 +131,7 @@ BAD_JSON = {
     "text": ('"a"', 'x.json holds neither a list nor an object; write a list of objects, or {"tasks": [...]}'),
     "several lists": ('{"b": [], "a": []}', "x.json has several lists, a, b; say which one with --split"),
     "latin 1": ('[\n"\xe9"]', "x.json, line 2: not UTF-8 (byte 0xe9); save it as UTF-8"),
-    "bottomless": ("[" * 100_000 + "]" * 100_000, "x.json: it is nested too deep; flatten it"),
+    "bottomless": ("[" * 100_000 + "]" * 100_000, "x.json: it is nested too deeply; flatten it"),
 }
 
 
@@ -153,9 +153,7 @@ def test_missing_file_is_refused(name: str) -> None:
 
 def test_file_of_no_known_kind_is_refused() -> None:
     Path("x.csv").write_text("id\n1\n")
-    assert refusal("x.csv") == (
-        "x.csv is no kind of task file; there are .json, .jsonl, .parquet and dataset directories"
-    )
+    assert refusal("x.csv") == ("x.csv is not a task file; there are .json, .jsonl, .parquet and dataset directories")
 
 
 def test_empty_json_lines_are_refused() -> None:
@@ -213,7 +211,7 @@ def test_what_an_environment_lacks_is_told_with_the_place() -> None:
 def test_entries_behind_the_limit_are_not_read_unless_shuffled() -> None:
     Path("x.jsonl").write_text('{"id": 1}\nnonsense\n')
     assert len(open_source("x.jsonl", limit=1)) == 1
-    assert refusal("x.jsonl", limit=1, shuffle_seed=0).startswith("x.jsonl, line 2, column 1: no valid JSON")
+    assert refusal("x.jsonl", limit=1, shuffle_seed=0).startswith("x.jsonl, line 2, column 1: not valid JSON")
 
 
 @pytest.mark.parametrize(
@@ -227,7 +225,7 @@ def test_entries_behind_the_limit_are_not_read_unless_shuffled() -> None:
 def test_column_that_json_cannot_hold_is_refused_with_its_row(value: object, what: str) -> None:
     rows = [{"id": 1, "inner": {"x": None}}, {"id": 2, "inner": {"x": value}}]
     pq.write_table(pa.Table.from_pylist(rows), "x.parquet")
-    tail = "" if "nan" in what else ", which is no JSON; make it text, a number or a list"
+    tail = "" if "nan" in what else ", which is not JSON; make it text, a number or a list"
     assert refusal("x.parquet") == f"x.parquet, row 2: inner.x is {what}{tail}"
 
 

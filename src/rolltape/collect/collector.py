@@ -1,16 +1,16 @@
-"""The collector: which attempts there are, who runs them, groups compared when they are whole, all of it on a run."""
+"""`Collector`: plans the attempts of one step, has a runner carry them out, and compares groups once they are whole."""
 
 import asyncio
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from rolltape.collect.comparisons import Groups
-from rolltape.collect.earlier import Known, known_of
+from rolltape.collect.comparisons import GroupComparisons
+from rolltape.collect.earlier import EarlierRollouts, load_earlier
 from rolltape.collect.environments import Environments
-from rolltape.collect.plan import Identity, Planned, check_model, check_resumable, planned
-from rolltape.collect.result import Result
+from rolltape.collect.plan import PlannedAttempt, RolloutIdentity, check_model, check_resumable, plan_attempts
+from rolltape.collect.results import RolloutResult
 from rolltape.collect.runners.local import LocalRunner
-from rolltape.collect.runners.protocol import Runner, Work
+from rolltape.collect.runners.protocol import AttemptQueue, Runner
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import open_source
 from rolltape.collect.tasks import Task
@@ -24,13 +24,28 @@ class Launch(NamedTuple):
     """What a collection is about to do."""
 
     tasks: int
-    attempts: int  # all there are
+    attempts: int  # all of them, those done before included
     done_before: int
     running_elsewhere: int
 
 
+def _ignore(_: object) -> None:
+    return
+
+
 class Collector:
-    """Collects one step of one run."""
+    """Collects one step of one run: each task of a source is attempted `group_size` times.
+
+    Every attempt becomes a rollout on the tape, with its turns, trace, status and reward.
+
+        settings = CollectSettings(source="sums.jsonl", group_size=8, step=3)
+        results = []
+        with rolltape.open("runs/sums") as tape:
+            asyncio.run(rolltape.Collector(settings, tape).run(on_results=results.extend))
+        print(sum(result.reward or 0.0 for result in results))
+
+    `rolltape collect` is this with a report around it. docs/collect.md has more.
+    """
 
     def __init__(
         self,
@@ -42,10 +57,18 @@ class Collector:
         gateway: Gateway | None = None,
         room: Room | None = None,
     ) -> None:
-        """Read and check the source and all that is named; nothing runs yet.
+        """Read the source and check all settings. Nothing runs yet.
 
-        By default it runs in this process, through a gateway of its own unless one is given that runs already, and as
-        far ahead of a trainer as it can.
+        Arguments:
+            settings: What to collect, by whom, and within which limits.
+            tape: The run to record on.
+            resume: Go on with a collection of the same source and step: run what has not finished. Without it, a
+                source that was collected at this step before is refused.
+            runner: What carries out attempts, such as a `RayRunner`. By default they run in this process.
+            gateway: A running gateway to use. By default the collector starts one.
+            room: Limits how many groups are started ahead of a trainer. By default there is no limit.
+
+        Raises a TaskError for tasks that cannot be used, and a CollectError for settings that contradict the run.
         """
         self.settings = settings
         self._room = room
@@ -59,56 +82,63 @@ class Collector:
             name=settings.source_name,
             check=lambda task: self._environments.of(task).check(task),
         )
-        own = LocalRunner(settings, tape, self._environments, gateway=gateway) if runner is None else runner
-        self._runner: Runner = own
+        self._runner: Runner = runner or LocalRunner(settings, tape, self._environments, gateway=gateway)
         self._run = tape.run()
         check_resumable(tape, self._run, settings, self._source.name, resume=resume)
-        self._told_to_end = asyncio.Event()
-        self._work: Work | None = None
+        self._stopping = asyncio.Event()
+        self._queue: AttemptQueue | None = None
         self._ended = 0
 
     @property
     def in_flight(self) -> int:
-        """Attempts that have begun and not ended."""
-        return 0 if self._work is None else self._work.given_out - self._ended
+        """How many attempts have begun and not ended."""
+        return 0 if self._queue is None else self._queue.given_out - self._ended
 
     def end(self) -> None:
-        """Begin no more attempts; those that run have their grace time."""
-        self._told_to_end.set()
+        """Begin no more attempts. Those that run have `grace_s` seconds to end."""
+        self._stopping.set()
 
-    async def run(self, on_launch: Callable[[Launch], None], on_results: Callable[[list[Result]], None]) -> None:
-        """Collect, and tell of attempts as they end, or where they are compared once that is done.
+    async def run(
+        self,
+        on_launch: Callable[[Launch], None] = _ignore,
+        on_results: Callable[[list[RolloutResult]], None] = _ignore,
+    ) -> None:
+        """Collect until every attempt has ended.
 
-        Cancelling it ends what runs; the tape is whole either way.
+        `on_launch` is called once, before the first attempt. `on_results` is called with the results of attempts as
+        they end; attempts that are rewarded by comparison come when their group has been compared.
+
+        Cancelling it ends what runs. The tape is complete either way, and `resume` goes on.
         """
         settings = self.settings
         with self._source:
             async with self._runner as runner:
-                identity = Identity(self._tape.name, settings.step, runner.model_name, runner.agent_name)
-                known = known_of(self._run, self._source.name, settings.step)
-                check_model(self._tape, known, identity.model, settings.step)
-                # Also when it is resumed: who waits for its groups then knows whose life to look at.
-                kept = settings.to_be_kept(self._source.name)
-                self._tape.note(EventKind.COLLECT, {"settings": kept, "model": identity.model})
+                identity = RolloutIdentity(self._tape.name, settings.step, runner.model_name, runner.agent_name)
+                earlier = load_earlier(self._run, self._source.name, settings.step)
+                check_model(self._tape, earlier, identity.model, settings.step)
+                # Recorded also when it is resumed: whoever waits for groups then knows which process to watch.
+                fixed = settings.fixed_by_resume(self._source.name)
+                self._tape.note(EventKind.COLLECT, {"settings": fixed, "model": identity.model})
                 total = len(self._source) * settings.group_size
-                on_launch(Launch(len(self._source), total, known.attempts, known.running))
-                groups = Groups(self._tape, self._source, identity, settings)
-                groups.take_up(known, self._environments.of)
+                on_launch(Launch(len(self._source), total, earlier.attempts, earlier.running))
+                comparisons = GroupComparisons(self._tape, self._source, identity, settings)
+                comparisons.add_earlier(earlier, self._environments.of)
 
-                async def on_ended(one: Planned, results: list[Result]) -> None:
+                async def on_ended(planned: PlannedAttempt, results: list[RolloutResult]) -> None:
                     self._ended += 1
-                    environment = self._environments.of(self._source[one.place])
-                    on_results(await groups.add(one.place, environment, results))
+                    environment = self._environments.of(self._source[planned.task_index])
+                    on_results(await comparisons.add(planned.task_index, environment, results))
 
                 try:
-                    self._work = Work(self._attempts(identity, known), settings.step, self._source.name, self._room)
-                    await runner.run(self._work, identity, on_ended, self._told_to_end)
-                    if not self._told_to_end.is_set():
-                        on_results(await groups.compare_rest(self._environments.of))
+                    attempts = self._plan(identity, earlier)
+                    self._queue = AttemptQueue(attempts, settings.step, self._source.name, self._room)
+                    await runner.run(self._queue, identity, on_ended, self._stopping)
+                    if not self._stopping.is_set():
+                        on_results(await comparisons.compare_rest(self._environments.of))
                         self._tape.note(EventKind.COLLECTED, {"step": settings.step, "source": self._source.name})
                 finally:
-                    on_results([*groups.left(), *runner.cancelled])
+                    on_results([*comparisons.uncompared(), *runner.cancelled])
 
-    def _attempts(self, identity: Identity, known: Known) -> Iterator[tuple[Planned, Task]]:
-        for one in planned(self._source, self.settings, identity, known, self._environments.seats):
-            yield one, self._source[one.place]
+    def _plan(self, identity: RolloutIdentity, earlier: EarlierRollouts) -> Iterator[tuple[PlannedAttempt, Task]]:
+        for one in plan_attempts(self._source, self.settings, identity, earlier, self._environments.seats):
+            yield one, self._source[one.task_index]

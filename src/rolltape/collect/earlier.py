@@ -1,4 +1,4 @@
-"""What a run holds of a source at a step already: a few bytes for each rollout, whatever their number."""
+"""Which rollouts of a source at a step a run already holds. It takes a few bytes per rollout, whatever their number."""
 
 import enum
 from collections.abc import Sequence
@@ -12,26 +12,26 @@ from rolltape.tape.index.index import STATUS_CODES as CODES
 from rolltape.tape.run import Run
 
 
-class State(enum.IntFlag):
-    """What became of a rollout so far, over all its tries; 0: it was never begun."""
+class RolloutState(enum.IntFlag):
+    """What a run holds of a rollout, over all its tries; 0 if it was never started."""
 
     FINISHED = 1
-    BROKE = 2
-    RUNS = 4  # by somebody who is alive
-    UNREWARDED = 8  # it has finished, and nothing has rewarded it so far
-    TAKEN = FINISHED | RUNS  # not to be run again
+    BROKEN = 2  # failed or lost
+    RUNNING = 4  # in a process that is alive
+    UNREWARDED = 8  # finished, and without a reward so far
+    TAKEN = FINISHED | RUNNING  # not to be run again
 
 
 _STATES = {
-    Status.RUNNING: State.RUNS,
-    Status.FINISHED: State.FINISHED,
-    Status.FAILED: State.BROKE,
-    Status.LOST: State.BROKE,
+    Status.RUNNING: RolloutState.RUNNING,
+    Status.FINISHED: RolloutState.FINISHED,
+    Status.FAILED: RolloutState.BROKEN,
+    Status.LOST: RolloutState.BROKEN,
 }
 
 
-class Known:
-    """The rollouts of a source at a step, by id."""
+class EarlierRollouts:
+    """The rollouts of a source at a step that a run already holds, by id."""
 
     def __init__(self, standings: npt.NDArray[Any], models: frozenset[str]) -> None:
         self.models = models  # that were asked
@@ -42,20 +42,20 @@ class Known:
         self._ids, places = np.unique(standings["id"], return_inverse=True)
         self._states = np.zeros(len(self._ids), np.uint8)
         np.bitwise_or.at(self._states, places, states[standings["status"]])
-        np.bitwise_or.at(self._states, places[finished & ~standings["rewarded"]], np.uint8(State.UNREWARDED))
-        self.attempts = _distinct(standings["attempt"][finished])  # those of several seats count once
-        self.running = int((self._states & State.TAKEN == State.RUNS).sum())
+        np.bitwise_or.at(self._states, places[finished & ~standings["rewarded"]], np.uint8(RolloutState.UNREWARDED))
+        self.attempts = _count_distinct(standings["attempt"][finished])  # an attempt of several seats counts once
+        self.running = int((self._states & RolloutState.TAKEN == RolloutState.RUNNING).sum())
 
     @property
     def some_unrewarded(self) -> bool:
         """Whether one of them has finished without a reward so far."""
-        return bool((self._states & State.UNREWARDED).any())
+        return bool((self._states & RolloutState.UNREWARDED).any())
 
     def __bool__(self) -> bool:
         return len(self._ids) > 0
 
-    def of(self, rollouts: Sequence[str]) -> list[int]:
-        """What became of each of these, as a State has it."""
+    def states(self, rollouts: Sequence[str]) -> list[int]:
+        """The RolloutState of each of these, as plain numbers."""
         if not self:
             return [0] * len(rollouts)
         ids = np.frombuffer(bytes.fromhex("".join(rollouts)), self._ids.dtype)
@@ -64,17 +64,17 @@ class Known:
         return states
 
 
-def _distinct(values: npt.NDArray[Any]) -> int:
+def _count_distinct(values: npt.NDArray[Any]) -> int:
     # Much quicker here than numpy's unique.
     return int(np.count_nonzero(np.diff(np.sort(values)))) + bool(len(values))
 
 
-def known_of(run: Run, source: str, step: int) -> Known:
-    """What became of the rollouts of a source at a step so far."""
+def load_earlier(run: Run, source: str, step: int) -> EarlierRollouts:
+    """Read what a run holds of a source at a step."""
     models = {
         str(event.data["model"])
         for event in run.remarks(EventKind.COLLECT)
         if (event.data["settings"].get("step"), event.data["settings"].get("source")) == (step, source)
         and "model" in event.data
     }
-    return Known(run.standings(step=step, source=source), frozenset(models))
+    return EarlierRollouts(run.standings(step=step, source=source), frozenset(models))

@@ -1,12 +1,12 @@
-"""Which attempts there are, which of them are done already, and whether a run may be resumed with these settings."""
+"""Which attempts a collection has, which of them are left to run, and whether a run may be resumed."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from rolltape.collect.earlier import Known, State
+from rolltape.collect.earlier import EarlierRollouts, RolloutState
 from rolltape.collect.environments.protocol import AGENT
 from rolltape.collect.settings import CollectSettings
-from rolltape.collect.sources import Source
+from rolltape.collect.sources import TaskSource
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
 from rolltape.records.ids import rollout_ids
@@ -14,37 +14,37 @@ from rolltape.records.rollout import EventKind
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.run import Run
 
-_TAKEN = int(State.TAKEN)  # a plain number: a flag takes ten times as long
+_TAKEN = int(RolloutState.TAKEN)  # a plain number: a flag takes ten times as long
 
 
-class Planned(NamedTuple):
-    """One attempt at one task. Its place in the source and its number are fixed at launch."""
+class PlannedAttempt(NamedTuple):
+    """One attempt at one task. Its position in the source and its number are fixed at launch."""
 
-    place: int  # of the task in its source
+    task_index: int
     attempt: int
     seats: tuple[str, ...]
     again: bool  # it was tried before, and broke
 
 
-def seat_name(agent: str, seat: str) -> str:
-    """The agent in the record and the id of a seat's rollout: each seat is a rollout of its own."""
+def seat_agent(agent: str, seat: str) -> str:
+    """The agent's name in the record and id of a seat's rollout. Each seat of an attempt is a rollout of its own."""
     return agent if seat == AGENT else f"{agent}:{seat}"
 
 
-class Identity(NamedTuple):
-    """What besides a task and its attempt goes into the ids of rollouts."""
+class RolloutIdentity(NamedTuple):
+    """What rollout ids are made from, besides the task and the number of the attempt."""
 
     run: str
     step: int
     model: str
     agent: str
 
-    def of(self, task: Task, attempt: int, seat: str = AGENT) -> str:
-        """The rollout of one attempt."""
-        return self.all_of(task, [attempt], seat)[0]
+    def rollout_id(self, task: Task, attempt: int, seat: str = AGENT) -> str:
+        """The rollout id of one attempt."""
+        return self.rollout_ids(task, [attempt], seat)[0]
 
-    def all_of(self, task: Task, attempts: Iterable[int], seat: str = AGENT) -> list[str]:
-        """The rollouts of several attempts."""
+    def rollout_ids(self, task: Task, attempts: Iterable[int], seat: str = AGENT) -> list[str]:
+        """The rollout ids of several attempts."""
         return rollout_ids(
             self.run,
             source=task.source,
@@ -53,33 +53,36 @@ class Identity(NamedTuple):
             step=self.step,
             attempts=attempts,
             model=self.model,
-            agent=seat_name(self.agent, seat),
+            agent=seat_agent(self.agent, seat),
         )
 
 
-def planned(
-    source: Source,
+def plan_attempts(
+    source: TaskSource,
     settings: CollectSettings,
-    identity: Identity,
-    known: Known,
+    identity: RolloutIdentity,
+    earlier: EarlierRollouts,
     seats: Callable[[Task], tuple[str, ...]],
-) -> Iterator[Planned]:
-    """The attempts to run, task by task; `seats` says which seats a task's episodes have."""
+) -> Iterator[PlannedAttempt]:
+    """The attempts to run, task by task. `seats` gives the seats of a task's episodes."""
     attempts = range(settings.group_size)
-    for place, task in enumerate(source):
-        # Seats cost the beginning of an episode, which a task that is done and has one seat is spared.
-        if known and all(state & _TAKEN for state in known.of(identity.all_of(task, attempts))):
+    for task_index, task in enumerate(source):
+        # Asking for seats begins an episode. A task with one seat that is done is spared that.
+        if earlier and all(state & _TAKEN for state in earlier.states(identity.rollout_ids(task, attempts))):
             continue
         names = seats(task)
-        by_seat = [known.of(identity.all_of(task, attempts, seat)) if known else [0] * len(attempts) for seat in names]
+        by_seat = [
+            earlier.states(identity.rollout_ids(task, attempts, seat)) if earlier else [0] * len(attempts)
+            for seat in names
+        ]
         for attempt, states in enumerate(zip(*by_seat, strict=True)):
             if not all(state & _TAKEN for state in states):
-                yield Planned(place, attempt, names, any(states))
+                yield PlannedAttempt(task_index, attempt, names, any(states))
 
 
 def check_resumable(tape: Tape, run: Run, settings: CollectSettings, source_name: str, *, resume: bool) -> None:
     """Refuse a source that was collected at this step before: without `resume`, or with settings that differ."""
-    kept = settings.to_be_kept(source_name)
+    fixed = settings.fixed_by_resume(source_name)
     earlier = [event.data["settings"] for event in run.remarks(EventKind.COLLECT)]
     same = [data for data in earlier if (data.get("step"), data.get("source")) == (settings.step, source_name)]
     if same and not resume:
@@ -92,15 +95,15 @@ def check_resumable(tape: Tape, run: Run, settings: CollectSettings, source_name
             f"run {tape.name} holds no collection of {source_name} at step {settings.step}; leave --resume out"
         )
     for before in same[-1:]:
-        differ = [name for name in kept if name not in before or before[name] != kept[name]]
+        differ = [name for name in fixed if name not in before or before[name] != fixed[name]]
         if differ:
-            said = "; ".join(f"{name} was {before.get(name)!r} and is {kept[name]!r}" for name in differ)
-            raise CollectError(f"run {tape.name} cannot be resumed at step {settings.step}: {said}")
+            changes = "; ".join(f"{name} was {before.get(name)!r} and is {fixed[name]!r}" for name in differ)
+            raise CollectError(f"run {tape.name} cannot be resumed at step {settings.step}: {changes}")
 
 
-def check_model(tape: Tape, known: Known, model: str, step: int) -> None:
-    """Refuse to go on with another model: it would begin every attempt anew, under other ids."""
-    others = sorted(name for name in known.models if name != model)
+def check_model(tape: Tape, earlier: EarlierRollouts, model: str, step: int) -> None:
+    """Refuse to go on with another model: it would start every attempt again, under other ids."""
+    others = sorted(name for name in earlier.models if name != model)
     if others:
         raise CollectError(
             f"run {tape.name} cannot be resumed at step {step}: model_name was {others[0]!r} and is {model!r}"

@@ -1,15 +1,16 @@
-"""Late rewards, and revised ones, by rollout id. They are all checked before the first is recorded."""
+"""Late and revised rewards, by rollout id. All of them are checked before the first is recorded."""
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rolltape.collect.rollout_ids import RolloutIds
-from rolltape.collect.sources.entries import SHOWN_PROBLEMS, Entry, all_told
+from rolltape.collect.sources.entries import SHOWN_PROBLEMS, SourceEntry, describe_problems
 from rolltape.errors import NoSuchRollout, RecordError, RolltapeError
 from rolltape.records.jsonable import non_finite, shown
 from rolltape.records.rollout import Event, EventKind
+from rolltape.samples import counted_tries
 from rolltape.tape.journal.entries import Statement
 from rolltape.tape.recording.fields import as_count, as_text
 from rolltape.tape.recording.recorder import score_data
@@ -22,17 +23,17 @@ _FIELDS = (*_NEEDED, "terms", "by", "try", "turn")
 _EXAMPLE = '{"rollout": "857bc8a1", "reward": 0.5}'
 _SHORT_TURN = re.compile(r"[0-9]+\.[0-9]+")
 
-_About = tuple[str, int, str | None]  # rollout, try, and turn or None
+_Subject = tuple[str, int, str | None]  # rollout, try, and turn or None
 
 
 class LateReward(NamedTuple):
-    """A reward to be recorded, and what it takes the place of."""
+    """A reward to be recorded, and the one that it replaces."""
 
     where: str
     row: RolloutRow
     statement: Statement
     before: float | None  # None: there was none, or only the one that a turn was recorded with
-    is_new: bool  # False: the tape says the same already
+    is_new: bool  # False: the tape has the same already
 
     @property
     def reward(self) -> float:
@@ -40,48 +41,50 @@ class LateReward(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Whether it is another number than before; a judge or terms may be new without that."""
+        """Whether it is another number than before. The judge or the terms may be new without that."""
         return self.before is None or not _same(self.before, self.reward)
 
 
 def late_rewards(
-    run: Run, rewards: Iterable[Entry | dict[str, Any]], *, label: str | None = None, by: str | None = None
+    run: Run, rewards: Iterable[SourceEntry | dict[str, Any]], *, label: str | None = None, by: str | None = None
 ) -> list[LateReward]:
-    """What rewards mean for a run: objects with `rollout` (an id, or a beginning that only one has), `reward`, and if
-    wanted `terms`, `by`, `try` (else the one that counts) and `turn`.
+    """Check rewards for a run: objects with `rollout` (an id, or a prefix of one id only) and `reward`.
 
-    `by` is for those that do not say it. If one cannot be used none is, and the error names them; `label` is the file.
+    They may have `terms`, `by`, `try` (otherwise the try that counts) and `turn`. The argument `by` is for rewards that
+    have no `by`. If one cannot be used, none is, and the error names them all; `label` is the file's name.
     """
-    entries = (one if isinstance(one, Entry) else Entry(f"reward {place}", one) for place, one in enumerate(rewards))
+    entries = (
+        one if isinstance(one, SourceEntry) else SourceEntry(f"reward {at}", one) for at, one in enumerate(rewards)
+    )
     with run.snapshot() as held:
-        ids, said = RolloutIds(held.index()), _latest_scores(held.events())
-    places: dict[_About, str] = {}
+        rollouts, latest = _RolloutPrefixes(held.index()), _latest_scores(held.events())
+    places: dict[_Subject, str] = {}
     found: list[LateReward] = []
     problems: list[str] = []
     count = 0
     for entry in entries:
         try:
-            row, statement = _statement(entry, ids, by)
-            about = (row.id, row.head.try_index, statement.turn)
-            if about in places:
-                raise RecordError(f"its reward is given in {places[about]} already; keep one of them")
+            row, statement = _build_event(entry, rollouts, by)
+            subject = (row.id, row.head.try_index, statement.turn)
+            if subject in places:
+                raise RecordError(f"its reward is given in {places[subject]} already; keep one of them")
         except RolltapeError as error:
             count += 1
             if count <= SHOWN_PROBLEMS:
                 problems.append(f"{entry.where}: {error}")
             continue
-        places[about] = entry.where
+        places[subject] = entry.where
         where = entry.where if label is None else f"{label}, {entry.where}"
-        found.append(_compared(where, row, statement, said.get(about)))
+        found.append(_compare(where, row, statement, latest.get(subject)))
     if count == 1 and label is None:
         raise RecordError(problems[0])
     if count:
-        raise RecordError(all_told(label or "rewards", problems, count, "no reward was recorded"))
+        raise RecordError(describe_problems(label or "rewards", problems, count, "no reward was recorded"))
     return found
 
 
 def record_rewards(tape: Tape, rewards: Iterable[LateReward]) -> None:
-    """Record those that are new: all of them, or, if one is of a turn that is not there, none."""
+    """Record those that are new, all together. If one is for a turn that does not exist, none is recorded."""
     at = ""
 
     def statements() -> Iterable[Statement]:
@@ -97,30 +100,30 @@ def record_rewards(tape: Tape, rewards: Iterable[LateReward]) -> None:
         raise type(error)(f"{at}: {error}; no reward was recorded") from None
 
 
-def _statement(entry: Entry, ids: RolloutIds, by: str | None) -> tuple[RolloutRow, Statement]:
-    fields = _fields(entry)
+def _build_event(entry: SourceEntry, rollouts: "_RolloutPrefixes", by: str | None) -> tuple[RolloutRow, Statement]:
+    fields = _parse_fields(entry)
     name, turn = fields["rollout"], fields.get("turn")
     where = f"rollout {name}"
     try_index = as_count(fields["try"], f"{where}: try") if "try" in fields else None
     terms = fields.get("terms")
     if isinstance(terms, Mapping):
-        terms = {term: _number(value, f"{where}: reward term {term!r}") for term, value in terms.items()}
-    data = score_data(_number(fields["reward"], f"{where}: reward"), terms, where)
+        terms = {term: _parse_number(value, f"{where}: reward term {term!r}") for term, value in terms.items()}
+    data = score_data(_parse_number(fields["reward"], f"{where}: reward"), terms, where)
     if data is None:
         raise RecordError(f"{where}: its reward is null; give a number, or leave it out")
     is_short = turn is not None and _SHORT_TURN.fullmatch(turn) is not None
     if turn is not None and not is_short and try_index is None:
         try_index = turn_place(turn).try_index
-    row = ids.row(name, try_index)
+    row = rollouts.find(name, try_index)
     if is_short:
         turn = f"{row.id}.{row.head.try_index}.{turn}"
     if turn is not None:
         turn = turn_of(turn, row.id, row.head.try_index).id
-    said_by = as_text(fields.get("by"), f"{where}: by")
-    return row, Statement(EventKind.SCORE, row.id, data, by if said_by is None else said_by, row.head.try_index, turn)
+    own_by = as_text(fields.get("by"), f"{where}: by")
+    return row, Statement(EventKind.SCORE, row.id, data, by if own_by is None else own_by, row.head.try_index, turn)
 
 
-def _fields(entry: Entry) -> dict[str, Any]:
+def _parse_fields(entry: SourceEntry) -> dict[str, Any]:
     if entry.problem is not None:
         raise RecordError(entry.problem)
     fields = entry.value
@@ -139,8 +142,8 @@ def _fields(entry: Entry) -> dict[str, Any]:
     return fields
 
 
-def _number(value: object, where: str) -> object:
-    """A number that JSON cannot spell, as `--json` spells it; anything else as it is."""
+def _parse_number(value: object, where: str) -> object:
+    """Decode a number that JSON cannot spell, such as {"$float": "nan"}; leave anything else as it is."""
     if not isinstance(value, dict):
         return value
     try:
@@ -149,7 +152,39 @@ def _number(value: object, where: str) -> object:
         raise RecordError(f'{where} is {shown(value)}; "nan", "inf" and "-inf" are spelled so') from None
 
 
-def _latest_scores(events: Sequence[Event]) -> dict[_About, Event]:
+class _RolloutPrefixes:
+    """Finds rollouts of a run by their ids, or by prefixes of one id only, without a search for each."""
+
+    def __init__(self, rows: Iterable[RolloutRow]) -> None:
+        self._rows: dict[str, list[RolloutRow]] = {}
+        for row in rows:
+            self._rows.setdefault(row.id, []).append(row)
+        self._sorted = sorted(self._rows)
+
+    def find(self, prefix: str, try_index: int | None) -> RolloutRow:
+        """A try of the rollout; None means the try that counts."""
+        tries = self._rows[self._complete(prefix)]
+        if try_index is None:
+            return counted_tries(tries)[0]
+        for row in tries:
+            if row.head.try_index == try_index:
+                return row
+        known = ", ".join(str(row.head.try_index) for row in tries)
+        raise RecordError(f"rollout {prefix} has no try {try_index}; it has {known}")
+
+    def _complete(self, prefix: str) -> str:
+        if prefix in self._rows:
+            return prefix
+        first = bisect_left(self._sorted, prefix)
+        alike = [one for one in self._sorted[first : first + 2] if prefix and one.startswith(prefix)]
+        if not alike:
+            raise RecordError(f"the run holds no rollout {prefix!r}; `rolltape ls` lists them")
+        if len(alike) > 1:
+            raise RecordError(f"{prefix!r} begins several ids, {alike[0]} and {alike[1]}; give more of it")
+        return alike[0]
+
+
+def _latest_scores(events: Sequence[Event]) -> dict[_Subject, Event]:
     return {
         (event.rollout, event.try_index, event.turn): event
         for event in events
@@ -157,7 +192,7 @@ def _latest_scores(events: Sequence[Event]) -> dict[_About, Event]:
     }
 
 
-def _compared(where: str, row: RolloutRow, statement: Statement, last: Event | None) -> LateReward:
+def _compare(where: str, row: RolloutRow, statement: Statement, last: Event | None) -> LateReward:
     before = None if last is None else last.data["reward"]
     is_same = (
         last is not None

@@ -1,4 +1,4 @@
-"""What a collection has come to so far: counts, rewards per task, reasons. Grows with tasks, not with rollouts."""
+"""Statistics of a running collection: counts, rewards per task, reasons. They grow with tasks, not with rollouts."""
 
 import math
 import re
@@ -9,23 +9,23 @@ from typing import NamedTuple
 
 from rolltape.collect.collector import Launch
 from rolltape.collect.environments.protocol import AGENT
-from rolltape.collect.result import Result
+from rolltape.collect.results import RolloutResult
 from rolltape.records.rollout import Status
 
-_ID = re.compile(r"\b[0-9a-f]{12,}(\.\d+)*\b")  # of a rollout, a turn, a generation: no two failures share it
-_MOST_REASONS, _LONGEST_REASON = 1000, 300  # of them, and characters of one
+_ID = re.compile(r"\b[0-9a-f]{12,}(\.\d+)*\b")  # of a rollout, a turn, a generation: different in every failure
+_MAX_REASONS, _MAX_REASON_LENGTH = 1000, 300
 _OTHER = "other reasons"
 
 
-class Rewards:
-    """A running mean and spread."""
+class RewardStats:
+    """A running mean, standard deviation and range."""
 
     __slots__ = ("_mean", "_squares", "_sum", "count", "least", "most")  # there is one for every task
 
     def __init__(self) -> None:
         self.count = 0
         self._sum = 0.0
-        self._mean = 0.0  # as it runs along, for the squares; rounded anew with each reward
+        self._mean = 0.0  # for the squares; it is rounded with each reward
         self._squares = 0.0
         self.least = math.inf
         self.most = -math.inf
@@ -48,12 +48,12 @@ class Rewards:
         return math.sqrt(self._squares / self.count) if self.count else 0.0
 
 
-class Endings:
+class EndingStats:
     """Rollouts that ended for the same reason."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.rewards = Rewards()
+        self.rewards = RewardStats()
 
     def add(self, reward: float | None) -> None:
         self.count += 1
@@ -62,7 +62,7 @@ class Endings:
 
 
 class Figures(NamedTuple):
-    """Where a collection stands. Counts are of attempts: those of a game have several rollouts."""
+    """The progress of a collection. Counts are of attempts; an attempt at a game has several rollouts."""
 
     done: int  # in this process
     failed: int
@@ -75,28 +75,28 @@ class Figures(NamedTuple):
     sampled_tokens: int
     tokens_per_s: float
     seconds: float
-    seconds_left: float | None  # None: too few have ended to go by
+    seconds_left: float | None  # None: too few have ended for an estimate
 
 
-class Example(NamedTuple):
-    """A rollout to look at. Which one that is does not depend on the order in which they end."""
+class ExampleRollout(NamedTuple):
+    """A rollout to look at. The choice does not depend on the order in which rollouts end."""
 
     reward: float
-    place: int
+    task_index: int
     attempt: int
     rollout: str
     task: str
 
 
-class Tally:
-    """Counts of one collection."""
+class CollectionStats:
+    """Counts what a collection's results come to."""
 
     def __init__(self) -> None:
         self._began_at = time.monotonic()
         self.launch: Launch | None = None  # None: nothing has begun
-        self._by_seat: dict[tuple[int, str], tuple[str, Rewards]] = {}  # of a task, by its place: what it is called
-        self.endings: dict[tuple[str, str], Endings] = {}  # by status and reason
-        self.rewards = Rewards()
+        self._by_seat: dict[tuple[int, str], tuple[str, RewardStats]] = {}  # by task index and seat, with its name
+        self.endings: dict[tuple[str, str], EndingStats] = {}  # by status and reason
+        self.rewards = RewardStats()
         self.rollouts = 0
         self.attempts = 0
         self.failed = 0  # attempts
@@ -104,28 +104,28 @@ class Tally:
         self.turns = 0
         self.sampled_tokens = 0
         self.fates: Counter[str] = Counter()  # of sampled tokens
-        self.worst: Example | None = None
-        self.broken: Example | None = None
+        self.worst: ExampleRollout | None = None
+        self.broken: ExampleRollout | None = None
 
     def launched(self, launch: Launch) -> None:
-        """Begin to count."""
+        """Start the clock."""
         self.launch = launch
         self._began_at = time.monotonic()
 
     @property
-    def by_task(self) -> list[tuple[str, Rewards]]:
+    def by_task(self) -> list[tuple[str, RewardStats]]:
         """Rewards of each seat of each task, in the order of the source."""
         return [one for _, one in sorted(self._by_seat.items(), key=lambda item: item[0])]
 
-    def add(self, results: Sequence[Result]) -> None:
-        """Count attempts, each with all of its seats; of those that had ended before, the rewards alone."""
+    def add(self, results: Sequence[RolloutResult]) -> None:
+        """Count attempts, each with all of its seats. Only the rewards count of those that had ended before."""
         now = [result for result in results if not result.before]
-        self.attempts += len({(result.place, result.attempt) for result in now})
-        self.failed += len({(one.place, one.attempt) for one in now if one.status is Status.FAILED})
+        self.attempts += len({(result.task_index, result.attempt) for result in now})
+        self.failed += len({(one.task_index, one.attempt) for one in now if one.status is Status.FAILED})
         for result in results:
             self._count(result)
 
-    def _count(self, result: Result) -> None:
+    def _count(self, result: RolloutResult) -> None:
         if not result.before:
             self.rollouts += 1
             self.turns += result.turns
@@ -136,24 +136,24 @@ class Tally:
         if result.status is Status.FAILED:
             self.broken = _first(self.broken, _example(result, 0.0))
         elif result.reward is not None:
-            self._reward(result, result.reward)
+            self._count_reward(result, result.reward)
 
-    def _reward(self, result: Result, reward: float) -> None:
-        _, rewards = self._by_seat.setdefault((result.place, result.seat), (_name(result), Rewards()))
+    def _count_reward(self, result: RolloutResult, reward: float) -> None:
+        _, rewards = self._by_seat.setdefault((result.task_index, result.seat), (_name(result), RewardStats()))
         rewards.add(reward)
         self.rewards.add(reward)
         self.worst = _first(self.worst, _example(result, reward))
 
-    def _ending(self, result: Result) -> Endings:
-        said = [None if result.stop_reason is None else result.stop_reason.value, result.reason]
-        reason = _ID.sub("…", ", ".join(one for one in said if one))[:_LONGEST_REASON]
+    def _ending(self, result: RolloutResult) -> EndingStats:
+        parts = [None if result.stop_reason is None else result.stop_reason.value, result.reason]
+        reason = _ID.sub("…", ", ".join(part for part in parts if part))[:_MAX_REASON_LENGTH]
         key = (result.status.value, reason)
-        if key not in self.endings and len(self.endings) >= _MOST_REASONS:
+        if key not in self.endings and len(self.endings) >= _MAX_REASONS:
             key = (result.status.value, _OTHER)
-        return self.endings.setdefault(key, Endings())
+        return self.endings.setdefault(key, EndingStats())
 
     def figures(self, running: int = 0) -> Figures:
-        """Where it stands, for a line or a script."""
+        """The progress so far, for a line or a script."""
         took_s = max(time.monotonic() - self._began_at, 1e-9)
         launch = self.launch or Launch(0, 0, 0, 0)
         before = launch.done_before + launch.running_elsewhere
@@ -174,13 +174,13 @@ class Tally:
         )
 
 
-def _name(result: Result) -> str:
+def _name(result: RolloutResult) -> str:
     return result.task if result.seat == AGENT else f"{result.task} ({result.seat})"
 
 
-def _example(result: Result, reward: float) -> Example:
-    return Example(reward, result.place, result.attempt, result.rollout, _name(result))
+def _example(result: RolloutResult, reward: float) -> ExampleRollout:
+    return ExampleRollout(reward, result.task_index, result.attempt, result.rollout, _name(result))
 
 
-def _first(one: Example | None, other: Example) -> Example:
+def _first(one: ExampleRollout | None, other: ExampleRollout) -> ExampleRollout:
     return other if one is None else min(one, other)

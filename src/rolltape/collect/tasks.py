@@ -1,4 +1,4 @@
-"""A task: something to attempt, as its source gave it, and what tells it from the source's other tasks."""
+"""A task: something to attempt, as its source gave it, and what identifies it within the source."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -13,16 +13,19 @@ _ID_FIELDS = ("id", "task_id")
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of a source. `source` and `id`, or else `data`, go into the ids of its rollouts; `where` does not."""
+    """One entry of a source.
+
+    The ids of its rollouts are made from `source` and `id`, or from `source` and `data` if it has no id.
+    """
 
     id: str | None = None  # None: its canonical content identifies it
-    environment: str | None = None  # None: the command's
+    environment: str | None = None  # None: the one that the command names
     data: dict[str, Any]  # the entry as it came
     source: str = ""  # name and split, the same on every machine
     where: str = ""  # for messages: file and line, item or row
 
     @classmethod
-    def of_entry(cls, entry: Mapping[str, Any], *, source: str, where: str) -> Self:
+    def from_entry(cls, entry: Mapping[str, Any], *, source: str, where: str) -> Self:
         """Read an entry's own id ("id", else "task_id") and "environment"; null is the same as absent."""
         own_id = next((entry[name] for name in _ID_FIELDS if entry.get(name) is not None), None)
         return cls(
@@ -35,7 +38,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> bytes:
-        """A digest of what identifies it within its source, as in the ids of its rollouts."""
+        """A digest of what identifies it within its source."""
         return digest_of(task_key(self.id, self.data))
 
 
@@ -49,7 +52,7 @@ def id_text(value: object) -> str | None:
 
 
 def environment_name(value: object) -> str | None:
-    """The name of a task's environment; None: the command's."""
+    """The name of a task's environment; None means the one that the command names."""
     if value is None or (isinstance(value, str) and value):
         return value
     raise TaskError(f"its environment is {shown(value)}; give the name of one, or leave it out for the command's")

@@ -115,7 +115,7 @@ def _apply(tape: "OpenedRun", by: str, given: "Iterable[Verdict]") -> _Found:
     verdicts = list(given)
     statements = filters.changes(tape.run, verdicts, by)
     changed = {(one.rollout, one.try_index) for one in statements}
-    before = filters.standing(tape.run) if changed else {}
+    before = filters.active_filters(tape.run) if changed else {}
     lines = []
     for verdict in verdicts:
         if verdict.reason is not None:
@@ -142,9 +142,9 @@ def _undo(tape: "OpenedRun", rows: Sequence["RolloutRow"], by: str | None) -> _F
 
 def _current(tape: "OpenedRun", rows: Sequence["RolloutRow"], change: str) -> list[_Line]:
     """The filters in effect."""
-    from rolltape.collect.filters import standing
+    from rolltape.collect.filters import active_filters
 
-    before = standing(tape.run)
+    before = active_filters(tape.run)
     return [_Line(row.key, by, why, change) for row in rows for by, why in before.get(row.key, {}).items()]
 
 

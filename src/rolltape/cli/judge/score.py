@@ -13,7 +13,7 @@ from rolltape.errors import UsageError
 
 if TYPE_CHECKING:
     from rolltape.collect.rewards import LateReward
-    from rolltape.collect.sources.entries import Entry
+    from rolltape.collect.sources.entries import SourceEntry
 
 _SHOWN_REWARDS = 20
 
@@ -67,9 +67,9 @@ def _rewards(
     turn: str | None,
     try_index: int | None,
     source: str | None,
-) -> "tuple[str | None, Iterable[Entry]]":
+) -> "tuple[str | None, Iterable[SourceEntry]]":
     """The name of the file with the rewards, if there is one, and the rewards."""
-    from rolltape.collect.sources.entries import Entry
+    from rolltape.collect.sources.entries import SourceEntry
     from rolltape.collect.sources.jsonfiles import json_lines_file, json_lines_stream
 
     if rollout is not None and rollout.startswith("-"):
@@ -79,7 +79,7 @@ def _rewards(
             raise UsageError("give ROLLOUT and REWARD, or --from FILE")
         number = _number(reward, f"REWARD {reward}: give a number")
         fields = {"rollout": rollout, "reward": number, "terms": _numbers(terms or ()), "turn": turn, "try": try_index}
-        return None, [Entry("ROLLOUT", {name: value for name, value in fields.items() if value is not None})]
+        return None, [SourceEntry("ROLLOUT", {name: value for name, value in fields.items() if value is not None})]
     for name, value in {"ROLLOUT": rollout, "--term": terms, "--turn": turn, "--try": try_index}.items():
         if value is not None:
             raise UsageError(f"--from {source}: {name} must be given in the file")

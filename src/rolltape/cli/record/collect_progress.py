@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from rolltape.collect.collector import Launch
-    from rolltape.collect.result import Result
+    from rolltape.collect.results import RolloutResult
     from rolltape.collect.stats import Figures
 
 _SHORTEST_BAR, _LONGEST_BAR = 6, 24  # columns
@@ -45,7 +45,7 @@ class LogProgress:
         elsewhere = f", {count(launch.running_elsewhere)} running elsewhere" if launch.running_elsewhere else ""
         _try_note(f"{plural(launch.tasks, 'task')}, {plural(launch.attempts, 'attempt')}{before}{elsewhere}")
 
-    def ended(self, results: "Sequence[Result]") -> None:
+    def ended(self, results: "Sequence[RolloutResult]") -> None:
         """Attempts have ended; the next line counts them."""
 
     def progress(self, figures: "Figures") -> None:
@@ -123,7 +123,7 @@ class JsonProgress(LogProgress):
     def launched(self, launch: "Launch") -> None:
         self._event("launch", launch._asdict())
 
-    def ended(self, results: "Sequence[Result]") -> None:
+    def ended(self, results: "Sequence[RolloutResult]") -> None:
         for result in results:
             values = {name: getattr(result, name) for name in _RESULT_FIELDS}
             self._event("rollout", {name: value for name, value in values.items() if value is not None})

@@ -16,13 +16,13 @@ from rolltape.cli.output.screen import (
 )
 
 if TYPE_CHECKING:
-    from rolltape.collect.stats import Rewards, Tally
+    from rolltape.collect.stats import CollectionStats, RewardStats
 
 _SHOWN_TASKS = 20
 _SHOWN_REASONS = 10
 
 
-def print_report(tally: "Tally", run: Path, step: int, *, whole: bool) -> None:
+def print_report(tally: "CollectionStats", run: Path, step: int, *, whole: bool) -> None:
     """Print the report; `whole` says that nothing is left to run."""
     _print_tasks(tally)
     _print_endings(tally)
@@ -33,7 +33,7 @@ def print_report(tally: "Tally", run: Path, step: int, *, whole: bool) -> None:
     _print_next(tally, run, step, whole=whole)
 
 
-def _print_tasks(tally: "Tally") -> None:
+def _print_tasks(tally: "CollectionStats") -> None:
     tasks = tally.by_task
     if not tasks:
         return
@@ -51,12 +51,12 @@ def _print_tasks(tally: "Tally") -> None:
     print_line("")
 
 
-def _range(rewards: "Rewards") -> str:
+def _range(rewards: "RewardStats") -> str:
     least, most = rewards.least, rewards.most
     return "" if least > most else f"{number(least)} to {number(most)}"  # all are NaN
 
 
-def _print_endings(tally: "Tally") -> None:
+def _print_endings(tally: "CollectionStats") -> None:
     if not tally.endings:
         return
     most_first = sorted(tally.endings.items(), key=lambda item: -item[1].count)
@@ -72,7 +72,7 @@ def _print_endings(tally: "Tally") -> None:
     print_line("")
 
 
-def _print_totals(tally: "Tally") -> None:
+def _print_totals(tally: "CollectionStats") -> None:
     mean = "" if tally.rewards.mean is None else f", mean reward {number(tally.rewards.mean)}"
     unrewarded = f", {count(tally.unrewarded)} without reward" if tally.unrewarded else ""
     print_long(
@@ -84,7 +84,7 @@ def _print_totals(tally: "Tally") -> None:
         print_long(f"ledger (exact): {', '.join(fates)}")
 
 
-def _print_next(tally: "Tally", run: Path, step: int, *, whole: bool) -> None:
+def _print_next(tally: "CollectionStats", run: Path, step: int, *, whole: bool) -> None:
     lines = [(f"rolltape ls {run} --step {step}", "lists the rollouts")]
     if tally.broken is not None:
         lines.append(

@@ -12,12 +12,11 @@ from rolltape.cli.output.screen import note
 from rolltape.cli.record.collect_progress import LogProgress, open_progress
 from rolltape.cli.record.collect_report import print_report
 from rolltape.collect.collector import Collector, Launch
-from rolltape.collect.recordfile import RecordFile
-from rolltape.collect.result import Result
-from rolltape.collect.runners.models import model_of
+from rolltape.collect.results import RecordFile, RolloutResult
+from rolltape.collect.runners.gateway import resolve_model
 from rolltape.collect.runners.ray import ClusterSettings, RayRunner
 from rolltape.collect.settings import CollectSettings
-from rolltape.collect.stats import Tally
+from rolltape.collect.stats import CollectionStats
 from rolltape.errors import ExportError
 from rolltape.gateway.serve import loop_factory
 from rolltape.groups import Room
@@ -40,8 +39,8 @@ def run_collection(
 ) -> Exit:
     """Collect here or on a cluster, with progress while it runs and a report at the end."""
     if cluster is None:
-        model_of(settings.model, settings.model_name, settings.engines)  # raises before a run is created
-    tally, progress = Tally(), open_progress(as_json=as_json)
+        resolve_model(settings.model, settings.model_name, settings.engines)  # raises before a run is created
+    tally, progress = CollectionStats(), open_progress(as_json=as_json)
     with ExitStack() as stack:
         tape = stack.enter_context(open_tape(run))
         stack.enter_context(warnings_to(run / "logs" / "collect.log"))
@@ -71,7 +70,9 @@ def run_collection(
 class _Watcher:
     """Passes a collector's results to the tally, the file of records, and the progress output."""
 
-    def __init__(self, collector: Collector, tally: Tally, progress: LogProgress, records: RecordFile | None) -> None:
+    def __init__(
+        self, collector: Collector, tally: CollectionStats, progress: LogProgress, records: RecordFile | None
+    ) -> None:
         self.progress = progress
         self._collector = collector
         self._tally = tally
@@ -81,7 +82,7 @@ class _Watcher:
         self._tally.launched(launch)
         self.progress.launched(launch)
 
-    def results(self, results: Sequence[Result]) -> None:
+    def results(self, results: Sequence[RolloutResult]) -> None:
         self._tally.add(results)
         for result in results:
             if self._records is not None and result.record is not None:

@@ -1,7 +1,54 @@
 """Agents: what attempts a task, through a session of the gateway."""
 
-from rolltape.collect.agents.naming import AGENTS, agent_named
-from rolltape.collect.agents.protocol import Agent, Assignment, Connection, Outcome, StepRecord
-from rolltape.collect.agents.workspace import discard
+import warnings
+from typing import Any
 
-__all__ = ["AGENTS", "Agent", "Assignment", "Connection", "Outcome", "StepRecord", "agent_named", "discard"]
+from rolltape.collect.agents.chat import ChatAgent
+from rolltape.collect.agents.claude_code import claude_code_agent
+from rolltape.collect.agents.codex import codex_agent
+from rolltape.collect.agents.command import command_agent
+from rolltape.collect.agents.function import FunctionAgent
+from rolltape.collect.agents.protocol import Agent, AgentOutcome, Assignment, Connection, StepRecord
+from rolltape.collect.agents.workspace import Scratch, discard
+from rolltape.collect.functions import function_named
+from rolltape.errors import AgentError
+
+__all__ = [
+    "AGENTS",
+    "Agent",
+    "AgentOutcome",
+    "Assignment",
+    "Connection",
+    "Scratch",
+    "StepRecord",
+    "agent_named",
+    "discard",
+]
+
+AGENTS = "chat, claude-code[:PROGRAM], codex[:PROGRAM], command:PROGRAM ARGUMENT…, python:MODULE:FUNCTION"
+
+
+def agent_named(text: str) -> Agent:
+    """The agent that a command line names; raises AgentError or NoSuchFunction if there is none of that name."""
+    kind, colon, rest = text.partition(":")
+    if colon and not rest:
+        raise AgentError(f"agent {text!r} has nothing after its colon; known are {AGENTS}")
+    match kind:
+        case "chat" if not colon:
+            return ChatAgent()
+        case "claude-code":
+            return claude_code_agent(rest or "claude")
+        case "codex":
+            return codex_agent(rest or "codex")
+        case "command":
+            return command_agent(rest)
+        case "python":
+            return FunctionAgent(text, function_named(text))
+    raise AgentError(f"there is no agent {text!r}; known are {AGENTS}")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Outcome":
+        warnings.warn("rolltape.collect.agents.Outcome is now AgentOutcome", DeprecationWarning, stacklevel=2)
+        return AgentOutcome
+    raise AttributeError(f"module 'rolltape.collect.agents' has no attribute {name!r}")

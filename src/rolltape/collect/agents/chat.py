@@ -1,16 +1,18 @@
-"""Our own agent: asks, calls the environment's tools, hands on its answers, and stops where it must."""
+"""The agent `chat`: it asks the model, calls the environment's tools, passes on its answers, and stops at limits."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 import msgspec
 
-from rolltape.collect.agents.conversation import Conversation, GatewayFault, Reply, TurnsUsedUp, frozen
-from rolltape.collect.agents.protocol import Assignment, Outcome, StepRecord
-from rolltape.collect.agents.tools import tool_result
-from rolltape.collect.environments.protocol import Answer, Ended, Message
+from rolltape.collect.agents.conversation import ChatReply, GatewayConversation, GatewayFault, TurnsUsedUp, frozen
+from rolltape.collect.agents.protocol import AgentOutcome, Assignment, StepRecord
+from rolltape.collect.environments.protocol import Answer, Ended, Message, Tool
+from rolltape.collect.functions import call_function
 from rolltape.errors import RecordError
 from rolltape.records.jsonable import as_float, shown
 from rolltape.records.messages import content_text
@@ -18,10 +20,10 @@ from rolltape.records.rollout import StopReason
 
 
 class ChatAgent:
-    """Drives every seat of an episode in the order that the episode gives, each with a conversation of its own.
+    """Plays every seat of an episode in the order that the episode gives, each with a conversation of its own.
 
-    What ended the attempt is the stop reason of the seat that brought it on; the others have completed. What the
-    environment raises travels on.
+    The seat that ends the attempt gets the stop reason; the others have completed. Errors of the environment are
+    passed on.
     """
 
     name = "chat"
@@ -32,7 +34,7 @@ class ChatAgent:
 
     @asynccontextmanager
     async def _connections(self) -> AsyncIterator[aiohttp.ClientSession]:
-        """Those of all attempts in flight: one of its own for each would cost a tenth of a short attempt."""
+        """One HTTP session for all attempts in flight: one for each would cost a tenth of a short attempt."""
         if self._http is None:
             self._http = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
@@ -49,23 +51,23 @@ class ChatAgent:
                 self._http = None
                 await http.close()
 
-    async def run(self, assignment: Assignment) -> Outcome:
+    async def run(self, assignment: Assignment) -> AgentOutcome:
         """Go on until the episode is over, or a limit is reached."""
         async with self._connections() as http:
-            attempt = _Attempt(assignment, http)
+            attempt = _EpisodeRun(assignment, http)
             try:
                 async with asyncio.timeout(assignment.timeout_s) as limit:
                     await attempt.run()
             except GatewayFault as fault:
-                return Outcome(ended={}, broken=str(fault))
+                return AgentOutcome(ended={}, broken=str(fault))
             except TimeoutError:
                 if not limit.expired():
                     raise
                 if attempt.environment_at_work:
-                    took = f"the environment had not answered when {assignment.timeout_s:g} s were over"
-                    return Outcome(ended={}, timed_out=True, broken=took)
+                    why = f"the environment had not answered when {assignment.timeout_s:g} s were over"
+                    return AgentOutcome(ended={}, timed_out=True, broken=why)
                 attempt.time_out()
-            return Outcome(ended=attempt.ended(), timed_out=limit.expired())
+            return AgentOutcome(ended=attempt.ended(), timed_out=limit.expired())
 
 
 class _Seat:
@@ -74,21 +76,23 @@ class _Seat:
         self.name = name
         self.tools = {tool.name: tool for tool in opening.tools}
         self.max_tool_calls = opening.max_tool_calls
-        self.conversation = Conversation(http, assignment.connections[name], opening)
+        self.conversation = GatewayConversation(http, assignment.connections[name], opening)
         self.turns = 0
         self.tool_calls = 0
         self.text = ""  # of the last reply
         self.stop: StopReason | None = None
 
 
-class _Attempt:
+class _EpisodeRun:
+    """One attempt."""
+
     def __init__(self, assignment: Assignment, http: aiohttp.ClientSession) -> None:
         self._assignment = assignment
         self._episode = assignment.episode
         self._seats = {name: _Seat(name, assignment, http) for name in assignment.episode.seats}
         self._next: _Seat | None = None
         self._to_next: list[msgspec.Raw] = []
-        self._reply: Reply | None = None  # to which not all has been said and done
+        self._reply: ChatReply | None = None  # whose step is not reported yet
         self._results: list[Message] = []
         self.environment_at_work = False
 
@@ -102,12 +106,12 @@ class _Attempt:
                 self._stop(seat, StopReason.MAX_TURNS)
 
     def time_out(self) -> None:
-        """Say that time was over while a seat was asked, or its tools were called."""
+        """Stop the seat whose reply or tools took too long."""
         assert self._next is not None
         seat = self._next
         self._stop(seat, StopReason.TIMEOUT)
         if self._reply is not None:
-            self._tell(seat, self._reply, None)
+            self._report(seat, self._reply, None)
 
     def ended(self) -> dict[str, Ended]:
         return {
@@ -131,23 +135,24 @@ class _Attempt:
         elif reply.calls:
             await self._call_tools(seat, reply)
         else:
-            answer = await self._answered(seat, reply)
-        self._tell(seat, reply, answer)
+            answer = await self._ask_environment(seat, reply)
+        self._report(seat, reply, answer)
 
-    async def _call_tools(self, seat: _Seat, reply: Reply) -> None:
+    async def _call_tools(self, seat: _Seat, reply: ChatReply) -> None:
         for call in reply.calls:
             if seat.tool_calls == seat.max_tool_calls:
                 self._stop(seat, StopReason.MAX_TOOL_CALLS)
                 return
             seat.tool_calls += 1
-            result = await tool_result(seat.tools, call)
+            content = await _call_tool(seat.tools, call["function"])
+            result: Message = {"role": "tool", "tool_call_id": call["id"], "content": content}
             self._results.append(result)
             seat.conversation.add(frozen([result]))
         self._look_ahead(seat, StopReason.TOOL_STOPPED)
 
-    async def _answered(self, seat: _Seat, reply: Reply) -> Answer:
+    async def _ask_environment(self, seat: _Seat, reply: ChatReply) -> Answer:
         self.environment_at_work = True
-        answer = _checked(await self._episode.answer(seat.name, reply.for_environment()))
+        answer = _check_answer(await self._episode.answer(seat.name, reply.for_environment()))
         self.environment_at_work = False
         self._to_next = frozen(answer.messages)
         if answer.done:
@@ -157,7 +162,7 @@ class _Attempt:
         return answer
 
     def _look_ahead(self, last: _Seat | None, reason: StopReason) -> None:
-        """Find out who is next, and whether that one has turns left; if it is over, the last one stops for `reason`."""
+        """Find the next seat, and whether it has turns left. If the episode is over, `last` stops for `reason`."""
         name = self._episode.next_seat()
         self._next = None if name is None else self._seats[name]
         if self._next is None and last is not None:
@@ -169,7 +174,7 @@ class _Attempt:
         seat.stop = reason
         self._next = None
 
-    def _tell(self, seat: _Seat, reply: Reply, answer: Answer | None) -> None:
+    def _report(self, seat: _Seat, reply: ChatReply, answer: Answer | None) -> None:
         self._reply = None
         if self._assignment.on_step is None:
             return
@@ -183,8 +188,30 @@ class _Attempt:
         self._assignment.on_step(seat.name, step)
 
 
-def _checked(answer: object) -> Answer:
-    """What an environment answered; RecordError for what cannot be added up, since a total would be made up."""
+async def _call_tool(tools: Mapping[str, Tool], function: Mapping[str, Any]) -> str:
+    """The result of a tool call as text. Whatever goes wrong is a result too."""
+    tool = tools.get(function["name"])
+    if tool is None:
+        return f"error: there is no tool {shown(function['name'])}; there are: {', '.join(tools) or 'none'}"
+    arguments = _parse_arguments(function["arguments"])
+    if arguments is None:
+        return f"error: the arguments of {tool.name} are not a JSON object: {shown(function['arguments'])}"
+    try:
+        return str(await call_function(tool.function, **arguments))
+    except Exception as error:  # noqa: BLE001 - a tool may raise anything, and the model is told
+        return f"error: {type(error).__name__}: {error}"
+
+
+def _parse_arguments(text: object) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text) if isinstance(text, str) else text
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _check_answer(answer: object) -> Answer:
+    """Raise RecordError for an answer that is not an Answer, or whose reward is not a number to add up."""
     if not isinstance(answer, Answer):
         raise RecordError(f"the environment answered with {shown(answer)}; return an Answer")
     if answer.reward is not None:

@@ -1,9 +1,8 @@
-"""Codex, headless and quiet. docs/agents-codex.md says what each setting is for."""
+"""The agent `codex`: Codex without its user interface. docs/agents-codex.md explains each setting."""
 
 import json
 
-from rolltape.collect.agents.command import program_at
-from rolltape.collect.agents.program import Launch, ProgramAgent, as_prompt
+from rolltape.collect.agents.program import ProgramAgent, ProgramLaunch, find_program, render_prompt
 from rolltape.collect.agents.protocol import Assignment, Connection
 from rolltape.collect.environments.protocol import Opening
 
@@ -34,16 +33,16 @@ _OPTIONS = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox
 
 
 def codex_agent(program: str = "codex") -> ProgramAgent:
-    """The agent `codex`, by its path or from PATH. It has no lists of tools: the gateway enforces them."""
-    path = program_at(program)
+    """The agent for a program, given by its path or found on PATH. The gateway enforces the lists of tools."""
+    path = find_program(program)
 
-    def launch(assignment: Assignment, connection: Connection, opening: Opening) -> Launch:
+    def launch(assignment: Assignment, connection: Connection, opening: Opening) -> ProgramLaunch:
         config = _CONFIG.format(model=json.dumps(connection.model), url=json.dumps(connection.openai_base_url))
-        return Launch(
+        return ProgramLaunch(
             command=[path, "exec", *_OPTIONS, "-"],
             env={"OPENAI_API_KEY": connection.key},
-            stdin=as_prompt(opening.messages),
-            prepared={".codex/config.toml": config},
+            stdin=render_prompt(opening.messages),
+            home_files={".codex/config.toml": config},
         )
 
     return ProgramAgent("codex", launch)

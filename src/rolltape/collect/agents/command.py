@@ -1,20 +1,19 @@
-"""Any program as an agent: it is told where the model is by variables, and what to do on stdin."""
+"""The agent `command:PROGRAM ARGUMENT…`: any program, told the gateway's address by variables and the task on stdin."""
 
 import shlex
-import shutil
 from pathlib import Path
 
 import msgspec
 
-from rolltape.collect.agents.program import Launch, ProgramAgent, as_variables
+from rolltape.collect.agents.program import ProgramAgent, ProgramLaunch, find_program
 from rolltape.collect.agents.protocol import Assignment, Connection
 from rolltape.collect.environments.protocol import Opening
 from rolltape.errors import AgentError
 from rolltape.records.jsonable import encode_json
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program reads on stdin, as JSON."""
+class CommandInput(msgspec.Struct, frozen=True, kw_only=True):
+    """What the program reads on stdin, as JSON."""
 
     rollout: str
     task: dict[str, object]
@@ -31,32 +30,38 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def command_agent(text: str) -> ProgramAgent:
-    """The agent `command:PROGRAM ARGUMENT…`, in a shell's quoting; no shell runs it."""
-    command = absolute(text)
+    """The agent for a command in a shell's quoting. No shell runs it."""
+    command = parse_command(text)
 
-    def launch(assignment: Assignment, connection: Connection, opening: Opening) -> Launch:
-        told = Told(
+    def launch(assignment: Assignment, connection: Connection, opening: Opening) -> ProgramLaunch:
+        given = CommandInput(
             rollout=assignment.rollout,
             task=dict(assignment.task),
             messages=opening.messages,
-            openai_base_url=connection.openai_base_url,
-            anthropic_base_url=connection.anthropic_base_url,
-            key=connection.key,
-            model=connection.model,
+            **msgspec.structs.asdict(connection),
             seed=assignment.seed,
             max_turns=assignment.max_turns,
             timeout_s=assignment.timeout_s,
             allowed_tools=assignment.allowed_tools,
             denied_tools=assignment.denied_tools,
         )
-        env = {**as_variables(connection), "ROLLTAPE_MODEL": connection.model, "ROLLTAPE_SEED": str(assignment.seed)}
-        stdin = encode_json(msgspec.to_builtins(told), f"rollout {assignment.rollout}: the task")[0].decode()
-        return Launch(command, env, stdin)
+        env = {
+            "OPENAI_BASE_URL": connection.openai_base_url,
+            "OPENAI_API_KEY": connection.key,
+            "OPENAI_MODEL": connection.model,
+            "ANTHROPIC_BASE_URL": connection.anthropic_base_url,
+            "ANTHROPIC_API_KEY": connection.key,
+            "ANTHROPIC_MODEL": connection.model,
+            "ROLLTAPE_MODEL": connection.model,
+            "ROLLTAPE_SEED": str(assignment.seed),
+        }
+        stdin = encode_json(msgspec.to_builtins(given), f"rollout {assignment.rollout}: the task")[0].decode()
+        return ProgramLaunch(command, env, stdin)
 
     return ProgramAgent(f"command:{text}", launch)
 
 
-def absolute(text: str) -> list[str]:
+def parse_command(text: str) -> list[str]:
     """The words of a command. It runs in a folder of its own, so words that name files here are made absolute."""
     try:
         words = shlex.split(text)
@@ -64,13 +69,5 @@ def absolute(text: str) -> list[str]:
         raise AgentError(f"agent command:{text}: {error}; quote it as for a shell") from None
     if not words:
         raise AgentError("agent command: names no program; write command:PROGRAM ARGUMENT…")
-    return [program_at(words[0]), *(str(Path(word).absolute()) if Path(word).is_file() else word for word in words[1:])]
-
-
-def program_at(name: str) -> str:
-    """Where a program is, by its path or on PATH."""
-    found = shutil.which(name)
-    if found is None:
-        where = f"there is no program {Path(name).absolute()}" if "/" in name else f"{name} is not on PATH"
-        raise AgentError(f"{where}; install it, or give its path")
-    return str(Path(found).absolute())
+    arguments = (str(Path(word).absolute()) if Path(word).is_file() else word for word in words[1:])
+    return [find_program(words[0]), *arguments]

@@ -15,20 +15,20 @@ _TURN, _FLAGS = "x-rolltape-turn", "x-rolltape-flags"
 
 
 class GatewayFault(Exception):
-    """The gateway does not answer, or not with a reply; asking again is for another try."""
+    """The gateway does not answer, or answers with an error. The attempt is broken."""
 
 
 class TurnsUsedUp(Exception):
     """The gateway gives this session no more turns."""
 
 
-class Reply(NamedTuple):
-    """What the model said."""
+class ChatReply(NamedTuple):
+    """A reply of the model."""
 
     message: Message
     turn: str | None
     flags: tuple[str, ...]
-    cut: StopReason | None  # why there is no more of it; None: it is whole
+    cut: StopReason | None  # why the reply is incomplete; None: it is complete
 
     @property
     def calls(self) -> list[dict[str, Any]]:
@@ -36,18 +36,21 @@ class Reply(NamedTuple):
         return calls
 
     def for_environment(self) -> Message:
-        """A copy that an environment may do with as it likes, with what is odd about it."""
+        """A copy that an environment may change, with the reply's flags."""
         copy: Message = decode_json(encode_json(self.message, "a reply")[0])
         return copy | {"flags": list(self.flags)} if self.flags else copy
 
 
-class Conversation:
-    """What was said is kept as JSON, so that nobody who had a hand in it can change it afterwards."""
+class GatewayConversation:
+    """The messages of a seat so far, and the requests for the next one.
+
+    Messages are kept as JSON, so that no environment or tool can change them afterwards.
+    """
 
     def __init__(self, http: aiohttp.ClientSession, connection: Connection, opening: Opening) -> None:
         self._http = http
         self._connection = connection
-        self._said: list[msgspec.Raw] = []
+        self._messages: list[msgspec.Raw] = []
         self._head: dict[str, Any] = {"model": connection.model}
         if opening.tools:
             tools = encode_json([tool.to_chat() for tool in opening.tools], "the tools")[0]
@@ -56,16 +59,16 @@ class Conversation:
 
     @property
     def messages(self) -> list[Message]:
-        """All that was said, as fresh objects."""
-        return [decode_json(bytes(raw)) for raw in self._said]
+        """All messages, as new objects."""
+        return [decode_json(bytes(raw)) for raw in self._messages]
 
     def add(self, messages: Iterable[msgspec.Raw]) -> None:
-        self._said += messages
+        self._messages += messages
 
-    async def ask(self) -> Reply:
-        """Have the model reply; raises TurnsUsedUp or GatewayFault."""
+    async def ask(self) -> ChatReply:
+        """Ask for a reply and add it; raises TurnsUsedUp or GatewayFault."""
         url = f"{self._connection.openai_base_url}/chat/completions"
-        body = msgspec.json.encode({**self._head, "messages": self._said})
+        body = msgspec.json.encode({**self._head, "messages": self._messages})
         headers = {"Authorization": f"Bearer {self._connection.key}", "Content-Type": "application/json"}
         try:
             async with self._http.post(url, data=body, headers=headers) as response:
@@ -76,29 +79,30 @@ class Conversation:
         if status == 429:
             raise TurnsUsedUp
         if status != 200:
-            raise GatewayFault(f"the gateway answered {status}: {_error(raw)}")
+            raise GatewayFault(f"the gateway answered {status}: {_parse_error(raw)}")
         given = decode_json(raw)
         (choice,) = given["choices"]
         message = {name: value for name, value in choice["message"].items() if name != "refusal" or value is not None}
         self.add(frozen([message]))
         flags = tuple(flag for flag in answered.get(_FLAGS, "").split(",") if flag)
-        return Reply(message, answered.get(_TURN), flags, _cut(choice["finish_reason"], given["usage"], message))
+        cut = _why_cut(choice["finish_reason"], given["usage"], message)
+        return ChatReply(message, answered.get(_TURN), flags, cut)
 
 
 def frozen(messages: Iterable[Message]) -> list[msgspec.Raw]:
-    """Messages as JSON, at this moment."""
+    """Messages as JSON."""
     return [msgspec.Raw(encode_json(message, "a message of the environment")[0]) for message in messages]
 
 
-def _cut(finish_reason: str, usage: dict[str, Any], message: Message) -> StopReason | None:
+def _why_cut(finish_reason: str, usage: dict[str, Any], message: Message) -> StopReason | None:
     if finish_reason != "length":
         return None
-    # Above its context budget the gateway answers with nothing. Of engines that give text alone no tokens are counted.
-    said = usage["completion_tokens"] or message.get("content") or message.get("reasoning_content")
-    return StopReason.MAX_TOKENS if said else StopReason.CONTEXT_OVERFLOW
+    # Above its context budget the gateway answers with nothing. Engines that return text alone count no tokens.
+    has_content = usage["completion_tokens"] or message.get("content") or message.get("reasoning_content")
+    return StopReason.MAX_TOKENS if has_content else StopReason.CONTEXT_OVERFLOW
 
 
-def _error(raw: bytes) -> str:
+def _parse_error(raw: bytes) -> str:
     try:
         return str(decode_json(raw)["error"]["message"])
     except (ValueError, LookupError, TypeError):

@@ -1,4 +1,4 @@
-"""What an agent is: something that talks to a gateway's session until it is done."""
+"""What an agent is: it talks to a session of the gateway until it is done."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One reply, and what came of it. Its prompt is its turn's."""
+    """One reply and what followed from it. Its prompt is its turn's."""
 
     turn: str | None  # the gateway's id; None: it gave none
     reply: Message
@@ -30,7 +30,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What an agent is to do: an episode, one connection a seat, and its limits."""
+    """What an agent is to do: an episode, one connection per seat, and its limits."""
 
     rollout: str
     task: Mapping[str, Any]
@@ -42,20 +42,20 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     denied_tools: tuple[str, ...]
     seed: int
     logs: Path  # a folder of its own, for what a program prints
-    scratch: Path | None = None  # where programs get their temporary folders; None: where the system has them
-    on_step: Callable[[str, StepRecord], None] | None = None  # told by the chat agent: the seat, and its step
+    scratch: Path | None = None  # where programs get their temporary folders; None: the system's folder
+    on_step: Callable[[str, StepRecord], None] | None = None  # the chat agent calls it with the seat and its step
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class AgentOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How an agent ended."""
 
     ended: Mapping[str, Ended]  # by seat; empty if broken
     exit_code: int | None = None  # of a program
     signal: int | None = None  # that ended it
     timed_out: bool = False
-    left_out_bytes: int = 0  # that a program printed above what its logs hold
-    workspace: Path | None = None  # a program's temporary folders; `discard` removes them, once all is scored
-    broken: str | None = None  # what the infrastructure broke: there is no outcome to reward
+    left_out_bytes: int = 0  # of a program's output that its logs have no room for
+    workspace: Path | None = None  # a program's temporary folders; `discard` removes them once all is scored
+    broken: str | None = None  # what the infrastructure broke; there is then nothing to reward
 
 
 class Agent(Protocol):
@@ -63,5 +63,5 @@ class Agent(Protocol):
 
     name: str  # in the record, and in the rollout's id
 
-    async def run(self, assignment: Assignment) -> Outcome:
-        """Do it. Cancelling the caller ends whatever was started, and leaves no process behind."""
+    async def run(self, assignment: Assignment) -> AgentOutcome:
+        """Attempt the task. If this is cancelled, all that was started ends, and no process is left."""

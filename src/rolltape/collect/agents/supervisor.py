@@ -1,9 +1,9 @@
-"""A process that keeps one program: starts it, takes what it prints, and ends all that came of it.
+"""A supervisor process: it starts one program, logs what it prints, and ends all processes that the program started.
 
-Run as a script with nothing but the standard library, it reads an order (JSON, one line) from stdin, and writes how
-the program ended (JSON) to stdout. The rest of stdin is its lifeline: when that closes, because the collector says
-so or because it died, the program is ended. On Linux processes that leave their parent and their group become children
-of the keeper, so that none escapes; elsewhere the program's process group is all that is ended.
+It runs as a script with nothing but the standard library. It reads an order (JSON, one line) from stdin, and writes how
+the program ended (JSON) to stdout. The rest of stdin is its lifeline: when that closes, because the collector wants it
+or has died, it ends the program. On Linux, processes that leave their parent and their group become children of the
+supervisor, so that none escapes. Elsewhere only the program's process group is ended.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 _PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
 _TAIL_BYTES = 64 * 1024  # the end of a flood that is kept beside its beginning
-_UNKILLABLE_S = 10.0  # after which a process that SIGKILL does not end is left to the kernel
+_UNKILLABLE_S = 10.0  # to wait for a process that SIGKILL does not end
 _PROC = Path("/proc")
 
 
 class Order(NamedTuple):
-    """What is to be run."""
+    """What to run."""
 
     command: list[str]
     env: dict[str, str]
@@ -37,8 +37,8 @@ class Order(NamedTuple):
     grace_s: float  # between SIGTERM and SIGKILL
 
 
-class _Log:
-    """Where output goes: its beginning, and if that is too long a note and its end."""
+class _OutputLog:
+    """A file with the program's output: its beginning, and if that is too long, a note and the end."""
 
     def __init__(self, path: str, max_bytes: int) -> None:
         self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115 - closed by `close`
@@ -54,7 +54,7 @@ class _Log:
             self._tail = (self._tail + data[kept:])[-_TAIL_BYTES:]
 
     def close(self) -> int:
-        """Write the end; how many bytes were left out."""
+        """Write the end, and return how many bytes were left out."""
         left_out = self._over - len(self._tail)
         if left_out:
             self._put(f"\n… {left_out} bytes left out …\n".encode())
@@ -63,15 +63,15 @@ class _Log:
         return left_out
 
     def _put(self, data: bytes) -> int:
-        """How much of it the disk took."""
+        """Write, and return how many bytes the disk took."""
         try:
             return self._file.write(data) if data else 0
         except OSError:
             return 0
 
 
-class Keeper:
-    """One program, from its start until nothing of it is left."""
+class Supervisor:
+    """Runs one program until none of its processes is left."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
@@ -81,9 +81,9 @@ class Keeper:
         self._pid = 0
 
     def run(self) -> dict[str, Any]:
-        """Keep it to its end; how that was."""
+        """Run the program to its end, and return how it ended."""
         self._watch_children()
-        logs = [_Log(path, self._order.max_log_bytes) for path in (self._order.stdout, self._order.stderr)]
+        logs = [_OutputLog(path, self._order.max_log_bytes) for path in (self._order.stdout, self._order.stderr)]
         with Path(self._order.stdin).open("rb") as given:
             started = subprocess.Popen(
                 self._order.command,
@@ -122,17 +122,17 @@ class Keeper:
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._told_to_end)
+            signal.signal(number, self._on_signal)
         self._selector.register(woken, selectors.EVENT_READ, None)
         self._selector.register(sys.stdin, selectors.EVENT_READ, None)
 
-    def _told_to_end(self, *_: object) -> None:
+    def _on_signal(self, *_: object) -> None:
         self._ended = True
 
     def _work(self, timeout_s: float | None) -> None:
-        """Wait until something happens, and take it."""
+        """Wait for output, a signal, or the end of a process, and handle it."""
         for key, _ in self._selector.select(timeout_s):
-            if isinstance(key.data, _Log):
+            if isinstance(key.data, _OutputLog):
                 self._take(key)
             elif key.fileobj is sys.stdin:
                 self._selector.unregister(sys.stdin)
@@ -145,7 +145,7 @@ class Keeper:
                     self._status = done[1]
 
     def _take(self, key: selectors.SelectorKey) -> bool:
-        """Move some output to its log; whether there was some."""
+        """Move some output to its log, and return whether there was any."""
         try:
             data = os.read(key.fd, 1 << 16)
         except BlockingIOError:
@@ -157,23 +157,23 @@ class Keeper:
         return bool(data)
 
     def _drain(self) -> None:
-        """Take what is still in the pipes. Whoever holds one elsewhere is not waited for."""
-        for key in [key for key in self._selector.get_map().values() if isinstance(key.data, _Log)]:
+        """Log what is still in the pipes. It does not wait for processes elsewhere that hold one open."""
+        for key in [key for key in self._selector.get_map().values() if isinstance(key.data, _OutputLog)]:
             while self._take(key):
                 pass
 
     def _end_all(self) -> list[int]:
-        """SIGTERM to all that is left, SIGKILL to what is left after the grace time; what even that did not end."""
+        """Send SIGTERM, and SIGKILL after the grace time; return the processes that even that did not end."""
         self._send(signal.SIGTERM)
-        self._send(signal.SIGCONT)  # one that is stopped takes no other signal
-        self._until_none(self._order.grace_s)
+        self._send(signal.SIGCONT)  # a stopped process takes no other signal
+        self._wait_until_none(self._order.grace_s)
         deadline = time.monotonic() + _UNKILLABLE_S
         while (left := self._left()) and time.monotonic() < deadline:
             self._send(signal.SIGKILL)
-            self._until_none(0.05)
+            self._wait_until_none(0.05)
         return left
 
-    def _until_none(self, within_s: float) -> None:
+    def _wait_until_none(self, within_s: float) -> None:
         deadline = time.monotonic() + within_s
         while self._left() and (rest := deadline - time.monotonic()) > 0:
             self._work(min(rest, 0.05))
@@ -191,13 +191,13 @@ class Keeper:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, where the system can do that."""
+    """Become the parent of descendants whose own parent ends, where the system supports that."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def descendants(root: int) -> list[int]:
-    """Every living process below one, by /proc; those that wait to be reaped are not living."""
+    """All living descendants of a process, from /proc. Zombies are not counted."""
     children: dict[int, list[tuple[int, bool]]] = {}
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
@@ -226,9 +226,9 @@ def _lives(pid: int) -> bool:
 def main() -> None:
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
-        return  # the collector went before it had said what to do
+        return  # the collector died before it sent the order
     try:
-        ended = Keeper(Order(**json.loads(line))).run()
+        ended = Supervisor(Order(**json.loads(line))).run()
     except OSError as error:
         ended = {"error": f"{type(error).__name__}: {error}"}
     sys.stdout.write(json.dumps(ended))

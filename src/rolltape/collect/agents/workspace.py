@@ -1,18 +1,23 @@
-"""The temporary folders of one run of a program: a home, a working directory with the task's files, room for more."""
+"""Temporary folders of programs: one workspace per attempt, inside the scratch folder of its collector."""
 
 import asyncio
+import fcntl
+import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
-from rolltape.collect.agents.protocol import Outcome
+from rolltape.collect.agents.protocol import AgentOutcome
 from rolltape.errors import AgentError
+from rolltape.tape.rundir import locked
 
 
 class Workspace:
-    """Made for one attempt; whoever has scored it removes it."""
+    """The folders of one attempt: a home, a working directory with the task's files, and one for temporary files."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -24,7 +29,7 @@ class Workspace:
 
     @classmethod
     def make(cls, scratch: Path | None, files: Mapping[str, str]) -> "Workspace":
-        """A fresh one, with files in its working directory; raises AgentError for one that would lie elsewhere."""
+        """A new workspace with files in its working directory; AgentError for a file that would lie outside of it."""
         if scratch is not None:
             scratch.mkdir(parents=True, exist_ok=True)
         workspace = cls(Path(tempfile.mkdtemp(prefix="rolltape-", dir=scratch)).resolve())
@@ -44,22 +49,64 @@ class Workspace:
         path.write_bytes(text.encode("utf-8", "replace"))
 
 
-async def discard(outcome: Outcome) -> None:
+async def discard(outcome: AgentOutcome) -> None:
     """Remove the temporary folders that a program left, if it left any."""
     if outcome.workspace is not None:
         await asyncio.to_thread(remove, outcome.workspace)
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder and what is in it, as far as that is possible, whatever permissions a program set there."""
+    """Remove a folder and its contents as far as possible, whatever permissions a program has set there."""
 
-    def allowed_now(function: Callable[[str], object], path: str, _: object) -> None:
+    def retry_allowed(function: Callable[[str], object], path: str, _: object) -> None:
         try:
             for one in (Path(path).parent, Path(path)):
                 if not one.is_symlink():
                     one.chmod(stat.S_IRWXU)
             function(path)
         except OSError:
-            return  # what belongs to somebody else stays
+            return  # it belongs to another user
 
-    shutil.rmtree(folder, onerror=allowed_now)
+    shutil.rmtree(folder, onerror=retry_allowed)
+
+
+class Scratch:
+    """The folder of one collector inside the run, held by a lock that ends with the process."""
+
+    path: Path
+    _held: int
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._all = run / "scratch"
+
+    def __enter__(self) -> Self:
+        """Make the folder, and remove those of collectors that were killed."""
+        with locked(self._run):
+            self._all.mkdir(exist_ok=True)
+            for folder in self._all.iterdir():
+                _remove_if_unused(folder)
+            self.path = Path(tempfile.mkdtemp(dir=self._all))
+            self._held = os.open(self.path, os.O_RDONLY)
+            fcntl.flock(self._held, fcntl.LOCK_EX)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        remove(self.path)
+        os.close(self._held)
+
+
+def _remove_if_unused(folder: Path) -> None:
+    try:
+        held = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return  # another process removes it right now
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove(folder)
+    except BlockingIOError:
+        return  # its collector is alive
+    finally:
+        os.close(held)

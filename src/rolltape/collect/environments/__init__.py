@@ -1,4 +1,4 @@
-"""Environments: what a task asks, what is answered to the model, and what an attempt is worth."""
+"""Environments: how a task is asked, how the model's replies are answered, and what an attempt is worth."""
 
 from rolltape.collect.environments.games import Game
 from rolltape.collect.environments.protocol import (

@@ -1,4 +1,4 @@
-"""A calculator for models: a tool to begin with."""
+"""`calculator`: an example of a tool."""
 
 import ast
 import operator
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-_LONGEST = 200  # characters
+_MAX_LENGTH = 200  # characters
 _SIGNS: dict[type, Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -18,8 +18,8 @@ _SIGNS: dict[type, Callable[[float, float], float]] = {
 
 def calculator(expression: Annotated[str, msgspec.Meta(description="For example 12 * 7")]) -> str:
     """Evaluate an arithmetic expression."""
-    if len(expression) > _LONGEST:
-        raise ValueError(f"the expression has more than {_LONGEST} characters")
+    if len(expression) > _MAX_LENGTH:
+        raise ValueError(f"the expression has more than {_MAX_LENGTH} characters")
     value = _value(ast.parse(expression.strip(), mode="eval").body)
     return str(int(value)) if value == int(value) else str(value)
 

@@ -1,4 +1,4 @@
-"""Checkers: whether what an agent left is right."""
+"""Checkers: whether an agent's answer, or a file that it left, is right."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -6,60 +6,60 @@ from typing import Any
 
 import msgspec
 
-from rolltape.collect.environments.left import left_by
-from rolltape.collect.environments.prompts import check_path
 from rolltape.collect.environments.protocol import Ended, Score
-from rolltape.collect.environments.scoring import Rewarded, score_from
-from rolltape.collect.functions import PREFIX, function_named
-from rolltape.collect.threads import called
+from rolltape.collect.environments.scoring import RewardFields, parse_score, read_submission
+from rolltape.collect.environments.task_fields import check_path
+from rolltape.collect.functions import PREFIX, call_function, function_named
 from rolltape.errors import TaskError
 
 _KINDS = ("exact", "number", "regex", "function")
-# A minus behind a digit or a bracket is an operator.
+# A minus after a digit or a bracket is an operator.
 _NUMBER = re.compile(
     r"(?:(?<![0-9)\]])[-−])?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 )
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One checker; exactly one of the first four says of which kind."""
+class AnswerCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One checker. Exactly one of the first four fields is given, and names its kind."""
 
-    exact: str | None = None  # the text, white space around it aside
+    exact: str | None = None  # the whole text, without white space around it
     number: float | None = None  # the last number in the text
     regex: str | None = None  # found anywhere in the text
     function: str | None = None  # "python:module:function", called with the task's entry and the Ended
     tolerance: float = 1e-6  # of a number: absolute
-    relative_tolerance: float = 0.0  # of a number: as a share of the wanted one
+    relative_tolerance: float = 0.0  # of a number: as a share of the right one
     ignore_case: bool = False
-    extract: str | None = None  # a regular expression: its last match (its first group, if it has one) is looked at
-    file: str | None = None  # of the working directory, instead of the last text
+    extract: str | None = None  # a regular expression: its last match, or the first group of that, is checked
+    file: str | None = None  # of the working directory, checked instead of the last text
 
     @property
     def kind(self) -> str:
         return next(kind for kind in _KINDS if getattr(self, kind) is not None)
 
 
-class Checked(Rewarded, frozen=True, kw_only=True):
+class CheckFields(RewardFields, frozen=True, kw_only=True):
     """Fields of a task with a reference answer or a checker."""
 
     answer: Any = None
-    check: str | Check | list[Check] | None = None
+    check: str | AnswerCheck | list[AnswerCheck] | None = None
 
 
-def checks_of(fields: Checked) -> tuple[Check, ...]:
+def parse_checks(fields: CheckFields) -> tuple[AnswerCheck, ...]:
     """A task's checkers; TaskError if it has none, or one that cannot work."""
     given = fields.check
-    checks = given if isinstance(given, list) else [given if isinstance(given, Check) else _by_answer(fields)]
+    checks = (
+        given if isinstance(given, list) else [given if isinstance(given, AnswerCheck) else _check_by_answer(fields)]
+    )
     if not checks:
         raise TaskError("its check is an empty list; give at least one checker")
     for check in checks:
-        _check_check(check)
+        _validate(check)
     return tuple(checks)
 
 
-async def checked(checks: Sequence[Check], entry: Mapping[str, Any], ended: Ended) -> Score:
-    """All must hold: the reward is the least of theirs."""
-    scores = [await _checked(check, entry, ended) for check in checks]
+async def run_checks(checks: Sequence[AnswerCheck], entry: Mapping[str, Any], ended: Ended) -> Score:
+    """Run all checkers. The reward is the least of theirs."""
+    scores = [await _run_check(check, entry, ended) for check in checks]
     if len(scores) == 1:
         return scores[0]
     rewards = [score.reward for score in scores if score.reward is not None]
@@ -72,16 +72,16 @@ async def checked(checks: Sequence[Check], entry: Mapping[str, Any], ended: Ende
 
 
 def last_number(text: str) -> float | None:
-    """The last number of a text, thousands separated by commas or not."""
+    """The last number of a text, with or without commas between thousands."""
     found = _NUMBER.findall(text)
     return float(found[-1].replace(",", "").replace("−", "-")) if found else None
 
 
-def _by_answer(fields: Checked) -> Check:
-    """How `answer` is checked: as `check` names it, or else by its type."""
+def _check_by_answer(fields: CheckFields) -> AnswerCheck:
+    """The checker for `answer`: the one that `check` names, or else by the type of the answer."""
     how, answer = fields.check, fields.answer
     if isinstance(how, str) and how.startswith(PREFIX):
-        return Check(function=how)
+        return AnswerCheck(function=how)
     if answer is None:
         wanted = "neither an answer nor a check" if how is None else f"the check {how!r} and no answer"
         raise TaskError(f'it has {wanted}; add "answer" (text or a number), or a "check" that says what is right')
@@ -93,13 +93,13 @@ def _by_answer(fields: Checked) -> Check:
         number = float(answer) if is_number else last_number(str(answer))
         if number is None:
             raise TaskError(f"its check is 'number', and there is none in its answer {answer!r}; correct one of them")
-        return Check(number=number)
+        return AnswerCheck(number=number)
     if how in ("exact", "regex"):
-        return Check(**{how: str(answer)})  # type: ignore[arg-type]
+        return AnswerCheck(**{how: str(answer)})  # type: ignore[arg-type]
     raise TaskError(f"its check is {how!r}; there are exact, number, regex, python:module:function, and objects")
 
 
-def _check_check(check: Check) -> None:
+def _validate(check: AnswerCheck) -> None:
     kinds = [kind for kind in _KINDS if getattr(check, kind) is not None]
     if len(kinds) != 1:
         has = " and ".join(kinds) or "none of them"
@@ -109,7 +109,7 @@ def _check_check(check: Check) -> None:
         try:
             re.compile(pattern or "")
         except re.error as error:
-            raise TaskError(f"its check.{name} {pattern!r} is no regular expression: {error}; correct it") from None
+            raise TaskError(f"its check.{name} {pattern!r} is not a regular expression: {error}; correct it") from None
     if check.tolerance < 0 or check.relative_tolerance < 0:
         raise TaskError("its check has a tolerance below 0; give 0 or more")
     if check.function is not None:
@@ -118,45 +118,45 @@ def _check_check(check: Check) -> None:
         check_path(check.file, "its check.file")
 
 
-async def _checked(check: Check, entry: Mapping[str, Any], ended: Ended) -> Score:
+async def _run_check(check: AnswerCheck, entry: Mapping[str, Any], ended: Ended) -> Score:
     if check.function is not None:
-        return score_from(await called(function_named(check.function), entry, ended), check.function)
-    left = left_by(ended, check.file)
-    text = left.text if left.missing is None else None
-    why = left.missing
+        return parse_score(await call_function(function_named(check.function), entry, ended), check.function)
+    submission = read_submission(ended, check.file)
+    text = submission.text if submission.missing is None else None
+    why = submission.missing
     if text is not None and check.extract is not None:
-        text = _extracted(check.extract, text)
+        text = _extract(check.extract, text)
         why = None if text is not None else f"nothing matches {check.extract!r}"
     right, seen = (False, None) if text is None else _CHECKERS[check.kind](check, text)
     data = {"check": check.kind, "wanted": getattr(check, check.kind), "seen": seen, "right": right, "why": why}
     return Score(reward=float(right), reward_data={name: value for name, value in data.items() if value is not None})
 
 
-def _extracted(pattern: str, text: str) -> str | None:
+def _extract(pattern: str, text: str) -> str | None:
     found = list(re.finditer(pattern, text))
     return None if not found else found[-1][1 if found[-1].re.groups else 0]
 
 
-def _exact(check: Check, text: str) -> tuple[bool, object]:
+def _check_exact(check: AnswerCheck, text: str) -> tuple[bool, object]:
     wanted, seen = (check.exact or "").strip(), text.strip()
     same = wanted.casefold() == seen.casefold() if check.ignore_case else wanted == seen
     return same, seen
 
 
-def _number(check: Check, text: str) -> tuple[bool, object]:
+def _check_number(check: AnswerCheck, text: str) -> tuple[bool, object]:
     seen, wanted = last_number(text), check.number or 0.0
     if seen is None:
         return False, None
     return abs(seen - wanted) <= max(check.tolerance, check.relative_tolerance * abs(wanted)), seen
 
 
-def _regex(check: Check, text: str) -> tuple[bool, object]:
+def _check_regex(check: AnswerCheck, text: str) -> tuple[bool, object]:
     found = re.search(check.regex or "", text, re.IGNORECASE if check.ignore_case else 0)
     return found is not None, None if found is None else found[0]
 
 
-_CHECKERS: dict[str, Callable[[Check, str], tuple[bool, object]]] = {
-    "exact": _exact,
-    "number": _number,
-    "regex": _regex,
+_CHECKERS: dict[str, Callable[[AnswerCheck, str], tuple[bool, object]]] = {
+    "exact": _check_exact,
+    "number": _check_number,
+    "regex": _check_regex,
 }

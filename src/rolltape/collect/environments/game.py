@@ -1,4 +1,4 @@
-"""Games: several seats, each with a session and a reward of its own, against each other or fixed opponents."""
+"""The environment `game`: several seats with a session and a reward each, against each other or fixed opponents."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from rolltape.collect.environments.fields import fields_of
 from rolltape.collect.environments.games import GAMES, Game, Opponent
-from rolltape.collect.environments.prompts import user
 from rolltape.collect.environments.protocol import Answer, Ended, Episode, Message, Opening, Score
+from rolltape.collect.environments.task_fields import parse_fields, user_message
 from rolltape.collect.functions import PREFIX, function_named
 from rolltape.collect.tasks import Task
 from rolltape.errors import TaskError
@@ -26,54 +25,54 @@ class GameFields(msgspec.Struct, frozen=True, kw_only=True):
     game: str = ""  # one of GAMES, or "python:module:Class"
     options: dict[str, Any] = {}  # the game's own
     opponents: dict[str, str] = {}  # by seat: "random", one that the game knows, or "python:module:function"
-    prompt: str | None = None  # instead of the game's rules; "{seat}" is the seat's name
+    prompt: str | None = None  # instead of the game's rules; "{seat}" is replaced by the seat's name
     system: str | None = None
-    illegal: Literal["tell", "end"] = "end"  # a move that cannot be made: lost at once, or told and tried again
-    illegal_at_most: Annotated[int, msgspec.Meta(ge=0)] = 3  # one more ends the match, where they are told
-    illegal_reward: float = 0.0  # each time it is told
+    illegal: Literal["tell", "end"] = "end"  # an illegal move loses at once, or the model is told and tries again
+    illegal_at_most: Annotated[int, msgspec.Meta(ge=0)] = 3  # one more ends the match, with "tell"
+    illegal_reward: float = 0.0  # of each illegal move, with "tell"
 
 
 class GameEnvironment:
-    """Plays a match; a seat's reward is what its end is worth to it."""
+    """Plays a match. A seat's reward is what the end of the match is worth to it."""
 
     name = "game"
 
     def check(self, task: Task) -> None:
-        fields = fields_of(task, GameFields)
-        game = _game(fields, task)
+        fields = parse_fields(task, GameFields)
+        game = _make_game(fields, task)
         strange = sorted(set(fields.opponents) - set(game.seats))
         if strange:
             raise TaskError(f"its opponents sit at {', '.join(strange)}; the seats are {', '.join(game.seats)}")
         if set(fields.opponents) == set(game.seats):
             raise TaskError("its opponents sit at every seat; leave one to the model")
         for name in fields.opponents.values():
-            _opponent(game, name)
+            _find_opponent(game, name)
 
     def begin(self, task: Task, seed: int) -> Episode:
-        fields = fields_of(task, GameFields)
-        return Play(fields, _game(fields, task), Random(seed))
+        fields = parse_fields(task, GameFields)
+        return GameEpisode(fields, _make_game(fields, task), Random(seed))
 
 
-class Play:
+class GameEpisode:
     """One match. Fixed opponents move as soon as it is their turn."""
 
     def __init__(self, fields: GameFields, game: Game, rng: Random) -> None:
         self._fields = fields
         self._game = game
         self._rng = rng
-        self._opponents = {seat: _opponent(game, name) for seat, name in fields.opponents.items()}
-        self._told: Counter[str] = Counter()  # illegal moves, by seat
+        self._opponents = {seat: _find_opponent(game, name) for seat, name in fields.opponents.items()}
+        self._illegal_moves: Counter[str] = Counter()  # by seat
         self._forfeited: str | None = None
         self.seats = tuple(seat for seat in game.seats if seat not in self._opponents)
         self._move_opponents()
 
     def opening(self, seat: str) -> Opening:
         rules = self._fields.prompt
-        told = [self._game.rules(seat) if rules is None else rules.replace("{seat}", seat)]
+        texts = [self._game.rules(seat) if rules is None else rules.replace("{seat}", seat)]
         if self._game.to_move() == seat:
-            told.append(self._game.view(seat))
+            texts.append(self._game.view(seat))
         system = [] if self._fields.system is None else [{"role": "system", "content": self._fields.system}]
-        return Opening(messages=[*system, user("\n".join(text for text in told if text))])
+        return Opening(messages=[*system, user_message("\n".join(text for text in texts if text))])
 
     def next_seat(self) -> str | None:
         return None if self._forfeited else self._game.to_move()
@@ -81,30 +80,30 @@ class Play:
     async def answer(self, seat: str, reply: Message) -> Answer:
         wrong = self._game.play(seat, content_text(reply.get("content")))
         if wrong is not None:
-            return self._illegal(seat, wrong)
+            return self._reject(seat, wrong)
         self._move_opponents()
         mover = self._game.to_move()
         view = "" if mover is None else self._game.view(mover)
-        return Answer(messages=[user(view)] if view else (), done=mover is None, env_state=self._game.state())
+        return Answer(messages=[user_message(view)] if view else (), done=mover is None, env_state=self._game.state())
 
     async def score(self, seat: str, ended: Ended) -> Score:
         data: dict[str, Any] = {"state": dict(self._game.state())}
         if self._forfeited is None and self._game.to_move() is None:
             return Score(reward=self._game.reward(seat), reward_data=data)
-        # Nobody wins a match that was broken off; who broke it off has lost it.
+        # Nobody wins a match that was broken off, and the seat that broke it off has lost it.
         broke_off = seat == self._forfeited or (self._forfeited is None and ended.stop_reason != StopReason.COMPLETED)
         data["broken_off"] = "illegal move" if self._forfeited else "limit"
         return Score(reward=self._game.forfeit(seat) if broke_off else 0.0, reward_data=data)
 
-    def _illegal(self, seat: str, wrong: str) -> Answer:
-        self._told[seat] += 1
+    def _reject(self, seat: str, wrong: str) -> Answer:
+        self._illegal_moves[seat] += 1
         data = {"illegal": wrong}
-        if self._fields.illegal == "end" or self._told[seat] > self._fields.illegal_at_most:
+        if self._fields.illegal == "end" or self._illegal_moves[seat] > self._fields.illegal_at_most:
             self._forfeited = seat
             reason = StopReason.PARSE_ERROR
             return Answer(done=True, stop_reason=reason, reward_data=data, env_state=self._game.state())
         return Answer(
-            messages=[user(wrong)],
+            messages=[user_message(wrong)],
             reward=self._fields.illegal_reward,
             reward_data=data,
             env_state=self._game.state(),
@@ -114,7 +113,7 @@ class Play:
         while (seat := self._game.to_move()) in self._opponents:
             wrong = self._game.play(str(seat), self._opponents[str(seat)](self._game, str(seat), self._rng))
             if wrong is not None:
-                raise TaskError(f"the opponent {self._fields.opponents[str(seat)]} made a move that is none: {wrong}")
+                raise TaskError(f"the opponent {self._fields.opponents[str(seat)]} made an illegal move: {wrong}")
 
 
 def random_move(game: Game, seat: str, rng: Random) -> str:
@@ -122,8 +121,8 @@ def random_move(game: Game, seat: str, rng: Random) -> str:
     return rng.choice(game.legal())
 
 
-def _game(fields: GameFields, task: Task) -> Game:
-    """A match as the task sets it up: chance is drawn from the task alone, so that all attempts begin alike."""
+def _make_game(fields: GameFields, task: Task) -> Game:
+    """A match as the task sets it up. Its chance comes from the task alone, so that all attempts begin alike."""
     if not fields.game:
         raise TaskError(f'it names no game; add "game": one of {", ".join(sorted(GAMES))}, or python:module:Class')
     if not fields.game.startswith(PREFIX) and fields.game not in GAMES:
@@ -132,11 +131,11 @@ def _game(fields: GameFields, task: Task) -> Game:
         )
     kind = GAMES.get(fields.game) or function_named(fields.game)
     if not (isinstance(kind, type) and issubclass(kind, Game)):
-        raise TaskError(f"{fields.game} is no game; derive a class from Game")
+        raise TaskError(f"{fields.game} is not a game; derive a class from Game")
     return kind(fields.options, Random(task.key))
 
 
-def _opponent(game: Game, name: str) -> Opponent:
+def _find_opponent(game: Game, name: str) -> Opponent:
     named: Mapping[str, Opponent] = {_RANDOM: random_move, **game.opponents}
     if name == _RANDOM and not game.legal():
         raise TaskError("its opponent is 'random', and this game does not list its legal moves; name another")

@@ -1,51 +1,66 @@
-"""Several turns: tools that are Python functions, or a Python function that plays the other side."""
+"""The environment `message`: several turns, with tools that are Python functions, or a function for the other side."""
 
+from collections import Counter
 from collections.abc import Generator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from rolltape.collect.environments.checks import checked, checks_of
-from rolltape.collect.environments.fields import entry_of, fields_of
-from rolltape.collect.environments.handling import Handled, Mishaps
-from rolltape.collect.environments.prompts import check_prompt, opening_of, user
+from rolltape.collect.environments.checks import CheckFields, parse_checks, run_checks
 from rolltape.collect.environments.protocol import AGENT, Answer, Ended, Episode, Message, Opening, Score, Tool
-from rolltape.collect.environments.scoring import score_of_unfinished
-from rolltape.collect.environments.script import Script
-from rolltape.collect.environments.tools import Described, ToolAnswer, ToolSpec, described
-from rolltape.collect.functions import function_named
+from rolltape.collect.environments.scoring import parse_score, score_unfinished
+from rolltape.collect.environments.task_fields import (
+    build_opening,
+    check_prompt,
+    copy_entry,
+    parse_fields,
+    user_message,
+)
+from rolltape.collect.environments.tools import FunctionTool, ToolAnswer, ToolSpec, describe_tool
+from rolltape.collect.functions import call_function, function_named
 from rolltape.collect.tasks import Task
-from rolltape.collect.threads import called
 from rolltape.errors import RecordError, TaskError
 from rolltape.records.jsonable import as_float
 from rolltape.records.messages import content_text
 from rolltape.records.rollout import StopReason
 from rolltape.records.turn import TurnFlag
 
-# By the flag of a reply that has a call which is delivered as text: what the model is told.
-_TOLD = {
+# What the model is told, by the flag of a reply whose call was delivered as text.
+_CORRECTIONS = {
     TurnFlag.MALFORMED_CALL: "Your tool call could not be read. Write one complete call with its arguments as JSON.",
     TurnFlag.DENIED_TOOL: "That tool may not be called.",
 }
 
+Then = Literal["tell", "end"]
 
-class MessageFields(Handled, frozen=True, kw_only=True):
+
+class ErrorHandling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`tell` the model what was wrong and go on, or `end` the attempt."""
+
+    then: Then = "tell"
+    reward: float = 0.0  # each time
+    at_most: Annotated[int, msgspec.Meta(ge=0)] | None = None  # one more ends the attempt; None: no limit
+
+
+class MessageFields(CheckFields, frozen=True, kw_only=True):
     """Fields of a task of this kind."""
 
     tools: list[str | ToolSpec] = []
     episode: str | None = None  # "python:module:function"
     max_tool_calls: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    malformed: Then | ErrorHandling = "tell"  # calls that cannot be read, or do not fit their tool
+    tool_error: Then | ErrorHandling = "tell"  # errors that a tool's function raises
 
 
 class MessageEnvironment:
-    """Goes on until the model answers without a call, or the episode function is through."""
+    """Goes on until the model answers without a call, or the episode function returns."""
 
     name = "message"
 
     def check(self, task: Task) -> None:
-        fields = fields_of(task, MessageFields)
+        fields = parse_fields(task, MessageFields)
         check_prompt(fields, needed=fields.episode is None)
-        names = [described(tool).name for tool in fields.tools]
+        names = [describe_tool(tool).name for tool in fields.tools]
         repeated = {name for name in names if names.count(name) > 1}
         if repeated:
             raise TaskError(f"its tools {', '.join(sorted(repeated))} stand there twice; give each its own name")
@@ -54,17 +69,17 @@ class MessageEnvironment:
             if fields.answer is not None or fields.check is not None:
                 raise TaskError("it has an episode function, which rewards, and an answer or check; keep one of them")
         elif fields.answer is not None or fields.check is not None:
-            checks_of(fields)
+            parse_checks(fields)
         elif not fields.tools:
             raise TaskError('it has neither tools nor an answer to check nor an episode; add "tools" or "episode"')
 
     def begin(self, task: Task, seed: int) -> Episode:
-        fields = fields_of(task, MessageFields)
+        fields = parse_fields(task, MessageFields)
         if fields.episode is None:
-            return Conversation(task, fields, None)
-        made: Any = function_named(fields.episode)(entry_of(task), seed)
+            return MessageEpisode(task, fields, None)
+        made: Any = function_named(fields.episode)(copy_entry(task), seed)
         if isinstance(made, Generator):
-            return Conversation(task, fields, Script(made, fields.episode))
+            return MessageEpisode(task, fields, EpisodeScript(made, fields.episode))
         if not hasattr(made, "next_seat"):
             kind = type(made).__name__
             raise TaskError(f"{fields.episode} returned something of type {kind}; let it yield, or return an Episode")
@@ -72,23 +87,83 @@ class MessageEnvironment:
         return episode
 
 
-class Conversation:
+class EpisodeScript:
+    """The other side of a conversation as a generator: it yields messages, gets replies, and returns the reward.
+
+    It may yield text, messages, an Answer, or None.
+    """
+
+    def __init__(self, generator: Generator[Any, str, Any], name: str) -> None:
+        self._generator = generator
+        self._name = name
+        self.score = Score(reward=None)
+        try:
+            self.first = list(_parse_answer(next(generator)).messages)
+        except StopIteration:
+            raise TaskError(f"{name} ended before the first reply; let it yield before it returns") from None
+
+    async def answer(self, text: str) -> Answer:
+        """Its answer to a reply; done if it has returned."""
+        goes_on, given = await call_function(self._send, text)
+        if goes_on:
+            answer = _parse_answer(given)
+            if answer.done:
+                self.score = Score(reward=0.0)  # its steps were rewarded
+                self.close()
+            return answer
+        self.score = Score(reward=None) if given is None else parse_score(given, self._name)
+        return Answer(done=True)
+
+    def close(self) -> None:
+        """End the generator, since the attempt has ended."""
+        self._generator.close()
+
+    def _send(self, text: str) -> tuple[bool, Any]:
+        # StopIteration cannot travel out of a thread's future.
+        try:
+            return True, self._generator.send(text)
+        except StopIteration as end:
+            return False, end.value
+
+
+class _ErrorCounts:
+    """Counts an attempt's errors by kind, and finds the one that ends it."""
+
+    def __init__(self, fields: MessageFields) -> None:
+        given: dict[str, Then | ErrorHandling] = {"malformed": fields.malformed, "tool_error": fields.tool_error}
+        self._handling = {
+            kind: one if isinstance(one, ErrorHandling) else ErrorHandling(then=one) for kind, one in given.items()
+        }
+        self.counts: Counter[str] = Counter()
+        self.ended_by: str | None = None  # the kind that ended the attempt
+
+    def add(self, kind: str) -> ErrorHandling:
+        """Count an error. `ended_by` then says whether it was the last."""
+        handling = self._handling[kind]
+        self.counts[kind] += 1
+        is_over_limit = handling.at_most is not None and self.counts[kind] > handling.at_most
+        if handling.then == "end" or is_over_limit:
+            self.ended_by = kind
+        return handling
+
+
+class MessageEpisode:
     """One attempt: the model, its tools, and perhaps a script for the other side."""
 
     seats = (AGENT,)
 
-    def __init__(self, task: Task, fields: MessageFields, script: Script | None) -> None:
+    def __init__(self, task: Task, fields: MessageFields, script: EpisodeScript | None) -> None:
         self._task = task
         self._fields = fields
         self._script = script
-        self._tools = [described(tool) for tool in fields.tools]
-        self._mishaps = Mishaps(fields)
+        self._tools = [describe_tool(tool) for tool in fields.tools]
+        self._errors = _ErrorCounts(fields)
         self._tool_reward = 0.0
-        self._fault: RecordError | None = None  # what is wrong with a tool, whoever calls it
+        self._fault: RecordError | None = None  # of a tool itself, whatever its arguments
         self._over = False
 
     def opening(self, seat: str) -> Opening:
-        opening = opening_of(self._fields, [self._tool(tool) for tool in self._tools], self._fields.max_tool_calls)
+        opening = build_opening(self._fields, [self._tool(tool) for tool in self._tools], self._fields.max_tool_calls)
         if self._script is not None:
             opening.messages.extend(self._script.first)
         return opening
@@ -98,9 +173,9 @@ class Conversation:
 
     async def answer(self, seat: str, reply: Message) -> Answer:
         text = content_text(reply.get("content"))
-        unreadable = [flag for flag in reply.get("flags", ()) if flag in _TOLD]
+        unreadable = [flag for flag in reply.get("flags", ()) if flag in _CORRECTIONS]
         if unreadable:
-            return self._unreadable(_TOLD[unreadable[0]], text)
+            return self._correct(_CORRECTIONS[unreadable[0]], text)
         answer = Answer(done=True) if self._script is None else await self._script.answer(text)
         self._over = answer.done
         return answer
@@ -108,13 +183,13 @@ class Conversation:
     async def score(self, seat: str, ended: Ended) -> Score:
         if self._fault is not None:
             raise self._fault
-        for name in _called(ended.messages[len(self.opening(seat).messages) :]):
+        for name in _called_tools(ended.messages[len(self.opening(seat).messages) :]):
             if all(name != tool.name for tool in self._tools):
-                self._mishap("malformed", name)  # the agent has told the model that there is no such tool
+                self._add_error("malformed", name)  # the agent has told the model that there is no such tool
         score = await self._score(ended)
         data = dict(score.reward_data or {})
-        if self._mishaps.counts:
-            data["mishaps"] = dict(self._mishaps.counts)
+        if self._errors.counts:
+            data["mishaps"] = dict(self._errors.counts)
         if not self._tool_reward:
             return msgspec.structs.replace(score, reward_data=data or None)
         terms = {**score.terms, "tools": self._tool_reward}
@@ -122,8 +197,8 @@ class Conversation:
         return msgspec.structs.replace(score, reward=reward, terms=terms, reward_data=data or None)
 
     async def _score(self, ended: Ended) -> Score:
-        by_policy = self._mishaps.ended_by is not None
-        unfinished = score_of_unfinished(self._fields, StopReason.PARSE_ERROR if by_policy else ended.stop_reason)
+        ended_by_error = self._errors.ended_by is not None
+        unfinished = score_unfinished(self._fields, StopReason.PARSE_ERROR if ended_by_error else ended.stop_reason)
         if unfinished is not None:
             if self._script is not None:
                 self._script.close()
@@ -132,44 +207,44 @@ class Conversation:
             return self._script.score
         if self._fields.answer is None and self._fields.check is None:
             return Score(reward=0.0)  # the tools reward
-        return await checked(checks_of(self._fields), entry_of(self._task), ended)
+        return await run_checks(parse_checks(self._fields), copy_entry(self._task), ended)
 
-    def _unreadable(self, told: str, text: str) -> Answer:
-        handling = self._mishaps.count("malformed")
-        self._over = self._mishaps.ended_by is not None
+    def _correct(self, correction: str, text: str) -> Answer:
+        handling = self._errors.add("malformed")
+        self._over = self._errors.ended_by is not None
         return Answer(
-            messages=() if self._over else [user(told)],
+            messages=() if self._over else [user_message(correction)],
             done=self._over,
             reward=handling.reward,
             stop_reason=StopReason.PARSE_ERROR,
             reward_data={"malformed": text},
         )
 
-    def _tool(self, tool: Described) -> Tool:
+    def _tool(self, tool: FunctionTool) -> Tool:
         async def function(**arguments: Any) -> str:
             try:
-                fitting = tool.fitted(arguments)
+                converted = tool.convert_arguments(arguments)
             except msgspec.ValidationError as error:
-                return self._mishap("malformed", f"{tool.name}: {error}")
+                return self._add_error("malformed", f"{tool.name}: {error}")
             try:
-                result = await called(tool.function, **fitting)
+                result = await call_function(tool.function, **converted)
             except Exception as error:  # noqa: BLE001 - its arguments are the model's: whatever it raises is an outcome
-                return self._mishap("tool_error", str(error) or type(error).__name__)
+                return self._add_error("tool_error", str(error) or type(error).__name__)
             try:
-                return self._heard(tool.name, result)
+                return self._take_result(tool.name, result)
             except RecordError as error:
-                # Nothing of the model's doing: the attempt is broken, and ends here.
+                # It is not the model's doing: the attempt is broken, and ends here.
                 self._fault, self._over = error, True
                 return f"error: {error}"
 
         return Tool(tool.name, tool.description, tool.parameters, function)
 
-    def _mishap(self, kind: str, told: str) -> str:
-        self._tool_reward += self._mishaps.count(kind).reward
-        self._over = self._over or self._mishaps.ended_by is not None
-        return f"error: {told}"
+    def _add_error(self, kind: str, message: str) -> str:
+        self._tool_reward += self._errors.add(kind).reward
+        self._over = self._over or self._errors.ended_by is not None
+        return f"error: {message}"
 
-    def _heard(self, name: str, result: Any) -> str:
+    def _take_result(self, name: str, result: Any) -> str:
         if isinstance(result, ToolAnswer):
             self._tool_reward += as_float(result.reward, f"the tool {name}: the reward")
             self._over = self._over or result.done
@@ -180,6 +255,14 @@ class Conversation:
             raise RecordError(f"the tool {name} returned what cannot be JSON: {error}; return text") from None
 
 
-def _called(messages: Sequence[Message]) -> list[str]:
+def _called_tools(messages: Sequence[Message]) -> list[str]:
     calls = (call for message in messages for call in message.get("tool_calls") or ())
     return [call["function"]["name"] for call in calls]
+
+
+def _parse_answer(given: Any) -> Answer:
+    if isinstance(given, Answer):
+        return given
+    if given is None:
+        return Answer()
+    return Answer(messages=[user_message(given)] if isinstance(given, str) else list(given))

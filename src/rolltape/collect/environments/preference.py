@@ -1,27 +1,43 @@
-"""Rewarded by comparison: when all attempts of a group have ended, a judge or a function says which are better."""
+"""The environment `preference`: once all attempts of a group have ended, a judge or a function compares them."""
 
-from collections.abc import Mapping
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import combinations
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from rolltape.collect.environments.comparing import Comparison, by_function, by_judge
-from rolltape.collect.environments.fields import entry_of, fields_of
-from rolltape.collect.environments.judge import Judge, judge_of
-from rolltape.collect.environments.left import left_by
-from rolltape.collect.environments.prompts import check_path, check_prompt
+from rolltape.collect.environments.judge import (
+    Ask,
+    Judge,
+    Unreadable,
+    ask_judge,
+    build_question,
+    connect_judge,
+    find_object,
+    mark_text,
+    render_request,
+    resolve_judge,
+)
 from rolltape.collect.environments.protocol import Ended, Episode, Score
-from rolltape.collect.environments.scoring import Rewarded, score_of_unfinished
-from rolltape.collect.environments.shown import asked
+from rolltape.collect.environments.scoring import RewardFields, read_submission, score_unfinished
 from rolltape.collect.environments.single import SingleReply
-from rolltape.collect.functions import function_named
+from rolltape.collect.environments.task_fields import check_path, check_prompt, copy_entry, parse_fields
+from rolltape.collect.functions import call_function, function_named
 from rolltape.collect.tasks import Task
-from rolltape.errors import TaskError
+from rolltape.errors import RecordError, TaskError
+from rolltape.records.jsonable import as_float, shown
+
+_MAX_QUESTIONS = 8  # at once, to one judge about one group
+_POINTS = {"A": 1.0, "B": 0.0, "tie": 0.5}
+_SAME = "the same text"
+_INSTRUCTIONS = "You compare replies to a request."
 
 
-class PreferenceFields(Rewarded, frozen=True, kw_only=True):
+class PreferenceFields(RewardFields, frozen=True, kw_only=True):
     """Fields of a task of this kind."""
 
     compare: Literal["pairwise", "listwise"] = "pairwise"
@@ -32,80 +48,210 @@ class PreferenceFields(Rewarded, frozen=True, kw_only=True):
     file: str | None = None  # compare this file of the working directory instead of the last text
 
 
-class Preference:
+class PairResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Two attempts compared."""
+
+    pair: tuple[str, str]  # rollout ids, in the order in which they were shown
+    first: float | None  # the first one's points: 1 better, 0.5 as good, 0 worse; None: not decided
+    reason: str = ""
+    judge: dict[str, Any] | None = None
+    ungraded: str | None = None
+
+    def points(self, rollout: str) -> float | None:
+        """The points of one of the two."""
+        return self.first if self.first is None or rollout == self.pair[0] else 1 - self.first
+
+    def to_data(self, rollout: str) -> dict[str, Any]:
+        """The comparison for the record of one of the two."""
+        against = self.pair[1] if rollout == self.pair[0] else self.pair[0]
+        data = {"against": against, "points": self.points(rollout), "reason": self.reason, "judge": self.judge}
+        return {name: value for name, value in data.items() if value not in (None, "")}
+
+
+class GroupResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A group compared."""
+
+    pairs: Sequence[PairResult]
+    data: Mapping[str, Any] = {}  # for the record of every attempt: the ranking
+
+
+class PreferenceEnvironment:
     """Asks once, and compares. The reward is the share of the others that an attempt beats, a tie counting half."""
 
     name = "preference"
 
     def __init__(self, judge: Judge | None = None) -> None:
-        """`judge` says what tasks leave open of theirs."""
+        """`judge` fills in what a task's own judge leaves open."""
         self._judge = judge
 
     def check(self, task: Task) -> None:
-        fields = fields_of(task, PreferenceFields)
+        fields = parse_fields(task, PreferenceFields)
         check_prompt(fields)
         if fields.file is not None:
             check_path(fields.file, "its file")
         if fields.function is None:
-            judge_of(fields.judge, self._judge)
+            resolve_judge(fields.judge, self._judge)
         elif fields.judge is not None:
             raise TaskError("it has both a judge and a function to compare with; keep one of them")
         else:
             function_named(fields.function)
 
     def begin(self, task: Task, seed: int) -> Episode:
-        fields = fields_of(task, PreferenceFields)
-        return SingleReply(fields, partial(_to_be_compared, fields))
+        fields = parse_fields(task, PreferenceFields)
+        return SingleReply(fields, partial(_defer_score, fields))
 
     async def compare(self, task: Task, attempts: Mapping[str, Ended], seed: int) -> Mapping[str, Score]:
-        fields = fields_of(task, PreferenceFields)
-        settled = {rollout: score_of_unfinished(fields, ended.stop_reason) for rollout, ended in attempts.items()}
+        fields = parse_fields(task, PreferenceFields)
+        unfinished = {rollout: score_unfinished(fields, ended.stop_reason) for rollout, ended in attempts.items()}
         # The mapping's order is that of completion, and must not decide anything.
-        compared = sorted(rollout for rollout, score in settled.items() if score is None)
-        left = {rollout: attempts[rollout] for rollout in compared}
-        comparison = await _comparison(fields, self._judge, task, left, Random(seed))
-        beaten = len(attempts) - len(compared)
-        return {rollout: score or _score(rollout, comparison, beaten) for rollout, score in settled.items()}
+        finished = sorted(rollout for rollout, score in unfinished.items() if score is None)
+        compared = {rollout: attempts[rollout] for rollout in finished}
+        result = await _compare(fields, self._judge, task, compared, Random(seed))
+        beaten = len(attempts) - len(finished)
+        return {rollout: score or _score(rollout, result, beaten) for rollout, score in unfinished.items()}
 
 
-async def _to_be_compared(fields: PreferenceFields, ended: Ended) -> Score:
+async def _defer_score(fields: PreferenceFields, ended: Ended) -> Score:
     if fields.file is None and ended.messages:
         return Score(reward=None)  # the last reply, which is on the tape
-    return Score(reward=None, compared=_left(fields, ended))
+    return Score(reward=None, compared=_read_text(fields, ended))
 
 
-def _left(fields: PreferenceFields, ended: Ended) -> str:
-    left = left_by(ended, fields.file)
-    return left.missing or left.text
+def _read_text(fields: PreferenceFields, ended: Ended) -> str:
+    submission = read_submission(ended, fields.file)
+    return submission.missing or submission.text
 
 
-async def _comparison(
+async def _compare(
     fields: PreferenceFields, judge: Judge | None, task: Task, attempts: Mapping[str, Ended], rng: Random
-) -> Comparison:
+) -> GroupResult:
     if len(attempts) < 2:
-        return Comparison(matches=[])
+        return GroupResult(pairs=[])
     listwise = fields.compare == "listwise"
-    # Without a folder what it left was looked at when it ended, and is its text.
+    # An attempt without a folder was read when it ended, and has that as its text.
     texts = {
-        rollout: ended.text if ended.folder is None else _left(fields, ended) for rollout, ended in attempts.items()
+        rollout: ended.text if ended.folder is None else _read_text(fields, ended)
+        for rollout, ended in attempts.items()
     }
     if fields.function is not None:
         given = {rollout: msgspec.structs.replace(attempts[rollout], text=text) for rollout, text in texts.items()}
-        return await by_function(fields.function, entry_of(task), given, listwise=listwise)
-    rounds = 2 if fields.both_orders else 1
-    return await by_judge(
-        judge_of(fields.judge, judge), asked(fields), fields.better, texts, rng, listwise=listwise, rounds=rounds
+        return await _by_function(fields.function, copy_entry(task), given, listwise=listwise)
+    judge = resolve_judge(fields.judge, judge)
+    request = render_request(fields)
+    async with connect_judge(judge) as ask:
+        if listwise:
+            # A judge may favor positions, so the order in which it sees texts is drawn.
+            distinct = sorted(set(texts.values()))
+            return await _rank(judge, ask, request, fields.better, texts, rng.sample(distinct, len(distinct)))
+        drawn = [pair if rng.random() < 0.5 else pair[::-1] for pair in combinations(texts, 2)]
+        shown_pairs = drawn if not fields.both_orders else [each for pair in drawn for each in (pair, pair[::-1])]
+        slots = asyncio.Semaphore(_MAX_QUESTIONS)
+
+        async def compare_pair(one: str, other: str) -> PairResult:
+            if texts[one] == texts[other]:
+                return PairResult(pair=(one, other), first=0.5, reason=_SAME)
+            async with slots:
+                return await _judge_pair(judge, ask, request, fields.better, (one, other), (texts[one], texts[other]))
+
+        return GroupResult(pairs=await asyncio.gather(*(compare_pair(*pair) for pair in shown_pairs)))
+
+
+async def _by_function(
+    name: str, entry: Mapping[str, Any], attempts: Mapping[str, Ended], *, listwise: bool
+) -> GroupResult:
+    """Pairwise, the function returns a number above 0 if the first is better; listwise, a number for each attempt."""
+    function = function_named(name)
+    pairs = list(combinations(attempts, 2))
+    if not listwise:
+        results = [await call_function(function, entry, attempts[one], attempts[other]) for one, other in pairs]
+        leads = [as_float(result, f"{name}: the comparison") for result in results]
+    else:
+        given = list(await call_function(function, entry, list(attempts.values())))
+        if len(given) != len(attempts):
+            raise RecordError(f"{name} returned {len(given)} numbers for {len(attempts)} attempts; return one for each")
+        numbers = {rollout: as_float(one, name) for rollout, one in zip(attempts, given, strict=True)}
+        leads = [numbers[one] - numbers[other] for one, other in pairs]
+    if any(math.isnan(lead) for lead in leads):
+        raise RecordError(f"{name} compared by NaN, which is neither more nor less; return other numbers")
+    return GroupResult(
+        pairs=[PairResult(pair=pair, first=_points(lead)) for pair, lead in zip(pairs, leads, strict=True)]
     )
 
 
-def _score(rollout: str, comparison: Comparison, beaten: int) -> Score:
-    """The share of points won; each attempt that ran into a limit is beaten by every one that did not."""
-    matches = [match for match in comparison.matches if rollout in match.pair]
-    points = [points for match in matches if (points := match.points_of(rollout)) is not None]
-    data = {"comparisons": [match.to_data(rollout) for match in matches], **comparison.data}
+async def _judge_pair(
+    judge: Judge, ask: Ask, request: str, better: str, pair: tuple[str, str], texts: tuple[str, str]
+) -> PairResult:
+    form = (
+        f"Which is {better}, A or B? Give a short reason. Answer with a JSON object in this form and nothing else:\n"
+        '{"reason": "...", "better": "A"}, or "B", or "tie"'
+    )
+    replies = [f"Reply {letter}:\n{mark_text('reply', text)}" for letter, text in zip("AB", texts, strict=True)]
+    verdict = await ask_judge(judge, ask, build_question(_INSTRUCTIONS, [request, *replies, form]), _parse_better)
+    if verdict.value is None:
+        return PairResult(pair=pair, first=None, judge=verdict.to_data(), ungraded=verdict.ungraded)
+    first, reason = verdict.value
+    return PairResult(pair=pair, first=first, reason=reason, judge=verdict.to_data())
+
+
+async def _rank(
+    judge: Judge, ask: Ask, request: str, better: str, texts: Mapping[str, str], order: Sequence[str]
+) -> GroupResult:
+    """Have a judge rank the distinct texts, which it sees in `order`. Equal texts are a tie."""
+    pairs = list(combinations(texts, 2))
+    if len(order) == 1:
+        return GroupResult(pairs=[PairResult(pair=pair, first=0.5, reason=_SAME) for pair in pairs])
+    form = (
+        f"Rank the replies, first {better}. Give a short reason. Answer with a JSON object in this form and nothing "
+        f'else, the best first:\n{{"reason": "...", "ranking": {list(range(1, len(order) + 1))}}}'
+    )
+    replies = [f"Reply {number}:\n{mark_text('reply', text)}" for number, text in enumerate(order, 1)]
+    messages = build_question(_INSTRUCTIONS, [request, *replies, form])
+    verdict = await ask_judge(judge, ask, messages, partial(_parse_ranking, len(order)))
+    data: dict[str, Any] = {"judge": verdict.to_data()}
+    if verdict.value is None:
+        undecided = [PairResult(pair=pair, first=None, ungraded=verdict.ungraded) for pair in pairs]
+        return GroupResult(pairs=undecided, data=data)
+    ranking, reason = verdict.value
+    rank_by_text = {order[number - 1]: rank for rank, number in enumerate(ranking)}
+    ranks = {rollout: rank_by_text[text] for rollout, text in texts.items()}
+    return GroupResult(
+        pairs=[PairResult(pair=(one, other), first=_points(ranks[other] - ranks[one])) for one, other in pairs],
+        data=data | {"ranking": sorted(ranks, key=lambda rollout: ranks[rollout]), "reason": reason},
+    )
+
+
+def _points(lead: float) -> float:
+    return 0.5 if lead == 0 else float(lead > 0)
+
+
+def _parse_better(answer: str) -> tuple[float, str] | Unreadable:
+    given = find_object(answer)
+    if isinstance(given, Unreadable):
+        return given
+    better = given.get("better")
+    if not isinstance(better, str) or better not in _POINTS:
+        return Unreadable(f'"better" is {shown(better)}, and not "A", "B" or "tie"')
+    return _POINTS[better], str(given.get("reason", ""))
+
+
+def _parse_ranking(count: int, answer: str) -> tuple[Sequence[int], str] | Unreadable:
+    given = find_object(answer)
+    if isinstance(given, Unreadable):
+        return given
+    ranking = given.get("ranking")
+    if not isinstance(ranking, list) or sorted(map(str, ranking)) != sorted(map(str, range(1, count + 1))):
+        return Unreadable(f'"ranking" is {shown(ranking)}, and not each number from 1 to {count} once')
+    return [int(number) for number in ranking], str(given.get("reason", ""))
+
+
+def _score(rollout: str, result: GroupResult, beaten: int) -> Score:
+    """The share of points won. Each attempt that ran into a limit is beaten by every one that did not."""
+    own = [one for one in result.pairs if rollout in one.pair]
+    points = [points for one in own if (points := one.points(rollout)) is not None]
+    data = {"comparisons": [one.to_data(rollout) for one in own], **result.data}
     if beaten:
         data["unfinished_others"] = beaten
     if points or beaten:
         return Score(reward=(sum(points) + beaten) / (len(points) + beaten), reward_data=data)
-    why = matches[0].ungraded if matches else "its group has no other attempt to compare it with"
+    why = own[0].ungraded if own else "its group has no other attempt to compare it with"
     return Score(reward=None, ungraded=why, reward_data=data)

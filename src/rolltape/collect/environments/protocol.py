@@ -1,4 +1,4 @@
-"""What an environment is: it says what a task asks, answers what the model says, and scores what came of it."""
+"""What an environment is: it opens a task, answers the model's replies, and scores the attempt."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,13 +22,13 @@ class Tool(msgspec.Struct, frozen=True):
     function: Callable[..., str | Awaitable[str]]
 
     def to_chat(self) -> dict[str, Any]:
-        """As a request offers it."""
+        """The tool as a chat request offers it."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """What a seat is told first."""
+    """What a seat is given first."""
 
     messages: list[Message]
     tools: Sequence[Tool] = ()
@@ -37,11 +37,11 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the environment says to a reply, and what the reply was worth by itself."""
+    """The environment's answer to a reply, and what the reply by itself is worth."""
 
-    messages: Sequence[Message] = ()  # to the seat that is asked next: the same one, or in a game another
+    messages: Sequence[Message] = ()  # to the seat that is asked next: the same one, or another one in a game
     done: bool = False  # the episode has ended
-    reward: float | None = 0.0  # of this step alone; the total is their sum and the score. None: steps have none
+    reward: float | None = 0.0  # of this step; the total is the sum of steps and score. None: steps have no reward
     stop_reason: StopReason = StopReason.COMPLETED  # if done
     reward_data: Mapping[str, Any] | None = None
     env_state: Mapping[str, Any] | None = None
@@ -52,69 +52,106 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """How an agent ended, for the score."""
 
     stop_reason: StopReason
-    messages: Sequence[Message] = ()  # of the chat agent: the whole conversation
+    messages: Sequence[Message] = ()  # the whole conversation of the chat agent
     text: str = ""  # the last reply's text, or what a program printed
     folder: Path | None = None  # the working directory that a program left
     exit_code: int | None = None
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """What an attempt came to."""
+    """What an attempt is worth."""
 
-    reward: float | None  # on top of the steps' own; None: not rewarded (yet)
+    reward: float | None  # on top of the steps' rewards; None: it has no reward, or not yet
     terms: Mapping[str, float] = {}
     reward_data: Mapping[str, Any] | None = None
-    ungraded: str | None = None  # why there is no reward though there should be
-    compared: str | None = None  # what a comparison looks at later, where that is not the last reply
+    ungraded: str | None = None  # why there is no reward although there should be one
+    compared: str | None = None  # what a later comparison looks at, if that is not the last reply
 
     def to_data(self) -> dict[str, Any]:
-        """What goes with the reward, or with there being none, for the record."""
+        """`reward_data` and `ungraded` as one object, for the record."""
         why = {} if self.ungraded is None else {"ungraded": self.ungraded}
         return {**(self.reward_data or {}), **why}
 
 
 class Episode(Protocol):
-    """One attempt at one task. Whatever changes lives here."""
+    """One attempt at one task. All state of the attempt is in here."""
 
     @property
     def seats(self) -> tuple[str, ...]:
-        """AGENT alone, or several, each with a session and a reward of its own."""
+        """The names of its seats: `AGENT` alone, or several. Each has a session and a reward of its own."""
 
     def opening(self, seat: str) -> Opening:
-        """What that seat is told. Asked of every seat once, before the first reply."""
+        """What a seat is given first. It is called once for every seat, before the first reply."""
 
     def next_seat(self) -> str | None:
-        """Whose reply is asked for next; None: nobody's, it is over. A tool ends an episode by making it so."""
+        """The seat whose reply is asked for next; None if the episode is over. A tool may end it that way."""
 
     async def answer(self, seat: str, reply: Message) -> Answer:
-        """To a reply without tool calls. Tools are called by the collector.
+        """Answer a reply without tool calls. The collector calls tools.
 
-        The reply is a copy. A call that could not be read comes as the text that it is, and the reply then has
-        `"flags": ["malformed_call"]`; so does one of a tool that is not allowed, with "denied_tool".
+        The reply is a copy. A call that could not be read is in its text, with `"flags": ["malformed_call"]`; a call
+        of a tool that is not allowed likewise, with "denied_tool".
         """
 
     async def score(self, seat: str, ended: Ended) -> Score:
-        """What the attempt came to for that seat, on top of the answers' rewards."""
+        """What the attempt is worth to a seat, on top of the rewards of its answers."""
 
 
 class Environment(Protocol):
-    """A kind of task."""
+    """A kind of task: how it is asked, answered and scored.
+
+    Any class with `name`, `check` and `begin` is one. Tasks or `--environment` name it as "python:module:Class". This
+    one asks a question, and rewards a reply that contains the answer:
+
+        class Contains:
+            name = "contains"
+
+            def check(self, task):
+                if "answer" not in task.data:
+                    raise TaskError('it has no answer; add "answer"')
+
+            def begin(self, task, seed):
+                return Asking(task.data)
+
+
+        class Asking:
+            seats = (AGENT,)
+            over = False
+
+            def __init__(self, data):
+                self.data = data
+
+            def opening(self, seat):
+                return Opening(messages=[{"role": "user", "content": self.data["prompt"]}])
+
+            def next_seat(self):
+                return None if self.over else AGENT
+
+            async def answer(self, seat, reply):
+                self.over = True
+                return Answer(done=True)
+
+            async def score(self, seat, ended):
+                return Score(reward=float(self.data["answer"] in ended.text))
+
+    `AGENT`, `Answer`, `Opening` and `Score` are in `rolltape.collect.environments`. docs/environments.md has more.
+    """
 
     name: str
 
     def check(self, task: Task) -> None:
-        """Raise TaskError for a task that lacks what this environment needs, before anything runs."""
+        """Raise a TaskError for a task that lacks what this environment needs. It is called before anything runs."""
 
     def begin(self, task: Task, seed: int) -> Episode:
-        """A fresh attempt; the same seed gives the same episode."""
+        """Begin an attempt. The same seed must give the same episode."""
 
 
 @runtime_checkable
 class GroupEnvironment(Environment, Protocol):
-    """One that rewards only when all attempts of a group have ended, by comparing them."""
+    """An environment that rewards by comparing all attempts of a group, once they have ended."""
 
     async def compare(self, task: Task, attempts: Mapping[str, Ended], seed: int) -> Mapping[str, Score]:
-        """Scores by rollout id, of those given by rollout id.
+        """Scores by rollout id, for attempts by rollout id.
 
-        Working directories are gone by then: the `text` of an attempt is what its score gave as `compared`, if it did.
+        Working directories are gone by then. The `text` of an attempt is what its score had as `compared`, if it had.
         """

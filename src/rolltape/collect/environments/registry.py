@@ -1,28 +1,34 @@
-"""Environments by name."""
+"""Environments by their names."""
 
-from rolltape.collect.environments.distill import Distill
 from rolltape.collect.environments.game import GameEnvironment
 from rolltape.collect.environments.judge import Judge
 from rolltape.collect.environments.message import MessageEnvironment
-from rolltape.collect.environments.preference import Preference
-from rolltape.collect.environments.problem import Problem
+from rolltape.collect.environments.preference import PreferenceEnvironment
 from rolltape.collect.environments.protocol import AGENT, Environment
-from rolltape.collect.environments.rubric import Rubric
+from rolltape.collect.environments.rubric import RubricEnvironment
+from rolltape.collect.environments.single import DistillEnvironment, ProblemEnvironment
 from rolltape.collect.functions import PREFIX, function_named
 from rolltape.collect.tasks import Task
 from rolltape.errors import TaskError
 
-_KINDS: tuple[type[Environment], ...] = (Problem, Distill, MessageEnvironment, GameEnvironment)
-_JUDGED: dict[str, type[Rubric | Preference]] = {kind.name: kind for kind in (Rubric, Preference)}
+_KINDS: tuple[type[Environment], ...] = (
+    ProblemEnvironment,
+    DistillEnvironment,
+    MessageEnvironment,
+    GameEnvironment,
+)
+_JUDGED: dict[str, type[RubricEnvironment | PreferenceEnvironment]] = {
+    kind.name: kind for kind in (RubricEnvironment, PreferenceEnvironment)
+}
 _BY_NAME: dict[str, Environment] = {kind.name: kind() for kind in _KINDS}
 
 ENVIRONMENT_NAMES = frozenset({*_BY_NAME, *_JUDGED})
 
 
 def environment_named(name: str, judge: Judge | None = None) -> Environment:
-    """The environment of that name, or one made by calling what "python:module:Class" names; else TaskError.
+    """The environment of that name, or one made by calling what "python:module:Class" names; TaskError if none.
 
-    `judge` says what tasks that are judged leave open.
+    `judge` fills in what a task's own judge leaves open.
     """
     if name in _BY_NAME:
         return _BY_NAME[name]
@@ -42,20 +48,21 @@ class Environments:
     """The environments that tasks name, each made once."""
 
     def __init__(self, default: str, judge: Judge | None = None) -> None:
-        """`default` is for tasks that name none, `judge` for what tasks do not say of theirs."""
+        """`default` is for tasks that name no environment, `judge` for what a task's own judge leaves open."""
         self._default = default
         self._judge = judge
         self._made: dict[str, Environment] = {}
 
     def of(self, task: Task) -> Environment:
+        """The environment of a task."""
         name = task.environment or self._default
         if name not in self._made:
             self._made[name] = environment_named(name, self._judge)
         return self._made[name]
 
     def seats(self, task: Task) -> tuple[str, ...]:
-        """The seats that a task's episodes have."""
+        """The seats of a task's episodes."""
         try:
             return tuple(self.of(task).begin(task, 0).seats)
-        except Exception:  # noqa: BLE001 - anybody's environment; its attempts fail for it, each with the reason
+        except Exception:  # noqa: BLE001 - anybody's environment; its attempts will fail with the reason
             return (AGENT,)

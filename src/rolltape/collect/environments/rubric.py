@@ -1,4 +1,4 @@
-"""Graded by a judge against criteria."""
+"""The environment `rubric`: a judge grades the reply against criteria."""
 
 import math
 from functools import partial
@@ -6,14 +6,21 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rolltape.collect.environments.fields import fields_of
-from rolltape.collect.environments.judge import Judge, Unreadable, asking, judge_of, last_object, verdict_of
-from rolltape.collect.environments.left import left_by
-from rolltape.collect.environments.prompts import check_path, check_prompt
+from rolltape.collect.environments.judge import (
+    Judge,
+    Unreadable,
+    ask_judge,
+    build_question,
+    connect_judge,
+    find_object,
+    mark_text,
+    render_request,
+    resolve_judge,
+)
 from rolltape.collect.environments.protocol import Ended, Episode, Message, Score
-from rolltape.collect.environments.scoring import Rewarded, score_of_unfinished
-from rolltape.collect.environments.shown import asked, marked, to_judge
+from rolltape.collect.environments.scoring import RewardFields, read_submission, score_unfinished
 from rolltape.collect.environments.single import SingleReply
+from rolltape.collect.environments.task_fields import check_path, check_prompt, parse_fields
 from rolltape.collect.tasks import Task
 from rolltape.errors import TaskError
 from rolltape.records.jsonable import shown
@@ -22,14 +29,14 @@ _INSTRUCTIONS = "You grade a reply to a request, criterion by criterion."
 
 
 class Criterion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One thing that counts."""
+    """One criterion and its weight."""
 
     name: str
-    text: str = ""  # what it asks for, where the name does not say it
+    text: str = ""  # what it asks for, if the name is not enough
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
 
 
-class RubricFields(Rewarded, frozen=True, kw_only=True):
+class RubricFields(RewardFields, frozen=True, kw_only=True):
     """Fields of a task of this kind."""
 
     criteria: list[str | Criterion] = []
@@ -43,23 +50,23 @@ class RubricFields(Rewarded, frozen=True, kw_only=True):
 
 
 class Grade(msgspec.Struct, frozen=True):
-    """What a judge says to one criterion."""
+    """A judge's grade for one criterion."""
 
     grade: float
     reason: str = ""
 
 
-class Rubric:
+class RubricEnvironment:
     """Asks once; a judge grades the reply. The reward is the weighted mean of the grades, from 0 to 1."""
 
     name = "rubric"
 
     def __init__(self, judge: Judge | None = None) -> None:
-        """`judge` says what tasks leave open of theirs."""
+        """`judge` fills in what a task's own judge leaves open."""
         self._judge = judge
 
     def check(self, task: Task) -> None:
-        fields = fields_of(task, RubricFields)
+        fields = parse_fields(task, RubricFields)
         check_prompt(fields)
         names = [one.name for one in fields.named]
         if not names:
@@ -72,22 +79,22 @@ class Rubric:
             raise TaskError(f"its scale goes from {worst:g} to {best:g}; give the worst grade, then a better one")
         if fields.file is not None:
             check_path(fields.file, "its file")
-        judge_of(fields.judge, self._judge)
+        resolve_judge(fields.judge, self._judge)
 
     def begin(self, task: Task, seed: int) -> Episode:
-        fields = fields_of(task, RubricFields)
-        return SingleReply(fields, partial(_score, fields, judge_of(fields.judge, self._judge)))
+        fields = parse_fields(task, RubricFields)
+        return SingleReply(fields, partial(_score, fields, resolve_judge(fields.judge, self._judge)))
 
 
 async def _score(fields: RubricFields, judge: Judge, ended: Ended) -> Score:
-    unfinished = score_of_unfinished(fields, ended.stop_reason)
+    unfinished = score_unfinished(fields, ended.stop_reason)
     if unfinished is not None:
         return unfinished
-    left = left_by(ended, fields.file)
-    if left.missing is not None:
-        return Score(reward=0.0, reward_data={"why": left.missing})
-    async with asking(judge) as ask:
-        verdict = await verdict_of(judge, ask, _question(fields, left.text), partial(_read, fields))
+    submission = read_submission(ended, fields.file)
+    if submission.missing is not None:
+        return Score(reward=0.0, reward_data={"why": submission.missing})
+    async with connect_judge(judge) as ask:
+        verdict = await ask_judge(judge, ask, _build_question(fields, submission.text), partial(_parse_grades, fields))
     if verdict.value is None:
         return Score(reward=None, ungraded=verdict.ungraded, reward_data={"judge": verdict.to_data()})
     worst, best = fields.scale
@@ -104,7 +111,7 @@ async def _score(fields: RubricFields, judge: Judge, ended: Ended) -> Score:
     )
 
 
-def _question(fields: RubricFields, reply: str) -> list[Message]:
+def _build_question(fields: RubricFields, reply: str) -> list[Message]:
     worst, best = fields.scale
     criteria = "\n".join(f"- {one.name}: {one.text}" if one.text else f"- {one.name}" for one in fields.named)
     form = msgspec.json.encode({one.name: {"reason": "...", "grade": best} for one in fields.named}).decode()
@@ -112,28 +119,30 @@ def _question(fields: RubricFields, reply: str) -> list[Message]:
         f"Grade each criterion from {worst:g} (not met at all) to {best:g} (fully met), and give a short reason. "
         f"Answer with a JSON object in this form and nothing else:\n{form}"
     )
-    return to_judge(_INSTRUCTIONS, [asked(fields), marked("reply", reply), f"Criteria:\n{criteria}", how])
+    return build_question(
+        _INSTRUCTIONS, [render_request(fields), mark_text("reply", reply), f"Criteria:\n{criteria}", how]
+    )
 
 
-def _read(fields: RubricFields, answer: str) -> dict[str, Grade] | Unreadable:
-    given = last_object(answer)
+def _parse_grades(fields: RubricFields, answer: str) -> dict[str, Grade] | Unreadable:
+    given = find_object(answer)
     if isinstance(given, Unreadable):
         return given
     grades: dict[str, Grade] = {}
     for one in fields.named:
-        read = _read_grade(given.get(one.name), fields.scale)
+        read = _parse_grade(given.get(one.name), fields.scale)
         if isinstance(read, Unreadable):
             return Unreadable(f"{one.name}: {read.why}")
         grades[one.name] = read
     return grades
 
 
-def _read_grade(given: Any, scale: tuple[float, float]) -> Grade | Unreadable:
+def _parse_grade(given: Any, scale: tuple[float, float]) -> Grade | Unreadable:
     if not isinstance(given, dict):
         given = {"grade": given}
     grade, reason = given.get("grade"), given.get("reason", "")
     if isinstance(grade, bool) or not isinstance(grade, int | float) or not math.isfinite(grade):
-        return Unreadable("there is no grade" if grade is None else f"the grade {shown(grade)} is no number")
+        return Unreadable("there is no grade" if grade is None else f"the grade {shown(grade)} is not a number")
     if not scale[0] <= grade <= scale[1]:
         return Unreadable(f"the grade {grade:g} is not between {scale[0]:g} and {scale[1]:g}")
     return Grade(float(grade), reason if isinstance(reason, str) else str(reason))

@@ -1,4 +1,4 @@
-"""Python functions as tools: a schema from the signature, and arguments that are checked against it."""
+"""Python functions as tools: their JSON schema, and the conversion of arguments to their signature."""
 
 import inspect
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 class ToolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tool as a task names it; what it leaves out is read off the function."""
+    """A tool as a task names it. Fields that it leaves out come from the function."""
 
     function: str  # "python:module:function"
     name: str | None = None
@@ -21,30 +21,30 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ToolAnswer(msgspec.Struct, frozen=True):
-    """What a tool may return to say more than a text."""
+    """A tool's result that may also end the episode, or reward."""
 
     text: str
     done: bool = False  # the episode ends here
     reward: float = 0.0
 
 
-class Described(msgspec.Struct, frozen=True, kw_only=True):
-    """A function, and how a model is told of it."""
+class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A function and its description for a model."""
 
     name: str
     description: str
     parameters: dict[str, Any]  # a JSON schema
-    arguments: type[msgspec.Struct]  # what fits the signature
+    arguments: type[msgspec.Struct]  # by the signature
     function: Callable[..., Any]
 
-    def fitted(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call in the types of the signature; msgspec.ValidationError if they do not fit it."""
-        fitting = msgspec.convert(given, self.arguments, strict=False)
-        return {name: getattr(fitting, name) for name in self.arguments.__struct_fields__}
+    def convert_arguments(self, given: dict[str, Any]) -> dict[str, Any]:
+        """A call's arguments in the types of the signature; msgspec.ValidationError if they do not fit."""
+        converted = msgspec.convert(given, self.arguments, strict=False)
+        return {name: getattr(converted, name) for name in self.arguments.__struct_fields__}
 
 
-def described(given: str | ToolSpec) -> Described:
-    """A function as a tool; TaskError if its signature cannot be one. Types are best annotated."""
+def describe_tool(given: str | ToolSpec) -> FunctionTool:
+    """Describe a function as a tool; TaskError if its signature does not allow that."""
     spec = ToolSpec(function=given) if isinstance(given, str) else given
     function = function_named(spec.function)
     parameters = inspect.signature(function).parameters.values()
@@ -68,7 +68,7 @@ def described(given: str | ToolSpec) -> Described:
     definitions = schema["$defs"]
     own = definitions.pop(name)
     parts = {"type": "object", "properties": own["properties"], "required": own["required"]}
-    return Described(
+    return FunctionTool(
         name=name,
         description=spec.description or inspect.getdoc(function) or name,
         parameters=parts | ({"$defs": definitions} if definitions else {}),

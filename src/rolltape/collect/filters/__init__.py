@@ -1,22 +1,31 @@
-"""Filters after collection: rules judge rollouts, and what changes by that is said on the tape.
+"""Filters: rules that keep rollouts out of training after they were collected, as events on the tape.
 
 verdicts = no_spread(run.index())
 tape.say_all(changes(run, verdicts, by=NO_SPREAD))
 """
 
-from rolltape.collect.filters.changes import changes, standing, undone
-from rolltape.collect.filters.rejecting import reject_named, rejected
-from rolltape.collect.filters.rules import NO_SPREAD, STALE, Verdict, no_spread, stale
+import warnings
+from typing import Any
+
+from rolltape.collect.filters.changes import active_filters, changes, undone
+from rolltape.collect.filters.rules import NO_SPREAD, STALE, Verdict, no_spread, reject_named, rejected, stale
 
 __all__ = [
     "NO_SPREAD",
     "STALE",
     "Verdict",
+    "active_filters",
     "changes",
     "no_spread",
     "reject_named",
     "rejected",
     "stale",
-    "standing",
     "undone",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "standing":
+        warnings.warn("rolltape.collect.filters.standing is now active_filters", DeprecationWarning, stacklevel=2)
+        return active_filters
+    raise AttributeError(f"module 'rolltape.collect.filters' has no attribute {name!r}")

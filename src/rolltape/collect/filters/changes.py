@@ -1,7 +1,7 @@
-"""Which filters stand, and what has to be said on the tape so that those of a rule are what it says now.
+"""Which filters are active in a run, and the events that make a rule's filters what the rule says now.
 
-The latest word about a rollout counts. A rule that takes its filter back must not let through what another has
-kept out, so what the others said is then said again.
+The latest event about a rollout counts. A rule that removes its filter must not let through what another rule keeps
+out, so the filters of the others are then appended again.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,12 +12,12 @@ from rolltape.tape.journal.entries import Statement
 from rolltape.tape.run import RolloutRow, Run
 
 Key = tuple[str, int]  # rollout and try
-Words = dict[str | None, str]  # by whom a rollout is filtered, and why; the latest last
+Reasons = dict[str | None, str]  # by rule, the latest last
 
 
-def standing(run: Run) -> dict[Key, Words]:
-    """The filters that stand in a run. A word without a reason takes all before it back."""
-    found: dict[Key, Words] = {}
+def active_filters(run: Run) -> dict[Key, Reasons]:
+    """The filters of a run's rollouts. An event without a reason removes all filters before it."""
+    found: dict[Key, Reasons] = {}
     for event in run.remarks(EventKind.FILTER):
         if event.rollout is None or event.try_index is None:
             continue
@@ -25,47 +25,47 @@ def standing(run: Run) -> dict[Key, Words]:
         if reason is None:
             found.pop(key, None)
         else:
-            words = found.setdefault(key, {})
-            words.pop(event.by, None)
-            words[event.by] = reason
+            reasons = found.setdefault(key, {})
+            reasons.pop(event.by, None)
+            reasons[event.by] = reason
     return found
 
 
 def changes(run: Run, verdicts: Iterable[Verdict], by: str) -> list[Statement]:
-    """What to say so that the filters by this rule are as its verdicts; nothing of what it has said already."""
-    judged = list(verdicts)  # all of it first: a rule that fails in the middle changes nothing
-    before = standing(run)
-    return [one for verdict in judged for one in _changed(verdict, before.get(verdict.key, {}), by)]
+    """The events that make the filters by a rule agree with its verdicts. Filters that already agree give none."""
+    judged = list(verdicts)  # all of them first: a rule that fails in the middle changes nothing
+    before = active_filters(run)
+    return [one for verdict in judged for one in _change(verdict, before.get(verdict.key, {}), by)]
 
 
 def undone(run: Run, rows: Iterable[RolloutRow], by: str | None = None) -> list[Statement]:
-    """What to say to take back filters of these rollouts, every try of them: those by one rule, or all."""
-    before = standing(run)
+    """The events that remove the filters of these rollouts, of every try: those by one rule, or all."""
+    before = active_filters(run)
     found: list[Statement] = []
     for row in rows:
-        words = before.get(row.key, {})
-        if by is None and words:
-            found.append(_statement(row.key, None, None))
-        elif by in words:
-            found += _taken_back(row.key, words, by)
+        reasons = before.get(row.key, {})
+        if by is None and reasons:
+            found.append(_filter_event(row.key, None, None))
+        elif by in reasons:
+            found += _remove(row.key, reasons, by)
     return found
 
 
-def _changed(verdict: Verdict, words: Mapping[str | None, str], by: str) -> Iterator[Statement]:
-    if verdict.unjudged is not None or verdict.reason == words.get(by):
+def _change(verdict: Verdict, reasons: Mapping[str | None, str], by: str) -> Iterator[Statement]:
+    if verdict.unjudged is not None or verdict.reason == reasons.get(by):
         return
     if verdict.reason is None:
-        yield from _taken_back(verdict.key, words, by)
+        yield from _remove(verdict.key, reasons, by)
     else:
-        yield _statement(verdict.key, verdict.reason, by)
+        yield _filter_event(verdict.key, verdict.reason, by)
 
 
-def _taken_back(key: Key, words: Mapping[str | None, str], by: str | None) -> Iterator[Statement]:
-    yield _statement(key, None, by)
-    for other, reason in words.items():
+def _remove(key: Key, reasons: Mapping[str | None, str], by: str | None) -> Iterator[Statement]:
+    yield _filter_event(key, None, by)
+    for other, reason in reasons.items():
         if other != by:
-            yield _statement(key, reason, other)
+            yield _filter_event(key, reason, other)
 
 
-def _statement(key: Key, reason: str | None, by: str | None) -> Statement:
+def _filter_event(key: Key, reason: str | None, by: str | None) -> Statement:
     return Statement(EventKind.FILTER, key[0], {"reason": reason}, by, key[1])

@@ -1,28 +1,35 @@
-"""Rules: which rollouts are to be kept out of training, and why. They judge finished rollouts, of each the try that
-counts, by what the run's index says of them; no turn is read."""
+"""Rules: which rollouts to keep out of training, and why. They judge finished rollouts, by the try that counts."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+from rolltape.collect.functions import PREFIX, function_named
+from rolltape.errors import FilterError, RolltapeError
+from rolltape.records.jsonable import plain_scalar, shown
 from rolltape.records.policy import Advantage
-from rolltape.records.rollout import Status
+from rolltape.records.rollout import Rollout, Status
 from rolltape.samples import counted_tries, group_advantages
 from rolltape.samples.fates import Staleness
-from rolltape.tape.run import RolloutRow
+from rolltape.tape.recording.fields import as_text
+from rolltape.tape.run import RolloutRow, Run
 
-# Who says so, on the tape.
+# The names of rules on the tape.
 NO_SPREAD = "no-spread"
 STALE = "stale"
 
+Reject = Callable[[Rollout], object]  # a reason, or True; False or None: it may train
+
 
 class Verdict(NamedTuple):
-    """What a rule says of one try of a rollout."""
+    """A rule's verdict on one try of a rollout."""
 
     rollout: str
     try_index: int
-    reason: str | None = None  # why it is kept out of training; None: as far as this rule goes it may train
-    unjudged: str | None = None  # why the rule cannot tell; what it said before stands
+    reason: str | None = None  # why it is kept out of training; None: this rule lets it train
+    unjudged: str | None = None  # why the rule cannot decide; the rule's filter stays as it is
 
     @property
     def key(self) -> tuple[str, int]:
@@ -30,22 +37,22 @@ class Verdict(NamedTuple):
 
 
 def no_spread(rows: Iterable[RolloutRow]) -> Iterator[Verdict]:
-    """Groups whose rewards are all the same: every advantage in them is 0.
+    """Reject groups whose rewards are all the same: every advantage in them is 0.
 
-    A group without rewards has none to compare and may train. One of which a rollout runs is not judged yet.
+    A group without rewards may train. A group in which a rollout still runs is not judged yet.
     """
     groups: dict[str, list[RolloutRow]] = {}
     for row in counted_tries(rows):
         groups.setdefault(row.head.group, []).append(row)
     for members in groups.values():
         running = any(row.outcome.status is Status.RUNNING for row in members)
-        reason = None if running else _sameness([row.outcome.reward for row in members])
+        reason = None if running else _describe_sameness([row.outcome.reward for row in members])
         for row in _finished(members):
             yield Verdict(*row.key, reason, unjudged="its group has rollouts that still run" if running else None)
 
 
 def stale(rows: Iterable[RolloutRow], versions: Sequence[str], limit: int) -> Iterator[Verdict]:
-    """Rollouts sampled by weights more than `limit` versions behind the newest; `versions` is the run's order of them.
+    """Reject rollouts sampled by weights more than `limit` versions behind the newest; `versions` is the run's order.
 
     A rollout is as old as the oldest version that its replies name. One that names none is not judged.
     """
@@ -60,12 +67,36 @@ def stale(rows: Iterable[RolloutRow], versions: Sequence[str], limit: int) -> It
         yield Verdict(*row.key, f"sampled by weights {oldest}, {too_old}" if ages[oldest] > limit else None)
 
 
+def reject_named(text: str) -> tuple[str, Reject]:
+    """The function that "python:module:function" names, and the name of its rule on the tape."""
+    by = text if text.startswith(PREFIX) else f"{PREFIX}{text}"
+    try:
+        return by, function_named(text)
+    except RolltapeError:
+        raise
+    except Exception as error:
+        raise FilterError(f"{by}: its module raised {_describe_error(error)}; nothing was filtered") from error
+
+
+def rejected(run: Run, rows: Iterable[RolloutRow], function: Reject, by: str) -> Iterator[Verdict]:
+    """Reject rollouts by a function. They are loaded one at a time; `by` names the function in reasons and errors.
+
+    A rollout whose turns were pruned is not judged. An error that the function raises becomes a FilterError.
+    """
+    with run.snapshot() as held:
+        for row in _finished(counted_tries(rows)):
+            if "turns" in row.pruned:
+                yield Verdict(*row.key, unjudged="its turns were pruned")
+                continue
+            yield Verdict(*row.key, _ask(function, held.rollout(*row.key), by))
+
+
 def _finished(rows: Iterable[RolloutRow]) -> Iterator[RolloutRow]:
     return (row for row in rows if row.outcome.status is Status.FINISHED)
 
 
-def _sameness(rewards: Sequence[float | None]) -> str | None:
-    """In which way a group's rewards have no spread; None: they have, or there are none."""
+def _describe_sameness(rewards: Sequence[float | None]) -> str | None:
+    """In which way a group's rewards have no spread; None if they have, or if there are none."""
     advantages = group_advantages(rewards, Advantage.CENTERED)
     if not any(advantage is not None for advantage in advantages) or any(advantages):
         return None
@@ -73,3 +104,34 @@ def _sameness(rewards: Sequence[float | None]) -> str | None:
     if len(counted) == 1:
         return "its group has one reward"
     return f"all {len(counted)} rewards of its group are {counted[0]:.6g}"
+
+
+def _ask(function: Reject, rollout: Rollout, by: str) -> str | None:
+    """The reason for which a function rejects a rollout; None if it does not."""
+    try:
+        given = function(rollout)
+    except Exception as error:
+        raise FilterError(
+            f"{by}: it raised {_describe_error(error)}, for rollout {rollout.id}; nothing was filtered"
+        ) from error
+    if isinstance(given, str) and given.strip():
+        return as_text(given, by)
+    plain = plain_scalar(given)
+    if plain is None or plain is False:
+        return None
+    if plain is True:
+        return f"rejected by {by}"
+    raise FilterError(
+        f"{by}: it gave {shown(given)} for rollout {rollout.id}; give a reason in words or True to reject it, "
+        "None or False to keep it; nothing was filtered"
+    )
+
+
+def _describe_error(error: Exception) -> str:
+    """What the user's code raised, and in which line of it."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    imports = [at for at, frame in enumerate(frames) if frame.filename.startswith("<frozen")]
+    own = frames[imports[-1] + 1 :] if imports else frames
+    where = f" ({Path(own[0].filename).name}, line {own[0].lineno})" if own else ""
+    message = str(error)
+    return f"{type(error).__name__}{f': {message}' if message else ''}{where}"

@@ -1,4 +1,4 @@
-"""What the collector asks of whatever runs its attempts: this process, or a cluster."""
+"""What the collector asks of a runner, and the queue that a runner takes attempts from."""
 
 import asyncio
 import time
@@ -6,26 +6,26 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from rolltape.collect.plan import Identity, Planned
-from rolltape.collect.result import Result
+from rolltape.collect.plan import PlannedAttempt, RolloutIdentity
+from rolltape.collect.results import RolloutResult
 from rolltape.collect.tasks import Task
 from rolltape.groups import Room
 
-NO_ROOM_S = 0.2  # after which it is asked again whether there is room
-OnEnded = Callable[[Planned, list[Result]], Awaitable[None]]
+NO_ROOM_S = 0.2  # between two questions whether there is room
+OnEnded = Callable[[PlannedAttempt, list[RolloutResult]], Awaitable[None]]
 
 
-class Work:
-    """The attempts that there are to run, each given out once; a task is begun when there is room for its group."""
+class AttemptQueue:
+    """The attempts to run, each given out once. A task is begun when there is room for its group."""
 
     def __init__(
-        self, attempts: Iterator[tuple[Planned, Task]], step: int, source: str, room: Room | None = None
+        self, attempts: Iterator[tuple[PlannedAttempt, Task]], step: int, source: str, room: Room | None = None
     ) -> None:
         self._attempts = attempts
         self._step = step
         self._source = source
         self._room = room
-        self._next: tuple[Planned, Task] | None = next(attempts, None)
+        self._next: tuple[PlannedAttempt, Task] | None = next(attempts, None)
         self.given_out = 0
         self._no_room_at_s = -NO_ROOM_S
         self._lock = asyncio.Lock()
@@ -34,8 +34,8 @@ class Work:
     def is_exhausted(self) -> bool:
         return self._next is None
 
-    async def next(self) -> tuple[Planned, Task] | None:
-        """The next one; None: there are no more, or, if it is not exhausted, no room for it now."""
+    async def next(self) -> tuple[PlannedAttempt, Task] | None:
+        """The next attempt; None if the queue is exhausted, or if there is no room for the attempt now."""
         async with self._lock:
             one = self._next
             if one is None or not await self._has_room(one[0]):
@@ -44,7 +44,7 @@ class Work:
             self._next = next(self._attempts, None)
             return one
 
-    async def _has_room(self, planned: Planned) -> bool:
+    async def _has_room(self, planned: PlannedAttempt) -> bool:
         # Attempts come in their order: only the first one begins a group, unless it was tried before.
         if self._room is None or planned.attempt or planned.again:
             return True
@@ -56,11 +56,11 @@ class Work:
 
 
 class Runner(Protocol):
-    """Runs attempts. Entered, it is ready, and all that earlier collections left unpublished is part of the run."""
+    """Runs attempts. Once entered it is ready, and the run holds all that earlier collections left unpublished."""
 
     @property
     def model_name(self) -> str:
-        """The model that is asked, as it goes into ids."""
+        """The model, as it goes into ids."""
         ...
 
     @property
@@ -69,8 +69,8 @@ class Runner(Protocol):
         ...
 
     @property
-    def cancelled(self) -> list[Result]:
-        """What became of attempts that were cancelled as they ran, of which `run` has not told."""
+    def cancelled(self) -> list[RolloutResult]:
+        """Results of attempts that were cancelled while they ran. `on_ended` is not called for them."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -79,30 +79,30 @@ class Runner(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    async def run(self, work: Work, identity: Identity, on_ended: OnEnded, told_to_end: asyncio.Event) -> None:
-        """Run attempts until there are none left, each once, and tell of those that have ended and are on the run.
+    async def run(
+        self, queue: AttemptQueue, identity: RolloutIdentity, on_ended: OnEnded, stopping: asyncio.Event
+    ) -> None:
+        """Run attempts until there are none left, and call `on_ended` for each that has ended and is on the run.
 
-        Told to end it begins no more, and after the grace time cancels those that still run. It may itself be
-        cancelled; what ran is then on record as cancelled.
+        Once `stopping` is set it begins no more attempts, and cancels those that still run after the grace time. It
+        may itself be cancelled; attempts that ran are then recorded as cancelled.
         """
         ...
 
 
-async def within_grace(
-    workers: Iterable[Coroutine[Any, Any, None]], told_to_end: asyncio.Event, grace_s: float
-) -> None:
-    """Run workers until all are done; once told to end they have the grace time, and are then cancelled."""
+async def run_with_grace(workers: Iterable[Coroutine[Any, Any, None]], stopping: asyncio.Event, grace_s: float) -> None:
+    """Run workers until all are done. Once `stopping` is set, those left after the grace time are cancelled."""
     tasks = [asyncio.ensure_future(worker) for worker in workers]
     together: asyncio.Future[Any] = asyncio.gather(*tasks)
-    together.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at, whoever waits
-    told: asyncio.Future[Any] = asyncio.ensure_future(told_to_end.wait())
+    together.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, whoever waits
+    stop: asyncio.Future[Any] = asyncio.ensure_future(stopping.wait())
     try:
-        await asyncio.wait({together, told}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({together, stop}, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait({together}, timeout=grace_s)
         if together.done():
             together.result()
     finally:
-        told.cancel()
+        stop.cancel()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

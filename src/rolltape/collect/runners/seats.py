@@ -1,57 +1,56 @@
-"""The seats of one attempt: a session each, its trace, and exactly one record of how it ended."""
+"""The seats of one attempt. Each has a session of the gateway, a trace, and exactly one record of how it ended."""
 
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
-from rolltape.collect.agents import Connection, Outcome, StepRecord
+from rolltape.collect.agents import AgentOutcome, Connection, StepRecord
 from rolltape.collect.environments.protocol import AGENT, Ended, Score
-from rolltape.collect.plan import Identity, Planned, seat_name
-from rolltape.collect.result import Result
-from rolltape.collect.results import Record, record_of
-from rolltape.collect.runners.snapshot import ended_rollout
+from rolltape.collect.plan import PlannedAttempt, RolloutIdentity, seat_agent
+from rolltape.collect.results import CollectedRecord, RolloutResult, build_record
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task, seed_of
-from rolltape.gateway.finished import Ending
+from rolltape.gateway.finished import Ending, as_delivered
 from rolltape.gateway.gateway import Gateway
 from rolltape.gateway.sessions import OpenSession, SessionSpec
-from rolltape.records.rollout import EventKind, Rollout, Status, StopReason
+from rolltape.records.rollout import Event, EventKind, Rollout, Session, Status, StopReason
 from rolltape.samples import linearize
 from rolltape.traces import TraceWriter
 
 _SEEDS = 2**31  # engines take no larger seed than this
 
 
-class _End(NamedTuple):
+class _SeatEnd(NamedTuple):
     """How a seat ended."""
 
     status: Status
     reason: str | None
-    agent: Mapping[str, Any]  # how the agent itself did: exit code, signal, time-out; what of it is compared
+    agent: Mapping[str, Any]  # exit code, signal and time-out of the agent; what a comparison looks at
     stop_reason: StopReason | None = None
     reward: float | None = None
     terms: Mapping[str, float] = {}
     ended: Ended | None = None
 
     def to_compare(self) -> Ended | None:
-        """Without its working directory, which is gone by then."""
+        """What a comparison is given, without the working directory, which is gone by then."""
         if self.ended is None:
             return None
         text = self.agent.get("compared", self.ended.text)
         return msgspec.structs.replace(self.ended, text=text, folder=None)
 
 
-class Seats:
+class SeatSessions:
     """The sessions of one attempt, and the traces of their rollouts."""
 
     def __init__(
         self,
         gateway: Gateway,
         settings: CollectSettings,
-        identity: Identity,
+        identity: RolloutIdentity,
         task: Task,
-        planned: Planned,
+        planned: PlannedAttempt,
         tries: Mapping[str, int],
     ) -> None:
         self._gateway = gateway
@@ -61,12 +60,12 @@ class Seats:
         self._tries = tries
         self._task = task
         self._planned = planned
-        self._sessions: dict[str, OpenSession] = {}  # that have not ended
+        self._sessions: dict[str, OpenSession] = {}  # of seats that have not ended
         self._traces: dict[str, TraceWriter] = {}
-        self.results: list[Result] = []  # of those that have
+        self.results: list[RolloutResult] = []  # of seats that have
 
     def open(self, seat: str) -> None:
-        """Begin a seat's rollout."""
+        """Start a seat's rollout."""
         how = self._settings
         session = self._sessions[seat] = self._service.open_session(self._spec(seat))
         self._traces[seat] = TraceWriter(
@@ -77,7 +76,7 @@ class Seats:
         task, how, attempt = self._task, self._settings, self._planned.attempt
         forced = how.sampling
         if forced.seed is None and "seed" in self._service.pool.applies:
-            own = seed_of(self._identity.of(task, attempt, seat)) % _SEEDS
+            own = seed_of(self._identity.rollout_id(task, attempt, seat)) % _SEEDS
             forced = msgspec.structs.replace(forced, seed=own)
         return SessionSpec(
             task_id=task.id,
@@ -85,7 +84,7 @@ class Seats:
             step=how.step,
             attempt=attempt,
             source=task.source,
-            agent=seat_name(self._identity.agent, seat),
+            agent=seat_agent(self._identity.agent, seat),
             new_try=self._planned.again,
             try_index=self._tries.get(seat),
             forced=forced,
@@ -97,9 +96,11 @@ class Seats:
         )
 
     def rollout(self, seat: str) -> str:
+        """The id of a seat's rollout."""
         return self._sessions[seat].rollout.id
 
     def connection(self, seat: str) -> Connection:
+        """How an agent reaches a seat's session."""
         key, url = self._sessions[seat].key, self._gateway.public_url
         return Connection(
             openai_base_url=f"{url}/s/{key}/v1",
@@ -109,7 +110,7 @@ class Seats:
         )
 
     def on_step(self, seat: str, step: StepRecord) -> None:
-        """A step of the chat agent, into its seat's trace."""
+        """Write a step of the chat agent into its seat's trace."""
         answer = step.answer
         self._traces[seat].step(
             turn=step.turn,
@@ -123,8 +124,8 @@ class Seats:
             extra={"tool_results": list(step.tool_results)} if step.tool_results and step.stop_reason else None,
         )
 
-    def never_asked(self, outcome: Outcome) -> str | None:
-        """Why a program that failed before the model was asked is nothing of the model's doing; None: it is."""
+    def never_asked(self, outcome: AgentOutcome) -> str | None:
+        """The reason why an attempt is broken whose program failed before it asked the model; None if it is not."""
         if outcome.timed_out or (not outcome.exit_code and outcome.signal is None):
             return None
         if any(session.recorder.turn_count for session in self._sessions.values()):
@@ -132,57 +133,57 @@ class Seats:
         how = f"exit code {outcome.exit_code}" if outcome.signal is None else f"signal {outcome.signal}"
         return f"the agent ended with {how} before it had asked the model anything; its logs say why"
 
-    def at_limit(self, seat: str, ended: Ended) -> Ended:
-        """How a seat ended, the gateway's own limits included, of which a program says nothing."""
+    def apply_limits(self, seat: str, ended: Ended) -> Ended:
+        """How a seat ended, including the gateway's own limits, which a program does not report."""
         session = self._sessions[seat]
         if ended.stop_reason is not StopReason.COMPLETED:
             return ended
         if session.refused_turns:
             return msgspec.structs.replace(ended, stop_reason=StopReason.MAX_TURNS)
-        # A prompt above the budget that it got over, by summing up its history, is not what ended it.
+        # An agent may get over a prompt above the budget by summarizing its history: only the last turn counts.
         last = next((turn for turn in reversed(session.recorder.turns) if turn.facts.auxiliary is None), None)
         if last is not None and last.facts.extra.get("over_budget"):
             return msgspec.structs.replace(ended, stop_reason=StopReason.CONTEXT_OVERFLOW)
         return ended
 
-    async def finish(self, seat: str, ended: Ended, score: Score, outcome: Outcome) -> None:
-        """An outcome of the policy's own, limits included: what its environment says it is worth."""
+    async def finish(self, seat: str, ended: Ended, score: Score, outcome: AgentOutcome) -> None:
+        """Finish a seat with the policy's own outcome, limits included, and what its environment says it is worth."""
         session, agent = self._sessions[seat], _agent_end(outcome)
         if score.compared is not None:
             agent |= {"compared": score.compared}
-        total = self._final(seat, agent, reward=score.reward, reward_data=score.reward_data)
+        total = self._end_trace(seat, agent, reward=score.reward, reward_data=score.reward_data)
         reward = None if score.reward is None or score.ungraded is not None else total
         reason = None if score.ungraded is None else f"ungraded: {score.ungraded}"
         terms = dict(score.terms) if reward is not None else {}
         ending = Ending(reward=reward, reward_terms=terms, stop_reason=ended.stop_reason, reason=reason, samples=False)
         await self._service.finish(session.id, ending)
-        self._ended(seat, _End(Status.FINISHED, reason, agent, ended.stop_reason, reward, terms, ended))
+        self._add_result(seat, _SeatEnd(Status.FINISHED, reason, agent, ended.stop_reason, reward, terms, ended))
 
-    async def drop(self, why: str, outcome: Outcome | None = None) -> list[Result]:
-        """What the infrastructure broke: no reward, and to be run again. All results of the attempt."""
+    async def fail(self, why: str, outcome: AgentOutcome | None = None) -> list[RolloutResult]:
+        """Fail the seats that are open: the infrastructure broke the attempt. Return all results of the attempt."""
         agent = {} if outcome is None else _agent_end(outcome)
         for seat, session in list(self._sessions.items()):
             if agent:
-                self._final(seat, agent)
+                self._end_trace(seat, agent)
             await self._service.drop(session.id, why)
-            self._ended(seat, _End(Status.FAILED, why, agent))
+            self._add_result(seat, _SeatEnd(Status.FAILED, why, agent))
         return self.results
 
-    def _final(self, seat: str, agent: Mapping[str, Any], **said: Any) -> float | None:
-        """The end of a seat's trace; how a program ended is recorded even where traces are not."""
+    def _end_trace(self, seat: str, agent: Mapping[str, Any], **final: Any) -> float | None:
+        """Write the end of a seat's trace. How a program ended is recorded even where traces are off."""
         trace, rollout = self._traces[seat], self._sessions[seat].rollout
         if agent and not trace.captures:
             rollout.say(rollout.statement(EventKind.TRACE, {"step": None, "extra": dict(agent)}))
-        return trace.final(**said, extra=agent or None)
+        return trace.final(**final, extra=agent or None)
 
-    def _ended(self, seat: str, end: _End) -> None:
+    def _add_result(self, seat: str, end: _SeatEnd) -> None:
         session = self._sessions.pop(seat)
         settings = self._settings
-        rollout = self._rollout(seat, session, end) if settings.with_records or settings.with_fates else None
-        result = Result(
+        rollout = self._build_rollout(seat, session, end) if settings.with_records or settings.with_fates else None
+        result = RolloutResult(
             rollout=session.rollout.id,
             try_index=session.rollout.try_index,
-            place=self._planned.place,
+            task_index=self._planned.task_index,
             task=self._task.id or session.rollout.group[:8],
             attempt=self._planned.attempt,
             seat=seat,
@@ -193,26 +194,29 @@ class Seats:
             turns=session.recorder.turn_count,
             sampled_tokens=session.recorder.sampled_tokens,
             ended=end.to_compare(),
-            record=self._record(seat, rollout, end) if rollout is not None and settings.with_records else None,
-            fates=_fates(rollout) if rollout is not None and settings.with_fates else None,
+            record=self._build_record(seat, rollout, end) if rollout is not None and settings.with_records else None,
+            fates=_count_fates(rollout) if rollout is not None and settings.with_fates else None,
         )
         self.results.append(result)
 
-    def _rollout(self, seat: str, session: OpenSession, end: _End) -> Rollout:
-        return ended_rollout(
-            session,
-            self._traces[seat].said,
-            status=end.status,
-            stop_reason=end.stop_reason,
-            reason=end.reason,
-            reward=end.reward,
-            terms=end.terms,
-        )
+    def _build_rollout(self, seat: str, session: OpenSession, end: _SeatEnd) -> Rollout:
+        """The rollout as a reader of the tape would see it, without reading the tape."""
+        head = session.rollout.head
 
-    def _record(self, seat: str, rollout: Rollout, end: _End) -> Record:
-        return record_of(
+        def event(kind: EventKind, data: dict[str, Any]) -> Event:
+            return Event("", 0, time.time_ns(), kind.value, head.id, head.try_index, None, None, data)
+
+        finish = {"status": end.status, "stop_reason": end.stop_reason, "reason": end.reason}
+        events = [*self._traces[seat].said, event(EventKind.FINISH, finish)]
+        if end.reward is not None:
+            events.append(event(EventKind.SCORE, {"reward": end.reward, "terms": dict(end.terms)}))
+        turns = [as_delivered(turn, session.deliveries) for turn in session.recorder.turns]
+        return Rollout(head, [Session(session.recorder.head, turns)], events, writer_alive=True)
+
+    def _build_record(self, seat: str, rollout: Rollout, end: _SeatEnd) -> CollectedRecord:
+        return build_record(
             rollout,
-            task_index=self._planned.place,
+            task_index=self._planned.task_index,
             seat=None if seat == AGENT else seat,
             ended=end.ended,
             agent_end=end.agent,
@@ -220,11 +224,11 @@ class Seats:
         )
 
 
-def _fates(rollout: Rollout) -> dict[str, int]:
+def _count_fates(rollout: Rollout) -> dict[str, int]:
     return {fate.value: tokens for fate, tokens in linearize(rollout).ledger.totals().items()}
 
 
-def _agent_end(outcome: Outcome) -> dict[str, Any]:
-    """How an agent ended, as far as there is something to say."""
-    said = {"exit_code": outcome.exit_code, "signal": outcome.signal, "timed_out": outcome.timed_out or None}
-    return {name: value for name, value in said.items() if value is not None}
+def _agent_end(outcome: AgentOutcome) -> dict[str, Any]:
+    """How an agent ended; what there is nothing to say about is left out."""
+    fields = {"exit_code": outcome.exit_code, "signal": outcome.signal, "timed_out": outcome.timed_out or None}
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,7 +1,7 @@
-"""Where tasks come from: files, standard input, datasets, functions → a checked sequence of tasks."""
+"""Task sources: files, standard input, datasets and functions, read as a checked sequence of tasks."""
 
-from rolltape.collect.sources.checking import Check
+from rolltape.collect.sources.checking import CheckTask
 from rolltape.collect.sources.opening import open_source
-from rolltape.collect.sources.source import Source
+from rolltape.collect.sources.source import TaskSource
 
-__all__ = ["Check", "Source", "open_source"]
+__all__ = ["CheckTask", "TaskSource", "open_source"]

@@ -1,4 +1,4 @@
-"""What every kind of source is read as: a name, a split, and entries with the places where they stand."""
+"""What every kind of source is read as before its tasks are checked: a name, a split, and entries."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from rolltape.records.ids import join_source
 SHOWN_PROBLEMS = 10
 
 
-class Entry(msgspec.Struct, frozen=True):
+class SourceEntry(msgspec.Struct, frozen=True):
     """One entry as it was found. `problem` says why there is no value."""
 
     where: str  # within the source: "line 12"
@@ -19,23 +19,23 @@ class Entry(msgspec.Struct, frozen=True):
     problem: str | None = None
 
 
-class Reading(msgspec.Struct, frozen=True):
-    """A source that is about to be read, once."""
+class RawSource(msgspec.Struct, frozen=True):
+    """A source whose entries can be read once."""
 
     name: str  # the same on every machine and in every working directory
     split: str | None
     label: str  # as the user wrote it
-    entries: Iterable[Entry]
+    entries: Iterable[SourceEntry]
 
     @property
-    def source(self) -> str:
+    def joined_name(self) -> str:
         """Name and split as one text. A `#` of the name is escaped, so no other name and split give the same text."""
         name = self.name.replace("%", "%25").replace("#", "%23")
         return join_source(name, self.split) or ""
 
 
-def of_split(entries: Iterable[Entry], split: str | None, label: str) -> Iterator[Entry]:
-    """Leave out entries whose own field "split" names another one. An entry without the field is of every split."""
+def filter_split(entries: Iterable[SourceEntry], split: str | None, label: str) -> Iterator[SourceEntry]:
+    """Leave out entries whose field "split" names another split. An entry without the field belongs to every split."""
     others: set[str] = set()
     found = False
     for entry in entries:
@@ -46,16 +46,16 @@ def of_split(entries: Iterable[Entry], split: str | None, label: str) -> Iterato
             found = True
             yield entry
     if others and not found:
-        raise SourceError(f"{label}: no entry is of the split {split!r}; they are of {listed(others)}")
+        raise SourceError(f"{label}: no entry is of the split {split!r}; they are of {join_names(others)}")
 
 
-def listed(names: Iterable[str]) -> str:
-    """Names in a message, in one order."""
+def join_names(names: Iterable[str]) -> str:
+    """Names in a message, sorted."""
     return ", ".join(sorted(names)) or "none"
 
 
-def all_told(label: str, problems: Sequence[str], count: int, consequence: str) -> str:
-    """What is wrong with entries, in one message: the first problems of so many, and what came of them."""
+def describe_problems(label: str, problems: Sequence[str], count: int, consequence: str) -> str:
+    """One message about all entries that cannot be used: the first `problems` of `count`, and the consequence."""
     if count == 1:
         return f"{label}, {problems[0]}"
     more = [f"and {count - len(problems)} more"] if count > len(problems) else []
@@ -64,7 +64,7 @@ def all_told(label: str, problems: Sequence[str], count: int, consequence: str) 
 
 @contextmanager
 def readable(label: str) -> Iterator[None]:
-    """Turn what the operating system says of a file into an error about the source."""
+    """Turn an error of the operating system about a file into a SourceError."""
     try:
         yield
     except FileNotFoundError:

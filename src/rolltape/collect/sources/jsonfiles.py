@@ -1,4 +1,4 @@
-"""Entries of JSON and of JSON lines, each with the line where it stands."""
+"""Entries of JSON and JSON lines files, each with its line number."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from json.decoder import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
-from rolltape.collect.sources.entries import Entry, Reading, listed, of_split, readable
+from rolltape.collect.sources.entries import RawSource, SourceEntry, filter_split, join_names, readable
 from rolltape.errors import SourceError
 
 _BOM = b"\xef\xbb\xbf"
@@ -17,21 +17,21 @@ _value_at = json.JSONDecoder().raw_decode
 
 
 class _KeyTwice(ValueError):
-    """An object has two values for one key, and readers differ in which they take."""
+    """An object has two values for one key. Readers differ in which of them they take."""
 
 
-def json_lines_file(label: str, split: str | None) -> Reading:
+def json_lines_file(label: str, split: str | None) -> RawSource:
     """A file with one object per line; blank lines are allowed."""
     path = Path(label)
-    return Reading(path.name, split, label, of_split(_entries_of(_lines_of(path, label)), split, label))
+    return RawSource(path.name, split, label, filter_split(_parse_lines(_read_lines(path, label)), split, label))
 
 
-def json_lines_stream(lines: Iterable[bytes], split: str | None) -> Reading:
+def json_lines_stream(lines: Iterable[bytes], split: str | None) -> RawSource:
     """JSON lines from a stream, such as standard input."""
-    return Reading("stdin", split, "stdin", of_split(_entries_of(lines), split, "stdin"))
+    return RawSource("stdin", split, "stdin", filter_split(_parse_lines(lines), split, "stdin"))
 
 
-def json_file(label: str, split: str | None) -> Reading:
+def json_file(label: str, split: str | None) -> RawSource:
     """A file with a list of objects, or an object with such lists: one under "tasks", or one for each split."""
     path = Path(label)
     with readable(label):
@@ -49,30 +49,30 @@ def json_file(label: str, split: str | None) -> Reading:
         raise SourceError(f"{label}, line {error.lineno}, column {error.colno}: {_not_json(error)}{advice}") from None
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{label}: {_unreadable(error)}") from None
-    key = _list_in(document, split, label)
+    key = _find_list(document, split, label)
     if key is None or (key == _UNSPLIT and split != _UNSPLIT):
-        return Reading(path.name, split, label, of_split(_items(text, key), split, label))
-    return Reading(path.name, key, label, _items(text, key))
+        return RawSource(path.name, split, label, filter_split(_parse_items(text, key), split, label))
+    return RawSource(path.name, key, label, _parse_items(text, key))
 
 
-def _lines_of(path: Path, label: str) -> Iterator[bytes]:
+def _read_lines(path: Path, label: str) -> Iterator[bytes]:
     with readable(label), path.open("rb") as stream:
         yield from stream
 
 
-def _entries_of(lines: Iterable[bytes]) -> Iterator[Entry]:
+def _parse_lines(lines: Iterable[bytes]) -> Iterator[SourceEntry]:
     for number, raw in enumerate(lines, 1):
         line = (raw.removeprefix(_BOM) if number == 1 else raw).rstrip(b"\r\n")
         if not line.strip():
             continue
         try:
-            yield _entry(f"line {number}", line.decode())
+            yield _parse_entry(f"line {number}", line.decode())
         except UnicodeDecodeError as error:
-            yield Entry(f"line {number}", problem=_not_utf8(error))
+            yield SourceEntry(f"line {number}", problem=_not_utf8(error))
 
 
-def _list_in(document: object, split: str | None, label: str) -> str | None:
-    """The key of the list with the tasks; None: the document is that list."""
+def _find_list(document: object, split: str | None, label: str) -> str | None:
+    """The key of the list that holds the tasks; None if the document is the list itself."""
     if isinstance(document, list):
         return None
     members = document.items() if isinstance(document, dict) else ()
@@ -85,27 +85,27 @@ def _list_in(document: object, split: str | None, label: str) -> str | None:
     if _UNSPLIT in lists:
         return _UNSPLIT
     if split is not None:
-        raise SourceError(f"{label} has no split {split!r}; it has {listed(lists)}")
+        raise SourceError(f"{label} has no split {split!r}; it has {join_names(lists)}")
     if len(lists) > 1:
-        raise SourceError(f"{label} has several lists, {listed(lists)}; say which one with --split")
+        raise SourceError(f"{label} has several lists, {join_names(lists)}; say which one with --split")
     return lists[0]
 
 
-def _items(text: str, key: str | None) -> Iterator[Entry]:
-    """Each item of a list in a valid document, read one by one: the document's own list, or the one under `key`."""
+def _parse_items(text: str, key: str | None) -> Iterator[SourceEntry]:
+    """Parse the items of a list one by one: the list under `key` of a valid document, or the document itself."""
     if not text.strip():
         return
-    at = _past_space(text, _start_of(text, key) + 1)
+    at = _past_space(text, _find_start(text, key) + 1)
     line, counted, item = 1, 0, 0
     while text[at] != "]":
         _, end = _value_at(text, at)
         line, counted, item = line + text.count("\n", counted, at), at, item + 1
-        yield _entry(f"line {line}, item {item}", text[at:end])
+        yield _parse_entry(f"line {line}, item {item}", text[at:end])
         at = _past_comma(text, end)
 
 
-def _start_of(text: str, key: str | None) -> int:
-    """Where the list's bracket stands. Of a repeated key the last one counts, as it does for `json.loads`."""
+def _find_start(text: str, key: str | None) -> int:
+    """The position of the list's bracket. The last one of a repeated key counts, as it does for `json.loads`."""
     at = found = _past_space(text, 0)
     if key is None:
         return at
@@ -128,13 +128,13 @@ def _past_comma(text: str, at: int) -> int:
     return _past_space(text, at + 1) if text[at] == "," else at
 
 
-def _entry(where: str, text: str) -> Entry:
+def _parse_entry(where: str, text: str) -> SourceEntry:
     try:
-        return Entry(where, json.loads(text, object_pairs_hook=_object))
+        return SourceEntry(where, json.loads(text, object_pairs_hook=_object))
     except JSONDecodeError as error:
-        return Entry(f"{where}, column {error.colno}", problem=f"{_not_json(error)}; write one object per line")
+        return SourceEntry(f"{where}, column {error.colno}", problem=f"{_not_json(error)}; write one object per line")
     except (ValueError, RecursionError) as error:
-        return Entry(where, problem=_unreadable(error))
+        return SourceEntry(where, problem=_unreadable(error))
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _not_json(error: JSONDecodeError) -> str:
     reason = error.msg.removesuffix(" starting at")
-    return f"no valid JSON ({reason[:1].lower()}{reason[1:]})"
+    return f"not valid JSON ({reason[:1].lower()}{reason[1:]})"
 
 
 def _not_utf8(error: UnicodeDecodeError) -> str:
@@ -157,7 +157,7 @@ def _not_utf8(error: UnicodeDecodeError) -> str:
 
 def _unreadable(error: ValueError | RecursionError) -> str:
     if isinstance(error, RecursionError):
-        return "it is nested too deep; flatten it"
+        return "it is nested too deeply; flatten it"
     if isinstance(error, _KeyTwice):
         return str(error)
     return "a whole number in it has more digits than Python reads; write it as text"

@@ -1,4 +1,4 @@
-"""Tasks that were read once and are kept outside of memory, to be taken in any order, any number of times."""
+"""`TaskSource`: tasks that were read once and are kept on disk, in the order in which to launch them."""
 
 import os
 import tempfile
@@ -14,11 +14,11 @@ from rolltape.records.ids import digest_of
 from rolltape.records.jsonable import decode_json, encode_json
 
 
-class Source:
-    """The tasks of a run, in the order in which to launch them: a sequence that gives each task afresh.
+class TaskSource:
+    """A sequence of tasks. Each access reads the task afresh.
 
-    They are those that were there when it was opened, whatever happens to the file meanwhile. It may be read by
-    several threads; the space is freed by `close`, or with the object.
+    A change of the source's file does not change it. Several threads may read it. `close` frees the space on disk; so
+    does the end of the object.
     """
 
     def __init__(self, name: str) -> None:
@@ -33,10 +33,10 @@ class Source:
         return len(self._order)
 
     def __iter__(self) -> Iterator[Task]:
-        return (self[place] for place in range(len(self)))
+        return (self[index] for index in range(len(self)))
 
-    def __getitem__(self, place: int) -> Task:
-        return self._read(self._order[place])
+    def __getitem__(self, index: int) -> Task:
+        return self._read(self._order[index])
 
     def __enter__(self) -> Self:
         return self
@@ -47,11 +47,11 @@ class Source:
         self.close()
 
     def close(self) -> None:
-        """Free the space on disk; the tasks cannot be read any more."""
+        """Free the space on disk. The tasks cannot be read any more."""
         self._closing()
 
-    def keep(self, task: Task) -> None:
-        """Add a task; `arrange` makes it one of the sequence."""
+    def add(self, task: Task) -> None:
+        """Store a task; `arrange` puts it into the sequence."""
         record = encode_json([task.id, task.environment, task.where, task.data], task.where)[0]
         try:
             self._file.write(record)
@@ -60,7 +60,7 @@ class Source:
         self._ends.append(self._ends[-1] + len(record))
 
     def arrange(self, order: Sequence[int]) -> None:
-        """Say which of the tasks kept so far are the sequence, and in which order."""
+        """Set the sequence: which stored tasks it has, and in which order."""
         try:
             self._file.flush()
         except OSError as error:
@@ -74,12 +74,12 @@ class Source:
 
     def _full(self, error: OSError) -> SourceError:
         return SourceError(
-            f"{self.name}: its tasks cannot be kept in {tempfile.gettempdir()}: {error.strerror}; "
+            f"{self.name}: its tasks cannot be stored in {tempfile.gettempdir()}: {error.strerror}; "
             "free space there, or set TMPDIR"
         )
 
 
 def shuffled(keys: Sequence[bytes], seed: int) -> Sequence[int]:
-    """An order that depends on the seed and each task's own key: tasks added later leave that of the others alone."""
+    """An order by the seed and each task's own key: adding tasks leaves the order of the others as it was."""
     ranks = [digest_of("shuffle", str(seed), key) for key in keys]
     return array("Q", sorted(range(len(keys)), key=ranks.__getitem__))

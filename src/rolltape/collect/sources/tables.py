@@ -1,4 +1,4 @@
-"""Entries of Parquet files and of Hugging Face datasets, row by row."""
+"""Entries of Parquet files and Hugging Face datasets, row by row."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -9,19 +9,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rolltape.collect.sources.entries import Entry, Reading, listed, of_split, readable
+from rolltape.collect.sources.entries import RawSource, SourceEntry, filter_split, join_names, readable
 from rolltape.errors import SourceError
 
 _BATCH_ROWS = 1000
 
 
-def parquet_file(label: str, split: str | None) -> Reading:
-    """A Parquet file, a task in each row."""
-    return Reading(Path(label).name, split, label, of_split(_parquet_rows(label), split, label))
+def parquet_file(label: str, split: str | None) -> RawSource:
+    """A Parquet file with a task in each row."""
+    return RawSource(Path(label).name, split, label, filter_split(_parquet_rows(label), split, label))
 
 
-def dataset_directory(label: str, split: str | None) -> Reading:
-    """A directory that `save_to_disk` wrote, or one with data files. Nothing leaves the machine."""
+def dataset_directory(label: str, split: str | None) -> RawSource:
+    """A directory that `save_to_disk` wrote, or one with data files. It needs no network."""
     datasets = _datasets(label)
     path = Path(label)
     saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
@@ -33,7 +33,7 @@ def dataset_directory(label: str, split: str | None) -> Reading:
     return _dataset(loaded, path.resolve().name, split, label)
 
 
-def hub_dataset(label: str, split: str | None) -> Reading:
+def hub_dataset(label: str, split: str | None) -> RawSource:
     """A dataset on the Hugging Face hub: "owner/name", or "owner/name:configuration"."""
     datasets = _datasets(label)
     name, _, configuration = label.partition(":")
@@ -42,20 +42,20 @@ def hub_dataset(label: str, split: str | None) -> Reading:
     return _dataset({split: loaded}, label, split, label)
 
 
-def _dataset(loaded: dict[str | None, Any], name: str, split: str | None, label: str) -> Reading:
+def _dataset(loaded: dict[str | None, Any], name: str, split: str | None, label: str) -> RawSource:
     names = [str(own) for own in loaded]
     if split is None and len(loaded) == 1:
         split = next(iter(loaded))
     elif split is None:
-        raise SourceError(f"{label} has several splits, {listed(names)}; say which one with --split")
+        raise SourceError(f"{label} has several splits, {join_names(names)}; say which one with --split")
     if split not in loaded:
-        raise SourceError(f"{label} has no split {split!r}; it has {listed(names)}")
+        raise SourceError(f"{label} has no split {split!r}; it has {join_names(names)}")
     # As Arrow, since images and the like would be decoded otherwise.
     tables = loaded[split].with_format("arrow").iter(batch_size=_BATCH_ROWS)
-    return Reading(name, split, label, _rows(tables, label))
+    return RawSource(name, split, label, _rows(tables, label))
 
 
-def _parquet_rows(label: str) -> Iterator[Entry]:
+def _parquet_rows(label: str) -> Iterator[SourceEntry]:
     with readable(label), Path(label).open("rb") as stream:
         try:
             file = pq.ParquetFile(stream)
@@ -64,15 +64,15 @@ def _parquet_rows(label: str) -> Iterator[Entry]:
             raise SourceError(f"{label} cannot be read as Parquet: {_first_line(error)}") from None
 
 
-def _rows(tables: Iterable[Any], label: str) -> Iterator[Entry]:
+def _rows(tables: Iterable[Any], label: str) -> Iterator[SourceEntry]:
     number = 0
     for table in tables:
         names = table.schema.names
         if twice := {name for name in names if names.count(name) > 1}:
-            raise SourceError(f"{label} has two columns of one name: {listed(twice)}; rename one of each")
+            raise SourceError(f"{label} has two columns of one name: {join_names(twice)}; rename one of each")
         for row in table.to_pylist():
             number += 1
-            yield Entry(f"row {number}", row)
+            yield SourceEntry(f"row {number}", row)
 
 
 def _datasets(label: str) -> Any:

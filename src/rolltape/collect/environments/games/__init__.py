@@ -1,4 +1,4 @@
-"""Games that come with Rolltape, and what a game is."""
+"""The interface of games, and the games that come with Rolltape."""
 
 from rolltape.collect.environments.games.game import Game, Opponent
 from rolltape.collect.environments.games.guess_the_number import GuessTheNumber

@@ -1,53 +1,53 @@
-"""What a game is: whose move it is, what a seat is told, what a move does, and what the end is worth."""
+"""`Game`: the interface of a game."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, ClassVar
 
-Opponent = Callable[[Any, str, Random], str]  # the game, its seat, a source of chance → the text of a move
+Opponent = Callable[[Any, str, Random], str]  # the game, its seat, random numbers → the text of a move
 
 
 class Game(ABC):
-    """One match. Made as `Class(options, rng)`: the task's `options`, and chance that is the same for a whole group.
+    """One match. It is made as `Class(options, rng)`. `rng` gives the same numbers to all attempts of a group.
 
-    Options that cannot be used are a TaskError.
+    It raises a TaskError for options that it cannot use.
     """
 
     seats: tuple[str, ...]
-    opponents: ClassVar[Mapping[str, Opponent]] = {}  # fixed ones that it knows besides `random`
+    opponents: ClassVar[Mapping[str, Opponent]] = {}  # fixed ones besides `random`
 
     @abstractmethod
     def __init__(self, options: Mapping[str, Any], rng: Random) -> None: ...
 
     @abstractmethod
     def to_move(self) -> str | None:
-        """The seat whose move it is; None: the match is over."""
+        """The seat whose move it is; None if the match is over."""
 
     @abstractmethod
     def rules(self, seat: str) -> str:
-        """What a seat is told once, at the start."""
+        """The text for a seat at the start."""
 
     @abstractmethod
     def view(self, seat: str) -> str:
-        """What a seat is told when it is its move; empty: nothing."""
+        """The text for a seat whose move it is; may be empty."""
 
     @abstractmethod
     def play(self, seat: str, text: str) -> str | None:
-        """Make the move that a reply says. If that cannot be done: what is wrong with it, and nothing has changed."""
+        """Make the move in a reply. If it is illegal, change nothing and return what is wrong with it."""
 
     @abstractmethod
     def reward(self, seat: str) -> float:
-        """What the end of the match is worth to a seat."""
+        """The reward of a seat at the end of the match."""
 
     def forfeit(self, seat: str) -> float:
-        """What it is worth to a seat to have broken off the match, or made a move that cannot be made."""
+        """The reward of a seat that broke off the match, or lost it by an illegal move."""
         return -1.0
 
     def legal(self) -> Sequence[str]:
-        """The moves that can be made now, for the opponent `random`."""
+        """The legal moves, for the opponent `random`."""
         return ()
 
     def state(self) -> Mapping[str, Any]:
-        """For the record, as JSON."""
+        """The state of the match for the record, as JSON."""
         return {}

@@ -1,4 +1,4 @@
-"""Guess the number: one seat, told `higher` or `lower`."""
+"""The game `guess-the-number`: one seat guesses, and is told `higher` or `lower`."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _KNOWN = ("high", "secret", "guesses")
 
 
 class GuessTheNumber(Game):
-    """A number from 1 to `high`. Found within `guesses` (as many as halving needs) it is worth 1, else 0."""
+    """A number from 1 to `high`. The reward is 1 if it is found within `guesses` (as many as halving needs), else 0."""
 
     seats = (AGENT,)
 

@@ -1,4 +1,4 @@
-"""Tic-tac-toe: X begins, O answers."""
+"""The game `tic-tac-toe`: X begins, O answers."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,17 +15,17 @@ LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4
 
 
 def free_squares(board: str) -> list[int]:
-    """Numbered from 1, row by row."""
+    """The numbers of the free squares, from 1, row by row."""
     return [place for place, square in enumerate(board, 1) if square == FREE]
 
 
 def winner(board: str) -> str | None:
-    """Who has three in a line."""
+    """The seat that has three in a line."""
     return next((board[a] for a, b, c in LINES if board[a] == board[b] == board[c] != FREE), None)
 
 
 def mover(board: str) -> str | None:
-    """Whose move it is; None: it is over."""
+    """The seat whose move it is; None if the match is over."""
     if winner(board) or FREE not in board:
         return None
     return X if board.count(X) == board.count(O) else O
@@ -53,7 +53,7 @@ def perfect_move(game: "TicTacToe", seat: str, rng: Random) -> str:
 
 
 class TicTacToe(Game):
-    """Won: 1, drawn: 0, lost: -1. The option `board` gives another start, such as "X...O....", read row by row."""
+    """The reward is 1, 0 or -1. The option `board` is another start, such as "X...O....", row by row."""
 
     seats = (X, O)
     opponents: ClassVar[Mapping[str, Opponent]] = {"perfect": perfect_move}

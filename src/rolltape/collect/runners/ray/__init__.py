@@ -1,4 +1,4 @@
-"""Attempts on many machines: a node runs them on one, the runner here gives them out through Ray."""
+"""Attempts on the nodes of a Ray cluster: a node runs them on its machine, and the runner here gives them out."""
 
 from rolltape.collect.runners.ray.runner import ClusterSettings, RayRunner
 

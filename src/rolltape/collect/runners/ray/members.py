@@ -1,80 +1,83 @@
-"""The nodes of a Ray cluster that work for a collection: found as they come, started, given up when they are lost."""
+"""The nodes of a Ray cluster that work for a collection: found as they join, started, dropped when they are lost."""
 
 import asyncio
 import logging
 from collections import Counter
 from typing import Any
 
-from rolltape.collect.plan import Identity, Planned
-from rolltape.collect.result import Result
-from rolltape.collect.runners.ray.node import Node, NodeSettings, Started
+from rolltape.collect.plan import PlannedAttempt, RolloutIdentity
+from rolltape.collect.results import RolloutResult
+from rolltape.collect.runners.ray.node import ClusterNode, NodeReady, NodeSettings
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
 from rolltape.tape.stored import Key
 
 log = logging.getLogger("rolltape.collect")
 
-_LOOK_S = 2.0  # between looks for nodes that have come
-_DEATHS = 3  # of a node's actor before the node is left alone
+_LOOK_S = 2.0  # between looks for nodes that have joined
+_MAX_DEATHS = 3  # of a node's actor before the node is not used any more
 _CLOSING_S = 60.0
 
 
 class MemberLost(Exception):
-    """A node, or our actor on it, is gone; what it had not published is lost with it, or comes back with it."""
+    """A node, or our actor on it, is gone. What it had not published is lost, or comes back with the node."""
 
 
-class Member:
-    """A node that is ready for attempts."""
+class ClusterMember:
+    """A node that is ready for attempts, and the actor on it."""
 
-    def __init__(self, actor: Any, node_id: str, started: Started) -> None:
+    def __init__(self, actor: Any, node_id: str, started: NodeReady) -> None:
         self.node_id = node_id
         self.host = started.host
         self.running = 0
-        self.published: set[Key] = set()  # and not told of so far
+        self.published: set[Key] = set()  # and not reported so far
         self.is_lost = False
         self._actor = actor
 
     async def attempt(
-        self, task: Task, planned: Planned, identity: Identity, tries: dict[str, int]
-    ) -> list[Result] | None:
-        """As `Node.attempt`."""
+        self, task: Task, planned: PlannedAttempt, identity: RolloutIdentity, tries: dict[str, int]
+    ) -> list[RolloutResult] | None:
+        """As `ClusterNode.attempt`."""
         self.running += 1
         try:
-            results: list[Result] | None = await self._asked(self._actor.attempt.remote(task, planned, identity, tries))
+            results: list[RolloutResult] | None = await self._call(
+                self._actor.attempt.remote(task, planned, identity, tries)
+            )
             return results
         finally:
             self.running -= 1
 
     async def publish(self) -> frozenset[Key]:
-        """As `Node.publish`."""
-        published: frozenset[Key] = await self._asked(self._actor.publish.remote())
+        """As `ClusterNode.publish`."""
+        published: frozenset[Key] = await self._call(self._actor.publish.remote())
         return published
 
-    async def cancel(self) -> list[Result]:
-        """As `Node.cancel`."""
-        cancelled: list[Result] = await self._asked(self._actor.cancel.remote())
+    async def cancel(self) -> list[RolloutResult]:
+        """As `ClusterNode.cancel`."""
+        cancelled: list[RolloutResult] = await self._call(self._actor.cancel.remote())
         return cancelled
 
     async def close(self) -> None:
-        """As `Node.close`, as far as the node answers in time."""
+        """As `ClusterNode.close`, as far as the node answers in time."""
         async with asyncio.timeout(_CLOSING_S):
-            await self._asked(self._actor.close.remote())
+            await self._call(self._actor.close.remote())
 
-    async def _asked(self, reference: Any) -> Any:
+    async def _call(self, reference: Any) -> Any:
+        """Wait for a call of the actor; MemberLost if it fails."""
         if self.is_lost:
             raise MemberLost(f"node {self.host} is lost")
         try:
             return await reference
-        except Exception as error:  # whatever fails there fails for that node alone: others go on
+        except Exception as error:  # whatever fails there fails that node alone
             self.is_lost = True
-            raise MemberLost(f"node {self.host}: {why(error)}") from error
+            raise MemberLost(f"node {self.host}: {describe_ray_error(error)}") from error
 
 
-class Members:
-    """Those that are ready, kept up to date by `watch`."""
+class ClusterMembers:
+    """The nodes that are ready. `watch` keeps the list current."""
 
     def __init__(self, ray: Any, settings: NodeSettings) -> None:
-        self.ready: dict[str, Member] = {}
+        self.ready: dict[str, ClusterMember] = {}
         self.left: set[Key] = set()  # rollouts that had ended, and were published by the successor of a lost actor
         self.changed = asyncio.Condition()
         self._ray = ray
@@ -84,16 +87,16 @@ class Members:
         self._deaths: Counter[str] = Counter()
         self._refused: dict[str, str] = {}
         self._gone: set[str] = set()
-        self._first: Started | None = None
+        self._first: NodeReady | None = None
 
     @property
-    def first(self) -> Started:
-        """What the first node that was ready said of itself: the others say the same."""
+    def first(self) -> NodeReady:
+        """The first node that was ready. All others have the same model and agent."""
         assert self._first is not None
         return self._first
 
     async def watch(self) -> None:
-        """Start actors on nodes as they come; raise when none is left that could work."""
+        """Start actors on nodes as they join; raise when none is left that could work."""
         while True:
             for node in await asyncio.to_thread(self._ray.nodes):
                 node_id = node["NodeID"]
@@ -109,7 +112,7 @@ class Members:
             await asyncio.sleep(_LOOK_S)
 
     def is_decided(self, node_id: str) -> bool:
-        """Whether a node is ready, or will not be."""
+        """Whether a node is ready, or will never be."""
         return node_id in self.ready or node_id in self._refused or node_id in self._gone
 
     @property
@@ -117,63 +120,65 @@ class Members:
         """Whether every node that was found is ready or refused."""
         return not self._starting
 
-    async def give_up(self, member: Member, error: MemberLost) -> None:
-        """Take a node off the list; the next look starts another actor on it, if it is still there."""
+    async def drop(self, member: ClusterMember, error: MemberLost) -> None:
+        """Take a lost node off the list. The next look starts another actor on it, if it is still there."""
         if self.ready.get(member.node_id) is not member:
             return
         log.warning("%s; its attempts run elsewhere", error)
         del self.ready[member.node_id]
         self._kill(member.node_id)
-        self._died(member.node_id, str(error))
-        await self.tell()
+        self._count_death(member.node_id, str(error))
+        await self.notify()
 
-    def works(self, member: Member) -> None:
-        """Take note that a node has brought something to its end: what went wrong there before is forgiven."""
+    def forgive(self, member: ClusterMember) -> None:
+        """Forget earlier deaths of a node that has completed something."""
         self._deaths.pop(member.node_id, None)
 
-    async def tell(self) -> None:
+    async def notify(self) -> None:
         """Wake whoever waits for a change."""
         async with self.changed:
             self.changed.notify_all()
 
     async def close(self) -> None:
-        """End all actors in order; those that do not answer are killed."""
+        """Close all actors. Those that do not answer are killed."""
         for task in self._starting.values():
             task.cancel()
         ended = await asyncio.gather(*(member.close() for member in self.ready.values()), return_exceptions=True)
         for member, error in zip(self.ready.values(), ended, strict=True):
             if error is not None:
-                log.warning("node %s did not end in order (%s); --resume publishes what it holds", member.host, error)
+                log.warning("node %s did not close (%s); --resume publishes what it holds", member.host, error)
         for node_id in list(self._actors):
             self._kill(node_id)
 
     async def _start(self, node_id: str, host: str) -> None:
         try:
-            self._actors[node_id] = actor = self._made(node_id)
-            started: Started = await actor.start.remote()
+            self._actors[node_id] = actor = self._make_actor(node_id)
+            started: NodeReady = await actor.start.remote()
             self._check_same(started)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is that node's; if all have it, `watch` raises
             self._kill(node_id)
-            self._died(node_id, f"node {host}: {why(error)}", for_good=not isinstance(error, _actor_error()))
+            self._count_death(
+                node_id, f"node {host}: {describe_ray_error(error)}", for_good=not isinstance(error, _actor_error())
+            )
         else:
             self.left |= started.left
-            self.ready[node_id] = Member(actor, node_id, started)
+            self.ready[node_id] = ClusterMember(actor, node_id, started)
         finally:
             self._starting.pop(node_id, None)
-            await self.tell()
+            await self.notify()
 
-    def _made(self, node_id: str) -> Any:
+    def _make_actor(self, node_id: str) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        made = self._ray.remote(Node).options(
+        actor_class = self._ray.remote(ClusterNode).options(
             num_cpus=1,
             max_restarts=0,
             max_concurrency=100_000,  # every attempt in flight is a call in flight
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
         )
-        return made.remote(self._settings)
+        return actor_class.remote(self._settings)
 
-    def _check_same(self, started: Started) -> None:
+    def _check_same(self, started: NodeReady) -> None:
         first = self._first = self._first or started
         for what in ("model_name", "agent_name"):
             if getattr(started, what) != getattr(first, what):
@@ -182,10 +187,10 @@ class Members:
                     "all nodes must have the same"
                 )
 
-    def _died(self, node_id: str, reason: str, *, for_good: bool = False) -> None:
+    def _count_death(self, node_id: str, reason: str, *, for_good: bool = False) -> None:
         self._deaths[node_id] += 1
-        if for_good or self._deaths[node_id] >= _DEATHS:
-            log.warning("%s; it is left alone", reason)
+        if for_good or self._deaths[node_id] >= _MAX_DEATHS:
+            log.warning("%s; it is not used any more", reason)
             self._refused[node_id] = reason
 
     async def _forget(self, node_id: str) -> None:
@@ -195,7 +200,7 @@ class Members:
         if node_id in self.ready:
             member = self.ready[node_id]
             member.is_lost = True
-            await self.give_up(member, MemberLost(f"node {member.host} has left the cluster"))
+            await self.drop(member, MemberLost(f"node {member.host} has left the cluster"))
 
     def _kill(self, node_id: str) -> None:
         actor = self._actors.pop(node_id, None)
@@ -203,8 +208,8 @@ class Members:
             self._ray.kill(actor, no_restart=True)
 
 
-def why(error: BaseException) -> str:
-    """What an error of Ray's is about, in a line."""
+def describe_ray_error(error: BaseException) -> str:
+    """An error of Ray in one line."""
     cause = getattr(error, "cause", None)
     text = str(cause if isinstance(cause, Exception) else error).strip()
     return text.splitlines()[0] if text else type(error).__name__

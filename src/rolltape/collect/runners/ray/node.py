@@ -1,4 +1,4 @@
-"""One machine of a cluster: a gateway and a journal of its own, and what ended there published for everybody."""
+"""One node of a cluster: it has a gateway and a journal of its own, and publishes the rollouts that have ended."""
 
 import asyncio
 import hashlib
@@ -13,13 +13,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rolltape.collect.agents import agent_named
-from rolltape.collect.agents.scratch import Scratch
+from rolltape.collect.agents import Scratch, agent_named
 from rolltape.collect.environments import Environments
-from rolltape.collect.plan import Identity, Planned
-from rolltape.collect.result import Result
-from rolltape.collect.runners.attempts import Attempts
-from rolltape.collect.runners.local import gateway_of
+from rolltape.collect.plan import PlannedAttempt, RolloutIdentity
+from rolltape.collect.results import RolloutResult
+from rolltape.collect.runners.attempts import AttemptRunner
+from rolltape.collect.runners.gateway import make_gateway
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
@@ -30,18 +29,18 @@ from rolltape.tape.stored import Key
 
 
 class NodeSettings(NamedTuple):
-    """What a node is told of the run it works for."""
+    """What a node needs to know of the run that it works for."""
 
     collect: CollectSettings
     about: dict[str, Any]  # the content of the run's run.json
-    place: str  # where what has ended is published: a path or URL that all nodes see
+    place: str  # where rollouts are published: a path or URL that all nodes see
     folder: str | None  # for journals, on the node's own disk; None: in its folder for temporary files
-    search: tuple[str, ...]  # where the modules are that tasks and agents name
-    judging: dict[str, str]  # variables by which judges are found, and their keys
-    rolltape: str  # the version of those who ask
+    search: tuple[str, ...]  # folders of modules that tasks and agents name
+    judging: dict[str, str]  # environment variables with the address, model and key of judges
+    rolltape: str  # the collector's version
 
 
-class Started(NamedTuple):
+class NodeReady(NamedTuple):
     """A node that is ready."""
 
     host: str
@@ -50,18 +49,18 @@ class Started(NamedTuple):
     left: frozenset[Key]  # rollouts that had ended here before, and are published now
 
 
-class Node:
-    """Runs attempts on the machine it is made on."""
+class ClusterNode:
+    """Runs attempts on its machine. It is a Ray actor."""
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
         self._stack = AsyncExitStack()
-        self._attempts: Attempts | None = None
-        self._running: set[asyncio.Task[list[Result]]] = set()
+        self._attempts: AttemptRunner | None = None
+        self._running: set[asyncio.Task[list[RolloutResult]]] = set()
         self._publishing = asyncio.Lock()
 
-    async def start(self) -> Started:
-        """Publish what earlier processes left here, and get ready."""
+    async def start(self) -> NodeReady:
+        """Publish what earlier processes left on this machine, and start the gateway."""
         settings, host = self._settings, socket.gethostname()
         if (own := version("rolltape")) != settings.rolltape:
             raise CollectError(f"node {host} has rolltape {own}, the collector {settings.rolltape}; install the same")
@@ -83,17 +82,17 @@ class Node:
             await asyncio.to_thread(self._publish_logs, left)
             self._publisher = Publisher(tape, self._place)
             self._scratch = stack.enter_context(Scratch(self._directory.path))
-            self._gateway = await stack.enter_async_context(gateway_of(settings.collect, tape))
+            self._gateway = await stack.enter_async_context(make_gateway(settings.collect, tape))
             self._stack = stack.pop_all()
-        return Started(host, self._gateway.service.model_name, self._agent.name, left)
+        return NodeReady(host, self._gateway.service.model_name, self._agent.name, left)
 
     async def attempt(
-        self, task: Task, planned: Planned, identity: Identity, tries: dict[str, int]
-    ) -> list[Result] | None:
-        """Attempt a task; its results are on this machine alone until `publish` names them. None: it was cancelled."""
+        self, task: Task, planned: PlannedAttempt, identity: RolloutIdentity, tries: dict[str, int]
+    ) -> list[RolloutResult] | None:
+        """Attempt a task; None if it was cancelled. Only this machine has the rollouts until `publish` returns them."""
         if self._attempts is None:
             settings = self._settings.collect
-            self._attempts = Attempts(self._gateway, self._agent, settings, identity, self._scratch.path)
+            self._attempts = AttemptRunner(self._gateway, self._agent, settings, identity, self._scratch.path)
         running = asyncio.ensure_future(self._attempts.run(task, self._environments.of(task), planned, tries))
         self._running.add(running)
         try:
@@ -103,21 +102,21 @@ class Node:
             self._running.discard(running)
 
     async def publish(self) -> frozenset[Key]:
-        """Publish what has ended since the last time; those rollouts."""
+        """Publish the rollouts that have ended since the last call, and return their keys."""
         async with self._publishing:
             published = await asyncio.to_thread(self._publisher.publish)
             await asyncio.to_thread(self._publish_logs, published)
             return published
 
-    async def cancel(self) -> list[Result]:
-        """Cancel all that runs; what became of it."""
+    async def cancel(self) -> list[RolloutResult]:
+        """Cancel all attempts that run, and return their results."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         return [] if self._attempts is None else self._attempts.cancelled
 
     async def close(self) -> None:
-        """End in order: nothing is left here that is not published."""
+        """Cancel what runs, publish everything, and close."""
         await self.cancel()
         await self.publish()
         await self._stack.aclose()
@@ -131,7 +130,7 @@ class Node:
 
 
 def node_folder(settings: NodeSettings) -> Path:
-    """Where a node journals: the same folder for the same run, so that what a dead process left is found again."""
+    """The folder of a node's journals. It is the same for the same run, so that what a dead process left is found."""
     place = hashlib.blake2b(settings.place.encode(), digest_size=6).hexdigest()
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", settings.about["name"])
     return Path(settings.folder or Path(tempfile.gettempdir()) / "rolltape") / f"{name}-{place}"

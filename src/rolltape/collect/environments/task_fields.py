@@ -1,20 +1,24 @@
-"""What a task says first: `prompt` or `messages`, with `system` and `files`."""
+"""A task's entry → the checked fields that its environment knows, and the opening messages that they give."""
 
 import copy
 from collections.abc import Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from rolltape.collect.environments.protocol import Message, Opening, Tool
+from rolltape.collect.tasks import Task
 from rolltape.errors import TaskError
 from rolltape.records.jsonable import shown
 
+T = TypeVar("T")
+
+_AT = " - at `$"
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-class Prompted(msgspec.Struct, frozen=True, kw_only=True):
+class PromptFields(msgspec.Struct, frozen=True, kw_only=True):
     """Fields that every kind of task may have."""
 
     prompt: str | None = None  # a user message
@@ -23,8 +27,25 @@ class Prompted(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, str] = {}  # for the working directory of an agent that has one
 
 
-def check_prompt(fields: Prompted, *, needed: bool = True) -> None:
-    """TaskError unless there is something to say first, said in one way."""
+def parse_fields(task: Task, kind: type[T]) -> T:
+    """The fields of `kind` out of a task, as a copy. Null is the same as absent; other fields are ignored."""
+    known = kind.__struct_fields__  # type: ignore[attr-defined]
+    given = {name: _without_nulls(value) for name, value in task.data.items() if name in known and value is not None}
+    if given.get("messages") is not None:
+        given["messages"] = copy.deepcopy(task.data["messages"])  # null has a meaning within a message
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise TaskError(_describe_error(str(error))) from None
+
+
+def copy_entry(task: Task) -> dict[str, Any]:
+    """A copy of the whole entry, for a function that may change it."""
+    return copy.deepcopy(task.data)
+
+
+def check_prompt(fields: PromptFields, *, needed: bool = True) -> None:
+    """TaskError unless the task has a prompt or messages, and not both."""
     if fields.prompt is not None and fields.messages is not None:
         raise TaskError("it has both a prompt and messages; keep one of them")
     if fields.messages is not None:
@@ -41,21 +62,20 @@ def check_path(name: str, where: str) -> None:
     """TaskError for a file name that leads out of the working directory, or nowhere."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or path == PurePosixPath() or "\0" in name:
-        raise TaskError(f"{where}: {shown(name)} is no file of the working directory; give a relative path below it")
+        raise TaskError(f"{where}: {shown(name)} is not in the working directory; give a relative path below it")
 
 
-def opening_of(fields: Prompted, tools: Sequence[Tool] = (), max_tool_calls: int | None = None) -> Opening:
-    """What the agent is told first; a fresh copy on every call."""
+def build_opening(fields: PromptFields, tools: Sequence[Tool] = (), max_tool_calls: int | None = None) -> Opening:
+    """What the agent is given first; a new copy on every call."""
     messages: list[Message] = [] if fields.system is None else [{"role": "system", "content": fields.system}]
     if fields.messages is not None:
         messages += copy.deepcopy(fields.messages)
     elif fields.prompt is not None:
-        messages.append(user(fields.prompt))
+        messages.append(user_message(fields.prompt))
     return Opening(messages=messages, tools=tuple(tools), files=dict(fields.files), max_tool_calls=max_tool_calls)
 
 
-def user(text: str) -> Message:
-    """A user's message."""
+def user_message(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
@@ -70,3 +90,19 @@ def _check_messages(messages: list[dict[str, Any]], system: str | None) -> None:
             raise TaskError(f"its message {number} has the content {shown(message['content'])}; give text")
     if system is not None and messages[0]["role"] in ("system", "developer"):
         raise TaskError("it has a system text, and its messages begin with another; keep one of them")
+
+
+def _without_nulls(value: Any) -> Any:
+    # Columns of a table give every row the fields of all rows.
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_without_nulls(inner) for inner in value]
+    return value
+
+
+def _describe_error(message: str) -> str:
+    what, _, path = message.partition(_AT)
+    what = what[:1].lower() + what[1:]
+    where = path.rstrip("`").removeprefix(".")
+    return f"its {where}: {what}; correct it" if where else f"it is not as its environment needs it: {what}"

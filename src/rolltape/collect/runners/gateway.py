@@ -1,0 +1,88 @@
+"""The gateway that a collection's agents talk to: which model `--model` means, and which engines run it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rolltape.collect.settings import CollectSettings
+from rolltape.errors import CollectError
+from rolltape.gateway.engines.opening import embedded_folder, open_engines, parts_of
+from rolltape.gateway.gateway import Gateway
+from rolltape.gateway.settings import GatewaySettings
+from rolltape.tape.recording.tape import Tape
+from rolltape.tiny.shipped import shipped_model
+
+_EMBEDDED, _TEXT_ONLY = "embedded", "openai"  # kinds of engines
+_TOKENIZER = "tokenizer.json"
+
+
+class ResolvedModel(NamedTuple):
+    """Which model is used."""
+
+    folder: Path  # with a tokenizer and a chat template
+    name: str | None  # in the record; None: as the engine calls it
+    requested: str | None  # of engines that serve several; None: the one that they serve
+    engines: tuple[str, ...]
+
+
+def make_gateway(settings: CollectSettings, tape: Tape) -> Gateway:
+    """A gateway by the settings of a collection."""
+    model = resolve_model(settings.model, settings.model_name, settings.engines)
+    engines = open_engines(
+        model.engines,
+        api_key=settings.engine_key,
+        model=model.requested,
+        logprob_kind=settings.logprob_kind,
+        routed_experts=settings.routed_experts,
+    )
+    gateway_settings = GatewaySettings(
+        model_name=model.name, renderer=settings.renderer, thinking_retention=settings.thinking_retention
+    )
+    return Gateway(engine=engines, tape=tape, model=model.folder, settings=gateway_settings)
+
+
+def resolve_model(model: str | None, name: str | None, engines: Sequence[str]) -> ResolvedModel:
+    """Find the model that `model` (a folder or a name) means for these engines; CollectError if there is none.
+
+    Engines that return text alone take any name: their prompts are counted with the shipped model's tokenizer.
+    """
+    kinds = [parts_of(engine)[0] for engine in engines]
+    text_only = all(kind == _TEXT_ONLY for kind in kinds)
+    if model is None and text_only:
+        model = name
+    if model is None:
+        return _resolve_embedded(name, engines)
+    if Path(model).exists():
+        own = tuple(f"{_EMBEDDED}:{model}" if engine == _EMBEDDED else engine for engine in engines)
+        return ResolvedModel(Path(model), name, None, own)
+    if _EMBEDDED in kinds:
+        raise CollectError(f"--model {model}: there is no such folder, and the embedded engine runs a folder's model")
+    folder = _find_cached(model) or (shipped_model() if text_only else None)
+    if folder is None:
+        raise CollectError(
+            f"--model {model}: there is no such folder, and no tokenizer of that name in the Hugging Face cache; give "
+            f"the folder with the {_TOKENIZER} of what {engines[0]} serves, and --served-model-name for its name"
+        )
+    return ResolvedModel(folder, name or model, model, tuple(engines))
+
+
+def _resolve_embedded(name: str | None, engines: Sequence[str]) -> ResolvedModel:
+    folder = embedded_folder(engines)
+    if folder is not None:
+        return ResolvedModel(folder, name, None, tuple(engines))
+    raise CollectError(
+        f"--engine {engines[0]}: the model is not known; give --model: a folder with the {_TOKENIZER} of what "
+        f"it serves, or with {_TEXT_ONLY}:URL any name"
+    )
+
+
+def _find_cached(name: str) -> Path | None:
+    """The folder in the Hugging Face cache that has a model's tokenizer. It does not ask the hub."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, _TOKENIZER)
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
