@@ -387,7 +387,7 @@ def test_records_do_not_go_into_the_file_of_the_tasks(tmp_path: Path, cli: Cli) 
     before = source.read_bytes()
     result = cli("collect", source, "--run", tmp_path / "run", "-o", source)
     assert result.code == 4
-    assert "that is the file of the tasks" in result.err
+    assert "this is the file of the tasks" in result.err
     assert source.read_bytes() == before
 
 
@@ -395,5 +395,5 @@ def test_records_that_cannot_be_written_at_all_are_noticed_before_anything_runs(
     out = tmp_path / "nowhere" / "out.jsonl"
     result = cli("collect", task_file(tmp_path), "--run", tmp_path / "run", "-o", out)
     assert result.code == 4
-    assert f"-o {out}: it cannot be written: No such file or directory" in result.err
+    assert f"-o {out}: cannot be written: No such file or directory" in result.err
     assert not rollouts(tmp_path / "run")

@@ -79,7 +79,7 @@ def test_interrupted_it_leaves_a_whole_tape_and_goes_on_later(signals: int, tmp_
         process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "ending: what runs has" in err
+    assert "stopping: running attempts have" in err
     assert json.loads(out.splitlines()[-1])["whole"] is False
     statuses = {one.status for one in rollouts(run)}
     assert Status.FINISHED in statuses

@@ -115,7 +115,8 @@ def test_a_rollout_is_as_old_as_the_oldest_weights_that_its_replies_name(tmp_pat
 
 def test_rules_that_need_outcomes_alone_read_no_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record_group(tmp_path, "a", [1, 1], versions=["1", "2"])
-    monkeypatch.setattr(Run, "_load", lambda *_: pytest.fail("a rollout was loaded"))
+    for name in ("rollout", "rollouts", "latest"):
+        monkeypatch.setattr(Run, name, lambda *_: pytest.fail("a rollout was loaded"))
     run = rolltape.read(tmp_path)
     judge_spread(tmp_path)
     assert any(verdict.reason for verdict in filters.stale(run.index(), run.versions(), 0))
