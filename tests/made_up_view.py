@@ -21,7 +21,8 @@ def row(index: int) -> dict[str, Any]:
 
 def rows(total: int, offset: int, limit: int) -> dict[str, Any]:
     shown = [row(index) for index in range(offset, min(total, offset + limit))]
-    return {"total": total, "matched": total, "rows": shown, "snapshot": 1}
+    progress = dict.fromkeys(("indexed", "total", "ended", "summarized", "searchable"), total)
+    return {"total": total, "matched": total, "rows": shown, "snapshot": 1, "progress": progress}
 
 
 def message(role: str, text: str) -> dict[str, Any]:

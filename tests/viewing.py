@@ -10,20 +10,19 @@ import aiohttp
 
 import rolltape
 from rolltape.records.rollout import Rollout, Status
-from rolltape.view.catching_up import catch_up
+from rolltape.view.rollout_answers import RolloutAnswers
 from rolltape.view.serve import served
-from rolltape.view.service import RunAnswers
 from rolltape.view.watching import WatchedRun
 from sessions import Recording, whole
 
 
 @contextlib.contextmanager
-def answers_for(path: Path, *, search: bool = True) -> Iterator[RunAnswers]:
+def answers_for(path: Path, *, search: bool = True) -> Iterator[RolloutAnswers]:
     """Answers about a run as it is now."""
     run = WatchedRun("run", str(path))
     try:
-        catch_up(run, search=search)
-        yield RunAnswers(run)
+        run.catch_up(words=search)
+        yield RolloutAnswers(run)
     finally:
         run.close()
 

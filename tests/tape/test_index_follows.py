@@ -263,14 +263,17 @@ def test_nothing_alive_is_called_lost(worlds: Callable[[int], World]) -> None:
     (writer, _) = world.writers
     writer.do("start", "a", 0)
 
+    killed: list[bool] = []
+
     def stop(what: str) -> None:
-        if what.startswith("read"):
+        if what.startswith("read") and not killed:
             writer.do("turn", "a", 1)
 
     index = opened_index(world.run, stop)
     for _ in range(5):
         index.advance()
         assert [row.outcome.status for row in index.rows()] == [Status.RUNNING]
+    killed.append(True)
     writer.kill()
     index.advance()
     assert [row.outcome.status for row in index.rows()] == [Status.LOST]

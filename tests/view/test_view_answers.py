@@ -15,7 +15,7 @@ from rolltape.records.policy import PRESETS, Credit
 from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Sample
 from rolltape.samples.credit import advantages_of
-from rolltape.view.service import RunAnswers
+from rolltape.view.rollout_answers import RolloutAnswers
 from sessions import Recording
 from strategies import rollouts, searching
 from taped import assistant, first_turn, next_turn, record_run, spelled
@@ -41,7 +41,7 @@ def test_every_answer_is_what_the_library_computes(made: Made, sealed: bool) -> 
                 _check_rollout(run, answers, run.rollout(*row.key))
 
 
-def _check_table(run: rolltape.Run, answers: RunAnswers) -> None:
+def _check_table(run: rolltape.Run, answers: RolloutAnswers) -> None:
     rows = answers.table({}, None)["rows"]
     index = run.index()
     assert [(row["id"], row["try"]) for row in rows] == [row.key for row in index]
@@ -58,7 +58,7 @@ def _check_table(run: rolltape.Run, answers: RunAnswers) -> None:
     assert answers.listing().versions == run.versions()
 
 
-def _check_overview(run: rolltape.Run, answers: RunAnswers) -> None:
+def _check_overview(run: rolltape.Run, answers: RolloutAnswers) -> None:
     overview = answers.overview(None)
     made = [rolltape.linearize(rollout) for rollout in run.rollouts()]
     ledger: Counter[str] = Counter()
@@ -73,7 +73,7 @@ def _check_overview(run: rolltape.Run, answers: RunAnswers) -> None:
     assert sum(overview["statuses"].values()) == len(run.index())
 
 
-def _check_rollout(run: rolltape.Run, answers: RunAnswers, rollout: Rollout) -> None:
+def _check_rollout(run: rolltape.Run, answers: RolloutAnswers, rollout: Rollout) -> None:
     row = answers.row(rollout.id, str(rollout.head.try_index))
     assert spelled(answers._loading(row)()) == spelled(rollout)
     for name, policy in PRESETS.items():

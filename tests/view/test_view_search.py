@@ -1,14 +1,12 @@
 """Rollouts found by what is said in them."""
 
 import shutil
-import sqlite3
 from pathlib import Path
 
 import pytest
 
 import rolltape
-from rolltape.records.rollout import Rollout
-from rolltape.view.indexing import SearchIndex
+from rolltape.tape.index import search
 from taped import assistant, first_turn, next_turn, record_run, user
 from viewing import answers_for, asking
 
@@ -98,21 +96,11 @@ def test_search_and_filters_hold_together(run: Path) -> None:
         assert (page["matched"], page["total"]) == (0, 3)
 
 
-def test_one_process_writes_the_index_at_a_time(run: Path) -> None:
-    with answers_for(run) as answers:
-        index = SearchIndex(answers.run.folder.path, None)
-        with pytest.raises(BlockingIOError):
-            SearchIndex(answers.run.folder.path, None)
-        index.close()
-        SearchIndex(answers.run.folder.path, None).close()
-
-
 def test_a_damaged_index_is_made_again(run: Path) -> None:
-    with answers_for(run) as answers:
-        path = answers.run.folder.path / "search-1.sqlite"
-    for name in ("-wal", "-shm"):
-        Path(f"{path}{name}").unlink(missing_ok=True)
-    path.write_bytes(b"nonsense" * 1000)
+    with answers_for(run):
+        pass
+    for path in (run / "cache").glob("index-*.sqlite*"):
+        path.write_bytes(b"nonsense" * 1000) if path.suffix == ".sqlite" else path.unlink()
     with answers_for(run) as answers:
         assert answers.table({}, answers.search("dates")())["matched"] == 2
 
@@ -158,11 +146,25 @@ def test_an_index_of_a_run_that_was_here_before_is_made_again(tmp_path: Path) ->
             shutil.rmtree(target) if target.is_dir() else target.unlink()
 
 
-def test_what_cannot_be_indexed_still_has_its_figures(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(index: SearchIndex, rollout: Rollout) -> int:
-        raise sqlite3.OperationalError("database or disk is full")
+def test_what_cannot_be_searched_still_has_its_figures(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd(connection: object, number: int, messages: object) -> None:
+        raise RecursionError("too deep")
 
-    monkeypatch.setattr(SearchIndex, "add", full)
+    monkeypatch.setattr(search, "add", odd)
     with answers_for(run) as answers:
         assert [row["trained_tokens"] for row in answers.table({}, None)["rows"]] == [4, 4, 4]
-        assert answers.overview(None)["problems"] == 0
+        assert answers.overview(None)["problem_list"] == ["its messages cannot be searched: too deep"] * 3
+        assert answers.table({}, answers.search("dates")())["search"] == {"indexed": 0, "ended": 3}
+
+
+def test_messages_are_searched_without_their_tokens_where_a_summary_is_there(run: Path) -> None:
+    with answers_for(run, search=False) as answers:
+        assert answers.overview(None)["progress"]["searchable"] == 0
+        answers.run.index.load_with_problems = None  # type: ignore[assignment,method-assign]
+        answers.run.catch_up(words=True)
+        assert answers.table({}, answers.search("careful parser")())["matched"] == 1
+    rolltape.seal(run)
+    shutil.rmtree(run / "cache")
+    with answers_for(run, search=False) as answers:
+        answers.run.catch_up(words=True)
+        assert answers.table({}, answers.search("careful parser")())["matched"] == 1

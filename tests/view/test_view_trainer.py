@@ -13,7 +13,7 @@ from rolltape.records.policy import Advantage, Credit, CutPolicy
 from rolltape.records.sample import Sample
 from rolltape.tokens import Dppo, read_tokens
 from rolltape.tokens.summary import largest_tokens, summarize_step
-from rolltape.view.reports import TokenPlace
+from rolltape.view.state import TokenPlace
 from rolltape.view.tokens import TRAINER_COLUMNS
 from rolltape.view.trainer import trainer_news
 from taped import first_turn, record_run

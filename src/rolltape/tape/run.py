@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy.typing as npt
 
-from rolltape.errors import NoSuchRollout, RunNotFound
+from rolltape.errors import NoSuchRollout
 from rolltape.records.rollout import Event, EventKind, Rollout
 from rolltape.tape.index.catalog import Catalog, catalog_of
 from rolltape.tape.index.database import IndexFile
 from rolltape.tape.index.index import Index, RolloutRow
 from rolltape.tape.index.sources import RunSources
-from rolltape.tape.recording.fields import is_unicode
-from rolltape.tape.rundir import RUN_FILE, RunDirectory, checked_about
-from rolltape.tape.shards.places import Place
+from rolltape.tape.rundir import RunDirectory
+from rolltape.tape.shards.places import Place, find_run
 from rolltape.tape.stored import Problem
 
 __all__ = ["RolloutRow", "Run", "read"]
@@ -157,14 +156,4 @@ class Run:
 
 def read(location: str | os.PathLike[str]) -> Run:
     """The run at a path or an fsspec URL, for reading."""
-    text = os.fspath(location)
-    if not isinstance(text, str) or not is_unicode(text) or "\0" in text:
-        raise RunNotFound(f"{text!r}: no run there; it is no path or URL in valid Unicode")
-    place = Place(text)
-    if place.is_local:
-        directory = RunDirectory.opened(place.root)
-        return Run(str(directory.path), directory.about, directory, place)
-    raw = place.about()
-    if raw is None:
-        raise RunNotFound(f"{place.url}: no run there ({RUN_FILE} is missing)")
-    return Run(place.url, checked_about(raw, place.url), None, place)
+    return Run(*find_run(location))

@@ -9,7 +9,7 @@ from rolltape.records.sample import Origin, Span
 from rolltape.records.tokens import Ids
 from rolltape.samples import Linearized
 from rolltape.tree import PlacedTurn
-from rolltape.view.table import Array
+from rolltape.view.rows import Array
 
 
 class BranchTokens:

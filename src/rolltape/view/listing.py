@@ -7,16 +7,16 @@ import numpy as np
 
 from rolltape.errors import NoAnswer
 from rolltape.records.rollout import Status, outcome_of
+from rolltape.tape.index.queries import ordered_versions
 from rolltape.view.answers import count_in, number_in, step_in
-from rolltape.view.rows import CAUSE_CODE, DERIVED, FATE_CODE, STATUSES, UNENDED
-from rolltape.view.standings import are_rewarded, in_order, ledgers_of, statuses_of, versions_of
+from rolltape.view.rows import CAUSE_CODE, FATE_CODE, STATUS_CODE, STATUSES, Array
 from rolltape.view.state import RunState
-from rolltape.view.table import Array
 
 MOST_ROWS = 500
 SHORT_ID = 8
 _NAMED = ("stop_reason", "task", "environment", "agent", "model")
 _LOST = outcome_of((), writer_alive=False).reason
+_RUNNING, _PRUNED, _FILTERED = (FATE_CODE[f"dropped:{why}"] for why in ("running", "pruned", "filtered"))
 
 _SORTS = (
     "started, ended, reward, turns, tokens, trained, forks, status, step, attempt, "
@@ -32,17 +32,50 @@ class Listing:
     def __init__(self, state: RunState) -> None:
         self.state = state
         self.snapshot = state.snapshot
-        self.statuses = statuses_of(state)
-        self.has_reward = are_rewarded(state, self.statuses)
-        self.rewards: Array = np.where(self.has_reward, state.rows.columns["reward"], np.nan)  # NaN: it has none
-        self.ledgers = ledgers_of(state, self.statuses)
-        self.derived: Array = state.rows.columns["derived"] == DERIVED
-        self.causes: Array = state.rows.columns["forks"] * self.derived[:, np.newaxis]
+        columns = state.rows.columns
+        self.statuses = columns["status"]
+        self.derived: Array = columns["branches"] >= 0
+        self.has_reward: Array = columns["scored"] & (self.statuses == STATUS_CODE[Status.FINISHED])
+        self.rewards: Array = np.where(self.has_reward, columns["reward"], np.nan)  # NaN: it has none
+        self.ledgers = self._ledgers()
+        self.causes: Array = columns["forks"]
         # NaN: not known yet.
         self.trained = np.where(self.derived, self.ledgers[:, FATE_CODE["trained"]], np.nan)
         self.forks = np.where(self.derived, self.causes.sum(axis=1), np.nan)
-        self.order = in_order(state)
-        self.versions = versions_of(state, self.order)
+        self.order = self._in_order()
+        self.versions = self._versions()
+
+    def _ledgers(self) -> Array:
+        """Tokens of each rollout by fate; none where its summary is still to come."""
+        columns = self.state.rows.columns
+        ledgers: Array = columns["ledger"].copy()
+        running = self.statuses == STATUS_CODE[Status.RUNNING]
+        ledgers[running] = 0
+        ledgers[running, _RUNNING] = columns["sampled_tokens"][running]
+        filtered = (columns["filter"] != 0) & (self.statuses == STATUS_CODE[Status.FINISHED])
+        pruned = ledgers[filtered, _PRUNED]
+        totals = ledgers[filtered].sum(axis=1)
+        ledgers[filtered] = 0
+        ledgers[filtered, _PRUNED] = pruned
+        ledgers[filtered, _FILTERED] = totals - pruned
+        return ledgers
+
+    def _in_order(self) -> Array:
+        """The rows in the order of their start; by their ids where they started at the same moment."""
+        rows, columns = self.state.rows, self.state.rows.columns
+        order = np.argsort(columns["started_ns"], kind="stable")
+        started = columns["started_ns"][order]
+        if not (started[1:] == started[:-1]).any():
+            return order
+        return np.lexsort((columns["try_index"], np.array(rows.ids, "U"), columns["started_ns"]))
+
+    def _versions(self) -> tuple[str, ...]:
+        """Weight versions, oldest first."""
+        codes, lists = self.state.rows.columns["versions"][self.order], self.state.rows.lists("versions")
+        first = np.full(len(lists), len(codes))
+        first[codes[::-1]] = np.arange(len(codes))[::-1]  # of each the last that is written, which is the first
+        used = [code for code in np.argsort(first, kind="stable").tolist() if first[code] < len(codes)]
+        return ordered_versions([version for code in used for version in lists[code] or ()], self.state.announced)
 
     def page(self, query: Query, matched: Array) -> dict[str, Any]:
         """A page of the rows that match, as the query sorts them."""
@@ -53,7 +86,13 @@ class Listing:
             "matched": len(rows),
             "rows": [self.row(row) for row in rows[offset : offset + limit].tolist()],
             "snapshot": self.snapshot,
+            "progress": self.progress,
         }
+
+    @property
+    def progress(self) -> dict[str, int]:
+        """How much of the run the rows are, and how much is known of them."""
+        return self.state.progress._asdict()
 
     def matching(self, query: Query, searched: Array | None) -> Array:
         """Which rows match; `searched` are the numbers that a search gave, None where nothing is searched for."""
@@ -84,7 +123,9 @@ class Listing:
                 raise NoAnswer(f"filtered is {query['filtered'][:40]!r}; give yes or no")
             keep &= (columns["filter"] != 0) == (query["filtered"] == "yes")
         if searched is not None:
-            keep &= np.isin(columns["search_number"], searched) & (columns["search_number"] >= 0)
+            having = np.zeros(len(rows), bool)
+            having[searched[searched <= len(rows)] - 1] = True  # a rollout's row is its number, less one
+            keep &= having
         return np.flatnonzero(keep)
 
     def _forked_by(self, cause: str) -> Array:
@@ -93,11 +134,8 @@ class Listing:
         return np.asarray(self.causes[:, CAUSE_CODE[cause]] > 0)
 
     def _tagged(self, tag: str) -> Array:
-        columns, lists = self.state.rows.columns, self.state.rows.lists
-        said = np.array([one is not None and tag in one for one in lists["tags"].values])
-        given = np.array([one is not None and tag in one for one in lists["head_tags"].values])
-        # Code 0: nothing was said, and what the rollout began with holds.
-        return np.where(columns["tags"] != 0, said[columns["tags"]], given[columns["head_tags"]])
+        rows = self.state.rows
+        return np.array([one is not None and tag in one for one in rows.lists("tags")])[rows.columns["tags"]]
 
     def sorted(self, matched: Array, sort: str) -> Array:
         """Rows in the order asked for; those without a value come last either way, equals in the order of start."""
@@ -125,7 +163,7 @@ class Listing:
             case "forks":
                 return self.forks
             case "ended":
-                return np.where(columns["finish_ns"] == 0, np.nan, columns["finish_ns"].astype(np.float64))
+                return np.where(columns["ended_ns"] == 0, np.nan, columns["ended_ns"].astype(np.float64))
             case "status":
                 return self.statuses
             case "task" | "agent" | "environment" | "model" | "stop_reason" | "group":
@@ -136,35 +174,33 @@ class Listing:
 
     def row(self, row: int) -> dict[str, Any]:
         """One rollout as a line of the table."""
-        rows, columns = self.state.rows, self.state.rows.columns
-        unended = columns.get("finish", row) == UNENDED
+        rows = self.state.rows
         status = STATUSES[self.statuses[row]]
         derived = bool(self.derived[row])
-        said = rows.listed(row, "tags")
         return {
             "id": rows.ids[row],
-            "try": columns.get("try_index", row),
+            "try": rows.get("try_index", row),
             "short": rows.ids[row][:SHORT_ID],
-            "step": columns.get("step", row),
+            "step": rows.get("step", row),
             "task": rows.text(row, "task"),
-            "attempt": columns.get("attempt", row),
+            "attempt": rows.get("attempt", row),
             "group": rows.text(row, "group"),
             "environment": rows.text(row, "environment"),
             "agent": rows.text(row, "agent"),
             "model": rows.text(row, "model"),
             "status": status.value,
             "stop_reason": rows.text(row, "stop_reason"),
-            "reason": _LOST if status is Status.LOST and unended else rows.text(row, "reason"),
+            "reason": rows.text(row, "reason") or (_LOST if status is Status.LOST else None),
             "reward": float(self.rewards[row]) if self.has_reward[row] else None,
-            "turns": columns.get("turns", row),
-            "sampled_tokens": columns.get("sampled_tokens", row),
+            "turns": rows.get("turns", row),
+            "sampled_tokens": rows.get("sampled_tokens", row),
             "trained_tokens": int(self.trained[row]) if derived else None,
-            "branches": columns.get("branches", row) if derived else None,
+            "branches": rows.get("branches", row) if derived else None,
             "forks": int(self.forks[row]) if derived else None,
-            "tags": list((rows.listed(row, "head_tags") or ()) if said is None else said),
+            "tags": list(rows.lists("tags")[rows.get("tags", row)] or ()),
             "filter": rows.text(row, "filter"),
-            "started_ns": columns.get("started_ns", row),
-            "ended_ns": columns.get("finish_ns", row) or None,
+            "started_ns": rows.get("started_ns", row),
+            "ended_ns": rows.get("ended_ns", row) or None,
             "live": status is Status.RUNNING,
-            "problems": len(self.state.incomplete.get(row, ())),  # what of it cannot be read
+            "problems": len(rows.missing.get(row, ())),  # what of it cannot be read
         }

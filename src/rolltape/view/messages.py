@@ -1,10 +1,8 @@
 """Messages as the page shows them: text, thinking and calls apart, what is very long cut."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from rolltape.records.messages import Message, content_text
-from rolltape.records.rollout import Rollout
 
 LONGEST_TEXT = 200_000  # characters
 _LONGEST_AGAIN = 2_000
@@ -67,14 +65,3 @@ def _shown_call(call: object) -> dict[str, Any]:
     if isinstance(arguments, str) and len(arguments) > LONGEST_TEXT:
         arguments = arguments[:LONGEST_TEXT] + "…"
     return {"id": call.get("id"), "name": name if isinstance(name, str) else "", "arguments": arguments}
-
-
-def distinct_messages(rollout: Rollout) -> Iterable[Message]:
-    """Each message of a rollout once, in the order in which they first came."""
-    found: dict[bytes, Message] = {}
-    for turn in rollout.turns:
-        for message in turn.prompt.own:
-            found.setdefault(message.digest, message)
-        if turn.reply is not None:
-            found.setdefault(turn.reply.digest, turn.reply)
-    return found.values()

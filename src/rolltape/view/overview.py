@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from rolltape.records.rollout import Status
+from rolltape.tape.index.packing import CAUSES, FATES
 from rolltape.view.answers import plain
 from rolltape.view.listing import Listing
-from rolltape.view.rows import CAUSES, FATES, STATUS_CODE, STATUSES
+from rolltape.view.rows import STATUS_CODE, STATUSES, Array
 from rolltape.view.state import RunState
-from rolltape.view.table import Array
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 _BINS = 30
@@ -36,8 +36,9 @@ def overview_of(listing: Listing, step: int | None = None) -> dict[str, Any]:
         "last_activity_ns": state.last_activity_ns or None,
         **_problems(state),
         "rollouts": len(rows),
-        "pending": int((columns["placed"][rows] & (columns["derived"][rows] == 0)).sum()),
+        "pending": state.pending(rows),
         "read_through": state.read_through,
+        "progress": listing.progress,
         "sampled_tokens": int(columns["sampled_tokens"][rows].sum()),
         "mean_reward": float(rewards.mean()) if len(rewards) else None,
         "rewards_not_finite": int(listing.has_reward[rows].sum()) - len(rewards),
@@ -67,7 +68,9 @@ def headline_of(listing: Listing) -> dict[str, Any]:
     rewards = _finite(listing.rewards)
     statuses = _counts([status.value for status in STATUSES], listing.statuses)
     return {
-        "live": bool(state.alive),
+        "live": state.live,
+        "progress": listing.progress,
+        "pending": state.pending(),
         "steps": len(np.unique(columns["step"])),
         "tasks": _tasks(columns["task"], columns["group"]),
         "rollouts": len(state.rows),
@@ -80,7 +83,7 @@ def headline_of(listing: Listing) -> dict[str, Any]:
 
 
 def _problems(state: RunState) -> dict[str, Any]:
-    told = state.all_problems()
+    told = state.problems
     return {"problems": len(told), "problem_list": told[:_PROBLEMS_TOLD]}
 
 
@@ -116,7 +119,7 @@ def _spread(rewards: Array) -> dict[str, Any] | None:
 
 def _by_time(listing: Listing, rows: Array) -> list[dict[str, Any]]:
     """Rewards by when rollouts ended, in stretches of equal length."""
-    ended = listing.state.rows.columns["finish_ns"][rows]
+    ended = listing.state.rows.columns["ended_ns"][rows]
     known = (ended > 0) & np.isfinite(listing.rewards[rows])
     if not known.any():
         return []
@@ -136,7 +139,7 @@ def _behind(listing: Listing) -> Array:
     """Per rollout, how many versions its oldest weights lie behind the newest that its step used; -1: not known."""
     state, columns = listing.state, listing.state.rows.columns
     order = {version: index for index, version in enumerate(listing.versions)}
-    lists = state.rows.lists["versions"].values
+    lists = state.rows.lists("versions")
     oldest = np.array([min((order[one] for one in versions or ()), default=-1) for versions in lists], np.int64)
     newest = np.array([max((order[one] for one in versions or ()), default=-1) for versions in lists], np.int64)
     if not len(state.rows):
@@ -181,13 +184,11 @@ def _texts(listing: Listing, column: str, rows: Array) -> dict[str, int]:
 
 
 def _tags(listing: Listing, rows: Array) -> dict[str, int]:
-    columns, lists = listing.state.rows.columns, listing.state.rows.lists
-    width = len(lists["head_tags"].values)
-    both, counts = np.unique(columns["tags"][rows] * width + columns["head_tags"][rows], return_counts=True)
+    lists = listing.state.rows.lists("tags")
+    counts = np.bincount(listing.state.rows.columns["tags"][rows], minlength=len(lists)).tolist()
     found: dict[str, int] = {}
-    for pair, count in zip(both.tolist(), counts.tolist(), strict=True):
-        said, given = divmod(pair, width)
-        for tag in (lists["tags"].values[said] if said else lists["head_tags"].values[given]) or ():
+    for tags, count in zip(lists, counts, strict=True):
+        for tag in tags or () if count else ():
             found[tag] = found.get(tag, 0) + count
     return dict(sorted(found.items(), key=lambda one: -one[1]))
 

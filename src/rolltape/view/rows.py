@@ -1,110 +1,187 @@
-"""What is known of all rollouts of a run, as columns: identity, outcome, counts, summary, and where each lies."""
+"""The rollouts of a run as columns, read from its index: numbers as arrays, texts by a code for each different one."""
 
-from functools import cached_property
+import gc
+import sqlite3
+from collections.abc import Hashable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from rolltape.records.fork import ForkCause
-from rolltape.records.ledger import Fate
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
 from rolltape.records.rollout import Status
-from rolltape.view.table import Array, Coded, Columns
+from rolltape.tape.index.packing import CAUSES, FATES, POLICIES
+from rolltape.tape.index.queries import STATUS
 
-FATES = tuple(Fate)
-CAUSES = tuple(ForkCause)
+T = TypeVar("T", bound=Hashable)
+Array = npt.NDArray[Any]
+
 STATUSES = tuple(Status)
 STATUS_CODE = {status: code for code, status in enumerate(STATUSES)}
 FATE_CODE = {fate.value: code for code, fate in enumerate(FATES)}
 CAUSE_CODE = {cause.value: code for code, cause in enumerate(CAUSES)}
 
-UNENDED = -1
-NOT_DERIVED, DERIVED, NOT_DERIVABLE = 0, 1, 2
-NOT_ASKED, ASKED, OUTDATED = 0, 1, 2  # what was asked for a rollout; OUTDATED: it has changed since
-NOT_INDEXED, NOT_INDEXABLE = -1, -2
+_LEDGER_BYTES = 8 * len(FATES)
+_STATUS_CASE = " ".join(f"WHEN '{status.value}' THEN {code}" for status, code in STATUS_CODE.items())
 
-TEXTS = ("group", "source", "task", "environment", "agent", "model", "writer", "stop_reason", "reason", "filter")
-LISTS = ("head_tags", "tags", "versions")  # texts in their order; None: nothing was said
-NUMBERS: dict[str, tuple[str, float, int]] = {
-    "try_index": ("i8", 0, 1),
-    "step": ("i8", 0, 1),
-    "attempt": ("i8", 0, 1),
-    "started_ns": ("i8", 0, 1),
-    "finish": ("i1", UNENDED, 1),  # a status as its finish says it
-    "finish_ns": ("i8", 0, 1),
-    "reward": ("f8", float("nan"), 1),
-    "rewarded": ("?", False, 1),
-    "score_ns": ("i8", 0, 1),
-    "filter_ns": ("i8", 0, 1),
-    "tag_ns": ("i8", 0, 1),
-    "turns": ("i8", 0, 1),
-    "sampled_tokens": ("i8", 0, 1),
-    "placed": ("?", False, 1),  # it has ended, or its writer has, and where it lies is known in full
-    "place_source": ("i4", -1, 1),
-    "place_row": ("i8", 0, 1),
-    "session_low": ("i8", 0, 1),
-    "session_high": ("i8", -1, 1),
-    "event_low": ("i8", 0, 1),
-    "event_high": ("i8", -1, 1),
-    "derived": ("i1", NOT_DERIVED, 1),
-    "branches": ("i4", 0, 1),
-    "samples": ("i4", 0, 1),
-    "forks": ("i4", 0, len(CAUSES)),
-    "ledger": ("i8", 0, len(FATES)),
-    "search_number": ("i8", NOT_INDEXED, 1),  # in the search index
+
+class _Column(NamedTuple):
+    query: str
+    kind: str  # a dtype; "text": a code for each; "list": likewise, of JSON arrays
+    width: int = 1  # numbers in a row; more than one come as bytes
+
+
+# The only place that says what the page knows of every rollout.
+_COLUMNS = {
+    "try_index": _Column("try_index", "i8"),
+    "step": _Column("step", "i8"),
+    "attempt": _Column("attempt", "i8"),
+    "started_ns": _Column("started_ns", "i8"),
+    "ended_ns": _Column("coalesce(ended_ns, 0)", "i8"),  # 0: it has no end
+    "status": _Column(f"CASE {STATUS} {_STATUS_CASE} END", "i1"),
+    "reward": _Column("reward", "f8"),
+    "scored": _Column("scored IS NOT NULL", "?"),
+    "turns": _Column("turns", "i8"),
+    "sampled_tokens": _Column("sampled_tokens", "i8"),
+    "group": _Column("grp", "text"),
+    "task": _Column("task", "text"),
+    "environment": _Column("environment", "text"),
+    "agent": _Column("agent", "text"),
+    "model": _Column("model", "text"),
+    "stop_reason": _Column("stop_reason", "text"),
+    "reason": _Column("reason", "text"),
+    "filter": _Column("filter", "text"),
+    "tags": _Column("coalesce(tags, head_tags)", "list"),  # until others are given, those that it began with hold
+    "versions": _Column("versions", "list"),
+    "branches": _Column("coalesce(branches, -1)", "i4"),  # -1: it has no summary
+    "forks": _Column(f"coalesce(forks, zeroblob({4 * len(CAUSES)}))", "<i4", len(CAUSES)),
+    "ledger": _Column(  # under the default policy
+        f"coalesce(substr(ledgers, {1 + POLICIES.index('exact') * _LEDGER_BYTES}, {_LEDGER_BYTES}), "
+        f"zeroblob({_LEDGER_BYTES}))",
+        "<i8",
+        len(FATES),
+    ),
 }
-# Of this process alone: when a row last changed, and what was asked for it.
-OWN_NUMBERS: dict[str, tuple[str, float, int]] = {"changed": ("i8", 0, 1), "asked": ("i1", NOT_ASKED, 1)}
+_SELECT = (
+    f"SELECT number, id, {', '.join(one.query for one in _COLUMNS.values())} FROM rollouts "
+    "LEFT JOIN summaries ON summaries.rollout = number"
+)
 
-Texts = dict[str, Coded[str | None]]
-Lists = dict[str, Coded[tuple[str, ...] | None]]
+
+class Coded(Generic[T]):
+    """The different values of a column, each with a number. Code 0 is None."""
+
+    def __init__(self) -> None:
+        self.values: list[T | None] = [None]
+        self._codes: dict[T | None, int] = {None: 0}
+
+    def codes(self, values: Sequence[T | None]) -> list[int]:
+        """The numbers of values, given now to those that have none."""
+        known = self._codes
+        before = len(known)
+        found = [known.setdefault(value, len(known)) for value in values]
+        if len(known) > before:
+            self.values = list(known)
+        return found
+
+    def known(self, value: T) -> int:
+        """The number of a value; -1: no row has it."""
+        return self._codes.get(value, -1)
+
+    def ranks(self) -> Array:
+        """The place of each value among all of them in order; absent ones come last."""
+        values: list[Any] = self.values
+        order = sorted(range(len(values)), key=lambda code: (values[code] is None, values[code]))
+        ranks = np.empty(len(order), np.int64)
+        ranks[order] = np.arange(len(order))
+        return ranks
 
 
 class Rows:
-    """The columns of a run, and what their codes stand for."""
+    """The columns, and what their codes stand for. A rollout's row is its number in the index, less one."""
 
     def __init__(self) -> None:
-        coded: dict[str, tuple[str, float, int]] = dict.fromkeys((*TEXTS, *LISTS), ("i4", 0, 1))
-        self.columns = Columns({**NUMBERS, **coded, **OWN_NUMBERS})
-        # Code 0 is "none", so that a fresh row says nothing.
-        self.texts: Texts = {name: Coded([None]) for name in TEXTS}
-        self.lists: Lists = {name: Coded([None]) for name in LISTS}
-        self.sources: Coded[str] = Coded()
+        self.columns = {name: _empty(one) for name, one in _COLUMNS.items()}
+        self.columns["changed"] = np.zeros(0, np.int64)  # the snapshot at which a row last changed
+        self.texts: dict[str, Coded[str]] = {n: Coded() for n, one in _COLUMNS.items() if one.kind in ("text", "list")}
         self.ids: list[str] = []
-
-    @cached_property
-    def row_of(self) -> dict[tuple[str, int], int]:
-        """The rows by rollout and try. Made when it is first asked for: the first page of a large run does without."""
-        keys = zip(self.ids, self.columns["try_index"].tolist(), strict=True)
-        return {key: row for row, key in enumerate(keys)}
+        self.missing: dict[int, tuple[str, ...]] = {}  # by row: what of that rollout cannot be read
+        self._lists: dict[str, list[tuple[str, ...] | None]] = {}
+        self._row_of: dict[tuple[str, int], int] = {}
 
     def __len__(self) -> int:
-        return self.columns.rows
+        return len(self.ids)
 
-    def add(self, rollout: str, try_index: int) -> int:
-        row_of = self.row_of
-        row = row_of[rollout, try_index] = self.columns.add()
-        self.ids.append(rollout)
-        self.columns.set(row, try_index=try_index)
-        return row
+    def take(self, connection: sqlite3.Connection, since_revision: int, snapshot: int) -> int:
+        """Take in the rollouts that have changed since a revision of the index; how many there are."""
+        where = "" if since_revision < 0 else f" WHERE revision > {since_revision}"
+        gc.disable()  # a hundred thousand rows without one cycle
+        try:
+            fetched = connection.execute(f"{_SELECT}{where} ORDER BY number").fetchall()
+            if fetched:
+                self._take(snapshot, *zip(*fetched, strict=True))
+        finally:
+            gc.enable()
+        missing = connection.execute("SELECT rollout, missing FROM unread").fetchall()
+        self.missing = {number - 1: tuple(msgspec.json.decode(told)) for number, told in missing}
+        return len(fetched)
 
-    def set_text(self, row: int, name: str, value: str | None) -> None:
-        self.columns.set(row, **{name: self.texts[name].code(value)})
+    def _take(self, snapshot: int, numbers: Sequence[int], ids: Sequence[str], *columns: Sequence[Any]) -> None:
+        rows: Array = np.array(numbers, np.int64) - 1
+        before = len(self.ids)
+        self._grow(int(rows[-1]) + 1)
+        if rows[0] == before and len(rows) == len(self.ids) - before:
+            self.ids[before:] = ids
+        else:
+            for row, id_ in zip(rows.tolist(), ids, strict=True):
+                self.ids[row] = id_
+        for (name, column), values in zip(_COLUMNS.items(), columns, strict=True):
+            self.columns[name][rows] = self._encoded(name, column, values)
+        self.columns["changed"][rows] = snapshot
+        self._lists.clear()
 
-    def set_list(self, row: int, name: str, value: tuple[str, ...] | None) -> None:
-        self.columns.set(row, **{name: self.lists[name].code(value)})
+    def _encoded(self, name: str, column: _Column, values: Sequence[Any]) -> Any:
+        if column.width > 1:
+            return np.frombuffer(b"".join(values), column.kind).reshape(len(values), column.width)
+        return np.array(self.texts[name].codes(values) if name in self.texts else values, _dtype(column))
+
+    def _grow(self, size: int) -> None:
+        more = size - len(self.ids)
+        if more > 0:
+            self.ids += [""] * more
+            for name, held in self.columns.items():
+                self.columns[name] = np.concatenate([held, np.zeros((more, *held.shape[1:]), held.dtype)])
+
+    def row_of(self, rollout: str, try_index: int) -> int | None:
+        """The row of a try of a rollout; None: there is none."""
+        for row in range(len(self._row_of), len(self)):  # a row keeps its key
+            self._row_of[self.key(row)] = row
+        return self._row_of.get((rollout, try_index))
+
+    def get(self, name: str, row: int) -> Any:
+        """One number."""
+        return self.columns[name][row].item()
 
     def text(self, row: int, name: str) -> str | None:
-        code: int = self.columns.get(name, row)
+        """One text."""
+        code: int = self.columns[name][row]
         return self.texts[name].values[code]
 
-    def listed(self, row: int, name: str) -> tuple[str, ...] | None:
-        code: int = self.columns.get(name, row)
-        return self.lists[name].values[code]
+    def lists(self, name: str) -> list[tuple[str, ...] | None]:
+        """What the codes of a column of lists stand for."""
+        if name not in self._lists:
+            stored = self.texts[name].values
+            self._lists[name] = [None if one is None else tuple(msgspec.json.decode(one)) for one in stored]
+        return self._lists[name]
 
     def key(self, row: int) -> tuple[str, int]:
-        return self.ids[row], self.columns.get("try_index", row)
+        """A rollout and its try."""
+        return self.ids[row], self.get("try_index", row)
 
-    def take_over(
-        self, ids: list[str], columns: dict[str, Array], texts: Texts, lists: Lists, sources: list[str]
-    ) -> None:
-        """Take all rows from elsewhere in place of those that are there."""
-        self.columns.fill(columns)
-        self.texts, self.lists, self.sources, self.ids = texts, lists, Coded(sources), ids
-        self.__dict__.pop("row_of", None)
+
+def _dtype(column: _Column) -> str:
+    return "i4" if column.kind in ("text", "list") else column.kind
+
+
+def _empty(column: _Column) -> Array:
+    return np.zeros(0 if column.width == 1 else (0, column.width), _dtype(column))

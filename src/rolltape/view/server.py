@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -17,7 +17,10 @@ from rolltape.view.guard import HEADERS, Guard
 from rolltape.view.live import live
 from rolltape.view.page_files import KINDS, page_files
 from rolltape.view.service import RunAnswers, Work
-from rolltape.view.watching import Watcher
+from rolltape.view.watching import WatchedRun, Watcher
+
+if TYPE_CHECKING:
+    from rolltape.view.rollout_answers import RolloutAnswers
 
 log = logging.getLogger("rolltape.view")
 
@@ -32,6 +35,7 @@ class Server:
         self._watcher = watcher
         self._guard = guard
         self._answers = {name: RunAnswers(run) for name, run in watcher.runs.items()}
+        self._rollout_answers: dict[str, RolloutAnswers] = {}
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guarded])
@@ -83,8 +87,16 @@ class Server:
             raise NoAnswer(f"no run {request.match_info['r'][:64]!r} is served here", 404)
         return found
 
-    def _row(self, request: web.Request) -> tuple[RunAnswers, int]:
-        answers = self._of(request)
+    async def _whole(self, request: web.Request) -> "RolloutAnswers":
+        """Answers about rollouts, too. What computes them is imported when it is first asked for."""
+        run = self._of(request).run
+        if run.name not in self._rollout_answers:
+            answers = await self._done(lambda: _rollout_answers(run))
+            self._answers[run.name] = self._rollout_answers.setdefault(run.name, answers)
+        return self._rollout_answers[run.name]
+
+    async def _row(self, request: web.Request) -> "tuple[RolloutAnswers, int]":
+        answers = await self._whole(request)
         return answers, answers.row(request.match_info["id"], request.query.get("try"))
 
     async def _done(self, work: Work) -> Any:
@@ -120,33 +132,33 @@ class Server:
         return await self._answer(request, encoded(answers.table(request.query, searched)))
 
     async def _group(self, request: web.Request) -> web.Response:
-        return await self._json(request, self._of(request).group(request.match_info["group"]))
+        return await self._json(request, (await self._whole(request)).group(request.match_info["group"]))
 
     async def _rollout(self, request: web.Request) -> web.Response:
-        answers, row = self._row(request)
+        answers, row = await self._row(request)
         return await self._json(request, answers.rollout(row, request.query.get("policy")))
 
     async def _raw(self, request: web.Request) -> web.Response:
-        answers, row = self._row(request)
+        answers, row = await self._row(request)
         return await self._json(request, answers.raw(row))
 
     async def _message(self, request: web.Request) -> web.Response:
-        answers, row = self._row(request)
+        answers, row = await self._row(request)
         return await self._json(request, answers.message(row, request.match_info["digest"]))
 
     async def _compare(self, request: web.Request) -> web.Response:
-        answers, row = self._row(request)
+        answers, row = await self._row(request)
         return await self._json(request, answers.compare(row, request.query.get("left"), request.query.get("right")))
 
     async def _tokens(self, request: web.Request) -> web.Response:
-        answers, row = self._row(request)
+        answers, row = await self._row(request)
         index = count_in(request.match_info, "index", 0, 2**31)
         policy, record = request.query.get("policy"), request.query.get("record") or None
         packed = await self._done(answers.tokens(row, index, policy, record=record))
         return await self._answer(request, packed, "application/octet-stream")
 
     async def _turn_tokens(self, request: web.Request) -> web.Response:
-        answers, row = self._row(request)
+        answers, row = await self._row(request)
         packed = await self._done(answers.turn_tokens(row, request.match_info["turn"]))
         return await self._answer(request, packed, "application/octet-stream")
 
@@ -170,6 +182,12 @@ class Server:
         answer = await self._answer(request, content, kind)
         answer.headers.update(headers)
         return answer
+
+
+def _rollout_answers(run: WatchedRun) -> "RolloutAnswers":
+    from rolltape.view.rollout_answers import RolloutAnswers
+
+    return RolloutAnswers(run)
 
 
 def _plain_answer(body: bytes, kind: str = "application/json", status: int = 200) -> web.Response:

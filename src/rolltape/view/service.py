@@ -1,45 +1,29 @@
-"""The answers for one run. What needs a rollout gives back the work to be done, for a thread to do."""
+"""The answers for one run: its figures, its table, and what a search finds."""
 
 import threading
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
-from rolltape.errors import DamagedTapeError, NoAnswer
-from rolltape.records.policy import PRESETS, Credit, CutPolicy
-from rolltape.records.rollout import Outcome, Rollout, RolloutHead, Status
-from rolltape.samples import advantages_of, compare
-from rolltape.samples.spelling import Spellings
-from rolltape.tape.run import read
-from rolltape.view.answers import plain
-from rolltape.view.branch import branch_tokens
-from rolltape.view.comparing import comparison_of
-from rolltape.view.detail import detail_of, linearized
-from rolltape.view.grouping import group_of
+from rolltape.errors import NoAnswer
+from rolltape.records.rollout import Status
+from rolltape.tape.index.database import read_about
+from rolltape.tape.index.search import find, search_terms
 from rolltape.view.listing import Listing, Query
-from rolltape.view.masking import Mask
-from rolltape.view.messages import distinct_messages
 from rolltape.view.overview import headline_of, overview_of
-from rolltape.view.raw import raw_of
-from rolltape.view.reports import Key
-from rolltape.view.rows import STATUS_CODE, STATUSES
-from rolltape.view.search import Searched, found, terms_of
-from rolltape.view.tokens import sample_tokens, turn_tokens
+from rolltape.view.rows import STATUS_CODE, Array
 from rolltape.view.watching import WatchedRun
-
-_ROLLOUTS_HELD = 4
-_MOST_IN_A_GROUP = 256
 
 Work = Callable[[], Any]
 
 
-class _Attempt(msgspec.Struct, frozen=True):
-    """A row as advantages are computed from it."""
+class Searched(NamedTuple):
+    """What a search found, and where."""
 
-    head: RolloutHead
-    outcome: Outcome
+    made: object  # the index that was searched
+    searchable: int  # rollouts in it that were searched
+    numbers: Array  # of the rollouts in which all that is asked for occurs
 
 
 class RunAnswers:
@@ -49,13 +33,11 @@ class RunAnswers:
         self.run = run
         self._listing: Listing | None = None
         self._overviews: dict[int | None, dict[str, Any]] = {}
-        self._spellings = Spellings(run.location)
-        self._lock = threading.Lock()  # around the loader, and what was loaded last
-        self._held: dict[tuple[int, int], Rollout] = {}
-        self._missing: dict[Key, list[str]] = {}  # of rollouts that were loaded: what of them cannot be read
+        self._search_lock = threading.Lock()
 
     def listing(self) -> Listing:
         """The table as it is now."""
+        self.run.state.refresh()
         if self._listing is None or self._listing.snapshot != self.run.state.snapshot:
             self._listing = Listing(self.run.state)
             self._overviews.clear()
@@ -63,50 +45,51 @@ class RunAnswers:
 
     def headline(self) -> dict[str, Any]:
         about = {"r": self.run.name, "name": self.run.title, "location": self.run.location}
-        return {**about, **headline_of(self.listing()), "pending": self.run.backlog}
+        return {**about, **headline_of(self.listing())}
 
     def overview(self, step: int | None) -> dict[str, Any]:
         listing = self.listing()
         if step not in self._overviews:
-            about = {"name": self.run.title, "location": self.run.location, "live": bool(self.run.state.alive)}
+            about = {"name": self.run.title, "location": self.run.location, "live": self.run.state.live}
             self._overviews = {step: {**about, **overview_of(listing, step)}}
         return self._overviews[step]
 
     def search(self, asked: str) -> Work:
         """Looks a text up in the index."""
-        if not terms_of(asked):
+        if not search_terms(asked):
             raise NoAnswer(f"q is {asked[:40]!r}; give at least one word")
-        state = self.run.state
-        return lambda: found(self.run.folder.path, asked, state.index_made, state.index_read)
+
+        def work() -> Searched:
+            with self._search_lock, self.run.search_file.reading() as connection:
+                ((searchable,),) = connection.execute("SELECT count(*) FROM searchable").fetchall()
+                return Searched(read_about(connection, "made"), searchable, find(connection, asked))
+
+        return work
 
     def table(self, query: Query, searched: Searched | None) -> dict[str, Any]:
-        if searched is not None and searched.made is not None:
-            self.run.state.take_index(searched.made, searched.fresh)
         listing = self.listing()
-        page = listing.page(query, listing.matching(query, None if searched is None else searched.numbers))
-        if searched is not None:
-            columns = self.run.state.rows.columns
-            page["search"] = {
-                "indexed": 0 if searched.made is None else int((columns["search_number"] >= 0).sum()),
-                "ended": int(columns["placed"].sum()),
-            }
-        return page
+        if searched is None:
+            return listing.page(query, listing.matching(query, None))
+        if searched.made != self.run.state.made:  # the index was made again meanwhile
+            searched = Searched(None, 0, np.empty(0, np.int64))
+        page = listing.page(query, listing.matching(query, searched.numbers))
+        return {**page, "search": {"indexed": searched.searchable, "ended": self.run.state.progress.ended}}
 
     def row(self, rollout: str, try_index: str | None) -> int:
         """The row of a rollout: of the try that is named, else of the one that counts; raises NoAnswer."""
-        rows = self.run.state.rows
+        rows = self.listing().state.rows
         if try_index:
             if not (try_index.isascii() and try_index.isdecimal() and len(try_index) < 10):
                 raise NoAnswer(f"try is {try_index[:40]!r}; give a whole number")
-            row = rows.row_of.get((rollout, int(try_index)))
+            row = rows.row_of(rollout, int(try_index))
         else:
-            row = self._counted(self.tries(rollout))
+            row = self.counted(self.tries(rollout))
         if row is None:
             which = f" with a try {try_index}" if try_index else ""
             raise NoAnswer(f"run {self.run.title} holds no rollout {rollout[:64]!r}{which}", 404)
         return row
 
-    def _counted(self, tries: dict[int, int]) -> int | None:
+    def counted(self, tries: dict[int, int]) -> int | None:
         """The row of the latest try that finished, else of the latest; None: there is none."""
         finished = STATUS_CODE[Status.FINISHED]
         statuses = self.listing().statuses
@@ -120,161 +103,9 @@ class RunAnswers:
         # Tries are counted from 0; one may be missing that was lost.
         index = 0
         while misses < 8:
-            row = rows.row_of.get((rollout, index))
+            row = rows.row_of(rollout, index)
             misses = misses + 1 if row is None else 0
             if row is not None:
                 found_rows[index] = row
             index += 1
         return found_rows
-
-    def rollout(self, row: int, policy: str | None) -> Work:
-        """All about a rollout."""
-        load, chosen = self._loading(row), policy_of(policy)
-        versions, advantage = self.listing().versions, self._advantage(row)
-        shown, tries = self.listing().row(row), sorted(self.tries(self.run.state.rows.ids[row]))
-
-        def work() -> dict[str, Any]:
-            rollout = load()
-            made = linearized(rollout, chosen, versions)
-            detail = detail_of(rollout, made, advantage, self._spellings)
-            return {"row": shown, **detail, "tries": tries, "problems": self._missing.get(rollout.key, [])}
-
-        return work
-
-    def raw(self, row: int) -> Work:
-        load = self._loading(row)
-        return lambda: raw_of(load())
-
-    def said(self, row: int) -> Work:
-        """All texts of a rollout: what it was given, what was said in it, and what of it."""
-        load = self._loading(row)
-
-        def work() -> list[Any]:
-            rollout = load()
-            messages = [message.to_dict() for message in distinct_messages(rollout)]
-            return [plain(rollout.head), *messages, *map(plain, rollout.events)]
-
-        return work
-
-    def message(self, row: int, digest: str) -> Work:
-        """A whole message by its digest."""
-        load = self._loading(row)
-
-        def work() -> dict[str, Any]:
-            for message in distinct_messages(load()):
-                if message.digest.hex() == digest:
-                    return {"message": message.to_dict()}
-            raise NoAnswer(f"the rollout has no message {digest[:64]!r}", 404)
-
-        return work
-
-    def tokens(
-        self, row: int, index: int, policy: str | None, *, record: str | None = None, mask: Mask | None = None
-    ) -> Work:
-        """A sample's tokens, packed, with what the trainer's record at a place says of them, else its latest."""
-        load, chosen = self._loading(row), policy_of(policy)
-        versions, advantage = self.listing().versions, self._advantage(row)
-
-        def work() -> bytes:
-            rollout = load()
-            made = linearized(rollout, chosen, versions)
-            if index >= len(made):
-                raise NoAnswer(f"the rollout has {len(made)} samples under {chosen.name}, and no sample {index}", 404)
-            sample = made.sample(index, advantage)
-            session = next(one for one in rollout.sessions if one.id == sample.session)
-            records = self.run.records
-            exported = None if records is None else records.of(sample, record)
-            if exported is None and record:
-                raise NoAnswer(f"no trainer's record {record[:40]!r} is of sample {index}", 404)
-            return sample_tokens(sample, session, self._spellings.of(session), exported, mask)
-
-        return work
-
-    def turn_tokens(self, row: int, turn: str) -> Work:
-        """A turn's tokens, prompt and reply, packed."""
-        load, chosen, versions = self._loading(row), policy_of(None), self.listing().versions
-
-        def work() -> bytes:
-            rollout = load()
-            branch = branch_tokens(linearized(rollout, chosen, versions), turn)
-            if branch is None:
-                raise NoAnswer(f"the rollout has no turn {turn[:64]!r}", 404)
-            session = next(one for one in rollout.sessions if turn.startswith(f"{one.id}."))
-            return turn_tokens(branch, session, self._spellings.of(session))
-
-        return work
-
-    def compare(self, row: int, left: str | None, right: str | None) -> Work:
-        load, one, other = self._loading(row), policy_of(left or "exact"), policy_of(right or "keep-head")
-        versions, advantage = self.listing().versions, self._advantage(row)
-
-        def work() -> dict[str, Any]:
-            rollout = load()
-            running = rollout.status is Status.RUNNING
-            return comparison_of(compare(rollout, one, other, versions=versions, as_if_finished=running), advantage)
-
-        return work
-
-    def group(self, group: str, only: Collection[int] | None = None) -> Work:
-        """The attempts at one task, or those in some rows; of each rollout the try that counts."""
-        rows = self.run.state.rows
-        code = rows.texts["group"].known(group)
-        members = np.flatnonzero(rows.columns["group"] == code).tolist() if code > 0 else []
-        if not members:
-            raise NoAnswer(f"run {self.run.title} holds no group {group[:64]!r}", 404)
-        tries: dict[str, dict[int, int]] = {}
-        for row in members if only is None else [one for one in members if one in only]:
-            rollout, try_index = rows.key(row)
-            tries.setdefault(rollout, {})[try_index] = row
-        counted = [row for row in map(self._counted, tries.values()) if row is not None]
-        chosen = sorted(counted, key=lambda row: (rows.columns.get("attempt", row), row))[:_MOST_IN_A_GROUP]
-        listing = self.listing()
-        attempts = [(listing.row(row), self._loading(row)) for row in chosen]
-        left_out = len(counted) - len(chosen)
-        return lambda: group_of(group, [(row, load()) for row, load in attempts]) | {"left_out": left_out}
-
-    def _loading(self, row: int) -> Callable[[], Rollout]:
-        """Loads a rollout as it is known now."""
-        state = self.run.state
-        key, (place, spots), alive = state.rows.key(row), state.whereabouts(row), state.is_alive(row)
-        held_as = (row, state.rows.columns.get("changed", row))
-
-        def load() -> Rollout:
-            with self._lock:
-                if held_as not in self._held:
-                    try:
-                        rollout, problems = self.run.loader.load(key, place, spots, alive=alive)
-                    except DamagedTapeError:
-                        run = read(self.run.location)
-                        rollout = run.rollout(*key)
-                        problems = [one for one in run.noticed() if key[0] in one.lost]
-                    self._missing.pop(key, None)
-                    if problems:
-                        self._missing[key] = list(map(str, problems))
-                    while len(self._held) >= _ROLLOUTS_HELD:
-                        del self._held[next(iter(self._held))]
-                    self._held[held_as] = rollout
-                return self._held[held_as]
-
-        return load
-
-    def _advantage(self, row: int) -> float | None:
-        """A rollout's advantage in its group; of each rollout of the group the try that counts."""
-        state, listing = self.run.state, self.listing()
-        rows = state.rows
-        members = np.flatnonzero(rows.columns["group"] == rows.columns.get("group", row)).tolist()
-        attempts = [self._attempt(listing, member) for member in members]
-        return advantages_of(attempts, Credit().advantage).get(rows.key(row))
-
-    def _attempt(self, listing: Listing, row: int) -> _Attempt:
-        rollout, try_index = self.run.state.rows.key(row)
-        reward = float(listing.rewards[row]) if listing.has_reward[row] else None
-        head = RolloutHead(id=rollout, try_index=try_index, group="", run="", step=0, attempt=0, started_at_ns=0)
-        return _Attempt(head, Outcome(status=STATUSES[listing.statuses[row]], reward=reward))
-
-
-def policy_of(name: str | None) -> CutPolicy:
-    """A preset by name."""
-    if (name or "exact") not in PRESETS:
-        raise NoAnswer(f"policy is {str(name)[:40]!r}; give {', '.join(PRESETS)}")
-    return PRESETS[name or "exact"]

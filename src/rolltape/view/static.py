@@ -14,10 +14,9 @@ import msgspec
 
 from rolltape.errors import ExportError, NoSuchRollout, ViewError
 from rolltape.view.answers import encoded
-from rolltape.view.catching_up import catch_up
 from rolltape.view.masking import Mask
 from rolltape.view.page_files import page_files
-from rolltape.view.service import RunAnswers
+from rolltape.view.rollout_answers import RolloutAnswers
 from rolltape.view.watching import WatchedRun
 
 _INDEX = "index.html"
@@ -34,20 +33,17 @@ class StaticPages:
 
     def __init__(self, location: str, *, mask: bool = True) -> None:
         self._run = WatchedRun("run", location)
-        self._answers = RunAnswers(self._run)
+        self._answers = RolloutAnswers(self._run)
         self._mask = Mask() if mask else None
         self._masked: set[str] = set()
 
     def __enter__(self) -> Self:
-        catch_up(self._run, search=False)
+        self._run.catch_up(words=False)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        write = self._run.to_keep()
-        if write is not None:
-            write()
         self._run.close()
 
     @property

@@ -16,7 +16,7 @@ from rolltape.tree.placement import message_at
 from rolltape.view.answers import finite
 from rolltape.view.branch import BranchTokens
 from rolltape.view.masking import Mask
-from rolltape.view.table import Array
+from rolltape.view.rows import Array
 from rolltape.view.trainer import Exported
 
 _ALIGNED_TO = 8

@@ -1,25 +1,25 @@
-"""The runs that a server answers for: their states, kept up by a worker process, and their caches."""
+"""The runs that a server answers for: their states, read from indexes that a worker process keeps current."""
 
 import asyncio
-import contextlib
 import logging
 import sys
-import time
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from rolltape.records.policy import PRESETS
-from rolltape.tape.run import read
-from rolltape.view.cachefile import Folder, cache_path, cached_state, kept_of, write_cache
-from rolltape.view.following import RunPlaces
-from rolltape.view.frames import LENGTH_BYTES, Order, Read, Watch, decode_told, framed
-from rolltape.view.loading import Loader
-from rolltape.view.rows import NOT_ASKED
-from rolltape.view.state import RunState
-from rolltape.view.trainer import TokenRecords
+from rolltape.tape.index.database import POINTER, IndexFile
+from rolltape.tape.shards.places import find_run
+from rolltape.view.state import RunState, TrainerFigures
 
-_READ_AHEAD = 256  # rollouts that the worker has before it
-_CACHE_S = 20.0
+if TYPE_CHECKING:  # what reads shards takes longer to import than the first page takes
+    from rolltape.tape.index.index import Index
+    from rolltape.tape.run import Run
+    from rolltape.view.trainer import TokenRecords
+
+_POLL_S = 0.3
+_TRAINER_S = 5.0
 _RESTART_S = 2.0
 _LET_GO_S = 2.0
 _FIRST_PAGE_S = 0.7
@@ -33,165 +33,144 @@ class WatchedRun:
     """One run that is served."""
 
     def __init__(self, name: str, location: str) -> None:
-        run = read(location)
+        found = find_run(location)
         self.name = name  # in addresses
-        self.title = run.name
-        self.location = run.location
-        self.places = RunPlaces(run.location)
-        self.folder = Folder(self.places)
-        self.policy = PRESETS["exact"]
-        self.cache = cache_path(self.folder, self.policy)
-        self.state = cached_state(self.cache, self.places, self.folder.created) or RunState()
-        self.loader = Loader(run.location)
-        self.records = None if self.places.directory is None else TokenRecords(self.places.directory.path)
+        self.title = str(found.about["name"])
+        self.location = found.location
+        path = None if found.directory is None else found.directory.path
+        self._path = path
+        self.state = RunState(IndexFile(path, found.location, found.about.get("created")), found.directory)
+        self.search_file = IndexFile(path, found.location, found.about.get("created"))  # for the threads that search
+        self.has_index = (self.search_file.folder / POINTER).exists()
         self.changed = asyncio.Condition()
-        self.writes_index = False
-        self.asked = 0  # rollouts that the worker has before it
-        self._cached_snapshot = self.state.snapshot
-        self._cached_at_s = time.monotonic()
+        self.lock = threading.Lock()  # around what is made when it is first needed
+
+    @cached_property
+    def _run(self) -> "Run":
+        from rolltape.tape.run import read
+
+        return read(self.location)
 
     @property
-    def backlog(self) -> int:
-        """How many rollouts that have ended have no summary yet."""
-        columns = self.state.rows.columns
-        return int((columns["placed"] & (columns["derived"] == 0)).sum())
+    def index(self) -> "Index":
+        """The index as it loads rollouts. For threads: the event loop has `state`."""
+        with self.lock:
+            return self._run.tape_index
 
-    def is_cache_due(self) -> bool:
-        due = time.monotonic() - self._cached_at_s >= _CACHE_S
-        return due and self.state.read_through and self.state.snapshot != self._cached_snapshot
+    @cached_property
+    def records(self) -> "TokenRecords | None":
+        """What a trainer exported; None: the run is not on this machine."""
+        from rolltape.view.trainer import TokenRecords
 
-    def to_keep(self) -> Callable[[], None] | None:
-        """What writes down what is known now, for a thread to call; None: it is written already."""
-        if self.state.snapshot == self._cached_snapshot or not self.state.read_through:
-            return None
-        self._cached_at_s, self._cached_snapshot = time.monotonic(), self.state.snapshot
-        kept = kept_of(self.state, self.folder.created)
+        return None if self._path is None else TokenRecords(self._path)
 
-        def write() -> None:
-            # What cannot be written is found out again the next time.
-            with contextlib.suppress(OSError):
-                write_cache(self.cache, kept)
+    def figures(self) -> list[TrainerFigures]:
+        """What a trainer has exported since the figures that are known. For a thread."""
+        if self._path is None or next(self._path.glob("token*/step_*"), None) is None:
+            return []
+        from rolltape.view.trainer import trainer_news
 
-        return write
+        return list(trainer_news(self._path, {step: one.mark for step, one in self.state.trainer.items()}))
+
+    def catch_up(self, *, words: bool) -> None:
+        """Index all that is on the tape now and summarize it, make it searchable too if asked for, in this process."""
+        from rolltape.samples import summarize
+        from rolltape.tape.index.background import fill
+
+        self.index.advance()
+        fill(self.index, summarize, words=words)
+        self.state.refresh()
 
     def close(self) -> None:
-        self.loader.close()
-        self.folder.close()
+        if "_run" in self.__dict__:
+            self.index.close()
+        self.state.close()
+        self.search_file.close()
 
 
 class Watcher:
-    """All runs that are served. Everything here happens in the event loop, but for reading and writing files."""
+    """All runs that are served. Everything here happens in the event loop, but for reading files."""
 
     def __init__(self, locations: Sequence[str]) -> None:
         self.runs = {run.name: run for run in _named(locations)}
-        self._worker: asyncio.subprocess.Process | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self.threads = ThreadPoolExecutor(2, "rolltape-view")
 
     async def start(self) -> None:
-        self._task = asyncio.create_task(self._follow())
+        self._tasks = [asyncio.create_task(one) for one in (self._keep_worker(), self._poll(), self._ask_trainer())]
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self.threads.shutdown(wait=True)
         for run in self.runs.values():
-            if (write := run.to_keep()) is not None:
-                write()
             run.close()
 
-    async def _follow(self) -> None:
-        """Keep a worker running, and take in what it tells."""
-        if all(run.state.read_through for run in self.runs.values()):
+    async def _keep_worker(self) -> None:
+        """Keep a worker running."""
+        if all(run.has_index for run in self.runs.values()):
             # Enough is known for the first page, and what a worker imports would compete with it.
             await asyncio.sleep(_FIRST_PAGE_S)
         while True:
-            worker = self._worker = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", _WORKER),
+            worker = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", _WORKER, *(run.location for run in self.runs.values())),
                 stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
                 process_group=0,  # a Ctrl-C in the terminal is for the server to answer
             )
             try:
-                for run in self.runs.values():
-                    await self._order(_watch(run))
-                await self._take_reports(worker)
-            except Exception:
-                log.exception("what the worker told could not be taken in; it is started again")
+                await worker.wait()
+                log.warning("the process that reads the runs has ended with %s; it is started again", worker.returncode)
             finally:
                 await _ended(worker)
-            # It died, of a full memory perhaps. What it was reading then is asked for again.
-            for run in self.runs.values():
-                run.asked = 0
-                run.state.rows.columns["asked"][:] = NOT_ASKED
             await asyncio.sleep(_RESTART_S)
 
-    async def _take_reports(self, worker: asyncio.subprocess.Process) -> None:
-        assert worker.stdout is not None
-        with contextlib.suppress(asyncio.IncompleteReadError, BrokenPipeError, ConnectionResetError):
-            while True:
-                size = int.from_bytes(await worker.stdout.readexactly(LENGTH_BYTES), "big")
-                told = decode_told(await worker.stdout.readexactly(size))
-                run = self.runs[told.run]
-                before = run.state.snapshot
-                run.writes_index = told.index is not None
-                if told.index is not None:
-                    run.state.take_index(told.index)
-                for report in told.reports:
-                    run.state.apply(report)
-                run.asked -= sum(type(report).__name__ == "Derived" for report in told.reports)
-                await self._ask_more(run)
-                if run.state.snapshot != before:
-                    async with run.changed:
-                        run.changed.notify_all()
-                if run.is_cache_due() and (write := run.to_keep()) is not None:
-                    await asyncio.get_running_loop().run_in_executor(self.threads, write)
+    async def _poll(self) -> None:
+        """Take in what is new in the indexes, and wake those who wait for it."""
+        while True:
+            for run in self.runs.values():
+                if run.state.refresh():
+                    await _notify(run)
+            await asyncio.sleep(_POLL_S)
 
-    async def _ask_more(self, run: WatchedRun) -> None:
-        if run.asked <= _READ_AHEAD // 2:
-            wanted = run.state.wanted(_READ_AHEAD - run.asked, search=run.writes_index)
-            if wanted:
-                run.asked += len(wanted)
-                await self._order(Read(run.name, wanted))
+    async def _ask_trainer(self) -> None:
+        while True:
+            for run in self.runs.values():
+                try:
+                    figures = await asyncio.get_running_loop().run_in_executor(self.threads, run.figures)
+                except Exception:
+                    log.exception("what a trainer exported to %s cannot be read", run.location)
+                    continue
+                for one in figures:
+                    run.state.take_figures(one)
+                if figures:
+                    await _notify(run)
+            await asyncio.sleep(_TRAINER_S)
 
-    async def _order(self, order: Order) -> None:
-        assert self._worker is not None
-        assert self._worker.stdin is not None
-        self._worker.stdin.write(framed(order))
-        await self._worker.stdin.drain()
+
+async def _notify(run: WatchedRun) -> None:
+    async with run.changed:
+        run.changed.notify_all()
 
 
 async def _ended(worker: asyncio.subprocess.Process) -> None:
-    """Let a worker go. What it still has to say is read: it may wait for that, and asyncio waits for the pipe's end."""
+    """Let a worker go."""
     assert worker.stdin is not None
     worker.stdin.close()
     try:
         async with asyncio.timeout(_LET_GO_S):
-            await _said_out(worker)
+            await worker.wait()
     except TimeoutError:
         worker.kill()
-        await _said_out(worker)
-    await worker.wait()
-
-
-async def _said_out(worker: asyncio.subprocess.Process) -> None:
-    assert worker.stdout is not None
-    while await worker.stdout.read(1 << 16):
-        pass
-
-
-def _watch(run: WatchedRun) -> Watch:
-    marks = {step: figures.mark for step, figures in run.state.trainer.items()}
-    return Watch(run.name, run.location, str(run.folder.path), run.folder.created, run.state.marks, marks)
+        await worker.wait()
 
 
 def _named(locations: Sequence[str]) -> list[WatchedRun]:
     """The runs with short names that addresses use: of their own names what an address can hold, and a number."""
     runs: dict[str, WatchedRun] = {}
     for location in locations:
-        title = read(location).name
+        title = str(find_run(location).about["name"])
         plain = "".join(one if one.isascii() and one.isalnum() else "-" for one in title).strip("-")[:40] or "run"
         name, number = plain, 1
         while name in runs or name == "api":

@@ -177,7 +177,8 @@ class Applier:
             owner = {**owner, "sampled_tokens": tokens}
         self._set_part(number, owner)
         if owner["finish"] is None:  # it was taken over: what is known of its content is no longer all
-            self._connection.execute("DELETE FROM summaries WHERE rollout = ?", (number,))
+            for table in ("summaries", "searchable"):
+                self._connection.execute(f"DELETE FROM {table} WHERE rollout = ?", (number,))
         if found is not None and owner["writer"] == found.writer:
             self._connection.execute("INSERT OR REPLACE INTO heads VALUES (?, ?)", (number, found.raw))
         self._connection.execute("DELETE FROM parts WHERE rollout = ?", (number,))

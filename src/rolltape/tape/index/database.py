@@ -27,8 +27,7 @@ _BUSY_S = 5.0  # a transaction takes a fraction of it
 
 TABLES = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
-CREATE TABLE sources (name TEXT PRIMARY KEY, marks BLOB NOT NULL, alive INTEGER NOT NULL, total INTEGER NOT NULL,
-    indexed INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE sources (name TEXT PRIMARY KEY, marks BLOB NOT NULL, alive INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE problems (source TEXT NOT NULL, problem TEXT NOT NULL, PRIMARY KEY (source, problem)) WITHOUT ROWID;
 CREATE TABLE rollouts (number INTEGER PRIMARY KEY, id TEXT NOT NULL, try_index INTEGER NOT NULL, grp TEXT NOT NULL,
     step INTEGER NOT NULL, attempt INTEGER NOT NULL, source TEXT, task TEXT, environment TEXT, agent TEXT, model TEXT,
@@ -52,6 +51,8 @@ CREATE INDEX events_by_rollout ON events (rollout, try_index);
 CREATE INDEX events_by_revision ON events (revision);
 CREATE TABLE summaries (rollout INTEGER PRIMARY KEY, covers TEXT NOT NULL, branches INTEGER NOT NULL,
     forks BLOB NOT NULL, samples BLOB NOT NULL, ledgers BLOB NOT NULL, problems TEXT NOT NULL);
+CREATE TABLE unread (rollout INTEGER PRIMARY KEY, at_place TEXT NOT NULL, at_change TEXT NOT NULL,
+    missing TEXT NOT NULL);
 CREATE TABLE searchable (rollout INTEGER PRIMARY KEY);
 CREATE TABLE shared_messages (number INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE);
 CREATE TABLE shared_uses (shared INTEGER NOT NULL, rollout INTEGER NOT NULL, PRIMARY KEY (shared, rollout))
@@ -127,6 +128,7 @@ class IndexFile:
     def replace(self, *, keep: bool) -> None:
         """Make another generation, with all that the present one holds or empty, and have everybody use that."""
         old, old_connection = self.path, self._connection
+        self.folder.mkdir(exist_ok=True)  # it may be deleted at any time
         fresh = self.folder / f"index-{FORMAT}-{secrets.token_hex(6)}.sqlite"
         with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as making:
             if keep and old_connection is not None:

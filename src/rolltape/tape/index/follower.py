@@ -56,7 +56,13 @@ class Follower:
     def advance(self) -> bool:
         """Index what was written before this call; whether anything was new."""
         with self._locked():
-            return self._advance()
+            changed = self._advance()
+            if not read_about(self._file.connection(), "looked", 0):
+                with self._file.writing() as connection:
+                    applier = Applier(connection)
+                    write_about(connection, "looked", 1)
+                    applier.finish()
+            return changed
 
     def close(self) -> None:
         """Let go of all files."""
@@ -91,6 +97,7 @@ class Follower:
         """Hold the follower's lock, or go on without it if its holder shows no sign of life: all writing is safe."""
         with contextlib.ExitStack() as held:
             try:
+                self._file.folder.mkdir(exist_ok=True)  # it may be deleted at any time
                 handle = held.enter_context(self._file.lock_path.open("ab"))
             except OSError:  # a full disk: this process then indexes for itself
                 yield
@@ -241,6 +248,8 @@ class Follower:
                 applier = Applier(connection, gone)
                 applier.add_events(one.apart)
                 applier.finish()
+        known = set(self._file.connection().execute("SELECT id, try_index FROM rollouts"))
+        unknown = {key for one, _, _ in news for key in one.fresh} - known  # others have moved
         for one, source, alive in news:
             first = one.first_row
             while one.last_row - first >= _PIECE:
@@ -248,6 +257,7 @@ class Follower:
                 self._sign()
                 heads = list(source.heads(first, first + _PIECE - 1))
                 first += _PIECE
+                unknown.difference_update(found.head.key for found in heads)
                 with self._file.writing() as connection:
                     applier = Applier(connection, gone)
                     applier.add_rollouts(one.name, heads, one)
@@ -256,10 +266,10 @@ class Follower:
                     held.next_rollout = first
                     # Its events count as unread, and are read again should this be cut short.
                     connection.execute(
-                        "INSERT OR REPLACE INTO sources VALUES (?, ?, ?, ?, ?)",
-                        (one.name, msgspec.msgpack.encode(held), alive, one.last_row + 1, first),
+                        "INSERT OR REPLACE INTO sources VALUES (?, ?, ?)",
+                        (one.name, msgspec.msgpack.encode(held), alive),
                     )
-                    write_about(connection, "behind", sum(_left(other) for other, _, _ in news))
+                    write_about(connection, "behind", len(unknown))
                     applier.finish()
 
     def _is_worth_it(
@@ -316,10 +326,6 @@ class Follower:
             self._journals.pop(path).close()
 
 
-def _left(news: News) -> int:
-    return news.last_row - news.first_row + 1
-
-
 def _are_current(connection: sqlite3.Connection, marks: dict[str, Marks]) -> bool:
     rows = connection.execute("SELECT name, marks FROM sources").fetchall()
     return {name: msgspec.msgpack.decode(raw, type=Marks) for name, raw in rows} == marks
@@ -333,10 +339,9 @@ def _set_source(
     if isinstance(source, JournalSource):
         marks.signature = "" if alive else _signature(source.path)
         applier.set_writer(news.name, source.writer, alive)
-    total = marks.next_rollout - (1 if isinstance(source, JournalSource) else 0)
     connection.execute(
-        "INSERT OR REPLACE INTO sources VALUES (?, ?, ?, ?, ?)",
-        (news.name, msgspec.msgpack.encode(marks), alive, total, total),
+        "INSERT OR REPLACE INTO sources VALUES (?, ?, ?)",
+        (news.name, msgspec.msgpack.encode(marks), alive),
     )
     applier.set_problems(news.name, list(source.problems()))
 

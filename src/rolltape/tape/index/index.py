@@ -5,9 +5,9 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,11 +15,20 @@ import numpy.typing as npt
 
 from rolltape.errors import DamagedTapeError, NoSuchRollout
 from rolltape.records.jsonable import decode_numbers
+from rolltape.records.messages import Message
 from rolltape.records.openfields import decode_record
 from rolltape.records.rollout import Event, Outcome, Rollout, RolloutHead, Status, StopReason, outcome_of
 from rolltape.tape.index.database import IndexFile, read_about
 from rolltape.tape.index.follower import Follower, Stop
 from rolltape.tape.index.loading import Loader, Located, PartPlace
+from rolltape.tape.index.queries import (
+    STATUS,
+    Progress,
+    announced_versions,
+    ordered_versions,
+    progress_of,
+    source_problems,
+)
 from rolltape.tape.index.sources import RunSources
 from rolltape.tape.stored import Key, Problem, decoded_event
 
@@ -30,9 +39,9 @@ STATUS_CODES = {Status.RUNNING: 0, Status.FINISHED: 1, Status.FAILED: 2, Status.
 RESUMED = np.dtype([("id", "S16"), ("try_index", "<u8"), ("attempt", "<u8"), ("status", "u1"), ("rewarded", "?")])
 _LOST_REASON = outcome_of((), writer_alive=False).reason
 
-_ROW = """number, id, try_index, grp, step, attempt, source, task, environment, agent, model, head_tags, started_ns,
+_ROW = f"""number, id, try_index, grp, step, attempt, source, task, environment, agent, model, head_tags, started_ns,
     writer, place, sessions, turns, sampled_tokens, versions,
-    coalesce(finish, CASE WHEN place IN (SELECT name FROM sources WHERE alive) THEN 'running' ELSE 'lost' END),
+    {STATUS},
     ended_ns, stop_reason, reason, scored, reward, terms, rewarded_by, filter, tags, pruned, revision"""
 
 
@@ -71,21 +80,6 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def key(self) -> Key:
         return (self.id, self.try_index)
-
-
-class Progress(NamedTuple):
-    """How much of a run the index holds."""
-
-    indexed: int  # rollouts
-    total: int
-    ended: int
-    summarized: int
-    searchable: int
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether everything that was found is indexed."""
-        return self.indexed >= self.total
 
 
 class Index:
@@ -180,6 +174,11 @@ class Index:
         with self._lock:
             return self._loader.load(self.locate(key))
 
+    def messages(self, key: Key) -> list[Message]:
+        """Each message of a rollout once, as far as it can be read, without its tokens."""
+        with self._lock:
+            return self._loader.messages(self.locate(key))
+
     def locate(self, key: Key) -> Located:
         """Where a rollout lies."""
         with self._asking() as connection:
@@ -221,8 +220,8 @@ class Index:
             rows = connection.execute(
                 "SELECT versions, min(started_ns) FROM rollouts GROUP BY versions ORDER BY 2"
             ).fetchall()
-        seen = [version for raw, _ in rows for version in msgspec.json.decode(raw)]
-        return ordered_versions(seen, [str(event.data["version"]) for event in self.events("version")])
+            announced = announced_versions(connection)
+        return ordered_versions([version for raw, _ in rows for version in msgspec.json.decode(raw)], announced)
 
     def resumed(self, step: int, source: str | None) -> npt.NDArray[Any]:
         """How the rollouts of a step and source stand: an array of RESUMED, a row for each try, in no order."""
@@ -252,16 +251,7 @@ class Index:
     def progress(self) -> Progress:
         """How much of the run is indexed, summarized and searchable."""
         with self._asking() as connection:
-            ((indexed,),) = connection.execute("SELECT count(*) FROM rollouts").fetchall()
-            ((behind,),) = connection.execute("SELECT coalesce(sum(total - indexed), 0) FROM sources").fetchall()
-            ((ended,),) = connection.execute(
-                "SELECT count(*) FROM rollouts WHERE finish IS NOT NULL OR place NOT IN "
-                "(SELECT name FROM sources WHERE alive)"
-            ).fetchall()
-            ((summarized,),) = connection.execute("SELECT count(*) FROM summaries").fetchall()
-            ((searchable,),) = connection.execute("SELECT count(*) FROM searchable").fetchall()
-            left = max(int(read_about(connection, "behind", 0)), behind)
-        return Progress(indexed, indexed + left, ended, summarized, searchable)
+            return progress_of(connection)
 
     def revision(self) -> int:
         """Grows with every change."""
@@ -276,8 +266,7 @@ class Index:
     def problems(self) -> list[Problem]:
         """What could not be read, by the follower and by those who loaded rollouts here."""
         with self._asking() as connection:
-            rows = connection.execute("SELECT problem FROM problems ORDER BY source, problem").fetchall()
-        found = [msgspec.json.decode(raw, type=Problem) for (raw,) in rows]
+            found = source_problems(connection)
         return list(dict.fromkeys([*found, *self._noticed]))
 
     def ask(self, question: Callable[[sqlite3.Connection], Any]) -> Any:
@@ -309,11 +298,6 @@ class Index:
         self._file.forget()
         self._follower = Follower(self._sources, self._file)
         self._loader = Loader(self._sources, self.location)
-
-
-def ordered_versions(seen: Collection[str], announced: Collection[str]) -> tuple[str, ...]:
-    """Weight versions, oldest first. The last announcement counts: after a rollback an old one is the newest again."""
-    return tuple(reversed(dict.fromkeys(reversed([*dict.fromkeys(seen), *announced]))))
 
 
 def _row_of(

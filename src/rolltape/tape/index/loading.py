@@ -9,6 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from rolltape.errors import DamagedTapeError, TapeError
+from rolltape.records.messages import Message
 from rolltape.records.rollout import Event, EventKind, Rollout, RolloutHead
 from rolltape.tape.index.sources import Reader, RunSources
 from rolltape.tape.journal.reading import JournalSource
@@ -61,6 +62,22 @@ class Loader:
             if fresh or not problems:
                 return rollout, problems
         raise DamagedTapeError(f"rollout {located.key[0]}: {failure}") from failure
+
+    def messages(self, located: Located) -> list[Message]:
+        """Each message of a rollout once, in the order in which they came, without its tokens.
+
+        Raises DamagedTapeError if it does not lie there any more. What of it is damaged is left out.
+        """
+        found: dict[bytes, Message] = {}
+        try:
+            for part in located.parts:
+                source = self._source(part.source, fresh=False)
+                self._head(source, part, located.key)
+                for message in source.messages(part.row):
+                    found.setdefault(message.digest, message)
+        except _GONE as error:
+            raise DamagedTapeError(f"rollout {located.key[0]}: {error}") from error
+        return list(found.values())
 
     def close(self) -> None:
         """Let go of all files."""

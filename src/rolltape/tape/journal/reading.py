@@ -3,6 +3,7 @@
 import contextlib
 import sqlite3
 import struct
+from array import array
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ import msgspec
 
 from rolltape.errors import DamagedTapeError
 from rolltape.records.jsonable import decode_numbers
+from rolltape.records.messages import Message
 from rolltape.records.openfields import decode_record
 from rolltape.records.rollout import RolloutHead, Status
 from rolltape.tape.journal.owner import closing_counts, is_alive
@@ -350,6 +352,17 @@ class JournalSource:
             StoredSession(raw, ordinal, list(self._turns(pk, f"{name}.{ordinal}", contents)))
             for pk, ordinal, raw in self.sessions_of(row)
         ]
+
+    def messages(self, row: int) -> Iterator[Message]:
+        """The messages of the rollout in a row as its turns came to hold them; no tokens are read."""
+        reader = TurnReader(self._connection, {}, self._problem)
+        for session, _, _ in self.sessions_of(row):
+            low, high = _range(session)
+            turns = self._connection.execute(
+                "SELECT messages, reply FROM turns WHERE pk BETWEEN ? AND ? ORDER BY pk", (low, high)
+            ).fetchall()
+            for keys, reply in turns:
+                yield from reader.messages(keys if reply is None else keys + array("q", [reply]).tobytes())
 
     def check_whole(self) -> None:
         """Note rows that belong to nothing that is readable, and closing counts that do not agree."""

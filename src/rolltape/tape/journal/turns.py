@@ -1,9 +1,10 @@
 """A turn out of the rows of a journal: its messages and root found by key, its checksum compared."""
 
+import contextlib
 import json
 import sqlite3
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from typing import Any
 
@@ -68,6 +69,13 @@ class TurnReader:
             facts=facts,
             side=self._side_arrays(pk, sides) if sides else {},
         )
+
+    def messages(self, keys: bytes) -> Iterator[Message]:
+        """The messages of these keys that were not given yet, as far as they can be read."""
+        for pk in array("q", keys):
+            if pk not in self._contents:
+                with contextlib.suppress(DamagedTapeError):
+                    yield self._message(pk)
 
     def _side_arrays(self, pk: int, expected: int) -> dict[str, SideArray]:
         found: dict[str, SideArray] = {}

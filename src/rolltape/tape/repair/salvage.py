@@ -42,7 +42,7 @@ def opened_to_read(path: Path, alive: bool) -> Opened:
         connection, error = _tried(f"{path.as_uri()}?mode=ro")
     elif not has_wal:
         # Nobody writes it and nothing lies beside it: read it as it is, without making files beside it.
-        connection, error = _tried(f"{path.as_uri()}?immutable=1")
+        connection, error = _tried(f"{path.as_uri()}?mode=ro&immutable=1")
     else:
         connection, error = None, "its directory is read-only"
     if connection is not None:
@@ -69,7 +69,7 @@ def _with_torn_log(path: Path, connection: sqlite3.Connection, unseen: int) -> O
     """What a damaged log holds, read from a copy that has taken its pages; if that fails, what SQLite makes of it."""
     damage = f"its log (-wal) is damaged: SQLite would leave out its last {unseen} pages"
     copy = tempfile.TemporaryDirectory(prefix="rolltape-")
-    recovered, _ = _tried(f"{with_all_frames(path, Path(copy.name)).as_uri()}?immutable=1", tolerant=True)
+    recovered, _ = _tried(f"{with_all_frames(path, Path(copy.name)).as_uri()}?mode=ro&immutable=1", tolerant=True)
     if recovered is None:
         copy.cleanup()
         return Opened(connection, damage, None)
@@ -113,7 +113,7 @@ def _is_foreign(path: Path) -> bool:
     """Whether this is a sound database that has nothing of ours."""
     with (
         contextlib.suppress(sqlite3.Error),
-        contextlib.closing(sqlite3.connect(f"{path.as_uri()}?immutable=1", uri=True)) as it,
+        contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as it,
     ):
         names = {row[0] for row in it.execute("SELECT name FROM sqlite_master")}
         return bool(names) and not names & {"rollouts", "sessions", "turns", "contents"}

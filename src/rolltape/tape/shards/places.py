@@ -4,13 +4,14 @@ import hashlib
 import os
 import shutil
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import fsspec  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
-from rolltape.errors import TapeError, TapeWriteError
-from rolltape.tape.rundir import RUN_FILE, sync_directory
+from rolltape.errors import RunNotFound, TapeError, TapeWriteError
+from rolltape.tape.recording.fields import is_unicode
+from rolltape.tape.rundir import RUN_FILE, RunDirectory, checked_about, sync_directory
 
 
 class Place:
@@ -118,3 +119,27 @@ class Place:
             pass
         except OSError as error:
             raise TapeWriteError(f"{self.path('shards', shard)}: cannot be removed: {error}") from error
+
+
+class FoundRun(NamedTuple):
+    """A run that is there, not read yet."""
+
+    location: str
+    about: dict[str, Any]  # its run.json
+    directory: RunDirectory | None  # None: it is not on this machine's disks
+    place: Place
+
+
+def find_run(location: str | os.PathLike[str]) -> FoundRun:
+    """The run at a path or an fsspec URL; raises RunNotFound."""
+    text = os.fspath(location)
+    if not isinstance(text, str) or not is_unicode(text) or "\0" in text:
+        raise RunNotFound(f"{text!r}: no run there; it is no path or URL in valid Unicode")
+    place = Place(text)
+    if place.is_local:
+        directory = RunDirectory.opened(place.root)
+        return FoundRun(str(directory.path), directory.about, directory, place)
+    raw = place.about()
+    if raw is None:
+        raise RunNotFound(f"{place.url}: no run there ({RUN_FILE} is missing)")
+    return FoundRun(place.url, checked_about(raw, place.url), None, place)

@@ -1,5 +1,6 @@
 """A sealed shard as a reader sees it: listed from one small file, a rollout loaded from the row groups that hold it."""
 
+import contextlib
 import json
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
@@ -122,6 +123,17 @@ class ShardSource:
         except (*_UNREADABLE, OSError) as error:
             self._problem(f"rollout {head.id} cannot be read: {error}", f"all turns of rollout {head.id}")
             return []
+
+    def messages(self, row: int) -> Iterator[Message]:
+        """The messages of the rollout in a row as its turns came to hold them; no tokens are read."""
+        group, index = self._file("rollouts").place_of(row)
+        contents, turns = _Contents(self._file("contents")), self._file("turns")
+        for number in range(group.value("turn_start", index), group.value("turn_stop", index)):
+            own, at = turns.place_of(number)
+            reply = own.value("reply", at)
+            for one in (*own.value("messages", at), *(() if reply is None else (reply,))):
+                with contextlib.suppress(*_UNREADABLE):
+                    yield contents.message(one)
 
     def _file(self, table: str) -> RowFile:
         if table not in self._files:

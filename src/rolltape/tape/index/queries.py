@@ -1,0 +1,80 @@
+"""Questions to the index that need nothing but its database: status, progress, weight versions, and what is wrong."""
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Collection
+from typing import NamedTuple
+
+import msgspec
+
+from rolltape.tape.index.database import read_about
+from rolltape.tape.rundir import RunDirectory
+from rolltape.tape.stored import Problem, decoded_event
+
+# A rollout's status: as its finish states it; without one it runs as long as its writer lives.
+STATUS = "coalesce(finish, CASE WHEN place IN (SELECT name FROM sources WHERE alive) THEN 'running' ELSE 'lost' END)"
+ENDED = "(finish IS NOT NULL OR place NOT IN (SELECT name FROM sources WHERE alive))"
+
+
+class Progress(NamedTuple):
+    """How much of a run the index holds."""
+
+    indexed: int  # rollouts
+    total: int
+    ended: int
+    summarized: int
+    searchable: int
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything that was found is indexed."""
+        return self.indexed >= self.total
+
+
+def progress_of(connection: sqlite3.Connection) -> Progress:
+    """How much of the run is indexed, summarized and searchable."""
+    ((indexed,),) = connection.execute("SELECT count(*) FROM rollouts").fetchall()
+    ((ended,),) = connection.execute(f"SELECT count(*) FROM rollouts WHERE {ENDED}").fetchall()
+    ((summarized,),) = connection.execute("SELECT count(*) FROM summaries").fetchall()
+    ((searchable,),) = connection.execute("SELECT count(*) FROM searchable").fetchall()
+    return Progress(indexed, indexed + count_behind(connection), ended, summarized, searchable)
+
+
+def count_behind(connection: sqlite3.Connection) -> int:
+    """How many rollouts were found that are not indexed yet."""
+    return int(read_about(connection, "behind", 0))
+
+
+def count_rollouts(run: RunDirectory) -> int:
+    """About how many rollouts a run holds on this machine, counted without the index and without reading them."""
+    found = 0
+    for path in run.journal_paths():
+        with (
+            contextlib.suppress(sqlite3.Error),
+            contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection,
+        ):
+            found += int(connection.execute("SELECT coalesce(max(pk), 0) FROM rollouts").fetchone()[0])
+    for manifest in run.shards.glob("*/MANIFEST.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found += int(json.loads(manifest.read_bytes())["rollouts"])
+    return found
+
+
+def announced_versions(connection: sqlite3.Connection) -> list[str]:
+    """The weight versions in the order in which they were announced."""
+    rows = connection.execute(
+        "SELECT writer, sequence, body FROM events WHERE kind = 'version' ORDER BY at_ns, writer, sequence"
+    ).fetchall()
+    return [str(decoded_event(*row).event.data["version"]) for row in rows]
+
+
+def ordered_versions(seen: Collection[str], announced: Collection[str]) -> tuple[str, ...]:
+    """Weight versions, oldest first. The last announcement counts: after a rollback an old one is the newest again."""
+    return tuple(reversed(dict.fromkeys(reversed([*dict.fromkeys(seen), *announced]))))
+
+
+def source_problems(connection: sqlite3.Connection) -> list[Problem]:
+    """What the follower could not read."""
+    rows = connection.execute("SELECT problem FROM problems ORDER BY source, problem").fetchall()
+    return [msgspec.json.decode(raw, type=Problem) for (raw,) in rows]
