@@ -77,8 +77,8 @@ if TYPE_CHECKING:
     from rolltape.tape.shards.prune import prune
     from rolltape.tape.shards.seal import seal
     from rolltape.tokens import TokenExporter
-    from rolltape.traces import TraceWriter, trace_of, traces_from_batch
-    from rolltape.tracking import jsonl_sink, show_batch, show_step, trackio_sink
+    from rolltape.traces import TraceWriter, trace_of
+    from rolltape.tracking import jsonl_sink, show_batch, show_step, traces_from_batch, trackio_sink
     from rolltape.tree import forks_of, tree_of
 
 __version__ = "0.2.0.dev0"
@@ -107,8 +107,8 @@ _MODULES = {
     "rolltape.tape.shards.prune": "prune",
     "rolltape.tape.shards.seal": "seal",
     "rolltape.tokens": "TokenExporter",
-    "rolltape.traces": "TraceWriter trace_of traces_from_batch",
-    "rolltape.tracking": "jsonl_sink show_batch show_step trackio_sink",
+    "rolltape.traces": "TraceWriter trace_of",
+    "rolltape.tracking": "jsonl_sink show_batch show_step traces_from_batch trackio_sink",
     "rolltape.tree": "forks_of tree_of",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}

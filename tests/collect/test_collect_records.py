@@ -20,7 +20,7 @@ from rolltape.records.jsonable import encode_numbers
 from rolltape.records.rollout import EventKind, Rollout, Status
 from rolltape.tape.recording.tape import open_tape
 from rolltape.traces import Capture
-from rolltape.traces.capture import captures
+from rolltape.traces.writer import is_captured
 from scripted_engine import Step
 
 MODULE = """
@@ -231,7 +231,7 @@ def test_of_sampled_traces_the_id_decides(tmp_path: Path, cli: Cli) -> None:
     with instant().in_thread() as engine:
         how = ("--engine", f"sglang:{engine.url}", "--model", by(engine)["model"], "--traces", "sampled:0.5")
         assert cli("collect", source, "--run", run, "-g", 8, "-o", out, *how).code == 0
-    wanted = {one.id for one in rollouts(run) if captures(one.id, Capture.SAMPLED, 0.5)}
+    wanted = {one.id for one in rollouts(run) if is_captured(one.id, Capture.SAMPLED, 0.5)}
     traced = {event.rollout for event in rolltape.read(run).events() if event.kind == EventKind.TRACE}
     told = [json.loads(line) for line in out.read_text().splitlines()]
     assert 0 < len(wanted) < 32

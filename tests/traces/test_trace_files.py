@@ -93,7 +93,7 @@ def test_traces_are_no_columns(path: Path, capsys: pytest.CaptureFixture[str]) -
     refused = call(capsys, "export", path, "--what", "traces", "-o", path / "traces.parquet")
     assert (refused.code, refused.err) == (
         2,
-        "rolltape: --what traces: a trace is no row of columns; write JSON lines\n",
+        "rolltape: --what traces: traces have no Parquet form; use --format jsonl\n",
     )
 
 

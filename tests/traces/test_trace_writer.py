@@ -181,7 +181,7 @@ def test_the_total_is_the_sum_and_a_finish_with_another_is_refused(tmp_path: Pat
         ):
             writer.final(reward=1.0, total=2.0)
         assert writer.final(reward=1.0, total=np.float32(1.3)) == pytest.approx(1.3)
-        with pytest.raises(RecordError, match="finish it with what `final` gives"):
+        with pytest.raises(RecordError, match="finish it with what `final` returns"):
             rollout.finish(reward=1.0)
         rollout.finish(reward=writer.total_reward)
     trace = trace_at(tmp_path / "run")
@@ -226,7 +226,7 @@ def test_sampled_rollouts_are_chosen_by_their_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("capture", "fraction", "message"),
     [
-        ("some", None, "'some' is no Capture; known are off, sampled, all"),
+        ("some", None, "capture is 'some'; give one of off, sampled, all"),
         ("sampled", None, "capture 'sampled' with fraction None; give one between 0 and 1"),
         ("sampled", 1.5, "capture 'sampled' with fraction 1.5"),
         ("all", 0.5, "fraction 0.5 goes with capture 'sampled' alone"),
@@ -323,3 +323,12 @@ def test_a_full_disk_loses_steps_and_not_the_run(
     assert trace.whole_prompt(3) == [user("a"), assistant("b"), user("c"), assistant("d"), user("e")]
     assert "could not be written" in caplog.text
     assert only_rollout(tmp_path / "run").status == "finished"
+
+
+def test_a_keyword_that_is_no_object_of_a_trace_is_a_type_error(tmp_path: Path) -> None:
+    with traced(tmp_path / "run") as (_, trace):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'env_stat'; the objects of a trace are"):
+            trace.step(env_stat={"a": 1})  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match="unexpected keyword argument 'prompt'"):
+            trace.final(prompt=[])  # type: ignore[call-arg]
+        assert trace.step(env_state={"a": 1}) == 0

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 import rolltape
 from rolltape.errors import RecordError
-from rolltape.traces import traces_from_batch
-from rolltape.traces.decoding import decoded
+from rolltape.tracking import traces_from_batch
+from rolltape.tracking.batch import decode_segments
 
 TOKENIZER = Path(rolltape.__file__).parent / "tiny" / "models" / "tiny" / "tokenizer.json"
 CHAT = ("<|im_start|>user\nWhat is 8 + 9?<|im_end|>\n<|im_start|>assistant\n", "It is 17.<|im_end|>", "\n")
@@ -42,7 +42,7 @@ def test_text_comes_back_as_it_was_with_its_special_tokens(tokenizer: Any) -> No
 @pytest.mark.parametrize("tokenizer", [plain, fast])
 def test_ids_that_a_tokenizer_refuses_are_spelled_and_the_rest_is_read(tokenizer: Any) -> None:
     known = plain().encode("yes", add_special_tokens=False).ids
-    assert decoded(tokenizer(), [known, [-100, -1]]) == ["yes", "#-100 #-1"]
+    assert decode_segments(tokenizer(), [known, [-100, -1]]) == ["yes", "#-100 #-1"]
 
 
 class Ranked:
@@ -56,12 +56,12 @@ class Ranked:
 
 
 def test_a_tokenizer_that_decodes_one_by_one_is_taken() -> None:
-    assert decoded(Ranked(), [list(b"yes"), list(b"no")]) == ["yes", "no"]
+    assert decode_segments(Ranked(), [list(b"yes"), list(b"no")]) == ["yes", "no"]
 
 
 def test_what_cannot_decode_is_refused() -> None:
     with pytest.raises(RecordError, match="the tokenizer is 'qwen3'; give one of transformers or tokenizers"):
-        decoded("qwen3", [[1]])
+        decode_segments("qwen3", [[1]])
 
 
 def test_neither_torch_nor_trackio_is_loaded_for_a_batch_of_numpy() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from rolltape.errors import MisalignedError, RecordError
 from rolltape.records.trace import Trace
-from rolltape.traces import traces_from_batch, traces_from_batch_async
+from rolltape.tracking import traces_from_batch, traces_from_batch_async
 
 
 def words(ids: Sequence[int]) -> str:

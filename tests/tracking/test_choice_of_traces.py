@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from rolltape.records.choice import Candidate, Choice, chosen
 from rolltape.records.rollout import Status
-from rolltape.records.summary import ShownStep
 from rolltape.records.trace import Trace
-from rolltape.tracking.allowance import Allowance
+from rolltape.tracking.sinks import Allowance
+from rolltape.tracking.summary import ShownStep
 
 REWARDS = st.one_of(st.none(), st.floats())
 
@@ -76,7 +76,7 @@ def test_uniform_is_not_simply_the_first() -> None:
 @pytest.mark.parametrize("limit", [0, -1])
 def test_no_traces_are_shown_under_a_limit_of_none(limit: int) -> None:
     step = ShownStep(split="train", step=0, traces=(trace("a"), trace("b")))
-    assert Allowance(limit).within(step).traces == ()
+    assert Allowance(limit).limited(step).traces == ()
 
 
 def test_limit_holds_over_several_calls_of_one_step_and_apart_for_splits() -> None:
@@ -84,7 +84,7 @@ def test_limit_holds_over_several_calls_of_one_step_and_apart_for_splits() -> No
     two = (trace("a"), trace("b"))
 
     def shown(split: str, step: int) -> list[str]:
-        kept = allowance.within(ShownStep(split=split, step=step, traces=two))
+        kept = allowance.limited(ShownStep(split=split, step=step, traces=two))
         return [one.rollout for one in kept]
 
     assert shown("train", 0) == ["a", "b"]

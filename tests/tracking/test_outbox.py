@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rolltape.errors import SinkError
-from rolltape.records.summary import ShownStep, StepSummary
-from rolltape.tracking import Delivery, Outbox
+from rolltape.tracking import DeliveryReport, Outbox
+from rolltape.tracking.summary import ShownStep, StepSummary
 
 
 class Kept:
@@ -69,7 +69,7 @@ def test_steps_arrive_in_order_and_close_waits_for_them() -> None:
     tracker = Kept()
     outbox = Outbox(tracker)
     assert all(outbox.put(step(number)) for number in range(5))
-    assert outbox.close() == Delivery(put=5, delivered=5)
+    assert outbox.close() == DeliveryReport(put=5, delivered=5)
     assert tracker.steps == [0, 1, 2, 3, 4]
     assert tracker.closed
 
@@ -93,7 +93,7 @@ def test_full_queue_drops_what_comes_and_counts_it(hanging: Hanging, caplog: pyt
     assert outbox.put(step(0))
     hanging.busy.wait()
     assert [outbox.put(step(number)) for number in range(1, 6)] == [True, True, False, False, False]
-    assert outbox.delivery == Delivery(
+    assert outbox.delivery == DeliveryReport(
         put=6, dropped=3, unsent=3, errors=("the tracker is slow: 2 steps wait, and further ones are dropped",)
     )
     assert caplog.text.count("the tracker is slow") == 1
@@ -176,7 +176,7 @@ def test_deferred_step_is_made_on_the_thread_of_the_sink_in_the_context_of_the_c
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"choice": "best"}, "choice is 'best'; known are first"), ({"max_waiting": 0}, "max_waiting is 0")],
+    [({"choice": "best"}, "choice is 'best'; give one of first"), ({"max_waiting": 0}, "max_waiting is 0")],
 )
 def test_settings_that_make_no_sense_are_refused_at_the_start(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(SinkError, match=message):

@@ -58,7 +58,7 @@ def test_run_is_pushed_to_trackio_split_by_split(push: Any, run: Path, project: 
 def test_pushing_again_adds_what_is_new_and_repeats_nothing(push: Any, run: Path, project: str) -> None:
     push(run, "--to", "trackio", "--project", project, "--step", 0)
     result = push(run, "--to", "trackio", "--project", project)
-    assert result.out.splitlines()[-1] == "2 steps and 4 traces pushed to trackio; 2 steps there already"
+    assert result.out.splitlines()[-1] == "2 steps and 4 traces pushed to trackio; 2 steps already there"
     again = push(run, "--to", "trackio", "--project", project, "--json")
     assert [(row["step"], row["split"], row["there_already"]) for row in rows(again)] == [
         (0, "test", True),
@@ -76,7 +76,7 @@ def test_file_of_lines_takes_the_same_steps_and_repeats_nothing(push: Any, run: 
     with file.open("ab") as cut:
         cut.write(b'{"split": "test", "step": 0, "summ')  # as a killed process leaves it
     assert push(run, "--to", file).out.splitlines()[-1] == (
-        f"2 steps and 2 traces pushed to {file}; 2 steps there already"
+        f"2 steps and 2 traces pushed to {file}; 2 steps already there"
     )
     whole = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
     assert [(line["step"], line["split"], len(line["traces"])) for line in whole] == [
@@ -146,7 +146,7 @@ def test_step_with_rollouts_that_run_is_left_for_the_next_push(push: Any, tmp_pa
         running = tape.rollout(task_id="count", step=1)
         result = push(tmp_path / "exp", "--to", file)
         assert result.out.splitlines()[-1] == f"1 step and 1 trace pushed to {file}"
-        assert "step 1 of train: 1 rollout still running; push again, or --follow" in result.err
+        assert "step 1 of train: 1 rollout still running; push again later, or use --follow" in result.err
         running.finish(reward=0.0)
     push(tmp_path / "exp", "--to", file)
     assert [line["step"] for line in lines(file)] == [0, 1]
@@ -168,9 +168,7 @@ def test_step_that_is_being_collected_is_left_alone_though_nothing_of_it_runs_no
             assert pushing.stdout is not None
             assert pushing.stdout.readline().startswith("step 1,")
         else:
-            assert (
-                "step 0 of train: it is still being collected; push again" in push(tmp_path / "exp", "--to", file).err
-            )
+            assert "step 0 of train: still being collected; push again" in push(tmp_path / "exp", "--to", file).err
         record_conversation(tape, source="sums#train", attempt=1, reward=0.0)
         tape.note(EventKind.COLLECTED, {"step": 0, "source": "sums#train"})
     if follow:
@@ -215,8 +213,8 @@ def test_follower_that_is_interrupted_keeps_what_it_pushed(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--to", "wandb"], 2, "--to wandb: give trackio, or a file that ends in .jsonl"),
-        (["--to", "x.jsonl", "--step", "9"], 2, "--step 9: no rollout of exp is like that"),
+        (["--to", "wandb"], 2, "--to wandb: unknown tracker; use trackio, or a file ending in .jsonl"),
+        (["--to", "x.jsonl", "--step", "9"], 2, "--step 9: no rollouts match in run exp"),
         (["--to", "none/x.jsonl"], 4, "none/x.jsonl: No such file or directory"),
         (["--to", "trackio", "--project", "registry-x"], 4, "trackio: project 'registry-x' cannot be opened"),
         (["--to", "x.jsonl", "--policy", "greedy"], 2, "--policy: there is no policy 'greedy'"),
@@ -249,4 +247,4 @@ def test_trackio_that_is_built_otherwise_is_named(
     result = push(run, "--to", "trackio")
     assert result.code == 4
     assert part.rpartition(".")[2] in result.err
-    assert "is not as this rolltape knows it" in result.err
+    assert "does not fit this rolltape" in result.err

@@ -1,22 +1,26 @@
 """What a step comes to: the ledger, forks and staleness of its rollouts, and what is left out of its averages."""
 
+from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 import rolltape
+import rolltape.tracking
 from rolltape.records.choice import chosen
 from rolltape.records.fork import ForkCause
 from rolltape.records.ledger import Fate
 from rolltape.records.rollout import Status
-from rolltape.records.summary import StepSummary, spread_of
-from rolltape.tracking import StepKey, split_of, step_of_tape
+from rolltape.tracking import StepKey, load_step, split_of
 from rolltape.tracking.metrics import metrics_of
+from rolltape.tracking.summary import StepSummary, spread_of
 from taped import assistant, first_turn, next_turn, user
 
 KEY = StepKey(step=0, split="train")
 
 
 def summary(path: Path, policy: str = "exact") -> StepSummary:
-    shown = step_of_tape(rolltape.read(path), KEY, lambda split, step, candidates: chosen(candidates, 2), policy)
+    shown = load_step(rolltape.read(path), KEY, lambda split, step, candidates: chosen(candidates, 2), policy)
     assert shown.summary is not None
     return shown.summary
 
@@ -37,7 +41,7 @@ def test_ledger_and_forks_are_counted_under_the_policy(tmp_path: Path) -> None:
     assert exact.forks == {ForkCause.REPLY_WHITESPACE: 1}
     assert exact.fates == {Fate.TRAINED: 3, Fate.MASKED_NO_LOGPROB: 1}
     assert slime.fates == {Fate.TRAINED: 1, Fate.MASKED_REWRITTEN: 3}
-    shown = step_of_tape(rolltape.read(tmp_path / "exp"), KEY, lambda split, step, candidates: [])
+    shown = load_step(rolltape.read(tmp_path / "exp"), KEY, lambda split, step, candidates: [])
     figures = metrics_of(shown)
     assert (figures["train/ledger/trained"], figures["train/ledger/masked/no_logprob"]) == (0.75, 0.25)
     assert figures["train/forks/reply_whitespace"] == 1
@@ -74,7 +78,7 @@ def test_of_several_tries_the_one_that_counts_is_shown(tmp_path: Path) -> None:
         with tape.rollout(task_id="t", step=0, new_try=True) as rollout:
             first_turn(rollout.session())
             rollout.finish(reward=1.0)
-    shown = step_of_tape(rolltape.read(tmp_path / "exp"), KEY, lambda split, step, candidates: chosen(candidates, 9))
+    shown = load_step(rolltape.read(tmp_path / "exp"), KEY, lambda split, step, candidates: chosen(candidates, 9))
     assert [(trace.try_index, trace.status) for trace in shown] == [(1, Status.FINISHED)]
 
 
@@ -90,3 +94,18 @@ def test_split_is_what_a_source_names_last() -> None:
     assert split_of("a%23b#train") == "train"
     assert split_of("python:tasks:make") == "train"
     assert split_of(None, "eval") == "eval"
+
+
+@pytest.mark.parametrize(
+    ("home", "old", "new"),
+    [
+        ("rolltape.tracking", "Delivery", "DeliveryReport"),
+        ("rolltape.tracking", "step_of_tape", "load_step"),
+        ("rolltape.traces", "traces_from_batch", "traces_from_batch"),
+        ("rolltape.traces", "traces_from_batch_async", "traces_from_batch_async"),
+    ],
+)
+def test_names_of_0_1_0_warn_and_work(home: str, old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"{home}.{old} is now"):
+        found = getattr(import_module(home), old)
+    assert found is getattr(rolltape.tracking, new)

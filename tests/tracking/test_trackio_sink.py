@@ -13,9 +13,9 @@ import trackio
 import rolltape
 from rolltape.errors import SinkError
 from rolltape.records.rollout import Status
-from rolltape.records.summary import ShownStep
 from rolltape.records.trace import Trace, TraceStep
 from rolltape.tracking import show_batch, show_step, trackio_sink
+from rolltape.tracking.summary import ShownStep
 from rolltape.tracking.trackio import LocalTracker
 from tracked import ANSWER, COUNT, COUNTED, GUESS, QUESTION, THANKS, record_steps, stored_metrics, stored_traces
 
@@ -231,7 +231,7 @@ def test_steps_that_go_on_from_elsewhere_are_marked(project: str) -> None:
         "step 1 starts a conversation of its own",
         "other seat",
         "b",
-        "step 2 goes on from the first 2 messages up to step 0",
+        "step 2 continues from the first 2 messages up to step 0",
         "two",
     ]
     assert (stored["spans"][2]["status"], stored["spans"][2]["error"]) == ("error", "engine gone")
@@ -257,7 +257,7 @@ def test_own_run_is_refused_where_the_environment_would_send_it_away(
     project: str, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "someone/somewhere")
-    with pytest.raises(SinkError, match=f"{variable} is set, but a run in a project of the sink's stays"):
+    with pytest.raises(SinkError, match=f"{variable} is set, but a run that rolltape opens stays"):
         trackio_sink(project=project)
 
 

@@ -15,7 +15,7 @@ from rolltape.collect.tasks import Task, seed_of
 from rolltape.records.rollout import Rollout, Status, StopReason
 from rolltape.tape.recording.tape import Tape
 from rolltape.traces import amend, trace_of
-from rolltape.traces.capture import captures
+from rolltape.traces.writer import is_captured
 
 log = logging.getLogger("rolltape.collect")
 
@@ -109,7 +109,7 @@ class GroupComparisons:
         settings = self._settings
         record = None
         if settings.with_records:
-            traced = captures(rollout.id, settings.capture, settings.trace_fraction)
+            traced = is_captured(rollout.id, settings.capture, settings.trace_fraction)
             record = build_record(rollout, task_index=task_index, traced=traced)
         return RolloutResult(
             rollout=rollout.id,

@@ -18,7 +18,7 @@ from rolltape.records.trace import Trace
 from rolltape.records.turn import Turn
 from rolltape.traces import trace_of
 from rolltape.traces.branch import main_branch
-from rolltape.traces.rewards import final_of
+from rolltape.traces.rewards import final_reward
 
 RECORD_SCHEMA = "rolltape.collected/1"  # a field may be added; a change of meaning raises the version
 
@@ -169,7 +169,7 @@ def _add_score_to_trace(trace: Trace | None, score: Score) -> Trace | None:
     if score.reward is None:
         return trace
     rewards = [step.reward for step in trace.steps if step.reward is not None]
-    final = final_of(score.reward, rewards, trace.final_reward)
+    final = final_reward(score.reward, rewards, trace.final_reward)
     terms = dict(score.terms)
     return msgspec.structs.replace(trace, total_reward=score.reward, final_reward=final, reward_terms=terms)
 

@@ -8,7 +8,7 @@ from rolltape.collect.environments.judge import Judge
 from rolltape.gateway.exchange import SamplingParams
 from rolltape.gateway.prompts.chat import Retention
 from rolltape.records.turn import LogprobKind
-from rolltape.traces.capture import Capture
+from rolltape.traces import Capture
 
 
 class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):

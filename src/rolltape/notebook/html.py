@@ -1,11 +1,11 @@
-"""Pieces of HTML that need nothing but themselves: no script, nothing from elsewhere, every text escaped."""
+"""Self-contained pieces of HTML: no scripts, no external resources, all text escaped."""
 
 from collections.abc import Iterable
 from html import escape
 
 from rolltape.records.wording import visible
 
-# Grounds are tints and letters are inherited, so that a light notebook and a dark one both show them well.
+# Backgrounds are tints and the text color is inherited, so that both light and dark notebooks show them well.
 _STYLE = """
 .rolltape{font-size:13px;line-height:1.5;max-width:1100px}
 .rolltape *{box-sizing:border-box}
@@ -38,17 +38,17 @@ background:rgba(128,128,128,.22);font-style:italic}
 
 
 def framed(*parts: str) -> str:
-    """What a cell shows: the parts, and the styles that they share."""
+    """The content of a cell: the parts with their shared styles."""
     return f'<div class="rolltape"><style>{_STYLE}</style>{"".join(parts)}</div>'
 
 
 def text(value: str) -> str:
-    """A text out of a recording: escaped, and with nothing in it that hides or turns other text around."""
+    """Escaped text; characters that hide or reorder other text are made visible."""
     return escape(visible(value.replace("\r\n", "\n"), keep="\n\t"))
 
 
 def clipped(value: str, longest: int = 2_000) -> str:
-    """A text that may be cut without a word, such as a name: escaped, too."""
+    """Escaped text, cut at `longest` characters without a remark; for names."""
     return text(value if len(value) <= longest else f"{value[:longest]}…")
 
 
@@ -57,18 +57,18 @@ def div(kind: str, *parts: str, style: str = "") -> str:
 
 
 def span(kind: str, value: str, title: str = "") -> str:
-    """A stretch of text; what it holds is escaped, and so is the title."""
-    told = f' title="{text(title)}"' if title else ""
-    return f'<span class="rt-{kind}"{told}>{text(value)}</span>'
+    """A span of text with an optional title; both are escaped."""
+    attribute = f' title="{text(title)}"' if title else ""
+    return f'<span class="rt-{kind}"{attribute}>{text(value)}</span>'
 
 
 def details(summary: str, *parts: str, opened: bool = True) -> str:
-    """Parts that can be folded away."""
+    """Parts that can be collapsed."""
     return f"<details{' open' if opened else ''}><summary>{text(summary)}</summary>{''.join(parts)}</details>"
 
 
 def gap(what: str) -> str:
-    """Says what is left out."""
+    """A label in place of what is left out."""
     return f'<span class="rt-gap">{text(what)}</span>'
 
 

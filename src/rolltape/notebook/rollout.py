@@ -1,20 +1,23 @@
-"""A rollout in a notebook: its facts, the trees of its sessions, its transcript; or its samples."""
+"""Runs and rollouts in a notebook: a run's totals, a rollout's facts, trees and transcript, or its samples."""
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 
-from rolltape.notebook.html import clipped, details, div, framed, gap, span, text
+from rolltape.notebook.html import clipped, details, div, framed, gap, span, table, text
 from rolltape.notebook.sample import sample_parts
 from rolltape.notebook.tree import tree_parts
 from rolltape.records.fork import Fork
 from rolltape.records.rollout import Rollout, Session, Status
-from rolltape.records.wording import plural
+from rolltape.records.wording import SHORT_ID, count, number, plural
 from rolltape.samples.facts import fact_lines, title
 from rolltape.samples.linearize import Linearized, linearize
+from rolltape.tape.run import Run
 from rolltape.traces import trace_of
 from rolltape.traces.transcript import Passage, session_transcript, transcript_of
 from rolltape.tree import Tree, forks_of, tree_of
 
+_RUN_ROWS = 20
 _FIRST, _LAST = 30, 20  # turns of a transcript
 _PARTS = 24  # of one turn: messages, their thinking, their calls
 _BEGINNING, _END = 1_500, 500  # characters of a text
@@ -22,8 +25,41 @@ _SESSIONS = 8
 _SAMPLES, _SAMPLE_TOKENS = 4, 400
 
 
+def run_html(run: Run) -> str:
+    """A run's name, its totals and its latest rollouts."""
+    rows = run.index()
+    statuses = Counter(row.outcome.status.value for row in rows)
+    rewards = [row.outcome.reward for row in rows if row.outcome.reward is not None]
+    facts = [plural(len(rows), "rollout"), *(f"{many:,} {status}" for status, many in statuses.items())]
+    facts += [f"mean reward {number(sum(rewards) / len(rewards))}"] if rewards else []
+    facts.append(plural(sum(row.sampled_tokens for row in rows), "sampled token"))
+    latest = sorted(rows, key=lambda row: row.head.started_at_ns)[-_RUN_ROWS:]
+    cells = [
+        [
+            row.id[:SHORT_ID],
+            str(row.head.step),
+            row.head.task_id or "",
+            str(row.head.attempt),
+            row.outcome.status.value,
+            number(row.outcome.reward),
+            count(row.turns),
+            count(row.sampled_tokens),
+        ]
+        for row in reversed(latest)
+    ]
+    header = ["rollout", "step", "task", "attempt", "status", "reward", "turns", "sampled"]
+    earlier = len(rows) - len(latest)
+    return framed(
+        div("title", text(f"run {run.name}")),
+        div("quiet", text(run.location)),
+        div("facts", text(", ".join(facts))),
+        table(header, cells) if cells else "",
+        gap(f"{plural(earlier, 'earlier rollout')} left out") if earlier else "",
+    )
+
+
 def rollout_html(rollout: Rollout) -> str:
-    """How it went, and what was said."""
+    """A rollout's facts, trees and transcript."""
     made = linearize(rollout, as_if_finished=rollout.status is Status.RUNNING)
     trees = [_tree(one.session, one.tree, one.forks) for one in made.sessions[:_SESSIONS]]
     if len(made.sessions) > _SESSIONS:
@@ -70,14 +106,14 @@ def _block(passage: Passage) -> str:
     cause = "" if passage.cause is None else f" {span('cause', passage.cause)}"
     hidden = len(passage.parts) - _PARTS
     left_out = div("part", "<span></span>", gap(f"{hidden:,} parts left out")) if hidden > 0 else ""
-    parts = [_part(kind, said) for kind, said in passage.parts[-_PARTS:]]
+    parts = [_part(kind, content) for kind, content in passage.parts[-_PARTS:]]
     return div("block", f"{span('title', name)} {span('quiet', facts)}{cause}", left_out, *parts)
 
 
-def _part(kind: str, said: str) -> str:
-    body = text(said)
-    if len(said) > _BEGINNING + _END:
-        left_out = gap(f"{len(said) - _BEGINNING - _END:,} characters left out")
-        body = text(said[:_BEGINNING]) + left_out + text(said[-_END:])
+def _part(kind: str, content: str) -> str:
+    body = text(content)
+    if len(content) > _BEGINNING + _END:
+        left_out = gap(f"{len(content) - _BEGINNING - _END:,} characters left out")
+        body = text(content[:_BEGINNING]) + left_out + text(content[-_END:])
     quiet = " rt-quiet" if kind == "thinks" else ""
     return div("part", span("quiet", kind), div(f"text{quiet}", body))

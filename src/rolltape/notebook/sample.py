@@ -1,4 +1,4 @@
-"""A sample in a notebook: its tokens, coloured by what becomes of them; hovering tells the rest."""
+"""A sample in a notebook: its tokens, colored by fate; a title on each token gives the rest."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,7 +15,7 @@ _AROUND = 12
 
 
 def sample_html(sample: Sample) -> str:
-    """A sample alone."""
+    """One sample."""
     return framed(sample_parts(sample))
 
 
@@ -46,7 +46,7 @@ def _tokens(sample: Sample, shown: int) -> Iterator[str]:
 
 
 def _windows(sample: Sample, shown: int) -> list[tuple[int, int]]:
-    """Which tokens are shown: all, or the beginning, the end, and what is around the least likely between them."""
+    """Which tokens are shown: all, or the beginning, the end, and those around the least likely ones between."""
     length, end = len(sample.ids), shown // 2
     if length <= shown:
         return [(0, length)]
@@ -63,7 +63,7 @@ def _windows(sample: Sample, shown: int) -> list[tuple[int, int]]:
 
 
 def _window(sample: Sample, start: int, texts: Sequence[str], between: str) -> Iterator[str]:
-    """A stretch of tokens: each sampled one by itself, a prompt's together."""
+    """A range of tokens: each sampled one in a span of its own, a prompt's in one."""
     stop = start + len(texts)
     for part in sample.spans:
         first, last = max(part.start, start), min(part.stop, stop)
@@ -81,17 +81,17 @@ def _window(sample: Sample, start: int, texts: Sequence[str], between: str) -> I
 
 
 def _about(sample: Sample, part: Span, at: int) -> str:
-    """All that is known of a sampled token."""
+    """The title of a sampled token: id, logprob, weights, turn and fate."""
     logprob, version = float(sample.logprobs[at]), int(sample.version_index[at])
     first, last = sample.versions[version] if version >= 0 else ("unknown", "unknown")
-    told = [
+    facts = [
         f"token {at}, id {sample.ids[at]}",
         "no logprob" if np.isnan(logprob) else f"logprob {logprob:.4g}, probability {np.exp(logprob):.4g}",
         f"weights {first if first == last else f'{first}..{last}'}",
         f"turn {_turn(part)}",
         "trained in another sample" if part.fate is None else str(part.fate),
     ]
-    return "\n".join(told)
+    return "\n".join(facts)
 
 
 def _turn(part: Span) -> str:
@@ -99,5 +99,5 @@ def _turn(part: Span) -> str:
 
 
 def _shown(one: str) -> str:
-    """A token's text, what breaks a line marked; a token that is part of a character shows nothing."""
+    """A token's text with line breaks marked; empty if the token is only part of a character."""
     return "" if one == PART else one.replace("\n", "↵\n")

@@ -1,4 +1,4 @@
-"""Which few of many rollouts are shown: the same ones whenever the same set is asked, whatever order they ended in."""
+"""Choose which few of many rollouts are shown; the choice does not depend on the order in which they ended."""
 
 import enum
 import math
@@ -9,11 +9,11 @@ from rolltape.records.ids import digest_of
 
 
 class Choice(enum.StrEnum):
-    """How a few are chosen."""
+    """How rollouts are chosen."""
 
-    FIRST = "first"  # as they are listed
-    UNIFORM = "uniform"  # by a hash of their ids: each is as likely as any other, and no order matters
-    REWARDS = "rewards"  # evenly from the lowest reward to the highest; then those without one
+    FIRST = "first"  # the first in the list
+    UNIFORM = "uniform"  # by a hash of their ids, each with the same chance
+    REWARDS = "rewards"  # evenly spaced from the lowest reward to the highest; then those without one
 
 
 class Candidate(NamedTuple):
@@ -23,7 +23,7 @@ class Candidate(NamedTuple):
     reward: float | None
 
 
-# Of the candidates of a split and step, the positions of those that are to be shown.
+# Given a split, a step and its candidates, returns the positions of those to show.
 Pick = Callable[[str, int, Sequence[Candidate]], list[int]]
 
 
@@ -34,7 +34,7 @@ def chosen(candidates: Sequence[Candidate], limit: int, choice: Choice | str = C
     if limit <= 0 or len(candidates) <= limit or how is Choice.FIRST:
         return everyone[: max(limit, 0)]
     if how is Choice.UNIFORM:
-        return sorted(sorted(everyone, key=lambda at: _lot(candidates[at]))[:limit])
+        return sorted(sorted(everyone, key=lambda at: _hash(candidates[at]))[:limit])
     return sorted(_over_rewards(candidates, limit))
 
 
@@ -42,7 +42,7 @@ def _over_rewards(candidates: Sequence[Candidate], limit: int) -> list[int]:
     rewards = {at: one.reward for at, one in enumerate(candidates)}
     ranked = sorted(
         (
-            (reward, _lot(candidates[at]), at)
+            (reward, _hash(candidates[at]), at)
             for at, reward in rewards.items()
             if reward is not None and reward == reward
         )
@@ -57,5 +57,5 @@ def _over_rewards(candidates: Sequence[Candidate], limit: int) -> list[int]:
     return [ranked[(2 * step * (len(ranked) - 1) + gaps) // (2 * gaps)][2] for step in range(limit)]
 
 
-def _lot(candidate: Candidate) -> bytes:
+def _hash(candidate: Candidate) -> bytes:
     return digest_of("shown", candidate.id)

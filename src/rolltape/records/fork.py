@@ -1,4 +1,4 @@
-"""Forks: where a conversation leaves the path it was on, why, and the evidence."""
+"""Forks: where and why a turn departs from an earlier turn, with the first difference."""
 
 import enum
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class ForkCause(enum.StrEnum):
-    """Why a turn does not simply go on from the one before it."""
+    """Why a turn does not continue the one before it."""
 
     SUB_AGENT = "sub_agent"  # another conversation beside the first
     COMPACTION = "compaction"  # history replaced by something shorter

@@ -1,4 +1,4 @@
-"""JSON at the border: strict, snapshotted at once, with NaN and infinity kept apart from text."""
+"""Encode and decode JSON strictly; NaN and infinity are kept as {"$float": "nan"}, apart from text."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Records whose unknown fields survive: a newer minor version's keys are kept and written back."""
+"""Records that keep unknown fields: the keys of a newer minor version are read and written back."""
 
 from typing import Any, TypeVar
 

@@ -1,4 +1,4 @@
-"""Values in words for people, and text in which nothing can hide."""
+"""Format numbers and text for people; control characters in text become visible."""
 
 import json
 import unicodedata
@@ -8,7 +8,7 @@ _ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def visible(text: str, keep: str = "") -> str:
-    """Text in which nothing can steer a terminal: control and format characters as escapes, but for those to `keep`."""
+    """Text that cannot steer a terminal: control and format characters become escapes, except those in `keep`."""
     if text.isprintable():
         return text
     return "".join(one if one in keep else _escaped(one) for one in text)
@@ -21,7 +21,7 @@ def quoted(text: str, limit: int = 72) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number for people; None as nothing."""
+    """A number with few digits; None is empty text."""
     return "" if value is None else f"{value:.{digits}g}"
 
 
@@ -34,7 +34,7 @@ def plural(value: int, word: str) -> str:
 
 
 def span(seconds: float) -> str:
-    """A length of time for people."""
+    """A length of time in hours, minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

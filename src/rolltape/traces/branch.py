@@ -1,4 +1,4 @@
-"""Turns that stand for steps which no environment recorded, and messages that a turn's prompt adds to earlier ones."""
+"""Find the turns of a rollout's main branches, and the messages that a turn's prompt adds to earlier ones."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,7 +9,7 @@ from rolltape.tree import PlacedTurn, tree_of
 
 
 def unrecorded_turns(rollout: Rollout, named: Iterable[Turn]) -> Iterator[Turn]:
-    """The turns of main branches that come after those that steps name; all of them if no turn is named."""
+    """The turns of main branches after the last turn that a step names; all of them if no step names a turn."""
     last: dict[str, int] = {}
     for turn in named:
         last[turn.session] = max(turn.sequence, last.get(turn.session, -1))
@@ -22,7 +22,7 @@ def unrecorded_turns(rollout: Rollout, named: Iterable[Turn]) -> Iterator[Turn]:
 
 
 def main_branch(session: Session) -> list[Turn]:
-    """The way to a session's last turn, auxiliary calls aside."""
+    """The turns on the path to a session's last turn that is not auxiliary."""
     own = (placed for placed in reversed(tree_of(session).turns) if placed.turn.facts.auxiliary is None)
     placed: PlacedTurn | None = next(own, None)
     branch: list[Turn] = []
@@ -33,18 +33,18 @@ def main_branch(session: Session) -> list[Turn]:
 
 
 class NewMessages:
-    """Which step held a conversation first; tells what a later turn's prompt adds."""
+    """Remembers which step had a conversation first, to find what a later prompt adds to it."""
 
     def __init__(self) -> None:
         self._step_of: dict[int, int] = {}  # by the identity of a chain, which its turn keeps alive
 
     def add(self, step: int, *chains: MessageChain) -> None:
-        """A step whose conversation begins with these chains."""
+        """Remember a step whose conversation begins with these chains."""
         for chain in chains:
             self._step_of.setdefault(id(chain), step)
 
-    def of(self, prompt: MessageChain) -> tuple[int | None, int, list[Message]]:
-        """The step that a prompt goes on from, how many of its messages it keeps, and those that follow."""
+    def find(self, prompt: MessageChain) -> tuple[int | None, int, list[Message]]:
+        """The step that a prompt continues (None: none), how many of its messages it keeps, and those that follow."""
         new: list[Message] = []
         limit = len(prompt)
         link: MessageChain | None = prompt

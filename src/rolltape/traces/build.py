@@ -1,83 +1,102 @@
-"""A rollout → its trace."""
+"""Build the trace of a rollout from its events and turns."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from rolltape.records.rollout import EventKind, Rollout, Status
-from rolltape.records.trace import Trace, TraceStep
+from rolltape.records.rollout import Event, EventKind, Rollout, Status
+from rolltape.records.trace import Fields, Trace, TraceStep
 from rolltape.records.turn import Turn
 from rolltape.traces.branch import NewMessages, unrecorded_turns
-from rolltape.traces.rewards import final_of, summed
-from rolltape.traces.statements import Fields, Statements, statements_of
+from rolltape.traces.rewards import final_reward, summed
 
-T = TypeVar("T", Trace, TraceStep)
+_FROM_HEAD = ("run", "try_index", "group", "step", "attempt", "source", "task_id", "model", "agent")
+_FROM_OUTCOME = ("status", "reason", "stop_reason", "filtered", "reward_terms")
+
+
+class TraceEvents(NamedTuple):
+    """What the events of a trace come to: of each field the latest counts."""
+
+    steps: dict[int, Fields]
+    final: Fields
+    recorded: frozenset[int]  # steps that the environment itself recorded; others were only amended
+
+
+def merge_events(events: Iterable[Event]) -> TraceEvents:
+    """Merge the trace events of a rollout, given in their order."""
+    steps: dict[int, Fields] = {}
+    final: Fields = {}
+    recorded: set[int] = set()
+    for event in events:
+        if event.kind != EventKind.TRACE:
+            continue
+        new = dict(event.data)
+        index, amends = new.pop("step", None), new.pop("amends", False)
+        held = final if index is None else steps.setdefault(index, {})
+        # A field that is given again is no longer missing.
+        missing = {name: why for name, why in held.get("unrecorded", {}).items() if name.partition(".")[0] not in new}
+        held |= new
+        held["unrecorded"] = missing | new.get("unrecorded", {})
+        if index is not None and not amends:
+            recorded.add(index)
+    return TraceEvents(dict(sorted(steps.items())), final, frozenset(recorded))
 
 
 def trace_of(rollout: Rollout) -> Trace:
-    """The trace of a rollout as it is on the tape, however it ended. Turns stand for steps that nobody recorded."""
-    said = statements_of(rollout.events)
-    steps = _steps(rollout, said)
-    total, final = _rewards(rollout, [step.reward for step in steps if step.reward is not None], said.final)
+    """Build the trace of a rollout, however it ended. Turns stand for steps that no environment recorded.
+
+    trace = rolltape.trace_of(rolltape.read("runs/exp1").rollout(rollout_id))
+    """
+    merged = merge_events(rollout.events)
+    steps = _steps(rollout, merged)
+    total, final = _rewards(rollout, [step.reward for step in steps if step.reward is not None], merged.final)
     head, outcome = rollout.head, rollout.outcome
-    return _record(
-        Trace,
-        said.final
+    return msgspec.convert(
+        merged.final
         | {
-            "run": head.run,
+            **{name: getattr(head, name) for name in _FROM_HEAD},
+            **{name: getattr(outcome, name) for name in _FROM_OUTCOME},
             "rollout": head.id,
-            "try_index": head.try_index,
-            "group": head.group,
-            "step": head.step,
-            "attempt": head.attempt,
-            "source": head.source,
-            "task_id": head.task_id,
-            "model": head.model,
-            "agent": head.agent,
             "tags": outcome.tags or head.tags,
             "versions": _versions(rollout),
-            "status": outcome.status,
-            "reason": outcome.reason,
-            "stop_reason": outcome.stop_reason,
-            "filtered": outcome.filtered,
             "pruned": _pruned(rollout),
             "total_reward": total,
             "final_reward": final,
-            "reward_terms": outcome.reward_terms,
             "steps": steps,
         },
+        Trace,
     )
 
 
-def _steps(rollout: Rollout, said: Statements) -> list[TraceStep]:
+def _steps(rollout: Rollout, merged: TraceEvents) -> list[TraceStep]:
     turns = {turn.id: turn for turn in rollout.turns}
     known = NewMessages()
     built: dict[int, TraceStep] = {}
     named: list[Turn] = []
-    for index in sorted(said.recorded):
-        fields = said.steps[index]
+    for index in sorted(merged.recorded):
+        fields = merged.steps[index]
         own = [turns[turn] for turn in fields.get("turns", ()) if turn in turns]
         built[index] = _step(index, fields, own, known)
         named += own
     if named or not built:
         after = max(built, default=-1) + 1
         for index, turn in enumerate(unrecorded_turns(rollout, named), after):
-            fields = said.steps.get(index, {}) | {"turns": [turn.id], "derived": True}
+            fields = merged.steps.get(index, {}) | {"turns": [turn.id], "derived": True}
             built[index] = _step(index, fields, [turn], known)
-    # Said of a step that is not there: it is shown, and `rolltape check` names it.
-    for index in said.steps.keys() - built.keys():
-        built[index] = _step(index, said.steps[index], [], known)
+    # Amended steps that are not there are shown, and `rolltape check` names it.
+    for index in merged.steps.keys() - built.keys():
+        built[index] = _step(index, merged.steps[index], [], known)
     return [built[index] for index in sorted(built)]
 
 
 def _step(index: int, fields: Fields, turns: Sequence[Turn], known: NewMessages) -> TraceStep:
     fields = fields | {"index": index}
-    return _record(TraceStep, _of_turns(index, fields, turns, known) | fields if turns else fields)
+    return msgspec.convert(_turn_fields(index, fields, turns, known) | fields if turns else fields, TraceStep)
 
 
-def _of_turns(index: int, fields: Fields, turns: Sequence[Turn], known: NewMessages) -> Fields:
-    """What the turns of a step say of it; the last one's prompt holds those before it."""
+def _turn_fields(index: int, fields: Fields, turns: Sequence[Turn], known: NewMessages) -> Fields:
+    """The fields that come from a step's turns; the prompt of the last turn holds the earlier ones."""
     last = turns[-1]
     found: Fields = {
         "prompt_tokens": len(last.prompt_tokens),
@@ -89,7 +108,7 @@ def _of_turns(index: int, fields: Fields, turns: Sequence[Turn], known: NewMessa
         "ended_at": last.facts.ended_at,
     }
     if "prompt" not in fields:
-        step, kept, new = known.of(last.prompt)
+        step, kept, new = known.find(last.prompt)
         found |= {"messages_from": step, "kept_messages": kept, "prompt": [message.to_dict() for message in new]}
         known.add(index, last.prompt)
         if "policy_response" not in fields:
@@ -99,15 +118,15 @@ def _of_turns(index: int, fields: Fields, turns: Sequence[Turn], known: NewMessa
     return found
 
 
-def _rewards(rollout: Rollout, step_rewards: list[float], said: Fields) -> tuple[float | None, float | None]:
-    """The total, and the final reward that the steps' add up to it with."""
-    final: float | None = said.get("reward")
+def _rewards(rollout: Rollout, step_rewards: list[float], fields: Fields) -> tuple[float | None, float | None]:
+    """The total reward and the final one."""
+    final: float | None = fields.get("reward")
     rewards = step_rewards if final is None else [*step_rewards, final]
     total = rollout.reward
     if total is None:
-        # Without a reward of its own a finished rollout has what its trace comes to, and one that failed has none.
+        # A finished rollout without a reward of its own has the sum of its trace; one that failed has none.
         return summed(rewards) if rewards and rollout.status is Status.FINISHED else None, final
-    return total, final_of(total, step_rewards, final)
+    return total, final_reward(total, step_rewards, final)
 
 
 def _versions(rollout: Rollout) -> list[str]:
@@ -119,10 +138,5 @@ def _versions(rollout: Rollout) -> list[str]:
 
 
 def _pruned(rollout: Rollout) -> list[str]:
-    said = (event.data.get("pruned") for event in rollout.events if event.kind == EventKind.PRUNE)
-    return list(dict.fromkeys(str(what) for what in said if what))
-
-
-def _record(kind: type[T], fields: Mapping[str, Any]) -> T:
-    """A record out of what the tape holds, in which a newer version may have written more."""
-    return msgspec.convert(fields, kind)
+    found = (event.data.get("pruned") for event in rollout.events if event.kind == EventKind.PRUNE)
+    return list(dict.fromkeys(str(what) for what in found if what))

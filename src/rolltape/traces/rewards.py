@@ -1,4 +1,4 @@
-"""Rewards of steps, the final one, and their total."""
+"""Add up the rewards of steps and the final one, and compare sums."""
 
 import math
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ def summed(rewards: Iterable[float]) -> float:
 
 
 def agree(total: float, rewards: Iterable[float]) -> bool:
-    """Whether rewards add up to a total, but for the rounding of floats."""
+    """Whether rewards add up to a total, up to the rounding of floats."""
     rewards = list(rewards)
     found = summed(rewards)
     if not (math.isfinite(total) and math.isfinite(found)):
@@ -21,15 +21,12 @@ def agree(total: float, rewards: Iterable[float]) -> bool:
     return abs(total - found) <= _ROUNDING * summed(map(abs, rewards))
 
 
-def rest(total: float, rewards: Iterable[float]) -> float:
-    """What has to come on top of rewards to give a total."""
-    return summed([total, *(-reward for reward in rewards)])
+def final_reward(total: float, step_rewards: list[float], given: float | None) -> float | None:
+    """The final reward that makes up a total together with the steps' rewards.
 
-
-def final_of(total: float, step_rewards: list[float], said: float | None) -> float | None:
-    """The final reward that the steps' add up to a total with: the one that was said, if it does.
-
-    Else a reward came later, or again, and is the new total; what the steps did not give is then the final one.
+    That is the one that was given, if it does. Otherwise the total was set later, and the final reward is the rest.
     """
-    rewards = step_rewards if said is None else [*step_rewards, said]
-    return said if rewards and agree(total, rewards) else rest(total, step_rewards)
+    rewards = step_rewards if given is None else [*step_rewards, given]
+    if rewards and agree(total, rewards):
+        return given
+    return summed([total, *(-reward for reward in step_rewards)])

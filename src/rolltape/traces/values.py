@@ -1,4 +1,4 @@
-"""The border: what an environment hands over → what the tape can keep of it, and what not."""
+"""Check what an environment hands over for a trace: keep what can be stored, and tell why the rest cannot."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,34 +7,41 @@ from typing import Any
 from rolltape.errors import RecordError
 from rolltape.records.jsonable import as_float, plain_scalar, shown
 from rolltape.records.rollout import StopReason
+from rolltape.records.trace import OBJECTS
 from rolltape.records.turn import Turn
 from rolltape.tape.recording.fields import as_count, as_member, as_snapshot
 
 Fields = dict[str, Any]
 
 
-def checked(given: Mapping[str, object], where: str) -> tuple[Fields, dict[str, str]]:
-    """The fields that are of the kind asked for, absent ones left out, and by name why others are not.
+def check_fields(given: Mapping[str, object], where: str) -> tuple[Fields, dict[str, str]]:
+    """Split fields into those of the right type and, by name, why the others are not. None means not given.
 
-    Objects are not copied yet: whatever takes the fields encodes them at once.
+    Objects are not copied yet: whoever takes the fields encodes them at once.
     """
     fields: Fields = {}
     unrecorded: dict[str, str] = {}
     for name, value in given.items():
         if value is None:
             continue
-        check: Callable[[Any, str], object] = _CHECKS.get(name, _as_object)
         try:
-            fields[name] = check(value, f"{where}: {name}")
+            fields[name] = _CHECKS[name](value, f"{where}: {name}")
         except RecordError as error:
             unrecorded[name] = str(error)
-        except Exception as error:  # noqa: BLE001 - what an environment hands over may raise anything when looked at
+        except Exception as error:  # noqa: BLE001 - an environment's objects may raise anything when looked at
             unrecorded[name] = f"{where}: {name} cannot be read: {type(error).__name__}"
     return fields, unrecorded
 
 
-def salvaged(fields: Mapping[str, Any], where: str) -> tuple[Fields, dict[str, str]]:
-    """Copies of fields of which some cannot be JSON: those that can be, objects less the members that cannot."""
+def check_names(objects: Mapping[str, object]) -> None:
+    """Raise TypeError for a keyword argument that is not one of a trace's objects."""
+    unknown = [name for name in objects if name not in OBJECTS]
+    if unknown:
+        raise TypeError(f"unexpected keyword argument {unknown[0]!r}; the objects of a trace are {', '.join(OBJECTS)}")
+
+
+def salvage_fields(fields: Mapping[str, Any], where: str) -> tuple[Fields, dict[str, str]]:
+    """Copy the fields that can be JSON, objects without the members that cannot; and why the rest cannot."""
     good: Fields = {}
     unrecorded: dict[str, str] = {}
     for name, value in fields.items():
@@ -42,28 +49,20 @@ def salvaged(fields: Mapping[str, Any], where: str) -> tuple[Fields, dict[str, s
             good[name] = _copied(value, f"{where}: {name}")
         except RecordError as error:
             if isinstance(value, Mapping):
-                good[name], members = salvaged_members(value, f"{where}: {name}")
-                unrecorded |= {f"{name}.{key}": why for key, why in members.items()}
+                good[name] = {}
+                for key, item in list(value.items()):
+                    try:
+                        good[name] |= _copied({key: item}, f"{where}: {name}: {shown(key)}")
+                    except RecordError as member_error:
+                        unrecorded[f"{name}.{key}"] = str(member_error)
             else:
                 unrecorded[name] = str(error)
     return good, unrecorded
 
 
-def salvaged_members(value: Mapping[Any, Any], where: str) -> tuple[Fields, dict[str, str]]:
-    """What can be JSON of an object's members, and by name why the others cannot."""
-    good: Fields = {}
-    unrecorded: dict[str, str] = {}
-    for key, item in list(value.items()):
-        try:
-            good |= _copied({key: item}, f"{where}: {shown(key)}")
-        except RecordError as error:
-            unrecorded[str(key)] = str(error)
-    return good, unrecorded
-
-
 @contextlib.contextmanager
-def naming(where: str) -> Iterator[None]:
-    """Whatever an environment's own objects raise while they are read is an error of the record."""
+def reading_errors(where: str) -> Iterator[None]:
+    """Raise RecordError for whatever an environment's own objects raise while they are read."""
     try:
         yield
     except RecordError:
@@ -73,7 +72,7 @@ def naming(where: str) -> Iterator[None]:
 
 
 def _copied(value: object, where: str) -> Any:
-    with naming(where):
+    with reading_errors(where):
         return as_snapshot(value, where)
 
 
@@ -115,11 +114,13 @@ def _as_turns(value: object, where: str) -> list[str]:
 
 
 _CHECKS: dict[str, Callable[[Any, str], object]] = {
-    "done": _as_flag,
-    "prompt": _as_prompt,
-    "prompt_tokens": as_count,
-    "reward": as_float,
-    "sampled_tokens": as_count,
-    "stop_reason": _as_stop_reason,
     "turns": _as_turns,
+    "prompt": _as_prompt,
+    "policy_response": _as_object,
+    "reward": as_float,
+    "done": _as_flag,
+    "stop_reason": _as_stop_reason,
+    **dict.fromkeys(OBJECTS, _as_object),
+    "prompt_tokens": as_count,
+    "sampled_tokens": as_count,
 }

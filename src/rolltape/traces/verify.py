@@ -1,25 +1,30 @@
-"""What must hold of a trace, checked on a rollout as it is on the tape."""
+"""Check the trace of a rollout for missing steps, missing turns and rewards that do not add up."""
 
 from collections.abc import Iterator
 
 from rolltape.records.rollout import EventKind, Rollout
 from rolltape.records.trace import Trace
-from rolltape.traces.build import trace_of
+from rolltape.traces.build import TraceEvents, merge_events, trace_of
 from rolltape.traces.rewards import agree, summed
-from rolltape.traces.statements import Statements, statements_of
 
 
 def problems_of(rollout: Rollout) -> list[str]:
-    """What is wrong with a rollout's trace, in words."""
-    said = statements_of(rollout.events)
-    if not said.steps and not said.final:
+    """What is wrong with a rollout's trace, one sentence each."""
+    merged = merge_events(rollout.events)
+    if not merged.steps and not merged.final:
         return []
     trace = trace_of(rollout)
-    return [*_gaps(said), *_lost_turns(rollout, trace), *_dangling(trace), *_bare(trace, said), *_sums(rollout, said)]
+    return [
+        *_gaps(merged),
+        *_lost_turns(rollout, trace),
+        *_dangling(trace),
+        *_bare(trace, merged),
+        *_sums(rollout, merged),
+    ]
 
 
-def _gaps(said: Statements) -> Iterator[str]:
-    missing = set(range(max(said.recorded, default=-1) + 1)) - said.recorded
+def _gaps(merged: TraceEvents) -> Iterator[str]:
+    missing = set(range(max(merged.recorded, default=-1) + 1)) - merged.recorded
     if missing:
         yield f"step {min(missing)} of its trace is missing" + (f", and {len(missing) - 1} more" * (len(missing) > 1))
 
@@ -45,19 +50,19 @@ def _dangling(trace: Trace) -> Iterator[str]:
             lengths[step.index] = step.kept_messages + len(step.prompt) + (step.policy_response is not None)
 
 
-def _bare(trace: Trace, said: Statements) -> Iterator[str]:
+def _bare(trace: Trace, merged: TraceEvents) -> Iterator[str]:
     for step in trace.steps:
-        if step.index not in said.recorded and not step.derived:
+        if step.index not in merged.recorded and not step.derived:
             yield f"step {step.index} of its trace was amended, but there is no such step"
 
 
-def _sums(rollout: Rollout, said: Statements) -> Iterator[str]:
-    """The reward that the rollout was finished with is that of its steps and the final one; later ones revise it."""
-    final = said.final.get("reward")
-    rewards = [fields["reward"] for fields in said.steps.values() if fields.get("reward") is not None]
+def _sums(rollout: Rollout, merged: TraceEvents) -> Iterator[str]:
+    """The reward of the finish must be the sum of the trace's rewards; a later reward may differ."""
+    final = merged.final.get("reward")
+    rewards = [fields["reward"] for fields in merged.steps.values() if fields.get("reward") is not None]
     score = next((one for one in rollout.events if one.kind == EventKind.SCORE and one.turn is None), None)
     finish = next((one for one in rollout.events if one.kind == EventKind.FINISH), None)
-    if final is None or score is None or finish is None or list(_gaps(said)):
+    if final is None or score is None or finish is None or list(_gaps(merged)):
         return
     reward, rewards = score.data["reward"], [*rewards, final]
     at_once = (score.writer, score.sequence) == (finish.writer, finish.sequence + 1)

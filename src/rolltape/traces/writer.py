@@ -1,35 +1,67 @@
-"""What an environment calls, step by step. Whatever it hands over, its rollout goes on."""
+"""`TraceWriter`, which an environment calls step by step, and `amend`, for what is known later."""
 
+import enum
 import logging
 import threading
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from rolltape.errors import RecordError, TapeWriteError
+from rolltape.records.ids import digest_of
+from rolltape.records.jsonable import shown
 from rolltape.records.rollout import Event, EventKind, StopReason
+from rolltape.records.trace import OBJECTS, TraceObjects
 from rolltape.records.turn import Turn
 from rolltape.tape.journal.entries import LoggedEvent
 from rolltape.tape.journal.writing import Ticket
+from rolltape.tape.recording.fields import as_count
 from rolltape.tape.recording.recorder import RolloutRecorder
+from rolltape.tape.recording.tape import Tape
 from rolltape.tape.stored import decoded_event
-from rolltape.traces.capture import Capture, captures
-from rolltape.traces.conversations import Conversations, Placed
+from rolltape.traces.conversations import Conversations, PlacedPrompt
 from rolltape.traces.rewards import agree, summed
-from rolltape.traces.values import Fields, checked, naming, salvaged
+from rolltape.traces.values import Fields, check_fields, check_names, reading_errors, salvage_fields
 
 log = logging.getLogger("rolltape.traces")
 
-Object = Mapping[str, Any] | None
 _traced: "weakref.WeakSet[RolloutRecorder]" = weakref.WeakSet()
+
+
+class Capture(enum.StrEnum):
+    """Which rollouts are traced."""
+
+    OFF = "off"
+    SAMPLED = "sampled"  # a fraction, chosen by their ids
+    ALL = "all"
+
+
+def is_captured(rollout: str, capture: Capture | str, fraction: float | None) -> bool:
+    """Whether a rollout is traced. With `SAMPLED` its id decides, so it is the same on every machine and every try."""
+    if capture not in list(Capture):
+        known = ", ".join(Capture)
+        raise RecordError(f"rollout {rollout}: capture is {shown(capture)}; give one of {known}")
+    if capture != Capture.SAMPLED:
+        if fraction is not None:
+            raise RecordError(f"rollout {rollout}: fraction {shown(fraction)} goes with capture 'sampled' alone")
+        return capture == Capture.ALL
+    if fraction is None or not 0 <= fraction <= 1:
+        raise RecordError(
+            f"rollout {rollout}: capture 'sampled' with fraction {shown(fraction)}; give one between 0 and 1"
+        )
+    return int.from_bytes(digest_of("trace", rollout)[:8]) < fraction * 2**64
 
 
 class TraceWriter:
     """Records the trace of one open rollout. Threads and coroutines may share it; its steps are put in one order.
 
-    What is given is copied before a call returns. What cannot be kept is left out, and the trace says why; only a
-    rollout that has ended takes no more. Off an event loop a step is durable when `step` returns, on one with the tick.
+        trace = TraceWriter(rollout)
+        trace.step(turn=turn, reward=0.5, env_state={"score": 3})
+        rollout.finish(reward=trace.final(reward=1.0))
+
+    What is given is copied before a call returns. What cannot be stored is left out, and the trace tells why; only a
+    rollout that has ended refuses steps. A step is durable when `step` returns, or on an event loop with the tick.
     """
 
     def __init__(
@@ -40,8 +72,8 @@ class TraceWriter:
         fraction: float | None = None,
         keep: bool = False,
     ) -> None:
-        """With `keep` what is recorded is also had from `said`, without reading the tape."""
-        self.captures = captures(rollout.id, capture, fraction)
+        """With `keep`, `events` holds what was recorded, without reading the tape."""
+        self.captures = is_captured(rollout.id, capture, fraction)
         if rollout in _traced:
             raise RecordError(f"rollout {rollout.id} has a TraceWriter already; its steps are counted in one place")
         _traced.add(rollout)
@@ -53,23 +85,23 @@ class TraceWriter:
         self._conversations = Conversations()
         self._tickets: deque[Ticket] = deque()
         self._lost = 0
-        self._told: set[str] = set()
+        self._warned: set[str] = set()  # fields
         self._kept: list[LoggedEvent] | None = [] if keep else None
 
     @property
-    def said(self) -> list[Event]:
-        """What was recorded so far, if it was to be kept."""
+    def events(self) -> list[Event]:
+        """What was recorded so far, if the writer was made with `keep`."""
         return [decoded_event("", number, one.body).event for number, one in enumerate(self._kept or ())]
 
     @property
     def total_reward(self) -> float | None:
-        """The steps' rewards and the final one so far; None: there were none."""
+        """The sum of the steps' rewards and the final one so far; None: there were none."""
         rewards = self._rewards()
         return summed(rewards) if rewards else None
 
     @property
     def lost(self) -> int:
-        """How many steps could not be written: the disk was full, say."""
+        """How many steps could not be written, because the disk was full for example."""
         with self._lock:
             self._settle()
             return self._lost
@@ -78,28 +110,30 @@ class TraceWriter:
         self,
         *,
         turn: Turn | str | Sequence[Turn | str] | None = None,
-        prompt: Sequence[Mapping[str, Any]] | Object = None,
-        policy_response: Object = None,
+        prompt: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None = None,
+        policy_response: Mapping[str, Any] | None = None,
         reward: object = None,
         done: object = None,
         stop_reason: StopReason | str | None = None,
-        reward_data: Object = None,
-        env_state: Object = None,
-        extra: Object = None,
-        metrics: Object = None,
-        logs: Object = None,
         prompt_tokens: int | None = None,
         sampled_tokens: int | None = None,
+        **objects: Unpack[TraceObjects],
     ) -> int:
-        """Record a step; its number. With a turn its messages are that turn's, and not stored again.
+        """Record a step and return its number. All fields may be left out.
 
-        Without one, give the prompt as whole messages: only what is new in them is stored.
+        - `turn`: the turn or turns of the step. Its messages are those of the turn, and are not stored again.
+        - `prompt`, `policy_response`: without a turn, the whole prompt as messages (only what is new in it is stored)
+          and the reply; or any JSON objects.
+        - `reward`: a number; `done`: whether the environment ended here; `stop_reason`: why.
+        - `prompt_tokens`, `sampled_tokens`: lengths, where no turn has them.
+        - `reward_data`, `env_state`, `extra`, `metrics`, `logs`: JSON objects.
         """
+        check_names(objects)
         with self._lock:
             index = self._steps
             self._steps += 1
+            self._step_rewards += _as_rewards(reward)
             if not self.captures:
-                self._step_rewards += _number(reward)
                 return index
             where = f"rollout {self._rollout.id}, step {index}"
             self._settle()
@@ -110,54 +144,33 @@ class TraceWriter:
                 "reward": reward,
                 "done": done,
                 "stop_reason": stop_reason,
-                "reward_data": reward_data,
-                "env_state": env_state,
-                "extra": extra,
-                "metrics": metrics,
-                "logs": logs,
                 "prompt_tokens": prompt_tokens,
                 "sampled_tokens": sampled_tokens,
+                **objects,
             }
-            fields, unrecorded = checked(given, where)
-            self._step_rewards += _number(reward)
+            fields, unrecorded = check_fields(given, where)
             self._refuse_foreign_turns(fields, unrecorded, where)
             if fields.get("turns"):
                 _leave_messages_to_the_turn(fields)
-            self._record(index, fields, unrecorded, self._placed(fields, unrecorded, where), where)
+            self._record(index, fields, unrecorded, self._place_prompt(fields, unrecorded, where), where)
             return index
 
-    def final(
-        self,
-        *,
-        reward: object = None,
-        total: object = None,
-        reward_data: Object = None,
-        env_state: Object = None,
-        extra: Object = None,
-        metrics: Object = None,
-        logs: Object = None,
-    ) -> float | None:
-        """Record what is said of the whole rollout at its end, and give its total reward, to finish it with.
+    def final(self, *, reward: object = None, total: object = None, **objects: Unpack[TraceObjects]) -> float | None:
+        """Record what concerns the whole rollout at its end, and return its total reward, to finish it with.
 
-        A `total` that is given, and the reward that the rollout is finished with, must agree with it.
+        A `total` that is given, and the reward that the rollout is finished with, must agree with that. `objects` are
+        `reward_data`, `env_state`, `extra`, `metrics` and `logs`, as for a step.
         """
+        check_names(objects)
         with self._lock:
             where = f"rollout {self._rollout.id}, final"
             self._settle()
-            self._final_rewards = _number(reward) or self._final_rewards
-            for number in _number(total):
+            self._final_rewards = _as_rewards(reward) or self._final_rewards
+            for number in _as_rewards(total):
                 self._check_total(number)
             self._rollout.reward_check = self._check_total
             if self.captures:
-                given = {
-                    "reward": reward,
-                    "reward_data": reward_data,
-                    "env_state": env_state,
-                    "extra": extra,
-                    "metrics": metrics,
-                    "logs": logs,
-                }
-                self._record(None, *checked(given, where), None, where)
+                self._record(None, *check_fields({"reward": reward, **objects}, where), None, where)
             return self.total_reward
 
     def _rewards(self) -> list[float]:
@@ -169,22 +182,22 @@ class TraceWriter:
         if rewards and not agree(total, rewards):
             raise RecordError(
                 f"rollout {self._rollout.id}: its reward is {total!r}, but those of its steps and the final one sum to "
-                f"{summed(rewards)!r}; finish it with what `final` gives"
+                f"{summed(rewards)!r}; finish it with what `final` returns"
             )
 
     def _refuse_foreign_turns(self, fields: Fields, unrecorded: dict[str, str], where: str) -> None:
         own = f"{self._rollout.id}.{self._rollout.try_index}."
-        strange = [turn for turn in fields.get("turns", ()) if not turn.startswith(own)]
-        if strange:
-            unrecorded["turns"] = f"{where}: turn {strange[0]} is of another rollout or try; name turns of this one"
+        foreign = [turn for turn in fields.get("turns", ()) if not turn.startswith(own)]
+        if foreign:
+            unrecorded["turns"] = f"{where}: turn {foreign[0]} is of another rollout or try; name turns of this one"
             del fields["turns"]
 
-    def _placed(self, fields: Fields, unrecorded: dict[str, str], where: str) -> Placed | None:
-        """Put what is new in the prompt in the place of all its messages."""
+    def _place_prompt(self, fields: Fields, unrecorded: dict[str, str], where: str) -> PlacedPrompt | None:
+        """Replace the messages of the prompt by those that are new."""
         if not isinstance(fields.get("prompt"), list):
             return None
         try:
-            with naming(f"{where}: prompt"):
+            with reading_errors(f"{where}: prompt"):
                 placed = self._conversations.place(fields["prompt"], f"{where}: prompt")
         except RecordError as error:
             unrecorded["prompt"] = str(error)
@@ -196,22 +209,22 @@ class TraceWriter:
         return placed
 
     def _record(
-        self, step: int | None, fields: Fields, unrecorded: dict[str, str], placed: Placed | None, where: str
+        self, step: int | None, fields: Fields, unrecorded: dict[str, str], placed: PlacedPrompt | None, where: str
     ) -> None:
         try:
-            with naming(where):
+            with reading_errors(where):
                 event = self._event(step, fields, unrecorded)
         except RecordError:
-            fields, more = salvaged(fields, where)
+            fields, more = salvage_fields(fields, where)
             unrecorded |= more
             if "prompt" not in fields:
                 fields.pop("messages_from", None)
                 fields.pop("kept_messages", None)
                 placed = None
             event = self._event(step, fields, unrecorded)
-        for name in unrecorded.keys() - self._told:
+        for name in unrecorded.keys() - self._warned:
             log.warning("%s; the trace goes on without it", unrecorded[name])
-            self._told.add(name)
+            self._warned.add(name)
         try:
             self._tickets.append(self._rollout.say(event, after=self._tickets[-1] if self._tickets else None))
         except TapeWriteError as error:
@@ -227,7 +240,7 @@ class TraceWriter:
         return self._rollout.statement(EventKind.TRACE, data)
 
     def _settle(self) -> None:
-        """Forget the tickets of what is on the disk. If one was refused, so were all that build on it."""
+        """Forget the tickets of what is on disk. If one was refused, so were all that build on it."""
         while self._tickets and self._tickets[0].done:
             ticket = self._tickets.popleft()
             if not ticket.stored:
@@ -240,6 +253,33 @@ class TraceWriter:
         log.warning("rollout %s: steps of its trace could not be written (%s): %s", self._rollout.id, steps, error)
 
 
+def amend(
+    tape: Tape,
+    rollout_id: str,
+    *,
+    step: int | None = None,
+    by: str | None = None,
+    try_index: int | None = None,
+    **objects: Unpack[TraceObjects],
+) -> None:
+    """Add to a rollout's trace what is known only later, such as grades; each object replaces its earlier value.
+
+        amend(tape, rollout.id, step=0, extra={"comment": "a good first guess"}, by="judge")
+
+    Without `step` it concerns the whole rollout, and without `try_index` the try that counts. `objects` are
+    `reward_data`, `env_state`, `extra`, `metrics` and `logs`. The reward itself is set by `Tape.score`.
+    """
+    check_names(objects)
+    where = f"rollout {rollout_id}, " + ("final" if step is None else f"step {step}")
+    fields, unrecorded = check_fields(objects, where)
+    if unrecorded:
+        raise RecordError("; ".join(unrecorded.values()))
+    if not fields:
+        raise RecordError(f"{where}: nothing to amend; give {', '.join(OBJECTS)}")
+    index = None if step is None else as_count(step, f"{where}: step")
+    tape.say(EventKind.TRACE, rollout_id, {"step": index, "amends": True, **fields}, by=by, try_index=try_index)
+
+
 def _leave_messages_to_the_turn(fields: Fields) -> None:
     if isinstance(fields.get("prompt"), list):
         del fields["prompt"]
@@ -247,8 +287,8 @@ def _leave_messages_to_the_turn(fields: Fields) -> None:
         del fields["policy_response"]
 
 
-def _number(value: object) -> list[float]:
-    """A reward, if it is one."""
+def _as_rewards(value: object) -> list[float]:
+    """The reward in a list, or an empty list if it is not one."""
     if type(value) is float:
         return [value]
-    return [*checked({"reward": value}, "")[0].values()]
+    return [*check_fields({"reward": value}, "")[0].values()]

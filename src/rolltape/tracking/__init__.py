@@ -1,18 +1,27 @@
-"""Records → trackers: rollouts, traces and step summaries sent to where people look at their runs."""
+"""Send a few traces and a summary of each step to a tracker, from a training loop, a batch or a run on disk.
+
+with rolltape.tracking.trackio_sink(project="sums") as sink:
+    rolltape.tracking.show_batch(sink, batch, tokenizer, split="train", step=3)
+"""
+
+import warnings
+from typing import Any
 
 from rolltape.records.choice import Choice
-from rolltape.records.summary import ShownStep, StepSummary
+from rolltape.tracking.batch import show_batch, traces_from_batch, traces_from_batch_async
 from rolltape.tracking.jsonl import jsonl_sink
-from rolltape.tracking.outbox import Outbox
-from rolltape.tracking.showing import show_batch, show_step
-from rolltape.tracking.sink import Delivery, Sink, Tracker
+from rolltape.tracking.push import load_step, show_step
+from rolltape.tracking.sinks import DeliveryReport, Outbox, Sink, Tracker
 from rolltape.tracking.steps import StepKey, settled_steps, split_of
-from rolltape.tracking.taped import step_of_tape
+from rolltape.tracking.summary import ShownStep, StepSummary
 from rolltape.tracking.trackio import trackio_sink
+
+# Names of 0.1, which go with 0.3.
+_RENAMED = {"Delivery": "DeliveryReport", "step_of_tape": "load_step"}
 
 __all__ = [
     "Choice",
-    "Delivery",
+    "DeliveryReport",
     "Outbox",
     "ShownStep",
     "Sink",
@@ -20,10 +29,19 @@ __all__ = [
     "StepSummary",
     "Tracker",
     "jsonl_sink",
+    "load_step",
     "settled_steps",
     "show_batch",
     "show_step",
     "split_of",
-    "step_of_tape",
+    "traces_from_batch",
+    "traces_from_batch_async",
     "trackio_sink",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _RENAMED:
+        raise AttributeError(f"module 'rolltape.tracking' has no attribute {name!r}")
+    warnings.warn(f"rolltape.tracking.{name} is now {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+    return globals()[_RENAMED[name]]

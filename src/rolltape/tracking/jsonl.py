@@ -1,4 +1,4 @@
-"""A file of JSON lines as a tracker: one line per step, with its figures and traces, for scripts to read."""
+"""A file of JSON lines as a tracker: one line per step, with its metrics, summary and traces."""
 
 import json
 import os
@@ -10,9 +10,9 @@ import msgspec
 from rolltape.errors import SinkError
 from rolltape.records.choice import Choice
 from rolltape.records.jsonable import encode_numbers
-from rolltape.records.summary import ShownStep
 from rolltape.tracking.metrics import metrics_of
-from rolltape.tracking.outbox import Outbox
+from rolltape.tracking.sinks import Outbox
+from rolltape.tracking.summary import ShownStep
 
 STEP_SCHEMA = "rolltape.step/1"  # a field may be added; a change of meaning raises the version
 
@@ -24,19 +24,22 @@ def jsonl_sink(
     choice: Choice | str = Choice.FIRST,
     max_waiting: int = 16,
 ) -> Outbox:
-    """A sink that appends to a file."""
+    """A sink that appends one JSON line per step to a file.
+
+    sink = rolltape.jsonl_sink("steps.jsonl", max_traces_per_step=4)
+    """
     return Outbox(JsonlTracker(path), max_traces_per_step=max_traces_per_step, choice=choice, max_waiting=max_waiting)
 
 
 class JsonlTracker:
-    """Appends a line per step, each written out before the next one is taken."""
+    """Appends a line per step, and flushes each."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
         self._held: set[tuple[str, int]] = set()
         try:
             if self._path.exists():
-                self._held = _steps_in(self._path)
+                self._held = _read_steps(self._path)
             self._file = self._path.open("ab")
         except OSError as error:
             raise SinkError(f"{self._path}: {error.strerror or error}; give a file that can be written") from None
@@ -64,21 +67,20 @@ def _line(shown: ShownStep) -> dict[str, Any]:
     }
 
 
-def _steps_in(path: Path) -> set[tuple[str, int]]:
-    """The steps that have their figures in the file. A line that was cut short is none, and is closed off."""
+def _read_steps(path: Path) -> set[tuple[str, int]]:
+    """The steps whose summary is in the file. An incomplete last line counts as none, and is terminated."""
     held = set()
     with path.open("rb+") as file:
         last = b"\n"
         for last in file:
-            with_figures = _step_of(last)
-            if with_figures is not None:
-                held.add(with_figures)
+            if (step := _parse_step(last)) is not None:
+                held.add(step)
         if not last.endswith(b"\n"):
             file.write(b"\n")
     return held
 
 
-def _step_of(line: bytes) -> tuple[str, int] | None:
+def _parse_step(line: bytes) -> tuple[str, int] | None:
     try:
         value = json.loads(line)
         return (str(value["split"]), int(value["step"])) if value["summary"] is not None else None

@@ -1,9 +1,9 @@
-"""A step's summary → named numbers, as trackers plot them."""
+"""Convert a step's summary to named numbers, as trackers plot them."""
 
 from collections.abc import Iterator, Sequence
 
 from rolltape.records.rollout import Status
-from rolltape.records.summary import ShownStep, Spread, StepSummary
+from rolltape.tracking.summary import ShownStep, Spread, StepSummary
 
 _COUNT = "/rollouts/count"
 _FIELDS = {"min": "minimum", "max": "maximum"}
@@ -11,18 +11,18 @@ _LENGTHS = ("turns", "sampled_tokens", "trained_tokens", "context_tokens")
 
 
 def metrics_of(shown: ShownStep) -> dict[str, float]:
-    """The figures of a step under the name of its split: `train/reward/mean`, `train/ledger/trained`, …"""
+    """The metrics of a step under the name of its split: `train/reward/mean`, `train/ledger/trained`, …"""
     if shown.summary is None:
         return {}
-    return {f"{shown.split}/{name}": value for name, value in _figures(shown.summary)}
+    return {f"{shown.split}/{name}": value for name, value in _named_numbers(shown.summary)}
 
 
 def split_of_count(metric: str) -> str | None:
-    """The split whose rollouts a metric counts, which every summary does; None: it is another metric."""
+    """The split of a metric that counts rollouts, which every step has; None: it is another metric."""
     return metric.removesuffix(_COUNT) if metric.endswith(_COUNT) else None
 
 
-def _figures(summary: StepSummary) -> Iterator[tuple[str, float]]:
+def _named_numbers(summary: StepSummary) -> Iterator[tuple[str, float]]:
     if summary.rewards is not None:
         yield from _spread("reward", summary.rewards, ("mean", "std", "min", "median", "max"))
     if summary.rewards_not_finite:
@@ -53,7 +53,7 @@ def _spread(name: str, spread: Spread, figures: Sequence[str]) -> Iterator[tuple
 
 
 def _ledger(summary: StepSummary) -> Iterator[tuple[str, float]]:
-    """Shares of the sampled tokens: what trains, what is masked and what is dropped, always; then each reason."""
+    """Shares of the sampled tokens: trained, masked and dropped, then each reason."""
     sampled = sum(summary.fates.values())
     if not sampled:
         return

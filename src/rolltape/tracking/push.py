@@ -1,15 +1,33 @@
-"""A run's steps → a tracker, once each, while the run grows or afterwards."""
+"""Push the steps of a run to a tracker, once each, while the run grows or afterwards."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from rolltape.records.choice import Candidate, Pick
 from rolltape.records.policy import CutPolicy
-from rolltape.records.summary import ShownStep
+from rolltape.samples import counted_tries, linearize
 from rolltape.tape.run import RolloutRow, Run
-from rolltape.tracking.allowance import Allowance
-from rolltape.tracking.sink import Tracker
+from rolltape.traces import trace_of
+from rolltape.tracking.sinks import Allowance, Sink, Tracker
 from rolltape.tracking.steps import StepKey, being_collected, by_step, is_growing, settled_steps
-from rolltape.tracking.taped import step_of_rows
+from rolltape.tracking.summary import ShownStep, StepTally
+
+
+def show_step(sink: Sink, run: Run, *, step: int, split: str = "train", policy: CutPolicy | str = "exact") -> bool:
+    """Let the sink read a step from the tape, as it is when its turn comes; False: it was dropped.
+
+    rolltape.show_step(sink, rolltape.read("runs/exp1"), step=3)
+    """
+    return sink.put(lambda pick: load_step(run, StepKey(step, split), pick, policy))
+
+
+def load_step(
+    run: Run, key: StepKey, pick: Pick, policy: CutPolicy | str = "exact", *, default_split: str = "train"
+) -> ShownStep:
+    """A step as it is on the tape now, with a summary and the traces of the rollouts that `pick` chooses."""
+    with run.snapshot() as held:
+        rows = by_step(held.index(), default_split).get(key, [])
+        return _shown_step(held, key, rows, pick, policy, held.versions())
 
 
 class PushedStep(NamedTuple):
@@ -20,7 +38,7 @@ class PushedStep(NamedTuple):
 
 
 class Push:
-    """Pushes what has settled and was not pushed yet. Blocks and raises: it is no part of a training."""
+    """Pushes steps that have settled and were not pushed yet. It blocks and raises, so a training should not use it."""
 
     def __init__(
         self,
@@ -39,10 +57,10 @@ class Push:
         self._default_split = default_split
         self._wanted = wanted
         self._done: set[StepKey] = set()
-        self.waiting: dict[StepKey, int] = {}  # not settled, with how many rollouts still run; 0: more are to come
+        self.waiting: dict[StepKey, int] = {}  # steps that have not settled, and how many rollouts run; 0: more follow
 
     def round(self, *, follow: bool) -> Iterator[PushedStep]:
-        """Push what can be pushed now. To follow means to leave a step alone for as long as it may still grow."""
+        """Push what can be pushed now. With `follow`, a step waits for as long as it may still grow."""
         growing = follow and is_growing(self.run)
         collected = being_collected(self.run, self._default_split)
         with self.run.snapshot() as held:
@@ -52,12 +70,31 @@ class Push:
             versions = held.versions()
             for key in settled:
                 if self._wanted(key) and key not in self._done:
-                    yield self._pushed(held, key, steps[key], versions)
+                    yield self._push(held, key, steps[key], versions)
                     self._done.add(key)
 
-    def _pushed(self, held: Run, key: StepKey, rows: Sequence[RolloutRow], versions: Sequence[str]) -> PushedStep:
+    def _push(self, held: Run, key: StepKey, rows: Sequence[RolloutRow], versions: Sequence[str]) -> PushedStep:
         if self._tracker.holds(key.split, key.step):
             return PushedStep(key, None)
-        shown = step_of_rows(held, key, rows, self._allowance.pick, self._policy, versions)
+        shown = _shown_step(held, key, rows, self._allowance.pick, self._policy, versions)
         self._tracker.put(shown)
         return PushedStep(key, shown)
+
+
+def _shown_step(
+    run: Run, key: StepKey, rows: Sequence[RolloutRow], pick: Pick, policy: CutPolicy | str, versions: Sequence[str]
+) -> ShownStep:
+    """Summarize the counted try of each rollout, loaded one at a time.
+
+    First attempts come first, then by task: an order that does not depend on when a rollout began or ended.
+    """
+    counted = sorted(counted_tries(rows), key=lambda row: (row.head.attempt, row.head.task_id or "", row.id))
+    candidates = [Candidate(f"{row.id}.{row.head.try_index}", row.outcome.reward) for row in counted]
+    picked = set(pick(key.split, key.step, candidates))
+    tally, traces = StepTally(versions), []
+    for position, row in enumerate(counted):
+        rollout = run.rollout(row.id, row.head.try_index)
+        tally.add(linearize(rollout, policy, versions=versions))
+        if position in picked:
+            traces.append(trace_of(rollout))
+    return ShownStep(split=key.split, step=key.step, traces=tuple(traces), summary=tally.summary())

@@ -1,4 +1,4 @@
-"""The steps of a run, split by split, and which of them are over."""
+"""Group the rollouts of a run by step and split, and find the steps that have settled."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -16,7 +16,7 @@ class StepKey(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """Steps that can be shown, and those that have to wait, with how many of their rollouts still run."""
+    """Steps that can be shown, and those that must wait with how many of their rollouts still run."""
 
     steps: list[StepKey]
     waiting: dict[StepKey, int]
@@ -28,7 +28,7 @@ def split_of(source: str | None, default: str = "train") -> str:
 
 
 def by_step(rows: Iterable[RolloutRow], default_split: str = "train") -> dict[StepKey, list[RolloutRow]]:
-    """A run's rollouts, step by step and split by split."""
+    """Group rollouts by step and split, in order."""
     found: dict[StepKey, list[RolloutRow]] = {}
     for row in rows:
         found.setdefault(StepKey(row.head.step, split_of(row.head.source, default_split)), []).append(row)
@@ -38,9 +38,9 @@ def by_step(rows: Iterable[RolloutRow], default_split: str = "train") -> dict[St
 def settled_steps(
     steps: Mapping[StepKey, Sequence[RolloutRow]], *, growing: bool, collected: Collection[StepKey] = ()
 ) -> Settled:
-    """The steps of which no rollout runs, and that are not being `collected`.
+    """Find the steps without a running rollout that are not being `collected`.
 
-    While the run is growing, the latest one of each split waits for more.
+    While the run is growing, the latest step of each split waits for more rollouts.
     """
     latest = {split: max(key.step for key in steps if key.split == split) for split in {key.split for key in steps}}
     settled, waiting = [], {}
@@ -54,17 +54,17 @@ def settled_steps(
 
 
 def being_collected(run: Run, default_split: str = "train") -> set[StepKey]:
-    """The steps that a living process collects: it said that it began, and has not said that it came to the end."""
+    """The steps that a living process is collecting: it recorded that it began, and not yet that it ended."""
     alive = run.writers()
-    at_work: dict[tuple[str, StepKey], bool] = {}
-    said = [*run.remarks(EventKind.COLLECT), *run.remarks(EventKind.COLLECTED)] if alive else []
-    for event in sorted(said, key=lambda event: event.order):
+    collecting: dict[tuple[str, StepKey], bool] = {}
+    events = [*run.remarks(EventKind.COLLECT), *run.remarks(EventKind.COLLECTED)] if alive else []
+    for event in sorted(events, key=lambda event: event.order):
         begins = event.kind == EventKind.COLLECT
         data = event.data["settings"] if begins else event.data
-        at_work[event.writer, StepKey(data["step"], split_of(data["source"], default_split))] = begins
-    return {key for (writer, key), begins in at_work.items() if begins and writer in alive}
+        collecting[event.writer, StepKey(data["step"], split_of(data["source"], default_split))] = begins
+    return {key for (writer, key), begins in collecting.items() if begins and writer in alive}
 
 
 def is_growing(run: Run) -> bool:
-    """Whether a process on this machine writes the run."""
+    """Whether a process on this machine is writing the run."""
     return bool(run.writers())

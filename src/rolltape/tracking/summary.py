@@ -1,17 +1,71 @@
-"""Rollouts under a policy → what a step comes to."""
+"""Summarize the rollouts of one split at one step, in the numbers that trackers plot."""
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
 
 from rolltape.records.fork import ForkCause
 from rolltape.records.ledger import Fate
 from rolltape.records.rollout import Status, StopReason
-from rolltape.records.summary import StepSummary, spread_of
+from rolltape.records.trace import Trace
 from rolltape.samples import Linearized
 
 
-class Tally:
-    """Adds rollouts up, one at a time, and keeps only numbers of them."""
+class Spread(msgspec.Struct, frozen=True):
+    """The distribution of the finite ones among some numbers."""
+
+    count: int
+    mean: float
+    std: float
+    minimum: float
+    median: float
+    maximum: float
+
+
+class StepSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The rollouts of one split at one step. A field is absent or empty where it is not known."""
+
+    rollouts: int
+    rejected: int = 0  # missing from the batch, and not among `rollouts`
+    filtered: int = 0  # kept out of training
+    statuses: dict[Status, int] = {}
+    stop_reasons: dict[StopReason, int] = {}
+    rewards: Spread | None = None
+    rewards_not_finite: int = 0
+    reward_terms: dict[str, float] = {}  # means
+    turns: Spread | None = None  # per rollout, as are the next three
+    sampled_tokens: Spread | None = None
+    trained_tokens: Spread | None = None
+    context_tokens: Spread | None = None  # the longest prompt with its reply
+    fates: dict[Fate, int] = {}  # the ledger: sampled tokens by fate
+    forks: dict[ForkCause, int] = {}
+    staleness: dict[int, int] = {}  # trained tokens by how many versions they are behind the newest of the step
+
+
+class ShownStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tracker shows of one split at one step: a few traces, and a summary of all rollouts."""
+
+    split: str
+    step: int
+    traces: tuple[Trace, ...] = ()
+    summary: StepSummary | None = None  # None: only traces are given
+
+    def __iter__(self) -> Iterator[Trace]:
+        return iter(self.traces)
+
+    def __len__(self) -> int:
+        return len(self.traces)
+
+
+class StepTally:
+    """Adds rollouts to a summary one at a time, and keeps only numbers of them.
+
+    `versions` are the weight versions of the run in their order.
+    """
 
     def __init__(self, versions: Sequence[str]) -> None:
         self._order = {version: index for index, version in enumerate(versions)}
@@ -20,7 +74,7 @@ class Tally:
         self._filtered = 0
         self._rewards: list[float] = []
         self._terms: dict[str, list[float]] = {}
-        self._lengths: dict[str, list[float]] = {"turns": [], "sampled": [], "trained": [], "context": []}
+        self._lengths: dict[str, list[float]] = {}  # by the field of the summary
         self._fates: Counter[Fate] = Counter()
         self._forks: Counter[ForkCause] = Counter()
         self._trained_by: Counter[str] = Counter()  # tokens by the weight version that sampled them
@@ -37,44 +91,63 @@ class Tally:
             self._rewards.append(outcome.reward)
         for name, value in outcome.reward_terms.items():
             self._terms.setdefault(name, []).append(value)
-        self._lengths["turns"].append(len(turns))
-        self._lengths["sampled"].append(made.ledger.sampled)
-        self._lengths["trained"].append(totals.get(Fate.TRAINED, 0))
-        self._lengths["context"].append(max((len(turn.tokens) for turn in turns), default=0))
+        lengths = {
+            "turns": len(turns),
+            "sampled_tokens": made.ledger.sampled,
+            "trained_tokens": totals.get(Fate.TRAINED, 0),
+            "context_tokens": max((len(turn.tokens) for turn in turns), default=0),
+        }
+        for name, length in lengths.items():
+            self._lengths.setdefault(name, []).append(length)
         self._fates.update(totals)
         self._forks.update(fork.cause for fork in made.forks)
         self._trained_by.update(_trained_versions(made))
 
     def summary(self) -> StepSummary:
-        """What they come to."""
-        finite = spread_of(self._rewards)
-        means = {name: spread_of(values) for name, values in self._terms.items()}
+        """The summary of all rollouts that were added."""
+        rewards = spread_of(self._rewards)
+        terms = {name: spread_of(values) for name, values in self._terms.items()}
+        lengths: dict[str, Any] = {name: spread_of(values) for name, values in self._lengths.items()}
         return StepSummary(
             rollouts=self._statuses.total(),
             filtered=self._filtered,
             statuses=dict(self._statuses),
             stop_reasons=dict(self._stop_reasons),
-            rewards=finite,
-            rewards_not_finite=len(self._rewards) - (finite.count if finite else 0),
-            reward_terms={name: spread.mean for name, spread in means.items() if spread is not None},
-            turns=spread_of(self._lengths["turns"]),
-            sampled_tokens=spread_of(self._lengths["sampled"]),
-            trained_tokens=spread_of(self._lengths["trained"]),
-            context_tokens=spread_of(self._lengths["context"]),
+            rewards=rewards,
+            rewards_not_finite=len(self._rewards) - (rewards.count if rewards else 0),
+            reward_terms={name: spread.mean for name, spread in terms.items() if spread is not None},
             fates=dict(self._fates),
             forks=dict(self._forks),
             staleness=self._staleness(),
+            **lengths,
         )
 
     def _staleness(self) -> dict[int, int]:
-        """Trained tokens by how far their version is behind the newest that trained here, in the run's order."""
         known = {self._order[version]: count for version, count in self._trained_by.items() if version in self._order}
         newest = max(known, default=0)
         return {newest - place: count for place, count in sorted(known.items(), reverse=True)}
 
 
+def spread_of(values: Iterable[float]) -> Spread | None:
+    """The spread of the finite values; None: there are none."""
+    finite = np.array([value for value in values if math.isfinite(value)], dtype=np.float64)
+    if not len(finite):
+        return None
+    # Scaled by a power of two, which changes no digit, so that neither the sum nor a square can overflow.
+    unit = math.ldexp(0.5, math.frexp(float(np.abs(finite).max()))[1])
+    scaled = finite / unit
+    return Spread(
+        count=len(finite),
+        mean=math.fsum(scaled) / len(finite) * unit,
+        std=float(scaled.std()) * unit,
+        minimum=float(finite.min()),
+        median=float(np.median(scaled)) * unit,
+        maximum=float(finite.max()),
+    )
+
+
 def _trained_versions(made: Linearized) -> Counter[str]:
-    """The trained tokens of each weight version; where it lies between two, the older counts."""
+    """The trained tokens of each weight version; where a token lies between two versions, the older counts."""
     segments = {turn.id: turn.facts.segments for turn in made.rollout.turns}
     counts: Counter[str] = Counter()
     for entry in made.ledger.entries:

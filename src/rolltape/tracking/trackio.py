@@ -1,20 +1,35 @@
-"""Trackio: the steps of a split as metrics and `trackio.Trace`s, in a run of the caller or in one on this machine."""
+"""Trackio: metrics and `trackio.Trace`s of each step, in a run of the caller or in one that stays on this machine."""
 
+import os
+from importlib import import_module, metadata
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from rolltape.errors import SinkError
 from rolltape.records.choice import Choice
-from rolltape.records.summary import ShownStep
-from rolltape.tracking.about import about
-from rolltape.tracking.conversation import messages_of, spans_of
-from rolltape.tracking.metrics import metrics_of
-from rolltape.tracking.outbox import Outbox
-from rolltape.tracking.trackio_runs import current_run, entries_stored, local_run, steps_held
+from rolltape.tracking.metrics import metrics_of, split_of_count
+from rolltape.tracking.sinks import Outbox
+from rolltape.tracking.summary import ShownStep
+from rolltape.tracking.traces import trace_messages, trace_metadata, trace_spans
 
 if TYPE_CHECKING:
     from trackio.run import Run
 
-_WIDEST = 2**63
+_INT_LIMIT = 2**63
+# Each of these makes trackio read or write on another machine.
+_ELSEWHERE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_BUCKET_ID", "TRACKIO_DATASET_ID")
+
+# Private parts of trackio that are used here, since its public API cannot do the same. They are checked by name:
+# overriding a method that no longer exists would fail silently.
+_PRIVATE = {
+    "trackio.context_vars": ("current_run",),
+    "trackio.run": ("Run._get_username",),
+    "trackio.sqlite_storage": tuple(
+        f"SQLiteStorage.{name}"
+        for name in ("get_logs", "get_log_count", "get_project_db_path", "validate_project_name")
+    ),
+    "trackio.utils": ("TRACKIO_DIR", "get_storage_mode"),
+}
 
 
 def trackio_sink(
@@ -26,35 +41,38 @@ def trackio_sink(
     choice: Choice | str = Choice.FIRST,
     max_waiting: int = 16,
 ) -> Outbox:
-    """A sink into `run`, or into the current run of the caller; with a project, into a run of its own in it.
+    """A sink into the trackio run `run`, by default the caller's current one; with `project`, into a run of its own.
 
-    A run of its own stays on this machine, and goes on where one of that name ended.
+    A run of its own stays on this machine, and continues one of the same name.
+
+        with rolltape.trackio_sink(project="sums", name="exp1") as sink:
+            rolltape.show_batch(sink, batch, tokenizer, split="train", step=3)
     """
     if project is not None and run is not None:
         raise SinkError(f"trackio: both a run and the project {project!r} are given; give one of them")
-    tracker = RunTracker(run or current_run()) if project is None else LocalTracker(project, name)
+    tracker = RunTracker(run or _current_run()) if project is None else LocalTracker(project, name)
     return Outbox(tracker, max_traces_per_step=max_traces_per_step, choice=choice, max_waiting=max_waiting)
 
 
 class RunTracker:
-    """A run that the caller has opened, and will finish."""
+    """A run that the caller opened and will finish."""
 
     def __init__(self, run: "Run") -> None:
         self._run = run
 
     def holds(self, split: str, step: int) -> bool:
-        """Never: what a run holds is its owner's business."""
+        """Always False: what the run holds is up to its owner."""
         return False
 
     def put(self, shown: ShownStep) -> None:
-        """Log the figures and the traces of a step in one entry."""
+        """Log the metrics and the traces of a step in one entry."""
         import trackio
 
         traces = [
             trackio.Trace(
-                messages=_storable(messages_of(trace)),
-                metadata=_storable(about(trace, shown.split)),
-                spans=_storable(spans_of(trace)),
+                messages=_storable(trace_messages(trace)),
+                metadata=_storable(trace_metadata(trace, shown.split)),
+                spans=_storable(trace_spans(trace)),
             )
             for trace in shown.traces
         ]
@@ -63,20 +81,20 @@ class RunTracker:
         self._run.log(entry, step=shown.step)
 
     def close(self) -> None:
-        """Nothing: the run goes on."""
+        """Do nothing: the run is the caller's."""
 
 
 class LocalTracker(RunTracker):
-    """A run in a project on this machine. Trackio logs in the background, so `close` looks at what is stored."""
+    """A run in a project on this machine. Trackio logs in the background, so `close` checks what is stored."""
 
     def __init__(self, project: str, name: str | None = None) -> None:
-        super().__init__(local_run(project, name))
-        self._held = steps_held(self._run)
-        self._before = entries_stored(self._run)
+        super().__init__(_local_run(project, name))
+        self._held = _stored_steps(self._run)
+        self._before = _count_entries(self._run)
         self._given = 0
 
     def holds(self, split: str, step: int) -> bool:
-        """Whether the run had the figures of that step when it was opened."""
+        """Whether the run had the metrics of that step when it was opened."""
         return (split, step) in self._held
 
     def put(self, shown: ShownStep) -> None:
@@ -89,7 +107,7 @@ class LocalTracker(RunTracker):
 
         self._run.finish()  # type: ignore[no-untyped-call]
         # On a network file system entries first go to an inbox, which trackio's page empties.
-        stored = entries_stored(self._run) - self._before
+        stored = _count_entries(self._run) - self._before
         if stored < self._given and get_storage_mode() == "sqlite":
             raise SinkError(
                 f"trackio run {self._run.name}: {self._given} entries were logged, but {stored} are stored under "
@@ -105,6 +123,88 @@ def _storable(value: Any) -> Any:
         return [_storable(item) for item in value]
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if not value.isascii() else value
-    if isinstance(value, int) and not -_WIDEST <= value < _WIDEST:
+    if isinstance(value, int) and not -_INT_LIMIT <= value < _INT_LIMIT:
         return str(value)
     return value
+
+
+def _current_run() -> "Run":
+    """The run that `trackio.log` would log into here."""
+    _import_trackio()
+    from trackio import context_vars
+
+    run = context_vars.current_run.get()
+    if run is None:
+        raise SinkError("trackio has no current run here; call trackio.init first, or give a run or a project")
+    return run
+
+
+def _local_run(project: str, name: str | None) -> "Run":
+    """A run that stays on this machine; one of the same name is continued."""
+    for variable in _ELSEWHERE:
+        if os.environ.get(variable):
+            raise SinkError(
+                f"trackio: {variable} is set, but a run that rolltape opens stays on this machine; unset it, "
+                "or open the run with trackio.init and pass it"
+            )
+    _import_trackio()
+    try:
+        return _open_run(project, name)
+    except Exception as error:  # trackio does not document what it raises
+        raise SinkError(f"trackio: project {project!r} cannot be opened: {error}") from error
+
+
+def _stored_steps(run: "Run") -> set[tuple[str, int]]:
+    """The splits and steps whose metrics are stored."""
+    from trackio.sqlite_storage import SQLiteStorage
+
+    entries = SQLiteStorage.get_logs(run.project, run.name, run_id=run.id)
+    found = ((split_of_count(metric), int(entry["step"])) for entry in entries for metric in entry)
+    return {(split, step) for split, step in found if split is not None}
+
+
+def _count_entries(run: "Run") -> int:
+    """How many entries of a run are in the database."""
+    from trackio.sqlite_storage import SQLiteStorage
+
+    return int(SQLiteStorage.get_log_count(run.project, run.name, run_id=run.id))
+
+
+def _import_trackio() -> None:
+    """Import trackio, and check that it has the private parts that are used here."""
+    try:
+        import_module("trackio")
+    except ImportError as error:
+        raise SinkError(f"trackio cannot be imported ({error}); install rolltape[trackio]") from None
+    try:
+        for module, names in _PRIVATE.items():
+            attrgetter(*names)(import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise SinkError(
+            f"trackio {metadata.version('trackio')} does not fit this rolltape ({error}); install the version that "
+            "rolltape[trackio] requires, or push to a .jsonl file"
+        ) from None
+
+
+def _open_run(project: str, name: str | None) -> "Run":
+    """Open a run without trackio.init, which would end the caller's run and ask the hub who is logged in."""
+    import trackio
+    from trackio.run import Run
+    from trackio.sqlite_storage import SQLiteStorage
+
+    class LocalRun(Run):
+        def _get_username(self) -> None:
+            """Nobody."""
+
+    SQLiteStorage.validate_project_name(project)
+    is_new = not SQLiteStorage.get_project_db_path(project).exists()
+    there = [] if is_new else list(trackio.Api().runs(project))
+    ids = [one.id for one in there if one.name == name]
+    return LocalRun(
+        url=None,
+        project=project,
+        client=None,
+        name=name,
+        run_id=ids[-1] if ids else None,
+        existing_runs=[one.name for one in there],
+    )

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from rolltape.records.brief import said
 from rolltape.records.fork import Fork
+from rolltape.records.message_text import message_line
 from rolltape.records.messages import Message
 from rolltape.records.wording import quoted
 from rolltape.tree.placement import PlacedTurn, Tree
@@ -43,9 +43,9 @@ def said_lines(placed: PlacedTurn, most: int, arrow: str = "→") -> Iterator[st
     if len(messages) > most:
         yield f"… {len(messages) - most} more messages"
     for message in messages[-most:]:
-        yield f"{message.role}: {said(message.to_dict())}"
+        yield f"{message.role}: {message_line(message.to_dict())}"
     if placed.turn.reply is not None:
-        yield f"{arrow} {said(placed.turn.reply.to_dict())}"
+        yield f"{arrow} {message_line(placed.turn.reply.to_dict())}"
     elif placed.turn.facts.error is not None:
         yield f"{arrow} error: {quoted(placed.turn.facts.error)}"
 

@@ -46,8 +46,8 @@ def push(
     """Send a run's metrics and traces to a tracker."""
     import rolltape
     from rolltape.cli.runs import OpenedRun, no_match, open_run, report_problems
-    from rolltape.tracking.allowance import Allowance
     from rolltape.tracking.push import Push
+    from rolltape.tracking.sinks import Allowance
 
     tape = OpenedRun(rolltape.read(run), []) if follow else open_run(run)
     with _tracker(to, project, name or tape.run.name) as tracker:

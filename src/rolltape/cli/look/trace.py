@@ -37,7 +37,7 @@ def trace(
 
 
 def _lines(trace: "Trace", whole_prompts: bool) -> Iterator[tuple[str, str]]:
-    from rolltape.traces.transcript import total
+    from rolltape.traces.transcript import reward_sum
 
     if trace.filtered is not None:
         yield f"filtered: {trace.filtered}", "yellow"
@@ -49,7 +49,7 @@ def _lines(trace: "Trace", whole_prompts: bool) -> Iterator[tuple[str, str]]:
             yield f"  {line}", ""
         yield from _remarks(step)
     if trace.total_reward is not None:
-        yield total(trace), "bold"
+        yield reward_sum(trace), "bold"
     yield from _remarks(trace)
 
 
@@ -68,19 +68,19 @@ def _headline(step: "TraceStep") -> str:
 
 
 def _messages(trace: "Trace", step: "TraceStep", whole_prompts: bool) -> Iterator[str]:
-    from rolltape.records.brief import said
+    from rolltape.records.message_text import message_line
 
     prompt = trace.whole_prompt(step.index) if whole_prompts else step.prompt
     if step.messages_from not in (None, step.index - 1) and not whole_prompts:
         yield f"… continues from {step.kept_messages} messages of step {step.messages_from}"
     if isinstance(prompt, list):
         for message in prompt:
-            yield f"{message.get('role', 'message')}: {said(message)}"
+            yield f"{message.get('role', 'message')}: {message_line(message)}"
     elif prompt is not None:
         yield f"prompt: {_as_json(prompt)}"
     if step.policy_response is not None:
         spoken = "role" in step.policy_response
-        yield f"{arrow()} {said(step.policy_response) if spoken else _as_json(step.policy_response)}"
+        yield f"{arrow()} {message_line(step.policy_response) if spoken else _as_json(step.policy_response)}"
     if step.error is not None:
         yield f"{arrow()} error: {step.error}"
 

@@ -12,7 +12,7 @@ from rolltape.cli.record.engine_options import EngineOptions, engine_option, sam
 from rolltape.errors import UsageError
 
 if TYPE_CHECKING:
-    from rolltape.traces.capture import Capture
+    from rolltape.traces import Capture
 
 _task_option = partial(typer.Option, rich_help_panel="Tasks")
 _run_option = partial(typer.Option, rich_help_panel="Run")
@@ -218,7 +218,7 @@ def collect(
 
 def _parse_traces(given: str) -> "tuple[Capture, float | None]":
     """Which rollouts --traces names, and the share if they are sampled."""
-    from rolltape.traces.capture import Capture
+    from rolltape.traces import Capture
 
     kind, colon, share = given.partition(":")
     with contextlib.suppress(ValueError):

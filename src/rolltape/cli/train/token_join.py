@@ -40,10 +40,10 @@ class JoinedRecord(msgspec.Struct, frozen=True, eq=False):
 
     def summary_of(self, span: Span) -> str:
         """The messages of a span, shortened."""
-        from rolltape.records.brief import said
+        from rolltape.records.message_text import message_line
 
         messages = self.turns[span.turn].messages.to_list()[slice(*span.messages)]
-        return "  ".join(f"{message.role}: {said(message.to_dict())}" for message in messages)
+        return "  ".join(f"{message.role}: {message_line(message.to_dict())}" for message in messages)
 
 
 class RecordJoiner:

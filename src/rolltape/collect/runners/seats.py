@@ -207,7 +207,7 @@ class SeatSessions:
             return Event("", 0, time.time_ns(), kind.value, head.id, head.try_index, None, None, data)
 
         finish = {"status": end.status, "stop_reason": end.stop_reason, "reason": end.reason}
-        events = [*self._traces[seat].said, event(EventKind.FINISH, finish)]
+        events = [*self._traces[seat].events, event(EventKind.FINISH, finish)]
         if end.reward is not None:
             events.append(event(EventKind.SCORE, {"reward": end.reward, "terms": dict(end.terms)}))
         turns = [as_delivered(turn, session.deliveries) for turn in session.recorder.turns]

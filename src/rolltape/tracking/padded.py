@@ -1,4 +1,4 @@
-"""Padded batches of tensors on the host: one copy per tensor, whatever library and device it is of; then their rows."""
+"""Copy padded batches to the host, one copy per tensor of any library and device, and iterate over their rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,18 +16,18 @@ _PER_TOKEN = ("input_ids", "attention_mask", "loss_mask", "logprobs", "versions"
 _WHOLE_NUMBERS = ("input_ids", "versions")
 
 
-class Table(NamedTuple):
-    """Sequences × tokens on the host, which nobody else writes to. All columns have one shape."""
+class HostTable(NamedTuple):
+    """Columns of sequences × tokens on the host, all of one shape, that nobody else writes to."""
 
     entry: int  # its place in the batch, rejected ones counted
     columns: dict[str, npt.NDArray[Any]]
     rewards: tuple[float | None, ...]  # None: the batch has none, or not for that sequence
 
 
-class HeldBatch(NamedTuple):
+class HostBatch(NamedTuple):
     """A batch on the host."""
 
-    tables: tuple[Table, ...]
+    tables: tuple[HostTable, ...]
     rejected: int
 
 
@@ -43,14 +43,14 @@ class Row(NamedTuple):
     reward: float | None
 
 
-def held_batch(batch: Batch) -> HeldBatch:
+def copy_to_host(batch: Batch) -> HostBatch:
     """Copy a batch to the host, each tensor once."""
     entries = [batch] if isinstance(batch, Mapping) else list(batch)
     tables = (_table(given, entry) for entry, given in enumerate(entries) if given is not None)
-    return HeldBatch(tuple(tables), sum(given is None for given in entries))
+    return HostBatch(tuple(tables), sum(given is None for given in entries))
 
 
-def rows_of(held: HeldBatch) -> Iterator[Row]:
+def batch_rows(held: HostBatch) -> Iterator[Row]:
     """The sequences of a batch, without their padding."""
     for table in held.tables:
         for index in range(len(table.columns["input_ids"])):
@@ -69,12 +69,12 @@ def rows_of(held: HeldBatch) -> Iterator[Row]:
             )
 
 
-def _table(given: Mapping[str, Any], entry: int) -> Table:
+def _table(given: Mapping[str, Any], entry: int) -> HostTable:
     where = f"batch entry {entry}"
     if not isinstance(given, Mapping):
         raise RecordError(f"{where} is {shown(given)}; give a table of tensors, or None for one that was rejected")
-    if not len(given.keys()):  # a TensorDict says otherwise what is empty
-        return Table(entry, {"input_ids": np.empty((0, 0), np.int64)}, ())
+    if not len(given.keys()):  # the truth of a TensorDict is not whether it is empty
+        return HostTable(entry, {"input_ids": np.empty((0, 0), np.int64)}, ())
     for name in ("input_ids", "loss_mask"):
         if given.get(name) is None:
             raise RecordError(f"{where} has no {name}, only {', '.join(sorted(map(str, given)))}; give it")
@@ -82,7 +82,7 @@ def _table(given: Mapping[str, Any], entry: int) -> Table:
     if len({column.shape for column in columns.values()}) > 1:
         shapes = ", ".join(f"{name} {'×'.join(map(str, column.shape))}" for name, column in columns.items())
         raise MisalignedError(f"{where}: {shapes}; give all of them one shape, sequences × tokens")
-    return Table(entry, columns, _rewards(given.get("rewards"), len(columns["input_ids"]), where))
+    return HostTable(entry, columns, _rewards(given.get("rewards"), len(columns["input_ids"]), where))
 
 
 def _column(tensor: Any, name: str, where: str) -> npt.NDArray[Any]:

@@ -1,0 +1,212 @@
+"""Sinks take steps from a training loop to a tracker, on a thread of their own and through a bounded queue."""
+
+import atexit
+import contextvars
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+import msgspec
+
+from rolltape.errors import SinkError
+from rolltape.records.choice import Candidate, Choice, Pick, chosen
+from rolltape.records.jsonable import shown as shown_in_errors
+from rolltape.tracking.summary import ShownStep
+
+log = logging.getLogger("rolltape.tracking")
+
+_AT_EXIT_S = 10.0
+
+# A step that is built on the sink's thread; the argument chooses which of its rollouts are shown.
+Deferred = Callable[[Pick], ShownStep]
+
+
+class Sink(Protocol):
+    """Takes steps from a trainer. None of its calls raises, and none but `close` waits."""
+
+    def put(self, given: ShownStep | Deferred) -> bool:
+        """Take a step to be shown; False: it was dropped, and counted."""
+        ...
+
+    def close(self, timeout_s: float = 30.0) -> "DeliveryReport":
+        """Deliver what waits, for at most `timeout_s`, and report what became of all steps."""
+        ...
+
+
+class Tracker(Protocol):
+    """A place where steps are shown. One thread calls it; it may be slow, and may raise."""
+
+    def holds(self, split: str, step: int) -> bool:
+        """Whether the step was there before this process opened the tracker."""
+        ...
+
+    def put(self, shown: ShownStep) -> None:
+        """Show a step. Several calls for one step add to it."""
+        ...
+
+    def close(self) -> None:
+        """Write out what is left. Raises if the tracker did not keep all that it was given."""
+        ...
+
+
+class DeliveryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the steps that were put; the other counts add up to `put`."""
+
+    put: int = 0
+    delivered: int = 0
+    dropped: int = 0  # the queue was full, or the sink closed
+    failed: int = 0  # the tracker raised, or the step could not be built
+    unsent: int = 0  # still waiting, or under way
+    errors: tuple[str, ...] = ()  # the first of each kind
+
+    @property
+    def complete(self) -> bool:
+        return self.delivered == self.put and not self.errors
+
+
+class Allowance:
+    """Limits the traces of a split and step to `limit` over all calls, and chooses which are shown."""
+
+    def __init__(self, limit: int, choice: Choice | str = Choice.FIRST) -> None:
+        if choice not in list(Choice):
+            raise SinkError(f"choice is {shown_in_errors(choice)}; give one of {', '.join(Choice)}")
+        self._limit = limit
+        self._choice = Choice(choice)
+        self._picked: Counter[tuple[str, int]] = Counter()
+
+    def pick(self, split: str, step: int, candidates: Sequence[Candidate]) -> list[int]:
+        """Choose which candidates are shown, by position, and count them as shown."""
+        positions = chosen(candidates, self._limit - self._picked[split, step], self._choice)
+        self._picked[split, step] += len(positions)
+        return positions
+
+    def limited(self, shown: ShownStep) -> ShownStep:
+        """The step with as many of its traces as are allowed."""
+        candidates = [Candidate(f"{one.rollout}.{one.try_index}", one.total_reward) for one in shown.traces]
+        kept = tuple(shown.traces[position] for position in self.pick(shown.split, shown.step, candidates))
+        return msgspec.structs.replace(shown, traces=kept)
+
+
+class Outbox:
+    """A sink for any tracker. It neither raises nor waits; steps that find the queue full are dropped and counted."""
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        *,
+        max_traces_per_step: int = 8,
+        choice: Choice | str = Choice.FIRST,
+        max_waiting: int = 16,
+    ) -> None:
+        if max_waiting < 1:
+            raise SinkError(f"max_waiting is {max_waiting}; give 1 or more, or every step is dropped")
+        self._tracker = tracker
+        self._allowance = Allowance(max_traces_per_step, choice)
+        self._max_waiting = max_waiting
+        self._waiting: deque[ShownStep | Deferred] = deque()
+        self._counts: Counter[str] = Counter()
+        self._errors: dict[str, str] = {}  # the first of each kind
+        self._changed = threading.Condition()
+        self._closing = self._abandoned = False
+        # Trackers keep their current run in a context variable, which a new thread would not see.
+        work = contextvars.copy_context().run
+        self._thread = threading.Thread(target=work, args=(self._work,), name="rolltape-outbox", daemon=True)
+        self._thread.start()
+        atexit.register(self.close, _AT_EXIT_S)
+
+    @property
+    def delivery(self) -> DeliveryReport:
+        """The counts so far."""
+        with self._changed:
+            settled = self._counts["delivered"] + self._counts["dropped"] + self._counts["failed"]
+            unsent = self._counts["put"] - settled
+            return DeliveryReport(**self._counts, unsent=unsent, errors=tuple(self._errors.values()))
+
+    def put(self, given: ShownStep | Deferred) -> bool:
+        """Queue a step; False: it was dropped."""
+        with self._changed:
+            self._counts["put"] += 1
+            refusal = self._refusal()
+            if refusal is None:
+                self._waiting.append(given)
+                self._changed.notify_all()
+                return True
+            self._counts["dropped"] += 1
+        self._report(*refusal)
+        return False
+
+    def close(self, timeout_s: float = 30.0) -> DeliveryReport:
+        """Deliver what waits, for at most `timeout_s`. What could not be delivered is reported, and logged."""
+        atexit.unregister(self.close)
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._report("late", f"the tracker was not done after {timeout_s:g} s, and was left behind")
+            with self._changed:
+                self._abandoned = True
+        delivery = self.delivery
+        if not delivery.complete:
+            log.warning("of %d steps %d were delivered: %s", delivery.put, delivery.delivered, delivery)
+        return delivery
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _refusal(self) -> tuple[str, str] | None:
+        """Why a step cannot be queued, as a kind and a message."""
+        if self._closing:
+            return "closed", "steps were put after the sink was closed"
+        if not self._thread.is_alive():
+            return "dead", "the thread that feeds the tracker has died"
+        if len(self._waiting) >= self._max_waiting:
+            return "slow", f"the tracker is slow: {len(self._waiting)} steps wait, and further ones are dropped"
+        return None
+
+    def _work(self) -> None:
+        try:
+            while self._wait_for_step():
+                self._send(self._waiting.popleft())
+            if not self._abandoned:
+                self._tracker.close()
+        except BaseException as error:  # noqa: BLE001 - the thread ends here, and can only report it
+            self._report("ended", f"the tracker ended with {_error_text(error)}")
+
+    def _wait_for_step(self) -> bool:
+        """Wait until a step is queued; False: there will be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing)
+            return bool(self._waiting) and not self._abandoned
+
+    def _send(self, given: ShownStep | Deferred) -> None:
+        try:
+            shown = self._allowance.limited(given) if isinstance(given, ShownStep) else given(self._allowance.pick)
+            if shown.traces or shown.summary is not None:
+                self._tracker.put(shown)
+            outcome = "delivered"
+        except Exception as error:  # noqa: BLE001 - a tracker may raise anything, and the next step may pass
+            outcome = "failed"
+            self._report(type(error).__name__, f"a step could not be shown: {_error_text(error)}")
+        with self._changed:
+            self._counts[outcome] += 1
+
+    def _report(self, kind: str, message: str) -> None:
+        """Keep and log the first message of each kind."""
+        with self._changed:
+            is_new = kind not in self._errors
+            self._errors.setdefault(kind, message)
+        if is_new:
+            log.warning("%s", message)
+
+
+def _error_text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
