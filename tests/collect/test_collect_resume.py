@@ -26,7 +26,7 @@ from collecting import (
 )
 from commands import Cli, rows
 from gateways import eventually
-from rolltape.collect.agents import Scratch
+from rolltape.collect.agents import scratch_folder
 from rolltape.collect.collector import Collector
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import seed_of
@@ -217,8 +217,8 @@ async def test_folders_of_a_killed_collector_are_removed_and_those_of_a_living_o
     run = tmp_path / "run"
     rolltape.open(run).close()
     (run / "scratch" / "left" / "work").mkdir(parents=True)
-    with Scratch(run) as living, Scratch(run) as other:
-        assert {one.name for one in (run / "scratch").iterdir()} == {living.path.name, other.path.name}
+    with scratch_folder(run) as living, scratch_folder(run) as other:
+        assert {one.name for one in (run / "scratch").iterdir()} == {living.name, other.name}
     assert list((run / "scratch").iterdir()) == []
 
 

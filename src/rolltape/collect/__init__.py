@@ -13,20 +13,17 @@ if TYPE_CHECKING:
     from rolltape.collect.sources import TaskSource, open_source
     from rolltape.collect.tasks import Task, seed_of
 
-# Loaded when first used: reading tasks needs no gateway.
-_HOMES = {
-    "ClusterSettings": "rolltape.collect.runners.ray",
-    "CollectSettings": "rolltape.collect.settings",
-    "Collector": "rolltape.collect.collector",
-    "Environment": "rolltape.collect.environments.protocol",
-    "Launch": "rolltape.collect.collector",
-    "RayRunner": "rolltape.collect.runners.ray",
-    "RolloutResult": "rolltape.collect.results",
-    "Task": "rolltape.collect.tasks",
-    "TaskSource": "rolltape.collect.sources",
-    "open_source": "rolltape.collect.sources",
-    "seed_of": "rolltape.collect.tasks",
+# Loaded on first use: reading tasks needs no gateway.
+_MODULES = {
+    "rolltape.collect.collector": "Collector Launch",
+    "rolltape.collect.environments.protocol": "Environment",
+    "rolltape.collect.results": "RolloutResult",
+    "rolltape.collect.runners.ray": "ClusterSettings RayRunner",
+    "rolltape.collect.settings": "CollectSettings",
+    "rolltape.collect.sources": "TaskSource open_source",
+    "rolltape.collect.tasks": "Task seed_of",
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "ClusterSettings",
@@ -47,8 +44,8 @@ def __getattr__(name: str) -> Any:
     if name == "Source":
         warnings.warn("rolltape.collect.Source is now TaskSource", DeprecationWarning, stacklevel=2)
         name = "TaskSource"
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'rolltape.collect' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value

@@ -124,7 +124,6 @@ class GroupComparisons:
             reason=rollout.outcome.reason,
             turns=len(rollout.turns),
             sampled_tokens=sum(len(turn.sampled_ids) for turn in rollout.turns),
-            ended=None,
             record=record,
             before=True,
         )

@@ -82,12 +82,12 @@ class RolloutResult(NamedTuple):
     attempt: int
     seat: str
     status: Status
-    reward: float | None
-    stop_reason: StopReason | None
-    reason: str | None
-    turns: int
-    sampled_tokens: int
-    ended: Ended | None  # None: the infrastructure broke it
+    reason: str | None  # why it failed, or why it has no reward
+    stop_reason: StopReason | None = None
+    reward: float | None = None
+    turns: int = 0
+    sampled_tokens: int = 0
+    ended: Ended | None = None  # None: the infrastructure broke it, or it ended before
     before: bool = False  # it had ended in an earlier process, and is compared with others only now
     record: CollectedRecord | None = None  # where `CollectSettings.with_records` asks for it
     fates: dict[str, int] | None = None  # tokens by fate under the default policy, where `with_fates` asks for it

@@ -9,7 +9,7 @@ from rolltape.collect.agents.codex import codex_agent
 from rolltape.collect.agents.command import command_agent
 from rolltape.collect.agents.function import FunctionAgent
 from rolltape.collect.agents.protocol import Agent, AgentOutcome, Assignment, Connection, StepRecord
-from rolltape.collect.agents.workspace import Scratch, discard
+from rolltape.collect.agents.workspace import discard, scratch_folder
 from rolltape.collect.functions import function_named
 from rolltape.errors import AgentError
 
@@ -19,10 +19,10 @@ __all__ = [
     "AgentOutcome",
     "Assignment",
     "Connection",
-    "Scratch",
     "StepRecord",
     "agent_named",
     "discard",
+    "scratch_folder",
 ]
 
 AGENTS = "chat, claude-code[:PROGRAM], codex[:PROGRAM], command:PROGRAM ARGUMENT…, python:MODULE:FUNCTION"

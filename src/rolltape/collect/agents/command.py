@@ -12,39 +12,22 @@ from rolltape.errors import AgentError
 from rolltape.records.jsonable import encode_json
 
 
-class CommandInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What the program reads on stdin, as JSON."""
-
-    rollout: str
-    task: dict[str, object]
-    messages: list[dict[str, object]]
-    openai_base_url: str
-    anthropic_base_url: str
-    key: str
-    model: str
-    seed: int
-    max_turns: int
-    timeout_s: float
-    allowed_tools: tuple[str, ...] | None
-    denied_tools: tuple[str, ...]
-
-
 def command_agent(text: str) -> ProgramAgent:
-    """The agent for a command in a shell's quoting. No shell runs it."""
+    """The agent for a command in a shell's quoting. No shell runs it. It reads a JSON object on stdin."""
     command = parse_command(text)
 
     def launch(assignment: Assignment, connection: Connection, opening: Opening) -> ProgramLaunch:
-        given = CommandInput(
-            rollout=assignment.rollout,
-            task=dict(assignment.task),
-            messages=opening.messages,
+        given = {
+            "rollout": assignment.rollout,
+            "task": dict(assignment.task),
+            "messages": opening.messages,
             **msgspec.structs.asdict(connection),
-            seed=assignment.seed,
-            max_turns=assignment.max_turns,
-            timeout_s=assignment.timeout_s,
-            allowed_tools=assignment.allowed_tools,
-            denied_tools=assignment.denied_tools,
-        )
+            "seed": assignment.seed,
+            "max_turns": assignment.max_turns,
+            "timeout_s": assignment.timeout_s,
+            "allowed_tools": assignment.allowed_tools,
+            "denied_tools": assignment.denied_tools,
+        }
         env = {
             "OPENAI_BASE_URL": connection.openai_base_url,
             "OPENAI_API_KEY": connection.key,
@@ -55,7 +38,7 @@ def command_agent(text: str) -> ProgramAgent:
             "ROLLTAPE_MODEL": connection.model,
             "ROLLTAPE_SEED": str(assignment.seed),
         }
-        stdin = encode_json(msgspec.to_builtins(given), f"rollout {assignment.rollout}: the task")[0].decode()
+        stdin = encode_json(given, f"rollout {assignment.rollout}: the task")[0].decode()
         return ProgramLaunch(command, env, stdin)
 
     return ProgramAgent(f"command:{text}", launch)

@@ -6,10 +6,9 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from rolltape.collect.agents.protocol import AgentOutcome
 from rolltape.errors import AgentError
@@ -70,32 +69,25 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, onerror=retry_allowed)
 
 
-class Scratch:
-    """The folder of one collector inside the run, held by a lock that ends with the process."""
+@contextmanager
+def scratch_folder(run: Path) -> Iterator[Path]:
+    """A folder of one collector inside the run, held by a lock that ends with the process.
 
-    path: Path
-    _held: int
-
-    def __init__(self, run: Path) -> None:
-        self._run = run
-        self._all = run / "scratch"
-
-    def __enter__(self) -> Self:
-        """Make the folder, and remove those of collectors that were killed."""
-        with locked(self._run):
-            self._all.mkdir(exist_ok=True)
-            for folder in self._all.iterdir():
-                _remove_if_unused(folder)
-            self.path = Path(tempfile.mkdtemp(dir=self._all))
-            self._held = os.open(self.path, os.O_RDONLY)
-            fcntl.flock(self._held, fcntl.LOCK_EX)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        remove(self.path)
-        os.close(self._held)
+    Folders of collectors that were killed are removed.
+    """
+    parent = run / "scratch"
+    with locked(run):
+        parent.mkdir(exist_ok=True)
+        for folder in parent.iterdir():
+            _remove_if_unused(folder)
+        path = Path(tempfile.mkdtemp(dir=parent))
+        held = os.open(path, os.O_RDONLY)
+        fcntl.flock(held, fcntl.LOCK_EX)
+    try:
+        yield path
+    finally:
+        remove(path)
+        os.close(held)
 
 
 def _remove_if_unused(folder: Path) -> None:

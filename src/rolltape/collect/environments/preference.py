@@ -11,11 +11,9 @@ from typing import Any, Literal
 import msgspec
 
 from rolltape.collect.environments.judge import (
-    Ask,
     Judge,
+    JudgeClient,
     Unreadable,
-    ask_judge,
-    build_question,
     connect_judge,
     find_object,
     mark_text,
@@ -138,11 +136,11 @@ async def _compare(
         return await _by_function(fields.function, copy_entry(task), given, listwise=listwise)
     judge = resolve_judge(fields.judge, judge)
     request = render_request(fields)
-    async with connect_judge(judge) as ask:
+    async with connect_judge(judge) as client:
         if listwise:
             # A judge may favor positions, so the order in which it sees texts is drawn.
             distinct = sorted(set(texts.values()))
-            return await _rank(judge, ask, request, fields.better, texts, rng.sample(distinct, len(distinct)))
+            return await _rank(client, request, fields.better, texts, rng.sample(distinct, len(distinct)))
         drawn = [pair if rng.random() < 0.5 else pair[::-1] for pair in combinations(texts, 2)]
         shown_pairs = drawn if not fields.both_orders else [each for pair in drawn for each in (pair, pair[::-1])]
         slots = asyncio.Semaphore(_MAX_QUESTIONS)
@@ -151,7 +149,7 @@ async def _compare(
             if texts[one] == texts[other]:
                 return PairResult(pair=(one, other), first=0.5, reason=_SAME)
             async with slots:
-                return await _judge_pair(judge, ask, request, fields.better, (one, other), (texts[one], texts[other]))
+                return await _judge_pair(client, request, fields.better, (one, other), (texts[one], texts[other]))
 
         return GroupResult(pairs=await asyncio.gather(*(compare_pair(*pair) for pair in shown_pairs)))
 
@@ -179,14 +177,14 @@ async def _by_function(
 
 
 async def _judge_pair(
-    judge: Judge, ask: Ask, request: str, better: str, pair: tuple[str, str], texts: tuple[str, str]
+    client: JudgeClient, request: str, better: str, pair: tuple[str, str], texts: tuple[str, str]
 ) -> PairResult:
     form = (
         f"Which is {better}, A or B? Give a short reason. Answer with a JSON object in this form and nothing else:\n"
         '{"reason": "...", "better": "A"}, or "B", or "tie"'
     )
     replies = [f"Reply {letter}:\n{mark_text('reply', text)}" for letter, text in zip("AB", texts, strict=True)]
-    verdict = await ask_judge(judge, ask, build_question(_INSTRUCTIONS, [request, *replies, form]), _parse_better)
+    verdict = await client.ask(_INSTRUCTIONS, [request, *replies, form], _parse_better)
     if verdict.value is None:
         return PairResult(pair=pair, first=None, judge=verdict.to_data(), ungraded=verdict.ungraded)
     first, reason = verdict.value
@@ -194,7 +192,7 @@ async def _judge_pair(
 
 
 async def _rank(
-    judge: Judge, ask: Ask, request: str, better: str, texts: Mapping[str, str], order: Sequence[str]
+    client: JudgeClient, request: str, better: str, texts: Mapping[str, str], order: Sequence[str]
 ) -> GroupResult:
     """Have a judge rank the distinct texts, which it sees in `order`. Equal texts are a tie."""
     pairs = list(combinations(texts, 2))
@@ -205,8 +203,7 @@ async def _rank(
         f'else, the best first:\n{{"reason": "...", "ranking": {list(range(1, len(order) + 1))}}}'
     )
     replies = [f"Reply {number}:\n{mark_text('reply', text)}" for number, text in enumerate(order, 1)]
-    messages = build_question(_INSTRUCTIONS, [request, *replies, form])
-    verdict = await ask_judge(judge, ask, messages, partial(_parse_ranking, len(order)))
+    verdict = await client.ask(_INSTRUCTIONS, [request, *replies, form], partial(_parse_ranking, len(order)))
     data: dict[str, Any] = {"judge": verdict.to_data()}
     if verdict.value is None:
         undecided = [PairResult(pair=pair, first=None, ungraded=verdict.ungraded) for pair in pairs]

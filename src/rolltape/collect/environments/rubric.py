@@ -9,15 +9,13 @@ import msgspec
 from rolltape.collect.environments.judge import (
     Judge,
     Unreadable,
-    ask_judge,
-    build_question,
     connect_judge,
     find_object,
     mark_text,
     render_request,
     resolve_judge,
 )
-from rolltape.collect.environments.protocol import Ended, Episode, Message, Score
+from rolltape.collect.environments.protocol import Ended, Episode, Score
 from rolltape.collect.environments.scoring import RewardFields, read_submission, score_unfinished
 from rolltape.collect.environments.single import SingleReply
 from rolltape.collect.environments.task_fields import check_path, check_prompt, parse_fields
@@ -93,8 +91,8 @@ async def _score(fields: RubricFields, judge: Judge, ended: Ended) -> Score:
     submission = read_submission(ended, fields.file)
     if submission.missing is not None:
         return Score(reward=0.0, reward_data={"why": submission.missing})
-    async with connect_judge(judge) as ask:
-        verdict = await ask_judge(judge, ask, _build_question(fields, submission.text), partial(_parse_grades, fields))
+    async with connect_judge(judge) as client:
+        verdict = await client.ask(_INSTRUCTIONS, _question(fields, submission.text), partial(_parse_grades, fields))
     if verdict.value is None:
         return Score(reward=None, ungraded=verdict.ungraded, reward_data={"judge": verdict.to_data()})
     worst, best = fields.scale
@@ -111,7 +109,7 @@ async def _score(fields: RubricFields, judge: Judge, ended: Ended) -> Score:
     )
 
 
-def _build_question(fields: RubricFields, reply: str) -> list[Message]:
+def _question(fields: RubricFields, reply: str) -> list[str]:
     worst, best = fields.scale
     criteria = "\n".join(f"- {one.name}: {one.text}" if one.text else f"- {one.name}" for one in fields.named)
     form = msgspec.json.encode({one.name: {"reason": "...", "grade": best} for one in fields.named}).decode()
@@ -119,9 +117,7 @@ def _build_question(fields: RubricFields, reply: str) -> list[Message]:
         f"Grade each criterion from {worst:g} (not met at all) to {best:g} (fully met), and give a short reason. "
         f"Answer with a JSON object in this form and nothing else:\n{form}"
     )
-    return build_question(
-        _INSTRUCTIONS, [render_request(fields), mark_text("reply", reply), f"Criteria:\n{criteria}", how]
-    )
+    return [render_request(fields), mark_text("reply", reply), f"Criteria:\n{criteria}", how]
 
 
 def _parse_grades(fields: RubricFields, answer: str) -> dict[str, Grade] | Unreadable:

@@ -2,10 +2,9 @@
 
 import asyncio
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Self
 
-from rolltape.collect.agents import Scratch, agent_named
+from rolltape.collect.agents import agent_named, scratch_folder
 from rolltape.collect.environments import Environments
 from rolltape.collect.plan import RolloutIdentity
 from rolltape.collect.results import RolloutResult
@@ -34,7 +33,7 @@ class LocalRunner:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            self._scratch = stack.enter_context(Scratch(self._tape.directory.path))
+            self._scratch = stack.enter_context(scratch_folder(self._tape.directory.path))
             if self._given_gateway is None:
                 self._gateway = await stack.enter_async_context(make_gateway(self._settings, self._tape))
             else:
@@ -42,9 +41,7 @@ class LocalRunner:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     @property
@@ -58,7 +55,7 @@ class LocalRunner:
     async def run(
         self, queue: AttemptQueue, identity: RolloutIdentity, on_ended: OnEnded, stopping: asyncio.Event
     ) -> None:
-        attempts = AttemptRunner(self._gateway, self._agent, self._settings, identity, self._scratch.path)
+        attempts = AttemptRunner(self._gateway, self._agent, self._settings, identity, self._scratch)
         self.cancelled = attempts.cancelled
 
         async def work() -> None:

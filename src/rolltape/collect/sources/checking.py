@@ -7,6 +7,9 @@ from rolltape.collect.sources.entries import SHOWN_PROBLEMS, RawSource, SourceEn
 from rolltape.collect.tasks import Task, environment_name, id_text
 from rolltape.errors import BadTasks, NotJsonError, SourceError, TaskError
 from rolltape.records.jsonable import encode_with_text_keys, shown
+from rolltape.tape.recording.fields import is_unicode
+
+_KINDS = {type(None): "null", bool: "a truth value", int: "a number", float: "a number", str: "text", list: "a list"}
 
 CheckTask = Callable[[Task], None]  # raises TaskError for a task that cannot be used
 
@@ -61,19 +64,7 @@ def _parse_task(entry: SourceEntry, raw: RawSource, environments: Collection[str
 
 
 def _describe_kind(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "a truth value"
-        case int() | float():
-            return "a number"
-        case str():
-            return "text"
-        case list():
-            return "a list"
-        case _:
-            return f"of type {type(value).__name__}"
+    return _KINDS.get(type(value)) or f"of type {type(value).__name__}"
 
 
 def _describe_repeat(task: Task, first_place: str) -> str:
@@ -102,7 +93,7 @@ def _find_fault(value: object, path: str) -> str | None:
             return next(filter(None, (_find_fault(item, f"{path}[{at}]") for at, item in enumerate(value))), None)
         case float() if not math.isfinite(value):
             return f"{path} is {value!r}, which JSON has no number for; write null, text or a finite number"
-        case str() if not _is_unicode(value):
+        case str() if not is_unicode(value):
             return f"{path} is {shown(value)}, half of a character; write the whole character"
         case None | str() | int() | float():
             return None
@@ -114,12 +105,4 @@ def _find_key_fault(key: object, path: str) -> str | None:
     of = f" of {path}" if path else ""
     if not isinstance(key, str):
         return f"the key {key!r}{of} is of type {type(key).__name__}; JSON has only text keys"
-    return None if _is_unicode(key) else f"the key {key!r}{of} has half of a character; write the whole character"
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return None if is_unicode(key) else f"the key {key!r}{of} has half of a character; write the whole character"

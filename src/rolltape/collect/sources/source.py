@@ -5,7 +5,6 @@ import tempfile
 import weakref
 from array import array
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Self
 
 from rolltape.collect.tasks import Task
@@ -41,9 +40,7 @@ class TaskSource:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

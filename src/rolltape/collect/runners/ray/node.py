@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rolltape.collect.agents import Scratch, agent_named
+from rolltape.collect.agents import agent_named, scratch_folder
 from rolltape.collect.environments import Environments
 from rolltape.collect.plan import PlannedAttempt, RolloutIdentity
 from rolltape.collect.results import RolloutResult
@@ -81,7 +81,7 @@ class ClusterNode:
             left = await asyncio.to_thread(publish_left, self._directory, self._place)
             await asyncio.to_thread(self._publish_logs, left)
             self._publisher = Publisher(tape, self._place)
-            self._scratch = stack.enter_context(Scratch(self._directory.path))
+            self._scratch = stack.enter_context(scratch_folder(self._directory.path))
             self._gateway = await stack.enter_async_context(make_gateway(settings.collect, tape))
             self._stack = stack.pop_all()
         return NodeReady(host, self._gateway.service.model_name, self._agent.name, left)
@@ -92,7 +92,7 @@ class ClusterNode:
         """Attempt a task; None if it was cancelled. Only this machine has the rollouts until `publish` returns them."""
         if self._attempts is None:
             settings = self._settings.collect
-            self._attempts = AttemptRunner(self._gateway, self._agent, settings, identity, self._scratch.path)
+            self._attempts = AttemptRunner(self._gateway, self._agent, settings, identity, self._scratch)
         running = asyncio.ensure_future(self._attempts.run(task, self._environments.of(task), planned, tries))
         self._running.add(running)
         try:

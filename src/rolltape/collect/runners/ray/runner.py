@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -125,13 +124,11 @@ class RayRunner:
             await asyncio.wait({settled}, timeout=_FIRST_NODES_S)
             settled.cancel()
         except BaseException:
-            await self.__aexit__(None, None, None)
+            await self.__aexit__()
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._watching.cancel()
         await self._members.close()
         if self._is_own_connection:
@@ -140,36 +137,36 @@ class RayRunner:
     async def run(
         self, queue: AttemptQueue, identity: RolloutIdentity, on_ended: OnEnded, stopping: asyncio.Event
     ) -> None:
-        collection = _Collection(queue, identity, on_ended, stopping)
-        workers = [self._run_jobs(collection) for _ in range(self._settings.max_concurrent)]
+        self._queue, self._identity, self._on_ended, self._stopping = queue, identity, on_ended, stopping
+        workers = [self._run_jobs() for _ in range(self._settings.max_concurrent)]
         try:
-            await run_with_grace([*workers, self._publish_when_due(collection)], stopping, self._settings.grace_s)
+            await run_with_grace([*workers, self._publish_when_due()], stopping, self._settings.grace_s)
         finally:
-            await self._settle(collection)
+            await self._settle()
 
-    async def _run_jobs(self, collection: "_Collection") -> None:
-        while (job := await self._next_job(collection)) is not None:
+    async def _run_jobs(self) -> None:
+        while (job := await self._next_job()) is not None:
             self._outstanding += 1
             self._attempting += 1
             try:
-                await self._attempt(job, collection)
+                await self._attempt(job)
             finally:
                 self._attempting -= 1
                 await self._members.notify()
 
-    async def _next_job(self, collection: "_Collection") -> _Job | None:
+    async def _next_job(self) -> _Job | None:
         """The next job; None if there is none left and none that runs could come back."""
-        while not collection.stopping.is_set():
+        while not self._stopping.is_set():
             if self._again:
                 return self._again.popleft()
-            if (one := await collection.queue.next()) is not None:
-                return self._job(*one, collection.identity)
-            if not collection.queue.is_exhausted:
+            if (one := await self._queue.next()) is not None:
+                return self._job(*one, self._identity)
+            if not self._queue.is_exhausted:
                 await asyncio.sleep(NO_ROOM_S)
                 continue
             if not self._outstanding:
                 break
-            await self._until(lambda: bool(self._again) or not self._outstanding or collection.stopping.is_set())
+            await self._until(lambda: bool(self._again) or not self._outstanding or self._stopping.is_set())
         return None
 
     def _job(self, planned: PlannedAttempt, task: Task, identity: RolloutIdentity) -> _Job:
@@ -177,39 +174,37 @@ class RayRunner:
         # Nodes do not see each other's journals, so the number of the try is counted here.
         return _Job(planned, task, {seat: self._tape.next_try(ids[seat]) if planned.again else 0 for seat in ids})
 
-    async def _attempt(self, job: _Job, collection: "_Collection") -> None:
+    async def _attempt(self, job: _Job) -> None:
         """Have the node with the fewest attempts run a job."""
         await self._until(lambda: bool(self._members.ready))
         member = min(self._members.ready.values(), key=lambda one: one.running)
         try:
-            results = await member.attempt(job.task, job.planned, collection.identity, job.tries)
+            results = await member.attempt(job.task, job.planned, self._identity, job.tries)
         except MemberLost as error:
             await self._members.drop(member, error)
-            await self._queue_again(job, collection)
+            await self._queue_again(job)
             return
         if results is None:
             self._outstanding -= 1  # it is recorded as cancelled
             return
         if not results:
             # It could not begin: an earlier process that is still alive has that try in its journal there.
-            await self._queue_again(job, collection)
+            await self._queue_again(job)
             return
         ended = _EndedJob(job, results, time.monotonic())
         self._unpublished.setdefault(member, []).append(ended)
 
-    async def _queue_again(self, job: _Job, collection: "_Collection") -> None:
+    async def _queue_again(self, job: _Job) -> None:
         """Run a lost attempt again as another try, unless the attempt itself may be the reason why nodes are lost."""
         if job.lost + 1 < _MAX_LOSSES:
             self._again.append(job.next_try())
         else:
-            await collection.on_ended(
-                job.planned, [self._give_up(job.next_try(), seat, collection) for seat in job.tries]
-            )
+            await self._on_ended(job.planned, [self._give_up(job.next_try(), seat) for seat in job.tries])
         self._outstanding -= 1
 
-    def _give_up(self, job: _Job, seat: str, collection: "_Collection") -> RolloutResult:
+    def _give_up(self, job: _Job, seat: str) -> RolloutResult:
         """Record a failure for an attempt that lost its node each time."""
-        task, identity, reason = job.task, collection.identity, f"{_MAX_LOSSES} nodes were lost while they ran it"
+        task, identity, reason = job.task, self._identity, f"{_MAX_LOSSES} nodes were lost while they ran it"
         rollout = self._tape.rollout(
             task_id=task.id,
             task=task.data,
@@ -229,15 +224,10 @@ class RayRunner:
             attempt=job.planned.attempt,
             seat=seat,
             status=Status.FAILED,
-            reward=None,
-            stop_reason=None,
             reason=reason,
-            turns=0,
-            sampled_tokens=0,
-            ended=None,
         )
 
-    async def _publish_when_due(self, collection: "_Collection") -> None:
+    async def _publish_when_due(self) -> None:
         """Have nodes publish what has ended there, at intervals and at the end."""
         while True:
             for member, task in list(self._publishing.items()):
@@ -246,9 +236,9 @@ class RayRunner:
                     task.result()
             for member in [one for one in self._unpublished if one not in self._publishing and self._is_due(one)]:
                 ended = self._unpublished.pop(member)
-                self._publishing[member] = asyncio.ensure_future(self._publish(member, ended, collection))
-            stopping = collection.stopping.is_set()
-            if not self._outstanding and (stopping or (collection.queue.is_exhausted and not self._again)):
+                self._publishing[member] = asyncio.ensure_future(self._publish(member, ended))
+            stopping = self._stopping.is_set()
+            if not self._outstanding and (stopping or (self._queue.is_exhausted and not self._again)):
                 return
             if stopping:
                 await self._members.notify()
@@ -259,7 +249,7 @@ class RayRunner:
         waited_s = time.monotonic() - ended[0].at_s
         return member.is_lost or not self._attempting or len(ended) >= _PUBLISH_ATTEMPTS or waited_s > _PUBLISH_S
 
-    async def _publish(self, member: ClusterMember, ended: list[_EndedJob], collection: "_Collection") -> None:
+    async def _publish(self, member: ClusterMember, ended: list[_EndedJob]) -> None:
         """Have a node publish, and report what it published. A node that fails is lost; its attempts run again."""
         try:
             member.published |= await member.publish()
@@ -273,16 +263,16 @@ class RayRunner:
             # A node may name an attempt that ends while it publishes, before its end is known here.
             if one.keys <= member.published:
                 member.published -= one.keys
-                await collection.on_ended(one.job.planned, one.results)
+                await self._on_ended(one.job.planned, one.results)
                 self._outstanding -= 1
             elif member.is_lost:
-                await self._queue_again(one.job, collection)
+                await self._queue_again(one.job)
             elif one.missing < _MAX_MISSING:
                 later = one._replace(at_s=time.monotonic(), missing=one.missing + 1)
                 self._unpublished.setdefault(member, []).append(later)
             else:
                 log.warning("node %s: the end of %s is not on its tape", member.host, one.job.task.where)
-                await self._queue_again(one.job, collection)
+                await self._queue_again(one.job)
         await self._members.notify()
 
     async def _published_by_successor(self, member: ClusterMember) -> frozenset[Key]:
@@ -292,14 +282,14 @@ class RayRunner:
                 await self._until(lambda: self._members.is_decided(member.node_id))
         return frozenset(self._members.left)
 
-    async def _settle(self, collection: "_Collection") -> None:
+    async def _settle(self) -> None:
         """Cancel what runs on the nodes, publish, and report what had ended."""
         members = list(self._members.ready.values())
         for cancelled in await asyncio.gather(*(member.cancel() for member in members), return_exceptions=True):
             self.cancelled += [] if isinstance(cancelled, BaseException) else cancelled
         await asyncio.gather(*self._publishing.values(), return_exceptions=True)
         for member in list(self._unpublished):
-            await self._publish(member, self._unpublished.pop(member), collection)
+            await self._publish(member, self._unpublished.pop(member))
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition holds. It is checked after every change among nodes or jobs."""
@@ -308,18 +298,6 @@ class RayRunner:
                 if self._watching.done():
                     self._watching.result()
                 await self._members.changed.wait()
-
-
-class _Collection:
-    """The arguments of `RayRunner.run`."""
-
-    def __init__(
-        self, queue: AttemptQueue, identity: RolloutIdentity, on_ended: OnEnded, stopping: asyncio.Event
-    ) -> None:
-        self.identity = identity
-        self.on_ended = on_ended
-        self.stopping = stopping
-        self.queue = queue
 
 
 def _with_absolute_paths(settings: CollectSettings) -> CollectSettings:
