@@ -160,7 +160,7 @@ class RayRunner:
             if self._again:
                 return self._again.popleft()
             if (one := await self._queue.next()) is not None:
-                return self._job(*one, self._identity)
+                return self._make_job(*one)
             if not self._queue.is_exhausted:
                 await asyncio.sleep(NO_ROOM_S)
                 continue
@@ -169,8 +169,8 @@ class RayRunner:
             await self._until(lambda: bool(self._again) or not self._outstanding or self._stopping.is_set())
         return None
 
-    def _job(self, planned: PlannedAttempt, task: Task, identity: RolloutIdentity) -> _Job:
-        ids = {seat: identity.rollout_id(task, planned.attempt, seat) for seat in planned.seats}
+    def _make_job(self, planned: PlannedAttempt, task: Task) -> _Job:
+        ids = {seat: self._identity.rollout_id(task, planned.attempt, seat) for seat in planned.seats}
         # Nodes do not see each other's journals, so the number of the try is counted here.
         return _Job(planned, task, {seat: self._tape.next_try(ids[seat]) if planned.again else 0 for seat in ids})
 
