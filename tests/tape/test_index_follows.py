@@ -38,7 +38,7 @@ for line in sys.stdin:
             ids = [1, 2, int(rest[1])]
             held[rest[0], "session"].record_turn(
                 prompt_messages=[{"role": "user", "content": rest[0]}], prompt_ids=ids, sampled_ids=[7, 8],
-                logprobs=[-0.5, -0.25], reply={"role": "assistant", "content": "a"}, finish="stop", version="v1")
+                logprobs=[-0.5, -0.25], reply={"role": "assistant", "content": "a"}, finish="stop", weight_version="v1")
         elif what == "finish":
             held.pop(rest[0]).finish(reward=float(rest[1]))
         elif what == "fail":
@@ -77,7 +77,9 @@ class Writer:
         assert self._process.stdout is not None
         self._process.stdin.write((" ".join(map(str, words)) + "\n").encode())
         self._process.stdin.flush()
-        return self._process.stdout.readline().decode()
+        answer = self._process.stdout.readline().decode()
+        assert answer, "the writer ended by itself"
+        return answer
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
@@ -266,7 +268,7 @@ def test_nothing_alive_is_called_lost(worlds: Callable[[int], World]) -> None:
     killed: list[bool] = []
 
     def stop(what: str) -> None:
-        if what.startswith("read") and not killed:
+        if what.startswith("read") and writer.alive:
             writer.do("turn", "a", 1)
 
     index = opened_index(world.run, stop)

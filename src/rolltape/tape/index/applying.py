@@ -84,7 +84,7 @@ class Applier:
 
     def apply(self, news: News) -> None:
         """Take in what is new of rollouts that are in the index already."""
-        known = self._known_keys([*news.ended, *news.grown])
+        known = self._known_keys([key for key in (*news.ended, *news.grown) if key not in news.fresh])
         for key, ended in news.ended.items():
             if key in known:
                 self._change_part(key, ended.finish.writer, _ended_part(ended), news.name)

@@ -39,14 +39,14 @@ STATUS_CODES = {Status.RUNNING: 0, Status.FINISHED: 1, Status.FAILED: 2, Status.
 RESUMED = np.dtype([("id", "S16"), ("try_index", "<u8"), ("attempt", "<u8"), ("status", "u1"), ("rewarded", "?")])
 _LOST_REASON = outcome_of((), writer_alive=False).reason
 
-_ROW = f"""number, id, try_index, grp, step, attempt, source, task, environment, agent, model, head_tags, started_ns,
-    writer, place, sessions, turns, sampled_tokens, versions,
+_ROW = f"""number, id, try_index, grp, step, attempt, source, task, environment, agent, model, started_ns,
+    place, sessions, turns, sampled_tokens, versions,
     {STATUS},
     ended_ns, stop_reason, reason, scored, reward, terms, rewarded_by, filter, tags, pruned, revision"""
 
 
-class RolloutRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A rollout as the index lists it, without its turns."""
+class RolloutRow(msgspec.Struct, frozen=True, dict=True):
+    """A rollout as the index lists it, without its turns. What is stored as text is read when it is asked for."""
 
     number: int  # in the index
     id: str
@@ -60,15 +60,22 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     agent: str | None
     model: str | None
     started_at_ns: int
-    ended_at_ns: int | None
-    scored_at_ns: int | None  # when the reward was given that counts
-    outcome: Outcome
+    place: str  # the source that holds it
     sessions: int
     turns: int
     sampled_tokens: int
-    versions: tuple[str, ...]  # of the weights that sampled them, as far as they are known
-    sealed: bool
-    pruned: tuple[str, ...]  # "turns", or "side array NAME"; the counts are those from before
+    versions_json: str
+    status: str  # a Status
+    ended_at_ns: int | None
+    stop_reason: str | None
+    reason: str | None
+    scored: str | None  # the order of the reward that counts
+    reward_value: float | None
+    terms_json: str | None
+    rewarded_by: str | None
+    filtered: str | None  # why it is kept out of training
+    tags_json: str | None
+    pruned_json: str
     revision: int  # of the index when the row last changed
     raw_head: bytes
 
@@ -80,6 +87,40 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def key(self) -> Key:
         return (self.id, self.try_index)
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        """What its events come to."""
+        rewarded = self.scored is not None and self.status == Status.FINISHED
+        return Outcome(
+            status=Status(self.status),
+            stop_reason=StopReason(self.stop_reason) if self.stop_reason else None,
+            reason=_LOST_REASON if self.status == Status.LOST else self.reason,
+            reward=(float("nan") if self.reward_value is None else self.reward_value) if rewarded else None,
+            reward_terms=decode_numbers(self.terms_json.encode()) if rewarded and self.terms_json else {},
+            rewarded_by=self.rewarded_by if rewarded else None,
+            filtered=self.filtered,
+            tags=tuple(msgspec.json.decode(self.tags_json)) if self.tags_json else (),
+        )
+
+    @property
+    def scored_at_ns(self) -> int | None:
+        """When the reward was given that counts; None: there is none."""
+        return int(self.scored[:20]) if self.scored else None
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """Weight versions that sampled it, as far as they are known."""
+        return tuple(msgspec.json.decode(self.versions_json))
+
+    @property
+    def sealed(self) -> bool:
+        return self.place.startswith("shard/")
+
+    @property
+    def pruned(self) -> tuple[str, ...]:
+        """What was pruned: "turns", or "side array NAME"; the counts are those from before."""
+        return tuple(msgspec.json.decode(self.pruned_json))
 
 
 class Index:
@@ -127,7 +168,7 @@ class Index:
         query = f"SELECT {_ROW}, raw FROM rollouts NATURAL JOIN heads WHERE {' AND '.join(wanted)}"
         with self._asking() as connection:
             rows = connection.execute(f"{query} ORDER BY started_ns, id, try_index", values).fetchall()
-        return [_row_of(*row) for row in rows]
+        return [RolloutRow(*row) for row in rows]
 
     def find(self, rollout: str, name: str) -> str:
         """The id that begins so; NoSuchRollout if there is none, or more than one."""
@@ -298,78 +339,6 @@ class Index:
         self._file.forget()
         self._follower = Follower(self._sources, self._file)
         self._loader = Loader(self._sources, self.location)
-
-
-def _row_of(
-    number: int,
-    id_: str,
-    try_index: int,
-    group: str,
-    step: int,
-    attempt: int,
-    source: str | None,
-    task: str | None,
-    environment: str | None,
-    agent: str | None,
-    model: str | None,
-    head_tags: str,
-    started_ns: int,
-    writer: str,
-    place: str,
-    sessions: int,
-    turns: int,
-    sampled_tokens: int,
-    versions: str,
-    status: str,
-    ended_ns: int | None,
-    stop_reason: str | None,
-    reason: str | None,
-    scored: str | None,
-    reward: float | None,
-    terms: str | None,
-    rewarded_by: str | None,
-    filtered: str | None,
-    tags: str | None,
-    pruned: str,
-    revision: int,
-    raw_head: bytes,
-) -> RolloutRow:
-    rewarded = scored is not None and status == Status.FINISHED
-    outcome = Outcome(
-        status=Status(status),
-        stop_reason=StopReason(stop_reason) if stop_reason else None,
-        reason=_LOST_REASON if status == Status.LOST else reason,
-        reward=(float("nan") if reward is None else reward) if rewarded else None,
-        reward_terms=decode_numbers(terms.encode()) if rewarded and terms else {},
-        rewarded_by=rewarded_by if rewarded else None,
-        filtered=filtered,
-        tags=tuple(msgspec.json.decode(tags)) if tags else (),
-    )
-    return RolloutRow(
-        number=number,
-        id=id_,
-        try_index=try_index,
-        group=group,
-        step=step,
-        attempt=attempt,
-        source=source,
-        task_id=task,
-        environment=environment,
-        agent=agent,
-        model=model,
-        started_at_ns=started_ns,
-        ended_at_ns=ended_ns,
-        scored_at_ns=int(scored[:20]) if scored else None,
-        outcome=outcome,
-        sessions=sessions,
-        turns=turns,
-        sampled_tokens=sampled_tokens,
-        versions=tuple(msgspec.json.decode(versions)),
-        sealed=place.startswith("shard/"),
-        pruned=tuple(msgspec.json.decode(pruned)),
-        revision=revision,
-        raw_head=raw_head,
-    )
 
 
 def _after_fork() -> None:
