@@ -1,14 +1,23 @@
-"""Tests that are coroutines; and with CI=true nothing is skipped: what is missing there is a failure."""
+"""Coroutines as tests, markers for what tests need, and `--fast`; with CI=true nothing is skipped.
+
+A test that is skipped with CI=true fails instead: something that it needs is missing there.
+"""
 
 import asyncio
 import inspect
 import os
 import tempfile
 from collections.abc import Generator
+from pathlib import Path
 from typing import TypeVar
 
 import hypothesis
 import pytest
+
+from commands import Cli, Result
+from markers import NOT_FAST, item_markers, module_markers
+
+_FAST_EXAMPLES = 20  # of a property, with --fast
 
 # Machines are noisy: how long an example takes says nothing.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -17,6 +26,42 @@ hypothesis.settings.load_profile("untimed")
 # What tests log to trackio stays out of the home directory; trackio looks at this when it is first imported.
 _TRACKIO = tempfile.TemporaryDirectory(prefix="trackio-", ignore_cleanup_errors=True)
 os.environ["TRACKIO_DIR"] = _TRACKIO.name
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fast",
+        action="store_true",
+        help="leave out what is slow or needs agents, a browser, npm, Ray or torch; try fewer examples of properties",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --fast, do not even import a file all of whose tests are left out."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if config.getoption("--fast") and is_test and module_markers(collection_path) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        for marker in item_markers(item):
+            item.add_marker(marker)
+    if config.getoption("--fast"):
+        left_out = [item for item in items if NOT_FAST & {marker.name for marker in item.iter_markers()}]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+        for item in items:
+            _limit_examples(item)
+
+
+def _limit_examples(item: pytest.Item) -> None:
+    test = getattr(item, "obj", None)
+    # Hypothesis keeps the settings of a test here, and has no other way to lower them from outside.
+    given = getattr(test, "_hypothesis_internal_use_settings", None)
+    if given is not None and given.max_examples > _FAST_EXAMPLES:
+        limited = hypothesis.settings(given, max_examples=_FAST_EXAMPLES)
+        getattr(test, "__func__", test)._hypothesis_internal_use_settings = limited
+
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
@@ -46,3 +91,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = inspect.signature(pyfuncitem.obj).parameters
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Runs a command line in this process."""
+    from rolltape.cli import run as rolltape_command
+
+    def called(*arguments: object) -> Result:
+        capsys.readouterr()
+        code = rolltape_command([str(argument) for argument in arguments])
+        return Result(code, *capsys.readouterr())
+
+    return called

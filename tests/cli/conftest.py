@@ -1,26 +1,12 @@
-"""A recorded run, and a command line to ask it with."""
+"""A recorded run."""
 
 from pathlib import Path
 
 import pytest
 
 import rolltape
-from commands import Cli, Result
-from rolltape.cli import run as rolltape_command
 
 USER = {"role": "user", "content": "fix it"}
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Runs a command line in this process."""
-
-    def called(*arguments: object) -> Result:
-        capsys.readouterr()
-        code = rolltape_command([str(argument) for argument in arguments])
-        return Result(code, *capsys.readouterr())
-
-    return called
 
 
 @pytest.fixture
