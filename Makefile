@@ -1,22 +1,26 @@
-# setup   make .venv with everything that the targets below need
-# demo    three environments collected with the shipped model, and what was recorded
-# test    run all tests
-# check   formatting, lint, types, and the direction of imports
-# page    build the web page from viewer/ into the package
-# bench   run the side-by-side measurements
+# setup           make .venv with everything that the targets below need
+# demo            collect three environments with the shipped model, and show what was recorded
+# test            run all tests
+# test-fast       run the tests that need no agents, browser, npm, Ray or torch: about two minutes on two cores
+# test-release    what a release needs beyond make test: all tests three times, tests of pages and processes under load,
+#                 longer property tests, and check-engines and check-gpu
+# check           formatting, lint, types, and the direction of imports
+# page            build the web page from viewer/ into the package
+# bench           run the benchmarks: make bench BENCH="view --rollouts 2000"
 # check-engines   the shipped model in real vLLM and SGLang, where they are installed
 # check-gpu       token export from CUDA tensors, where there is a GPU
-# check-backends  the gateway before servers that run: make check-backends BACKENDS="vllm:URL sglang:URL"
+# check-backends  the gateway with running servers: make check-backends BACKENDS="vllm:URL sglang:URL"
+# clean           remove .venv, build outputs and caches
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TEST_ARGS ?= -n 2
 
-.PHONY: help setup npm chromium demo test page check bench check-engines check-gpu check-backends clean
+.PHONY: help setup npm chromium demo test test-fast test-release page check bench check-engines check-gpu check-backends clean
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n '/^#/!q; s/^# //p' Makefile
 
 $(BIN)/python:
 	$(PYTHON) -m venv .venv
@@ -48,6 +52,15 @@ chromium:
 test: setup npm chromium
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
+test-fast: setup
+	$(BIN)/python -m pytest --fast $(TEST_ARGS)
+
+test-release: setup npm chromium
+	for time in 1 2 3; do $(BIN)/python -m pytest $(TEST_ARGS) || exit; done
+	$(BIN)/python -m tests.under_load 20 tests/view tests/tracking tests/groups tests/tape tests/gateway/test_gateway_process.py
+	ROLLTAPE_EXAMPLES=2000 $(BIN)/python -m pytest $(TEST_ARGS) tests/test_properties*.py tests/export/test_properties.py
+	$(MAKE) check-engines check-gpu
+
 page: npm
 	cd viewer && npm ci && npm run build
 
@@ -58,7 +71,7 @@ check: setup
 	$(BIN)/lint-imports
 
 bench: setup
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(BENCH)
 
 check-engines: setup
 	$(BIN)/python tests/tiny/check_real_engines.py

@@ -18,6 +18,8 @@ from commands import Cli, Result
 from markers import NOT_FAST, item_markers, module_markers
 
 _FAST_EXAMPLES = 20  # of a property, with --fast
+# Where Hypothesis keeps the settings of a test: it has no other way to lower them from outside.
+_SETTINGS = "_hypothesis_internal_use_settings"
 
 # Machines are noisy: how long an example takes says nothing.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -56,11 +58,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _limit_examples(item: pytest.Item) -> None:
     test = getattr(item, "obj", None)
-    # Hypothesis keeps the settings of a test here, and has no other way to lower them from outside.
-    given = getattr(test, "_hypothesis_internal_use_settings", None)
+    given = getattr(test, _SETTINGS, None)
     if given is not None and given.max_examples > _FAST_EXAMPLES:
         limited = hypothesis.settings(given, max_examples=_FAST_EXAMPLES)
-        getattr(test, "__func__", test)._hypothesis_internal_use_settings = limited
+        setattr(getattr(test, "__func__", test), _SETTINGS, limited)
 
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
