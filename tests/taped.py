@@ -104,7 +104,8 @@ def array(value: Any) -> Any:
 
 def python(code: str, *arguments: str) -> subprocess.Popen[str]:
     """Another Python process that runs `code`, with its output on a pipe."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         stdout=subprocess.PIPE,

@@ -5,6 +5,7 @@
     │   ├── MisalignedError    per-token arrays of one record differ in length
     │   ├── NotJsonError       a message, tool, or task cannot be written as JSON
     │   └── ClosedError        the rollout, session, or tape has already ended
+    │       └── TakenOverError another process took the rollout over
     ├── TapeError              the run on disk: it cannot be read or written
     │   ├── RunNotFound        there is no run at that path or URL
     │   ├── NewerTapeError     a newer major version of the program wrote it
@@ -74,6 +75,10 @@ class NotJsonError(RecordError):
 
 class ClosedError(RecordError):
     """The rollout, session, or tape has already ended."""
+
+
+class TakenOverError(ClosedError):
+    """Another process took the rollout over; what this one records of it is refused."""
 
 
 class TapeError(RolltapeError):

@@ -70,6 +70,14 @@ class Event(msgspec.Struct, frozen=True):
         return (self.at_ns, self.writer, self.sequence)
 
 
+class EarlierParts(msgspec.Struct, frozen=True):
+    """How much of a rollout its earlier writers had recorded when it was taken over."""
+
+    turns: tuple[int, ...]  # of each session
+    sampled_tokens: int
+    versions: tuple[str, ...]  # of the weights, as they first appear
+
+
 class RolloutHead(OpenRecord, frozen=True, kw_only=True, omit_defaults=True):
     """A rollout's identity, decided at launch."""
 
@@ -87,6 +95,9 @@ class RolloutHead(OpenRecord, frozen=True, kw_only=True, omit_defaults=True):
     tags: tuple[str, ...] = ()
     extra: dict[str, Any] = {}
     started_at_ns: int
+    epoch: int = 0  # how often it was taken over from a writer that had died
+    continues: str | None = None  # the writer that it was taken over from
+    earlier: EarlierParts | None = None
 
     @property
     def key(self) -> tuple[str, int]:
@@ -106,6 +117,8 @@ class SessionHead(OpenRecord, frozen=True, kw_only=True, omit_defaults=True):
     tool_ids_matter: bool = False  # the model samples and renders tool-call ids, so they count in comparisons
     stop_ids: tuple[int, ...] | None = None  # None: not known, so a missing stop id cannot be noticed
     tokenizer: str | None = None  # where its text form can be found: a path or a name
+    root: str | None = None  # digest of the tools and template options of its turns, unless a turn has its own
+    defaults: dict[str, str] = {}  # model, renderer, fingerprint and logprob_kind of its turns, likewise
     extra: dict[str, Any] = {}
 
 

@@ -136,15 +136,46 @@ def checked_about(raw: bytes, where: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def locked(directory: Path, name: str = "run.lock") -> Iterator[None]:
-    """Hold a run's lock against other processes and threads of this machine."""
+def locked(directory: Path, name: str = "run.lock", wait_s: float | None = None) -> Iterator[None]:
+    """Hold a run's lock against other processes and threads of this machine.
+
+    Whoever holds it for longer than `wait_s`, such as a process that was stopped, is named in an error.
+    """
     try:
         handle = (directory / name).open("ab")
     except OSError as error:
         raise TapeWriteError(f"run {directory}: cannot be written: {error}") from error
     with handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        _lock(handle.fileno(), wait_s, f"run {directory}: process {{}} holds {name}; end that process, and try again")
         yield
+
+
+def _lock(descriptor: int, wait_s: float | None, refusal: str) -> None:
+    if wait_s is None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return
+    give_up_at = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= give_up_at:
+                raise TapeWriteError(refusal.format(_holder(descriptor))) from None
+            time.sleep(0.02)
+        else:
+            return
+
+
+def _holder(descriptor: int) -> str:
+    """The process that has locked an open file, as far as the system tells."""
+    about = os.fstat(descriptor)
+    place = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5] == place:
+                return fields[4]
+    return "?"
 
 
 def write_whole(path: Path, data: bytes) -> None:

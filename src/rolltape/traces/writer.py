@@ -87,6 +87,21 @@ class TraceWriter:
         self._lost = 0
         self._warned: set[str] = set()  # fields
         self._kept: list[LoggedEvent] | None = [] if keep else None
+        if rollout.head.epoch:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Count the steps and rewards that an earlier writer of the rollout recorded."""
+        if not self.captures:
+            raise RecordError(
+                f"rollout {self._rollout.id}: its steps are not captured, so the rewards of those before it was taken "
+                "over are not known; start another with new_try=True"
+            )
+        steps = [event.data for event in self._rollout.earlier_events() if event.kind == EventKind.TRACE]
+        rewards = {step.get("step"): step["reward"] for step in steps if step.get("reward") is not None}
+        self._steps = max((step["step"] + 1 for step in steps if step.get("step") is not None), default=0)
+        self._step_rewards = [rewards[step] for step in range(self._steps) if step in rewards]
+        self._final_rewards = [rewards[None]] if None in rewards else []
 
     @property
     def events(self) -> list[Event]:

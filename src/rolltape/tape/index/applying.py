@@ -136,7 +136,7 @@ class Applier:
             "resume": _resume_key(head),
             "started_ns": head.started_at_ns,
             "writer": found.writer,
-            "epoch": int(getattr(head, "epoch", 0)),
+            "epoch": head.epoch,
             "place": place,
             "row": found.row,
             **part,
@@ -154,15 +154,23 @@ class Applier:
         number, part = known[0], dict(zip(_PART, known[1:], strict=True))
         fresh = {name: row[name] for name in _PART}
         if part["writer"] == fresh["writer"]:
-            if str(part["place"]).startswith("shard/") and part["place"] not in self._gone:
-                return  # it lies in a shard that is still there
+            if self._is_sealed(part):
+                return
             self._set_part(number, {**part, **fresh, "finish": fresh["finish"] or part["finish"]})
         else:
-            self._choose(number, [part, fresh, *self._parts(number)], found)
+            others = {one["writer"]: one for one in self._parts(number)}
+            known_part = others.get(fresh["writer"])
+            if known_part is None or not self._is_sealed(known_part):
+                others[fresh["writer"]] = fresh
+            self._choose(number, [part, *others.values()], found)
         if row["finish"] is not None:
             self._outdate(number, row["changed"])
         if row["scored"] is not None:
             self._set_latest(number, "scored", {name: row[name] for name in ("scored", *_SCORE_FIELDS)})
+
+    def _is_sealed(self, part: Mapping[str, Any]) -> bool:
+        """Whether a part lies in a shard that is still there."""
+        return str(part["place"]).startswith("shard/") and part["place"] not in self._gone
 
     def _choose(self, number: int, parts: Sequence[dict[str, Any]], found: FoundHead | None = None) -> None:
         """Give the row the part of its owner: the highest epoch, else one that ended, else the one that began first."""
@@ -171,10 +179,6 @@ class Applier:
             by_writer.values(),
             key=lambda part: (-part["epoch"], part["finish"] is None, part["started_ns"], part["writer"]),
         )
-        if owner["finish"] is None and owner["epoch"] > 0:  # its counts are those of its own part alone
-            earlier = [part for part in others if part["epoch"] < owner["epoch"]]
-            tokens = sum(part["sampled_tokens"] for part in earlier) + owner["sampled_tokens"]
-            owner = {**owner, "sampled_tokens": tokens}
         self._set_part(number, owner)
         if owner["finish"] is None:  # it was taken over: what is known of its content is no longer all
             for table in ("summaries", "searchable"):

@@ -3,36 +3,32 @@
 from collections.abc import Iterable
 from functools import cached_property
 from itertools import chain
+from pathlib import Path
 from types import TracebackType
 from typing import Self
-
-import msgspec
 
 from rolltape.errors import DamagedTapeError, TapeError
 from rolltape.records.rollout import Event, EventKind
 from rolltape.tape.journal.reading import JournalSource
+from rolltape.tape.parts import Listed, join_parts
 from rolltape.tape.rundir import RunDirectory
 from rolltape.tape.shards.places import Place
 from rolltape.tape.shards.reading import ShardSource, shards_at
 from rolltape.tape.stored import HeldRollout, Key, Problem, Source, StoredEvent, decides
 
 
-class Listed(msgspec.Struct, frozen=True):
-    """A rollout, and the source to load it from."""
-
-    held: HeldRollout
-    source: Source
-
-
 class Catalog:
     """What a run's sources hold. Close it: it keeps files open."""
 
-    def __init__(self, directory: RunDirectory | None, places: Iterable[Place]) -> None:
+    def __init__(
+        self, directory: RunDirectory | None, places: Iterable[Place], journals: Iterable[Path] | None = None
+    ) -> None:
+        """Of the journals in the directory it takes all, or those given."""
         self.journals: list[JournalSource] = []
         self.shards: list[ShardSource] = []
         self._found: list[Problem] = []
         # Journals first: one that is sealed and removed meanwhile is then still open here, or among the shards.
-        for path in directory.journal_paths() if directory else ():
+        for path in journals if journals is not None else directory.journal_paths() if directory else ():
             try:
                 self.journals.append(JournalSource(path))
             except DamagedTapeError as error:
@@ -95,21 +91,14 @@ class Catalog:
     @cached_property
     def entries(self) -> dict[Key, Listed]:
         """The rollouts, in the order of their start."""
-        entries: dict[Key, Listed] = {}
+        found: dict[Key, list[tuple[HeldRollout, Source]]] = {}
         for source in self.sources:
             for held in source.listing():
-                other = entries.get(held.key)
-                if other is None:
-                    entries[held.key] = Listed(held, source)
-                elif other.held.writer != held.writer:
-                    # One that ended before one that did not, then the earlier one.
-                    first, second = sorted(
-                        (other, Listed(held, source)),
-                        key=lambda one: (one.held.status is None, one.held.head.started_at_ns),
-                    )
-                    entries[held.key] = first
-                    what = f"try {held.key[1]} of rollout {held.key[0]} was recorded by {first.held.writer} as well"
-                    self._found.append(Problem(second.source.where, what, "this one of the two"))
+                found.setdefault(held.key, []).append((held, source))
+        entries: dict[Key, Listed] = {}
+        for key, parts in found.items():
+            entries[key], problems = join_parts(parts)
+            self._found += problems
         return dict(sorted(entries.items(), key=lambda item: (item[1].held.head.started_at_ns, item[0])))
 
     @cached_property

@@ -235,13 +235,18 @@ class Index:
                 msgspec.msgpack.decode(raw)
                 for (raw,) in connection.execute("SELECT part FROM parts WHERE rollout = ?", (number,))
             ]
+            there = {name for (name,) in connection.execute("SELECT name FROM sources")} if earlier else set()
             apart = connection.execute(
                 "SELECT writer, sequence, body FROM events WHERE rollout = ? AND try_index = ?", key
             ).fetchall()
-        fields = ("place", "row", "first_event", "last_event", "writer")
-        chain = sorted((part for part in earlier if part["epoch"] < epoch), key=lambda part: part["epoch"])
-        parts = [PartPlace(*(part[field] for field in fields)) for part in chain]
-        return Located(key, (*parts, PartPlace(*place)), tuple(decoded_event(*row) for row in apart), bool(alive))
+        fields = ("row", "first_event", "last_event", "writer")
+        chain = [PartPlace(*place)]
+        for part in sorted((part for part in earlier if part["epoch"] < epoch), key=lambda part: -part["epoch"]):
+            # A shard holds all turns that come before its part, too, but not always what was said of them.
+            is_needed = chain[-1].has_turns and not chain[-1].source.startswith("shard/")
+            if is_needed or part["place"] in there:
+                chain.append(PartPlace(part["place"], *(part[field] for field in fields))._replace(has_turns=is_needed))
+        return Located(key, tuple(reversed(chain)), tuple(decoded_event(*row) for row in apart), bool(alive))
 
     def events(self, *kinds: str, since_revision: int = -1) -> list[Event]:
         """Events of some kinds, in their order. Those of a turn, a trace, a finish and the score that came with it are

@@ -148,17 +148,26 @@ class SealedTries:
 
     def of(self, rollout: str) -> dict[int, SealedTry]:
         """The tries of a rollout in the shards that were found so far."""
+        found: dict[int, SealedTry] = {}
+        for try_index, sealed in self._copies(rollout):
+            if try_index not in found or sealed.status is not Status.LOST:  # one that was lost may go on elsewhere
+                found[try_index] = sealed
+        return found
+
+    def holding(self, rollout: str) -> list[ShardSource]:
+        """The shards that hold a try of a rollout."""
+        return list(dict.fromkeys(sealed.source for _, sealed in self._copies(rollout)))
+
+    def _copies(self, rollout: str) -> Iterator[tuple[int, SealedTry]]:
         try:
             first, last = key_of(rollout, 0), key_of(rollout, 2**64 - 1)
         except ValueError:
-            return {}
-        found: dict[int, SealedTry] = {}
+            return
         for keys, places in self._arrays:
             start, stop = np.searchsorted(keys, first), np.searchsorted(keys, last, "right")
             for key, (shard, code) in zip(keys[start:stop], places[start:stop], strict=True):
-                try_index = int.from_bytes(key[16:], "little")  # numpy gives a key without the zeros at its end
-                found[try_index] = SealedTry(STATUSES[code], self._sources[shard])
-        return found
+                # numpy gives a key without the zeros at its end
+                yield int.from_bytes(key[16:], "little"), SealedTry(STATUSES[code], self._sources[shard])
 
     def look(self) -> None:
         """Look for new shards: here each time, at a far place now and then, since each look is a request."""
@@ -238,6 +247,10 @@ class LaunchCheck:
         if not self._is_still:
             self._sealed.look()
         return sorted(found.union(self._sealed.of(rollout)))
+
+    def shards_holding(self, rollout: str) -> list[ShardSource]:
+        """The shards, found by the last look, that hold a try of a rollout."""
+        return self._sealed.holding(rollout)
 
     def latest_ns(self, rollout: str | None) -> int:
         """When others last spoke of a rollout, or (None) of the run, if that is still to come by our clock; else 0."""

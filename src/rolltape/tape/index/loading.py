@@ -2,7 +2,7 @@
 
 import contextlib
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -13,6 +13,7 @@ from rolltape.records.messages import Message
 from rolltape.records.rollout import Event, EventKind, Rollout, RolloutHead
 from rolltape.tape.index.sources import Reader, RunSources
 from rolltape.tape.journal.reading import JournalSource
+from rolltape.tape.parts import join_sessions
 from rolltape.tape.repair.rebuild import pruned_of, rebuilt
 from rolltape.tape.stored import Key, Problem, StoredEvent, StoredSession
 
@@ -28,6 +29,7 @@ class PartPlace(NamedTuple):
     first_event: int
     last_event: int
     writer: str
+    has_turns: bool = True  # to be read from there; else just what was said of the rollout
 
 
 class Located(NamedTuple):
@@ -103,7 +105,8 @@ class Loader:
             for _, stored in source.numbered_events(first, last) if last >= first else ():
                 if stored.about.key == located.key:
                     found[stored.key] = stored
-            sessions = _joined(sessions, source.stored(part.row, head))
+            if part.has_turns:
+                sessions = join_sessions([sessions, source.stored(part.row, head)])
             problems += [one for one in source.problems() if one not in before]
         assert head is not None
         events = counted_events(found.values(), owner.writer)
@@ -139,16 +142,6 @@ def counted_events(stored: Iterable[StoredEvent], owner: str) -> list[Event]:
     """The events of a rollout in their order; only its owner finishes it."""
     counted = [one for one in stored if one.about.kind != EventKind.FINISH or one.writer == owner]
     return [one.event for one in sorted(counted, key=lambda one: one.order)]
-
-
-def _joined(earlier: list[StoredSession], later: Sequence[StoredSession]) -> list[StoredSession]:
-    """The sessions of two parts of a rollout: the turns of the later one follow."""
-    sessions = {one.ordinal: one for one in earlier}
-    for one in later:
-        known = sessions.get(one.ordinal)
-        turns = [*known.turns, *one.turns] if known else one.turns
-        sessions[one.ordinal] = StoredSession(one.head, one.ordinal, turns)
-    return list(sessions.values())
 
 
 def _less_pruned(session: StoredSession, pruned: tuple[str, ...]) -> StoredSession:

@@ -168,9 +168,13 @@ def _counts(journal: JournalSource, rollout: OpenRollout, finish: StoredEvent) -
 def _count(journal: JournalSource, rollout: OpenRollout) -> bool:
     """Count the turns that were not counted yet; whether there is something new."""
     grew = False
-    for session, _, _ in journal.sessions_of(rollout.row):
+    sessions = journal.sessions_of(rollout.row)
+    earlier = journal.earlier_parts(rollout.row) if sessions and not rollout.sessions else None
+    if earlier is not None:
+        rollout.sampled_tokens, rollout.versions = earlier.sampled_tokens, list(earlier.versions)
+    for session, ordinal, _ in sessions:
         if session not in rollout.sessions:
-            rollout.sessions[session] = 0
+            rollout.sessions[session] = earlier.turns[ordinal] if earlier and ordinal < len(earlier.turns) else 0
             grew = True
         for sequence, sampled, facts in journal.sampled_since(session, rollout.sessions[session]):
             rollout.sessions[session] = sequence + 1

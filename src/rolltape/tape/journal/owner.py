@@ -1,5 +1,6 @@
 """Who owns a journal: a sidecar file that the writing process keeps locked, so that readers can tell if it lives."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -8,7 +9,6 @@ import secrets
 import socket
 import weakref
 from pathlib import Path
-from typing import Any
 
 from rolltape.errors import TapeWriteError
 
@@ -17,8 +17,27 @@ _open_owners: "weakref.WeakSet[Owner]" = weakref.WeakSet()
 
 def writer_name() -> str:
     """A name for this process as a writer: host, process and a random part."""
-    host = re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname()).strip("-") or "host"
-    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+    return f"{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def described(writer: str) -> str:
+    """A writer in words: which process it is, and whether that one is stopped."""
+    host, pid, _ = ["", "", *writer.rsplit("-", 2)][-3:]
+    if not pid.isdecimal():
+        return f"writer {writer}"
+    return f"process {pid} on {host}" + (" (stopped)" if _is_stopped(host, pid) else "")
+
+
+def _is_stopped(host: str, pid: str) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state == "T" and host == _host()
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname()).strip("-") or "host"
 
 
 class Owner:
@@ -33,20 +52,13 @@ class Owner:
             raise TapeWriteError(f"{self.path}: cannot be written: {error}") from error
         _open_owners.add(self)
 
-    def release(self, closing: dict[str, Any] | None) -> None:
-        """Give up the lock; `closing` holds the counts of a journal that was closed in order."""
-        if self._descriptor < 0:
-            return
-        try:
-            if closing is not None:
-                os.pwrite(self._descriptor, json.dumps({"closed": closing}).encode(), 0)
-        except OSError:
-            pass  # a full disk: the journal then reads as one whose writer died, which loses nothing
-        finally:
-            self.forget()
+    def note_closing(self, counts: dict[str, int]) -> None:
+        """Keep how many rows of each kind the journal has when it is closed in order."""
+        with contextlib.suppress(OSError):  # a full disk: it then reads as one whose writer died, which loses nothing
+            os.pwrite(self._descriptor, json.dumps({"closed": counts}).encode(), 0)
 
-    def forget(self) -> None:
-        """Close the file. In a forked child this leaves the parent's lock alone."""
+    def release(self) -> None:
+        """Give up the lock. In a forked child this leaves the parent's alone."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -76,10 +88,10 @@ def closing_counts(journal: Path) -> dict[str, int] | None:
         return None
 
 
-def _forget_parents_locks() -> None:
+def _release_parents_locks() -> None:
     for owner in list(_open_owners):
-        owner.forget()
+        owner.release()
 
 
 # flock belongs to the open file, which a fork shares: a child must not keep a dead parent "alive".
-os.register_at_fork(after_in_child=_forget_parents_locks)
+os.register_at_fork(after_in_child=_release_parents_locks)

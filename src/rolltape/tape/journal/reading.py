@@ -15,12 +15,12 @@ from rolltape.errors import DamagedTapeError
 from rolltape.records.jsonable import decode_numbers
 from rolltape.records.messages import Message
 from rolltape.records.openfields import decode_record
-from rolltape.records.rollout import RolloutHead, Status
+from rolltape.records.rollout import EarlierParts, RolloutHead, Status
 from rolltape.tape.journal.owner import closing_counts, is_alive
 from rolltape.tape.journal.schema import MAX_TURNS, SEQUENCE_BITS, event_crc, row_crc, turn_pk
 from rolltape.tape.journal.turns import TURN_COLUMNS, Contents, TurnReader
 from rolltape.tape.repair.salvage import Hole, opened_to_read, readable_rows
-from rolltape.tape.repair.torn import log_of
+from rolltape.tape.repair.torn import has_log
 from rolltape.tape.rundir import SCHEMA
 from rolltape.tape.stored import (
     FoundHead,
@@ -37,6 +37,7 @@ from rolltape.tape.stored import (
 T = TypeVar("T")
 
 _LARGEST = 2**62
+_NO_EARLIER = EarlierParts((), 0, ())
 _OUT_OF_ORDER = 256  # events: threads of one writer may write theirs in another order than they made them
 
 
@@ -133,7 +134,7 @@ class JournalSource:
                 raise DamagedTapeError(f"{self.path}: written with schema {schema}; update rolltape to read it")
 
     def _check_log(self) -> None:
-        if not self.alive and self._counts is None and not log_of(self.path).exists():
+        if not self.alive and self._counts is None and not has_log(self.path):
             self._problem(
                 "it was not closed, as far as one can tell, and its log (-wal) is missing", "what was only in the log"
             )
@@ -194,12 +195,14 @@ class JournalSource:
 
     def _counted(self, rollout: int) -> dict[str, Any]:
         """The counts of a rollout that has no finish to say them."""
+        earlier = self.earlier_parts(rollout)
         turns: list[int] = []
-        sampled = 0
-        versions: dict[str, None] = {}
-        for pk, _, _ in self._sessions.get(rollout, []):
+        sampled = earlier.sampled_tokens
+        versions = dict.fromkeys(earlier.versions)
+        for pk, ordinal, _ in self._sessions.get(rollout, []):
             rows = list(self._rows("length(sampled), facts", "turns", "pk", "turns", *_range(pk)))
-            turns.append(max((row[0] & (MAX_TURNS - 1) for row in rows), default=-1) + 1)
+            before = earlier.turns[ordinal] if ordinal < len(earlier.turns) else 0
+            turns.append(max((row[0] & (MAX_TURNS - 1) for row in rows), default=before - 1) + 1)
             sampled += sum(row[1] // 4 for row in rows if isinstance(row[1], int))
             for _, _, facts in rows:
                 with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
@@ -338,6 +341,11 @@ class JournalSource:
         with contextlib.suppress(sqlite3.DatabaseError):
             return bool(self._connection.execute("PRAGMA index_list(sessions)").fetchall())
         return False
+
+    def earlier_parts(self, rollout: int) -> EarlierParts:
+        """What other writers had recorded of the rollout in a row before it came here."""
+        found = next(iter(self.heads(rollout, rollout)), None)
+        return _NO_EARLIER if found is None or found.head.earlier is None else found.head.earlier
 
     def sampled_since(self, session: int, sequence: int) -> Iterator[tuple[int, int, bytes]]:
         """The turns of a session from a sequence number on: number, sampled tokens, facts."""

@@ -6,6 +6,8 @@ covers their digests, so a reference that was damaged cannot go unnoticed.
 
 `ends` and `remarks` say nothing new: how each rollout stands that has ended, with the number of its finish, and which
 events are neither of a turn, nor of a trace, nor of an end. They spare a reader who wants just that all other events.
+
+`fences` names the rollouts of this journal that another writer took over; its own writer adds nothing more to them.
 """
 
 import struct
@@ -33,6 +35,11 @@ CREATE TABLE ends (rollout INTEGER PRIMARY KEY, finish INTEGER NOT NULL, standin
 CREATE TABLE remarks (event INTEGER PRIMARY KEY);
 CREATE INDEX sessions_by_rollout ON sessions (rollout);
 """
+FENCES = """
+CREATE TABLE IF NOT EXISTS fences (rollout TEXT NOT NULL, try_index INTEGER NOT NULL, epoch INTEGER NOT NULL,
+    taker TEXT NOT NULL, PRIMARY KEY (rollout, try_index)) WITHOUT ROWID;
+"""
+TABLES += FENCES  # separate, since a journal of 0.1.0 gets it when one of its rollouts is taken over
 
 SELECT_TRIES = "SELECT try_index FROM rollouts WHERE id = ?"
 SELECT_FINISH = (

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from rolltape.tape.journal.entries import Entry
+from rolltape.tape.stored import Key
 
 if TYPE_CHECKING:
     from rolltape.tape.journal.writing import Journal, Ticket
@@ -20,14 +21,17 @@ class Ticks:
         self._journal = journal
         self._due: asyncio.AbstractEventLoop | None = None  # the loop that is going to commit what is queued
 
-    def submit(self, value: T, *entries: Entry, after: "Ticket | None" = None) -> "tuple[Ticket, asyncio.Future[T]]":
-        """Queue entries. The future gives `value` when they are durable, or says why they could not be written.
+    def submit(
+        self, value: T, *entries: Entry, rollout: Key | None = None, after: "Ticket | None" = None
+    ) -> "tuple[Ticket, asyncio.Future[T]]":
+        """Queue entries, see `Journal.submit`.
 
-        Cancelling it takes nothing back.
+        The future gives `value` when they are durable, or says why they could not be written. Cancelling it takes
+        nothing back.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        ticket = self._journal.submit(*entries, after=after, settled=partial(_tell, future, value))
+        ticket = self._journal.submit(*entries, rollout=rollout, after=after, settled=partial(_tell, future, value))
         if self._due is not loop:
             self._due = loop
             loop.call_soon(self._commit, loop)

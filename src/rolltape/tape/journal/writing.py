@@ -10,12 +10,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rolltape.errors import ClosedError, TapeWriteError
+from rolltape.errors import ClosedError, TakenOverError, TapeWriteError
 from rolltape.tape.journal.entries import Batch, Entry
-from rolltape.tape.journal.owner import Owner, writer_name
+from rolltape.tape.journal.fences import Fence, fences_in
+from rolltape.tape.journal.owner import Owner, described, writer_name
 from rolltape.tape.journal.schema import SELECT_FINISH, SELECT_TRIES, TABLES
 from rolltape.tape.journal.ticks import Ticks
 from rolltape.tape.rundir import SCHEMA, RunDirectory, sync_directory
+from rolltape.tape.stored import Key
 
 _PAGES_BEFORE_CHECKPOINT = 4096  # 16 MiB: a checkpoint syncs, so fewer and larger ones cost less
 _KNOWN_CONTENTS = 32_768  # of the contents last used, 6 MB: one that comes back later is stored again
@@ -37,12 +39,17 @@ class Ticket:
     It is settled once, by the thread that writes it; `settled` is then called, in that thread.
     """
 
-    __slots__ = ("_settled", "after", "done", "entries", "error")
+    __slots__ = ("_settled", "after", "done", "entries", "error", "rollout")
 
     def __init__(
-        self, entries: Sequence[Entry], after: "Ticket | None" = None, settled: "Callable[[Ticket], None] | None" = None
+        self,
+        entries: Sequence[Entry],
+        rollout: Key | None = None,
+        after: "Ticket | None" = None,
+        settled: "Callable[[Ticket], None] | None" = None,
     ) -> None:
         self.entries = entries
+        self.rollout = rollout  # that only its owner may add these to; None: anybody may
         self.after = after  # without that one this one has no meaning
         self.done = False
         self.error: BaseException | None = None
@@ -80,30 +87,36 @@ class Journal:
         try:
             self._connection = _made(self.path, run, self.writer, durability)
         except (sqlite3.Error, OSError) as error:
-            self._owner.forget()
+            self._owner.release()
             raise TapeWriteError(f"journal {self.path}: cannot be made: {error}") from error
         self._queue: deque[Ticket] = deque()
         self._commit_lock = threading.Lock()
         self._known: dict[bytes, int] = {}
         self._next_content = 1
         self._next_event = 0
+        self._fences: dict[Key, Fence] = {}
+        ((self._data_version,),) = self._connection.execute("PRAGMA data_version").fetchall()
         self._rows = {"rollouts": 0, "sessions": 0, "turns": 0, "ends": 0, "remarks": 0}
         self._closed = False
 
-    def append(self, *entries: Entry) -> None:
-        """Store entries together; returns when they are durable."""
-        self.wait(self.submit(*entries))
+    def append(self, *entries: Entry, rollout: Key | None = None) -> None:
+        """Store entries together; returns when they are durable. See `submit`."""
+        self.wait(self.submit(*entries, rollout=rollout))
 
     def submit(
-        self, *entries: Entry, after: Ticket | None = None, settled: Callable[[Ticket], None] | None = None
+        self,
+        *entries: Entry,
+        rollout: Key | None = None,
+        after: Ticket | None = None,
+        settled: Callable[[Ticket], None] | None = None,
     ) -> Ticket:
         """Queue entries without waiting. They are durable once `wait` on the ticket, or `flush`, returns.
 
-        If `after` is refused they are refused too.
+        They are refused if another writer took `rollout` over, and if `after` is refused.
         """
         if self._closed:
             raise ClosedError(f"journal {self.path}: the tape is closed; open it again to record more")
-        ticket = Ticket(entries, after, settled)
+        ticket = Ticket(entries, rollout, after, settled)
         self._queue.append(ticket)
         return ticket
 
@@ -163,6 +176,9 @@ class Journal:
                 for entry in ticket.entries:
                     entry.write(batch)
             self._connection.execute("BEGIN IMMEDIATE")
+            if self._has_new_fences() and any(ticket.rollout in self._fences for ticket in tickets):
+                self._roll_back()
+                return self._written(tickets)  # those are refused now, the others are written
             batch.insert(self._connection)
             self._connection.execute("COMMIT")
         except _UNWRITABLE as error:
@@ -180,8 +196,29 @@ class Journal:
             ticket.settle()
         return True
 
+    def _has_new_fences(self) -> bool:
+        """Look for fences, inside a transaction, if another connection has written since the last time."""
+        ((version,),) = self._connection.execute("PRAGMA data_version").fetchall()
+        if version == self._data_version:
+            return False
+        self._fences, self._data_version = fences_in(self._connection), version
+        return True
+
+    def refuse_taken(self, rollout: Key | None) -> None:
+        """Raise TakenOverError for a rollout that another writer took over, as far as this one has noticed."""
+        if rollout is not None and rollout in self._fences:
+            taker = described(self._fences[rollout].taker)
+            raise TakenOverError(
+                f"rollout {rollout[0]} (try {rollout[1]}) was taken over by {taker}, so this was not recorded; "
+                "let that process record it, or start another try with new_try=True"
+            )
+
     def _is_settled(self, ticket: Ticket) -> bool:
-        if ticket.is_orphan:
+        try:
+            self.refuse_taken(ticket.rollout)
+        except TakenOverError as error:
+            ticket.settle(error)
+        if not ticket.done and ticket.is_orphan:
             ticket.settle(self._refusal("the turn before it could not be written; this was not recorded either"))
         return ticket.done
 
@@ -217,13 +254,12 @@ class Journal:
         with self._commit_lock:
             self._commit_queued()
             self._closed = True
-            counts: dict[str, int] | None = {**self._rows, "events": self._next_event}
-            try:
+            # Before the log goes: without either, a journal looks as if a part of it was lost.
+            self._owner.note_closing({**self._rows, "events": self._next_event})
+            with contextlib.suppress(sqlite3.Error):  # a full disk: everything is in the log, where readers find it
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 self._connection.close()
-            except sqlite3.Error:
-                counts = None  # a full disk: everything is in the log, where readers find it
-            self._owner.release(counts)
+            self._owner.release()
 
 
 def _made(path: Path, run: RunDirectory, writer: str, durability: Durability) -> sqlite3.Connection:
@@ -246,4 +282,6 @@ def _made(path: Path, run: RunDirectory, writer: str, durability: Durability) ->
     connection.execute(f"PRAGMA synchronous = {'FULL' if durability is Durability.POWER else 'NORMAL'}")
     connection.execute(f"PRAGMA wal_autocheckpoint = {_PAGES_BEFORE_CHECKPOINT}")
     connection.execute("PRAGMA cache_size = -8192")  # KiB
+    # From here on it has a log that is not empty, until it is closed in order: one without has lost it.
+    connection.execute("INSERT INTO about VALUES ('log', 'begun')")
     return connection

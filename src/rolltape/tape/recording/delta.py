@@ -59,6 +59,8 @@ class DeltaCoder:
             start = self._ends[parent.sequence]  # only what is new is hashed: what comes before has its hash
         elif self._whole_prompt is not None:
             digests = self._whole_prompt[0]
+        elif parent is not None:
+            digests = [message.digest for message in turn.prompt.to_list()]
         self._latest = None
         if given_whole and self._whole_prompt is not None:
             reply = [turn.reply.digest] if turn.reply else []
@@ -71,6 +73,10 @@ class DeltaCoder:
             end = _hashes(end, [turn.reply.digest])[-1]
             self._by_conversation[end] = turn
         self._ends.append(end)
+
+    def look_at(self, turn: Turn) -> None:
+        """Have an accepted turn at hand for the next comparison."""
+        self._latest = _spelled_out(turn)
 
     def take_back(self, count: int) -> None:
         """Forget all turns but the first `count`. A conversation that one of them shared with an earlier turn may be

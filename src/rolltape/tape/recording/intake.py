@@ -3,7 +3,7 @@
 import marshal
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import msgspec
 import numpy as np
@@ -52,16 +52,31 @@ class SessionIntake:
         fingerprint: str | None = None,
         logprob_kind: LogprobKind | str | None = None,
     ) -> None:
-        self.head = head
+        """What is given holds for turns without their own, and goes into the head, for one that resumes the session."""
         where = f"session {head.id}"
         self.root = Root.snapshot(tools, template_options, where)
+        self._knows_root = True
         kind = as_member(LogprobKind, logprob_kind, where) if logprob_kind else None
         defaults = {"model": model, "renderer": renderer, "fingerprint": fingerprint, "logprob_kind": kind}
         self._defaults = {name: value for name, value in defaults.items() if value is not None}
+        self.head = msgspec.structs.replace(head, root=self.root.raw_digest.hex(), defaults=self._defaults)
         self.turns: list[Turn] = []
         self._delta = DeltaCoder()
         # Messages of whole prompts by their marshalled bytes: most of the next prompt need not be encoded again.
         self._known: dict[bytes, Message] = {}
+
+    @classmethod
+    def restored(
+        cls, head: SessionHead, root: Root | None, defaults: Mapping[str, Any], turns: Iterable[CodedTurn]
+    ) -> Self:
+        """A session with the turns that an earlier process recorded. If `root` is None, turns must give their own."""
+        intake = cls(head, **defaults)
+        intake.head, intake.root, intake._knows_root = head, root or intake.root, root is not None
+        for coded in turns:
+            intake.accept(coded)
+        if intake.turns:
+            intake._delta.look_at(intake.turns[-1])
+        return intake
 
     def code(self, *, finish: Finish | str, **fields: Unpack[TurnFields]) -> CodedTurn:
         """Check one turn. Give the whole prompt (`prompt_messages`, `prompt_ids`), or `after` and what is new."""
@@ -117,6 +132,8 @@ class SessionIntake:
 
     def _root_of(self, fields: TurnFields, where: str) -> Root:
         tools, options = fields.get("tools"), fields.get("template_options")
+        if tools is None and not self._knows_root:
+            raise RecordError(f"{where}: the tools of its session are not on the tape; give tools, [] for none")
         if tools is None and options is None:
             return self.root
         tools = self.root.tools if tools is None else tools

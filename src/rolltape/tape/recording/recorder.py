@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from rolltape.errors import ClosedError, RecordError, TapeWriteError
+from rolltape.errors import ClosedError, RecordError, TakenOverError, TapeWriteError
 from rolltape.records.ids import session_id
 from rolltape.records.jsonable import as_float
-from rolltape.records.rollout import EventKind, RolloutHead, SessionHead, Status, StopReason
+from rolltape.records.rollout import Event, EventKind, RolloutHead, SessionHead, Status, StopReason
 from rolltape.records.turn import Finish, LogprobKind, Turn
 from rolltape.tape.index.standing import packed
 from rolltape.tape.journal.entries import EndedRollout, LoggedEvent, RecordedTurn, StartedSession, facts_json
@@ -38,6 +38,8 @@ class SessionRecorder:
         self.turn_count = 0
         self.sampled_tokens = 0
         self.versions: dict[str, None] = {}
+        for turn in intake.turns:
+            self._count(turn)
 
     @property
     def id(self) -> str:
@@ -58,7 +60,7 @@ class SessionRecorder:
         """Record one reply; it is durable when this returns. The fields are those of `TurnFields`."""
         with self.lock:
             journal, coded, entry = self._coded(finish=finish, **fields)
-            ticket = journal.submit(entry, after=self._last_ticket())
+            ticket = journal.submit(entry, rollout=self._rollout.head.key, after=self._last_ticket())
             self._expect(coded, ticket)
             try:
                 journal.wait(ticket)
@@ -75,7 +77,9 @@ class SessionRecorder:
         """
         with self.lock:
             journal, coded, entry = self._coded(finish=finish, **fields)
-            ticket, future = journal.ticks.submit(coded.turn, entry, after=self._last_ticket())
+            ticket, future = journal.ticks.submit(
+                coded.turn, entry, rollout=self._rollout.head.key, after=self._last_ticket()
+            )
             self._expect(coded, ticket)
             return future
 
@@ -126,14 +130,22 @@ class RolloutRecorder:
     As a context manager it fails when it is left by an exception, or without a finish.
     """
 
-    def __init__(self, tape: "Tape", journal: Journal, pk: int, head: RolloutHead) -> None:
+    def __init__(
+        self,
+        tape: "Tape",
+        journal: Journal,
+        pk: int,
+        head: RolloutHead,
+        sessions: Sequence[tuple[int, SessionIntake]] = (),
+    ) -> None:
+        """`sessions` are those that earlier writers recorded, with the keys that they have in this journal."""
         self.head = head
         self.reward_check: Callable[[float], None] | None = None  # refuses a reward that contradicts what was said
         self._tape = tape
         self._journal = journal
         self._pk = pk
         self._lock = threading.RLock()
-        self._sessions: list[SessionRecorder] = []
+        self._sessions = [SessionRecorder(self, number, intake) for number, intake in sessions]
         self._ended: str | None = None
 
     @property
@@ -150,11 +162,16 @@ class RolloutRecorder:
 
     @property
     def is_open(self) -> bool:
+        """Whether it takes more turns here: it has not ended, and nobody took it over."""
+        try:
+            self._journal.refuse_taken(self.head.key)
+        except TakenOverError:
+            return False
         return self._ended is None
 
     @property
     def sessions(self) -> tuple[SessionRecorder, ...]:
-        """The sessions opened so far."""
+        """The sessions opened so far, those that earlier writers opened included."""
         return tuple(self._sessions)
 
     def session(
@@ -195,7 +212,7 @@ class RolloutRecorder:
                 logprob_kind=logprob_kind,
             )
             pk = self._tape.next_session_pk(journal)
-            journal.append(StartedSession(pk, self._pk, head))
+            journal.append(StartedSession(pk, self._pk, intake.head), rollout=self.head.key)
             session = SessionRecorder(self, pk, intake)
             self._sessions.append(session)
             return session
@@ -247,7 +264,7 @@ class RolloutRecorder:
             if score is not None:
                 scored = self._tape.event(EventKind.SCORE, self.head.key, data=score, after_ns=after_ns)
             standing = packed(self.head, status, rewarded=scored is not None, row=self._pk)
-            journal.append(EndedRollout(self._pk, standing, finish, scored))
+            journal.append(EndedRollout(self._pk, standing, finish, scored), rollout=self.head.key)
             self._ended = status.value
             self._tape.forget(self)
 
@@ -262,13 +279,17 @@ class RolloutRecorder:
         """
         journal = self.open_journal("a statement")
         if running_loop() is not None:
-            ticket, future = journal.ticks.submit(None, statement, after=after)
+            ticket, future = journal.ticks.submit(None, statement, rollout=self.head.key, after=after)
             # Nobody awaits it, and asyncio would complain of an error that nobody looked at; the ticket keeps it.
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
         else:
-            ticket = journal.submit(statement, after=after)
+            ticket = journal.submit(statement, rollout=self.head.key, after=after)
             journal.wait(ticket)
         return ticket
+
+    def earlier_events(self) -> tuple[Event, ...]:
+        """What is on the tape about this rollout so far, by whomever."""
+        return self._tape.run().rollout(self.id, self.try_index).events
 
     def turn_counts(self) -> tuple[int, ...]:
         """How many turns each session has so far."""
@@ -286,6 +307,7 @@ class RolloutRecorder:
         """The journal to write to, if this rollout may still be written to from here."""
         if self._ended is not None:
             raise ClosedError(f"{where}: rollout {self.id} (try {self.try_index}) is {self._ended} already")
+        self._journal.refuse_taken(self.head.key)
         return self._tape.own_journal(self._journal, f"{where}: rollout {self.id}")
 
     def __enter__(self) -> Self:

@@ -1,32 +1,44 @@
 """The tape as a writer sees it: start rollouts, and say later what became of them."""
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack
 
-from rolltape.errors import ClosedError, NoSuchRollout, NotJsonError, RecordError
+from rolltape.errors import ClosedError, NoSuchRollout, NotJsonError, RecordError, TakenOverError
 from rolltape.records.ids import group_id, join_source, rollout_id
 from rolltape.records.rollout import EventKind, RolloutHead
 from rolltape.records.turn import Delivery
 from rolltape.tape.index.launch import LaunchCheck
-from rolltape.tape.journal.entries import LoggedEvent, StartedRollout, Statement, event_body
+from rolltape.tape.journal.entries import LoggedEvent, StartedRollout, StartedSession, Statement, event_body
 from rolltape.tape.journal.writing import Durability, Journal
 from rolltape.tape.recording.fields import as_count, as_items, as_member, as_settings, as_snapshot, as_text, as_version
 from rolltape.tape.recording.recorder import RolloutRecorder, score_data
+from rolltape.tape.recording.takeover import take_over
 from rolltape.tape.recording.turnplace import TurnPlace, turn_of, turn_place
 from rolltape.tape.run import Run, read
 from rolltape.tape.rundir import RunDirectory, locked
-from rolltape.tape.stored import About, is_remark
+from rolltape.tape.shards.reading import ShardSource
+from rolltape.tape.stored import About, Key, is_remark
 
 if TYPE_CHECKING:
     from rolltape.groups.stream import GroupOptions, GroupStream
 
-_Said = tuple[Journal, list[LoggedEvent]]  # what to write, and where
+
+class _Said(NamedTuple):
+    """What to write, and where."""
+
+    journal: Journal
+    events: list[LoggedEvent]
+    rollout: Key | None = None  # that no other writer must have taken over
+
+
+_WAIT_FOR_RUN_S = 30.0  # for others that start rollouts, which takes milliseconds
 
 _open_tapes: "weakref.WeakSet[Tape]" = weakref.WeakSet()
 
@@ -76,12 +88,22 @@ class Tape:
         extra: Mapping[str, Any] | None = None,
         new_try: bool = False,
         try_index: int | None = None,
+        resume: bool | Literal["force"] = False,
     ) -> RolloutRecorder:
         """Start a rollout. The same one again is refused, unless `new_try` says that it is run again.
 
         `source` names where the task comes from, in any words: `"gsm8k"`, `"openai/gsm8k:main"`, `"sums.jsonl"`.
         `split` names its split, `"train"` or `"test"`; the tape and the rollout's id have both as `source#split`.
         `try_index` says which try it is, where others are recorded out of this tape's sight.
+
+        With `resume` the latest try, or the one of `try_index`, goes on if it has not ended and the process that
+        recorded it is dead. The recorder then has its `sessions` with their turns; tags and extra are as they were. A
+        rollout that is not on the tape is started. One that has ended is refused, or with `new_try` run again.
+        "force" takes the rollout from a process that is alive, too, such as one that hangs or was stopped:
+        whatever that one still records of it is refused.
+
+            with tape.rollout(task_id="math-17", resume=True) as rollout:
+                session = rollout.sessions[0] if rollout.sessions else rollout.session()
         """
         where = f"a rollout of task {task_id!r}" if task_id is not None else "a rollout"
         texts: dict[str, Any] = {
@@ -99,9 +121,16 @@ class Tape:
             raise NotJsonError(f"{where}: its task identifies it, and has no one spelling: {error}") from None
         where = f"rollout {own_id}"
         tags, extra = as_tags(tags, where), as_settings(extra, f"{where}: extra")
-        with self._lock, locked(self.directory.path):
+        with self._lock, locked(self.directory.path, wait_s=_WAIT_FOR_RUN_S if resume else None):
             journal = self._own()
             tries = self._launch.tries(own_id)
+            resumed = tries[-1] if tries and try_index is None else try_index
+            if resume and resumed is not None and resumed in tries:
+                recorder = self._taken_over((own_id, resumed), journal, force=resume == "force")
+                if recorder is not None:
+                    return recorder
+                if try_index is not None or not new_try:
+                    raise RecordError(f"{where}: its try {resumed} has ended; give new_try=True to run it again")
             if try_index is not None and try_index in tries:
                 raise RecordError(f"{where}: its try {try_index} is on the tape already; leave try_index out")
             if tries and not new_try and try_index is None:
@@ -128,6 +157,25 @@ class Tape:
             recorder = RolloutRecorder(self, journal, pk, head)
             self._open[head.key] = recorder
             return recorder
+
+    def _taken_over(self, key: Key, journal: Journal, *, force: bool) -> RolloutRecorder | None:
+        """A rollout that another process left, to go on with; None: it has ended."""
+
+        def shards() -> list[ShardSource]:
+            self._launch.tries(key[0])
+            return self._launch.shards_holding(key[0])
+
+        taken = take_over(self.directory, journal, key, shards, force=force)
+        if taken is None:
+            return None
+        self._now_ns(self._launch.latest_ns(key[0]))  # whatever is said from now on comes after what others said
+        pk = journal.next_rollout
+        sessions = [(self.next_session_pk(journal), intake) for intake in taken.sessions]
+        started = [StartedSession(number, pk, intake.head) for number, intake in sessions]
+        journal.append(StartedRollout(pk, taken.head), *started, rollout=key)
+        journal.next_rollout += 1
+        recorder = self._open[key] = RolloutRecorder(self, journal, pk, taken.head, sessions)
+        return recorder
 
     def score(
         self,
@@ -179,7 +227,7 @@ class Tape:
         with self._lock:
             journal = self._own()
             with self._launch.still():
-                events = [event for one in statements for event in self._said(one)[1]]
+                events = [event for one in statements for event in self._said(one).events]
             journal.append(*events)
 
     def deliver(self, turn_id: str, delivery: Delivery | str = Delivery.DELIVERED) -> None:
@@ -188,8 +236,8 @@ class Tape:
 
     def deliver_async(self, turn_id: str, delivery: Delivery | str = Delivery.DELIVERED) -> asyncio.Future[None]:
         """As `deliver`, from a coroutine: the future is done when it is durable, and need not be awaited."""
-        journal, events = self._delivery(turn_id, delivery)
-        return journal.ticks.submit(None, *events)[1]
+        journal, events, rollout = self._delivery(turn_id, delivery)
+        return journal.ticks.submit(None, *events, rollout=rollout)[1]
 
     def announce_version(self, version: str | int) -> None:
         """Say that a weight version is now in use: versions are ordered as they are announced."""
@@ -232,7 +280,8 @@ class Tape:
             try:
                 if self._journal.pid == os.getpid():
                     for recorder in list(self._open.values()):
-                        recorder.fail("the tape was closed before it finished")
+                        with contextlib.suppress(TakenOverError):
+                            recorder.fail("the tape was closed before it finished")
             finally:
                 self._closed = True
                 self._closer()
@@ -306,7 +355,7 @@ class Tape:
             return self._said(Statement(EventKind.DELIVERY, turn.rollout, data, turn=turn.id))
         # While a rollout is open here no other process serves it: there is nobody else's word to look for.
         self._check_turn(turn)
-        return self._own(), [self.event(EventKind.DELIVERY, turn.key, data=data, turn=turn.id)]
+        return _Said(self._own(), [self.event(EventKind.DELIVERY, turn.key, data=data, turn=turn.id)], turn.key)
 
     def _said(self, statement: Statement) -> _Said:
         kind, rollout, data, by, try_index, turn_id = statement
@@ -332,9 +381,10 @@ class Tape:
                 tries = [self._launch.counted_try(rollout, tries)]
             if turn is not None:
                 self._check_turn(turn)
-            return journal, [
+            events = [
                 self.event(kind, (rollout, one), data=data, turn=turn_id, by=by, after_ns=after_ns) for one in tries
             ]
+            return _Said(journal, events, turn.key if turn is not None and kind == EventKind.DELIVERY else None)
 
     def _check_turn(self, turn: TurnPlace) -> None:
         """Refuse a turn that is not there, where this is known: for rollouts open here, and those that have ended."""
@@ -354,8 +404,7 @@ class Tape:
 
 
 def _append(said: _Said) -> None:
-    journal, events = said
-    journal.append(*events)
+    said.journal.append(*said.events, rollout=said.rollout)
 
 
 # SQLite connections must not be carried across a fork, not even to close them: a child keeps them unused.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rolltape.errors import DamagedTapeError
 from rolltape.tape.journal.schema import TABLES
-from rolltape.tape.repair.torn import log_of, unseen_frames, with_all_frames
+from rolltape.tape.repair.torn import has_log, log_of, unseen_frames, with_all_frames
 
 _PROBES_PER_HOLE = 512
 
@@ -35,9 +35,8 @@ class Hole(NamedTuple):
 
 def opened_to_read(path: Path, alive: bool) -> Opened:
     """Open a journal; a damaged one in whatever way still reads something. The file itself is never changed."""
-    log = log_of(path)
     writable = os.access(path.parent, os.W_OK)
-    has_wal = log.exists() and log.stat().st_size > 0
+    has_wal = has_log(path)
     if alive or (has_wal and writable):
         connection, error = _tried(f"{path.as_uri()}?mode=ro")
     elif not has_wal:

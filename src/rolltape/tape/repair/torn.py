@@ -31,6 +31,12 @@ def log_of(journal: Path) -> Path:
     return Path(f"{journal}-wal")
 
 
+def has_log(journal: Path) -> bool:
+    """Whether a journal's log is there. SQLite makes an empty one for whoever just reads: that is none."""
+    log = log_of(journal)
+    return log.exists() and log.stat().st_size > 0
+
+
 def unseen_frames(journal: Path) -> int:
     """How many frames of the log, up to its last commit, SQLite does not count; ask once it has opened the journal."""
     log = _read(journal)

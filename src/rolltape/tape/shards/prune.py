@@ -15,7 +15,7 @@ from rolltape.tape.rundir import RunDirectory, locked
 from rolltape.tape.shards.reading import ShardSource
 from rolltape.tape.shards.seal import seal, shard_id
 from rolltape.tape.shards.writing import ShardWriter
-from rolltape.tape.stored import HeldRollout, Key, Source, StoredEvent, StoredSession, decoded_event
+from rolltape.tape.stored import HeldRollout, Key, StoredEvent, StoredSession, decoded_event
 
 _OWN_KEYS = {"schema", "shard", "files", "rollouts", "turns", "sampled_tokens", "latest_ns", "replaces"}
 
@@ -82,9 +82,9 @@ def _has(catalog: Catalog, key: Key, side_array: str | None) -> bool:
     if side_array is None:
         said = "turns" in pruned_of(catalog.deciding(key))
         return not said or any(shard.holds_turns(key) for shard in catalog.shards)
-    shards: list[Source] = [shard for shard in catalog.shards if key in shard.writers]
-    holders = shards or [catalog.entries[key].source]
-    return any(side_array in turn.side for one in holders for session in one.load(key) for turn in session.turns)
+    shards = [shard for shard in catalog.shards if key in shard.writers]
+    held = [one.load(key) for one in shards] or [catalog.entries[key].load()]
+    return any(side_array in turn.side for sessions in held for session in sessions for turn in session.turns)
 
 
 def _rewritten(shard: ShardSource, wanted: dict[Key, HeldRollout], what: str, skipped: dict[str, str]) -> int:

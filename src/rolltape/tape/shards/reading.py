@@ -197,6 +197,11 @@ class ShardSource:
         """The rollouts in it, and which writer each came from."""
         return {key: row["writer"] for key, row in self._rows.items()}
 
+    @cached_property
+    def epochs(self) -> dict[Key, int]:
+        """The rollouts in it, and up to which epoch each is whole."""
+        return {key: epoch_in(row["head"]) for key, row in self._rows.items()}
+
     def holds_turns(self, key: Key) -> bool:
         """Whether turns of that rollout are stored here."""
         row = self._rows.get(key)
@@ -285,7 +290,7 @@ class ShardSource:
         for file in self._files.values():
             file.close()
         self._files = {}
-        for read in ("_rows", "_events", "_ends", "writers"):
+        for read in ("_rows", "_events", "_ends", "writers", "epochs"):
             self.__dict__.pop(read, None)
 
 
@@ -311,6 +316,11 @@ class _Contents:
             group, index = self._file.place_of(row)
             self._roots[row] = Root(group.value("raw", index))
         return self._roots[row]
+
+
+def epoch_in(head: bytes) -> int:
+    """The epoch that a rollout's stored head names, without decoding most heads, which name none."""
+    return decode_record(head, RolloutHead, "a rollout").epoch if b'"epoch"' in head else 0
 
 
 def _or_no_ids(ids: Any) -> Any:

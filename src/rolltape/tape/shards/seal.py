@@ -16,13 +16,15 @@ import msgspec
 
 from rolltape.errors import TapeError
 from rolltape.records.rollout import Event, Status, outcome_of
-from rolltape.tape.index.catalog import Catalog, Listed, catalog_of
+from rolltape.tape.index.catalog import Catalog, catalog_of
 from rolltape.tape.journal.reading import JournalSource
-from rolltape.tape.repair.rebuild import rebuilt
+from rolltape.tape.parts import Listed, holds_part, join_sessions
+from rolltape.tape.repair.rebuild import pruned_of, rebuilt
 from rolltape.tape.rundir import RUN_FILE, RunDirectory, checked_about, locked
 from rolltape.tape.shards.places import Place
+from rolltape.tape.shards.reading import ShardSource
 from rolltape.tape.shards.writing import MANIFEST, ShardWriter
-from rolltape.tape.stored import Key, StoredEvent
+from rolltape.tape.stored import HeldRollout, Key, StoredEvent
 
 _SHARD_BYTES = 1 << 30  # of content before compression
 _LEFT_OVER_S = 3600
@@ -115,7 +117,10 @@ def _age_s(shard: str) -> float:
 def _pending(catalog: Catalog, target: Place | None) -> tuple[dict[Key, Listed], set[Key]]:
     """The rollouts to seal, and those that still run. A target gets whatever it does not hold itself."""
     sealed = {
-        key for shard in catalog.shards if target is None or shard.place.url == target.url for key in shard.writers
+        (key, epoch)
+        for shard in catalog.shards
+        if target is None or shard.place.url == target.url
+        for key, epoch in shard.epochs.items()
     }
     pending: dict[Key, Listed] = {}
     running: set[Key] = set()
@@ -123,7 +128,7 @@ def _pending(catalog: Catalog, target: Place | None) -> tuple[dict[Key, Listed],
         outcome = outcome_of(catalog.deciding(key), entry.source.alive)
         if outcome.status is Status.RUNNING:
             running.add(key)
-        elif key not in sealed:
+        elif (key, entry.held.head.epoch) not in sealed:
             pending[key] = entry
     return pending, running
 
@@ -155,7 +160,7 @@ def written(
             sealed: set[Key] = set()
             more = False
             for key, entry in waiting:
-                writer.add_rollout(entry.held, entry.source.load(key))
+                writer.add_rollout(entry.held, entry.load())
                 sealed.add(key)
                 done += 1
                 if progress is not None:
@@ -176,12 +181,15 @@ def shard_id() -> str:
 
 def _spent(catalog: Catalog) -> tuple[list[Path], dict[str, str]]:
     """Journals of dead writers of which every row is in a shard, and why the others stay."""
-    sealed = {key: writer for shard in catalog.shards for key, writer in shard.writers.items()}
     said = {stored.key for shard in catalog.shards for stored in shard.events()}
+    holders: dict[Key, list[ShardSource]] = {}
+    for shard in catalog.shards:
+        for key in shard.epochs:
+            holders.setdefault(key, []).append(shard)
     removed: list[Path] = []
     kept: dict[str, str] = {}
     for journal in catalog.journals:
-        why = _why_kept(journal, sealed, said)
+        why = _why_kept(journal, catalog, holders, said)
         if why is None:
             removed.append(journal.path)
         else:
@@ -189,12 +197,15 @@ def _spent(catalog: Catalog) -> tuple[list[Path], dict[str, str]]:
     return removed, kept
 
 
-def _why_kept(journal: JournalSource, sealed: dict[Key, str], said: set[tuple[str, int]]) -> str | None:
+def _why_kept(
+    journal: JournalSource, catalog: Catalog, holders: dict[Key, list[ShardSource]], said: set[tuple[str, int]]
+) -> str | None:
     if journal.alive:
         return "its writer is alive"
-    unsealed = [held.key for held in journal.listing() if sealed.get(held.key) != journal.writer]
+    sealed = {held.key: _sealed(held, journal, holders.get(held.key, []), catalog) for held in journal.listing()}
+    unsealed = sum(shard is None for shard in sealed.values())
     if unsealed:
-        return f"{len(unsealed)} of its rollouts are not sealed"
+        return f"{unsealed} of its rollouts are not sealed"
     if any(stored.key not in said for stored in journal.events()):
         return "some of its events are not sealed"
     journal.check_whole()
@@ -203,10 +214,29 @@ def _why_kept(journal: JournalSource, sealed: dict[Key, str], said: set[tuple[st
         said_of.setdefault(stored.about.key, []).append(stored.event)
     for held in journal.listing():
         # Read once more in full: a journal that hides something is never removed.
-        sessions = journal.load(held.key)
+        sessions, shard = journal.load(held.key), sealed[held.key]
+        if shard is not None and shard.epochs[held.key]:  # a part has a meaning only with the others
+            sessions = join_sessions([shard.load(held.key), sessions])
+            if "turns" in pruned_of(catalog.deciding(held.key)):
+                continue
         if rebuilt(held.head, sessions, said_of.get(held.key, []), False, journal.where)[1]:
             return "it is damaged"
     return "it is damaged" if journal.problems() else None
+
+
+def _sealed(
+    held: HeldRollout, journal: JournalSource, shards: list[ShardSource], catalog: Catalog
+) -> ShardSource | None:
+    """The one of the shards that holds all that a journal has of a rollout, with or without parts of later writers."""
+    for shard in shards:
+        epoch = shard.epochs[held.key]
+        if epoch == held.head.epoch and shard.writers[held.key] == held.writer:
+            return shard
+        if epoch > held.head.epoch and (
+            "turns" in pruned_of(catalog.deciding(held.key)) or holds_part(shard.load(held.key), journal.load(held.key))
+        ):
+            return shard
+    return None
 
 
 def remove_journal(path: Path) -> None:
