@@ -107,7 +107,7 @@ def node_processes() -> list[int]:
     found = []
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if folder.name.isdecimal() and b"ray::Node" in (folder / "cmdline").read_bytes():
+            if folder.name.isdecimal() and b"ray::ClusterNode" in (folder / "cmdline").read_bytes():
                 found.append(int(folder.name))
     return found
 

@@ -136,7 +136,7 @@ def test_bad_lines_are_told_with_file_and_line_and_nothing_is_recorded(
     assert result.err.splitlines() == [
         f"rolltape: {file}: 2 entries cannot be used, and no reward was recorded",
         f"  line 2: rollout {ids[1]}: reward is '5', a str; give a number",
-        "  line 3, column 2: no valid JSON (expecting property name enclosed in double quotes); "
+        "  line 3, column 2: not valid JSON (expecting property name enclosed in double quotes); "
         "write one object per line",
     ]
     assert len(said(run, EventKind.SCORE)) == 3

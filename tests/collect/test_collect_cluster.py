@@ -221,9 +221,9 @@ async def test_an_attempt_that_takes_its_node_down_each_time_is_given_up(nodes: 
             )
     by_task = {one.task: one for one in results}
     assert by_task["sum-2"].status is Status.FAILED
-    assert by_task["sum-2"].reason == "3 nodes were lost as they ran it"
+    assert by_task["sum-2"].reason == "3 nodes were lost while they ran it"
     recorded = rolltape.read(tmp_path / "run").rollout(by_task["sum-2"].rollout)
-    assert (recorded.status, recorded.outcome.reason) == (Status.FAILED, "3 nodes were lost as they ran it")
+    assert (recorded.status, recorded.outcome.reason) == (Status.FAILED, "3 nodes were lost while they ran it")
     assert {one.status for task, one in by_task.items() if task != "sum-2"} == {Status.FINISHED}
 
 
