@@ -37,6 +37,7 @@ def process(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("verb", PRINTING)
 def test_a_closed_pipe_is_no_error(run: Path, rollout_id: str, verb: str, unbuffered: str) -> None:
@@ -47,6 +48,7 @@ def test_a_closed_pipe_is_no_error(run: Path, rollout_id: str, verb: str, unbuff
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("verb", PRINTING)
 def test_a_full_disk_is_one_line(run: Path, rollout_id: str, verb: str, unbuffered: str) -> None:
@@ -57,6 +59,7 @@ def test_a_full_disk_is_one_line(run: Path, rollout_id: str, verb: str, unbuffer
     assert (done.returncode, done.stderr) == (4, said)
 
 
+@pytest.mark.slow
 def test_an_encoding_that_lacks_a_character_gets_its_escape(tmp_path: Path) -> None:
     run = tmp_path / "exp"
     with rolltape.open(run) as tape, tape.rollout(task_id="größe 🙂", step=1) as rollout:

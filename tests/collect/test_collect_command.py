@@ -26,6 +26,7 @@ def test_events_for_scripts_say_all_that_happens(tmp_path: Path, cli: Cli) -> No
     assert end["endings"] == [{"status": "finished", "reason": "completed", "rollouts": 8, "mean_reward": 0.25}]
 
 
+@pytest.mark.slow
 def test_records_are_written_one_by_one_as_attempts_end(tmp_path: Path) -> None:
     out = tmp_path / "rollouts.jsonl"
     source = task_file(tmp_path, SUMS[:2])
@@ -144,6 +145,7 @@ def test_a_report_on_many_tasks_is_short(tmp_path: Path, cli: Cli) -> None:
     assert "100 rollouts, 100 turns, 200 sampled tokens, mean reward 0.01" in lines
 
 
+@pytest.mark.slow
 def test_whoever_listens_may_leave(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with instant().in_thread() as engine:

@@ -20,6 +20,7 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # where the functions that the examples name are found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _NAMES)
 def test_an_example_file_is_collected_rewarded_and_traced(name: str, tmp_path: Path, cli: Cli) -> None:
     source, run = EXAMPLES / f"{name}.jsonl", tmp_path / "run"

@@ -224,6 +224,7 @@ def test_a_program_whose_context_overflowed_has_ended_for_that_unless_it_got_ove
     assert [turn.facts.extra.get("over_budget", False) for turn in held.turns][1]
 
 
+@pytest.mark.slow
 async def test_hundreds_of_attempts_at_once_leave_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

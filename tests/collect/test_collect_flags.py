@@ -69,6 +69,7 @@ def test_the_source_is_named_as_told(tmp_path: Path, cli: Cli) -> None:
     assert rollouts(run)[0].head.source == "sums-v2#test"
 
 
+@pytest.mark.slow
 async def test_an_endpoint_that_gives_text_is_asked_for_the_model_that_is_named(tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "out.jsonl"
     async with FakeJudge(in_turn("4")) as endpoint:
@@ -84,6 +85,7 @@ async def test_an_endpoint_that_gives_text_is_asked_for_the_model_that_is_named(
     assert_nowhere(SECRET, run, out)
 
 
+@pytest.mark.slow
 async def test_a_judge_is_told_once_for_all_tasks_and_its_key_is_in_no_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -302,6 +302,7 @@ def test_a_resumed_collection_goes_on_in_the_same_file(tmp_path: Path, cli: Cli)
     assert {record["rollout"] for record in told} == {one.id for one in rollouts(run)}
 
 
+@pytest.mark.slow
 def test_what_is_compared_only_after_a_resume_is_written_then_with_its_reward(
     tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ from rolltape.traces import Capture
 from scripted_engine import Step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["problem", "preference"])
 def test_killed_at_random_moments_and_resumed_it_ends_with_every_attempt_once(
     name: str, tmp_path: Path, cli: Cli
@@ -67,6 +68,7 @@ def test_killed_at_random_moments_and_resumed_it_ends_with_every_attempt_once(
     assert cli("check", run).code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signals", [1, 2])
 def test_interrupted_it_leaves_a_whole_tape_and_goes_on_later(signals: int, tmp_path: Path, cli: Cli) -> None:
     run = tmp_path / "run"
@@ -129,6 +131,7 @@ async def test_a_broken_attempt_keeps_its_record_beside_the_new_try(tmp_path: Pa
     assert list((run / "scratch").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_two_steps_killed_in_between_and_resumed_have_each_attempt_once_time_outs_included(
     tmp_path: Path, cli: Cli
 ) -> None:

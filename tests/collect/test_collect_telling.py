@@ -20,6 +20,7 @@ from scripted_engine import Step
 STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # a line that is written over stays apart
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, 120])
 def test_a_terminal_shows_where_it_stands_within_its_width(columns: int, tmp_path: Path) -> None:
     slow = lambda asked: Step("4", token_delay_s=0.4)  # noqa: E731

@@ -63,6 +63,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 async def test_unruly_programs_are_ended_recorded_and_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,8 @@ from rolltape.export.files import TABLES
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Pages about frameworks and trainers run code that needs torch.
+RUN_PAGES = [pytest.param(page, marks=[pytest.mark.torch] if "torch" in page.read_text() else []) for page in PAGES]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -74,7 +76,7 @@ class Reader:
         return output.getvalue().decode().replace(str(Path.cwd()), "/home/me")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: page.name)
 def test_page_says_what_happens(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")  # for the help, which is wrapped in a pipe too

@@ -109,6 +109,7 @@ async def _until_killed(gateway: Served, tag: str, enough: int) -> list[str]:
     return received
 
 
+@pytest.mark.slow
 def test_after_kill_9_every_reply_that_was_received_is_on_the_tape(
     run: Path, engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +142,7 @@ async def _through(url: str, engine: ScriptedEngine, gateway: Served, signals: i
         return await asking, new_session, new_turn
 
 
+@pytest.mark.slow
 def test_sigterm_lets_replies_in_flight_complete_and_refuses_new_ones(run: Path) -> None:
     with (
         scripted(lambda _: Step("a b c d e f g h i j", token_delay_s=0.1), unusual=False).in_thread() as engine,
@@ -157,6 +159,7 @@ def test_sigterm_lets_replies_in_flight_complete_and_refuses_new_ones(run: Path)
     assert (rollout.outcome.status, [turn.facts.finish for turn in rollout.turns]) == (Status.FAILED, [Finish.STOP])
 
 
+@pytest.mark.slow
 def test_a_second_sigterm_ends_at_once_and_what_was_sampled_is_recorded(run: Path) -> None:
     with (
         scripted(lambda _: Step("word " * 500, token_delay_s=0.05), unusual=False).in_thread() as engine,
@@ -175,6 +178,7 @@ def test_a_second_sigterm_ends_at_once_and_what_was_sampled_is_recorded(run: Pat
     assert (turn.facts.finish, len(turn.sampled_ids) > 0) == (Finish.ABORT, True)
 
 
+@pytest.mark.slow
 def test_what_an_engine_does_not_say_can_be_told(run: Path, engine: ScriptedEngine) -> None:
     async def ask(url: str) -> None:
         async with aiohttp.ClientSession() as http:
@@ -188,6 +192,7 @@ def test_what_an_engine_does_not_say_can_be_told(run: Path, engine: ScriptedEngi
     assert turn.facts.logprob_kind is LogprobKind.RAW
 
 
+@pytest.mark.slow
 def test_an_idle_gateway_ends_when_it_is_told_to(run: Path, engine: ScriptedEngine) -> None:
     with served(run, f"sglang:{engine.url}") as gateway:
         gateway.process.send_signal(signal.SIGINT)
