@@ -38,7 +38,10 @@ class Collector:
 
     Every attempt becomes a rollout on the tape, with its turns, trace, status and reward.
 
-        settings = CollectSettings(source="sums.jsonl", group_size=8, step=3)
+        import asyncio
+        import rolltape
+
+        settings = rolltape.CollectSettings(source="sums.jsonl", group_size=8, step=3)
         results = []
         with rolltape.open("runs/sums") as tape:
             asyncio.run(rolltape.Collector(settings, tape).run(on_results=results.extend))

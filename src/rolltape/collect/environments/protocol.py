@@ -103,6 +103,10 @@ class Environment(Protocol):
     Any class with `name`, `check` and `begin` is one. Tasks or `--environment` name it as "python:module:Class". This
     one asks a question, and rewards a reply that contains the answer:
 
+        from rolltape.collect.environments import AGENT, Answer, Opening, Score
+        from rolltape.errors import TaskError
+
+
         class Contains:
             name = "contains"
 
@@ -134,7 +138,7 @@ class Environment(Protocol):
             async def score(self, seat, ended):
                 return Score(reward=float(self.data["answer"] in ended.text))
 
-    `AGENT`, `Answer`, `Opening` and `Score` are in `rolltape.collect.environments`. docs/environments.md has more.
+    docs/environments.md has more.
     """
 
     name: str
