@@ -98,7 +98,7 @@ def test_stale_counts_versions_behind_the_newest(cli: Cli, run: Path) -> None:
     result = cli("filter", run, "--stale", 1)
     assert result.out.splitlines()[-1] == "4 rollouts: 3 filtered"
     back = cli("filter", run, "--stale", 2)
-    assert back.out.splitlines()[-1] == "4 rollouts: 1 filtered, 2 removed"
+    assert back.out.splitlines()[-1] == "4 rollouts: 1 filtered, 2 undone"
     assert len(filtered(run)) == 1
 
 
@@ -161,7 +161,7 @@ def test_only_what_is_asked_for_is_judged(cli: Cli, run: Path) -> None:
     assert filtered(run).keys() == set(later)
     assert cli("filter", run, "--no-spread", "--task", "hard").out == "2 rollouts: none filtered\n"
     cli("filter", run, "--no-spread")
-    assert cli("filter", run, "--undo", "--step", 0).out.splitlines()[-1] == "4 rollouts: 2 removed"
+    assert cli("filter", run, "--undo", "--step", 0).out.splitlines()[-1] == "4 rollouts: 2 undone"
     assert filtered(run).keys() == set(later)
 
 
@@ -171,7 +171,7 @@ def test_without_a_rule_the_filters_that_stand_are_listed(cli: Cli, run: Path) -
     cli("filter", run, "--stale", 1)
     *lines, summary = cli("filter", run).out.splitlines()
     assert [line.split(maxsplit=3)[:2] for line in lines[1:]] == [["no-spread", "2"], ["stale", "1"]]
-    assert summary == "4 rollouts: 2 already filtered"
+    assert summary == "4 rollouts: 2 filtered"
     *records, _ = rows(cli("filter", run, "--json"))
     assert [record["by"] for record in records] == ["no-spread", "stale", "no-spread"]
 
@@ -180,7 +180,7 @@ def test_filters_are_taken_back_by_rule_or_all(cli: Cli, run: Path) -> None:
     cli("filter", run, "--no-spread")
     cli("filter", run, "--stale", 1)
     result = cli("filter", run, "--undo", "--by", "no-spread")
-    assert result.out.splitlines()[-1] == "4 rollouts: 2 removed"
+    assert result.out.splitlines()[-1] == "4 rollouts: 2 undone"
     assert list(filtered(run).values()) == ["sampled by weights 1, more than 1 version behind the newest"]
     assert cli("filter", run, "--undo", "--by", "no-spread").out == "4 rollouts: nothing to undo\n"
     cli("filter", run, "--undo", "--dry-run")
@@ -253,7 +253,7 @@ def test_a_url_lists_filters_and_takes_none(cli: Cli, run: Path) -> None:
     cli("filter", run, "--stale", 1)
     cli("seal", run, "--to", "memory://filtered-runs/exp")
     url = "memory://filtered-runs/exp"
-    assert cli("filter", url).out.splitlines()[-1] == "4 rollouts: 1 already filtered"
+    assert cli("filter", url).out.splitlines()[-1] == "4 rollouts: 1 filtered"
     refused = cli("filter", url, "--no-spread")
     assert (refused.code, refused.out) == (2, "")
     assert "a run is recorded on a local disk, not at a URL" in refused.err

@@ -23,8 +23,8 @@ from rolltape.cli.look.show import show
 from rolltape.cli.look.trace import trace
 from rolltape.cli.look.tree import tree
 from rolltape.cli.look.view import view
-from rolltape.cli.options import with_options
 from rolltape.cli.output.screen import discard_output, note, visible
+from rolltape.cli.parameters import with_options
 from rolltape.cli.record.collect import collect
 from rolltape.cli.record.engine import engine
 from rolltape.cli.record.serve import serve

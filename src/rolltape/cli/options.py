@@ -1,49 +1,30 @@
-"""Options that several commands share, alone or as groups, and how a group becomes options of a command."""
+"""Options that several commands share, alone or in groups."""
 
-import dataclasses
-import enum
-import functools
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, cast, get_type_hints
+from typing import Annotated
 
-import typer
-
+from rolltape.cli.parameters import argument, either, option
 from rolltape.errors import PolicyError, UsageError
 from rolltape.records.policy import Advantage, Branches, Credit, CutPolicy, RewardShare, cut_policy
 
-
-def either(values: type[enum.StrEnum]) -> str:
-    """The values of an enum in words, for a help text."""
-    *names, last = (one.value for one in values)
-    return f"{', '.join(names)}{',' if len(names) > 1 else ''} or {last}"
-
-
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or URL of published shards.")]
+RunArgument = Annotated[str, argument("RUN", "Run directory, or URL of published shards.")]
 RolloutArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="ROLLOUT", help="Rollout id or unique prefix; not needed if the run has one rollout."),
+    str | None, argument("ROLLOUT", "Rollout id or unique prefix; not needed if the run has one rollout.")
 ]
-TryOption = Annotated[
-    int | None, typer.Option("--try", metavar="N", help="Try of ROLLOUT (default: the latest finished one).")
-]
-StepOption = Annotated[int | None, typer.Option("--step", metavar="N", help="Only rollouts of this step.")]
-GroupOption = Annotated[str | None, typer.Option("--group", metavar="ID", help="Only rollouts of this group.")]
-TaskOption = Annotated[str | None, typer.Option("--task", metavar="ID", help="Only rollouts of this task.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")]
-HostOption = Annotated[
-    str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on; other than loopback needs a key.")
-]
-PortOption = Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="Port; 0 picks a free one.")]
+TryOption = Annotated[int | None, option("--try N", "Try of ROLLOUT (default: the latest finished one).")]
+StepOption = Annotated[int | None, option("--step N", "Only rollouts of this step.")]
+GroupOption = Annotated[str | None, option("--group ID", "Only rollouts of this group.")]
+TaskOption = Annotated[str | None, option("--task ID", "Only rollouts of this task.")]
+JsonOption = Annotated[bool, option("--json", "Print one JSON object per line.")]
+DryRunOption = Annotated[bool, option("--dry-run", "Show what would change, and change nothing.")]
+HostOption = Annotated[str, option("--host ADDRESS", "Address to listen on; other than loopback needs a key.")]
+PortOption = Annotated[int, option("--port N", "Port; 0 picks a free one.", min=0, max=65535)]
 WholePromptsOption = Annotated[
-    bool, typer.Option("--whole-prompts", help="Include each prompt's whole history, not only its new messages.")
+    bool, option("--whole-prompts", "Include each prompt's whole history, not only its new messages.")
 ]
-PolicyOption = Annotated[str, typer.Option("--policy", metavar="NAME", help="Cut policy: exact, keep-head, or slime.")]
+PolicyOption = Annotated[str, option("--policy NAME", "Cut policy: exact, keep-head, or slime.")]
 TokenizerOption = Annotated[
-    str | None,
-    typer.Option("--tokenizer", metavar="PATH", help="tokenizer.json or its folder (default: the recorded one)."),
+    str | None, option("--tokenizer PATH", "tokenizer.json or its folder (default: the recorded one).")
 ]
 
 
@@ -71,7 +52,9 @@ class OneRollout:
 
 @dataclass(frozen=True)
 class Selection(RolloutFilter, OneRollout):
-    """One rollout, or those that a filter leaves."""
+    """One rollout, or all that match a filter."""
+
+    rollout: Annotated[str | None, argument("ROLLOUT", "Rollout id or unique prefix (default: all rollouts).")] = None
 
 
 @dataclass(frozen=True)
@@ -80,15 +63,11 @@ class CutOptions:
 
     policy: PolicyOption = "exact"
     branches: Annotated[
-        Branches | None,
-        typer.Option("--branches", metavar="WHICH", help=f"Branches that become samples: {either(Branches)}."),
+        Branches | None, option("--branches WHICH", f"Branches that become samples: {either(Branches)}.")
     ] = None
-    max_sample_tokens: Annotated[
-        int | None, typer.Option("--max-sample-tokens", metavar="N", help="Cut samples to this length.")
-    ] = None
+    max_sample_tokens: Annotated[int | None, option("--max-sample-tokens N", "Cut samples to this length.")] = None
     max_staleness: Annotated[
-        int | None,
-        typer.Option("--max-staleness", metavar="N", help="Mask tokens sampled more than N weight versions ago."),
+        int | None, option("--max-staleness N", "Mask tokens sampled more than N weight versions ago.")
     ] = None
 
     def cut_policy(self, name: str | None = None, flag: str = "--policy") -> CutPolicy:
@@ -107,14 +86,10 @@ class TrainingOptions(CutOptions):
     """Which tokens form which samples, and the credit that they get."""
 
     reward_share: Annotated[
-        RewardShare | None,
-        typer.Option(
-            "--reward-share", metavar="HOW", help="Give each sample the full reward, or split it (full, split)."
-        ),
+        RewardShare | None, option("--reward-share HOW", "Give each sample the full reward, or split it (full, split).")
     ] = None
     advantage: Annotated[
-        Advantage | None,
-        typer.Option("--advantage", metavar="KIND", help=f"Advantages within a group: {either(Advantage)}."),
+        Advantage | None, option("--advantage KIND", f"Advantages within a group: {either(Advantage)}.")
     ] = None
 
     def credit(self) -> Credit:
@@ -131,26 +106,3 @@ def require_key(host: str, key: str | None, flag: str) -> None:
 
     if not is_loopback(host) and not key:
         raise UsageError(f"--host {host}: not a loopback address, so anyone could connect; give {flag} as well")
-
-
-def with_options(command: Callable[..., int]) -> Callable[..., int]:
-    """The command with each parameter that is a group of options replaced by those options."""
-    hints = get_type_hints(command, include_extras=True)
-    groups = {name: cast("type[Any]", hint) for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(command).parameters.items():
-        if name in groups:
-            parameters += inspect.signature(groups[name]).parameters.values()
-        else:
-            parameters.append(parameter)
-
-    @functools.wraps(command)
-    def called(**given: Any) -> int:
-        for name, group in groups.items():
-            given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
-        return command(**given)
-
-    flat = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
-    called.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
-    called.__annotations__ = {one.name: one.annotation for one in flat}
-    return called

@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import typer
-
 from rolltape.cli.options import DryRunOption, JsonOption, RolloutFilter, RunArgument
 from rolltape.cli.output.screen import count, note, plural, print_json, print_line, print_table, tracked
+from rolltape.cli.parameters import option
 from rolltape.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,25 +22,16 @@ _NOW, _ALREADY, _TAKEN_BACK = "filtered_now", "filtered_already", "taken_back"  
 def filter_rollouts(
     run: RunArgument,
     *,
-    no_spread: Annotated[
-        bool, typer.Option("--no-spread", help="Exclude groups whose rewards are all the same.")
-    ] = False,
+    no_spread: Annotated[bool, option("--no-spread", "Exclude groups whose rewards are all the same.")] = False,
     stale: Annotated[
-        int | None,
-        typer.Option("--stale", min=0, metavar="N", help="Exclude rollouts sampled more than N weight versions ago."),
+        int | None, option("--stale N", "Exclude rollouts sampled more than N weight versions ago.", min=0)
     ] = None,
     reject: Annotated[
         str | None,
-        typer.Option(
-            "--reject",
-            metavar="FUNCTION",
-            help="Exclude rollouts for which python:module:function returns a reason or True.",
-        ),
+        option("--reject FUNCTION", "Exclude rollouts for which python:module:function returns a reason or True."),
     ] = None,
-    undo: Annotated[bool, typer.Option("--undo", help="Remove filters.")] = False,
-    by: Annotated[
-        str | None, typer.Option("--by", metavar="RULE", help="With --undo: only filters of this rule.")
-    ] = None,
+    undo: Annotated[bool, option("--undo", "Remove filters.")] = False,
+    by: Annotated[str | None, option("--by RULE", "With --undo: only filters of this rule.")] = None,
     only: RolloutFilter,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
@@ -66,7 +56,7 @@ def filter_rollouts(
         elif given:
             found = _apply(tape, *_rule(tape, rows, stale, reject))
         else:
-            found = _Found(_current(tape, rows, _ALREADY), (), len(rows))
+            found = _Found(_current(tape, rows, _ALREADY), (), len(rows), already="filtered")
         if found.statements and not dry_run:
             with rolltape.open(tape.run.location) as writer:
                 writer.say_all(found.statements)
@@ -89,6 +79,7 @@ class _Found(NamedTuple):
     judged: int  # rollouts
     unjudged: Counter[str] = Counter()
     otherwise: str = "none filtered"  # the summary if there are no lines
+    already: str = "already filtered"
 
 
 def _rule(
@@ -150,7 +141,7 @@ def _current(tape: "OpenedRun", rows: Sequence["RolloutRow"], change: str) -> li
 
 def _print(found: _Found, rows: "dict[tuple[str, int], RolloutRow]", *, as_json: bool, dry_run: bool) -> None:
     would = "would be " if dry_run else ""
-    words = {_NOW: f"{would}filtered", _ALREADY: "already filtered", _TAKEN_BACK: f"{would}removed"}
+    words = {_NOW: f"{would}filtered", _ALREADY: found.already, _TAKEN_BACK: f"{would}undone"}
     counts = Counter(change for _, change in {(line.key, line.change) for line in found.lines})
     if as_json:
         for key, by, reason, change in found.lines:
@@ -170,7 +161,7 @@ def _print_table(lines: Sequence[_Line], rows: "dict[tuple[str, int], RolloutRow
     rollouts: Counter[tuple[str, str]] = Counter()
     sampled: Counter[tuple[str, str]] = Counter()
     for key, by, reason, change in lines:
-        kind = (by or "", f"removed: {reason}" if change == _TAKEN_BACK else reason)
+        kind = (by or "", f"undone: {reason}" if change == _TAKEN_BACK else reason)
         rollouts[kind] += 1
         sampled[kind] += rows[key].sampled_tokens
     shown = [

@@ -5,10 +5,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from rolltape.cli.options import DryRunOption, JsonOption, RolloutArgument, RunArgument, TryOption
 from rolltape.cli.output.screen import SHORT_ID, note, number, plural, print_json, print_line, print_table
+from rolltape.cli.parameters import argument, option
 from rolltape.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,23 +20,15 @@ _SHOWN_REWARDS = 20
 def score(
     run: RunArgument,
     rollout: RolloutArgument = None,
-    reward: Annotated[str | None, typer.Argument(metavar="REWARD", help="A number; nan and inf are allowed.")] = None,
+    reward: Annotated[str | None, argument("REWARD", "A number; nan and inf are allowed.")] = None,
     *,
-    terms: Annotated[
-        list[str] | None, typer.Option("--term", metavar="NAME=VALUE", help="A term of the reward; repeatable.")
-    ] = None,
-    by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who gives the reward.")] = None,
+    terms: Annotated[list[str] | None, option("--term NAME=VALUE", "A term of the reward; repeatable.")] = None,
+    by: Annotated[str | None, option("--by NAME", "Who gives the reward.")] = None,
     turn: Annotated[
-        str | None,
-        typer.Option(
-            "--turn", metavar="TURN", help="Reward this turn: its id, or SESSION.TURN as in `rolltape trace`."
-        ),
+        str | None, option("--turn TURN", "Reward this turn: its id, or SESSION.TURN as in `rolltape trace`.")
     ] = None,
     try_index: TryOption = None,
-    source: Annotated[
-        str | None,
-        typer.Option("--from", metavar="FILE", help="JSON lines with rollout and reward; - is stdin."),
-    ] = None,
+    source: Annotated[str | None, option("--from FILE", "JSON lines with rollout and reward; - is stdin.")] = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rolltape.cli.options import DryRunOption, JsonOption, RunArgument
+from rolltape.cli.parameters import option
 from rolltape.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,17 +16,13 @@ if TYPE_CHECKING:
 def prune(
     run: RunArgument,
     *,
-    before_step: Annotated[
-        int | None, typer.Option("--before-step", metavar="N", help="Rollouts of steps before this one.")
-    ] = None,
-    step: Annotated[
-        list[int] | None, typer.Option("--step", metavar="N", help="Rollouts of this step; repeatable.")
-    ] = None,
+    before_step: Annotated[int | None, option("--before-step N", "Rollouts of steps before this one.")] = None,
+    step: Annotated[list[int] | None, option("--step N", "Rollouts of this step; repeatable.")] = None,
     side_array: Annotated[
-        str | None, typer.Option("--side-array", metavar="NAME", help="Delete only this side array, not the turns.")
+        str | None, option("--side-array NAME", "Delete only this side array, not the turns.")
     ] = None,
     dry_run: DryRunOption = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Annotated[bool, option("--yes", "Do not ask for confirmation.")] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Delete turns by step, or a side array.

@@ -2,17 +2,14 @@
 
 from typing import Annotated
 
-import typer
-
 from rolltape.cli.options import JsonOption, RunArgument
+from rolltape.cli.parameters import option
 
 
 def seal(
     run: RunArgument,
     *,
-    to: Annotated[
-        str | None, typer.Option("--to", metavar="URL", help="Folder or fsspec URL (default: the run itself).")
-    ] = None,
+    to: Annotated[str | None, option("--to URL", "Folder or fsspec URL (default: the run itself).")] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Write finished rollouts as Parquet shards."""

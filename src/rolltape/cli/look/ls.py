@@ -4,10 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from rolltape.cli.options import JsonOption, RolloutFilter, RunArgument
 from rolltape.cli.output.screen import SHORT_ID, count, number, plural, print_json, print_line, print_table
+from rolltape.cli.parameters import option
 
 if TYPE_CHECKING:
     from rolltape.tape.run import RolloutRow
@@ -17,7 +16,7 @@ def ls(
     run: RunArgument,
     *,
     only: RolloutFilter,
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Only the last N rollouts.")] = None,
+    limit: Annotated[int | None, option("--limit N", "Only the last N rollouts.", min=1)] = None,
     as_json: JsonOption = False,
 ) -> int:
     """List rollouts."""

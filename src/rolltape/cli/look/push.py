@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from rolltape.cli.options import CutOptions, JsonOption, PolicyOption, RunArgument, StepOption, either
+from rolltape.cli.options import CutOptions, JsonOption, PolicyOption, RunArgument, StepOption
 from rolltape.cli.output.screen import note, number, plural, print_json, print_line
+from rolltape.cli.parameters import either, option
 from rolltape.errors import UsageError
 from rolltape.records.choice import Choice
 
@@ -25,22 +24,20 @@ _POLL_S = 2.0
 def push(
     run: RunArgument,
     *,
-    to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="trackio, or a file ending in .jsonl.")],
-    project: Annotated[str, typer.Option("--project", metavar="NAME", help="Trackio project.")] = "rolltape",
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Run name on the tracker.")] = None,
+    to: Annotated[str, option("--to TRACKER", "trackio, or a file ending in .jsonl.")],
+    project: Annotated[str, option("--project NAME", "Trackio project.")] = "rolltape",
+    name: Annotated[str | None, option("--name NAME", "Run name on the tracker.")] = None,
     step: StepOption = None,
-    split: Annotated[str | None, typer.Option("--split", metavar="NAME", help="Only rollouts of this split.")] = None,
+    split: Annotated[str | None, option("--split NAME", "Only rollouts of this split.")] = None,
     default_split: Annotated[
-        str, typer.Option("--default-split", metavar="NAME", help="Split of rollouts whose source names none.")
+        str, option("--default-split NAME", "Split of rollouts whose source names none.")
     ] = "train",
-    max_traces: Annotated[
-        int, typer.Option("--max-traces", metavar="N", help="Maximum traces per split and step.")
-    ] = 8,
+    max_traces: Annotated[int, option("--max-traces N", "Maximum traces per split and step.")] = 8,
     choose: Annotated[
-        Choice, typer.Option("--choose", metavar="HOW", help=f"Which rollouts to send as traces: {either(Choice)}.")
+        Choice, option("--choose HOW", f"Which rollouts to send as traces: {either(Choice)}.")
     ] = Choice.FIRST,
     policy: PolicyOption = "exact",
-    follow: Annotated[bool, typer.Option("--follow", help="Keep sending until the run's writers are done.")] = False,
+    follow: Annotated[bool, option("--follow", "Keep sending until the run's writers are done.")] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Send a run's metrics and traces to a tracker."""

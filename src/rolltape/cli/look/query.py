@@ -7,10 +7,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from rolltape.cli.options import JsonOption, RunArgument, TrainingOptions, either
+from rolltape.cli.options import JsonOption, RunArgument, TrainingOptions
 from rolltape.cli.output.screen import print_json, print_table, tracked
+from rolltape.cli.parameters import argument, either, option
 from rolltape.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,13 +33,9 @@ class QueryOutput(enum.StrEnum):
 
 def query(
     run: RunArgument,
-    sql: Annotated[
-        str, typer.Argument(metavar="SQL", help="A SQL statement over rollouts, turns, messages, and samples.")
-    ],
+    sql: Annotated[str, argument("SQL", "A SQL statement over rollouts, turns, messages, and samples.")],
     *,
-    form: Annotated[
-        QueryOutput, typer.Option("--format", metavar="NAME", help=f"Output format: {either(QueryOutput)}.")
-    ] = QueryOutput.TABLE,
+    form: Annotated[QueryOutput, option("--format NAME", f"Output format: {either(QueryOutput)}.")] = QueryOutput.TABLE,
     as_json: JsonOption = False,
     training: TrainingOptions,
 ) -> int:

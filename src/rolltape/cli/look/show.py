@@ -3,10 +3,9 @@
 import enum
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from rolltape.cli.look.measures import Measure
-from rolltape.cli.options import CutOptions, JsonOption, OneRollout, RunArgument, TokenizerOption, either
+from rolltape.cli.options import CutOptions, JsonOption, OneRollout, RunArgument, TokenizerOption
+from rolltape.cli.parameters import either, option
 from rolltape.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,18 +24,13 @@ def show(
     *,
     which: OneRollout,
     part: Annotated[
-        list[Section] | None,
-        typer.Option("--part", metavar="PART", help=f"Show only this part: {either(Section)}; repeatable."),
+        list[Section] | None, option("--part PART", f"Show only this part: {either(Section)}; repeatable.")
     ] = None,
     color_by: Annotated[
         Measure,
-        typer.Option(
-            "--color-by",
-            metavar="VALUE",
-            help=f"Color tokens by {either(Measure)}; the last four need a trainer's token records.",
-        ),
+        option("--color-by VALUE", f"Color tokens by {either(Measure)}; the last four need a trainer's token records."),
     ] = Measure.TRAINED,
-    full: Annotated[bool, typer.Option("--full", help="Do not fold long texts.")] = False,
+    full: Annotated[bool, option("--full", "Do not fold long texts.")] = False,
     cut: CutOptions,
     tokenizer: TokenizerOption = None,
     as_json: JsonOption = False,

@@ -6,27 +6,23 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote
 
-import typer
-
 from rolltape.cli.options import HostOption, PortOption, require_key
+from rolltape.cli.parameters import argument, option
 from rolltape.errors import UsageError
 
 
 def view(
-    given: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or URLs of published shards.")],
+    given: Annotated[list[str], argument("RUN...", "Run directories, or URLs of published shards.")],
     *,
     host: HostOption = "127.0.0.1",
     port: PortOption = 8500,
-    key: Annotated[
-        str | None, typer.Option("--key", metavar="KEY", envvar="ROLLTAPE_VIEW_KEY", help="Require this key.")
-    ] = None,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open a browser.")] = False,
+    key: Annotated[str | None, option("--key KEY", "Require this key.", envvar="ROLLTAPE_VIEW_KEY")] = None,
+    no_browser: Annotated[bool, option("--no-browser", "Do not open a browser.")] = False,
     static: Annotated[
-        Path | None,
-        typer.Option("--static", metavar="FOLDER", help="Write the pages of RUN [ROLLOUT...] to files instead."),
+        Path | None, option("--static FOLDER", "Write the pages of RUN [ROLLOUT...] to files instead.")
     ] = None,
     keep_secrets: Annotated[
-        bool, typer.Option("--keep-secrets", help="With --static: do not mask texts that look like keys.")
+        bool, option("--keep-secrets", "With --static: do not mask texts that look like keys.")
     ] = False,
 ) -> int:
     """Show runs in a web page, live or finished.

@@ -6,161 +6,125 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from rolltape.cli.parameters import argument, option
 from rolltape.cli.record.engine_options import EngineOptions, engine_option, sampling_option
 from rolltape.errors import UsageError
 
 if TYPE_CHECKING:
     from rolltape.traces import Capture
 
-_task_option = partial(typer.Option, rich_help_panel="Tasks")
-_run_option = partial(typer.Option, rich_help_panel="Run")
-_agent_option = partial(typer.Option, rich_help_panel="Agent")
-_judge_option = partial(typer.Option, rich_help_panel="Judge")
-_pace_option = partial(typer.Option, rich_help_panel="Pace")
-_cluster_option = partial(typer.Option, rich_help_panel="Cluster")
+_task_option = partial(option, section="Tasks")
+_run_option = partial(option, section="Run")
+_agent_option = partial(option, section="Agent")
+_judge_option = partial(option, section="Judge")
+_pace_option = partial(option, section="Pace")
+_cluster_option = partial(option, section="Cluster")
 
 
 def collect(
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="SOURCE",
-            help="Tasks: a .json, .jsonl, or .parquet file, - (JSON lines on stdin), a dataset folder, a dataset on "
-            "the Hugging Face hub (owner/name or owner/name:configuration), or python:module:function.",
+        argument(
+            "SOURCE",
+            "Tasks: a .json, .jsonl, or .parquet file, - (JSON lines on stdin), a dataset folder, a "
+            "dataset on the Hugging Face hub (owner/name or owner/name:configuration), or python:module:function.",
         ),
     ],
     *,
-    split: Annotated[
-        str | None, _task_option("--split", metavar="NAME", help="Split of the source, such as train or test.")
-    ] = None,
-    limit: Annotated[int | None, _task_option("--limit", metavar="N", min=1, help="Maximum number of tasks.")] = None,
-    seed: Annotated[int | None, _task_option("--seed", metavar="N", help="Shuffle the tasks with this seed.")] = None,
+    split: Annotated[str | None, _task_option("--split NAME", "Split of the source, such as train or test.")] = None,
+    limit: Annotated[int | None, _task_option("--limit N", "Maximum number of tasks.", min=1)] = None,
+    seed: Annotated[int | None, _task_option("--seed N", "Shuffle the tasks with this seed.")] = None,
     source_name: Annotated[
-        str | None,
-        _task_option("--source-name", metavar="NAME", help="Source name in rollout ids (default: the file's name)."),
+        str | None, _task_option("--source-name NAME", "Source name in rollout ids (default: the file's name).")
     ] = None,
     environment: Annotated[
         str,
         _task_option(
-            "--environment",
-            metavar="NAME",
-            help="Environment of tasks that do not name one: problem, distill, rubric, preference, message, game, or "
-            "python:module:Class.",
+            "--environment NAME",
+            "Environment of tasks that do not name one: problem, distill, "
+            "rubric, preference, message, game, or python:module:Class.",
         ),
     ] = "problem",
-    run: Annotated[Path, _run_option("--run", metavar="RUN", help="Run directory to record in.")] = Path(
-        "runs/collected"
-    ),
-    step: Annotated[int, _run_option("--step", metavar="N", min=0, help="Training step of the rollouts.")] = 0,
-    group_size: Annotated[int, _run_option("--group-size", "-g", metavar="N", min=1, help="Attempts per task.")] = 8,
-    resume: Annotated[bool, _run_option("--resume", help="Continue: run only what has not finished.")] = False,
+    run: Annotated[Path, _run_option("--run RUN", "Run directory to record in.")] = Path("runs/collected"),
+    step: Annotated[int, _run_option("--step N", "Training step of the rollouts.", min=0)] = 0,
+    group_size: Annotated[int, _run_option("-g, --group-size N", "Attempts per task.", min=1)] = 8,
+    resume: Annotated[bool, _run_option("--resume", "Continue: run only what has not finished.")] = False,
     traces: Annotated[
-        str, _run_option("--traces", metavar="WHICH", help="Rollouts to trace: all, off, or a share: sampled:0.1.")
+        str, _run_option("--traces WHICH", "Rollouts to trace: all, off, or a share: sampled:0.1.")
     ] = "all",
     out: Annotated[
-        Path | None,
-        _run_option("-o", "--out", metavar="FILE", help="Append each rollout's record to this JSONL file as it ends."),
+        Path | None, _run_option("-o, --out FILE", "Append each rollout's record to this JSONL file as it ends.")
     ] = None,
-    as_json: Annotated[bool, _run_option("--json", help="Print one JSON event per line.")] = False,
+    as_json: Annotated[bool, _run_option("--json", "Print one JSON event per line.")] = False,
     agent: Annotated[
         str,
         _agent_option(
-            "--agent",
-            metavar="AGENT",
-            help="chat, claude-code[:PROGRAM], codex[:PROGRAM], command:PROGRAM …, or python:module:function.",
+            "--agent AGENT",
+            "chat, claude-code[:PROGRAM], codex[:PROGRAM], command:PROGRAM …, or python:module:function.",
         ),
     ] = "chat",
-    max_turns: Annotated[int, _agent_option("--max-turns", metavar="N", min=1, help="Maximum turns per attempt.")] = 16,
-    timeout_s: Annotated[
-        float, _agent_option("--timeout", metavar="SECONDS", help="Maximum time per attempt.")
-    ] = 600.0,
+    max_turns: Annotated[int, _agent_option("--max-turns N", "Maximum turns per attempt.", min=1)] = 16,
+    timeout_s: Annotated[float, _agent_option("--timeout SECONDS", "Maximum time per attempt.")] = 600.0,
     allow_tool: Annotated[
-        list[str] | None, _agent_option("--allow-tool", metavar="NAME", help="Offer only this tool; repeatable.")
+        list[str] | None, _agent_option("--allow-tool NAME", "Offer only this tool; repeatable.")
     ] = None,
     deny_tool: Annotated[
-        list[str] | None, _agent_option("--deny-tool", metavar="NAME", help="Never offer this tool; repeatable.")
+        list[str] | None, _agent_option("--deny-tool NAME", "Never offer this tool; repeatable.")
     ] = None,
     engines: EngineOptions,
     model: Annotated[
         str | None,
-        engine_option(
-            "--model", metavar="MODEL", help="Folder with the model or only its tokenizer; for openai:URL also a name."
-        ),
+        engine_option("--model MODEL", "Folder with the model or only its tokenizer; for openai:URL also a name."),
     ] = None,
     temperature: Annotated[
-        float, sampling_option("--temperature", metavar="X", help="Sampling temperature (overrides the agent).")
+        float, sampling_option("--temperature X", "Sampling temperature (overrides the agent).")
     ] = 1.0,
-    top_p: Annotated[
-        float | None, sampling_option("--top-p", metavar="X", help="Top-p sampling (overrides the agent).")
-    ] = None,
-    top_k: Annotated[
-        int | None, sampling_option("--top-k", metavar="N", help="Top-k sampling (overrides the agent).")
-    ] = None,
+    top_p: Annotated[float | None, sampling_option("--top-p X", "Top-p sampling (overrides the agent).")] = None,
+    top_k: Annotated[int | None, sampling_option("--top-k N", "Top-k sampling (overrides the agent).")] = None,
     max_reply_tokens: Annotated[
-        int | None,
-        sampling_option("--max-reply-tokens", metavar="N", help="Maximum tokens per reply (overrides the agent)."),
+        int | None, sampling_option("--max-reply-tokens N", "Maximum tokens per reply (overrides the agent).")
     ] = None,
     context_budget: Annotated[
-        int | None,
-        sampling_option("--context-budget", metavar="N", min=1, help="Maximum tokens of prompt and reply together."),
+        int | None, sampling_option("--context-budget N", "Maximum tokens of prompt and reply together.", min=1)
     ] = None,
     thinking: Annotated[
         bool | None,
-        sampling_option("--force-thinking/--force-no-thinking", help="Thinking on or off (overrides the agent)."),
+        sampling_option("--force-thinking/--force-no-thinking", "Thinking on or off (overrides the agent)."),
     ] = None,
     judge_url: Annotated[
-        str | None,
-        _judge_option("--judge-url", metavar="URL", help="OpenAI-compatible judge of tasks that do not name one."),
+        str | None, _judge_option("--judge-url URL", "OpenAI-compatible judge of tasks that do not name one.")
     ] = None,
-    judge_model: Annotated[str | None, _judge_option("--judge-model", metavar="NAME", help="Judge model.")] = None,
+    judge_model: Annotated[str | None, _judge_option("--judge-model NAME", "Judge model.")] = None,
     judge_key_env: Annotated[
         str | None,
-        _judge_option(
-            "--judge-key-env", metavar="VARIABLE", help="Variable with the judge's key (default: ROLLTAPE_JUDGE_KEY)."
-        ),
+        _judge_option("--judge-key-env VARIABLE", "Variable with the judge's key (default: ROLLTAPE_JUDGE_KEY)."),
     ] = None,
-    max_concurrent: Annotated[
-        int, _pace_option("--max-concurrent", metavar="N", min=1, help="Maximum attempts at a time.")
-    ] = 32,
+    max_concurrent: Annotated[int, _pace_option("--max-concurrent N", "Maximum attempts at a time.", min=1)] = 32,
     max_ahead: Annotated[
         int | None,
         _pace_option(
-            "--max-ahead",
-            metavar="N",
-            min=1,
-            help="Start no task while a trainer (tape.groups) has N groups that it is not done with.",
+            "--max-ahead N", "Start no task while a trainer (tape.groups) has N groups that it is not done with.", min=1
         ),
     ] = None,
     grace_s: Annotated[
         float,
         _pace_option(
-            "--grace",
-            metavar="SECONDS",
+            "--grace SECONDS",
+            "Time for running attempts to finish after Ctrl-C; a second Ctrl-C cancels them.",
             min=0.0,
-            help="Time for running attempts to finish after Ctrl-C; a second Ctrl-C cancels them.",
         ),
     ] = 20.0,
     runner: Annotated[
-        str, _cluster_option("--runner", metavar="WHERE", help="local, or ray to use the nodes of a Ray cluster.")
+        str, _cluster_option("--runner WHERE", "local, or ray to use the nodes of a Ray cluster.")
     ] = "local",
-    ray_address: Annotated[
-        str | None, _cluster_option("--ray-address", metavar="ADDRESS", help="Ray address (default: auto).")
-    ] = None,
+    ray_address: Annotated[str | None, _cluster_option("--ray-address ADDRESS", "Ray address (default: auto).")] = None,
     publish: Annotated[
         str | None,
-        _cluster_option(
-            "--publish", metavar="URL", help="Folder or fsspec URL that all nodes can write (default: RUN itself)."
-        ),
+        _cluster_option("--publish URL", "Folder or fsspec URL that all nodes can write (default: RUN itself)."),
     ] = None,
     node_folder: Annotated[
         str | None,
-        _cluster_option(
-            "--node-folder",
-            metavar="FOLDER",
-            help="Folder for journals on each node's disk (default: a temporary one).",
-        ),
+        _cluster_option("--node-folder FOLDER", "Folder for journals on each node's disk (default: a temporary one)."),
     ] = None,
 ) -> int:
     """Run an agent on tasks and record the rollouts."""

@@ -3,45 +3,29 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from rolltape.cli.options import HostOption, PortOption, require_key
+from rolltape.cli.parameters import option
 from rolltape.errors import UsageError
 from rolltape.records.turn import LogprobKind
 
 
 def engine(
     *,
-    model: Annotated[
-        Path | None, typer.Option("--model", metavar="FOLDER", help="Qwen3 checkpoint (default: the shipped model).")
-    ] = None,
-    served_model_name: Annotated[
-        str | None, typer.Option("--served-model-name", metavar="NAME", help="Model name in /v1/models.")
-    ] = None,
+    model: Annotated[Path | None, option("--model FOLDER", "Qwen3 checkpoint (default: the shipped model).")] = None,
+    served_model_name: Annotated[str | None, option("--served-model-name NAME", "Model name in /v1/models.")] = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = 30000,
     api_key: Annotated[
-        str | None,
-        typer.Option("--api-key", metavar="KEY", envvar="ROLLTAPE_ENGINE_KEY", help="Require this bearer token."),
+        str | None, option("--api-key KEY", "Require this bearer token.", envvar="ROLLTAPE_ENGINE_KEY")
     ] = None,
-    weight_version: Annotated[
-        str, typer.Option("--weight-version", metavar="NAME", help="Weight version to report in replies.")
-    ] = "default",
-    context: Annotated[
-        int | None, typer.Option("--context", metavar="N", min=2, help="Maximum tokens of prompt and reply together.")
-    ] = None,
-    max_running: Annotated[
-        int, typer.Option("--max-running", metavar="N", min=1, help="Maximum requests at a time.")
-    ] = 64,
+    weight_version: Annotated[str, option("--weight-version NAME", "Weight version to report in replies.")] = "default",
+    context: Annotated[int | None, option("--context N", "Maximum tokens of prompt and reply together.", min=2)] = None,
+    max_running: Annotated[int, option("--max-running N", "Maximum requests at a time.", min=1)] = 64,
     logprobs: Annotated[
-        LogprobKind,
-        typer.Option(
-            "--logprobs", metavar="KIND", help="Logprobs to return: raw, or after_temperature as SGLang does."
-        ),
+        LogprobKind, option("--logprobs KIND", "Logprobs to return: raw, or after_temperature as SGLang does.")
     ] = LogprobKind.AFTER_TEMPERATURE,
     incremental: Annotated[
-        bool,
-        typer.Option("--incremental-streaming-output", help="Stream only new text in each chunk, not all so far."),
+        bool, option("--incremental-streaming-output", "Stream only new text in each chunk, not all so far.")
     ] = False,
 ) -> int:
     """Serve a small Qwen3 model over HTTP with SGLang's API."""

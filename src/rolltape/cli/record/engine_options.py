@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-import typer
-
+from rolltape.cli.parameters import option
 from rolltape.errors import UsageError
 from rolltape.records.turn import LogprobKind
 
@@ -13,8 +12,8 @@ if TYPE_CHECKING:
     from rolltape.gateway.exchange import SamplingParams
     from rolltape.gateway.prompts.chat import Retention
 
-engine_option = partial(typer.Option, rich_help_panel="Engine")
-sampling_option = partial(typer.Option, rich_help_panel="Sampling")
+engine_option = partial(option, section="Engine")
+sampling_option = partial(option, section="Sampling")
 
 
 @dataclass(frozen=True)
@@ -24,51 +23,42 @@ class EngineOptions:
     engine: Annotated[
         list[str] | None,
         engine_option(
-            "--engine",
-            metavar="ENGINE",
-            help="sglang:URL, vllm:URL, llamacpp:URL, openai:URL, embedded[:FOLDER], or replay:RUN#ROLLOUT; repeatable "
-            "(default: embedded).",
+            "--engine ENGINE",
+            "sglang:URL, vllm:URL, llamacpp:URL, openai:URL, embedded[:FOLDER], or "
+            "replay:RUN#ROLLOUT; repeatable (default: embedded).",
         ),
     ] = None
     engine_key: Annotated[
-        str | None,
-        engine_option("--engine-key", metavar="KEY", envvar="ROLLTAPE_ENGINE_KEY", help="API key of the engines."),
+        str | None, engine_option("--engine-key KEY", "API key of the engines.", envvar="ROLLTAPE_ENGINE_KEY")
     ] = None
     served_model_name: Annotated[
         str | None,
-        engine_option(
-            "--served-model-name", metavar="NAME", help="Model name for agents and in records (default: the engine's)."
-        ),
+        engine_option("--served-model-name NAME", "Model name for agents and in records (default: the engine's)."),
     ] = None
     logprobs: Annotated[
         LogprobKind | None,
         engine_option(
-            "--logprobs",
-            metavar="KIND",
-            help="raw, after_temperature, or after_truncation, for engines that do not say which they return.",
+            "--logprobs KIND",
+            "raw, after_temperature, or after_truncation, for engines that do not say which they return.",
         ),
     ] = None
     routed_experts: Annotated[
-        bool, engine_option("--routed-experts", help="Record routed experts (SGLang engines that return them).")
+        bool, engine_option("--routed-experts", "Record routed experts (SGLang engines that return them).")
     ] = False
     renderer: Annotated[
-        str | None,
-        engine_option("--renderer", metavar="NAME", help="Chat renderer, such as qwen3 (default: by the model)."),
+        str | None, engine_option("--renderer NAME", "Chat renderer, such as qwen3 (default: by the model).")
     ] = None
     thinking_retention: Annotated[
         str | None,
         sampling_option(
-            "--thinking-retention",
-            metavar="HOW",
-            help="Earlier thinking kept in prompts: template, tool_cycle, or all (every prompt extends the last).",
+            "--thinking-retention HOW",
+            "Earlier thinking kept in prompts: template, tool_cycle, or all (every prompt extends the last).",
         ),
     ] = None
     force: Annotated[
         list[str] | None,
         sampling_option(
-            "--force",
-            metavar="NAME=VALUE",
-            help="Force a sampling parameter, such as min_p=0.1 (overrides the agent); repeatable.",
+            "--force NAME=VALUE", "Force a sampling parameter, such as min_p=0.1 (overrides the agent); repeatable."
         ),
     ] = None
 

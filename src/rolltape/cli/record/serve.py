@@ -3,53 +3,39 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from rolltape.cli.options import HostOption, PortOption, require_key
+from rolltape.cli.parameters import argument, option
 from rolltape.cli.record.engine_options import EngineOptions, engine_option, sampling_option
 from rolltape.errors import UsageError
 
 
 def serve(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory to record in; created if missing.")],
+    run: Annotated[Path, argument("RUN", "Run directory to record in; created if missing.")],
     *,
     host: HostOption = "127.0.0.1",
     port: PortOption = 8400,
-    public_url: Annotated[
-        str | None, typer.Option("--public-url", metavar="URL", help="Address at which agents reach the gateway.")
-    ] = None,
+    public_url: Annotated[str | None, option("--public-url URL", "Address at which agents reach the gateway.")] = None,
     admin_key: Annotated[
-        str | None,
-        typer.Option("--admin-key", metavar="KEY", envvar="ROLLTAPE_ADMIN_KEY", help="Key required to open sessions."),
+        str | None, option("--admin-key KEY", "Key required to open sessions.", envvar="ROLLTAPE_ADMIN_KEY")
     ] = None,
-    open_: Annotated[
-        bool, typer.Option("--open", help="Accept requests without a session: each API key gets its own.")
-    ] = False,
-    drain_s: Annotated[
-        float, typer.Option("--drain", metavar="SECONDS", help="Time for turns in flight to finish at shutdown.")
-    ] = 30.0,
+    open_: Annotated[bool, option("--open", "Accept requests without a session: each API key gets its own.")] = False,
+    drain_s: Annotated[float, option("--drain SECONDS", "Time for turns in flight to finish at shutdown.")] = 30.0,
     engines: EngineOptions,
     model: Annotated[
-        Path | None,
-        engine_option("--model", metavar="FOLDER", help="Folder with the tokenizer of the model that is served."),
+        Path | None, engine_option("--model FOLDER", "Folder with the tokenizer of the model that is served.")
     ] = None,
     special_text: Annotated[
         str,
         engine_option(
-            "--special-text",
-            metavar="HOW",
-            help="Special tokens written out in messages: pass them on, or encode them as plain text.",
+            "--special-text HOW", "Special tokens written out in messages: pass them on, or encode them as plain text."
         ),
     ] = "pass",
     thinking: Annotated[
-        bool | None,
-        sampling_option("--thinking/--no-thinking", help="Thinking on or off (if the agent does not choose)."),
+        bool | None, sampling_option("--thinking/--no-thinking", "Thinking on or off (if the agent does not choose).")
     ] = None,
     default_max_reply_tokens: Annotated[
         int,
-        sampling_option(
-            "--default-max-reply-tokens", metavar="N", min=1, help="Maximum tokens per reply (if the agent sets none)."
-        ),
+        sampling_option("--default-max-reply-tokens N", "Maximum tokens per reply (if the agent sets none).", min=1),
     ] = 32_768,
 ) -> int:
     """Run the gateway: serve agents and record every turn."""

@@ -2,21 +2,19 @@
 
 from typing import Annotated, Any
 
-import typer
-
 from rolltape.cli.options import JsonOption
 from rolltape.cli.output.screen import count, print_json, print_line, print_table, span
+from rolltape.cli.parameters import argument, option
 from rolltape.errors import UsageError
 
 
 def status(
     url: Annotated[
-        str, typer.Argument(metavar="URL", help="Address of the gateway (default: http://127.0.0.1:8400).")
+        str, argument("URL", "Address of the gateway (default: http://127.0.0.1:8400).")
     ] = "http://127.0.0.1:8400",
     *,
     admin_key: Annotated[
-        str | None,
-        typer.Option("--admin-key", metavar="KEY", envvar="ROLLTAPE_ADMIN_KEY", help="Admin key of the gateway."),
+        str | None, option("--admin-key KEY", "Admin key of the gateway.", envvar="ROLLTAPE_ADMIN_KEY")
     ] = None,
     as_json: JsonOption = False,
 ) -> int:

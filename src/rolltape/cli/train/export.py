@@ -7,10 +7,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from rolltape.cli.options import RunArgument, Selection, TrainingOptions, WholePromptsOption, either
+from rolltape.cli.options import RunArgument, Selection, TrainingOptions, WholePromptsOption
 from rolltape.cli.output.screen import note, tracked
+from rolltape.cli.parameters import either, option
 from rolltape.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,29 +53,19 @@ def export(
     run: RunArgument,
     *,
     which: Selection,
-    what: Annotated[
-        ExportKind, typer.Option("--what", metavar="WHAT", help=f"What to write: {either(ExportKind)}.")
-    ] = ExportKind.SAMPLES,
+    what: Annotated[ExportKind, option("--what WHAT", f"What to write: {either(ExportKind)}.")] = ExportKind.SAMPLES,
     form: Annotated[
         ExportFormat | None,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help=f"{either(ExportFormat)} (default: by the suffix of FILE, else jsonl).",
-        ),
+        option("--format FORMAT", f"{either(ExportFormat)} (default: by the suffix of FILE, else jsonl)."),
     ] = None,
-    out: Annotated[str, typer.Option("-o", "--out", metavar="FILE", help="Output file; - is stdout.")] = "-",
+    out: Annotated[str, option("-o, --out FILE", "Output file; - is stdout.")] = "-",
     training: TrainingOptions,
     whole_prompts: WholePromptsOption = False,
     temperature: Annotated[
-        float | None,
-        typer.Option(
-            "--temperature", metavar="X", help="Sampling temperature to write for prime-rl (default: as recorded)."
-        ),
+        float | None, option("--temperature X", "Sampling temperature to write for prime-rl (default: as recorded).")
     ] = None,
     without_logprobs: Annotated[
-        bool,
-        typer.Option("--without-logprobs", help="Leave logprobs out for slime or verl, which then compute their own."),
+        bool, option("--without-logprobs", "Leave logprobs out for slime or verl, which then compute their own.")
     ] = False,
 ) -> int:
     """Write samples, turns, rollouts, or traces to a file.

@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from rolltape.cli.options import CutOptions, JsonOption, RunArgument, Selection, TokenizerOption
 from rolltape.cli.output.screen import SHORT_ID, count, plural, print_json, print_line, print_table
+from rolltape.cli.parameters import option
 
 if TYPE_CHECKING:
     from rolltape.samples import Linearized
@@ -21,9 +20,7 @@ def ledger(
     *,
     which: Selection,
     cut: CutOptions,
-    turns: Annotated[
-        bool, typer.Option("--turns", help="Also print a line for each token range of each turn.")
-    ] = False,
+    turns: Annotated[bool, option("--turns", "Also print a line for each token range of each turn.")] = False,
     tokenizer: TokenizerOption = None,
     as_json: JsonOption = False,
 ) -> int:

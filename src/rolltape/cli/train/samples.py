@@ -3,10 +3,9 @@
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from rolltape.cli.options import JsonOption, RunArgument, Selection, TokenizerOption, TrainingOptions
 from rolltape.cli.output.screen import SHORT_ID, count, number, plural, print_json, print_line, print_table, tracked
+from rolltape.cli.parameters import option
 from rolltape.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,9 +24,7 @@ def samples(
     *,
     which: Selection,
     training: TrainingOptions,
-    compare: Annotated[
-        str | None, typer.Option("--compare", metavar="POLICY", help="Show where another policy differs.")
-    ] = None,
+    compare: Annotated[str | None, option("--compare POLICY", "Show where another policy differs.")] = None,
     tokenizer: TokenizerOption = None,
     as_json: JsonOption = False,
 ) -> int:

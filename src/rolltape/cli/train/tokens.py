@@ -3,11 +3,10 @@
 import enum
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from rolltape.cli.exits import Exit
-from rolltape.cli.options import CutOptions, JsonOption, RunArgument, TokenizerOption, either
+from rolltape.cli.options import CutOptions, JsonOption, RunArgument, TokenizerOption
 from rolltape.cli.output.screen import note, plural
+from rolltape.cli.parameters import argument, either, option
 from rolltape.errors import TapeError, UsageError
 
 if TYPE_CHECKING:
@@ -26,24 +25,17 @@ class TokenAction(enum.StrEnum):
 
 def tokens(
     run: RunArgument,
-    action: Annotated[
-        TokenAction,
-        typer.Argument(metavar="ACTION", help=f"{either(TokenAction)} (default: list)."),
-    ] = TokenAction.LIST,
+    action: Annotated[TokenAction, argument("ACTION", f"{either(TokenAction)} (default: list).")] = TokenAction.LIST,
     record: Annotated[
-        str | None,
-        typer.Argument(metavar="RECORD", help="For show and turns: STEP.RANK.NUMBER, such as 12.0.3, or a sample id."),
+        str | None, argument("RECORD", "For show and turns: STEP.RANK.NUMBER, such as 12.0.3, or a sample id.")
     ] = None,
     *,
-    step: Annotated[
-        int | None, typer.Option("--step", metavar="N", help="Only this step; list then lists its records.")
-    ] = None,
-    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Only this rank.")] = None,
+    step: Annotated[int | None, option("--step N", "Only this step; list then lists its records.")] = None,
+    rank: Annotated[int | None, option("--rank N", "Only this rank.")] = None,
     column: Annotated[
-        list[str] | None,
-        typer.Option("--column", metavar="NAME", help="Column to show, or to rank by for worst; repeatable."),
+        list[str] | None, option("--column NAME", "Column to show, or to rank by for worst; repeatable.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Only the N worst tokens.")] = 10,
+    limit: Annotated[int, option("--limit N", "Only the N worst tokens.", min=1)] = 10,
     cut: CutOptions,
     tokenizer: TokenizerOption = None,
     as_json: JsonOption = False,

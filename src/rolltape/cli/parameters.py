@@ -1,0 +1,54 @@
+"""Declares the parameters of commands: one option in a line, and a group of options as a dataclass.
+
+@dataclass(frozen=True)
+class Paging:
+    limit: Annotated[int, option("--limit N", "Maximum number of rows.", min=1)] = 10
+
+def ls(run: Annotated[str, argument("RUN", "Run directory.")], *, paging: Paging) -> int: …
+"""
+
+import dataclasses
+import enum
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, cast, get_type_hints
+
+import typer
+
+
+def option(spelling: str, help: str, *, section: str | None = None, **more: Any) -> Any:  # noqa: A002 - as typer has it
+    """An option, spelled as a user types it: `-o, --out FILE`. The help lists it under the heading `section`."""
+    flags, _, metavar = spelling.partition(" ") if ", " not in spelling else spelling.rpartition(" ")
+    return typer.Option(*flags.split(", "), metavar=metavar or None, help=help, rich_help_panel=section, **more)
+
+
+def argument(name: str, help: str) -> Any:  # noqa: A002 - as typer has it
+    """A positional argument."""
+    return typer.Argument(metavar=name, help=help)
+
+
+def either(values: type[enum.StrEnum]) -> str:
+    """The values of an enum in words, for a help text."""
+    *names, last = (one.value for one in values)
+    return f"{', '.join(names)}{',' if len(names) > 1 else ''} or {last}"
+
+
+def with_options(command: Callable[..., int]) -> Callable[..., int]:
+    """The command with each parameter that is a group of options replaced by those options."""
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: cast("type[Any]", hint) for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        parameters += inspect.signature(groups[name]).parameters.values() if name in groups else [parameter]
+
+    @functools.wraps(command)
+    def called(**given: Any) -> int:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
+        return command(**given)
+
+    flat = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+    called.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    called.__annotations__ = {one.name: one.annotation for one in flat}
+    return called
