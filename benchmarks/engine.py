@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.figures import Figure
 from rolltape.errors import CheckpointError
-from rolltape.tiny import EmbeddedEngine, Reply, Sampling
+from rolltape.tiny import EmbeddedEngine, EngineReply, Sampling
 from rolltape.tiny.shipped import shipped_model
 
 PROMPT_TOKENS = 64
@@ -80,7 +80,7 @@ async def _ours(folder: Path) -> dict[str, float]:
     rng = np.random.default_rng(0)
     prompts = rng.integers(0, engine.config.vocab_size, (BATCH, PROMPT_TOKENS)).tolist()
 
-    def reply(index: int, tokens: int) -> "asyncio.Task[Reply]":
+    def reply(index: int, tokens: int) -> "asyncio.Task[EngineReply]":
         sampling = Sampling(seed=index, max_tokens=tokens, stop_ids=())
         return asyncio.create_task(engine.generate(prompts[index], sampling))
 

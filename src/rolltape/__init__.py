@@ -26,7 +26,7 @@ What is where:
     read        read, Run, Rollout, Turn, seal, prune
     look        tree_of, forks_of, trace_of, Trace, TraceWriter, traces_from_batch
     cut         linearize, Linearized, CutPolicy, cut_policy, compare, Comparison, Sample, Ledger, Fate, show
-    train       Credit, samples_of_group, Group, Room
+    train       Credit, samples_of_group, Group, RunAheadLimit
     export      samples_to_jsonl, samples_to_parquet, read_samples, and the same for turns, rollouts, and traces
     tokens      TokenExporter, TokenRecord
     track       trackio_sink, jsonl_sink, show_step, show_batch
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         turns_to_parquet,
     )
     from rolltape.gateway.gateway import Gateway
-    from rolltape.groups import Group, Room
+    from rolltape.groups import Group, RunAheadLimit
     from rolltape.records.ledger import Fate, Ledger
     from rolltape.records.policy import Credit, CutPolicy, cut_policy
     from rolltape.records.policy import Policy as Policy
@@ -91,7 +91,7 @@ _MODULES = {
     "rolltape.export": "read_rollouts read_samples read_traces read_turns rollouts_to_jsonl rollouts_to_parquet "
     "samples_to_jsonl samples_to_parquet traces_to_jsonl turns_to_jsonl turns_to_parquet",
     "rolltape.gateway.gateway": "Gateway",
-    "rolltape.groups": "Group Room",
+    "rolltape.groups": "Group RunAheadLimit",
     "rolltape.records.ledger": "Fate Ledger",
     "rolltape.records.policy": "Credit CutPolicy Policy cut_policy policy",
     "rolltape.records.rollout": "Rollout",
@@ -111,6 +111,7 @@ _MODULES = {
     "rolltape.tracking": "jsonl_sink show_batch show_step traces_from_batch trackio_sink",
     "rolltape.tree": "forks_of tree_of",
 }
+_DEPRECATED = {"Policy": "CutPolicy and Credit", "Room": "RunAheadLimit"}
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
@@ -129,8 +130,8 @@ __all__ = [
     "Rollout",
     "RolloutRecorder",
     "RolltapeError",
-    "Room",
     "Run",
+    "RunAheadLimit",
     "Sample",
     "SessionRecorder",
     "Tape",
@@ -174,15 +175,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "groups":
         return import_module("rolltape.groups")
-    if name not in _MODULE_OF:
+    if name not in _MODULE_OF and name not in _DEPRECATED:
         raise AttributeError(f"module 'rolltape' has no attribute {name!r}")
-    if name == "Policy":
-        warnings.warn(
-            "rolltape.Policy is deprecated; use rolltape.CutPolicy and rolltape.Credit",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return import_module(_MODULE_OF[name]).Policy
+    if name in _DEPRECATED:
+        warnings.warn(f"rolltape.{name} is deprecated; use {_DEPRECATED[name]}", DeprecationWarning, stacklevel=2)
+        return import_module(_MODULE_OF[name]).Policy if name == "Policy" else __getattr__(_DEPRECATED[name])
     value = getattr(import_module(_MODULE_OF[name]), "open_tape" if name == "open" else name)
     globals()[name] = value
     return value

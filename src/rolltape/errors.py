@@ -48,16 +48,18 @@ A message says where, the two facts that disagree, and what to do next:
     turn 01J8…: 412 sampled ids but 411 logprobs; ask the engine for logprobs on every token
 """
 
-from typing import Any
+from rolltape.renamed import renamed
 
 
 class RolltapeError(Exception):
     """The root of all errors: catch it to catch everything that Rolltape raises on purpose.
 
-    try:
-        run = rolltape.read("runs/exp1")
-    except rolltape.RolltapeError as error:
-        print(error)
+    Example:
+
+        try:
+            run = rolltape.read("runs/exp1")
+        except rolltape.RolltapeError as error:
+            print(error)
     """
 
 
@@ -254,12 +256,4 @@ class UsageError(RolltapeError):
     """A flag or an argument of a command is wrong. The message names it."""
 
 
-def __getattr__(name: str) -> Any:
-    renamed = {"SupplyError": GroupsError, "CaptureError": GatewayError}
-    if name not in renamed:
-        raise AttributeError(f"module 'rolltape.errors' has no attribute {name!r}")
-    import warnings
-
-    new = renamed[name]
-    warnings.warn(f"rolltape.errors.{name} is now {new.__name__}", DeprecationWarning, stacklevel=2)
-    return new
+__getattr__ = renamed(__name__, {"SupplyError": "GroupsError", "CaptureError": "GatewayError"})

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rolltape.errors import CheckpointError
-from rolltape.tiny import EmbeddedEngine, Reply, Sampling
+from rolltape.tiny import EmbeddedEngine, EngineReply, Sampling
 from rolltape.tiny.shipped import shipped_model
 from tiny.checkpoints import LIKE_SHIPPED, config_of, random_tensors, write_checkpoint, write_safetensors
 
@@ -33,7 +33,7 @@ class Reference:
         return values
 
 
-def check(reference: Reference, prompt: list[int], reply: Reply, temperature: float = 1.0) -> None:
+def check(reference: Reference, prompt: list[int], reply: EngineReply, temperature: float = 1.0) -> None:
     """Every sampled token's logprob, raw and after temperature, and the prompt's own."""
     ids = [*prompt, *reply.ids.tolist()]
     expected = reference.logprobs(ids)

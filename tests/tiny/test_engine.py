@@ -15,17 +15,17 @@ import pytest
 
 from rolltape.errors import CheckpointError, EngineError, EngineStopped, PromptError, SamplingError
 from rolltape.records.turn import Finish, LogprobKind
-from rolltape.tiny import EmbeddedEngine, InFlight, Reply, Sampling
+from rolltape.tiny import EmbeddedEngine, EngineReply, InFlightPolicy, Sampling
 from tiny.checkpoints import IM_END, config_of, random_tensors, write_checkpoint, write_safetensors
 
 ENDLESS = Sampling(seed=1, max_tokens=4000, stop_ids=())
 
 
-async def some(count: int, engine: EmbeddedEngine, *, prompt: list[int] | None = None) -> "asyncio.Task[Reply]":
+async def some(count: int, engine: EmbeddedEngine, *, prompt: list[int] | None = None) -> "asyncio.Task[EngineReply]":
     """A reply that has sampled at least so many ids and goes on."""
     started = asyncio.Event()
 
-    async def follow() -> Reply:
+    async def follow() -> EngineReply:
         async for piece in engine.stream(prompt or [3, 4, 5], ENDLESS):
             if piece.start + len(piece.ids) >= count:
                 started.set()
@@ -181,7 +181,7 @@ async def test_64_at_once_with_random_cancellations_neither_leak_nor_mix(small: 
                 await asyncio.sleep(dice.random() * 0.3)
                 task.cancel()
                 done = await asyncio.gather(task, return_exceptions=True)
-                return isinstance(done[0], Reply) and done[0].ids.tolist() == expected[seed]
+                return isinstance(done[0], EngineReply) and done[0].ids.tolist() == expected[seed]
             if fate < 0.6:
                 ids: list[int] = []
                 async with aclosing(engine.stream([seed], sampling)) as pieces:
@@ -238,7 +238,7 @@ async def test_more_than_may_run_wait_their_turn(small: Path) -> None:
 async def test_new_weights_abort_replies_in_flight_if_asked(small: Path, small_next: Path) -> None:
     async with EmbeddedEngine.load(small, "1") as engine:
         task = await some(5, engine)
-        assert await engine.load_weights(small_next, "2", in_flight=InFlight.ABORT) == 1
+        assert await engine.load_weights(small_next, "2", in_flight=InFlightPolicy.ABORT) == 1
         reply = await task
         assert (reply.finish, reply.version) == (Finish.ABORT, "1")
         assert len(reply.ids) >= 5
@@ -257,7 +257,7 @@ async def test_or_they_finish_under_the_weights_that_they_began_with(small: Path
         first = weakref.ref(engine._batch.weights.model)
         pieces = engine.stream([3, 4, 5], sampling)
         await anext(pieces)
-        assert await engine.load_weights(small_next, "2", in_flight=InFlight.FINISH) == 1
+        assert await engine.load_weights(small_next, "2", in_flight=InFlightPolicy.FINISH) == 1
         newer = await engine.generate([3, 4, 5], Sampling(seed=1, max_tokens=20, stop_ids=()))
         rest = [piece async for piece in pieces]
         older = rest[-1].reply
@@ -287,14 +287,14 @@ async def test_weights_of_another_shape_or_none_change_nothing(small: Path, tmp_
 async def test_while_paused_requests_wait_and_those_in_flight_end_or_are_held(small: Path) -> None:
     async with EmbeddedEngine.load(small) as engine:
         held = await some(3, engine)
-        assert await engine.pause(in_flight=InFlight.FINISH) == 1
+        assert await engine.pause(in_flight=InFlightPolicy.FINISH) == 1
         waiting = asyncio.create_task(engine.generate([1], Sampling(max_tokens=2, stop_ids=())))
         await asyncio.sleep(0.1)
         assert not held.done()
         assert not waiting.done()
         await engine.resume()
         assert len((await waiting).ids) == 2
-        assert await engine.pause(in_flight=InFlight.ABORT) == 1
+        assert await engine.pause(in_flight=InFlightPolicy.ABORT) == 1
         assert (await held).finish is Finish.ABORT
         await engine.resume()
 

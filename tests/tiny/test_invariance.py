@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rolltape.tiny import EmbeddedEngine, Reply, Sampling
+from rolltape.tiny import EmbeddedEngine, EngineReply, Sampling
 from rolltape.tiny import linear as linear_module
-from rolltape.tiny.attention import Span
+from rolltape.tiny.attention import TokenSpan
 from rolltape.tiny.blas import one_blas_thread
 from rolltape.tiny.cache import Cache
 from rolltape.tiny.linear import Linear, proven_row_counts
 from rolltape.tiny.model import Qwen3
 
 
-def bits(reply: Reply) -> tuple[list[int], bytes, bytes]:
+def bits(reply: EngineReply) -> tuple[list[int], bytes, bytes]:
     return reply.ids.tolist(), reply.raw_logprobs.tobytes(), reply.tempered_logprobs.tobytes()
 
 
@@ -65,8 +65,8 @@ def test_a_row_has_the_same_logits_whatever_rows_stand_beside_it(shaped: Path) -
 
     def after(rows: list[int], length: int) -> dict[int, bytes]:
         caches = {row: Cache(model.config, 80) for row in rows}
-        model.forward([Span(caches[row], ids[row][:length], 0, 0) for row in rows])
-        logits = model.forward([Span(caches[row], [ids[row][length]], length, 1) for row in rows])
+        model.forward([TokenSpan(caches[row], ids[row][:length], 0, 0) for row in rows])
+        logits = model.forward([TokenSpan(caches[row], [ids[row][length]], length, 1) for row in rows])
         return {row: logits[place].tobytes() for place, row in enumerate(rows)}
 
     with one_blas_thread():

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolltape.records.turn import Finish
-from rolltape.tiny import EmbeddedEngine, InFlight, Reply, Sampling
+from rolltape.tiny import EmbeddedEngine, EngineReply, InFlightPolicy, Sampling
 from rolltape.tiny.cache import Cache
 from rolltape.tiny.checkpoint import ModelConfig
 from rolltape.tiny.prefixes import PROMPT_PIECE, Prefixes
@@ -115,7 +115,7 @@ async def test_other_weights_begin_without_any(small: Path, small_next: Path) ->
         assert (await engine.generate(prompt, SHORT)).cached_tokens == 256  # the same weights by another name
         older = asyncio.create_task(engine.generate(ids(5, 1500), SHORT))
         await asyncio.sleep(0.01)
-        await engine.load_weights(small_next, "2", in_flight=InFlight.FINISH)
+        await engine.load_weights(small_next, "2", in_flight=InFlightPolicy.FINISH)
         reply = await engine.generate(prompt, SHORT)
         assert (bits(reply), reply.cached_tokens, reply.version) == (expected, 0, "2")
         assert (await older).version == "1b"
@@ -170,20 +170,20 @@ async def test_64_at_once_with_random_cancellations_share_and_do_not_leak(small:
     dice = random.Random(0)
     async with EmbeddedEngine.load(small, max_running=48, prefix_cache_mb=7 * PIECE_MB) as engine:
 
-        async def one(index: int) -> Reply | None:
+        async def one(index: int) -> EngineReply | None:
             task = asyncio.create_task(engine.generate(prompts[index], samplings[index]))
             if dice.random() < 0.5:
                 await asyncio.sleep(dice.random() * 0.3)
                 task.cancel()
             done = (await asyncio.gather(task, return_exceptions=True))[0]
-            if not isinstance(done, Reply):
+            if not isinstance(done, EngineReply):
                 assert isinstance(done, asyncio.CancelledError)
                 return None
             assert done.finish is Finish.LENGTH
             assert bits(done) == expected[index]
             return done
 
-        async def round_of_64() -> list[Reply]:
+        async def round_of_64() -> list[EngineReply]:
             return [reply for reply in await asyncio.gather(*map(one, range(64))) if reply is not None]
 
         assert any(reply.cached_tokens for reply in await round_of_64())

@@ -15,7 +15,7 @@ from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import open_source
 from rolltape.collect.tasks import Task
 from rolltape.gateway.gateway import Gateway
-from rolltape.groups import Room
+from rolltape.groups import RunAheadLimit
 from rolltape.records.rollout import EventKind
 from rolltape.tape.recording.tape import Tape
 
@@ -58,7 +58,7 @@ class Collector:
         resume: bool = False,
         runner: Runner | None = None,
         gateway: Gateway | None = None,
-        room: Room | None = None,
+        run_ahead: RunAheadLimit | None = None,
     ) -> None:
         """Read the source and check all settings. Nothing runs yet.
 
@@ -69,12 +69,12 @@ class Collector:
                 source that was collected at this step before is refused.
             runner: What carries out attempts, such as a `RayRunner`. By default they run in this process.
             gateway: A running gateway to use. By default the collector starts one.
-            room: Limits how many groups are started ahead of a trainer. By default there is no limit.
+            run_ahead: Limits how many groups are started ahead of a trainer. By default there is no limit.
 
         Raises a TaskError for tasks that cannot be used, and a CollectError for settings that contradict the run.
         """
         self.settings = settings
-        self._room = room
+        self._run_ahead = run_ahead
         self._tape = tape
         self._environments = Environments(settings.environment, settings.judge)
         self._source = open_source(
@@ -134,7 +134,7 @@ class Collector:
 
                 try:
                     attempts = self._plan(identity, earlier)
-                    self._queue = AttemptQueue(attempts, settings.step, self._source.name, self._room)
+                    self._queue = AttemptQueue(attempts, settings.step, self._source.name, self._run_ahead)
                     await runner.run(self._queue, identity, on_ended, self._stopping)
                     if not self._stopping.is_set():
                         on_results(await comparisons.compare_rest(self._environments.of))

@@ -12,7 +12,12 @@ from rolltape.traces import Capture
 
 
 class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What to collect, by whom, and within which limits. The flags of `rolltape collect` have the same names."""
+    """What to collect, by whom, and within which limits. The flags of `rolltape collect` have the same names.
+
+    Example:
+
+        settings = rolltape.CollectSettings(source="tasks.jsonl", group_size=8, step=0, max_turns=4)
+    """
 
     source: str  # a file, dataset or function, as `open_source` takes it
     split: str | None = None

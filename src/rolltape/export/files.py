@@ -55,58 +55,105 @@ T = TypeVar("T")
 
 
 def samples_to_jsonl(samples: Iterable[Sample], out: Destination) -> int:
-    """Write samples as JSON lines; the number written."""
+    """Write samples as JSON lines, and return how many were written.
+
+    Example:
+
+        rolltape.samples_to_jsonl(rolltape.linearize(rollout).samples(), "samples.jsonl")
+    """
     return write_jsonl(map(SAMPLE.row, samples), RowKind.SAMPLE, out)
 
 
 def samples_to_parquet(samples: Iterable[Sample], out: Destination) -> int:
-    """Write samples as Parquet; the number written.
+    """Write samples as Parquet, and return how many were written.
 
-    run = rolltape.read("runs/exp1")
-    samples = (sample for rollout in run.rollouts() for sample in rolltape.linearize(rollout).samples())
-    rolltape.export.samples_to_parquet(samples, "samples.parquet")
+    Example:
+
+        run = rolltape.read("runs/exp1")
+        samples = (sample for rollout in run.rollouts() for sample in rolltape.linearize(rollout).samples())
+        rolltape.samples_to_parquet(samples, "samples.parquet")
     """
     return _write_parquet(map(SAMPLE.row, samples), RowKind.SAMPLE, out)
 
 
 def rollouts_to_jsonl(rollouts: Iterable[Rollout], out: Destination) -> int:
-    """Write rollouts without their turns as JSON lines; the number written."""
+    """Write rollouts without their turns as JSON lines, and return how many were written.
+
+    Example:
+
+        rolltape.rollouts_to_jsonl(run.rollouts(), "rollouts.jsonl")
+    """
     return write_jsonl(map(rollout_row, rollouts), RowKind.ROLLOUT, out)
 
 
 def rollouts_to_parquet(rollouts: Iterable[Rollout], out: Destination) -> int:
-    """Write rollouts without their turns as Parquet; the number written."""
+    """Write rollouts without their turns as Parquet, and return how many were written.
+
+    Example:
+
+        rolltape.rollouts_to_parquet(run.rollouts(), "rollouts.parquet")
+    """
     return _write_parquet(map(rollout_row, rollouts), RowKind.ROLLOUT, out)
 
 
 def turns_to_jsonl(rollouts: Iterable[Rollout], out: Destination, *, whole_prompts: bool = False) -> int:
-    """Write the turns of rollouts as JSON lines; the number written."""
+    """Write the turns of rollouts as JSON lines, and return how many were written.
+
+    Example:
+
+        rolltape.turns_to_jsonl(run.rollouts(), "turns.jsonl")
+    """
     return write_jsonl(_turn_rows(rollouts, whole_prompts), RowKind.TURN, out)
 
 
 def turns_to_parquet(rollouts: Iterable[Rollout], out: Destination, *, whole_prompts: bool = False) -> int:
-    """Write the turns of rollouts as Parquet; the number written."""
+    """Write the turns of rollouts as Parquet, and return how many were written.
+
+    Example:
+
+        rolltape.turns_to_parquet(run.rollouts(), "turns.parquet")
+    """
     return _write_parquet(_turn_rows(rollouts, whole_prompts), RowKind.TURN, out)
 
 
 def traces_to_jsonl(traces: Iterable[Trace], out: Destination, *, whole_prompts: bool = False) -> int:
-    """Write traces as JSON lines, absent fields left out; the number written."""
+    """Write traces as JSON lines without absent fields, and return how many were written.
+
+    Example:
+
+        rolltape.traces_to_jsonl(map(rolltape.trace_of, run.rollouts()), "traces.jsonl")
+    """
     rows = (_trace_row(trace, whole_prompts) for trace in traces)
     return write_jsonl(rows, RowKind.TRACE, out)
 
 
 def read_samples(path: str | Path) -> Iterator[Sample]:
-    """The samples of an export, `.parquet` or JSON lines."""
+    """Read the samples of an exported file, `.parquet` or JSON lines.
+
+    Example:
+
+        samples = list(rolltape.read_samples("samples.parquet"))
+    """
     return _read(path, RowKind.SAMPLE, lambda rows: map(sample_of, rows))
 
 
 def read_turns(path: str | Path) -> Iterator[Turn]:
-    """The turns of an export, `.parquet` or JSON lines."""
+    """Read the turns of an exported file, `.parquet` or JSON lines.
+
+    Example:
+
+        turns = list(rolltape.read_turns("turns.parquet"))
+    """
     return _read(path, RowKind.TURN, turns_of)
 
 
 def read_rollouts(path: str | Path, turns: str | Path | None = None) -> Iterator[Rollout]:
-    """The rollouts of an export, with their turns if the export of those is given too."""
+    """Read the rollouts of an exported file, with their turns if the file of those is given too.
+
+    Example:
+
+        rollouts = list(rolltape.read_rollouts("rollouts.jsonl", "turns.jsonl"))
+    """
     by_session: dict[str, list[Turn]] = {}
     for turn in read_turns(turns) if turns is not None else ():
         by_session.setdefault(turn.session, []).append(turn)
@@ -118,7 +165,12 @@ def read_rollouts(path: str | Path, turns: str | Path | None = None) -> Iterator
 
 
 def read_traces(path: str | Path) -> Iterator[Trace]:
-    """The traces of an export in JSON lines."""
+    """Read the traces of an exported file of JSON lines.
+
+    Example:
+
+        traces = list(rolltape.read_traces("traces.jsonl"))
+    """
     return _read(path, RowKind.TRACE, lambda rows: (msgspec.convert(plain_json(row), Trace) for row in rows))
 
 

@@ -71,7 +71,14 @@ class Session:
 
 
 class Gateway:
-    """Agents' requests → turns on a tape, through one or several engines, served over HTTP."""
+    """Serves agents over HTTP through one or several engines, and records every turn on a tape.
+
+    Example:
+
+        async with rolltape.Gateway(engine="sglang:http://127.0.0.1:30000", tape="runs/exp1", model=folder) as gateway:
+            session = await gateway.open_session(task_id="t1")
+            print(session.openai_base_url, session.key)
+    """
 
     service: Service
     url: str  # its own address

@@ -9,13 +9,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Unpack
 
 from rolltape.groups.group import Group
-from rolltape.groups.room import Room
+from rolltape.groups.run_ahead import RunAheadLimit
 from rolltape.groups.stream import GroupOptions, GroupStream, Skipped, groups
+from rolltape.renamed import renamed
 
 if TYPE_CHECKING:
     from rolltape.tape.recording.tape import Tape
 
-__all__ = ["Group", "GroupStream", "Room", "Skipped", "groups"]
+__all__ = ["Group", "GroupStream", "RunAheadLimit", "Skipped", "groups"]
 
 
 class _CallableModule(ModuleType):
@@ -27,3 +28,5 @@ class _CallableModule(ModuleType):
 
 
 sys.modules[__name__].__class__ = _CallableModule
+
+__getattr__ = renamed(__name__, {"Room": "RunAheadLimit"})

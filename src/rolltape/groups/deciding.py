@@ -16,7 +16,7 @@ from rolltape.samples.fates import Staleness
 from rolltape.tape.run import RolloutRow
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a trainer wants."""
 
     step: int | None  # None: all
@@ -45,7 +45,7 @@ class Skip(NamedTuple):
     reason: str
 
 
-def decided(group: Gathered, gathering: Gathering, wanted: Wanted) -> Give | Skip | None:
+def decided(group: Gathered, gathering: Gathering, wanted: GroupRequest) -> Give | Skip | None:
     """What is to be done with a group now; None: wait."""
     attempts = group.attempts()
     ended = [one for one in attempts if is_finished(one) and (is_rewarded(one) or not wanted.needs_rewards)]

@@ -12,10 +12,16 @@ from rolltape.tape.recording.tape import Tape
 
 
 class Group:
-    """The samples of one task at one step, with advantages and loss weights, and the rollouts that they are of.
+    """The rollouts of one task at one step, and their samples with advantages and loss weights.
 
-    Say `done()` once nothing of it can be lost any more: until then it is given again after a restart. As a context
-    manager it is done when the block is left, and given back when it is left by an exception.
+    Example:
+
+        for group in tape.groups(step=3):
+            with group:
+                train(group.samples)
+
+    Call `done()` once the training step is safe: until then the group is given again after a restart. A `with` block
+    calls it at the end, or gives the group back if an exception leaves the block.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self, TypedDict
 
 from rolltape.errors import GroupsError
 from rolltape.groups.consumer import Consumer, consumer_of
-from rolltape.groups.deciding import Give, Skip, Wanted, decided, too_old
+from rolltape.groups.deciding import Give, GroupRequest, Skip, decided, too_old
 from rolltape.groups.gathering import Gathered
 from rolltape.groups.group import Group
 from rolltape.groups.waiting import Waiting
@@ -86,7 +86,7 @@ def groups(
     _check(limit is None or limit >= 1, f"limit is {limit}; give 1 or more")
     _check(late in list(Late), f"late is {late!r}; known are {', '.join(Late)}")
     cutting, crediting = cut_and_credit(policy, credit)
-    wanted = Wanted(
+    wanted = GroupRequest(
         step=step,
         source=source,
         policy=cutting,
@@ -109,7 +109,7 @@ class GroupStream:
         self,
         tape: Tape,
         consumer: Consumer,
-        wanted: Wanted,
+        wanted: GroupRequest,
         waiting: Waiting,
         *,
         limit: int | None,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from rolltape.errors import GroupsError
 from rolltape.groups.collectors import Collectors, Part
-from rolltape.groups.deciding import Wanted
+from rolltape.groups.deciding import GroupRequest
 from rolltape.groups.gathering import Gathered
-from rolltape.groups.patience import Patience
+from rolltape.groups.wait_timer import WaitTimer
 
 log = logging.getLogger("rolltape.groups")
 
@@ -16,22 +16,22 @@ log = logging.getLogger("rolltape.groups")
 class Waiting:
     """Of one stream, since it last had news."""
 
-    def __init__(self, run: str, collectors: Collectors, wanted: Wanted, resume_s: float | None) -> None:
+    def __init__(self, run: str, collectors: Collectors, wanted: GroupRequest, resume_s: float | None) -> None:
         self._run = run
         self._collectors = collectors
         self._wanted = wanted
         self._resume_s = resume_s
         self._gone_at_s: float | None = None  # since when collections were found broken off
-        self._patience = Patience()
+        self._timer = WaitTimer()
 
     def begin(self) -> None:
         """There was news."""
-        self._patience.begin()
+        self._timer.begin()
 
     @property
     def waited_s(self) -> float:
         """Since there was news."""
-        return self._patience.waited_s
+        return self._timer.waited_s
 
     def go_on(self, incomplete: Callable[[], Sequence[Gathered]]) -> None:
         """Wait on; GroupsError if the process that collected died and nobody has resumed it for `resume_s`."""
@@ -40,7 +40,7 @@ class Waiting:
             self._wait_for_resumption(_gone(broken), incomplete)
         else:
             self._gone_at_s = None
-        if self._patience.is_word_due():
+        if self._timer.is_warning_due():
             log.warning("run %s: nothing new for %.0f s; %s", self._run, self.waited_s, self._waited_for(incomplete()))
 
     def _wait_for_resumption(self, gone: str, incomplete: Callable[[], Sequence[Gathered]]) -> None:

@@ -10,7 +10,12 @@ from rolltape.errors import LedgerError
 
 
 class Fate(enum.StrEnum):
-    """What became of a sampled token; the part before the colon says whether it trains."""
+    """What became of a sampled token. The part before the colon says whether it trains.
+
+    Example:
+
+        tokens = made.ledger.totals().get(rolltape.Fate.MASKED_ABANDONED, 0)
+    """
 
     TRAINED = "trained"
     MASKED_ABANDONED = "masked:abandoned"  # delivered, then thrown away by the agent
@@ -48,7 +53,14 @@ class LedgerEntry(msgspec.Struct, frozen=True):
 
 
 class Ledger(msgspec.Struct, frozen=True):
-    """Every sampled token of a rollout, exactly once."""
+    """Where the sampled tokens of a rollout went under a cut policy. Each token is in it exactly once.
+
+    Example:
+
+        made = rolltape.linearize(rollout, "exact")
+        for fate, tokens in made.ledger.totals().items():
+            print(fate, tokens)
+    """
 
     rollout: str
     try_index: int

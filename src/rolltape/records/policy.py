@@ -70,7 +70,9 @@ def _coerce(record: msgspec.Struct, where: str, **kinds: type[enum.StrEnum]) -> 
 class CutPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which tokens form which samples, and which of them train. The presets are `exact`, `keep-head` and `slime`.
 
-    rolltape.linearize(rollout, rolltape.cut_policy("exact", branches="main"))
+    Example:
+
+        rolltape.linearize(rollout, rolltape.cut_policy("exact", branches="main"))
     """
 
     name: str = "exact"
@@ -105,7 +107,9 @@ class CutPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which reward, advantage and weight the samples of a rollout carry. It changes no sample and no sample id.
 
-    rolltape.samples_of_group(rollouts, "exact", credit=rolltape.Credit(advantage="normalized"))
+    Example:
+
+        rolltape.samples_of_group(rollouts, "exact", credit=rolltape.Credit(advantage="normalized"))
     """
 
     reward_share: RewardShare = RewardShare.FULL
@@ -138,7 +142,9 @@ PRESETS: dict[str, CutPolicy] = {
 def cut_policy(name: str | CutPolicy = "exact", **choices: Any) -> CutPolicy:
     """A preset by name, or a cut policy, with some of its choices replaced.
 
-    rolltape.cut_policy("keep-head", max_given_up_tokens=8)
+    Example:
+
+        rolltape.cut_policy("keep-head", max_given_up_tokens=8)
     """
     base = _preset(name) if isinstance(name, str) else name
     for choice in choices:

@@ -152,7 +152,13 @@ class Session:
 
 
 class Rollout:
-    """A rollout as the tape has it now: identity, sessions, and the events about it in their order."""
+    """One attempt at one task, as the tape has it now: its identity, its sessions with their turns, and its events.
+
+    Example:
+
+        rollout = rolltape.read("runs/exp1").rollout("857bc8a1")
+        print(rollout.status, rollout.reward, len(rollout.turns))
+    """
 
     def __init__(
         self, head: RolloutHead, sessions: Sequence[Session], events: Sequence[Event], writer_alive: bool

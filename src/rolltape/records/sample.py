@@ -54,7 +54,13 @@ class SampleOutline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One training row. All per-token arrays have the length of `ids`."""
+    """One training row: token ids, masks, logprobs, and credit. All per-token arrays have the length of `ids`.
+
+    Example:
+
+        for sample in rolltape.linearize(rollout, "exact").samples():
+            print(sample.id, sample.ids[sample.trained_mask], sample.reward)
+    """
 
     id: str  # names its tokens: the last turn, and a hash of its length and of which of them train
     rollout: str

@@ -105,7 +105,13 @@ class TurnFacts(OpenRecord, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Turn:
-    """One reply: the conversation and ids it answers, what was sampled, and the facts about it."""
+    """One reply with the prompt that it was sampled from: messages, token ids, logprobs, and facts.
+
+    Example:
+
+        for turn in rollout.turns:
+            print(turn.id, len(turn.prompt_ids), turn.sampled_ids, turn.facts.finish)
+    """
 
     def __init__(
         self,

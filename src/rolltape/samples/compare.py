@@ -21,7 +21,13 @@ class FateDifference(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, eq=False):
-    """One rollout under two cut policies. Each side has its samples and its ledger."""
+    """One rollout under two cut policies. Each side has its samples and its ledger.
+
+    Example:
+
+        compared = rolltape.compare(rollout, "exact", "slime")
+        print(len(compared.left), len(compared.right), len(compared.differences))
+    """
 
     left: Linearized
     right: Linearized
@@ -54,6 +60,8 @@ def compare(
     as_if_finished: bool = False,
 ) -> Comparison:
     """Compare two cut policies on one rollout; its trees and forks are computed once.
+
+    Example:
 
         compared = rolltape.compare(rollout, "exact", "keep-head")
         print(len(compared.left), len(compared.right), compared.shared_samples)

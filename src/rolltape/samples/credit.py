@@ -10,7 +10,7 @@ from rolltape.records.rollout import Outcome, RolloutHead, Status
 _SPREAD_OF_EQUALS = 1e-12  # relative to the largest reward
 
 
-class Attempt(Protocol):
+class RewardedRollout(Protocol):
     """A rollout, or a row of a run's index."""
 
     @property
@@ -19,7 +19,7 @@ class Attempt(Protocol):
     def outcome(self) -> Outcome: ...
 
 
-A = TypeVar("A", bound=Attempt)
+A = TypeVar("A", bound=RewardedRollout)
 
 
 def reward_shares(reward: float | None, samples: int, share: RewardShare) -> list[float | None]:
@@ -61,9 +61,9 @@ def group_advantages(rewards: Sequence[float | None], kind: Advantage | str) -> 
     ]
 
 
-def advantages_of(attempts: Iterable[Attempt], kind: Advantage | str) -> dict[tuple[str, int], float | None]:
+def advantages_of(attempts: Iterable[RewardedRollout], kind: Advantage | str) -> dict[tuple[str, int], float | None]:
     """Each rollout's advantage in its group, by rollout and try; of each rollout the try that counts."""
-    groups: dict[str, list[Attempt]] = {}
+    groups: dict[str, list[RewardedRollout]] = {}
     for attempt in counted_tries(attempts):
         groups.setdefault(attempt.head.group, []).append(attempt)
     advantages: dict[tuple[str, int], float | None] = {}
@@ -83,5 +83,5 @@ def counted_tries(attempts: Iterable[A]) -> list[A]:
     return list(chosen.values())
 
 
-def _finished(attempt: Attempt) -> bool:
+def _finished(attempt: RewardedRollout) -> bool:
     return attempt.outcome.status is Status.FINISHED

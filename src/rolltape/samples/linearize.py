@@ -43,9 +43,11 @@ class LinearizedSession:
 class Linearized:
     """A rollout under a cut policy: light until its samples are asked for, one at a time.
 
-    made = rolltape.linearize(rollout, "exact")
-    print(len(made), made.ledger.totals())
-    first = made.sample(0)
+    Example:
+
+        made = rolltape.linearize(rollout, "exact")
+        print(len(made), made.ledger.totals())
+        first = made.sample(0)
     """
 
     def __init__(
@@ -123,6 +125,8 @@ def linearize(
 ) -> Linearized:
     """Samples and ledger of a rollout. `versions` is the run's order of weight versions, for the staleness limit.
 
+    Example:
+
         made = rolltape.linearize(rollout, "exact", credit=rolltape.Credit(reward_share="split"))
 
     A rollout that still runs gives none, unless it is to be looked at `as_if_finished`.
@@ -175,7 +179,9 @@ def samples_of_group(
 ) -> Iterator[Sample]:
     """All samples of one group. A rollout with nothing to train still counts in its mean.
 
-    samples = rolltape.samples_of_group(rollouts, "exact", credit=rolltape.Credit(advantage="normalized"))
+    Example:
+
+        samples = rolltape.samples_of_group(rollouts, "exact", credit=rolltape.Credit(advantage="normalized"))
     """
     groups = {rollout.head.group for rollout in rollouts}
     if len(groups) > 1:

@@ -126,7 +126,11 @@ def spelled(ids: Ids, spell: Spell | None) -> tuple[npt.NDArray[np.int32], npt.N
 
 
 def show(sample: Sample, text: Callable[[int], str | bytes] | None = None) -> str:
-    """Tokens in order, spaces visible: «trained», ‹sampled but not trained here›, and the rest plain.
+    """A sample in one line, with spaces visible: «trained», ‹sampled but not trained here›, and the rest plain.
+
+    Example:
+
+        print(rolltape.show(sample))  # 1 2 «10» ‹11› «12»
 
     `text` gives an id's text, or its bytes; without it the ids themselves are shown.
     """

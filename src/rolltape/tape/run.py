@@ -24,6 +24,14 @@ __all__ = ["RolloutRow", "Run", "read"]
 class Run:
     """A reader of one run. Every call sees what was written before it, unless it is within a `snapshot`.
 
+    Example:
+
+        run = rolltape.read("runs/exp1")
+        for row in run.index():
+            print(row.id, row.outcome.status, row.outcome.reward)
+        for rollout in run.rollouts(step=3):
+            print(len(rollout.turns))
+
     What the run holds comes from its index, which is brought up to date first; turns come from the tape itself.
     """
 
@@ -155,5 +163,10 @@ class Run:
 
 
 def read(location: str | os.PathLike[str]) -> Run:
-    """The run at a path or an fsspec URL, for reading."""
+    """Open the run at a path or an fsspec URL for reading, also while it is being written.
+
+    Example:
+
+        run = rolltape.read("s3://bucket/exp1")
+    """
     return Run(*find_run(location))

@@ -9,7 +9,7 @@ from rolltape.tiny.cache import Cache
 from rolltape.tiny.checkpoint import Floats, ModelConfig
 
 
-class Span(NamedTuple):
+class TokenSpan(NamedTuple):
     """Consecutive tokens of one request: a piece of its prompt, or the token that it sampled last."""
 
     cache: Cache
@@ -30,10 +30,10 @@ class _One(NamedTuple):
     scores: Floats  # (kv_heads, group, held)
 
 
-class Rows:
+class StepRows:
     """The rows of one step. Single tokens come first and share one softmax; longer spans have their own."""
 
-    def __init__(self, spans: list[Span], padded: int, config: ModelConfig, *, safe: bool) -> None:
+    def __init__(self, spans: list[TokenSpan], padded: int, config: ModelConfig, *, safe: bool) -> None:
         """`padded`: how many rows there are with those that belong to no span; `safe`: no score can overflow exp."""
         self._safe = safe
         heads, group = config.heads, config.heads // config.kv_heads
@@ -50,7 +50,7 @@ class Rows:
             scores = self._flat[place : place + heads * span.end].reshape(config.kv_heads, group, span.end)
             self._ones.append(_One(held, held[:, 0].swapaxes(-1, -2), scores))
             place += scores.size
-        self._longer: list[tuple[slice, Span]] = []
+        self._longer: list[tuple[slice, TokenSpan]] = []
         row = len(lone)
         for span in spans[len(lone) :]:
             assert len(span.ids) > 1, "single tokens come first"

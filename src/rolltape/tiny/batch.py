@@ -4,19 +4,19 @@ from collections import deque
 from collections.abc import Iterator
 
 from rolltape.records.turn import Finish
-from rolltape.tiny.attention import Span
+from rolltape.tiny.attention import TokenSpan
 from rolltape.tiny.checkpoint import Floats
-from rolltape.tiny.request import Request, Weights
+from rolltape.tiny.request import Request, VersionedModel
 from rolltape.tiny.sampling import Softmax, choose, top_of
 
 # Prompt tokens read in one step beside the running replies: two pieces, some 15 ms of the shipped model.
 _PROMPT_TOKENS_PER_STEP = 256
 
 
-class Batch:
+class RequestBatch:
     """The requests of an engine, waiting and running. Used by one thread."""
 
-    def __init__(self, weights: Weights, *, max_running: int, max_cached_tokens: int, context: int) -> None:
+    def __init__(self, weights: VersionedModel, *, max_running: int, max_cached_tokens: int, context: int) -> None:
         self.weights = weights
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -77,7 +77,7 @@ class Batch:
             yield request
             tokens += len(request.next_span().ids)
 
-    def _feed(self, weights: Weights, requests: list[Request]) -> list[Request]:
+    def _feed(self, weights: VersionedModel, requests: list[Request]) -> list[Request]:
         fed = [(request, request.next_span()) for request in requests]
         fed.sort(key=lambda pair: len(pair[1].ids) > 1)
         logits = weights.model.forward([span for _, span in fed])
@@ -114,7 +114,7 @@ class Batch:
         self.running = [request for request in self.running if request.finish is None]
 
 
-def _keep_prompt_logprobs(request: Request, span: Span, logits: Floats) -> None:
+def _keep_prompt_logprobs(request: Request, span: TokenSpan, logits: Floats) -> None:
     """The logits of a prompt's token say how likely the next was; the last one's are for the reply."""
     softmax = Softmax(logits)
     first = span.end - span.wanted + 1

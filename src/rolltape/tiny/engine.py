@@ -13,18 +13,18 @@ from typing import Self
 import msgspec
 
 from rolltape.errors import CheckpointError, EngineError, EngineStopped, PromptError, SamplingError
-from rolltape.tiny.batch import Batch
+from rolltape.tiny.batch import RequestBatch
 from rolltape.tiny.blas import one_blas_thread
 from rolltape.tiny.checkpoint import ModelConfig
 from rolltape.tiny.model import Qwen3
 from rolltape.tiny.prefixes import Prefixes
-from rolltape.tiny.replies import Piece, Reply
-from rolltape.tiny.request import Request, Weights
+from rolltape.tiny.replies import EngineReply, Piece
+from rolltape.tiny.request import Request, VersionedModel
 from rolltape.tiny.sampling import Sampling
 from rolltape.tiny.text import StopStrings, TokenTexts
 
 
-class InFlight(enum.StrEnum):
+class InFlightPolicy(enum.StrEnum):
     """What becomes of replies in flight when weights change or the engine pauses."""
 
     ABORT = "abort"  # they end with what they have
@@ -50,7 +50,7 @@ class EmbeddedEngine:
         self.texts = texts  # None: the folder has no tokenizer.json, so there are neither texts nor stop strings
         self._version = version
         self._prefix_cache_mb = prefix_cache_mb
-        self._batch = Batch(
+        self._batch = RequestBatch(
             self._weights(model, version),
             max_running=max_running,
             max_cached_tokens=max_cached_tokens,
@@ -133,7 +133,7 @@ class EmbeddedEngine:
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling | None = None, *, request_id: str | None = None
-    ) -> Reply:
+    ) -> EngineReply:
         """The whole reply to a prompt. Cancelling the caller aborts the request."""
         request = self._submit(prompt_ids, sampling, request_id, streams=False)
         try:
@@ -177,7 +177,9 @@ class EmbeddedEngine:
         self._post(lambda: self._abort_now(requests))
         return len(requests)
 
-    async def load_weights(self, folder: str | Path, version: str, *, in_flight: InFlight = InFlight.ABORT) -> int:
+    async def load_weights(
+        self, folder: str | Path, version: str, *, in_flight: InFlightPolicy = InFlightPolicy.ABORT
+    ) -> int:
         """Take other weights of the same shape for all requests that begin from now on.
 
         Returns how many running replies were aborted, or are finishing under the weights that they began with.
@@ -190,7 +192,7 @@ class EmbeddedEngine:
             running = list(self._batch.running)
             self._batch.weights = self._weights(model, version)
             self._version = version
-            if in_flight is InFlight.ABORT:
+            if in_flight is InFlightPolicy.ABORT:
                 self._abort_now(running)
             return len(running)
 
@@ -215,13 +217,13 @@ class EmbeddedEngine:
 
         await self._ask(drop)
 
-    async def pause(self, *, in_flight: InFlight = InFlight.ABORT) -> int:
+    async def pause(self, *, in_flight: InFlightPolicy = InFlightPolicy.ABORT) -> int:
         """Sample nothing until `resume`; requests that come wait. Those in flight end, or are held; how many."""
 
         def pause() -> int:
             self._paused = True
             requests = [*self._batch.running, *self._batch.waiting]
-            if in_flight is InFlight.ABORT:
+            if in_flight is InFlightPolicy.ABORT:
                 self._abort_now(requests)
             return len(requests)
 
@@ -236,8 +238,8 @@ class EmbeddedEngine:
 
         await self._ask(resume)
 
-    def _weights(self, model: Qwen3, version: str) -> Weights:
-        return Weights(model, version, Prefixes(model.config, self._prefix_cache_mb))
+    def _weights(self, model: Qwen3, version: str) -> VersionedModel:
+        return VersionedModel(model, version, Prefixes(model.config, self._prefix_cache_mb))
 
     def _submit(
         self, prompt_ids: Sequence[int], sampling: Sampling | None, request_id: str | None, *, streams: bool

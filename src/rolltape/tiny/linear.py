@@ -47,7 +47,7 @@ def proven_row_counts(depth: int) -> tuple[int, ...]:
     return tuple(proven) if _REFERENCE in proven else (1,)
 
 
-class Room:
+class WeightArena:
     """One array for the weights of many products.
 
     numpy asks the system for large pages where an array is large, and a pass over all weights then takes
@@ -75,11 +75,11 @@ def _blocks(outputs: int, inputs: int) -> tuple[int, int, int, int]:
 class Linear:
     """One or more weight matrices of the same input, applied as one: `linear(rows)` is rows @ concat(weights).T."""
 
-    def __init__(self, *weights: Floats, room: Room | None = None) -> None:
+    def __init__(self, *weights: Floats, room: WeightArena | None = None) -> None:
         """Take matrices of shape (outputs, inputs), as checkpoints store them."""
         self.inputs = weights[0].shape[1]
         self.outputs = sum(len(weight) for weight in weights)
-        room = Room([(self.outputs, self.inputs)]) if room is None else room
+        room = WeightArena([(self.outputs, self.inputs)]) if room is None else room
         deep, wide, depth, width = _blocks(self.outputs, self.inputs)
         whole = np.zeros((wide * width, deep * depth), dtype=np.float32)
         np.concatenate(weights, out=whole[: self.outputs, : self.inputs])

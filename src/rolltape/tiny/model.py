@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rolltape.errors import CheckpointError
-from rolltape.tiny.attention import Rows, Span
+from rolltape.tiny.attention import StepRows, TokenSpan
 from rolltape.tiny.checkpoint import Floats, ModelConfig, read_config, read_tensors
-from rolltape.tiny.linear import Linear, Room
+from rolltape.tiny.linear import Linear, WeightArena
 
 
 class _Layer(NamedTuple):
@@ -43,7 +43,7 @@ class Qwen3:
         config = read_config(folder)
         tensors = dict(read_tensors(folder))
         shapes = _Shapes(config, tensors, folder)
-        room = Room(_linear_shapes(config))
+        room = WeightArena(_linear_shapes(config))
         layers = [_layer(shapes, config, f"model.layers.{index}.", room) for index in range(config.layers)]
         final_norm = shapes.norm("model.norm.weight", config.hidden_size)
         embed = shapes.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
@@ -52,14 +52,14 @@ class Qwen3:
         head = Linear(shapes.take("lm_head.weight", config.vocab_size, config.hidden_size), room=room)
         return cls(config, layers, final_norm, head, embed)
 
-    def forward(self, spans: list[Span]) -> Floats:
+    def forward(self, spans: list[TokenSpan]) -> Floats:
         """Run the spans through the model, adding to their caches; the logits that they want, in order.
 
         Spans of a single token come first.
         """
         x = self._embedded(self._padded([token for span in spans for token in span.ids]))
         cos, sin = self._rotation(self._padded([place for span in spans for place in range(span.start, span.end)]))
-        rows = Rows(spans, len(x), self.config, safe=self._safe)
+        rows = StepRows(spans, len(x), self.config, safe=self._safe)
         eps = self.config.norm_eps
         with np.errstate(over="ignore"):
             for index, layer in enumerate(self._layers):
@@ -74,7 +74,7 @@ class Qwen3:
     def _embedded(self, ids: np.ndarray) -> Floats:
         return self._head.columns(ids) if self._embed is None else self._embed[ids]
 
-    def _attention(self, index: int, layer: _Layer, x: Floats, rows: Rows, cos: Floats, sin: Floats) -> Floats:
+    def _attention(self, index: int, layer: _Layer, x: Floats, rows: StepRows, cos: Floats, sin: Floats) -> Floats:
         config = self.config
         turning = config.heads + config.kv_heads
         heads = layer.qkv(x).reshape(len(x), turning + config.kv_heads, config.head_dim)
@@ -95,7 +95,7 @@ class Qwen3:
         hidden *= up
         return layer.down(hidden)
 
-    def _logits(self, x: Floats, spans: list[Span]) -> Floats:
+    def _logits(self, x: Floats, spans: list[TokenSpan]) -> Floats:
         chosen: list[int] = []
         stop = 0
         for span in spans:
@@ -171,7 +171,7 @@ def _linear_shapes(config: ModelConfig) -> list[tuple[int, int]]:
     return [*(of_layer * config.layers), (config.vocab_size, hidden)]
 
 
-def _layer(shapes: _Shapes, config: ModelConfig, name: str, room: Room) -> _Layer:
+def _layer(shapes: _Shapes, config: ModelConfig, name: str, room: WeightArena) -> _Layer:
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     queries, keys = config.heads * dim, config.kv_heads * dim
     query_norm = shapes.norm(f"{name}self_attn.q_norm.weight", dim) * np.float32(dim**-0.5)

@@ -9,7 +9,7 @@ from rolltape.records.turn import Finish, LogprobKind
 from rolltape.tiny.sampling import TopLogprob
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class EngineReply(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A whole reply: everything sampled before it ended, also where it was aborted."""
 
     request_id: str
@@ -50,4 +50,4 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: tuple[tuple[TopLogprob, ...], ...]
     version: str | None
     cached_tokens: int
-    reply: Reply | None = None  # None: it goes on
+    reply: EngineReply | None = None  # None: it goes on

@@ -7,16 +7,16 @@ from typing import NamedTuple
 import numpy as np
 
 from rolltape.records.turn import Finish
-from rolltape.tiny.attention import Span
+from rolltape.tiny.attention import TokenSpan
 from rolltape.tiny.cache import Cache
 from rolltape.tiny.model import Qwen3
 from rolltape.tiny.prefixes import PROMPT_PIECE, Prefixes
-from rolltape.tiny.replies import Piece, Reply
-from rolltape.tiny.sampling import Choice, Draws, Sampling, TopLogprob
+from rolltape.tiny.replies import EngineReply, Piece
+from rolltape.tiny.sampling import Draws, SampledToken, Sampling, TopLogprob
 from rolltape.tiny.text import StopMatch, StopStrings
 
 
-class Weights(NamedTuple):
+class VersionedModel(NamedTuple):
     """A model under the version that was announced for it, and what of prompts was read with it."""
 
     model: Qwen3
@@ -46,7 +46,7 @@ class Request:
         self.loop = asyncio.get_running_loop()
         self.changed = asyncio.Event()
 
-        self.weights: Weights | None = None
+        self.weights: VersionedModel | None = None
         self.cache: Cache | None = None
         self.fed = 0  # tokens of prompt and reply that are in the cache
         self.cached = 0  # those of the prompt that were taken over, not read
@@ -68,7 +68,7 @@ class Request:
     def reads_prompt(self) -> bool:
         return self.fed < len(self.prompt)
 
-    def begin(self, weights: Weights, context: int) -> None:
+    def begin(self, weights: VersionedModel, context: int) -> None:
         self.weights = weights
         self.cache = Cache(weights.model.config, min(len(self.prompt) + self.sampling.max_tokens, context))
         self._keys = weights.prefixes.keys(self.prompt)
@@ -92,13 +92,13 @@ class Request:
         if self._keys and self.fed % PROMPT_PIECE == 0:
             self.weights.prefixes.keep(self._keys[: self.fed // PROMPT_PIECE], self.cache)
 
-    def next_span(self) -> Span:
+    def next_span(self) -> TokenSpan:
         """The tokens to feed next: a piece of the prompt, or the id sampled last."""
         assert self.cache is not None
         if not self.reads_prompt:
-            return Span(self.cache, [self.ids[-1]], self.fed, 1)
+            return TokenSpan(self.cache, [self.ids[-1]], self.fed, 1)
         stop = min(self.fed + PROMPT_PIECE, len(self.prompt))
-        return Span(self.cache, self.prompt[self.fed : stop], self.fed, self._wanted(stop))
+        return TokenSpan(self.cache, self.prompt[self.fed : stop], self.fed, self._wanted(stop))
 
     def _wanted(self, stop: int) -> int:
         """For how many of the last tokens before `stop` logits are needed."""
@@ -109,7 +109,7 @@ class Request:
             return max(wanted, int(stop == len(self.prompt)))
         return int(stop == len(self.prompt))
 
-    def accept(self, choice: Choice, context: int) -> None:
+    def accept(self, choice: SampledToken, context: int) -> None:
         """Take the sampled id and see whether it ends the reply."""
         self.raw.append(choice.raw)
         self.tempered.append(choice.tempered)
@@ -146,9 +146,9 @@ class Request:
             reply=self.reply() if ended else None,
         )
 
-    def reply(self) -> Reply:
+    def reply(self) -> EngineReply:
         assert self.finish is not None
-        return Reply(
+        return EngineReply(
             request_id=self.id,
             prompt_tokens=len(self.prompt),
             cached_tokens=self.cached,

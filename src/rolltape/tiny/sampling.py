@@ -78,7 +78,7 @@ class TopLogprob(NamedTuple):
     tempered: float
 
 
-class Choice(NamedTuple):
+class SampledToken(NamedTuple):
     """A sampled id with its logprob before and after the temperature, and the most likely ones if asked for."""
 
     id: int
@@ -109,14 +109,14 @@ class Softmax:
         return logprobs
 
 
-def choose(logits: Floats, samplings: list[Sampling], draws: list[Draws]) -> list[Choice | None]:
+def choose(logits: Floats, samplings: list[Sampling], draws: list[Draws]) -> list[SampledToken | None]:
     """Sample one id per row, each under its own parameters; None where the logits are not finite."""
     divisors = [sampling.divisor for sampling in samplings]
     with np.errstate(invalid="ignore"):
         raw = tempered = Softmax(logits)
         if any(divisor != 1 for divisor in divisors):
             tempered = Softmax(logits / np.array(divisors, dtype=np.float32)[:, None])
-    choices: list[Choice | None] = []
+    choices: list[SampledToken | None] = []
     for row, sampling in enumerate(samplings):
         if not raw.is_finite(row):
             choices.append(None)
@@ -127,7 +127,7 @@ def choose(logits: Floats, samplings: list[Sampling], draws: list[Draws]) -> lis
             token = pick(tempered.weights[row], sampling, draws[row].next())
         count = sampling.top_logprobs
         top = top_of(raw.logprobs(row), tempered.logprobs(row), count) if count else ()
-        choices.append(Choice(token, raw.logprob(row, token), tempered.logprob(row, token), top))
+        choices.append(SampledToken(token, raw.logprob(row, token), tempered.logprob(row, token), top))
     return choices
 
 

@@ -31,7 +31,7 @@ class Region(NamedTuple):
     dtype: torch.dtype
 
 
-class Layout:
+class BufferLayout:
     """The region of each column. The columns written on the device come first: `device_bytes` of `total_bytes`."""
 
     def __init__(self, on_device: Sizes, on_host: Sizes) -> None:
@@ -61,7 +61,7 @@ class Layout:
         return {name: buffer[region.start : region.stop].view(region.dtype) for name, region in regions}
 
 
-def plan_layout(batch: MicroBatch) -> Layout:
+def plan_layout(batch: MicroBatch) -> BufferLayout:
     """Make room for the columns of a micro-batch and for those that will be derived from them."""
     mismatch = MISMATCH_COLUMNS if "inference_logprobs" in batch.columns else ()
     derived = (*mismatch, *(MASK_COLUMNS if batch.loss is not None else ()))
@@ -70,7 +70,7 @@ def plan_layout(batch: MicroBatch) -> Layout:
     sizes = {name: (_DTYPES[name], batch.tokens) for name in (*batch.columns, *derived)}
     sizes |= {name: (_sequence_dtype(name, given), batch.sequences) for name, given in batch.per_sequence.items()}
     there = {*_on_device(batch), *derived} if batch.device.type != "cpu" else set()
-    return Layout(
+    return BufferLayout(
         {name: size for name, size in sizes.items() if name in there},
         {name: size for name, size in sizes.items() if name not in there},
     )

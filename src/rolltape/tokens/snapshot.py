@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rolltape.tokens.derive import derive_columns
-from rolltape.tokens.layout import Layout
+from rolltape.tokens.layout import BufferLayout
 from rolltape.tokens.micro_batch import MicroBatch
 
 _SMALLEST_BUFFER = 1 << 20  # bytes
@@ -20,7 +20,7 @@ class Snapshot(msgspec.Struct, frozen=True, eq=False):
     """A micro-batch whose columns are in a host buffer, or on their way there."""
 
     batch: MicroBatch  # without its columns, which would keep the caller's tensors in memory
-    layout: Layout
+    layout: BufferLayout
     buffer: Tensor
     copied: torch.cuda.Event | None  # None: the copy is done
 
@@ -81,7 +81,7 @@ class DeviceSnapshotter:
             self._transfer(device).reserve(size)
 
     @torch.no_grad()
-    def snapshot(self, batch: MicroBatch, layout: Layout) -> Snapshot:
+    def snapshot(self, batch: MicroBatch, layout: BufferLayout) -> Snapshot:
         """Copy the columns of a micro-batch; what the caller does to them later does not show."""
         buffer = self.buffers.take(layout.total_bytes, pinned=batch.device.type == "cuda")
         hosted = layout.host_views(buffer)
@@ -119,7 +119,9 @@ class _Transfer:
             # Whoever gets this memory next must wait for the copy out of it.
             self._buffer.record_stream(self._stream)
 
-    def copy(self, batch: MicroBatch, layout: Layout, buffer: Tensor, hosted: dict[str, Tensor]) -> torch.cuda.Event:
+    def copy(
+        self, batch: MicroBatch, layout: BufferLayout, buffer: Tensor, hosted: dict[str, Tensor]
+    ) -> torch.cuda.Event:
         """Gather the columns on the device, in the order of the caller's stream, and copy them on another stream."""
         current = torch.cuda.current_stream(self._device)
         if self._last is not None:

@@ -46,7 +46,9 @@ def merge_events(events: Iterable[Event]) -> TraceEvents:
 def trace_of(rollout: Rollout) -> Trace:
     """Build the trace of a rollout, however it ended. Turns stand for steps that no environment recorded.
 
-    trace = rolltape.trace_of(rolltape.read("runs/exp1").rollout(rollout_id))
+    Example:
+
+        trace = rolltape.trace_of(rolltape.read("runs/exp1").rollout(rollout_id))
     """
     merged = merge_events(rollout.events)
     steps = _steps(rollout, merged)

@@ -54,7 +54,12 @@ def is_captured(rollout: str, capture: Capture | str, fraction: float | None) ->
 
 
 class TraceWriter:
-    """Records the trace of one open rollout. Threads and coroutines may share it; its steps are put in one order.
+    """Records the trace of one open rollout, step by step. Threads and coroutines may share it.
+
+    Example:
+
+        traces = rolltape.TraceWriter(rollout)
+        traces.step(turn=turn, reward=0.5, env_state={"moves": 3})
 
         trace = TraceWriter(rollout)
         trace.step(turn=turn, reward=0.5, env_state={"score": 3})

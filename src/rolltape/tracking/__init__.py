@@ -4,10 +4,8 @@ with rolltape.tracking.trackio_sink(project="sums") as sink:
     rolltape.tracking.show_batch(sink, batch, tokenizer, split="train", step=3)
 """
 
-import warnings
-from typing import Any
-
 from rolltape.records.choice import Choice
+from rolltape.renamed import renamed
 from rolltape.tracking.batch import show_batch, traces_from_batch, traces_from_batch_async
 from rolltape.tracking.jsonl import jsonl_sink
 from rolltape.tracking.push import load_step, show_step
@@ -15,9 +13,6 @@ from rolltape.tracking.sinks import DeliveryReport, Outbox, Sink, Tracker
 from rolltape.tracking.steps import StepKey, settled_steps, split_of
 from rolltape.tracking.summary import ShownStep, StepSummary
 from rolltape.tracking.trackio import trackio_sink
-
-# Names of 0.1, which go with 0.3.
-_RENAMED = {"Delivery": "DeliveryReport", "step_of_tape": "load_step"}
 
 __all__ = [
     "Choice",
@@ -39,9 +34,4 @@ __all__ = [
     "trackio_sink",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _RENAMED:
-        raise AttributeError(f"module 'rolltape.tracking' has no attribute {name!r}")
-    warnings.warn(f"rolltape.tracking.{name} is now {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
-    return globals()[_RENAMED[name]]
+__getattr__ = renamed(__name__, {"Delivery": "DeliveryReport", "step_of_tape": "load_step"})

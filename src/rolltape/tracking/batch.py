@@ -23,8 +23,10 @@ Segments = Sequence[Sequence[int]]  # of token ids
 def show_batch(sink: Sink, batch: Batch, tokenizer: Any, *, split: str, step: int, run: str = "batch") -> bool:
     """Copy a padded batch to the host and let the sink decode what it shows of it; False: it was dropped.
 
-    with rolltape.trackio_sink(project="sums") as sink:
-        rolltape.show_batch(sink, batch, tokenizer, split="train", step=3)
+    Example:
+
+        with rolltape.trackio_sink(project="sums") as sink:
+            rolltape.show_batch(sink, batch, tokenizer, split="train", step=3)
     """
     try:
         held = copy_to_host(batch)

@@ -26,7 +26,9 @@ def jsonl_sink(
 ) -> Outbox:
     """A sink that appends one JSON line per step to a file.
 
-    sink = rolltape.jsonl_sink("steps.jsonl", max_traces_per_step=4)
+    Example:
+
+        sink = rolltape.jsonl_sink("steps.jsonl", max_traces_per_step=4)
     """
     return Outbox(JsonlTracker(path), max_traces_per_step=max_traces_per_step, choice=choice, max_waiting=max_waiting)
 

@@ -14,9 +14,11 @@ from rolltape.tracking.summary import ShownStep, StepTally
 
 
 def show_step(sink: Sink, run: Run, *, step: int, split: str = "train", policy: CutPolicy | str = "exact") -> bool:
-    """Let the sink read a step from the tape, as it is when its turn comes; False: it was dropped.
+    """Let the sink read a step from the tape when its turn comes. Returns False if the sink dropped it.
 
-    rolltape.show_step(sink, rolltape.read("runs/exp1"), step=3)
+    Example:
+
+        rolltape.show_step(sink, rolltape.read("runs/exp1"), step=3)
     """
     return sink.put(lambda pick: load_step(run, StepKey(step, split), pick, policy))
 

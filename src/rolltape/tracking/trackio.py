@@ -45,6 +45,8 @@ def trackio_sink(
 
     A run of its own stays on this machine, and continues one of the same name.
 
+    Example:
+
         with rolltape.trackio_sink(project="sums", name="exp1") as sink:
             rolltape.show_batch(sink, batch, tokenizer, split="train", step=3)
     """

@@ -19,7 +19,13 @@ from rolltape.tree.placement import PlacedTurn, Tree
 
 
 def forks_of(tree: Tree) -> list[Fork]:
-    """The turns that do not simply go on from an earlier one, in order. Auxiliary calls are no forks."""
+    """The turns that do not continue an earlier one, in order, each with its cause. Auxiliary calls are not forks.
+
+    Example:
+
+        for fork in rolltape.forks_of(rolltape.tree_of(session)):
+            print(fork.turn, fork.cause)
+    """
     turns = [placed for placed in tree.turns if placed.turn.facts.auxiliary is None]
     latest = LatestUnder(tree.roots.values())
     forks = []

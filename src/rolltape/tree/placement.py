@@ -140,7 +140,12 @@ class Tree:
 
 
 def tree_of(session: Session) -> Tree:
-    """A session's tree, from scratch."""
+    """The tree of a session's turns.
+
+    Example:
+
+        tree = rolltape.tree_of(rollout.sessions[0])
+    """
     tree = Tree(tool_ids_matter=session.head.tool_ids_matter, tokenizers=session.tokenizers)
     for turn in session.turns:
         tree.add(turn)

@@ -3,8 +3,7 @@
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rolltape.cli.output.columns import cell_width
 from rolltape.cli.output.screen import count, discard_output, note, number, plural, print_json, span
@@ -58,13 +57,8 @@ class LogProgress:
     def over(self, figures: "Figures", end: dict[str, Any]) -> None:
         """Nothing runs any more; `end` is what a script needs to know besides. A report follows."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return
+    def close(self) -> None:
+        """Nothing more is printed."""
 
 
 class LiveProgress(LogProgress):
@@ -110,9 +104,7 @@ class LiveProgress(LogProgress):
         line.add_row(ProgressBar(total=total, completed=done, width=min(room, _LONGEST_BAR)), Text(text))
         return line
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         with suppress(OSError):
             self._live.stop()
 

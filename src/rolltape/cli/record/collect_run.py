@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from rolltape.cli.exits import Exit
@@ -19,7 +19,7 @@ from rolltape.collect.settings import CollectSettings
 from rolltape.collect.stats import CollectionStats
 from rolltape.errors import ExportError
 from rolltape.gateway.serve import loop_factory
-from rolltape.groups import Room
+from rolltape.groups import RunAheadLimit
 from rolltape.tape.recording.tape import open_tape
 
 _SHOWN_WARNINGS = 20
@@ -50,7 +50,7 @@ def run_collection(
             tape,
             resume=resume,
             runner=None if cluster is None else RayRunner(settings, tape, cluster),
-            room=None if max_ahead is None else Room(tape, max_groups=max_ahead),
+            run_ahead=None if max_ahead is None else RunAheadLimit(tape, max_groups=max_ahead),
         )
         records = None if out is None else _open_records(out, settings.source)
         if records is not None:
@@ -123,7 +123,7 @@ async def _run(collector: Collector, watcher: _Watcher) -> bool:
 
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, stop)
-    with watcher.progress:
+    with closing(watcher.progress):
         reporting = asyncio.ensure_future(watcher.report_regularly())
         try:
             await collector.run(watcher.launched, watcher.results)

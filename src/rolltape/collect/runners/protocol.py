@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 from rolltape.collect.plan import PlannedAttempt, RolloutIdentity
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.tasks import Task
-from rolltape.groups import Room
+from rolltape.groups import RunAheadLimit
 
 NO_ROOM_S = 0.2  # between two questions whether there is room
 OnEnded = Callable[[PlannedAttempt, list[RolloutResult]], Awaitable[None]]
@@ -18,12 +18,16 @@ class AttemptQueue:
     """The attempts to run, each given out once. A task is begun when there is room for its group."""
 
     def __init__(
-        self, attempts: Iterator[tuple[PlannedAttempt, Task]], step: int, source: str, room: Room | None = None
+        self,
+        attempts: Iterator[tuple[PlannedAttempt, Task]],
+        step: int,
+        source: str,
+        run_ahead: RunAheadLimit | None = None,
     ) -> None:
         self._attempts = attempts
         self._step = step
         self._source = source
-        self._room = room
+        self._run_ahead = run_ahead
         self._next: tuple[PlannedAttempt, Task] | None = next(attempts, None)
         self.given_out = 0
         self._no_room_at_s = -NO_ROOM_S
@@ -45,11 +49,11 @@ class AttemptQueue:
 
     async def _has_room(self, planned: PlannedAttempt) -> bool:
         # Attempts come in their order: only the first one begins a group, unless it was tried before.
-        if self._room is None or planned.attempt or planned.again:
+        if self._run_ahead is None or planned.attempt or planned.again:
             return True
         if time.monotonic() - self._no_room_at_s < NO_ROOM_S:
             return False
-        free = await asyncio.to_thread(self._room.is_free, self._step, self._source)
+        free = await asyncio.to_thread(self._run_ahead.is_free, self._step, self._source)
         self._no_room_at_s = self._no_room_at_s if free else time.monotonic()
         return free
 

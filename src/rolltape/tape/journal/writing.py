@@ -27,7 +27,12 @@ _UNWRITABLE = (sqlite3.Error, OverflowError, ValueError, TypeError, MemoryError)
 
 
 class Durability(enum.StrEnum):
-    """What a recorded turn survives."""
+    """What a recorded turn survives.
+
+    Example:
+
+        tape = rolltape.open("runs/exp1", durability=rolltape.Durability.POWER)
+    """
 
     PROCESS = "process"  # the death of the process, kill -9 included
     POWER = "power"  # the loss of power as well: every commit waits for the disk

@@ -27,7 +27,20 @@ if TYPE_CHECKING:
 
 
 class SessionRecorder:
-    """One agent's connection, open for turns. Threads and coroutines may share it; its turns are put in one order."""
+    """Records the turns of one session: one agent's connection. Threads and coroutines may share it.
+
+    Example:
+
+        session = rollout.session(tokenizer="checkpoints/qwen3-8b")
+        turn = session.record_turn(
+            prompt_messages=[{"role": "user", "content": "2 + 2?"}],
+            prompt_ids=[1, 2, 3],
+            sampled_ids=[4, 5],
+            logprobs=[-0.1, -0.2],
+            reply={"role": "assistant", "content": "4"},
+            finish="stop",
+        )
+    """
 
     def __init__(self, rollout: "RolloutRecorder", pk: int, intake: SessionIntake) -> None:
         self._rollout = rollout
@@ -125,9 +138,15 @@ class SessionRecorder:
 
 
 class RolloutRecorder:
-    """One try at a rollout, open for sessions until it is finished or failed.
+    """Records one try of a rollout: its sessions, then its finish.
 
-    As a context manager it fails when it is left by an exception, or without a finish.
+    Example:
+
+        with tape.rollout(task_id="t1", step=0, attempt=0) as rollout:
+            session = rollout.session()
+            rollout.finish(reward=1.0)
+
+    A `with` block that is left by an exception, or without a finish, records the rollout as failed.
     """
 
     def __init__(

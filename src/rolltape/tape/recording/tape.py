@@ -44,7 +44,13 @@ _open_tapes: "weakref.WeakSet[Tape]" = weakref.WeakSet()
 
 
 class Tape:
-    """A run, open for recording. Safe to share between threads; a forked child gets a journal of its own."""
+    """A run that is open for recording. Threads may share it; a forked child gets a journal of its own.
+
+    Example:
+
+        with rolltape.open("runs/exp1") as tape, tape.rollout(task_id="t1", step=0) as rollout:
+            rollout.finish(reward=1.0)
+    """
 
     def __init__(self, directory: RunDirectory, durability: Durability = Durability.PROCESS) -> None:
         self.directory = directory
@@ -422,7 +428,12 @@ os.register_at_fork(after_in_child=_after_fork)
 def open_tape(
     path: str | os.PathLike[str], name: str | None = None, durability: Durability | str = Durability.PROCESS
 ) -> Tape:
-    """Open the run at `path` for recording; it is made if there is none, named after its directory unless told."""
+    """Open the run at `path` for recording. A new run is created if there is none, named after its directory.
+
+    Example:
+
+        tape = rolltape.open("runs/exp1")
+    """
     level = as_member(Durability, durability, f"run {os.fspath(path)}")
     return Tape(RunDirectory.made_or_opened(path, name), level)
 

@@ -40,7 +40,13 @@ def prune(
     side_array: str | None = None,
     dry_run: bool = False,
 ) -> PruneReport:
-    """Remove the turns of the rollouts of some steps, or one side array of those (or of all). Seals first."""
+    """Delete the turns of the rollouts of some steps, or one side array of those (or of all). Seals first.
+
+    Example:
+
+        report = rolltape.prune("runs/exp1", before_step=100, dry_run=True)
+        print(report.rollouts, report.turns)
+    """
     if before_step is None and steps is None and side_array is None:
         raise TapeError(f"run {os.fspath(run_path)}: prune what? Give before_step, steps, or side_array")
     directory = RunDirectory.opened(run_path)

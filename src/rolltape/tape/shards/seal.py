@@ -49,7 +49,12 @@ class SealReport(msgspec.Struct, frozen=True, kw_only=True):
 def seal(
     run_path: str | os.PathLike[str], to: str | os.PathLike[str] | None = None, progress: Progress | None = None
 ) -> SealReport:
-    """Write every rollout that has ended and is not sealed yet into shards, here or at `to`."""
+    """Write every rollout that has ended and is not sealed yet into Parquet shards, in the run or at `to`.
+
+    Example:
+
+        report = rolltape.seal("runs/exp1", to="s3://bucket/exp1")
+    """
     directory = RunDirectory.opened(run_path)
     place = Place(directory.path if to is None else to)
     if _is_own(place, directory):

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from rolltape.records.turn import Finish, LogprobKind
-from rolltape.tiny.replies import Piece, Reply
+from rolltape.tiny.replies import EngineReply, Piece
 from rolltape.tiny.sampling import TopLogprob
 from rolltape.tiny.server.bodies import Asked
 from rolltape.tiny.text import GrowingText, TokenTexts
@@ -12,7 +12,7 @@ from rolltape.tiny.text import GrowingText, TokenTexts
 Json = dict[str, Any]
 
 
-class Answer:
+class SglangAnswer:
     """One prompt's answer: takes the pieces of a reply and says at any time what SGLang would."""
 
     def __init__(self, asked: Asked, texts: TokenTexts | None, kind: LogprobKind) -> None:
@@ -74,7 +74,7 @@ class Answer:
         answer: Json = {"output_ids": list(self._ids), "meta_info": meta}
         return answer if self._texts is None else {"text": self._shown(reply), **answer}
 
-    def _shown(self, reply: Reply | None) -> str:
+    def _shown(self, reply: EngineReply | None) -> str:
         """The text; while it grows, without what may turn out to begin a stop string."""
         if reply is None:
             return self._text[: len(self._text) - held_back(self._text, self._asked.sampling.stop_strings)]
@@ -86,7 +86,7 @@ class Answer:
             until = reply.stop_at
         return self._texts.text_of(ids, skip_special=self._asked.skip_special, until=until)
 
-    def _logprob_fields(self, reply: Reply | None) -> Json:
+    def _logprob_fields(self, reply: EngineReply | None) -> Json:
         fields: Json = {
             "input_token_logprobs": [] if reply is None else self._prompt_triples(reply),
             "output_token_logprobs": list(self._logprobs),
@@ -98,7 +98,7 @@ class Answer:
             fields["output_top_logprobs"] = list(self._tops)
         return fields
 
-    def _prompt_triples(self, reply: Reply) -> list[list[Any]]:
+    def _prompt_triples(self, reply: EngineReply) -> list[list[Any]]:
         # The first one reported has no logprob, wherever it stands: SGLang computes none before it.
         values = [None, *reply.prompt_logprobs[1:]]
         ids = self._asked.prompt_ids[self._asked.logprob_start :]
@@ -113,7 +113,7 @@ class Answer:
         return [self._triple(entry.raw if raw else entry.tempered, entry.id) for entry in top]
 
 
-def finish_reason(reply: Reply, max_tokens: int) -> Json:
+def finish_reason(reply: EngineReply, max_tokens: int) -> Json:
     """How a reply ended, in SGLang's words."""
     match reply.finish:
         case Finish.STOP | Finish.STOP_STRING:

@@ -13,10 +13,10 @@ from aiohttp.typedefs import Middleware
 
 from rolltape.errors import CheckpointError, EngineError, EngineStopped
 from rolltape.records.turn import LogprobKind
-from rolltape.tiny.engine import EmbeddedEngine, InFlight
+from rolltape.tiny.engine import EmbeddedEngine, InFlightPolicy
 from rolltape.tiny.replies import Piece
 from rolltape.tiny.sampling import Sampling
-from rolltape.tiny.server.answers import Answer, Json
+from rolltape.tiny.server.answers import Json, SglangAnswer
 from rolltape.tiny.server.bodies import (
     AbortBody,
     Asked,
@@ -34,7 +34,7 @@ _HEALTH_TIMEOUT_S = 20.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Server:
+class EngineServer:
     """What the routes share: the engine, the folder that it serves and how logprobs are given."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Server:
         return _json(answers if many else answers[0])
 
     async def _whole(self, asked: Asked) -> Json:
-        answer = Answer(asked, self.engine.texts, self._kind)
+        answer = SglangAnswer(asked, self.engine.texts, self._kind)
         reply = await self.engine.generate(asked.prompt_ids, asked.sampling, request_id=asked.request_id)
         return answer.add(
             Piece(
@@ -111,7 +111,7 @@ class Server:
             await _cancelled(tasks)
 
     async def _follow(self, index: int, asked: Asked, queue: "asyncio.Queue[Json | EngineError]") -> None:
-        answer = Answer(asked, self.engine.texts, self._kind)
+        answer = SglangAnswer(asked, self.engine.texts, self._kind)
         add = answer.add_delta if self._incremental else answer.add
         try:
             pieces = self.engine.stream(asked.prompt_ids, asked.sampling, request_id=asked.request_id)
@@ -134,7 +134,7 @@ class Server:
     async def update_weights(self, request: web.Request) -> web.Response:
         body = decode(await request.read(), UpdateBody)
         version = self.engine.version if body.weight_version is None else body.weight_version
-        in_flight = InFlight.ABORT if body.abort_all_requests else InFlight.FINISH
+        in_flight = InFlightPolicy.ABORT if body.abort_all_requests else InFlightPolicy.FINISH
         try:
             count = await self.engine.load_weights(body.model_path, version, in_flight=in_flight)
         except CheckpointError as error:
@@ -154,7 +154,7 @@ class Server:
         mode = decode(await request.read(), PauseBody).mode
         if mode not in ("abort", "in_place", "retract"):
             raise BodyError(f"mode {mode!r}; abort, in_place or retract is meant")
-        await self.engine.pause(in_flight=InFlight.ABORT if mode == "abort" else InFlight.FINISH)
+        await self.engine.pause(in_flight=InFlightPolicy.ABORT if mode == "abort" else InFlightPolicy.FINISH)
         return _json({"message": "Generation paused successfully.", "status": "ok"})
 
     async def resume(self, request: web.Request) -> web.Response:
@@ -236,7 +236,7 @@ def make_app(
     api_key: str | None = None,
 ) -> web.Application:
     """The application that serves an engine which runs; serve it with `handler_cancellation=True`."""
-    server = Server(engine, folder, model_name=model_name, kind=kind, incremental=incremental)
+    server = EngineServer(engine, folder, model_name=model_name, kind=kind, incremental=incremental)
     app = web.Application(middlewares=[_errors_as_json, _keyed(api_key)], client_max_size=MAX_BODY_BYTES)
     routes: dict[str, tuple[str, Handler]] = {
         "/generate": ("POST PUT", server.generate),

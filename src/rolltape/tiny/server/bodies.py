@@ -15,7 +15,7 @@ class BodyError(EngineError):
     """A request body is no JSON, or not of the expected shape."""
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class SglangSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`sampling_params`; a null is as good as absent."""
 
     max_new_tokens: int | None = 128
@@ -76,7 +76,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
 
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
-    sampling_params: SamplingParams | list[SamplingParams] | None = None
+    sampling_params: SglangSampling | list[SglangSampling] | None = None
     rid: str | list[str] | None = None
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: int | list[int] | None = None
@@ -192,13 +192,13 @@ def _asked(
     body: GenerateBody,
     engine: EmbeddedEngine,
     prompt: list[int],
-    params: SamplingParams | None,
+    params: SglangSampling | None,
     request_id: str | None,
     logprobs: bool,
     start: int | None,
     top: int | None,
 ) -> Asked:
-    params = SamplingParams() if params is None else params
+    params = SglangSampling() if params is None else params
     # SGLang's -1 stands for the prompt's last id.
     start = max(len(prompt) - 1, 0) if start is None or start == -1 else start
     if not 0 <= start <= len(prompt):
@@ -215,7 +215,7 @@ def _asked(
     )
 
 
-def _sampling(params: SamplingParams, engine: EmbeddedEngine, *, prompt_from: int | None, top: int) -> Sampling:
+def _sampling(params: SglangSampling, engine: EmbeddedEngine, *, prompt_from: int | None, top: int) -> Sampling:
     for name, harmless in _WITHOUT_EFFECT.items():
         if getattr(params, name) not in harmless:
             raise SamplingError(f"{name} {getattr(params, name)!r} is not supported by the embedded engine")

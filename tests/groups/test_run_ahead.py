@@ -17,7 +17,7 @@ from taped import finished, python
 
 
 def test_there_is_room_for_so_many_groups_that_the_trainer_is_not_done_with(tape: Tape) -> None:
-    room = rolltape.Room(tape, max_groups=2)
+    room = rolltape.RunAheadLimit(tape, max_groups=2)
     collects(tape, 1)
     record(tape, "a", 1.0)
     assert room.is_free(0)
@@ -31,7 +31,7 @@ def test_there_is_room_for_so_many_groups_that_the_trainer_is_not_done_with(tape
 
 @pytest.mark.parametrize(("max_steps", "free"), [(0, [0]), (1, [0, 1]), (2, [0, 1, 2])])
 def test_there_is_room_for_so_many_steps_ahead(tape: Tape, max_steps: int, free: list[int]) -> None:
-    room = rolltape.Room(tape, max_steps=max_steps)
+    room = rolltape.RunAheadLimit(tape, max_steps=max_steps)
     collects(tape, 1)
     record(tape, "a", 1.0, step=0)
     assert [step for step in range(4) if room.is_free(step)] == free
@@ -40,7 +40,7 @@ def test_there_is_room_for_so_many_steps_ahead(tape: Tape, max_steps: int, free:
 
 
 def test_what_is_skipped_makes_room_too(tape: Tape) -> None:
-    room = rolltape.Room(tape, max_groups=1)
+    room = rolltape.RunAheadLimit(tape, max_groups=1)
     collects(tape, 2)
     record(tape, "a", 1.0)
     assert not room.is_free(0)
@@ -49,7 +49,7 @@ def test_what_is_skipped_makes_room_too(tape: Tape) -> None:
 
 
 def test_groups_of_another_source_take_no_room(tape: Tape) -> None:
-    room = rolltape.Room(tape, max_groups=1)
+    room = rolltape.RunAheadLimit(tape, max_groups=1)
     collects(tape, 1)
     record(tape, "a", 1.0)
     assert not room.is_free(0, "sums")
@@ -59,7 +59,7 @@ def test_groups_of_another_source_take_no_room(tape: Tape) -> None:
 def test_a_trainer_in_another_process_makes_room(tape: Tape) -> None:
     collects(tape, 1)
     record(tape, "a", 1.0)
-    room = rolltape.Room(tape, max_groups=1, poll_s=0.01)
+    room = rolltape.RunAheadLimit(tape, max_groups=1, poll_s=0.01)
     assert not room.is_free(0)
     code = "import sys, rolltape; next(rolltape.open(sys.argv[1]).groups()).done()"
     training = python(code, str(tape.directory.path))
@@ -69,9 +69,9 @@ def test_a_trainer_in_another_process_makes_room(tape: Tape) -> None:
 
 def test_bounds_that_make_no_sense_are_refused(tape: Tape) -> None:
     with pytest.raises(GroupsError, match="max_groups is 0; give 1 or more"):
-        rolltape.Room(tape, max_groups=0)
+        rolltape.RunAheadLimit(tape, max_groups=0)
     with pytest.raises(GroupsError, match="max_steps is -1; give 0 or more"):
-        rolltape.Room(tape, max_steps=-1)
+        rolltape.RunAheadLimit(tape, max_steps=-1)
 
 
 async def test_a_collector_with_a_bound_begins_a_group_when_the_trainer_is_done_with_one(tmp_path: Path) -> None:
@@ -79,9 +79,9 @@ async def test_a_collector_with_a_bound_begins_a_group_when_the_trainer_is_done_
     ahead: list[int] = []
     async with instant() as engine:
         with rolltape.open(tmp_path / "run") as tape:
-            room = rolltape.Room(tape, max_groups=2, poll_s=0.01)
+            room = rolltape.RunAheadLimit(tape, max_groups=2, poll_s=0.01)
             settings = CollectSettings(source=str(source), group_size=3, **by(engine))
-            collector = Collector(settings, tape, room=room)
+            collector = Collector(settings, tape, run_ahead=room)
             collecting = asyncio.ensure_future(collector.run(lambda launch: None, lambda results: None))
             given: list[str | None] = []
             async for group in tape.groups(step=0, poll_s=0.01):

@@ -1,4 +1,4 @@
-"""Room for collection to go on: how far it may run ahead of a trainer, by what the trainer says on the tape."""
+"""Holds collection back when it runs too far ahead of a trainer."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rolltape.errors import GroupsError
 from rolltape.groups.consumer import consumer_of
 from rolltape.groups.gathering import Gathered
-from rolltape.groups.patience import Patience
+from rolltape.groups.wait_timer import WaitTimer
 from rolltape.tape.recording.tape import Tape
 
 log = logging.getLogger("rolltape.groups")
@@ -16,11 +16,16 @@ log = logging.getLogger("rolltape.groups")
 _LONG_S = 600.0  # for one step of a trainer that is alive
 
 
-class Room:
-    """Waits where collection would run too far ahead of a consumer, in this process or another.
+class RunAheadLimit:
+    """Limits how far collection runs ahead of a trainer, in this process or another.
 
-    `max_groups`: so many may have begun without the consumer being done with them. `max_steps`: a group of step N
-    may begin when the consumer is done with all that began before step N - `max_steps`.
+    With `max_groups`, at most that many groups may have begun that the trainer is not done with. With `max_steps`, a
+    group of step N may begin when the trainer is done with all groups of steps before N - `max_steps`.
+
+    Example:
+
+        limit = rolltape.RunAheadLimit(tape, max_groups=4)
+        await limit.wait(step=3)  # returns when another group of step 3 may begin
     """
 
     def __init__(
@@ -39,34 +44,34 @@ class Room:
         self._max_groups = max_groups
         self._max_steps = max_steps
         self._poll_s = poll_s
-        self._patience = Patience()
+        self._timer = WaitTimer()
 
     def is_free(self, step: int, source: str | None = None) -> bool:
         """Whether another group of this step may begin now. With a source of tasks only groups of that one count."""
         with self._consumer.lock:
             self._consumer.look()
             waiting = self._consumer.gathering.unsettled(source=source)
-        if self._has_room(step, [group.step for group in waiting]):
-            self._patience.begin()
+        if self._allows(step, [group.step for group in waiting]):
+            self._timer.begin()
             return True
-        if self._patience.is_word_due():
-            self._say_why(waiting)
+        if self._timer.is_warning_due():
+            self._log_why(waiting)
         return False
 
-    def _say_why(self, waiting: Sequence[Gathered]) -> None:
+    def _log_why(self, waiting: Sequence[Gathered]) -> None:
         is_taken = self._consumer.claim.is_taken()
-        if is_taken and self._patience.waited_s < _LONG_S:
+        if is_taken and self._timer.waited_s < _LONG_S:
             return
         log.warning(
-            "no room for %.0f s: %d groups wait for consumer %r, those of step %d first%s",
-            self._patience.waited_s,
+            "collection has waited %.0f s: %d groups wait for consumer %r, those of step %d first%s",
+            self._timer.waited_s,
             len(waiting),
             self._consumer.name,
             waiting[0].step,
-            "" if is_taken else ", and nobody takes groups in that name now",
+            "" if is_taken else ", and no process takes groups under that name",
         )
 
-    def _has_room(self, step: int, waiting: list[int]) -> bool:
+    def _allows(self, step: int, waiting: list[int]) -> bool:
         if self._max_groups is not None and len(waiting) >= self._max_groups:
             return False
         return self._max_steps is None or all(other >= step - self._max_steps for other in waiting)
