@@ -28,7 +28,7 @@ def make_finished(run: Path, settings: CollectSettings) -> int:
     """Record every attempt of these settings as finished, in one journal; return how many there are."""
     with rolltape.open(run) as tape, open_source(settings.source) as source:
         kept = settings.fixed_by_resume(source.name)
-        tape.note(EventKind.COLLECT, {"settings": kept, "model": MODEL})
+        tape.append_run_event(EventKind.COLLECT, {"settings": kept, "model": MODEL})
         attempts = ((task, attempt) for task in source for attempt in range(settings.group_size))
 
         async def record_some() -> int:

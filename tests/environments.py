@@ -9,7 +9,7 @@ from typing import Any
 import rolltape
 from rolltape.records.rollout import EventKind, Rollout
 from rolltape.records.trace import Trace
-from rolltape.tape.recording.recorder import RolloutRecorder
+from rolltape.tape.recording.rollout import RolloutRecorder
 from rolltape.traces import TraceWriter, trace_of
 from taped import assistant, user
 

@@ -14,7 +14,7 @@ import rolltape
 from rolltape.records.policy import Credit
 from rolltape.records.sample import Sample
 from rolltape.samples import samples_of_group
-from rolltape.tape.recording.recorder import SessionRecorder
+from rolltape.tape.recording.session import SessionRecorder
 from rolltape.tiny.shipped import shipped_model
 from taped import assistant, user
 

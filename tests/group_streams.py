@@ -5,7 +5,7 @@ from typing import Any
 import rolltape
 from rolltape.groups import GroupStream
 from rolltape.records.rollout import EventKind
-from rolltape.tape.recording.recorder import RolloutRecorder
+from rolltape.tape.recording.rollout import RolloutRecorder
 from rolltape.tape.recording.tape import Tape
 from taped import first_turn
 
@@ -14,12 +14,12 @@ SOURCE = "sums"
 
 def collects(tape: Tape, size: int, step: int = 0) -> None:
     """Say that a collection has begun, as the collector does."""
-    tape.note(EventKind.COLLECT, {"settings": {"step": step, "source": SOURCE, "group_size": size}})
+    tape.append_run_event(EventKind.COLLECT, {"settings": {"step": step, "source": SOURCE, "group_size": size}})
 
 
 def collected(tape: Tape, step: int = 0) -> None:
     """Say that it has come to its end."""
-    tape.note(EventKind.COLLECTED, {"step": step, "source": SOURCE})
+    tape.append_run_event(EventKind.COLLECTED, {"step": step, "source": SOURCE})
 
 
 def begin(tape: Tape, task: str, attempt: int, *, step: int = 0, version: str = "1", **more: Any) -> RolloutRecorder:

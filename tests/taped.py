@@ -11,7 +11,8 @@ import numpy as np
 import rolltape
 from rolltape.records.rollout import Rollout
 from rolltape.records.turn import Turn
-from rolltape.tape.recording.recorder import RolloutRecorder, SessionRecorder
+from rolltape.tape.recording.rollout import RolloutRecorder
+from rolltape.tape.recording.session import SessionRecorder
 
 
 def user(text: str) -> dict[str, Any]:

@@ -70,7 +70,8 @@ if TYPE_CHECKING:
     from rolltape.records.turn import Turn
     from rolltape.samples import Comparison, Linearized, compare, linearize, samples_of_group, show
     from rolltape.tape.journal.writing import Durability
-    from rolltape.tape.recording.recorder import RolloutRecorder, SessionRecorder
+    from rolltape.tape.recording.rollout import RolloutRecorder
+    from rolltape.tape.recording.session import SessionRecorder
     from rolltape.tape.recording.tape import Tape
     from rolltape.tape.recording.tape import open_tape as open  # noqa: A004 - rolltape.open is its public name
     from rolltape.tape.run import Run, read
@@ -101,7 +102,8 @@ _MODULES = {
     "rolltape.records.turn": "Turn",
     "rolltape.samples": "Comparison Linearized compare linearize samples_of_group show",
     "rolltape.tape.journal.writing": "Durability",
-    "rolltape.tape.recording.recorder": "RolloutRecorder SessionRecorder",
+    "rolltape.tape.recording.rollout": "RolloutRecorder",
+    "rolltape.tape.recording.session": "SessionRecorder",
     "rolltape.tape.recording.tape": "Tape open",
     "rolltape.tape.run": "Run read",
     "rolltape.tape.shards.prune": "prune",

@@ -17,7 +17,7 @@ from rolltape.errors import FilterError
 from rolltape.records.ledger import Fate
 from rolltape.records.rollout import Event, EventKind, Rollout
 from rolltape.samples import linearize, samples_of_group
-from rolltape.tape.journal.entries import Statement
+from rolltape.tape.journal.entries import NewEvent
 from rolltape.tape.run import RolloutRow, Run
 from taped import first_turn, next_turn
 
@@ -33,9 +33,9 @@ def judge_spread(path: Path) -> None:
     say(path, filters.changes(run, filters.no_spread(run.index()), by=filters.NO_SPREAD))
 
 
-def say(path: Path, statements: list[Statement]) -> None:
+def say(path: Path, statements: list[NewEvent]) -> None:
     with rolltape.open(path) as tape:
-        tape.say_all(statements)
+        tape.append_events(statements)
 
 
 def test_groups_whose_rewards_are_all_the_same_have_no_spread(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ class SaidSoFar:
     def remarks(self, kind: EventKind) -> list[Event]:
         return [event for event in self.events if event.kind == kind]
 
-    def say(self, statements: Iterable[Statement]) -> None:
+    def say(self, statements: Iterable[NewEvent]) -> None:
         for kind, rollout, data, by, try_index, turn in statements:
             self.events.append(Event("w", len(self.events), 0, kind, rollout, try_index, turn, by, data))
 

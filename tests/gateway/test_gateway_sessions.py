@@ -311,6 +311,6 @@ def _state(gateway: Gateway) -> dict[str, int]:
         "tasks": service._tasks,
         "engines": service.pool._of_session,
         "in flight": service.weights._in_flight,
-        "rollouts": service.tape._open,
+        "rollouts": service.tape._writer._open,
     }
     return {name: len(one) for name, one in held.items() if len(one)}

@@ -15,7 +15,7 @@ from rolltape.errors import ClosedError, MisalignedError, NoSuchRollout, TapeWri
 from rolltape.records.turn import Delivery, Turn
 from rolltape.tape.journal.entries import Batch, RecordedTurn
 from rolltape.tape.journal.writing import Journal
-from rolltape.tape.recording.recorder import SessionRecorder
+from rolltape.tape.recording.session import SessionRecorder
 from taped import assistant, finished, first_fields, next_fields, next_turn, python, spelled_turn, user
 
 
@@ -29,7 +29,7 @@ def later(session: SessionRecorder, after: Turn | None = None, index: int = 0, *
 def commits(tape: rolltape.Tape) -> Iterator[list[str]]:
     """The commits that a tape makes meanwhile."""
     made: list[str] = []
-    connection = tape._journal._connection
+    connection = tape._writer._journal._connection
     connection.set_trace_callback(lambda statement: made.append(statement) if statement == "COMMIT" else None)
     yield made
     connection.set_trace_callback(None)
@@ -425,14 +425,14 @@ def test_deliveries_of_one_tick_are_one_transaction_and_need_no_wait(tmp_path: P
     async def main(session: SessionRecorder) -> None:
         turns = await asyncio.gather(*(later(session, delivery="unknown") for _ in range(4)))
         with pytest.raises(NoSuchRollout, match="its session has 4 turns"):
-            tape.deliver_async(f"{session.id}.4")
+            tape.mark_delivered_async(f"{session.id}.4")
         later(session)
         with pytest.raises(NoSuchRollout, match="its session has 4 turns"):
-            tape.deliver_async(f"{session.id}.4")  # it may yet be refused
+            tape.mark_delivered_async(f"{session.id}.4")  # it may yet be refused
         with commits(tape) as made:
-            tape.deliver_async(turns[0].id)
-            tape.deliver_async(turns[1].id, Delivery.UNDELIVERED)
-            assert await tape.deliver_async(turns[2].id, "delivered") is None  # type: ignore[func-returns-value]
+            tape.mark_delivered_async(turns[0].id)
+            tape.mark_delivered_async(turns[1].id, Delivery.UNDELIVERED)
+            assert await tape.mark_delivered_async(turns[2].id, "delivered") is None  # type: ignore[func-returns-value]
         assert len(made) == 1
 
     with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="a") as rollout:
@@ -444,7 +444,7 @@ def test_deliveries_of_one_tick_are_one_transaction_and_need_no_wait(tmp_path: P
         assert delivered == ["delivered", "undelivered", "delivered", "unknown", "delivered"]
 
         async def late() -> None:
-            await tape.deliver_async(session.turns[3].id)
+            await tape.mark_delivered_async(session.turns[3].id)
 
         asyncio.run(late())
         assert tape.run().rollout(rollout.id).turns[3].facts.delivery is Delivery.DELIVERED

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,8 @@ import rolltape
 from rolltape.errors import NoSuchRollout
 from rolltape.records.rollout import EventKind
 from rolltape.records.turn import Delivery
-from rolltape.tape.recording.recorder import RolloutRecorder
+from rolltape.tape.journal.entries import NewEvent
+from rolltape.tape.recording.rollout import RolloutRecorder
 from taped import finished, first_turn, python, record_run, record_session
 
 JUDGE = """
@@ -46,8 +48,8 @@ def test_deliveries_turn_rewards_filters_and_tags_apply(tmp_path: Path) -> None:
     with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="a", tags=["x"]) as rollout:
         turn = first_turn(rollout.session(), delivery="unknown", reward=0.0)
         rollout.finish(reward=1.0)
-        tape.deliver(turn.id, Delivery.UNDELIVERED)
-        tape.deliver(turn.id, "delivered")
+        tape.mark_delivered(turn.id, Delivery.UNDELIVERED)
+        tape.mark_delivered(turn.id, "delivered")
         tape.score(rollout.id, reward=0.5, turn=turn.id)
         tape.filter(rollout.id, "too easy")
         tape.tag(rollout.id, "y", "z")
@@ -141,10 +143,10 @@ def test_what_is_said_of_a_turn_that_is_not_there_is_refused(tmp_path: Path) -> 
 
         def refused(by: rolltape.Tape) -> None:
             with pytest.raises(NoSuchRollout, match=r"\.0\.0\.99: its session has 1 turns"):
-                by.deliver(f"{rollout.id}.0.0.99")
+                by.mark_delivered(f"{rollout.id}.0.0.99")
             with pytest.raises(NoSuchRollout, match=r"\.0\.7\.0: its rollout has 1 sessions"):
                 by.score(rollout.id, reward=1.0, turn=f"{rollout.id}.0.7.0")
-            by.deliver(turn.id)
+            by.mark_delivered(turn.id)
 
         refused(tape)
         rollout.finish()
@@ -158,7 +160,7 @@ def test_what_was_said_of_a_turn_that_is_not_there_is_named_by_readers(tmp_path:
     with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="a") as rollout:
         first_turn(rollout.session())
         with rolltape.open(tmp_path / "run") as other:
-            other.deliver(f"{rollout.id}.0.0.1")  # it cannot know what a rollout that runs elsewhere has
+            other.mark_delivered(f"{rollout.id}.0.0.1")  # it cannot know what a rollout that runs elsewhere has
         rollout.finish()
         (problem,) = tape.run().problems()
     assert problem.what == f"its delivery is of turn {rollout.id}.0.0.1, which rollout {rollout.id} does not have"
@@ -218,3 +220,23 @@ def test_a_rollout_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:
     assert [one.id for one in run.rollouts(step=3)] == [ids[3]]
     assert [one.id for one in run.rollouts(task_id="task-5")] == [ids[5]]
     assert [one.id for one in run.rollouts(group=run.rollout(ids[7]).head.group)] == [ids[7]]
+
+
+def test_old_names_of_the_tape_work_and_warn(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "run") as tape:
+        with tape.rollout(task_id="t") as rollout:
+            turn = first_turn(rollout.session())
+            rollout.finish()
+        old: Any = tape
+        with pytest.warns(DeprecationWarning, match=r"Tape\.say is now append_event"):
+            old.say(EventKind.FILTER, rollout.id, {"reason": "short"})
+        with pytest.warns(DeprecationWarning, match=r"Tape\.say_all is now append_events"):
+            old.say_all([NewEvent(EventKind.TAG, rollout.id, {"tags": ["odd"]})])
+        with pytest.warns(DeprecationWarning, match=r"Tape\.note is now append_run_event"):
+            old.note(EventKind.VERSION, {"version": "7"})
+        with pytest.warns(DeprecationWarning, match=r"Tape\.deliver is now mark_delivered"):
+            old.deliver(turn.id, "undelivered")
+        assert not hasattr(tape, "own_journal")
+        read = tape.run().rollout(rollout.id)
+    assert (read.outcome.filtered, read.outcome.tags) == ("short", ("odd",))
+    assert [event.data for event in read.events if event.turn == turn.id] == [{"delivery": "undelivered"}]

@@ -11,7 +11,8 @@ import pytest
 import rolltape
 from rolltape.records.rollout import Status
 from rolltape.tape.journal.reading import JournalSource
-from rolltape.tape.recording.recorder import RolloutRecorder, SessionRecorder
+from rolltape.tape.recording.rollout import RolloutRecorder
+from rolltape.tape.recording.session import SessionRecorder
 from rolltape.tape.recording.tape import Tape, open_tape
 from rolltape.tape.rundir import RunDirectory
 from rolltape.tape.shards.places import Place

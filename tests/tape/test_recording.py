@@ -449,12 +449,12 @@ def test_what_is_said_of_an_unknown_rollout_is_refused(tmp_path: Path) -> None:
         with pytest.raises(NoSuchRollout, match="run exp holds no rollout abc"):
             tape.score("abc", reward=1.0)
         with pytest.raises(RecordError, match="not a turn's id"):
-            tape.deliver("abc", Delivery.DELIVERED)
+            tape.mark_delivered("abc", Delivery.DELIVERED)
         with tape.rollout(task_id="a") as rollout:
             rollout.finish()
         for malformed in (5, rollout.id, f"{rollout.id}.0.0", f"{rollout.id}.0.0.٣", f"{rollout.id}.0.0.00"):
             with pytest.raises(RecordError, match="not a turn's id"):
-                tape.deliver(malformed)  # type: ignore[arg-type]
+                tape.mark_delivered(malformed)  # type: ignore[arg-type]
         with pytest.raises(RecordError, match="try_index is '0'; give a whole number"):
             tape.score(rollout.id, reward=1.0, try_index="0")  # type: ignore[arg-type]
         with pytest.raises(RecordError, match="reward terms are a int"):

@@ -24,7 +24,8 @@ from rolltape.tape.journal import fences
 from rolltape.tape.journal.schema import row_crc
 from rolltape.tape.journal.writing import Journal
 from rolltape.tape.recording import tape as recording
-from rolltape.tape.recording.recorder import RolloutRecorder, SessionRecorder
+from rolltape.tape.recording.rollout import RolloutRecorder
+from rolltape.tape.recording.session import SessionRecorder
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.repair.torn import log_of
 from rolltape.tape.rundir import locked
@@ -57,7 +58,7 @@ def finish(task, reward):
     rollouts[task].finish(reward=reward)
 
 def deliver(turn):
-    tape.deliver(turn)
+    tape.mark_delivered(turn)
 
 def score(task, reward):
     tape.score(rollouts[task].id, reward=reward)
@@ -410,7 +411,7 @@ def test_coroutines_of_a_writer_that_wakes_up_are_refused_and_others_are_not(tmp
             kept_session = kept.session()
             lost = [taken.sessions[0].record_turn_async(**first_fields()) for _ in range(2)]
             stays = kept_session.record_turn_async(**first_fields())
-            delivery = mine.deliver_async(turn.id)
+            delivery = mine.mark_delivered_async(turn.id)
             theirs = other.rollout(task_id="a", resume="force")
             results = await asyncio.gather(*lost, stays, delivery, return_exceptions=True)
             assert [type(result).__name__ for result in results] == [
@@ -424,7 +425,7 @@ def test_coroutines_of_a_writer_that_wakes_up_are_refused_and_others_are_not(tmp
             with pytest.raises(TakenOverError):
                 taken.session()
             with pytest.raises(TakenOverError):
-                mine.deliver(turn.id)
+                mine.mark_delivered(turn.id)
             theirs.finish()
             kept.finish()
 
@@ -497,14 +498,14 @@ def test_of_two_takers_at_once_one_wins(tmp_path: Path) -> None:
                 with rolltape.open(tmp_path / "run") as tape:
                     if name == "first":
                         os.read(opened, 1)  # opening a run takes its lock
-                        append = tape._journal.append
+                        append = tape._writer._journal.append
 
                         def wait(*entries: Any, append: Any = append, **options: Any) -> None:
                             os.write(reach, b"x")
                             os.read(released, 1)
                             append(*entries, **options)
 
-                        tape._journal.append = wait  # type: ignore[method-assign]
+                        tape._writer._journal.append = wait  # type: ignore[method-assign]
                     else:
                         os.write(opens, b"x")
                         os.read(reached, 1)
@@ -572,8 +573,8 @@ def test_sealed_before_and_after_a_rollout_is_taken_over_it_is_there_once(tmp_pa
             if turns == 5:
                 rollout.finish(reward=1.0)
             else:
-                tape._closed = True  # it dies: nobody ends what is open
-                tape._closer()
+                tape._writer._closed = True  # it dies: nobody ends what is open
+                tape._writer._closer()
         before = [spelled_turn(turn) for turn in next(tape.run().rollouts()).turns]
         report = seal(tmp_path / "run")
         assert (report.rollouts, report.turns, len(report.removed), report.kept) == (1, turns, 1, {})
@@ -641,7 +642,7 @@ def test_a_rollout_that_was_taken_over_is_published_whole(tmp_path: Path, publis
     def left(tape: Tape) -> None:
         rollout = tape.rollout(task_id="a")
         turns = record_session(rollout, 3, delivery="unknown")
-        tape.deliver(turns[0].id)
+        tape.mark_delivered(turns[0].id)
 
     left_by_a_dead_process(tmp_path / "run", left)
     with rolltape.open(tmp_path / "run") as tape:
@@ -838,7 +839,7 @@ def _changing(path: Path) -> Iterator[sqlite3.Connection]:
 def test_a_living_writer_of_0_1_0_cannot_be_refused_and_keeps_its_rollout(tmp_path: Path) -> None:
     with rolltape.open(tmp_path / "run") as old, rolltape.open(tmp_path / "run") as tape:
         record_session(old.rollout(task_id="a"), 1)
-        old._journal._connection.execute("DROP TABLE fences")
+        old._writer._journal._connection.execute("DROP TABLE fences")
         with pytest.raises(RecordError, match=r"runs version 0\.1\.0, which cannot be refused; end it first"):
             tape.rollout(task_id="a", resume="force")
 

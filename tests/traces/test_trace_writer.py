@@ -271,7 +271,7 @@ def test_on_an_event_loop_steps_need_no_await_and_share_a_commit(tmp_path: Path)
         with rolltape.open(tmp_path / "run") as tape:
             rollouts = [tape.rollout(task_id=str(task)) for task in range(8)]
             commits: list[str] = []
-            connection = tape._journal._connection
+            connection = tape._writer._journal._connection
             connection.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
             await asyncio.gather(*(environment(TraceWriter(rollout)) for rollout in rollouts))
             for rollout in rollouts:

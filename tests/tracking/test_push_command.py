@@ -159,7 +159,7 @@ def test_step_that_is_being_collected_is_left_alone_though_nothing_of_it_runs_no
     file, command = tmp_path / "steps.jsonl", [sys.executable, "-m", "rolltape.cli", "push", str(tmp_path / "exp")]
     with rolltape.open(tmp_path / "exp", name="exp") as tape:
         settings = {"step": 0, "source": "sums#train", "group_size": 1}
-        tape.note(EventKind.COLLECT, {"settings": settings})
+        tape.append_run_event(EventKind.COLLECT, {"settings": settings})
         record_conversation(tape, source="sums#train")
         record_conversation(tape, source="sums#train", step=1)
         record_conversation(tape, source="sums#train", step=2)
@@ -170,7 +170,7 @@ def test_step_that_is_being_collected_is_left_alone_though_nothing_of_it_runs_no
         else:
             assert "step 0 of train: still being collected; push again" in push(tmp_path / "exp", "--to", file).err
         record_conversation(tape, source="sums#train", attempt=1, reward=0.0)
-        tape.note(EventKind.COLLECTED, {"step": 0, "source": "sums#train"})
+        tape.append_run_event(EventKind.COLLECTED, {"step": 0, "source": "sums#train"})
     if follow:
         pushing.communicate(timeout=60)
     else:

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, Route, expect
 import rolltape
 from browser import browser_page
 from rolltape.records.turn import Turn
-from rolltape.tape.recording.recorder import SessionRecorder
+from rolltape.tape.recording.session import SessionRecorder
 from taped import assistant, first_turn, next_turn, record_session, user
 from viewed import ask, page_over
 

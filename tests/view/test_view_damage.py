@@ -92,8 +92,8 @@ async def test_a_run_that_is_deleted_while_it_is_served_is_said_to_be_gone(tmp_p
 def test_a_statement_that_makes_no_sense_costs_that_statement_alone(tmp_path: Path) -> None:
     ids = record_run(tmp_path / "run")
     with rolltape.open(tmp_path / "run") as tape:
-        tape.say(EventKind.SCORE, ids[0], {"no": "reward"})
-        tape.say(EventKind.TAG, ids[1], {"tags": None})
+        tape.append_event(EventKind.SCORE, ids[0], {"no": "reward"})
+        tape.append_event(EventKind.TAG, ids[1], {"tags": None})
         tape.filter(ids[2], "no good")
     with answers_for(tmp_path / "run") as answers:
         rows = answers.table({}, None)["rows"]

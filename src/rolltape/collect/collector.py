@@ -121,7 +121,7 @@ class Collector:
                 check_model(self._tape, earlier, identity.model, settings.step)
                 # Recorded also when it is resumed: whoever waits for groups then knows which process to watch.
                 fixed = settings.fixed_by_resume(self._source.name)
-                self._tape.note(EventKind.COLLECT, {"settings": fixed, "model": identity.model})
+                self._tape.append_run_event(EventKind.COLLECT, {"settings": fixed, "model": identity.model})
                 total = len(self._source) * settings.group_size
                 on_launch(Launch(len(self._source), total, earlier.attempts, earlier.running))
                 comparisons = GroupComparisons(self._tape, self._source, identity, settings)
@@ -138,7 +138,9 @@ class Collector:
                     await runner.run(self._queue, identity, on_ended, self._stopping)
                     if not self._stopping.is_set():
                         on_results(await comparisons.compare_rest(self._environments.of))
-                        self._tape.note(EventKind.COLLECTED, {"step": settings.step, "source": self._source.name})
+                        self._tape.append_run_event(
+                            EventKind.COLLECTED, {"step": settings.step, "source": self._source.name}
+                        )
                 finally:
                     on_results([*comparisons.uncompared(), *runner.cancelled])
 

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from rolltape.collect.sources.entries import SHOWN_PROBLEMS, SourceEntry, describe_problems
 from rolltape.errors import NoSuchRollout, RecordError, RolltapeError
+from rolltape.records.ids import parse_turn_id, parse_turn_of
 from rolltape.records.jsonable import non_finite, shown
 from rolltape.records.rollout import Event, EventKind
 from rolltape.samples import counted_tries
-from rolltape.tape.journal.entries import Statement
+from rolltape.tape.journal.entries import NewEvent
 from rolltape.tape.recording.fields import as_count, as_text
-from rolltape.tape.recording.recorder import score_data
+from rolltape.tape.recording.rollout import score_data
 from rolltape.tape.recording.tape import Tape
-from rolltape.tape.recording.turnplace import turn_of, turn_place
 from rolltape.tape.run import RolloutRow, Run
 
 _NEEDED = ("rollout", "reward")
@@ -31,7 +31,7 @@ class LateReward(NamedTuple):
 
     where: str
     row: RolloutRow
-    statement: Statement
+    statement: NewEvent
     before: float | None  # None: there was none, or only the one that a turn was recorded with
     is_new: bool  # False: the tape has the same already
 
@@ -87,7 +87,7 @@ def record_rewards(tape: Tape, rewards: Iterable[LateReward]) -> None:
     """Record those that are new, all together. If one is for a turn that does not exist, none is recorded."""
     at = ""
 
-    def statements() -> Iterable[Statement]:
+    def statements() -> Iterable[NewEvent]:
         nonlocal at
         for one in rewards:
             if one.is_new:
@@ -95,12 +95,12 @@ def record_rewards(tape: Tape, rewards: Iterable[LateReward]) -> None:
                 yield one.statement
 
     try:
-        tape.say_all(statements())
+        tape.append_events(statements())
     except (RecordError, NoSuchRollout) as error:
         raise type(error)(f"{at}: {error}; no reward was recorded") from None
 
 
-def _build_event(entry: SourceEntry, rollouts: "_RolloutPrefixes", by: str | None) -> tuple[RolloutRow, Statement]:
+def _build_event(entry: SourceEntry, rollouts: "_RolloutPrefixes", by: str | None) -> tuple[RolloutRow, NewEvent]:
     fields = _parse_fields(entry)
     name, turn = fields["rollout"], fields.get("turn")
     where = f"rollout {name}"
@@ -113,14 +113,14 @@ def _build_event(entry: SourceEntry, rollouts: "_RolloutPrefixes", by: str | Non
         raise RecordError(f"{where}: its reward is null; give a number, or leave it out")
     is_short = turn is not None and _SHORT_TURN.fullmatch(turn) is not None
     if turn is not None and not is_short and try_index is None:
-        try_index = turn_place(turn).try_index
+        try_index = parse_turn_id(turn).try_index
     row = rollouts.find(name, try_index)
     if is_short:
         turn = f"{row.id}.{row.head.try_index}.{turn}"
     if turn is not None:
-        turn = turn_of(turn, row.id, row.head.try_index).id
+        turn = parse_turn_of(turn, row.id, row.head.try_index).id
     own_by = as_text(fields.get("by"), f"{where}: by")
-    return row, Statement(EventKind.SCORE, row.id, data, by if own_by is None else own_by, row.head.try_index, turn)
+    return row, NewEvent(EventKind.SCORE, row.id, data, by if own_by is None else own_by, row.head.try_index, turn)
 
 
 def _parse_fields(entry: SourceEntry) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def _latest_scores(events: Sequence[Event]) -> dict[_Subject, Event]:
     }
 
 
-def _compare(where: str, row: RolloutRow, statement: Statement, last: Event | None) -> LateReward:
+def _compare(where: str, row: RolloutRow, statement: NewEvent, last: Event | None) -> LateReward:
     before = None if last is None else last.data["reward"]
     is_same = (
         last is not None

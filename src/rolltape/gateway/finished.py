@@ -8,7 +8,7 @@ import msgspec
 
 from rolltape.records.rollout import Event, EventKind, Rollout, RolloutHead, Session, Status, StopReason
 from rolltape.records.turn import Delivery, Turn
-from rolltape.tape.recording.recorder import RolloutRecorder
+from rolltape.tape.recording.rollout import RolloutRecorder
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

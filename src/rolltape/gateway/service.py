@@ -25,7 +25,7 @@ from rolltape.gateway.weights import Weights
 from rolltape.records.policy import cut_policy
 from rolltape.records.turn import Delivery
 from rolltape.samples import Linearized, linearize
-from rolltape.tape.recording.recorder import RolloutRecorder, score_data
+from rolltape.tape.recording.rollout import RolloutRecorder, score_data
 from rolltape.tape.recording.tape import Tape
 
 log = logging.getLogger("rolltape.gateway")
@@ -195,7 +195,7 @@ class Service:
         session.deliveries[taken.turn.id] = delivery
         self.metrics.delivery(delivery)
         try:
-            self.tape.deliver_async(taken.turn.id, delivery).add_done_callback(_said)
+            self.tape.mark_delivered_async(taken.turn.id, delivery).add_done_callback(_said)
         except TapeError as error:
             log.warning("%s is %s, which could not be recorded: %s", taken.turn.id, delivery.value, error)
 

@@ -17,7 +17,8 @@ from rolltape.gateway.engines.ids_json import IdsAsJson
 from rolltape.gateway.exchange import SamplingParams
 from rolltape.gateway.history import History
 from rolltape.records.turn import Delivery
-from rolltape.tape.recording.recorder import RolloutRecorder, SessionRecorder
+from rolltape.tape.recording.rollout import RolloutRecorder
+from rolltape.tape.recording.session import SessionRecorder
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 

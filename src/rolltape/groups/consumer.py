@@ -42,7 +42,7 @@ class Consumer:
         """Write down what becomes of a group."""
         self.claim.check()
         data = {"group": group.id, "step": group.step, "consumer": self.name, "state": state.value}
-        tape.note(EventKind.GROUP, data if reason is None else {**data, "reason": reason})
+        tape.append_run_event(EventKind.GROUP, data if reason is None else {**data, "reason": reason})
         with self.lock:
             if state is GroupState.GIVEN:
                 self.held.add(group.id)

@@ -1,12 +1,17 @@
 """Deterministic ids: equal inputs give equal ids, any one of them changed changes the id."""
 
+import re
 from collections.abc import Iterable
 from hashlib import blake2b
+from typing import NamedTuple
 
 from rolltape.errors import RecordError
-from rolltape.records.jsonable import canonical_json
+from rolltape.records.jsonable import canonical_json, shown
 
 _SAMPLE_DIGITS = 12
+
+_NUMBER = r"(0|[1-9][0-9]{0,17})"
+_TURN_ID = re.compile(rf"(.+)\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}")
 
 
 def rollout_id(
@@ -85,6 +90,40 @@ def session_id(rollout: str, try_index: int, ordinal: int) -> str:
 def turn_id(session: str, sequence: int) -> str:
     """The id of a session's turn, by its place in the session."""
     return f"{session}.{sequence}"
+
+
+class TurnPlace(NamedTuple):
+    """What a turn's id names."""
+
+    id: str
+    rollout: str
+    try_index: int
+    ordinal: int  # of the session
+    sequence: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The rollout and try."""
+        return (self.rollout, self.try_index)
+
+
+def parse_turn_id(turn: object) -> TurnPlace:
+    """What the id of a turn names."""
+    parts = _TURN_ID.fullmatch(turn) if isinstance(turn, str) else None
+    if parts is None:
+        raise RecordError(
+            f"turn {shown(turn)}: not a turn's id; give the id of a Turn, which names rollout, try and session"
+        )
+    return TurnPlace(parts[0], parts[1], int(parts[2]), int(parts[3]), int(parts[4]))
+
+
+def parse_turn_of(turn: object, rollout: str, try_index: int | None) -> TurnPlace:
+    """What the id of a turn names, which must be one of this rollout, and of this try unless that is None."""
+    place = parse_turn_id(turn)
+    if place.rollout != rollout or try_index not in (None, place.try_index):
+        whose = f"turn {turn} of rollout {rollout}"
+        raise RecordError(f"{whose}: that turn belongs to try {place.try_index} of rollout {place.rollout}")
+    return place
 
 
 def sample_id(last_turn: str, length: int, trained: Iterable[tuple[int, int]]) -> str:

@@ -180,11 +180,6 @@ def decides(about: About) -> bool:
     return about.turn is None and about.kind not in (EventKind.TRACE, EventKind.DELIVERY)
 
 
-def is_remark(about: About) -> bool:
-    """Whether an event is to be found without reading all others: it decides something, and is no end."""
-    return decides(about) and about.kind != EventKind.FINISH
-
-
 def ends_in(events: Iterable[StoredEvent]) -> tuple[dict[Key, dict[str, Any]], set[Key]]:
     """What the finishes among events say, and which rollouts the others reward."""
     finishes: dict[Key, dict[str, Any]] = {}

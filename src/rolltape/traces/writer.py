@@ -17,7 +17,7 @@ from rolltape.records.turn import Turn
 from rolltape.tape.journal.entries import LoggedEvent
 from rolltape.tape.journal.writing import Ticket
 from rolltape.tape.recording.fields import as_count
-from rolltape.tape.recording.recorder import RolloutRecorder
+from rolltape.tape.recording.rollout import RolloutRecorder
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.stored import decoded_event
 from rolltape.traces.conversations import Conversations, PlacedPrompt
@@ -246,7 +246,7 @@ class TraceWriter:
             log.warning("%s; the trace goes on without it", unrecorded[name])
             self._warned.add(name)
         try:
-            self._tickets.append(self._rollout.say(event, after=self._tickets[-1] if self._tickets else None))
+            self._tickets.append(self._rollout.append_event(event, after=self._tickets[-1] if self._tickets else None))
         except TapeWriteError as error:
             self._lose(1, error)
             return
@@ -257,7 +257,7 @@ class TraceWriter:
 
     def _event(self, step: int | None, fields: Fields, unrecorded: dict[str, str]) -> LoggedEvent:
         data = {"step": step, **fields, **({"unrecorded": unrecorded} if unrecorded else {})}
-        return self._rollout.statement(EventKind.TRACE, data)
+        return self._rollout.encode_event(EventKind.TRACE, data)
 
     def _settle(self) -> None:
         """Forget the tickets of what is on disk. If one was refused, so were all that build on it."""
@@ -297,7 +297,9 @@ def amend(
     if not fields:
         raise RecordError(f"{where}: nothing to amend; give {', '.join(OBJECTS)}")
     index = None if step is None else as_count(step, f"{where}: step")
-    tape.say(EventKind.TRACE, rollout_id, {"step": index, "amends": True, **fields}, by=by, try_index=try_index)
+    tape.append_event(
+        EventKind.TRACE, rollout_id, {"step": index, "amends": True, **fields}, by=by, try_index=try_index
+    )
 
 
 def _leave_messages_to_the_turn(fields: Fields) -> None:

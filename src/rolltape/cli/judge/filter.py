@@ -12,7 +12,7 @@ from rolltape.errors import UsageError
 if TYPE_CHECKING:
     from rolltape.cli.runs import OpenedRun
     from rolltape.collect.filters import Verdict
-    from rolltape.tape.journal.entries import Statement
+    from rolltape.tape.journal.entries import NewEvent
     from rolltape.tape.run import RolloutRow
 
 _SHOWN_REASONS = 20
@@ -59,7 +59,7 @@ def filter_rollouts(
             found = _Found(_current(tape, rows, _ALREADY), (), len(rows), already="filtered")
         if found.statements and not dry_run:
             with rolltape.open(tape.run.location) as writer:
-                writer.say_all(found.statements)
+                writer.append_events(found.statements)
     _print(found, {row.key: row for row in rows}, as_json=as_json, dry_run=dry_run)
     return report_problems(tape)
 
@@ -75,7 +75,7 @@ class _Line(NamedTuple):
 
 class _Found(NamedTuple):
     lines: list[_Line]
-    statements: "Sequence[Statement]"  # to append to the tape
+    statements: "Sequence[NewEvent]"  # to append to the tape
     judged: int  # rollouts
     unjudged: Counter[str] = Counter()
     otherwise: str = "none filtered"  # the summary if there are no lines

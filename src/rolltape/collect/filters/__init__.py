@@ -1,7 +1,7 @@
 """Filters: rules that keep rollouts out of training after they were collected, as events on the tape.
 
 verdicts = no_spread(run.index())
-tape.say_all(changes(run, verdicts, by=NO_SPREAD))
+tape.append_events(changes(run, verdicts, by=NO_SPREAD))
 """
 
 import warnings

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rolltape.collect.filters.rules import Verdict
 from rolltape.records.rollout import EventKind
-from rolltape.tape.journal.entries import Statement
+from rolltape.tape.journal.entries import NewEvent
 from rolltape.tape.run import RolloutRow, Run
 
 Key = tuple[str, int]  # rollout and try
@@ -31,17 +31,17 @@ def active_filters(run: Run) -> dict[Key, Reasons]:
     return found
 
 
-def changes(run: Run, verdicts: Iterable[Verdict], by: str) -> list[Statement]:
+def changes(run: Run, verdicts: Iterable[Verdict], by: str) -> list[NewEvent]:
     """The events that make the filters by a rule agree with its verdicts. Filters that already agree give none."""
     judged = list(verdicts)  # all of them first: a rule that fails in the middle changes nothing
     before = active_filters(run)
     return [one for verdict in judged for one in _change(verdict, before.get(verdict.key, {}), by)]
 
 
-def undone(run: Run, rows: Iterable[RolloutRow], by: str | None = None) -> list[Statement]:
+def undone(run: Run, rows: Iterable[RolloutRow], by: str | None = None) -> list[NewEvent]:
     """The events that remove the filters of these rollouts, of every try: those by one rule, or all."""
     before = active_filters(run)
-    found: list[Statement] = []
+    found: list[NewEvent] = []
     for row in rows:
         reasons = before.get(row.key, {})
         if by is None and reasons:
@@ -51,7 +51,7 @@ def undone(run: Run, rows: Iterable[RolloutRow], by: str | None = None) -> list[
     return found
 
 
-def _change(verdict: Verdict, reasons: Mapping[str | None, str], by: str) -> Iterator[Statement]:
+def _change(verdict: Verdict, reasons: Mapping[str | None, str], by: str) -> Iterator[NewEvent]:
     if verdict.unjudged is not None or verdict.reason == reasons.get(by):
         return
     if verdict.reason is None:
@@ -60,12 +60,12 @@ def _change(verdict: Verdict, reasons: Mapping[str | None, str], by: str) -> Ite
         yield _filter_event(verdict.key, verdict.reason, by)
 
 
-def _remove(key: Key, reasons: Mapping[str | None, str], by: str | None) -> Iterator[Statement]:
+def _remove(key: Key, reasons: Mapping[str | None, str], by: str | None) -> Iterator[NewEvent]:
     yield _filter_event(key, None, by)
     for other, reason in reasons.items():
         if other != by:
             yield _filter_event(key, reason, other)
 
 
-def _filter_event(key: Key, reason: str | None, by: str | None) -> Statement:
-    return Statement(EventKind.FILTER, key[0], {"reason": reason}, by, key[1])
+def _filter_event(key: Key, reason: str | None, by: str | None) -> NewEvent:
+    return NewEvent(EventKind.FILTER, key[0], {"reason": reason}, by, key[1])

@@ -173,7 +173,7 @@ class SeatSessions:
         """Write the end of a seat's trace. How a program ended is recorded even where traces are off."""
         trace, rollout = self._traces[seat], self._sessions[seat].rollout
         if agent and not trace.captures:
-            rollout.say(rollout.statement(EventKind.TRACE, {"step": None, "extra": dict(agent)}))
+            rollout.append_event(rollout.encode_event(EventKind.TRACE, {"step": None, "extra": dict(agent)}))
         return trace.final(**final, extra=agent or None)
 
     def _add_result(self, seat: str, end: _SeatEnd) -> None:

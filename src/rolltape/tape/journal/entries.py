@@ -23,7 +23,6 @@ _COLUMNS = {
     "side_arrays": 8,
     "events": 3,
     "ends": 3,
-    "remarks": 1,
 }
 _INSERTS = {table: f"INSERT INTO {table} VALUES ({', '.join('?' * count)})" for table, count in _COLUMNS.items()}
 _encode_facts = msgspec.json.Encoder().encode
@@ -137,8 +136,8 @@ class RecordedTurn(msgspec.Struct, frozen=True):
             batch.rows["side_arrays"].append((*row, row_crc(*row)))
 
 
-class Statement(NamedTuple):
-    """Something to be said of a rollout (all its tries, unless told which) or a turn; `data` is as the kind has it."""
+class NewEvent(NamedTuple):
+    """An event to append about a rollout (all its tries, or one) or a turn. `data` is what EventKind says."""
 
     kind: EventKind
     rollout: str
@@ -152,13 +151,10 @@ class LoggedEvent(msgspec.Struct, frozen=True):
     """The JSON object of an event; its sequence number is given when it is written, so there are no gaps."""
 
     body: bytes
-    remark: bool = False
 
     def write(self, batch: Batch) -> None:
         row = (batch.next_event, self.body)
         batch.rows["events"].append((*row, row_crc(*row)))
-        if self.remark:
-            batch.rows["remarks"].append((batch.next_event,))
         batch.next_event += 1
 
 
@@ -174,7 +170,7 @@ class EndedRollout(msgspec.Struct, frozen=True):
         batch.rows["ends"].append((self.rollout, batch.next_event, self.standing))
         self.finish.write(batch)
         if self.score is not None:
-            LoggedEvent(self.score.body).write(batch)  # no remark: the standing says it
+            self.score.write(batch)
 
 
 def facts_json(facts: TurnFacts, where: str) -> bytes:

@@ -4,8 +4,8 @@ A turn's key is its session's key and its sequence number in one integer, so a s
 without a further index. Rows refer to messages, tools and template options by key; the checksum of a turn
 covers their digests, so a reference that was damaged cannot go unnoticed.
 
-`ends` and `remarks` say nothing new: how each rollout stands that has ended, with the number of its finish, and which
-events are neither of a turn, nor of a trace, nor of an end. They spare a reader who wants just that all other events.
+`ends` adds nothing new: the status of each rollout that has ended, and the number of its finish among the events. It
+spares a reader who wants just that all other events.
 
 `fences` names the rollouts of this journal that another writer took over; its own writer adds nothing more to them.
 """
@@ -32,7 +32,6 @@ CREATE TABLE side_arrays (turn INTEGER NOT NULL, name TEXT NOT NULL, start INTEG
     shape TEXT NOT NULL, data BLOB NOT NULL, counts BLOB, crc INTEGER NOT NULL, PRIMARY KEY (turn, name));
 CREATE TABLE events (sequence INTEGER PRIMARY KEY, body BLOB NOT NULL, crc INTEGER NOT NULL);
 CREATE TABLE ends (rollout INTEGER PRIMARY KEY, finish INTEGER NOT NULL, standing BLOB NOT NULL);
-CREATE TABLE remarks (event INTEGER PRIMARY KEY);
 CREATE INDEX sessions_by_rollout ON sessions (rollout);
 """
 FENCES = """
@@ -46,7 +45,6 @@ SELECT_FINISH = (
     "SELECT sequence, body, events.crc FROM rollouts JOIN ends ON ends.rollout = rollouts.pk "
     "JOIN events ON events.sequence = ends.finish WHERE rollouts.id = ? AND rollouts.try_index = ?"
 )
-SELECT_REMARKS = "SELECT sequence, body, crc FROM remarks JOIN events ON sequence = event ORDER BY event"
 
 _NUMBERS = struct.Struct("<8q")
 

@@ -3,6 +3,7 @@ for everything that waits."""
 
 import contextlib
 import enum
+import itertools
 import os
 import sqlite3
 import threading
@@ -85,7 +86,7 @@ class Journal:
         self.path = run.journals / f"{self.writer}.sqlite"
         self.pid = os.getpid()
         self.next_rollout = 1
-        self.next_session = 1
+        self.new_session = itertools.count(1).__next__  # the key of another session
         self.waits_for_disk = durability is Durability.POWER
         self.ticks = Ticks(self)
         self._owner = Owner(self.path)
@@ -101,7 +102,7 @@ class Journal:
         self._next_event = 0
         self._fences: dict[Key, Fence] = {}
         ((self._data_version,),) = self._connection.execute("PRAGMA data_version").fetchall()
-        self._rows = {"rollouts": 0, "sessions": 0, "turns": 0, "ends": 0, "remarks": 0}
+        self._rows = {"rollouts": 0, "sessions": 0, "turns": 0, "ends": 0}
         self._closed = False
 
     def append(self, *entries: Entry, rollout: Key | None = None) -> None:

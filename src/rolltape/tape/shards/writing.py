@@ -5,7 +5,6 @@ turns.parquet      one row per turn, those of a rollout together
 contents.parquet   messages, tools and template options, each once; turns refer to them by row
 sides.parquet      side arrays; `turn` is a row of turns.parquet
 events.parquet     what was said of these rollouts, and of others by the same writers
-remarks.parquet    again those events that a reader looks for who does not want all, see `is_remark`
 MANIFEST.json      schema, counts, and size and SHA-256 of every file
 """
 
@@ -20,17 +19,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rolltape.errors import TapeWriteError
-from rolltape.records.rollout import EventKind, Status
+from rolltape.records.rollout import Status
 from rolltape.records.tokens import NO_IDS
 from rolltape.tape.index.standing import STANDING, packed
 from rolltape.tape.rundir import SCHEMA
 from rolltape.tape.shards.places import Place
-from rolltape.tape.stored import HeldRollout, Key, StoredEvent, StoredSession, StoredTurn, is_remark
+from rolltape.tape.stored import HeldRollout, StoredEvent, StoredSession, StoredTurn
 
 MANIFEST = "MANIFEST.json"
 
 _IDS: Any = pa.list_(pa.int32())
-_EVENTS: list[tuple[str, Any]] = [("writer", pa.string()), ("sequence", pa.int64()), ("body", pa.binary())]
 _COLUMNS: dict[str, list[tuple[str, Any]]] = {
     "rollouts": [
         ("rollout", pa.string()),
@@ -74,8 +72,7 @@ _COLUMNS: dict[str, list[tuple[str, Any]]] = {
         ("data", pa.large_binary()),
         ("counts", _IDS),
     ],
-    "events": _EVENTS,
-    "remarks": _EVENTS,
+    "events": [("writer", pa.string()), ("sequence", pa.int64()), ("body", pa.binary())],
 }
 _TABLES = {table: pa.schema(columns) for table, columns in _COLUMNS.items()}
 # Ids and logprobs compress best with their bytes sorted by place, the rest as it is.
@@ -155,7 +152,6 @@ class ShardWriter:
         self.content_bytes = 0
         self.latest_ns = 0  # of what is said in it
         self._contents: dict[bytes, int] = {}
-        self._rewarded: set[Key] = set()  # as their standings say
         self._tables = {table: _Column(place, shard, table) for table in _TABLES}
 
     def __enter__(self) -> Self:
@@ -182,8 +178,6 @@ class ShardWriter:
             *(turn_start, turns.rows, side_start, sides.rows),
             packed(head, held.status or Status.LOST, rewarded=held.rewarded),
         )
-        if held.rewarded:
-            self._rewarded.add(held.key)
         self._tables["rollouts"].add(row, len(held.raw_head))
         self.sampled_tokens += held.sampled_tokens
 
@@ -220,12 +214,8 @@ class ShardWriter:
     def add_events(self, events: Iterable[StoredEvent]) -> None:
         """Write events, in the order given, after the rollouts."""
         for stored in events:
-            about, row = stored.about, (*stored.key, stored.body)
-            self._tables["events"].add(row, len(stored.body))
-            self.latest_ns = max(self.latest_ns, about.at_ns)
-            known = about.kind == EventKind.SCORE and about.key in self._rewarded
-            if is_remark(about) and not known:
-                self._tables["remarks"].add(row, len(stored.body))
+            self._tables["events"].add((*stored.key, stored.body), len(stored.body))
+            self.latest_ns = max(self.latest_ns, stored.about.at_ns)
 
     def commit(self, **further: Any) -> dict[str, Any]:
         """Close the files and write the manifest: from here on the shard is part of the run."""

@@ -1,140 +1,28 @@
-"""Recording: a tape gives rollouts, a rollout gives sessions, a session takes turns. Durable when the call returns."""
+"""Recording one rollout: its sessions, the events about it, and its end."""
 
-import asyncio
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self
 
 from rolltape.errors import ClosedError, RecordError, TakenOverError, TapeWriteError
 from rolltape.records.ids import session_id
 from rolltape.records.jsonable import as_float
 from rolltape.records.rollout import Event, EventKind, RolloutHead, SessionHead, Status, StopReason
-from rolltape.records.turn import Finish, LogprobKind, Turn
+from rolltape.records.turn import LogprobKind
 from rolltape.tape.index.standing import packed
-from rolltape.tape.journal.entries import EndedRollout, LoggedEvent, RecordedTurn, StartedSession, facts_json
-from rolltape.tape.journal.schema import MAX_TURNS
+from rolltape.tape.journal.entries import EndedRollout, LoggedEvent, StartedSession
 from rolltape.tape.journal.ticks import running_loop
 from rolltape.tape.journal.writing import Journal, Ticket
 from rolltape.tape.recording.arrays import as_ids
-from rolltape.tape.recording.fields import TurnFields, as_member, as_settings, as_text
-from rolltape.tape.recording.intake import CodedTurn, SessionIntake
+from rolltape.tape.recording.fields import as_member, as_settings, as_text
+from rolltape.tape.recording.intake import SessionIntake
+from rolltape.tape.recording.session import SessionRecorder
+from rolltape.tape.run import read
 
 if TYPE_CHECKING:
-    from rolltape.tape.recording.tape import Tape
-
-
-class SessionRecorder:
-    """Records the turns of one session: one agent's connection. Threads and coroutines may share it.
-
-    Example:
-
-        session = rollout.session(tokenizer="checkpoints/qwen3-8b")
-        turn = session.record_turn(
-            prompt_messages=[{"role": "user", "content": "2 + 2?"}],
-            prompt_ids=[1, 2, 3],
-            sampled_ids=[4, 5],
-            logprobs=[-0.1, -0.2],
-            reply={"role": "assistant", "content": "4"},
-            finish="stop",
-        )
-    """
-
-    def __init__(self, rollout: "RolloutRecorder", pk: int, intake: SessionIntake) -> None:
-        self._rollout = rollout
-        self._pk = pk
-        self._intake = intake  # its last turns, one per ticket that is not settled, may yet be refused
-        self._tickets: deque[Ticket] = deque()
-        self.lock = threading.RLock()
-        self.turn_count = 0
-        self.sampled_tokens = 0
-        self.versions: dict[str, None] = {}
-        for turn in intake.turns:
-            self._count(turn)
-
-    @property
-    def id(self) -> str:
-        return self._intake.head.id
-
-    @property
-    def head(self) -> SessionHead:
-        return self._intake.head
-
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        """The turns recorded so far."""
-        with self.lock:
-            self.settle()
-            return tuple(self._intake.turns[: self.turn_count])
-
-    def record_turn(self, *, finish: Finish | str, **fields: Unpack[TurnFields]) -> Turn:
-        """Record one reply; it is durable when this returns. The fields are those of `TurnFields`."""
-        with self.lock:
-            journal, coded, entry = self._coded(finish=finish, **fields)
-            ticket = journal.submit(entry, rollout=self._rollout.head.key, after=self._last_ticket())
-            self._expect(coded, ticket)
-            try:
-                journal.wait(ticket)
-            finally:
-                # An interrupt may come when the turn is on the disk already; then it is part of the session.
-                self.settle()
-            return coded.turn
-
-    def record_turn_async(self, *, finish: Finish | str, **fields: Unpack[TurnFields]) -> asyncio.Future[Turn]:
-        """Record one reply from a coroutine; it is durable when the future is done.
-
-        A bad turn is refused at once, by this call. What is given is copied and has its place in the session when
-        this returns, whatever becomes of the future: a turn whose future is cancelled is recorded nevertheless.
-        """
-        with self.lock:
-            journal, coded, entry = self._coded(finish=finish, **fields)
-            ticket, future = journal.ticks.submit(
-                coded.turn, entry, rollout=self._rollout.head.key, after=self._last_ticket()
-            )
-            self._expect(coded, ticket)
-            return future
-
-    def _coded(self, **fields: Any) -> tuple[Journal, CodedTurn, RecordedTurn]:
-        self.settle()
-        where = f"turn {self.id}.{len(self._intake.turns)}"
-        journal = self._rollout.open_journal(where)
-        if len(self._intake.turns) >= MAX_TURNS:
-            raise RecordError(f"{where}: a session holds {MAX_TURNS} turns; open another one")
-        coded = self._intake.code(**fields)
-        return journal, coded, RecordedTurn(self._pk, coded, facts_json(coded.turn.facts, where))
-
-    def _last_ticket(self) -> Ticket | None:
-        return self._tickets[-1] if self._tickets else None
-
-    def _expect(self, coded: CodedTurn, ticket: Ticket) -> None:
-        """Take a turn as part of the session until its ticket says otherwise."""
-        self._intake.accept(coded)
-        self._tickets.append(ticket)
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether turns are on their way to the disk."""
-        return bool(self._tickets) and not self._tickets[-1].done
-
-    def settle(self) -> None:
-        """Count the turns that are on the disk by now. One that was refused is taken back, and all after it."""
-        while self._tickets and self._tickets[0].done:
-            if self._tickets.popleft().stored:
-                self._count(self._intake.turns[self.turn_count])
-            else:
-                # Those after it will be refused, if they are not yet: each ticket is bound to the one before.
-                self._tickets.clear()
-                self._intake.take_back(self.turn_count)
-
-    def _count(self, turn: Turn) -> None:
-        self.turn_count += 1
-        self.sampled_tokens += len(turn.sampled_ids)
-        for segment in turn.facts.segments:
-            for version in (segment.first_version, segment.last_version):
-                if version is not None:
-                    self.versions[version] = None
+    from rolltape.tape.recording.writer import TapeWriter
 
 
 class RolloutRecorder:
@@ -151,32 +39,35 @@ class RolloutRecorder:
 
     def __init__(
         self,
-        tape: "Tape",
+        writer: "TapeWriter",
         journal: Journal,
-        pk: int,
+        row: int,
         head: RolloutHead,
         sessions: Sequence[tuple[int, SessionIntake]] = (),
     ) -> None:
         """`sessions` are those that earlier writers recorded, with the keys that they have in this journal."""
         self.head = head
-        self.reward_check: Callable[[float], None] | None = None  # refuses a reward that contradicts what was said
-        self._tape = tape
+        self.reward_check: Callable[[float], None] | None = None  # refuses a reward that contradicts earlier ones
+        self._writer = writer
         self._journal = journal
-        self._pk = pk
+        self._row = row
         self._lock = threading.RLock()
-        self._sessions = [SessionRecorder(self, number, intake) for number, intake in sessions]
+        self._sessions = [SessionRecorder(self, key, intake) for key, intake in sessions]
         self._ended: str | None = None
 
     @property
     def id(self) -> str:
+        """The rollout's id: known before anything happens, the same for all tries."""
         return self.head.id
 
     @property
     def group(self) -> str:
+        """The id that all attempts at the task at this step share."""
         return self.head.group
 
     @property
     def try_index(self) -> int:
+        """The number of this try."""
         return self.head.try_index
 
     @property
@@ -207,7 +98,20 @@ class RolloutRecorder:
         tool_ids_matter: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> SessionRecorder:
-        """Open a session; what is given here holds for its turns unless a turn says otherwise."""
+        """Open a session. What is given here holds for its turns, unless a turn is recorded with its own.
+
+        Args:
+            tools: The tools that prompts declare.
+            template_options: Options of the chat template.
+            stop_ids: The ids that end a reply. A reply that ends by "stop" on another id is then flagged.
+            tokenizer: Where the text of the ids can be found: a path, which may lie in the run, or a name.
+            model: The model that replies, if it is not the rollout's.
+            renderer: The renderer that makes prompts.
+            fingerprint: A fingerprint of tokenizer and chat template.
+            logprob_kind: What logprobs are of: "raw", "after_temperature" or "after_truncation".
+            tool_ids_matter: The model samples and renders tool-call ids, so they count when messages are compared.
+            extra: Further JSON to keep with the session.
+        """
         with self._lock:
             ordinal = len(self._sessions)
             own_id = session_id(self.id, self.try_index, ordinal)
@@ -230,9 +134,9 @@ class RolloutRecorder:
                 fingerprint=as_text(fingerprint, f"{where}: fingerprint"),
                 logprob_kind=logprob_kind,
             )
-            pk = self._tape.next_session_pk(journal)
-            journal.append(StartedSession(pk, self._pk, intake.head), rollout=self.head.key)
-            session = SessionRecorder(self, pk, intake)
+            key = journal.new_session()
+            journal.append(StartedSession(key, self._row, intake.head), rollout=self.head.key)
+            session = SessionRecorder(self, key, intake)
             self._sessions.append(session)
             return session
 
@@ -244,7 +148,14 @@ class RolloutRecorder:
         stop_reason: StopReason | str = StopReason.COMPLETED,
         reason: str | None = None,
     ) -> None:
-        """End the rollout with an outcome. A reward may also come later, through `Tape.score`."""
+        """End the rollout with an outcome. A reward may also come later, through `Tape.score`.
+
+        Args:
+            reward: The reward; None if none is known yet.
+            reward_terms: What the reward is made of, by name.
+            stop_reason: Why it ended, as a value of StopReason: "completed", "max_turns", "timeout", …
+            reason: The same in words.
+        """
         where = f"rollout {self.id}"
         score = score_data(reward, reward_terms, where)
         if score is not None and self.reward_check is not None:
@@ -263,7 +174,7 @@ class RolloutRecorder:
         self, status: Status, stop_reason: StopReason | None, reason: str | None, score: dict[str, Any] | None
     ) -> None:
         # Asked before any lock is held: the tape takes its own, and then those of its rollouts.
-        after_ns = 0 if score is None else self._tape.latest_ns(self.id)
+        after_ns = 0 if score is None else self._writer.latest_ns(self.id)
         with contextlib.ExitStack() as held:
             held.enter_context(self._lock)
             for session in self._sessions:  # a turn that is being recorded counts, or comes too late
@@ -278,37 +189,37 @@ class RolloutRecorder:
             data["turns"] = list(self.turn_counts())
             data["sampled_tokens"] = sum(session.sampled_tokens for session in self._sessions)
             data["versions"] = list({version: None for session in self._sessions for version in session.versions})
-            finish = self._tape.event(EventKind.FINISH, self.head.key, data=data)
+            finish = self.encode_event(EventKind.FINISH, data)
             scored = None
             if score is not None:
-                scored = self._tape.event(EventKind.SCORE, self.head.key, data=score, after_ns=after_ns)
-            standing = packed(self.head, status, rewarded=scored is not None, row=self._pk)
-            journal.append(EndedRollout(self._pk, standing, finish, scored), rollout=self.head.key)
+                scored = self._writer.encode_event(EventKind.SCORE, self.head.key, score, after_ns=after_ns)
+            standing = packed(self.head, status, rewarded=scored is not None, row=self._row)
+            journal.append(EndedRollout(self._row, standing, finish, scored), rollout=self.head.key)
             self._ended = status.value
-            self._tape.forget(self)
+            self._writer.ended(self.head.key)
 
-    def statement(self, kind: EventKind, data: dict[str, Any]) -> LoggedEvent:
-        """A statement about this rollout, encoded; `say` appends it."""
-        return self._tape.event(kind, self.head.key, data=data)
+    def encode_event(self, kind: EventKind, data: dict[str, Any]) -> LoggedEvent:
+        """An event about this rollout, for `append_event`."""
+        return self._writer.encode_event(kind, self.head.key, data)
 
-    def say(self, statement: LoggedEvent, after: Ticket | None = None) -> Ticket:
-        """Append a statement while the rollout is open: durable when this returns, on an event loop with the tick.
+    def append_event(self, event: LoggedEvent, after: Ticket | None = None) -> Ticket:
+        """Append an event while the rollout is open: durable when this returns, on an event loop with the tick.
 
-        If `after` was refused it is refused too; on an event loop only the ticket says so.
+        If `after` was refused it is refused too; on an event loop only the ticket tells.
         """
-        journal = self.open_journal("a statement")
+        journal = self.open_journal("an event")
         if running_loop() is not None:
-            ticket, future = journal.ticks.submit(None, statement, rollout=self.head.key, after=after)
+            ticket, future = journal.ticks.submit(None, event, rollout=self.head.key, after=after)
             # Nobody awaits it, and asyncio would complain of an error that nobody looked at; the ticket keeps it.
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
         else:
-            ticket = journal.submit(statement, rollout=self.head.key, after=after)
+            ticket = journal.submit(event, rollout=self.head.key, after=after)
             journal.wait(ticket)
         return ticket
 
     def earlier_events(self) -> tuple[Event, ...]:
-        """What is on the tape about this rollout so far, by whomever."""
-        return self._tape.run().rollout(self.id, self.try_index).events
+        """All events about this rollout that are on the tape, those of earlier writers included."""
+        return read(self._writer.directory.path).rollout(self.id, self.try_index).events
 
     def turn_counts(self) -> tuple[int, ...]:
         """How many turns each session has so far."""
@@ -327,7 +238,7 @@ class RolloutRecorder:
         if self._ended is not None:
             raise ClosedError(f"{where}: rollout {self.id} (try {self.try_index}) is {self._ended} already")
         self._journal.refuse_taken(self.head.key)
-        return self._tape.own_journal(self._journal, f"{where}: rollout {self.id}")
+        return self._writer.check_journal(self._journal, f"{where}: rollout {self.id}")
 
     def __enter__(self) -> Self:
         return self
@@ -341,12 +252,12 @@ class RolloutRecorder:
             self.fail("left without a finish")
             return
         try:
-            self.fail(_told(error))
+            self.fail(_describe(error))
         except (TapeWriteError, ClosedError) as unwritten:
             error.add_note(f"and its rollout could not be recorded as failed: {unwritten}")
 
 
-def _told(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     kind = type(error).__name__
     try:
         text = str(error)

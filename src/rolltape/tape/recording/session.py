@@ -1,0 +1,207 @@
+"""Recording one session: its turns, each durable when the call returns, or when its future is done."""
+
+import asyncio
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any, Unpack
+
+from rolltape.errors import RecordError
+from rolltape.records.rollout import SessionHead
+from rolltape.records.turn import Finish, Turn
+from rolltape.tape.journal.entries import RecordedTurn, facts_json
+from rolltape.tape.journal.schema import MAX_TURNS
+from rolltape.tape.journal.writing import Journal, Ticket
+from rolltape.tape.recording.fields import TurnFields
+from rolltape.tape.recording.intake import CodedTurn, SessionIntake
+
+if TYPE_CHECKING:
+    from rolltape.tape.recording.rollout import RolloutRecorder
+
+
+class SessionRecorder:
+    """Records the turns of one session: one agent's connection. Threads and coroutines may share it.
+
+    Example:
+
+        session = rollout.session(tokenizer="checkpoints/qwen3-8b")
+        turn = session.record_turn(
+            prompt_messages=[{"role": "user", "content": "2 + 2?"}],
+            prompt_ids=[1, 2, 3],
+            sampled_ids=[4, 5],
+            logprobs=[-0.1, -0.2],
+            reply={"role": "assistant", "content": "4"},
+            finish="stop",
+        )
+    """
+
+    def __init__(self, rollout: "RolloutRecorder", key: int, intake: SessionIntake) -> None:
+        """`key` is the session's in the journal. Turns that the intake has already are on the tape."""
+        self._rollout = rollout
+        self._key = key
+        self._intake = intake  # its last turns, one per ticket that is not settled, may yet be refused
+        self._tickets: deque[Ticket] = deque()
+        self.lock = threading.RLock()
+        self.turn_count = 0
+        self.sampled_tokens = 0
+        self.versions: dict[str, None] = {}
+        for turn in intake.turns:
+            self._count(turn)
+
+    @property
+    def id(self) -> str:
+        """The session's id."""
+        return self._intake.head.id
+
+    @property
+    def head(self) -> SessionHead:
+        """What the session was opened with."""
+        return self._intake.head
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The turns recorded so far, also those that an earlier process recorded."""
+        with self.lock:
+            self.settle()
+            return tuple(self._intake.turns[: self.turn_count])
+
+    def record_turn(self, *, finish: Finish | str, **fields: Unpack[TurnFields]) -> Turn:
+        """Record one reply with the prompt it was sampled from. It is durable when this returns.
+
+        Give the prompt whole, or `after` with what is new. Both are stored as what is new. Ids, logprobs and side
+        arrays may be lists, numpy arrays or torch tensors. Everything is copied. Bad input raises a RecordError, and
+        the session stays as it was.
+
+        Args:
+            finish: How the reply ended: "stop" (a stop token, its last id), "stop_string", "length", "abort", "error".
+
+            prompt_messages: The whole conversation before the reply, as chat messages.
+            prompt_ids: The whole prompt as token ids, exactly as the engine was conditioned on them.
+            after: Instead of a whole prompt: an earlier turn of this session, or its id. The prompt begins with the
+                ids of that turn, prompt and reply.
+            new_messages: With `after`: the messages that follow that turn.
+            new_prompt_ids: With `after`: the ids that follow those of that turn.
+            message_starts: Where each message of `prompt_messages` begins in `prompt_ids`, or each of `new_messages` in
+                `new_prompt_ids`.
+
+            sampled_ids: The ids that the engine sampled, the stop token included.
+            logprobs: The engine's logprob of each sampled id; None for one that it did not give.
+            weight_version: The weights that sampled the reply, as a text or a number.
+            segments: Instead of these three, for a reply that was interrupted by a weight update: a list of mappings
+                with `sampled_ids`, `logprobs` and `weight_version`. A version that lies between two is a pair.
+            reply: The reply as a chat message with the role "assistant".
+            side_arrays: Further values per token, by name. An array has a row for each sampled id. A mapping with
+                `values`, and `start` or `counts`, covers other tokens, or has several values for each.
+
+            tools: Tools that the prompt declares, if they are not the session's.
+            template_options: Options of the chat template, if they are not the session's.
+            sampling: The sampling parameters as applied: {"temperature": 0.7, "top_p": 0.95}.
+            sampling_asked: The parameters that the client asked for, if others were applied.
+            logprob_kind: What the logprobs are of: "raw", "after_temperature" or "after_truncation".
+            model: The model that replied, if it is not the session's.
+            renderer: The renderer that made the prompt, if it is not the session's.
+            fingerprint: A fingerprint of tokenizer and chat template, if it is not the session's.
+
+            reward: A reward for this turn alone.
+            delivery: Whether the client got the reply: "delivered" (the default), "undelivered" or "unknown".
+            auxiliary: Why the call is no part of the task, such as "a title". Such a turn does not train.
+            token_faithful: False for an engine that gives text and no ids. Such a turn does not train.
+            flags: What is odd about the turn, as values of TurnFlag.
+            error: What went wrong, for a turn that ended by "error" or "abort".
+            started_at: When it was asked for, in seconds since the epoch.
+            ended_at: When the reply ended; now, if it is left out.
+            extra: Further JSON to keep with the turn.
+
+        Returns:
+            The turn. Its `id` names it on the tape; give it, or the turn, as `after` of the next one.
+
+        Example:
+
+            first = session.record_turn(
+                prompt_messages=[{"role": "user", "content": "What is 17 * 23?"}],
+                prompt_ids=[1, 17, 42, 23, 2],
+                sampled_ids=[60, 61, 3],
+                logprobs=[-0.25, -0.5, -0.125],
+                reply={"role": "assistant", "content": "Let me see."},
+                finish="stop",
+                weight_version="7",
+                sampling={"temperature": 0.7},
+            )
+            session.record_turn(
+                after=first,
+                new_messages=[{"role": "user", "content": "Well?"}],
+                new_prompt_ids=[50, 2],
+                sampled_ids=[70, 3],
+                logprobs=[-0.1, None],
+                reply={"role": "assistant", "content": "391"},
+                finish="stop",
+                weight_version="7",
+            )
+        """
+        with self.lock:
+            journal, coded, entry = self._coded(finish=finish, **fields)
+            ticket = journal.submit(entry, rollout=self._rollout.head.key, after=self._last_ticket())
+            self._expect(coded, ticket)
+            try:
+                journal.wait(ticket)
+            finally:
+                # An interrupt may come when the turn is on the disk already; then it is part of the session.
+                self.settle()
+            return coded.turn
+
+    def record_turn_async(self, *, finish: Finish | str, **fields: Unpack[TurnFields]) -> asyncio.Future[Turn]:
+        """As `record_turn`, from a coroutine: the turn is durable when the future is done.
+
+        A bad turn is refused at once, by this call. What is given is copied and has its place in the session when
+        this returns, whatever becomes of the future: a turn whose future is cancelled is recorded nevertheless.
+
+        Example:
+
+            turn = await session.record_turn_async(after=first, new_messages=[…], new_prompt_ids=[…], …)
+        """
+        with self.lock:
+            journal, coded, entry = self._coded(finish=finish, **fields)
+            ticket, future = journal.ticks.submit(
+                coded.turn, entry, rollout=self._rollout.head.key, after=self._last_ticket()
+            )
+            self._expect(coded, ticket)
+            return future
+
+    def _coded(self, **fields: Any) -> tuple[Journal, CodedTurn, RecordedTurn]:
+        self.settle()
+        where = f"turn {self.id}.{len(self._intake.turns)}"
+        journal = self._rollout.open_journal(where)
+        if len(self._intake.turns) >= MAX_TURNS:
+            raise RecordError(f"{where}: a session holds {MAX_TURNS} turns; open another one")
+        coded = self._intake.code(**fields)
+        return journal, coded, RecordedTurn(self._key, coded, facts_json(coded.turn.facts, where))
+
+    def _last_ticket(self) -> Ticket | None:
+        return self._tickets[-1] if self._tickets else None
+
+    def _expect(self, coded: CodedTurn, ticket: Ticket) -> None:
+        """Take a turn as part of the session until its ticket says otherwise."""
+        self._intake.accept(coded)
+        self._tickets.append(ticket)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether turns are on their way to the disk."""
+        return bool(self._tickets) and not self._tickets[-1].done
+
+    def settle(self) -> None:
+        """Count the turns that are on the disk by now. One that was refused is taken back, and all after it."""
+        while self._tickets and self._tickets[0].done:
+            if self._tickets.popleft().stored:
+                self._count(self._intake.turns[self.turn_count])
+            else:
+                # Those after it will be refused, if they are not yet: each ticket is bound to the one before.
+                self._tickets.clear()
+                self._intake.take_back(self.turn_count)
+
+    def _count(self, turn: Turn) -> None:
+        self.turn_count += 1
+        self.sampled_tokens += len(turn.sampled_ids)
+        for segment in turn.facts.segments:
+            for version in (segment.first_version, segment.last_version):
+                if version is not None:
+                    self.versions[version] = None

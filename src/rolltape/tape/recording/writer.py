@@ -1,0 +1,214 @@
+"""What a tape and its rollouts write through: the journal of this process, its clock, and which rollouts are open."""
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rolltape.errors import ClosedError, NoSuchRollout, TakenOverError
+from rolltape.records.ids import TurnPlace, parse_turn_id, parse_turn_of
+from rolltape.records.rollout import EventKind, RolloutHead
+from rolltape.records.turn import Delivery
+from rolltape.tape.index.launch import LaunchCheck
+from rolltape.tape.journal.entries import LoggedEvent, NewEvent, StartedRollout, StartedSession, event_body
+from rolltape.tape.journal.writing import Durability, Journal
+from rolltape.tape.recording.fields import as_count, as_member, as_text
+from rolltape.tape.recording.intake import SessionIntake
+from rolltape.tape.recording.rollout import RolloutRecorder
+from rolltape.tape.rundir import RunDirectory
+from rolltape.tape.stored import Key
+
+_writers: "weakref.WeakSet[TapeWriter]" = weakref.WeakSet()
+
+
+class EncodedEvents(NamedTuple):
+    """Events to append, and the journal that they go to."""
+
+    journal: Journal
+    events: list[LoggedEvent]
+    rollout: Key | None = None  # that no other writer must have taken over
+
+
+class TapeWriter:
+    """Writes one run from this process. Threads may share it; a forked child gets a journal of its own."""
+
+    def __init__(self, directory: RunDirectory, durability: Durability) -> None:
+        self.directory = directory
+        self.durability = durability
+        self.lock = threading.RLock()
+        self._clock_lock = threading.Lock()  # taken last: rollouts take it while they hold their own
+        self._open: dict[Key, RolloutRecorder] = {}
+        self._last_ns = 0
+        self._closed = False
+        self._begin_journal()
+        _writers.add(self)
+
+    def _begin_journal(self) -> None:
+        self._journal = Journal(self.directory, self.durability)
+        self.launch = LaunchCheck(self.directory, self._journal)
+        # Also runs when the program ends without a close; rollouts still open are then found as lost.
+        self._closer = weakref.finalize(self, self._journal.close)
+
+    def journal(self) -> Journal:
+        """The journal of this process."""
+        if self._closed:
+            raise ClosedError(f"the tape of run {self.directory.name} is closed; open it again to record more")
+        if self._journal.pid != os.getpid():
+            _parents.append((self._journal, self.launch))
+            self._begin_journal()
+        return self._journal
+
+    def check_journal(self, journal: Journal, where: str) -> Journal:
+        """The journal that a rollout was opened in, if this process may write to it."""
+        if journal.pid != os.getpid():
+            raise ClosedError(
+                f"{where} was opened in process {journal.pid}, this is its child {os.getpid()}; open a rollout here"
+            )
+        if self._closed:
+            raise ClosedError(f"{where}: the tape of run {self.directory.name} is closed; open it again to record more")
+        return journal
+
+    def start(self, head: RolloutHead, sessions: Sequence[SessionIntake] = ()) -> RolloutRecorder:
+        """Record that a rollout begins, or goes on here with the sessions that it has."""
+        journal = self.journal()
+        row = journal.next_rollout
+        keyed = [(journal.new_session(), intake) for intake in sessions]
+        entries = [StartedSession(session, row, intake.head) for session, intake in keyed]
+        journal.append(StartedRollout(row, head), *entries, rollout=head.key)
+        journal.next_rollout += 1
+        recorder = self._open[head.key] = RolloutRecorder(self, journal, row, head, keyed)
+        return recorder
+
+    def ended(self, rollout: Key) -> None:
+        """Take a rollout off the list of open ones."""
+        self._open.pop(rollout, None)
+
+    def close(self) -> None:
+        """Record open rollouts as failed, and let go of the journal. Twice is fine."""
+        with self.lock:
+            if self._closed:
+                return
+            try:
+                if self._journal.pid == os.getpid():
+                    for recorder in list(self._open.values()):
+                        with contextlib.suppress(TakenOverError):
+                            recorder.fail("the tape was closed before it finished")
+            finally:
+                self._closed = True
+                self._closer()
+
+    def now_ns(self, after_ns: int = 0) -> int:
+        """A time later than all that this gave before, and than `after_ns`."""
+        with self._clock_lock:
+            self._last_ns = max(time.time_ns(), self._last_ns + 1, after_ns + 1)
+            return self._last_ns
+
+    def latest_ns(self, rollout: str) -> int:
+        """The time of the latest event of a rollout by another writer, if that is to come by our clock; else 0."""
+        with self.lock:
+            return 0 if self._closed or self._journal.pid != os.getpid() else self.launch.latest_ns(rollout)
+
+    def encode_event(
+        self,
+        kind: EventKind,
+        key: Key | None,
+        data: dict[str, Any],
+        *,
+        turn: str | None = None,
+        by: str | None = None,
+        after_ns: int = 0,
+    ) -> LoggedEvent:
+        """An event about a rollout, or (None) the run, that comes after all that this process made before."""
+        rollout, try_index = key or (None, None)
+        return LoggedEvent(event_body(self.now_ns(after_ns), kind.value, rollout, try_index, turn, by, data))
+
+    def encode_run_event(self, kind: EventKind, data: dict[str, Any]) -> EncodedEvents:
+        """An event about the run as a whole, after all others about it."""
+        with self.lock:
+            journal = self.journal()
+            return EncodedEvents(journal, [self.encode_event(kind, None, data, after_ns=self.launch.latest_ns(None))])
+
+    def encode_all(self, events: Iterable[NewEvent]) -> EncodedEvents:
+        """Many events at once: other writers' are looked for once, which costs much less than one by one."""
+        with self.lock:
+            journal = self.journal()
+            with self.launch.still():
+                return EncodedEvents(journal, [one for event in events for one in self.encode(event).events])
+
+    def encode(self, event: NewEvent) -> EncodedEvents:
+        """An event about a rollout that is on the tape, for each try that it is about, after all others about it."""
+        kind, rollout, data, by, try_index, turn_id = event
+        by = as_text(by, f"rollout {rollout}: by")
+        rollout = as_text(rollout, "the id of a rollout") or ""
+        if try_index is not None:
+            try_index = as_count(try_index, f"rollout {rollout}: try_index")
+        turn = None if turn_id is None else parse_turn_of(turn_id, rollout, try_index)
+        if turn is not None:
+            try_index = turn.try_index
+        with self.lock:
+            journal = self.journal()
+            tries = self._tries_of(kind, rollout, try_index)
+            after_ns = self.launch.latest_ns(rollout)
+            if turn is not None:
+                self._check_turn(turn)
+            encoded = [
+                self.encode_event(kind, (rollout, one), data, turn=turn_id, by=by, after_ns=after_ns) for one in tries
+            ]
+            return EncodedEvents(journal, encoded, turn.key if turn and kind is EventKind.DELIVERY else None)
+
+    def encode_delivery(self, turn_id: str, delivery: Delivery | str) -> EncodedEvents:
+        """The event that says whether a turn's reply arrived."""
+        data = {"delivery": as_member(Delivery, delivery, f"turn {turn_id}").value}
+        turn = parse_turn_id(turn_id)
+        if turn.key not in self._open:
+            return self.encode(NewEvent(EventKind.DELIVERY, turn.rollout, data, turn=turn.id))
+        # While a rollout is open here no other process serves it: there are no events of others to look for.
+        self._check_turn(turn)
+        journal = self.journal()
+        return EncodedEvents(journal, [self.encode_event(EventKind.DELIVERY, turn.key, data, turn=turn.id)], turn.key)
+
+    def _tries_of(self, kind: EventKind, rollout: str, try_index: int | None) -> list[int]:
+        """The tries that an event is about: a reward or a trace is about the one that counts."""
+        tries = self.launch.tries(rollout)
+        if not tries or (try_index is not None and try_index not in tries):
+            asked = "" if try_index is None else f" with a try {try_index}"
+            raise NoSuchRollout(
+                f"run {self.directory.name} holds no rollout {rollout}{asked}; give the id that it was opened under"
+            )
+        if try_index is not None:
+            return [try_index]
+        if kind in (EventKind.SCORE, EventKind.TRACE):
+            return [self.launch.counted_try(rollout, tries)]
+        return tries
+
+    def _check_turn(self, turn: TurnPlace) -> None:
+        """Refuse a turn that does not exist, where this is known: for rollouts open here, and those that have ended."""
+        recorder = self._open.get(turn.key)
+        counts = self.launch.turns_of(turn.key) if recorder is None else recorder.turn_counts()
+        if counts is None:
+            return
+        if turn.ordinal >= len(counts):
+            raise NoSuchRollout(f"turn {turn.id}: its rollout has {len(counts)} sessions; give the id of a Turn")
+        if turn.sequence >= counts[turn.ordinal]:
+            raise NoSuchRollout(f"turn {turn.id}: its session has {counts[turn.ordinal]} turns; give the id of a Turn")
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: leave all that is the parent's, so that the first write makes a journal of the child's."""
+        self.lock = threading.RLock()
+        self._clock_lock = threading.Lock()
+        self._open = {}
+
+
+# SQLite connections must not be carried across a fork, not even to close them: a child keeps them unused.
+_parents: list[tuple[Journal, LaunchCheck]] = []
+
+
+def _after_fork() -> None:
+    for writer in list(_writers):
+        writer.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)
