@@ -49,7 +49,7 @@ def a_sample(**changes: Any) -> Sample:
         "spans": (
             Span(0, 2, Origin.PROMPT, "r.0.0.0", 0, (0, 2), None),
             Span(2, 3, Origin.SAMPLED, "r.0.0.0", 0, (2, 3), Fate.TRAINED, **how),
-            Span(3, 4, Origin.SAMPLED, "r.0.0.0", 1, (2, 3), Fate.MASKED_GIVEN_UP, **how),
+            Span(3, 4, Origin.SAMPLED, "r.0.0.0", 1, (2, 3), Fate.MASKED_REWRITTEN_AFTER, **how),
         ),
         "prompt_tokens": 2,
         "trained_tokens": 1,

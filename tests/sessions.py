@@ -53,6 +53,7 @@ class Recording:
         )
         self.intake = SessionIntake(self.head, tools=tools, model="toy", renderer="words")
         self._logprobs_given = 0
+        self.has_times = False  # whether turns say when they started and ended
 
     @property
     def turns(self) -> list[Turn]:
@@ -60,9 +61,9 @@ class Recording:
 
     def record(self, **given: Any) -> Turn:
         """Take one turn exactly as given."""
-        return self.intake.accept(self.intake.code(ended_at=0.0, **given))
+        return self.intake.accept(self.intake.code(**{"ended_at": 0.0, **given}))
 
-    def ask(self, messages: Sequence[Dict], reply: str | Dict, **given: Any) -> Turn:
+    def ask(self, messages: Sequence[Dict], reply: str | Dict, /, **given: Any) -> Turn:
         """A turn with its whole prompt, rendered afresh as a stateless engine would."""
         tools = given.get("tools") or self.intake.root.tools
         return self.record(
@@ -71,12 +72,12 @@ class Recording:
             **self.answered(reply, **given),
         )
 
-    def go_on(self, after: Turn, messages: Sequence[Dict], reply: str | Dict, **given: Any) -> Turn:
+    def go_on(self, after: Turn, messages: Sequence[Dict], reply: str | Dict, /, **given: Any) -> Turn:
         """A turn given as what is new after an earlier one."""
         new_ids = given.pop("new_prompt_ids", self.bridge(after, messages))
         return self.record(after=after, new_messages=messages, new_prompt_ids=new_ids, **self.answered(reply, **given))
 
-    def answered(self, reply: str | Dict, **given: Any) -> Dict:
+    def answered(self, reply: str | Dict, /, **given: Any) -> Dict:
         """The reply's side of a turn: its ids, a distinct logprob for each, and the engine's facts."""
         message = {"role": "assistant", "content": reply} if isinstance(reply, str) else reply
         fields: Dict = {"reply": message, "finish": Finish.STOP, "weight_version": "1", **given}
@@ -131,6 +132,8 @@ class Recording:
         sampled = " ".join(map(self.words.word, turn.sampled_ids.tolist()))
         facts = turn.facts
         odd = [facts.finish, facts.delivery, *facts.flags, *(["auxiliary"] if facts.auxiliary else [])]
+        odd += [f"by {facts.model}", *(f"with {one['name']}" for one in turn.root.tools or ())]
+        odd += [] if facts.started_at is None else [f"at {facts.started_at}-{facts.ended_at}"]
         asked = "".join(message["role"][0] for message in turn.prompt_messages)
         reply = turn.reply.raw.decode() if turn.reply else "no reply"
         return f"{turn.sequence} {asked}: {prompt} «{sampled}» {' '.join(odd)}, {reply}"
@@ -173,6 +176,9 @@ def whole(turn: Turn) -> Dict:
         "error": facts.error,
         "model": facts.model,
         "renderer": facts.renderer,
+        "fingerprint": facts.fingerprint,
+        "sampling": facts.sampling,
+        "started_at": facts.started_at,
         "ended_at": facts.ended_at,
     }
 

@@ -59,6 +59,7 @@ def eventful_recordings(draw: Draw, ordinal: int = 0, max_turns: int = 8) -> Rec
     """One session in which anything may happen; each turn is one of the moves below."""
     tools = draw(st.sampled_from([None, *TOOLS]))
     recording = Recording(ordinal, tools=tools, tool_ids_matter=draw(_rarely()))
+    recording.has_times = draw(_rarely())
     _new_conversation(draw, recording)
     for _ in range(draw(st.integers(0, max_turns - 1))):
         draw(st.sampled_from(_MOVES))(draw, recording)
@@ -97,6 +98,7 @@ def policies() -> st.SearchStrategy[CutPolicy]:
         "max_staleness": st.none() | st.integers(0, 2),
         "train_abandoned": st.booleans(),
         "train_without_logprobs": st.booleans(),
+        "train_constrained": st.booleans(),
     }
     mixed = st.builds(
         CutPolicy,
@@ -277,6 +279,8 @@ def _ask(
     if draw(_seldom()):
         ids = []
     given = _reply(draw, recording) if answered is None else answered
+    if draw(_seldom()):  # only ids are recorded
+        messages, given["reply"] = [], None
     recording.record(prompt_messages=messages, prompt_ids=ids, tools=tools, **given)
 
 
@@ -301,6 +305,15 @@ def _reply(draw: Draw, recording: Recording) -> Dict:
         given["flags"] = [draw(st.sampled_from([TurnFlag.NOT_TOKEN_FAITHFUL, TurnFlag.MALFORMED_CALL]))]
     if draw(_seldom()):
         given["reward"] = 0.5
+    if draw(_seldom()):
+        given["model"] = "another"
+    if draw(_seldom()):
+        given["sampling"] = {"regex": "[ab]"}
+    if recording.has_times:
+        given |= {
+            "started_at": len(recording.turns) - draw(st.sampled_from([0.5, 0.5, 1.5])),
+            "ended_at": len(recording.turns),
+        }
     if draw(_seldom()):
         rows = [[token, len(recording.turns)] for token in ids]
         given["side_arrays"] = {"experts": np.array(rows, np.int16).reshape(-1, 2)}

@@ -11,8 +11,9 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 import oracle
+from relations import Relations, had_ended
+from rolltape.records.ids import last_turn_of
 from rolltape.records.ledger import Fate
-from rolltape.records.messages import MessageChain, Role
 from rolltape.records.policy import PRESETS, Branches, Credit, CutPolicy, OnRewrite, RewardShare
 from rolltape.records.rollout import Rollout, Session, Status
 from rolltape.records.sample import Sample
@@ -29,6 +30,21 @@ from strategies import (
     searching,
     searching_longer,
 )
+
+# Why a whole turn, or a token without a logprob, does not train, whatever its branch.
+_REASONS_OF_A_TURN = {
+    Fate.MASKED_ABANDONED,
+    Fate.MASKED_ABORTED,
+    Fate.MASKED_ENGINE_ERROR,
+    Fate.MASKED_UNDELIVERED,
+    Fate.MASKED_NO_LOGPROB,
+    Fate.MASKED_CONSTRAINED,
+    Fate.DROPPED_AUXILIARY,
+    Fate.DROPPED_ROLLOUT_FAILED,
+    Fate.DROPPED_FILTERED,
+    Fate.DROPPED_NOT_FAITHFUL,
+    Fate.DROPPED_EMPTY_PROMPT,
+}
 
 
 def _linearized(
@@ -158,6 +174,40 @@ def test_what_is_left_of_a_damaged_session_still_gives_faithful_samples(
     _check_reasons(damaged, chosen, linearized)
 
 
+@searching_longer
+@given(rollouts())
+def test_under_exact_every_eligible_token_trains_and_each_chain_of_ids_is_one_sample(
+    made: tuple[Rollout, list[Recording]],
+) -> None:
+    rollout, _ = made
+    linearized, samples = _linearized(rollout, PRESETS["exact"])
+    fates = oracle.accounts(linearized.ledger)
+    of_turns = {Fate.TRAINED, *_REASONS_OF_A_TURN}
+    assert set(fates.values()) <= of_turns, "a token that may train was left out"
+    trained = {turn for (turn, _), fate in fates.items() if fate is Fate.TRAINED}
+    ends = Relations(rollout).ends(turn for turn in rollout.turns if turn.id in trained)
+    assert [turn.id for turn in ends] == [last_turn_of(sample.id) for sample in samples]
+
+
+@searching
+@given(rollouts(), policies())
+def test_ids_that_extend_never_split_a_sample(made: tuple[Rollout, list[Recording]], chosen: CutPolicy) -> None:
+    rollout, _ = made
+    chosen = msgspec.structs.replace(chosen, branches=Branches.ALL, max_sample_tokens=None)
+    linearized, samples = _linearized(rollout, chosen)
+    fates = oracle.accounts(linearized.ledger)
+    demoted = {turn for (turn, _), fate in fates.items() if fate is Fate.MASKED_REWRITTEN}
+    continued = Relations(rollout).continued
+    for sample in samples:
+        held = {turn for turn, _ in oracle.sampled_places(sample)}
+        for turn in {span.turn for span in sample.spans if span.fate is Fate.TRAINED}:
+            before = continued[turn]
+            # The policy may go on over a drift from another turn, if that one holds the same ids.
+            if before is not None and before.id not in demoted and len(before.sampled_ids):
+                start = len(before.prompt_ids)
+                assert sample.sampled_mask[start : len(before.tokens)].all(), (turn, before.id, held)
+
+
 @searching
 @given(st.data(), st.sampled_from(list(PRESETS)))
 def test_turns_that_only_extend_are_one_sample_that_trains_everything(data: st.DataObject, name: str) -> None:
@@ -182,9 +232,10 @@ def _check_reasons(
 ) -> None:
     """Every token that does not train has a reason that the raw turn, the events or the policy bear out."""
     turns = {turn.id: turn for turn in rollout.turns}
+    relations = Relations(rollout)
     for (turn_id, offset), fate in oracle.accounts(linearized.ledger).items():
         turn = turns[turn_id]
-        assert _borne_out(rollout, chosen, turn, offset, fate), f"{turn_id}[{offset}] cannot be {fate}"
+        assert _borne_out(rollout, relations, chosen, turn, offset, fate), f"{turn_id}[{offset}] cannot be {fate}"
         if fate is Fate.TRAINED or fate is Fate.MASKED_STALE:
             assert _is_stale(turn, offset, chosen, current_version) == (fate is Fate.MASKED_STALE)
 
@@ -203,25 +254,26 @@ def _is_stale(turn: Turn, offset: int, chosen: CutPolicy, current_version: str |
 def _check_little_is_given_up(chosen: CutPolicy, linearized: Linearized) -> None:
     if chosen.on_rewrite is OnRewrite.KEEP_HEAD:
         fates = oracle.accounts(linearized.ledger)
-        given_up = Counter(turn for (turn, _), fate in fates.items() if fate is Fate.MASKED_GIVEN_UP)
+        given_up = Counter(turn for (turn, _), fate in fates.items() if fate is Fate.MASKED_REWRITTEN_AFTER)
         assert all(count <= chosen.max_given_up_tokens for count in given_up.values())
 
 
-def _borne_out(rollout: Rollout, chosen: CutPolicy, turn: Turn, offset: int, fate: Fate) -> bool:
+def _borne_out(rollout: Rollout, relations: Relations, chosen: CutPolicy, turn: Turn, offset: int, fate: Fate) -> bool:
     facts = turn.facts
     given_logprob = turn.logprobs is not None and not math.isnan(float(turn.logprobs[offset]))
     delivered = facts.delivery is Delivery.DELIVERED
     position = len(turn.prompt_ids) + offset
     later = [other for other in rollout.turns if other.session == turn.session and other.sequence > turn.sequence]
-    echoed = _is_surely_echoed(rollout, turn, later)
-    resumed = turn.reply is None and any(_holds_ids_of(turn, other) for other in later)
-    came_back = resumed or (turn.reply is not None and any(_holds_a_reply_to(turn, other) for other in later))
+    echoed = relations.is_continued(turn) or _is_surely_echoed(relations, turn, later)
+    came_back = relations.may_have_arrived(turn)
     failed = rollout.status is not Status.FINISHED
     reason = {
         Fate.TRAINED: (
             (given_logprob or chosen.train_without_logprobs)
             and (delivered or came_back)
             and (facts.finish is not Finish.ABORT or came_back)
+            and (chosen.train_abandoned or not relations.must_be_abandoned(turn))
+            and (chosen.train_constrained or not facts.is_constrained)
             and facts.auxiliary is None
             and facts.finish is not Finish.ERROR
             and len(turn.prompt_ids) > 0
@@ -230,16 +282,17 @@ def _borne_out(rollout: Rollout, chosen: CutPolicy, turn: Turn, offset: int, fat
             and rollout.outcome.filtered is None
             and (chosen.max_sample_tokens is None or position < chosen.max_sample_tokens)
         ),
-        Fate.MASKED_ABANDONED: not chosen.train_abandoned and bool(later),
+        Fate.MASKED_ABANDONED: not chosen.train_abandoned and relations.may_be_abandoned(turn) and not echoed,
         Fate.MASKED_ABORTED: facts.finish is Finish.ABORT and not echoed,
         Fate.MASKED_ENGINE_ERROR: facts.finish is Finish.ERROR,
         Fate.MASKED_UNDELIVERED: not delivered and not echoed,
         Fate.MASKED_NO_LOGPROB: not given_logprob and not chosen.train_without_logprobs,
+        Fate.MASKED_CONSTRAINED: facts.is_constrained and not chosen.train_constrained,
         Fate.MASKED_STALE: chosen.max_staleness is not None,  # how old it is, is checked apart
-        Fate.MASKED_GIVEN_UP: chosen.on_rewrite is OnRewrite.KEEP_HEAD and _departed_from(turn, later),
+        Fate.MASKED_REWRITTEN_AFTER: chosen.on_rewrite is OnRewrite.KEEP_HEAD and _departed_from(turn, later),
         Fate.MASKED_REPLACED: chosen.on_rewrite is OnRewrite.REPLACE_REPLY and _departed_from(turn, later),
         Fate.MASKED_REWRITTEN: bool(later) and chosen.absorb_rewritten_messages,
-        Fate.MASKED_LOST_CLAIM: bool(later) and chosen.claim_before_cut,
+        Fate.MASKED_TRAINED_IN_OTHER_SAMPLE: bool(later) and chosen.claim_before_cut,
         Fate.DROPPED_AUXILIARY: facts.auxiliary is not None,
         Fate.DROPPED_BRANCH: chosen.branches is not Branches.ALL,
         Fate.DROPPED_LENGTH: chosen.max_sample_tokens is not None and position >= chosen.max_sample_tokens,
@@ -255,7 +308,7 @@ def _check_nothing_held_is_given_up(samples: Sequence[Sample], linearized: Linea
     """A token that stands in a sample after the ids it was sampled on could train there: nobody gave it up."""
     fates = oracle.accounts(linearized.ledger)
     held = {place for sample in samples for place in oracle.sampled_places(sample)}
-    lost = {Fate.MASKED_GIVEN_UP, Fate.DROPPED_LENGTH, Fate.DROPPED_BRANCH}
+    lost = {Fate.MASKED_REWRITTEN_AFTER, Fate.DROPPED_LENGTH, Fate.DROPPED_BRANCH}
     assert not [place for place in held if fates[place] in lost]
 
 
@@ -281,37 +334,13 @@ def _departed_from(turn: Turn, later: Sequence[Turn]) -> bool:
     return any(asked <= count < len(ids) for count in shared)
 
 
-def _is_surely_echoed(rollout: Rollout, turn: Turn, later: Sequence[Turn]) -> bool:
-    """Whether a later prompt holds a turn's reply, which no other turn has in that place."""
-    (head,) = (session.head for session in rollout.sessions if session.id == turn.session)
-
-    def spelled(messages: MessageChain) -> list[bytes]:
-        listed = messages.to_list()
-        return [message.canonical_with_ids if head.tool_ids_matter else message.canonical for message in listed]
-
-    said = spelled(turn.messages)
-    alike = [other for other in rollout.turns if other.session == turn.session and spelled(other.messages) == said]
-    return (
-        turn.reply is not None
-        and alike == [turn]
-        and any(other.root.digest == turn.root.digest and spelled(other.prompt)[: len(said)] == said for other in later)
-    )
-
-
-def _holds_ids_of(turn: Turn, later: Turn) -> bool:
-    """Whether a later prompt begins with all ids of a turn, what was sampled of its reply included."""
-    held = turn.tokens.to_numpy()
-    return np.array_equal(later.prompt_ids[: len(held)], held)
-
-
-def _holds_a_reply_to(turn: Turn, later: Turn) -> bool:
-    """Whether a later prompt goes on from a turn's prompt with something that the assistant said."""
-    asked, held = turn.prompt.to_list(), later.prompt.to_list()
-    keys = [message.canonical for message in held]
-    in_place = held[len(asked) : len(asked) + 1]
-    return keys[: len(asked)] == [message.canonical for message in asked] and any(
-        message.role is Role.ASSISTANT for message in in_place
-    )
+def _is_surely_echoed(relations: Relations, turn: Turn, later: Sequence[Turn]) -> bool:
+    """Whether later prompts hold a turn's reply, which no other turn has in that place, and none did too early."""
+    said = relations.spelled(turn, with_reply=True)
+    alike = [other for other in relations.turns_beside(turn) if relations.spelled(other, with_reply=True) == said]
+    holding = [other for other in later if relations.spelled(other)[: len(said)] == said]
+    is_sure = turn.reply is not None and alike == [turn]
+    return is_sure and bool(holding) and all(had_ended(turn, other) for other in holding)
 
 
 def _bytes_of(sample: Sample) -> tuple[object, ...]:

@@ -12,9 +12,9 @@ from sessions import Recording, held, rollout_of, user
     ("departs_at", "fates"),
     [
         (-1, {Fate.TRAINED: 5}),  # in the glue: history is rewritten, and the old sample keeps its tokens
-        (0, {Fate.MASKED_GIVEN_UP: 3, Fate.TRAINED: 2}),
-        (1, {Fate.TRAINED: 3, Fate.MASKED_GIVEN_UP: 2}),
-        (2, {Fate.TRAINED: 4, Fate.MASKED_GIVEN_UP: 1}),
+        (0, {Fate.MASKED_REWRITTEN_AFTER: 3, Fate.TRAINED: 2}),
+        (1, {Fate.TRAINED: 3, Fate.MASKED_REWRITTEN_AFTER: 2}),
+        (2, {Fate.TRAINED: 4, Fate.MASKED_REWRITTEN_AFTER: 1}),
         (3, {Fate.TRAINED: 5}),  # at the end: it extends
     ],
 )

@@ -28,7 +28,7 @@ def test_the_demo_collects_three_environments_and_shows_what_became_of_them(tmp_
     commands = re.findall(r"^\$ rolltape (\w+)", shown.stdout, re.MULTILINE)
     assert commands == [*["collect"] * 3, "trace", "tree", "samples", "ledger", "ledger", "check", "tokens"]
     assert re.search(rf"^● 1 .*\[{ForkCause.THINKING_STRIPPED.value}\]$", shown.stdout, re.MULTILINE)
-    assert "masked:given_up" in shown.stdout
+    assert "masked:rewritten_after" in shown.stdout
     assert "under exact, keep-head, slime: no breaches" in shown.stdout
     assert {record.rollout for record in read_tokens(run)} == {one.id for one in held}
     assert re.search(r"^http://127.0.0.1:\d+/demo\nIt answers\.", shown.stdout, re.MULTILINE)

@@ -57,7 +57,7 @@ def test_exact_starts_a_new_sample_where_the_last_reply_is_rewritten() -> None:
 def test_keep_head_trains_what_was_sampled_before_the_departure() -> None:
     expected = ["<user> hi <eot> <gen> «go» odd <eot> <user> more <eot> <gen> «so» «<eot>»"]
     assert lines(drifted(), "keep-head") == expected
-    assert totals(drifted(), "keep-head") == {"trained": 3, "masked:given_up": 3}
+    assert totals(drifted(), "keep-head") == {"trained": 3, "masked:rewritten_after": 3}
 
 
 def test_keep_head_gives_up_at_most_so_many_tokens() -> None:
@@ -147,7 +147,7 @@ def test_slime_loses_the_claim_of_a_reply_that_its_first_branch_replaces_and_say
         "<user> u <eot> <gen> ‹the› plan <eot> <user> x <eot> <gen> «left» «<eot>»",
         "<user> u <eot> <gen> ‹the› ‹pl› ‹an› ‹<eot>› <user> y <eot> <gen> «right» «<eot>»",
     ]
-    assert totals(shared_then_rewritten(), "slime") == {"masked:lost_claim": 4, "trained": 4}
+    assert totals(shared_then_rewritten(), "slime") == {"masked:trained_in_other_sample": 4, "trained": 4}
 
 
 def rewritten_message(words: str = "let me see", echo: str = "let me see !") -> Recording:
@@ -167,7 +167,7 @@ def test_a_rewritten_message_is_a_new_branch_under_exact() -> None:
 def test_a_rewritten_message_is_absorbed_under_keep_head() -> None:
     expected = ["<user> u <eot> <gen> «let» «me» «see» ! <eot> <user> more <eot> <gen> «done» «<eot>»"]
     assert lines(rewritten_message(), "keep-head") == expected
-    assert totals(rewritten_message(), "keep-head") == {"trained": 5, "masked:given_up": 1}
+    assert totals(rewritten_message(), "keep-head") == {"trained": 5, "masked:rewritten_after": 1}
     assert lines(rewritten_message(), "keep-head", max_given_up_tokens=0) == lines(rewritten_message())
 
 

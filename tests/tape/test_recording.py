@@ -202,7 +202,6 @@ BAD_TURNS: list[tuple[dict[str, Any], type[RecordError], str]] = [
     ({"reply": {"role": "assistant", "content": {1, 2}}}, NotJsonError, "reply cannot be JSON"),
     ({"reply": {"role": "assistant", "content": math.nan}}, NotJsonError, "reply cannot be JSON"),
     ({"reply": user("a")}, RecordError, "the reply has the role user"),
-    ({"reply": None}, RecordError, "no reply though it ended by stop"),
     ({"finish": "tired"}, RecordError, "'tired' is no Finish; known are stop,"),
     ({"reward": "good"}, NotJsonError, "reward is 'good', a str; give a number"),
     ({"side_arrays": {"x": [[1], [2], [3]]}}, MisalignedError, "side array 'x': 3 rows but 2 sampled ids"),

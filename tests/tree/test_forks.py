@@ -3,7 +3,7 @@
 from typing import Any
 
 from rolltape.records.fork import Fork, ForkCause
-from rolltape.tree import abandoned_turns, forks_of, tree_of
+from rolltape.tree import arrivals_of, forks_of, tree_of
 from sessions import Recording, held, says, system, tool, user
 
 
@@ -105,7 +105,7 @@ def test_retry_samples_the_same_prompt_again() -> None:
     fork = only_fork(recording)
     assert (fork.cause, fork.turn, fork.departs_from) == (ForkCause.RETRY, second.id, first.id)
     tree = tree_of(recording.session())
-    assert abandoned_turns(tree, forks_of(tree)) == {0}
+    assert arrivals_of(tree).abandoned == {0}
 
 
 def test_going_on_without_the_reply_abandons_it() -> None:
@@ -115,7 +115,7 @@ def test_going_on_without_the_reply_abandons_it() -> None:
     fork = only_fork(recording)
     assert (fork.cause, fork.departs_from, fork.message_index) == (ForkCause.ABANDONED_REPLY, first.id, 1)
     tree = tree_of(recording.session())
-    assert abandoned_turns(tree, forks_of(tree)) == {0}
+    assert arrivals_of(tree).abandoned == {0}
 
 
 def test_edited_history_keeps_its_later_messages() -> None:

@@ -51,13 +51,14 @@ def test_without_ids_and_tokens_the_latest_of_equal_turns_is_continued() -> None
     assert parent.sequence == 1
 
 
-def test_ids_that_the_model_samples_itself_count_where_the_session_says_so() -> None:
+def test_ids_that_the_model_samples_itself_count_among_messages_where_the_session_says_so() -> None:
     for matter, parents in ((False, [None, 0]), (True, [None, None])):
         recording = Recording(tool_ids_matter=matter)
         recording.ask([user("u")], call("functions.run:0"))
         recording.ask([user("u"), call("functions.run:7"), tool("ok")], "done")
         placed = tree_of(recording.session()).turns
-        assert [turn.parent and turn.parent.sequence for turn in placed] == parents
+        assert [turn.message_parent and turn.message_parent.sequence for turn in placed] == parents
+        assert [turn.continues and turn.continues.sequence for turn in placed] == [None, 0], "the ids are the same"
 
 
 def test_one_id_names_a_whole_conversation_prefix() -> None:

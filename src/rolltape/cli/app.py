@@ -1,6 +1,7 @@
 """The `rolltape` command: its commands by stage, its help, and how an error becomes one line and an exit code."""
 
 import contextlib
+import gc
 import io
 import sys
 from collections.abc import Callable, Sequence
@@ -159,6 +160,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """The entry point of the program."""
+    gc.set_threshold(50_000, 20, 20)  # commands make many records and few cycles; a search through them takes a tenth
     sys.exit(run(sys.argv[1:]))
 
 

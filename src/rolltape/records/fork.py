@@ -11,6 +11,7 @@ class ForkCause(enum.StrEnum):
     SUB_AGENT = "sub_agent"  # another conversation beside the first
     COMPACTION = "compaction"  # history replaced by something shorter
     RETRY = "retry"  # the same prompt sampled again
+    SIBLING = "sibling"  # the same prompt sampled beside a reply to it that had not ended
     ABANDONED_REPLY = "abandoned_reply"  # goes on without the reply it was given
     REPLY_WHITESPACE = "reply_whitespace"  # a reply came back with other white space
     THINKING_STRIPPED = "thinking_stripped"  # a reply came back without its thinking

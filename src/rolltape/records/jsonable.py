@@ -17,7 +17,9 @@ _DEEPEST = 200  # levels: what reads a record may itself be deep in calls
 _CONTAINERS = (dict, list, tuple)
 _SHALLOW = 20  # levels
 _LARGEST = 2**63 - 1
+_decode_plain = msgspec.json.Decoder().decode
 _encode_plain = msgspec.json.Encoder().encode
+_encode_plain_sorted = msgspec.json.Encoder(order="sorted").encode
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _encode_sorted = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True).encode
 
@@ -53,7 +55,10 @@ def encode_with_text_keys(value: object, where: str) -> tuple[bytes, bool]:
 
 def decode_json(raw: bytes) -> Any:
     """The value that `encode_json` wrote; a fresh object on every call."""
-    return json.loads(raw)
+    try:
+        return _decode_plain(raw)  # several times as fast as json, and equal where both read it
+    except msgspec.DecodeError:
+        return json.loads(raw)
 
 
 def encode_numbers(value: object, where: str) -> bytes:
@@ -71,7 +76,7 @@ def encode_numbers(value: object, where: str) -> bytes:
 
 def decode_numbers(raw: bytes) -> Any:
     """The inverse of `encode_numbers`."""
-    return json.loads(raw, object_hook=non_finite) if _NON_FINITE.encode() in raw else json.loads(raw)
+    return json.loads(raw, object_hook=non_finite) if _NON_FINITE.encode() in raw else decode_json(raw)
 
 
 def non_finite(value: dict[str, Any]) -> Any:
@@ -81,6 +86,9 @@ def non_finite(value: dict[str, Any]) -> Any:
 
 def canonical_json(value: object) -> bytes:
     """One spelling for equal JSON values: keys sorted, no spaces, `5000.0` as `5000`."""
+    if _is_plain(value, _SHALLOW):
+        with contextlib.suppress(UnicodeEncodeError):
+            return _encode_plain_sorted(value)
     return _encode_sorted(_plain_numbers(value)).encode("utf-8", "surrogatepass")
 
 

@@ -24,10 +24,13 @@ class Fate(enum.StrEnum):
     MASKED_UNDELIVERED = "masked:undelivered"  # the client did not get it, or nobody knows
     MASKED_NO_LOGPROB = "masked:no_logprob"  # the engine gave none
     MASKED_STALE = "masked:stale"  # sampled by weights older than the limit, or of an unknown version
-    MASKED_GIVEN_UP = "masked:given_up"  # after the place where the next prompt departs
+    MASKED_CONSTRAINED = "masked:constrained"  # sampled under a grammar, a schema or a list of choices
+    MASKED_REWRITTEN_AFTER = "masked:rewritten_after"  # after the place where the next prompt departs
     MASKED_REPLACED = "masked:replaced"  # the slime policy wipes the whole reply that drifted
     MASKED_REWRITTEN = "masked:rewritten"  # the slime policy stops training a reply whose message came back changed
-    MASKED_LOST_CLAIM = "masked:lost_claim"  # the slime policy: its first branch gave it up, the others may not have it
+    MASKED_TRAINED_IN_OTHER_SAMPLE = (
+        "masked:trained_in_other_sample"  # slime: another branch had the claim, used or not
+    )
     DROPPED_AUXILIARY = "dropped:auxiliary"
     DROPPED_BRANCH = "dropped:branch"  # on a branch that was not chosen
     DROPPED_LENGTH = "dropped:length"  # beyond the maximum sample length
@@ -38,12 +41,23 @@ class Fate(enum.StrEnum):
     DROPPED_NOT_FAITHFUL = "dropped:not_token_faithful"
     DROPPED_EMPTY_PROMPT = "dropped:empty_prompt"
 
+    @classmethod
+    def _missing_(cls, value: object) -> "Fate | None":
+        return cls(_RENAMED[value]) if isinstance(value, str) and value in _RENAMED else None
+
     @property
     def trains(self) -> bool:
         return self is Fate.TRAINED
 
 
-class LedgerEntry(msgspec.Struct, frozen=True):
+# What 0.1.0 wrote → its name today.
+_RENAMED = {
+    "masked:given_up": "masked:rewritten_after",
+    "masked:lost_claim": "masked:trained_in_other_sample",
+}
+
+
+class LedgerEntry(msgspec.Struct, frozen=True, gc=False):
     """The fate of the sampled tokens `[start, stop)` of one turn."""
 
     turn: str

@@ -8,6 +8,8 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Self
 
+import msgspec
+
 from rolltape.errors import NotJsonError, RecordError
 from rolltape.records.jsonable import canonical_json, decode_json, encode_with_text_keys
 
@@ -28,6 +30,15 @@ _MARKS = frozenset({"cache_control"})
 _PART_IDS = frozenset({"id", "tool_use_id", "tool_call_id"})
 _ROLES = {role.value: role for role in Role}
 _MAX_DEPTH = 200  # of arguments; what is nested deeper is compared as text
+
+
+class _WithRole(msgspec.Struct, gc=False):
+    """What must be known of a message before anybody looks into it."""
+
+    role: Role
+
+
+_decode_role = msgspec.json.Decoder(_WithRole).decode
 
 
 class Message:
@@ -58,10 +69,11 @@ class Message:
     @classmethod
     def stored(cls, raw: bytes) -> Self:
         """A message as read back from a tape."""
-        role = decode_json(raw).get("role")
-        if role not in _ROLES:
-            raise NotJsonError(f"a stored message has the role {role!r}")
-        return cls(raw, _ROLES[role])
+        try:
+            role = _decode_role(raw).role
+        except msgspec.DecodeError as error:
+            raise NotJsonError(f"a stored message cannot be read: {error}") from None
+        return cls(raw, role)
 
     def to_dict(self) -> dict[str, Any]:
         """The message as it came; a fresh dict on every call."""

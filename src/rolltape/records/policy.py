@@ -2,6 +2,7 @@
 
 import enum
 import warnings
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -83,6 +84,7 @@ class CutPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     claim_before_cut: bool = False  # slime: the first branch claims a shared reply even if it then gives it up
     train_abandoned: bool = False
     train_without_logprobs: bool = False
+    train_constrained: bool = False  # what was sampled under a grammar, a schema or a list of choices
     branches: Branches = Branches.ALL
     max_sample_tokens: int | None = None  # None: no limit
     max_staleness: int | None = None  # None: no limit; else how many versions behind a token may be
@@ -99,9 +101,14 @@ class CutPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def key(self) -> str:
         """Names the policy with all its choices and the linearizer's version."""
-        choices = {name: getattr(self, name) for name in CutPolicy.__struct_fields__}
-        digest = digest_of(canonical_json({**choices, "linearizer": LINEARIZER_VERSION}))
-        return f"{self.name}-{digest.hex()[:8]}"
+        return _key(self)
+
+
+@lru_cache(maxsize=64)
+def _key(policy: CutPolicy) -> str:
+    choices = {name: getattr(policy, name) for name in CutPolicy.__struct_fields__}
+    digest = digest_of(canonical_json({**choices, "linearizer": LINEARIZER_VERSION}))
+    return f"{policy.name}-{digest.hex()[:8]}"
 
 
 class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,6 +142,7 @@ PRESETS: dict[str, CutPolicy] = {
         claim_before_cut=True,
         train_abandoned=True,
         train_without_logprobs=True,
+        train_constrained=True,
     ),
 }
 

@@ -45,8 +45,10 @@ class SampleOutline(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     index: int  # its place among the rollout's samples
     session: str
+    first_turn: str
     last_turn: str
     tokens: int
+    prompt_tokens: int  # leading ids that nobody sampled
     trained_tokens: int
     reward: float | None  # None: the rollout has none
     loss_weight: float

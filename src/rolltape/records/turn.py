@@ -52,6 +52,16 @@ class TurnFlag(enum.StrEnum):
     DENIED_TOOL = "denied_tool"  # a call of a tool that the session may not use was delivered as text
     NOT_TOKEN_FAITHFUL = "not_token_faithful"  # the engine gave text, and ids were not its own
     NAN_LOGPROB = "nan_logprob"  # the engine gave NaN, which is recorded as no logprob
+    CONSTRAINED = "constrained"  # a grammar, a schema or a list of choices left the engine only some of the tokens
+
+
+# Sampling parameters of engines that constrain decoding.
+_CONSTRAINTS = frozenset(
+    (
+        *("response_format", "json_schema", "regex", "ebnf", "structural_tag", "grammar", "structured_outputs"),
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding"),
+    )
+)
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
@@ -102,6 +112,14 @@ class TurnFacts(OpenRecord, frozen=True, kw_only=True, omit_defaults=True):
     started_at: float | None = None  # seconds since the epoch
     ended_at: float | None = None
     extra: dict[str, Any] = {}
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a flag, or a sampling parameter as applied, says that decoding was constrained."""
+        if TurnFlag.CONSTRAINED in self.flags:
+            return True
+        given = (self.sampling[name] for name in _CONSTRAINTS & self.sampling.keys())
+        return any(one and not (isinstance(one, dict) and one.get("type") == "text") for one in given)
 
 
 class Turn:

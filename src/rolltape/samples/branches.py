@@ -1,72 +1,79 @@
-"""Which turns follow which under a policy, and which of the branches become samples."""
+"""Which turns follow which under a cut policy, and which of the branches become samples."""
 
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from rolltape.records.policy import Branches, CutPolicy, OnRewrite
-from rolltape.records.turn import Turn
-from rolltape.samples.drift import Step, step_between
-from rolltape.tree import Node, PlacedTurn, Tree
+from rolltape.records.turn import Finish, Turn
+from rolltape.tree import PlacedTurn, Tree
 
 
+class Step(NamedTuple):
+    """From one turn to the next by messages: how many tokens stay, and what that means."""
+
+    kept: int
+    same_sample: bool
+    replaces_reply: bool  # the earlier reply stops training as a whole
+
+
+@dataclass(slots=True, eq=False)
 class Link:
-    """A turn on its branches: the turn before it under the policy, and the step from there."""
+    """A turn on its branches: the turn that it follows, and the one whose sample it goes on in."""
 
-    __slots__ = ("before", "followers", "step", "turn")
-
-    def __init__(self, turn: Turn, before: "Link | None", step: Step | None) -> None:
-        self.turn = turn
-        self.before = before
-        self.step = step  # None: nothing comes before
-        self.followers: list[Link] = []
-
-    @property
-    def continues(self) -> "Link | None":
-        """The turn before, if both are in one sample."""
-        return self.before if self.step is not None and self.step.same_sample else None
+    turn: Turn
+    before: "Link | None"  # None: it starts from nothing sampled
+    kept: int  # leading ids that it shares with the turn before
+    continues: "Link | None"  # None: its sample starts with its own prompt
+    step: Step | None = None  # how it goes on in that sample over a drift; None: its ids extend those before
+    ran_out: bool = False  # whether the next turn of its sample had no room for a reply
 
 
 class Branching:
     """A session's turns linked under a policy. `rewritten` are those that the policy demotes for a changed echo."""
 
-    def __init__(self, links: dict[int, Link], rewritten: frozenset[int]) -> None:
+    def __init__(self, links: dict[int, Link], ranks: dict[int, int], rewritten: Set[int]) -> None:
         self.links = links  # by sequence number
         self.rewritten = rewritten
+        self._ranks = ranks  # the places of turns among those that follow the same one, where it is not their number
 
     def leaves(self, may_train: Set[int]) -> Iterator[Link]:
         """The last turn that may train on each branch, depth first; what leads to none is no branch."""
-        leads_on: set[int] = set()
-        for sequence in reversed(self.links):
-            if sequence in may_train or any(link.turn.sequence in leads_on for link in self.links[sequence].followers):
-                leads_on.add(sequence)
-        stack = [link for link in reversed(self.links.values()) if link.before is None]
+        followers: dict[int, list[Link]] = {}  # only those that lead to a turn which may train; -1: of none
+        for sequence, link in reversed(self.links.items()):
+            if sequence in may_train or sequence in followers:
+                before = -1 if link.before is None else link.before.turn.sequence
+                followers.setdefault(before, []).append(link)
+        if self._ranks:
+            for found in followers.values():
+                found.sort(key=lambda link: -self._ranks[link.turn.sequence])
+        stack = followers.get(-1, [])
         while stack:
             link = stack.pop()
-            followers = [follower for follower in link.followers if follower.turn.sequence in leads_on]
-            if not followers and link.turn.sequence in leads_on:
+            if link.turn.sequence in followers:
+                stack.extend(followers[link.turn.sequence])
+            else:
                 yield link
-            stack.extend(reversed(followers))
 
     def main_end(self, may_train: Set[int]) -> Link | None:
         """The last turn that may train on the way to the session's last turn."""
-        link = self.links[max(self.links)] if self.links else None
-        while link is not None and link.turn.sequence not in may_train:
-            link = link.before
-        return link
+        return last_that_may_train(self.links[max(self.links)], may_train) if self.links else None
 
 
-def branching(tree: Tree, left_out: frozenset[int], policy: CutPolicy) -> Branching:
+def branching(tree: Tree, left_out: Set[int], policy: CutPolicy) -> Branching:
     """Link each turn to the one before it, absorbing rewritten replies as the policy says."""
-    rewritten = _demoted(tree, policy)
+    demoted = _demoted(tree, policy)
     links: dict[int, Link] = {}
+    ranks: dict[int, int] = {}
     for placed in tree.turns:
-        if placed.sequence in left_out or placed.sequence in rewritten:
+        if demoted:
+            ranks[placed.sequence] = _rank(placed, demoted, ranks)
+        if placed.sequence in left_out or placed.sequence in demoted:
             continue
-        before = _turn_before(placed, links, policy)
-        step = step_between(before.turn, placed.turn, policy) if before else None
-        link = links[placed.sequence] = Link(placed.turn, before, step)
-        if before is not None:
-            before.followers.append(link)
-    return Branching(links, rewritten)
+        link = links[placed.sequence] = _linked(placed, links, policy)
+        if link.continues and not len(link.turn.sampled_ids) and link.turn.facts.finish is Finish.LENGTH:
+            link.continues.ran_out = True
+    return Branching(links, ranks, demoted)
 
 
 def chosen_leaves(branches: Branching, may_train: Set[int], policy: CutPolicy) -> list[Link]:
@@ -83,35 +90,11 @@ def chosen_leaves(branches: Branching, may_train: Set[int], policy: CutPolicy) -
     return [max(leaves, key=lambda leaf: (sampled[leaf.turn.sequence], -leaf.turn.sequence))]
 
 
-def _demoted(tree: Tree, policy: CutPolicy) -> frozenset[int]:
-    """Slime's merge: a short reply whose message came back changed stops training and leaves its branch."""
-    if not policy.absorb_rewritten_messages or policy.on_rewrite is not OnRewrite.REPLACE_REPLY:
-        return frozenset()
-    return frozenset(
-        placed.sequence
-        for placed in tree.turns
-        if placed.rewritten_by is not None and len(placed.turn.sampled_ids) < policy.max_reply_tokens
-    )
-
-
-def _turn_before(placed: PlacedTurn, links: dict[int, Link], policy: CutPolicy) -> Link | None:
-    """The turn that this one follows: one whose rewritten reply the policy absorbs, else its parent."""
-    absorbs = policy.absorb_rewritten_messages and policy.on_rewrite is not OnRewrite.REPLACE_REPLY
-    node: Node | None = placed.prompt_node if absorbs else None
-    while node is not None and not node.replies:
-        changed = node.rewrites
-        if changed is not None and changed.sequence in links and _is_small_loss(changed.turn, placed.turn, policy):
-            return links[changed.sequence]
-        node = node.parent
-    parent = placed.parent
-    while parent is not None and parent.sequence not in links:
-        parent = parent.parent
-    return links[parent.sequence] if parent is not None else None
-
-
-def _is_small_loss(changed: Turn, following: Turn, policy: CutPolicy) -> bool:
-    kept = changed.tokens.common_prefix(following.prompt_tokens)
-    return kept >= len(changed.prompt_tokens) and len(changed.tokens) - kept <= policy.max_given_up_tokens
+def last_that_may_train(link: Link | None, may_train: Set[int]) -> Link | None:
+    """The nearest turn on the way up a branch that may train, where a draft ends."""
+    while link is not None and link.turn.sequence not in may_train:
+        link = link.before
+    return link
 
 
 def path_to(link: Link) -> Sequence[Link]:
@@ -122,3 +105,74 @@ def path_to(link: Link) -> Sequence[Link]:
         path.append(at)
         at = at.before
     return path[::-1]
+
+
+def _linked(placed: PlacedTurn, links: dict[int, Link], policy: CutPolicy) -> Link:
+    """A turn goes on in the sample that its ids continue, or over a drift in the one that its messages go on from."""
+    turn = placed.turn
+    continued = placed.continues
+    while continued is not None and continued.sequence not in links:
+        continued = continued.continues
+    held = links[continued.sequence] if continued else None
+    told = _told_before(placed, links, policy)
+    if told is None or told is held:
+        return Link(turn, held, len(held.turn.tokens) if held else 0, held)
+    step = step_between(told.turn, turn, policy)
+    if step.same_sample and (held is None or len(held.turn.tokens) <= len(told.turn.prompt_tokens)):
+        return Link(turn, told, step.kept, told, step)
+    if held is not None and (told.continues is not held or step.kept <= len(held.turn.tokens)):
+        return Link(turn, held, len(held.turn.tokens), held)
+    return Link(turn, told, step.kept, held)
+
+
+def step_between(held: Turn, following: Turn, policy: CutPolicy) -> Step:
+    """Compare a prompt with the turn before it and decide by the policy whether the sample goes on."""
+    kept = held.tokens.common_prefix(following.prompt_tokens)
+    given_up = len(held.tokens) - kept
+    if not given_up:
+        return Step(kept, True, False)
+    if kept < len(held.prompt_tokens):  # it rewrites history, the glue of the generation prompt included
+        return Step(kept, False, False)
+    if policy.on_rewrite is OnRewrite.REPLACE_REPLY:
+        goes_on = len(following.sampled_ids) < policy.max_reply_tokens
+        return Step(kept, goes_on, goes_on)
+    return Step(kept, policy.on_rewrite is OnRewrite.KEEP_HEAD and given_up <= policy.max_given_up_tokens, False)
+
+
+def _told_before(placed: PlacedTurn, links: dict[int, Link], policy: CutPolicy) -> Link | None:
+    """The turn that this one follows by its messages: one whose rewritten reply the policy absorbs, else its parent."""
+    node = placed.prompt_node.rewritten
+    if policy.absorb_rewritten_messages and policy.on_rewrite is OnRewrite.KEEP_HEAD and node is not None:
+        changed, sampled = node.rewrites, placed.prompt_node.sampled
+        if (
+            changed is not None
+            and changed.sequence in links
+            and changed.sampler == placed.sampler
+            and (sampled is None or sampled.depth < node.depth)
+            and step_between(changed.turn, placed.turn, policy).same_sample
+        ):
+            return links[changed.sequence]
+    parent = placed.message_parent
+    while parent is not None and parent.sequence not in links:
+        parent = parent.message_parent
+    return links[parent.sequence] if parent is not None and parent.sampler == placed.sampler else None
+
+
+def _demoted(tree: Tree, policy: CutPolicy) -> Set[int]:
+    """Slime's merge: a short reply whose message came back changed, with other ids, stops training and is left out."""
+    if not policy.absorb_rewritten_messages or policy.on_rewrite is not OnRewrite.REPLACE_REPLY:
+        return frozenset()
+    return {
+        placed.sequence
+        for placed in tree.turns
+        if placed.rewritten and not placed.continuations and len(placed.turn.sampled_ids) < policy.max_reply_tokens
+    }
+
+
+def _rank(placed: PlacedTurn, demoted: Set[int], ranks: dict[int, int]) -> int:
+    """What goes on from a demoted turn takes that turn's place among its siblings, as in slime's tree of messages."""
+    node, sampled = placed.prompt_node.rewritten, placed.prompt_node.sampled
+    changed = node.rewrites if node is not None else None
+    if changed is None or node is None or changed.sequence not in demoted:
+        return placed.sequence
+    return ranks[changed.sequence] if sampled is None or sampled.depth < node.depth else placed.sequence

@@ -1,7 +1,6 @@
 """A draft → a sample: arrays, masks, side arrays, and where each token came from."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -14,34 +13,28 @@ from rolltape.records.ledger import Fate
 from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Origin, Sample, SampleOutline, SampleSide, Span
-from rolltape.records.turn import Finish, Logprobs, Segment, SideArray, Turn, TurnFlag
+from rolltape.records.turn import Logprobs, Segment, SideArray, Turn, TurnFlag
 from rolltape.samples.branches import Link, path_to
-from rolltape.samples.claims import NOBODY, Claims, Draft
-from rolltape.samples.fates import CODES
-
-
-def equal_runs(values: npt.NDArray[Any]) -> list[tuple[int, int]]:
-    """The ranges `[start, stop)` of equal values in an array, in order."""
-    bounds = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
-    return list(pairwise(bounds)) if len(values) else []
+from rolltape.samples.claims import Claims, Draft
+from rolltape.samples.fates import NOBODY, Run, equal_runs
 
 
 def trained_ranges(
-    turns: Sequence[Turn], owner: Mapping[int, npt.NDArray[np.int32]], drafts: Sequence[Draft]
+    turns: Sequence[Turn], runs: Mapping[int, Sequence[Run]], drafts: Sequence[Draft]
 ) -> list[list[tuple[int, int]]]:
-    """For each draft the ranges of its tokens that train; `owner` says for each turn's tokens which draft that is."""
+    """For each draft the ranges of its tokens that train; `runs` says for each turn's tokens which draft that is."""
     found: dict[int, list[tuple[int, int]]] = {draft.number: [] for draft in drafts}
     for turn in turns:
-        own, begin = owner[turn.sequence], len(turn.prompt_tokens)
-        for start, stop in equal_runs(own):
-            if own[start] == NOBODY:
+        begin = len(turn.prompt_tokens)
+        for run in runs[turn.sequence]:
+            if run.draft == NOBODY:
                 continue
-            ranges = found[int(own[start])]
-            if ranges and ranges[-1][1] == begin + start:
+            ranges = found[run.draft]
+            if ranges and ranges[-1][1] == begin + run.start:
                 # A reply that was cut short and resumed is one range, as it is in the sample's mask.
-                ranges[-1] = (ranges[-1][0], begin + stop)
+                ranges[-1] = (ranges[-1][0], begin + run.stop)
             else:
-                ranges.append((begin + start, begin + stop))
+                ranges.append((begin + run.start, begin + run.stop))
     return [found[draft.number] for draft in drafts]
 
 
@@ -49,17 +42,24 @@ def outlined(
     draft: Draft, index: int, trained: Sequence[tuple[int, int]], reward: float | None, loss_weight: float
 ) -> SampleOutline:
     """What is known of a sample before its arrays are made."""
-    last = draft.end.turn
+    path, last = path_to(draft.end), draft.end.turn
+    replies = (
+        len(link.turn.prompt_tokens)
+        for link, reach in zip(path, _reach(path, draft.length), strict=True)
+        if len(link.turn.sampled_ids) and len(link.turn.prompt_tokens) < reach
+    )
     return SampleOutline(
         id=sample_id(last.id, draft.length, trained),
         index=index,
         session=last.session,
+        first_turn=path[0].turn.id,
         last_turn=last.id,
         tokens=draft.length,
+        prompt_tokens=next(replies, draft.length),
         trained_tokens=draft.trained_tokens,
         reward=reward,
         loss_weight=loss_weight,
-        truncated=last.facts.finish is Finish.LENGTH or draft.length < len(last.tokens),
+        truncated=draft.truncated,
     )
 
 
@@ -94,7 +94,6 @@ def built_sample(
             logprobs[span.start : span.stop] = turn.logprobs[span.turn_start : turn_stop]
         versions.fill(turn.facts.segments, span)
     own = [by_id[turn] for turn in dict.fromkeys(span.turn for span in spans if span.fate is Fate.TRAINED)]
-    first_sampled = int(sampled.argmax()) if sampled.any() else draft.length
     return Sample(
         id=outline.id,
         rollout=rollout.id,
@@ -112,7 +111,7 @@ def built_sample(
         version_index=versions.index,
         versions=tuple(versions.names),
         spans=tuple(spans),
-        prompt_tokens=first_sampled,
+        prompt_tokens=outline.prompt_tokens,
         trained_tokens=draft.trained_tokens,
         reward=outline.reward,
         rollout_reward=rollout.reward,
@@ -131,7 +130,7 @@ def _reach(path: Sequence[Link], length: int) -> list[int]:
     """For each turn of a branch, how many of its leading ids still stand in the last turn's ids."""
     reach = [length]
     for link in reversed(path[1:]):
-        reach.append(min(reach[-1], link.step.kept if link.step else 0))
+        reach.append(min(reach[-1], link.kept))
     return reach[::-1]
 
 
@@ -139,9 +138,8 @@ def _spans(path: Sequence[Link], draft: Draft, claims: Claims) -> list[Span]:
     """The sample's stretches in order: each turn cuts back to what it keeps, then adds its prompt and its reply."""
     spans: list[Span] = []
     for link in path:
-        kept = link.step.kept if link.step else 0
-        first_message = _cut_back(spans, kept)
-        spans.extend(_prompt_spans(link.turn, kept, first_message))
+        first_message = _cut_back(spans, link.kept)
+        spans.extend(_prompt_spans(link.turn, link.kept, first_message))
         spans.extend(_reply_spans(link.turn, draft, claims))
     _cut_back(spans, draft.length)
     return spans
@@ -160,7 +158,8 @@ def _cut_back(spans: list[Span], at: int) -> int:
 
 def _prompt_spans(turn: Turn, start: int, first_message: int) -> Iterator[Span]:
     stop, starts = len(turn.prompt_tokens), turn.facts.message_starts
-    cuts: list[tuple[int, int]] = [(start, first_message)]  # where a span begins, and its first message
+    # Where a span begins, and its first message; a turn that continues by ids alone may have fewer than the one before.
+    cuts: list[tuple[int, int]] = [(start, min(first_message, len(turn.prompt)))]
     if starts is not None:
         first_own = len(turn.prompt) - len(starts)
         cuts += [(at, first_own + own) for own, at in enumerate(starts) if start <= at < stop]
@@ -172,13 +171,12 @@ def _prompt_spans(turn: Turn, start: int, first_message: int) -> Iterator[Span]:
 
 def _reply_spans(turn: Turn, draft: Draft, claims: Claims) -> Iterator[Span]:
     begin = len(turn.prompt_tokens)
-    codes, owner = claims.fates[turn.sequence], claims.owner[turn.sequence]
     message = (len(turn.prompt), len(turn.messages))
     temperature, kind = turn.temperature, turn.facts.logprob_kind
-    for first, last in equal_runs(owner.astype(np.int64) << 8 | codes):
-        trains_elsewhere = owner[first] not in (NOBODY, draft.number)
-        fate = None if trains_elsewhere else CODES[codes[first]]
-        yield Span(begin + first, begin + last, Origin.SAMPLED, turn.id, first, message, fate, temperature, kind)
+    for run in claims.runs[turn.sequence]:
+        fate = run.fate if run.draft in (NOBODY, draft.number) else None  # None: it trains elsewhere
+        start, stop = begin + run.start, begin + run.stop
+        yield Span(start, stop, Origin.SAMPLED, turn.id, run.start, message, fate, temperature, kind)
 
 
 class _VersionColumn:

@@ -1,6 +1,8 @@
 """Which sampled tokens may train at all, before any branch is looked at."""
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -8,15 +10,19 @@ import numpy.typing as npt
 from rolltape.records.ledger import Fate
 from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import Outcome, Status
-from rolltape.records.turn import Delivery, Finish, Turn, TurnFlag
-from rolltape.tree import PlacedTurn, is_version_of
+from rolltape.records.turn import Delivery, Finish, Segment, Turn, TurnFlag
+from rolltape.tree import Arrivals
 
-Fates = npt.NDArray[np.uint8]
+NOBODY = -1
 
-# Fates as numbers, for arrays; PENDING is a token that some sample may still claim.
-CODES: tuple[Fate, ...] = tuple(Fate)
-CODE_OF: dict[Fate, int] = {fate: code for code, fate in enumerate(CODES)}
-PENDING = 255
+
+class Run(NamedTuple):
+    """Sampled tokens `[start, stop)` of one turn that have one fate."""
+
+    start: int
+    stop: int
+    fate: Fate | None  # None: some draft may still claim them
+    draft: int = NOBODY  # the number of the draft that trains them
 
 
 class Staleness:
@@ -50,31 +56,48 @@ def unlinked_fate(turn: Turn) -> Fate | None:
     return Fate.DROPPED_EMPTY_PROMPT if not len(turn.prompt_tokens) else None
 
 
-def turn_fate(placed: PlacedTurn, *, is_abandoned: bool, policy: CutPolicy) -> Fate | None:
-    """The fate that all tokens of a turn share; None: they may train. A later prompt proves that a reply arrived."""
-    facts = placed.turn.facts
+def turn_fate(turn: Turn, arrivals: Arrivals, policy: CutPolicy) -> Fate | None:
+    """The fate that all tokens of a turn share; None: they may train. What a later prompt shows did arrive."""
+    facts, unproven = turn.facts, turn.sequence in arrivals.unproven
     if facts.finish is Finish.ERROR:
         return Fate.MASKED_ENGINE_ERROR
-    arrived = bool(placed.children) or is_version_of(placed.turn.reply, placed.rewritten_as)
-    if facts.finish is Finish.ABORT and not arrived:
+    if facts.finish is Finish.ABORT and unproven:
         return Fate.MASKED_ABORTED
-    if facts.delivery is not Delivery.DELIVERED and not arrived:
+    if facts.delivery is not Delivery.DELIVERED and unproven:
         return Fate.MASKED_UNDELIVERED
-    return Fate.MASKED_ABANDONED if is_abandoned and not policy.train_abandoned else None
+    if turn.sequence in arrivals.abandoned and not policy.train_abandoned:
+        return Fate.MASKED_ABANDONED
+    return Fate.MASKED_CONSTRAINED if facts.is_constrained and not policy.train_constrained else None
 
 
-def token_fates(turn: Turn, shared: Fate | None, policy: CutPolicy, staleness: Staleness) -> Fates:
-    """One fate per sampled token: the shared one, or PENDING with single tokens masked."""
-    fates = np.full(len(turn.sampled_ids), PENDING if shared is None else CODE_OF[shared], dtype=np.uint8)
-    if shared is not None:
-        return fates
-    if not policy.train_without_logprobs:
-        missing = slice(None) if turn.logprobs is None else np.isnan(turn.logprobs)
-        fates[missing] = CODE_OF[Fate.MASKED_NO_LOGPROB]
-    if policy.max_staleness is not None:
-        for segment in turn.facts.segments:
-            age = staleness.of(segment.first_version)
-            if age is None or age > policy.max_staleness:
-                part = fates[segment.start : segment.stop]
-                part[part == PENDING] = CODE_OF[Fate.MASKED_STALE]
-    return fates
+def token_runs(turn: Turn, shared: Fate | None, policy: CutPolicy, staleness: Staleness) -> list[Run]:
+    """The fates of a turn's tokens: the shared one, or none yet, with single tokens masked."""
+    count = len(turn.sampled_ids)
+    if shared is None and turn.logprobs is None and not policy.train_without_logprobs:
+        shared = Fate.MASKED_NO_LOGPROB
+    if shared is not None or not count:
+        return [Run(0, count, shared)] if count else []
+    stale = [one for one in turn.facts.segments if _is_stale(one, policy, staleness)]
+    missing = None if turn.logprobs is None or policy.train_without_logprobs else np.isnan(turn.logprobs)
+    if not stale and (missing is None or not missing.any()):
+        return [Run(0, count, None)]
+    codes = np.zeros(count, dtype=np.uint8)
+    for segment in stale:
+        codes[segment.start : segment.stop] = 1
+    if missing is not None:
+        codes[missing] = 2
+    fates = (None, Fate.MASKED_STALE, Fate.MASKED_NO_LOGPROB)
+    return [Run(start, stop, fates[codes[start]]) for start, stop in equal_runs(codes)]
+
+
+def _is_stale(segment: Segment, policy: CutPolicy, staleness: Staleness) -> bool:
+    if policy.max_staleness is None:
+        return False
+    age = staleness.of(segment.first_version)
+    return age is None or age > policy.max_staleness
+
+
+def equal_runs(values: npt.NDArray[Any]) -> list[tuple[int, int]]:
+    """The ranges `[start, stop)` of equal values in an array, in order."""
+    bounds = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
+    return list(pairwise(bounds)) if len(values) else []

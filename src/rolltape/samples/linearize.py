@@ -1,10 +1,9 @@
 """A rollout's turns → its samples and its ledger, under a policy. A pure function of the tape."""
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import groupby
 from typing import NamedTuple
-
-import numpy as np
 
 from rolltape.errors import LedgerError, PolicyError
 from rolltape.records.fork import Fork
@@ -12,12 +11,11 @@ from rolltape.records.ledger import Fate, Ledger, LedgerEntry
 from rolltape.records.policy import Credit, CutPolicy, cut_and_credit
 from rolltape.records.rollout import EventKind, Rollout, Session
 from rolltape.records.sample import Sample, SampleOutline
-from rolltape.samples.build import built_sample, equal_runs, outlined, trained_ranges
-from rolltape.samples.claims import Draft
+from rolltape.samples.build import built_sample, outlined, trained_ranges
+from rolltape.samples.claims import Cut, Draft, cut
 from rolltape.samples.credit import advantages_of, counted_tries, loss_weights, reward_shares
-from rolltape.samples.cutting import Cut, cut
-from rolltape.samples.fates import CODES, PENDING, Fates, Staleness, rollout_fate
-from rolltape.tree import Tree, abandoned_turns, forks_of, tree_of
+from rolltape.samples.fates import Run, Staleness, rollout_fate
+from rolltape.tree import Arrivals, Tree, arrivals_of, forks_of, tree_of
 
 
 class PlacedSession(NamedTuple):
@@ -26,7 +24,7 @@ class PlacedSession(NamedTuple):
     session: Session
     tree: Tree
     forks: Sequence[Fork]
-    abandoned: Set[int]
+    arrivals: Arrivals
 
 
 class LinearizedSession:
@@ -78,7 +76,7 @@ class Linearized:
         rewards = reward_shares(self.rollout.reward, len(drafts), self.credit.reward_share)
         weights = loss_weights([draft.trained_tokens for draft in drafts], self.credit.loss_weight)
         ranges = [
-            found for one in self.sessions for found in trained_ranges(one.session.turns, one.claims.owner, one.drafts)
+            found for one in self.sessions for found in trained_ranges(one.session.turns, one.claims.runs, one.drafts)
         ]
         return tuple(
             outlined(draft, index, trained, reward, weight)
@@ -163,7 +161,7 @@ def linearize_under(
                 f"policy {cutting.name}: max_staleness needs the run's versions; give versions=run.versions()"
             )
         sessions = [
-            LinearizedSession(one, cut(one.tree, one.abandoned, whole_fate, cutting, staleness)) for one in placed
+            LinearizedSession(one, cut(one.tree, one.arrivals, whole_fate, cutting, staleness)) for one in placed
         ]
         made.append(Linearized(rollout, cutting, crediting, sessions))
     return made
@@ -195,8 +193,7 @@ def samples_of_group(
 
 def _placed(session: Session) -> PlacedSession:
     tree = tree_of(session)
-    forks = forks_of(tree)
-    return PlacedSession(session, tree, forks, abandoned_turns(tree, forks))
+    return PlacedSession(session, tree, forks_of(tree), arrivals_of(tree))
 
 
 def _ledger(rollout: Rollout, policy: CutPolicy, sessions: Sequence[LinearizedSession]) -> Ledger:
@@ -205,7 +202,7 @@ def _ledger(rollout: Rollout, policy: CutPolicy, sessions: Sequence[LinearizedSe
         entry
         for session in sessions
         for turn in session.session.turns
-        for entry in _entries(turn.id, session.claims.fates[turn.sequence])
+        for entry in _entries(turn.id, session.claims.runs[turn.sequence])
     ]
     lengths = [(turn.id, len(turn.sampled_ids)) for turn in rollout.turns]
     pruned = pruned_tokens(rollout)
@@ -228,13 +225,11 @@ def pruned_tokens(rollout: Rollout) -> int:
     return max((int(data.get("sampled_tokens", 0)) for data in said if data.get("pruned") == "turns"), default=0)
 
 
-def _entries(turn: str, codes: Fates) -> Iterator[LedgerEntry]:
-    if not len(codes):
-        return
-    if PENDING in codes:
-        at = int(np.argmax(codes == PENDING))
-        raise LedgerError(
-            f"turn {turn}: sampled token {at} was neither trained, masked nor dropped; please report this"
-        )
-    for start, stop in equal_runs(codes):
-        yield LedgerEntry(turn, start, stop, CODES[codes[start]])
+def _entries(turn: str, runs: Iterable[Run]) -> Iterator[LedgerEntry]:
+    for fate, equal in groupby(runs, key=lambda run: run.fate):
+        first, *others = equal
+        if fate is None:
+            raise LedgerError(
+                f"turn {turn}: sampled token {first.start} was neither trained, masked nor dropped; please report this"
+            )
+        yield LedgerEntry(turn, first.start, others[-1].stop if others else first.stop, fate)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 
 import numpy as np
 
@@ -10,10 +11,10 @@ from rolltape.records.ledger import Fate
 from rolltape.records.policy import PRESETS, CutPolicy
 from rolltape.records.rollout import EventKind, Rollout, outcome_of
 from rolltape.records.rollout_summary import SUMMARY_RULES, PolicySummary, RolloutSummary
-from rolltape.samples.cutting import Cut, cut
-from rolltape.samples.fates import CODES, PENDING, Staleness, rollout_fate
+from rolltape.samples.claims import Cut, cut
+from rolltape.samples.fates import Staleness, rollout_fate
 from rolltape.samples.linearize import pruned_tokens
-from rolltape.tree import Tree, abandoned_turns, forks_of, tree_of
+from rolltape.tree import Arrivals, Tree, arrivals_of, forks_of, tree_of
 
 
 def summarize(rollout: Rollout, policies: Iterable[CutPolicy] = tuple(PRESETS.values())) -> RolloutSummary:
@@ -21,34 +22,54 @@ def summarize(rollout: Rollout, policies: Iterable[CutPolicy] = tuple(PRESETS.va
     said = [event for event in rollout.events if event.kind != EventKind.FILTER]
     whole_fate = rollout_fate(outcome_of(said, rollout.writer_alive), as_if_finished=False)
     trees = [tree_of(session) for session in rollout.sessions]
-    forks = [forks_of(tree) for tree in trees]
-    abandoned = [abandoned_turns(tree, forked) for tree, forked in zip(trees, forks, strict=True)]
+    arrivals = [arrivals_of(tree) for tree in trees]
+    forks = Counter(fork.cause.value for tree in trees for fork in forks_of(tree))
+    is_plain = all(map(_is_plain, trees, arrivals))
     pruned = pruned_tokens(rollout)
-    cuts = {
-        policy: [cut(*known, whole_fate, policy, Staleness()) for known in zip(trees, abandoned, strict=True)]
-        for policy in policies
-    }
-    return RolloutSummary(
-        rules=SUMMARY_RULES,
-        branches=sum(_branch_count(tree) for tree in trees),
-        forks=dict(Counter(fork.cause.value for forked in forks for fork in forked).most_common()),
-        policies={policy.name: _policy_summary(policy, made, pruned) for policy, made in cuts.items()},
+    made: dict[object, tuple[int, dict[str, int]]] = {}
+    counted: dict[str, PolicySummary] = {}
+    for policy in policies:
+        # Where nothing drifts and nothing is in doubt, policies differ by their limits alone.
+        key = (policy.branches, policy.max_sample_tokens, policy.max_staleness) if is_plain else policy
+        if key not in made:
+            cuts = [cut(*known, whole_fate, policy, Staleness()) for known in zip(trees, arrivals, strict=True)]
+            made[key] = sum(len(one.drafts) for one in cuts), _ledger(policy, cuts, pruned)
+        counted[policy.name] = PolicySummary(policy.key, *made[key])
+    summary = RolloutSummary(SUMMARY_RULES, sum(map(_branch_count, trees)), dict(forks.most_common()), counted)
+    for tree in trees:
+        tree.take_apart()
+    return summary
+
+
+def _is_plain(tree: Tree, arrivals: Arrivals) -> bool:
+    """Whether no turn has anything that one policy trains and another does not."""
+    return not arrivals.abandoned and all(
+        placed.message_parent in (None, placed.continues)
+        and not placed.rewritten
+        and not placed.turn.facts.is_constrained
+        and placed.turn.logprobs is not None
+        and not np.isnan(placed.turn.logprobs).any()
+        for placed in tree.turns
     )
 
 
-def _policy_summary(policy: CutPolicy, cuts: list[Cut], pruned: int) -> PolicySummary:
-    codes = [fates for made in cuts for fates in made.claims.fates.values()]
-    counts = np.bincount(np.concatenate(codes), minlength=PENDING + 1) if codes else np.zeros(PENDING + 1, np.int64)
+def _ledger(policy: CutPolicy, cuts: list[Cut], pruned: int) -> dict[str, int]:
+    """Sampled tokens by fate, largest first."""
+    totals: Counter[str] = Counter()
+    for made in cuts:
+        for run in chain.from_iterable(made.claims.runs.values()):
+            if run.fate is None:
+                raise LedgerError(f"{run.stop - run.start} tokens have no fate under {policy.key}; please report this")
+            totals[run.fate.value] += run.stop - run.start
     trained = sum(draft.trained_tokens for made in cuts for draft in made.drafts)
-    if counts[PENDING] or counts[CODES.index(Fate.TRAINED)] != trained:
+    if totals[Fate.TRAINED.value] != trained:
         raise LedgerError(
-            f"{counts[PENDING]} tokens have no fate and {trained} train in samples under policy {policy.key}; "
-            "please report this as a bug"
+            f"{totals[Fate.TRAINED.value]} tokens train by the ledger but {trained} in samples under {policy.key}; "
+            "please report this"
         )
-    totals = Counter({fate.value: int(counts[code]) for code, fate in enumerate(CODES) if counts[code]})
     if pruned:
         totals[Fate.DROPPED_PRUNED.value] += pruned
-    return PolicySummary(policy.key, sum(len(made.drafts) for made in cuts), dict(totals.most_common()))
+    return dict(totals.most_common())
 
 
 def _branch_count(tree: Tree) -> int:

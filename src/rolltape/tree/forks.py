@@ -1,7 +1,7 @@
 """Every fork of a tree, with its cause and its evidence."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rolltape.records.fork import Difference, Fork, ForkCause
 from rolltape.records.messages import Message, Role
@@ -13,37 +13,51 @@ from rolltape.tree.evidence import (
     text_difference,
     token_difference,
 )
-from rolltape.tree.latest import LatestUnder
-from rolltape.tree.nodes import Node
+from rolltape.tree.nodes import Node, Place
 from rolltape.tree.placement import PlacedTurn, Tree
 
 
 def forks_of(tree: Tree) -> list[Fork]:
-    """The turns that do not continue an earlier one, in order, each with its cause. Auxiliary calls are not forks.
+    """The turns that do not simply go on from an earlier one, each with its cause. Auxiliary calls are no forks.
 
     Example:
 
         for fork in rolltape.forks_of(rolltape.tree_of(session)):
             print(fork.turn, fork.cause)
     """
-    turns = [placed for placed in tree.turns if placed.turn.facts.auxiliary is None]
+    turns = [placed for placed in tree.turns if placed.is_task]
+    departing = [index and not _goes_on(placed) for index, placed in enumerate(turns)]
+    if not any(departing):
+        return []
     latest = LatestUnder(tree.roots.values())
     forks = []
     for index, placed in enumerate(turns):
-        fork = _fork(turns, index, latest) if index else None
+        fork = _fork(turns, index, latest) if departing[index] else None
         if fork is not None:
             forks.append(fork)
-        latest.note(placed.tip, index)
+        if placed.prompt_node.depth:
+            latest.note(placed.tip, index)
     return forks
 
 
-def _fork(turns: Sequence[PlacedTurn], index: int, latest: LatestUnder) -> Fork | None:
+def _goes_on(placed: PlacedTurn) -> bool:
+    """Whether it is the first to continue a turn. One that only asks again for what was not sampled is a retry."""
+    before = placed.continues
+    if before is None or len(placed.turn.prompt_tokens) == len(before.turn.prompt_tokens):
+        return False
+    return next(one for one in before.continuations if one.is_task) is placed
+
+
+def _fork(turns: Sequence[PlacedTurn], index: int, latest: "LatestUnder") -> Fork | None:
     placed = turns[index]
-    if placed.parent is not None and _is_first_continuation(placed, placed.parent):
-        if placed.extends:
+    if not placed.prompt_node.depth:
+        return _fork_without_messages(turns, index)
+    echoed = placed.message_parent
+    if echoed is not None and echoed is not placed.continues and _is_first_echo(placed, echoed):
+        if placed.id_place is None or echoed.id_place is None:
             return None
-        cause = drift_cause(_holder(placed.parent, placed.shared_tokens).turn, placed.turn, placed.shared_tokens)
-        return _explained(placed, placed.parent, cause, None, None)
+        shared = echoed.turn.tokens.common_prefix(placed.turn.prompt_tokens)
+        return _explained(placed, echoed, drift_cause(_holder(echoed, shared).turn, placed.turn, shared), None, None)
     meeting: Node | None = placed.prompt_node.ancestor(placed.known_depth)
     while meeting is not None:
         reference = latest.under(meeting)
@@ -53,15 +67,42 @@ def _fork(turns: Sequence[PlacedTurn], index: int, latest: LatestUnder) -> Fork 
     return _fork_at_root(turns, index, latest)
 
 
+def _is_first_echo(placed: PlacedTurn, echoed: PlacedTurn) -> bool:
+    """Whether no earlier turn of the task holds the same reply as a message."""
+    others = (*echoed.echoes, *(one for one in echoed.continuations if one.message_parent is echoed))
+    return not any(one.is_task and one.sequence < placed.sequence for one in others)
+
+
+def _fork_without_messages(turns: Sequence[PlacedTurn], index: int) -> Fork:
+    """A turn of which only ids are known: where they leave those of an earlier turn says why."""
+    placed = turns[index]
+    place = placed.id_place
+    twin = _latest_asked(place, placed.sequence) if place else None
+    if twin is not None:
+        return _explained(placed, twin, _asked_again(twin, placed), None, None)
+    while place is not None and _latest_asked(place, placed.sequence) is None:
+        place = place.parent
+    if place is None:
+        return _explained(placed, turns[index - 1], ForkCause.SUB_AGENT, None, None)
+    before = placed.continues
+    if before is not None and before.id_place is place:
+        others = [one for one in before.continuations if one.is_task and one.sequence < placed.sequence]
+        return _explained(placed, others[-1], ForkCause.HISTORY_EDITED, None, None)
+    asked = [one for one in place.asked if one.sequence < placed.sequence]
+    shared = [one.turn.tokens.common_prefix(placed.turn.prompt_tokens) for one in asked]
+    cause = ForkCause.RETOKENIZED if max(shared) > place.length else ForkCause.ABANDONED_REPLY
+    return _explained(placed, asked[shared.index(max(shared))], cause, None, None)
+
+
+def _asked_again(asked: PlacedTurn, placed: PlacedTurn) -> ForkCause:
+    return ForkCause.RETRY if asked.had_ended(placed.turn) else ForkCause.SIBLING
+
+
 def _holder(turn: PlacedTurn, token: int) -> PlacedTurn:
     """The turn of a conversation whose reply, or whose part of the prompt, holds this token."""
     while turn.parent is not None and token < turn.shared_tokens:
         turn = turn.parent
     return turn
-
-
-def _is_first_continuation(placed: PlacedTurn, parent: PlacedTurn) -> bool:
-    return next(_task_children(parent)) is placed
 
 
 def _fork_at(turns: Sequence[PlacedTurn], index: int, reference: PlacedTurn, meeting: Node) -> Fork:
@@ -70,13 +111,13 @@ def _fork_at(turns: Sequence[PlacedTurn], index: int, reference: PlacedTurn, mee
     old, new = _message_below(meeting, reference.tip), _message_below(meeting, placed.prompt_node)
     text = text_difference(old, new)
     if new is None:
-        cause = ForkCause.RETRY if asked else ForkCause.HISTORY_EDITED
+        cause = _asked_again(asked, placed) if asked else ForkCause.HISTORY_EDITED
         return _explained(placed, asked or reference, cause, None if asked else meeting.depth, None)
     if asked and new.role is Role.ASSISTANT:
         given = asked.turn.reply
         text = text_difference(given, new)
         return _explained(placed, asked, reply_change(given, new), meeting.depth, text)
-    if asked and next(_task_children(asked), None) is None:
+    if asked and not any(one.is_task for one in (*asked.continuations, *asked.echoes)):
         return _explained(placed, asked, ForkCause.ABANDONED_REPLY, meeting.depth, None)
     cause = _history_cause(turns, index, reference, meeting, old, new)
     return _explained(placed, reference, cause, meeting.depth, text)
@@ -102,14 +143,14 @@ def _history_cause(
     left_out = _sampled_below(meeting, reference) if said else ()
     if any(turn.turn.reply is not None and turn.turn.reply.canonical in said for turn in left_out):
         return ForkCause.COMPACTION if is_shorter else ForkCause.HISTORY_EDITED
-    goes_on_later = any(child.sequence > placed.sequence for child in _task_children(reference))
+    goes_on_later = any(child.is_task and child.sequence > placed.sequence for child in reference.children)
     # A sub-agent that starts after another one has ended follows a turn of the agent that called it.
     if meeting.depth == 0 or goes_on_later or turns[index - 1] is not reference:
         return ForkCause.SUB_AGENT
     return ForkCause.COMPACTION if is_shorter and not is_edit_of(old, new) else ForkCause.HISTORY_EDITED
 
 
-def _fork_at_root(turns: Sequence[PlacedTurn], index: int, latest: LatestUnder) -> Fork:
+def _fork_at_root(turns: Sequence[PlacedTurn], index: int, latest: "LatestUnder") -> Fork:
     """A turn under tools or template options that no earlier one had: the same conversation, or another."""
     placed = turns[index]
     node: Node | None = placed.prompt_node
@@ -126,11 +167,10 @@ def _fork_at_root(turns: Sequence[PlacedTurn], index: int, latest: LatestUnder) 
     return _explained(placed, reference, ForkCause.SUB_AGENT, shared, text_difference(old, new))
 
 
-def _latest_asked(place: Node, before: int) -> PlacedTurn | None:
+def _latest_asked(place: Place, before: int) -> PlacedTurn | None:
     """The last turn that was sampled from a place before another."""
     index = bisect_left(place.asked, before, key=lambda turn: turn.sequence)
-    earlier = (place.asked[at] for at in reversed(range(index)))
-    return next((turn for turn in earlier if turn.turn.facts.auxiliary is None), None)
+    return place.asked[index - 1] if index else None
 
 
 def _explained(
@@ -144,10 +184,6 @@ def _explained(
         text=text,
         tokens=token_difference(departs_from.turn, placed.turn),
     )
-
-
-def _task_children(placed: PlacedTurn) -> Iterator[PlacedTurn]:
-    return (child for child in placed.children if child.turn.facts.auxiliary is None)
 
 
 def _message_below(meeting: Node, tip: Node) -> Message | None:
@@ -168,4 +204,47 @@ def _sampled_below(meeting: Node, last: PlacedTurn) -> Iterator[PlacedTurn]:
     turn: PlacedTurn | None = last
     while turn is not None and turn.tip.depth > meeting.depth:
         yield turn
-        turn = turn.parent
+        turn = turn.message_parent
+
+
+class LatestUnder:
+    """Finds the latest turn of all that passed through a node in logarithmic time. Turns are noted in their order."""
+
+    def __init__(self, roots: Iterable[Node]) -> None:
+        # A walk that numbers the nodes gives everything below a node as one range of numbers.
+        self._first: dict[Node, int] = {}
+        self._end: dict[Node, int] = {}
+        stack = [(root, False) for root in roots]
+        while stack:
+            node, is_left = stack.pop()
+            if is_left:
+                self._end[node] = len(self._first)
+                continue
+            self._first[node] = len(self._first)
+            stack.append((node, True))
+            stack.extend((child, False) for child in node.children.values())
+        # A tree over those numbers in an array: each place holds the latest turn of the two places below it.
+        self._size = len(self._first)
+        self._latest = [-1] * (2 * self._size)
+
+    def note(self, node: Node, turn: int) -> None:
+        """A turn, later than all before, ends at this node."""
+        place = self._first[node] + self._size
+        while place:
+            self._latest[place] = turn
+            place //= 2
+
+    def under(self, node: Node) -> int | None:
+        """The latest turn noted at or below the node; None: there is none."""
+        left, right = self._first[node] + self._size, self._end[node] + self._size
+        latest = -1
+        while left < right:
+            if left % 2:
+                latest = max(latest, self._latest[left])
+                left += 1
+            if right % 2:
+                right -= 1
+                latest = max(latest, self._latest[right])
+            left //= 2
+            right //= 2
+        return None if latest < 0 else latest

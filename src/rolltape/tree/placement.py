@@ -1,43 +1,49 @@
-"""Where each turn hangs in its session's tree, and which earlier turn it continues."""
+"""Where each turn hangs in its session's tree: which earlier turn its ids continue, and which its messages follow."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rolltape.records.messages import Message, MessageChain, Role, Root
 from rolltape.records.rollout import Session
-from rolltape.records.turn import Turn
-from rolltape.tree.nodes import Node
+from rolltape.records.turn import Delivery, Turn, TurnFlag
+from rolltape.tree.id_places import IdPlace, IdTree
+from rolltape.tree.nodes import Node, Place, with_turn
 
 
+@dataclass(slots=True, eq=False)
 class PlacedTurn:
     """A turn in its tree."""
 
-    __slots__ = (
-        "children",
-        "known_depth",
-        "parent",
-        "prompt_node",
-        "reply_node",
-        "rewritten_as",
-        "rewritten_by",
-        "shared_tokens",
-        "turn",
-    )
-
-    def __init__(self, turn: Turn, parent: "PlacedTurn | None", prompt_node: Node, known_depth: int) -> None:
-        self.turn = turn
-        self.parent = parent  # the turn whose reply its conversation goes on from; None: it starts from nothing sampled
-        self.children: list[PlacedTurn] = []
-        self.prompt_node = prompt_node
-        self.reply_node: Node | None = None  # None: it has no reply
-        # Another message in the place of its reply, and the first turn whose prompt holds it; None: there is none.
-        self.rewritten_as: Message | None = None
-        self.rewritten_by: int | None = None
-        self.known_depth = known_depth  # how many of its prompt's messages the tree held before
-        self.shared_tokens = parent.turn.tokens.common_prefix(turn.prompt_tokens) if parent else 0
+    turn: Turn
+    prompt_node: Node
+    known_depth: int  # how many of its prompt's messages the tree held before
+    reply_node: Node | None = None  # None: it has no reply message
+    id_place: IdPlace | None = None  # of its prompt; None: its ids are not the engine's, or it has no prompt
+    # By ids: the turn whose prompt and reply its prompt begins with, and the turns that so continue it.
+    continues: "PlacedTurn | None" = None
+    continuations: "Sequence[PlacedTurn]" = ()
+    lost_tie: bool = False  # a turn with the same ids was continued in its stead
+    # By messages: the turn whose reply is the last sampled one in its prompt, and the turns that so hold its own.
+    message_parent: "PlacedTurn | None" = None
+    echoes: "Sequence[PlacedTurn]" = ()  # those that do not continue it as well
+    rewritten: bool = False  # another message stands in the place of its reply, which nothing had gone on from
+    # Of both the one that shares more ids with its prompt; None: it starts from nothing sampled.
+    parent: "PlacedTurn | None" = None
+    shared_tokens: int = 0  # leading ids that its prompt shares with its parent's prompt and reply
 
     @property
     def sequence(self) -> int:
         return self.turn.sequence
+
+    @property
+    def is_task(self) -> bool:
+        """Whether it is a part of the task, and no auxiliary call."""
+        return self.turn.facts.auxiliary is None
+
+    @property
+    def sampler(self) -> tuple[str | None, str | None]:
+        """The model and the fingerprint of its tokenizer: turns of different ones never share a sample."""
+        return (self.turn.facts.model, self.turn.facts.fingerprint)
 
     @property
     def tip(self) -> Node:
@@ -45,51 +51,59 @@ class PlacedTurn:
         return self.reply_node or self.prompt_node
 
     @property
-    def continued_by(self) -> int | None:
-        """The latest turn whose prompt holds its reply, as it was or rewritten in its place."""
-        return self.children[-1].sequence if self.children else self.rewritten_by
+    def children(self) -> "list[PlacedTurn]":
+        """The turns whose parent it is, in order."""
+        found = (one for one in (*self.continuations, *self.echoes) if one.parent is self)
+        return sorted(found, key=lambda one: one.sequence)
 
     @property
-    def extends(self) -> bool:
-        """Whether its prompt holds every id of the turn that it continues."""
-        return self.parent is not None and self.shared_tokens == len(self.parent.turn.tokens)
+    def came_back(self) -> bool:
+        """Whether a later prompt holds its reply, by ids or as a message."""
+        return bool(self.continuations or self.echoes)
+
+    def had_ended(self, asked: Turn) -> bool:
+        """Whether its reply had ended when a later turn was asked: by their times, or if unknown by recorded order."""
+        started_at, ended_at = asked.facts.started_at, self.turn.facts.ended_at
+        return started_at is None or ended_at is None or ended_at <= started_at
 
     def __repr__(self) -> str:
         return f"PlacedTurn({self.turn.id}, parent={self.parent and self.parent.turn.id})"
 
 
 class Tree:
-    """A session's turns hung on its message nodes. Grows by one turn at a time, at the cost of what is new in it."""
+    """A session's turns by their ids and messages. Grows by one turn at a time, at the cost of what is new in it."""
 
     def __init__(self, *, tool_ids_matter: bool = False, tokenizers: Sequence[str] = ()) -> None:
         self.turns: list[PlacedTurn] = []
         self.tokenizers = tokenizers  # where the text of its ids may be found, best first
+        self.tool_ids_matter = tool_ids_matter
         self.roots: dict[bytes, Node] = {}  # by digest of tools and template options
-        self._tool_ids_matter = tool_ids_matter
+        self._ids = IdTree()
         self._by_conversation: dict[bytes, Node] = {}  # the latest node of each, under whatever tools
         # The nodes at the ends of the chains that later prompts are coded against; the turns keep the chains alive.
         self._ends: dict[tuple[int, bytes], Node] = {}
 
     def add(self, turn: Turn) -> PlacedTurn:
-        """Hang a turn on the longest chain of message nodes that the session already knows."""
-        start, new_messages = self._known_start(turn)
-        node, known = start, start.depth
-        for message in new_messages:
-            count = len(node.children)
-            below = self._below(node, message)
-            if len(node.children) == count:
-                known = below.depth
-            elif known == node.depth:
-                _note_rewrite(node, below, message, turn.sequence)
-            node = below
-        placed = PlacedTurn(turn, _continued(node, turn), node, known)
-        if placed.parent is not None:
-            placed.parent.children.append(placed)
-        node.asked.append(placed)
+        """Find the places of a turn's prompt among messages and ids, what it goes on from there, and add its reply."""
+        placed = PlacedTurn(turn, *self._prompt_node(turn))
+        if len(turn.prompt_tokens) and TurnFlag.NOT_TOKEN_FAITHFUL not in turn.facts.flags:
+            placed.id_place = self._ids.place(turn.prompt_tokens)
+            placed.continues = _continued(placed.id_place, placed)
+        placed.message_parent = _message_parent(placed)
+        _join_parents(placed)
+        if placed.is_task:
+            parent, before = placed.message_parent, placed.continues
+            _note_passed(placed.prompt_node, placed, parent, parent.prompt_node if parent else None)
+            if placed.prompt_node.depth:
+                placed.prompt_node.asked = with_turn(placed.prompt_node.asked, placed)
+            if placed.id_place is not None:
+                _note_passed(placed.id_place, placed, before, before.id_place if before else None)
+                placed.id_place.asked = with_turn(placed.id_place.asked, placed)
+                self._ids.place(turn.tokens).add_reply(placed)
         if turn.reply is not None:
-            placed.reply_node = self._below(node, turn.reply)
-            placed.reply_node.replies.append(placed)
-        self._ends[id(turn.prompt), turn.root.digest] = node
+            placed.reply_node = self._below(placed.prompt_node, turn.reply, turn)
+            placed.reply_node.add_reply(placed)
+        self._ends[id(turn.prompt), turn.root.digest] = placed.prompt_node
         self._ends[id(turn.messages), turn.root.digest] = placed.tip
         self.turns.append(placed)
         return placed
@@ -97,19 +111,34 @@ class Tree:
     def take_apart(self) -> None:
         """Let go of everything: nodes and turns hold each other, and would wait for the garbage collector."""
         for placed in self.turns:
-            placed.parent = None
-            placed.children.clear()
+            placed.parent = placed.continues = placed.message_parent = placed.id_place = None
+            placed.continuations = placed.echoes = ()
             for node in (placed.prompt_node, placed.reply_node):
                 while node is not None and node.children:
-                    node.children = {}
-                    node.asked, node.replies, node.rewrites, node.twin = [], [], None, None
+                    node.asked = node.passed = node.replies = ()
+                    node.children, node.rewrites, node.twin = {}, None, None
                     node = node.parent
+        self._ids.take_apart()
         self.turns, self.roots, self._by_conversation, self._ends = [], {}, {}, {}
 
     def _repr_html_(self) -> str:
         from rolltape.notebook import tree_html
 
         return tree_html(self)
+
+    def _prompt_node(self, turn: Turn) -> tuple[Node, int]:
+        """The node of a turn's whole prompt, made as far as it is new, and how many of its messages were known."""
+        node, new_messages = self._known_start(turn)
+        known = node.depth
+        for message in new_messages:
+            count = len(node.children)
+            below = self._below(node, message, turn)
+            if len(node.children) == count:
+                known = below.depth
+            elif known == node.depth:
+                _note_rewrite(node, below, message)
+            node = below
+        return node, known
 
     def _known_start(self, turn: Turn) -> tuple[Node, Sequence[Message]]:
         """The deepest node that equal stored messages prove, and the messages that follow it."""
@@ -125,18 +154,15 @@ class Tree:
             found = self.roots[root.digest] = Node(None, None, root.digest)
         return found
 
-    def _below(self, node: Node, message: Message) -> Node:
+    def _below(self, node: Node, message: Message, turn: Turn) -> Node:
         """The node below for this message, made if it is not there yet."""
-        key = self._key(message)
+        key = message.canonical_with_ids if self.tool_ids_matter else message.canonical
         found = node.children.get(key)
         if found is None:
-            found = node.children[key] = Node(node, message, key)
+            found = node.children[key] = Node(node, message, key, turn)
             found.twin = self._by_conversation.get(found.conversation)
             self._by_conversation[found.conversation] = found
         return found
-
-    def _key(self, message: Message) -> bytes:
-        return message.canonical_with_ids if self._tool_ids_matter else message.canonical
 
 
 def tree_of(session: Session) -> Tree:
@@ -152,38 +178,90 @@ def tree_of(session: Session) -> Tree:
     return tree
 
 
-def _continued(prompt_node: Node, turn: Turn) -> PlacedTurn | None:
+def _continued(place: IdPlace, placed: PlacedTurn) -> PlacedTurn | None:
+    """The turn of the same sampler with the longest ids that the prompt begins with, of those that had ended."""
+    held = place.sampled
+    while held is not None:
+        ended = [one for one in held.replies if one.sampler == placed.sampler and one.had_ended(placed.turn)]
+        if ended:
+            return ended[0] if len(ended) == 1 else _tie_winner(ended, placed)
+        held = held.parent.sampled if held.parent else None
+    return None
+
+
+def _tie_winner(tied: Sequence[PlacedTurn], placed: PlacedTurn) -> PlacedTurn:
+    """Of turns with equal ids the one that is continued: by echoed id, by messages, by delivery, or the latest."""
+
+    def evidence(one: PlacedTurn) -> tuple[bool, bool, bool, int]:
+        is_echoed = placed.prompt_node.ancestor(one.tip.depth) is one.tip
+        is_delivered = one.turn.facts.delivery is Delivery.DELIVERED
+        return (_is_named(one, placed.turn), is_echoed, is_delivered, one.sequence)
+
+    winner = max(tied, key=evidence)
+    for one in tied:
+        one.lost_tie |= one is not winner
+    return winner
+
+
+def _message_parent(placed: PlacedTurn) -> PlacedTurn | None:
     """The turn whose reply is the last sampled one in the prompt's conversation."""
-    if prompt_node.asked and _resumes(prompt_node.asked[-1].turn, turn):
-        return prompt_node.asked[-1]
-    node: Node | None = prompt_node
-    while node is not None and not node.replies:
-        node = node.parent
-    if node is None:
-        return None
-    if len(node.replies) == 1:
-        return node.replies[0]
-    return _told_apart(node.replies, message_at(turn.prompt, node.depth - 1), turn)
+    node = placed.prompt_node.sampled
+    while node is not None:
+        ended = [one for one in node.replies if one.had_ended(placed.turn)]
+        if ended:
+            return ended[0] if len(ended) == 1 else _told_apart(ended, placed)
+        node = node.parent.sampled if node.parent else None
+    return None
 
 
-def _resumes(interrupted: Turn, turn: Turn) -> bool:
-    """Whether a turn goes on in the middle of a reply: the same conversation, with what was sampled of it as prompt."""
-    if interrupted.reply is not None or not len(interrupted.sampled_ids):
-        return False
-    return interrupted.tokens.common_prefix(turn.prompt_tokens) == len(interrupted.tokens)
-
-
-def _told_apart(twins: Sequence[PlacedTurn], echo: Message, turn: Turn) -> PlacedTurn:
-    """Which of several turns with equal messages is continued: by echoed id, else by tokens, else the latest."""
-    named = [twin for twin in twins if twin.turn.reply is not None and twin.turn.reply.wire_ids & echo.wire_ids]
+def _told_apart(twins: Sequence[PlacedTurn], placed: PlacedTurn) -> PlacedTurn:
+    """Which of several turns with equal messages is echoed: by echoed id, else by ids, else the latest."""
+    named = [twin for twin in twins if _is_named(twin, placed.turn)]
     if len(named) == 1:
         return named[0]
-    return max(
-        named or twins, key=lambda twin: (twin.turn.tokens.common_prefix(turn.prompt_tokens), twin.turn.sequence)
-    )
+    if placed.continues is not None and placed.continues in (named or twins):
+        return placed.continues
+    prompt = placed.turn.prompt_tokens
+    return max(named or twins, key=lambda twin: (twin.turn.tokens.common_prefix(prompt), twin.sequence))
 
 
-def _note_rewrite(place: Node, below: Node, message: Message, sequence: int) -> None:
+def _is_named(one: PlacedTurn, by: Turn) -> bool:
+    """Whether a prompt has in the place of a turn's reply a message that carries an id which the reply was given."""
+    place, reply = one.prompt_node.depth, one.turn.reply
+    if reply is None or not reply.wire_ids or place >= len(by.prompt):
+        return False
+    return not reply.wire_ids.isdisjoint(message_at(by.prompt, place).wire_ids)
+
+
+def _join_parents(placed: PlacedTurn) -> None:
+    """Tie a turn to the turns that it goes on from."""
+    by_ids, by_messages = placed.continues, placed.message_parent
+    shared_by_ids = len(by_ids.turn.tokens) if by_ids else 0
+    placed.parent, placed.shared_tokens = by_ids, shared_by_ids
+    if by_ids is not None:
+        by_ids.continuations = with_turn(by_ids.continuations, placed)
+    if by_messages is not None and by_messages is not by_ids:
+        by_messages.echoes = with_turn(by_messages.echoes, placed)
+        shared = by_messages.turn.tokens.common_prefix(placed.turn.prompt_tokens)
+        if by_ids is None or shared > shared_by_ids:
+            placed.parent, placed.shared_tokens = by_messages, shared
+
+
+def _note_passed(place: Place, placed: PlacedTurn, held: PlacedTurn | None, asked_at: Place | None) -> None:
+    """Tell the places that a prompt goes on from: up to where the reply that it holds was asked for, or the nearest.
+
+    What lies further up was passed by the turns before it.
+    """
+    at = None if place is asked_at else place.parent
+    while at is not None:
+        if at.asked and (len(at.asked) > 1 or at.asked[0] is not held):
+            at.passed = with_turn(at.passed, placed)
+        if at is asked_at or (held is None and at.asked):
+            break
+        at = at.parent
+
+
+def _note_rewrite(place: Node, below: Node, message: Message) -> None:
     """Tie a new assistant message to the reply it stands in for: the only one in its place, and not yet continued."""
     if message.role is not Role.ASSISTANT or len(place.asked) != 1:
         return
@@ -191,12 +269,11 @@ def _note_rewrite(place: Node, below: Node, message: Message, sequence: int) -> 
     others = (node for node in place.children.values() if node is not below and node is not turn.reply_node)
     if (
         turn.reply_node is None
-        or turn.children
+        or turn.came_back
         or any(node.message and node.message.role is Role.ASSISTANT for node in others)
     ):
         return
-    below.rewrites = turn
-    turn.rewritten_as, turn.rewritten_by = message, sequence
+    below.rewrites, below.rewritten, turn.rewritten = turn, below, True
 
 
 def message_at(chain: MessageChain, index: int) -> Message:

@@ -23,6 +23,7 @@ EXPLAINED = {
     "sub_agent": "another conversation beside the first",
     "compaction": "the history was replaced by something shorter",
     "retry": "the same prompt was sampled again",
+    "sibling": "the same prompt was sampled beside another reply to it",
     "abandoned_reply": "goes on without the reply that was given",
     "reply_whitespace": "a reply came back with other white space",
     "thinking_stripped": "a reply came back without its thinking",
@@ -105,8 +106,7 @@ def _tools(tree: Tree) -> list[str]:
 def _turn(placed: PlacedTurn, layout: Layout, fates: dict[Fate, int], messages: ShownMessages) -> dict[str, Any]:
     turn, facts, parent = placed.turn, placed.turn.facts, placed.parent
     versions = dict.fromkeys(one for part in facts.segments for one in (part.first_version, part.last_version) if one)
-    # What a turn goes on from is part of its own conversation, so all that its parent holds is kept.
-    kept = 0 if parent is None else min(parent.tip.depth, placed.prompt_node.depth)
+    kept = 0 if parent is None else placed.prompt_node.shared_depth(parent.tip)
     return {
         "id": turn.id,
         "sequence": turn.sequence,

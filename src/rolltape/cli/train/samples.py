@@ -50,26 +50,31 @@ def samples(
 
 
 def _print_table(selected: "SelectedRollouts", policy: "CutPolicy", credit: "Credit") -> None:
+    from rolltape.samples import advantages_of
+
     rows: list[list[str]] = []
     tokens = trained = 0
-    for sample in selected.samples(policy, credit):
-        tokens += len(sample.ids)
-        trained += sample.trained_tokens
-        turns = [int(span.turn.rpartition(".")[2]) for span in sample.spans]
-        rows.append(
-            [
-                sample.rollout[:SHORT_ID],
-                str(sample.index),
-                sample.session.rpartition(".")[2],
-                str(turns[0]) if turns[0] == max(turns) else f"{turns[0]}-{max(turns)}",
-                count(len(sample.ids)),
-                count(sample.prompt_tokens),
-                count(sample.trained_tokens),
-                number(sample.reward),
-                number(sample.advantage),
-                number(sample.loss_weight),
-            ]
-        )
+    advantages = advantages_of(selected.opened.rows, credit.advantage)
+    for made in selected.linearized(policy, credit):
+        advantage = number(advantages.get(made.rollout.key))
+        for outline in made.outlines:
+            tokens += outline.tokens
+            trained += outline.trained_tokens
+            first, last = (turn.rpartition(".")[2] for turn in (outline.first_turn, outline.last_turn))
+            rows.append(
+                [
+                    made.rollout.id[:SHORT_ID],
+                    str(outline.index),
+                    outline.session.rpartition(".")[2],
+                    first if first == last else f"{first}-{last}",
+                    count(outline.tokens),
+                    count(outline.prompt_tokens),
+                    count(outline.trained_tokens),
+                    number(outline.reward),
+                    advantage,
+                    number(outline.loss_weight),
+                ]
+            )
     columns = "rollout sample session turns tokens prompt trained reward advantage weight"
     print_table(columns.split(), rows, left=["rollout"], spare=["session", "prompt", "weight", "turns"])
     print_line(

@@ -2,7 +2,6 @@
 
 import contextlib
 import sqlite3
-import struct
 from array import array
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
@@ -260,12 +259,13 @@ class JournalSource:
 
     def _turns(self, session: int, name: str, contents: Contents) -> Iterator[StoredTurn]:
         reader = TurnReader(self._connection, contents, self._problem)
-        for row in self._rows(TURN_COLUMNS, "turns", "pk", f"turns of session {name}", *_range(session)):
-            try:
-                yield reader.turn(row)
-            except (DamagedTapeError, ValueError, TypeError, AttributeError, OverflowError, struct.error) as error:
-                turn = f"turn {name}.{row[0] & (MAX_TURNS - 1)}"
-                self._problem(f"{turn} is damaged: {error}", turn)
+        rows = list(self._rows(TURN_COLUMNS, "turns", "pk", f"turns of session {name}", *_range(session)))
+        for made in reader.turns(rows):
+            if isinstance(made, StoredTurn):
+                yield made
+            else:
+                turn = f"turn {name}.{made[0] & (MAX_TURNS - 1)}"
+                self._problem(f"{turn} is damaged: {made[1]}", turn)
 
     def _rows(
         self, columns: str, table: str, key: str, what: str, low: int = 0, high: int = _LARGEST

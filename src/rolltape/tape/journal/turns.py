@@ -3,8 +3,9 @@
 import contextlib
 import json
 import sqlite3
+import struct
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -30,15 +31,23 @@ class TurnReader:
         self._connection = connection
         self._contents = contents
         self._note = note
+        self._read_ahead: dict[int, tuple[bytes, bytes]] = {}
+
+    def turns(self, rows: Sequence[tuple[Any, ...]]) -> Iterator[StoredTurn | tuple[int, Exception]]:
+        """The turns of these rows, or the key of one and why it cannot be made. Reads all their contents at once."""
+        wanted = {key for row in rows for key in (row[4], row[6], *_keys(row[5]))}
+        self._read_contents(sorted(key for key in wanted if isinstance(key, int) and key not in self._contents))
+        for row in rows:
+            try:
+                yield self.turn(row)
+            except (DamagedTapeError, ValueError, TypeError, AttributeError, OverflowError, struct.error) as error:
+                yield row[0], error
 
     def turn(self, row: tuple[Any, ...]) -> StoredTurn:
         """The turn of a row, its key first; raises DamagedTapeError, or what numpy says of odd bytes."""
         pk, parent, keep_tokens, keep_messages, root_pk, message_pks, reply_pk, sides, dtype = row[:9]
         sampled, new_ids, logprobs, facts, crc = row[9:]
-        root_raw, root_digest = self._content(root_pk)
-        known = self._contents.get(root_pk)
-        root = known if isinstance(known, Root) else Root(root_raw)
-        self._contents[root_pk] = root
+        root = self._root(root_pk)
         messages = [self._message(one) for one in array("q", message_pks)]
         reply = None if reply_pk is None else self._message(reply_pk)
         numbers = (
@@ -51,7 +60,7 @@ class TurnReader:
             len(sampled),
             len(new_ids),
         )
-        digests = (root_digest, *(one.digest for one in messages), b"-" if reply is None else reply.digest)
+        digests = (root.raw_digest, *(one.digest for one in messages), b"-" if reply is None else reply.digest)
         kind = b"-" if dtype is None else dtype.encode()
         if turn_crc(numbers, (*digests, kind, sampled, new_ids, logprobs or b"", facts)) != crc:
             raise DamagedTapeError("its checksum does not agree")
@@ -99,6 +108,12 @@ class TurnReader:
             self._note(f"{turn} had {expected} side arrays, {len(found)} are found", f"side arrays of {turn}")
         return found
 
+    def _root(self, pk: int) -> Root:
+        known = self._contents.get(pk)
+        if not isinstance(known, Root):
+            known = self._contents[pk] = Root(self._content(pk)[0])
+        return known
+
     def _message(self, pk: int) -> Message:
         known = self._contents.get(pk)
         if isinstance(known, Message):
@@ -113,9 +128,17 @@ class TurnReader:
         self._contents[pk] = message
         return message
 
+    def _read_contents(self, keys: list[int]) -> None:
+        select = "SELECT pk, raw, digest FROM contents WHERE pk IN (SELECT value FROM json_each(?))"
+        with contextlib.suppress(sqlite3.DatabaseError):  # what cannot be read is found one by one
+            for pk, *row in self._connection.execute(select, (json.dumps(keys),)):
+                self._read_ahead[pk] = (row[0], row[1])
+
     def _content(self, pk: int) -> tuple[bytes, bytes]:
         try:
-            row = self._connection.execute("SELECT raw, digest FROM contents WHERE pk = ?", (pk,)).fetchone()
+            row = self._read_ahead.pop(pk, None)
+            if row is None:
+                row = self._connection.execute("SELECT raw, digest FROM contents WHERE pk = ?", (pk,)).fetchone()
         except sqlite3.DatabaseError as error:
             raise DamagedTapeError(f"content {pk} cannot be read: {error}") from None
         if row is None:
@@ -123,3 +146,8 @@ class TurnReader:
         if blake2b(row[0], digest_size=16).digest() != row[1]:
             raise DamagedTapeError(f"content {pk} is damaged")
         return row[0], row[1]
+
+
+def _keys(packed: object) -> Iterable[int]:
+    """The keys of a row's messages; none where the row is damaged, which its turn will tell."""
+    return array("q", packed) if isinstance(packed, bytes) and len(packed) % 8 == 0 else ()

@@ -1,0 +1,107 @@
+"""Places in ids: a radix tree of every prompt, and of every prompt with its reply, that a session holds."""
+
+from collections.abc import Iterable
+
+from rolltape.records.tokens import NO_IDS, Ids, TokenChain, common_prefix
+from rolltape.tree.nodes import Place
+
+
+class IdPlace(Place):
+    """A beginning of ids: what its parent holds, then `ids`."""
+
+    __slots__ = ("_child", "_children", "ids", "length")
+
+    def __init__(self, parent: "IdPlace | None", ids: Ids) -> None:
+        super().__init__(parent)
+        self.ids = ids
+        self.length: int = len(ids) + (parent.length if parent else 0)
+        # Nearly every place has one place below it, which needs no dict.
+        self._child: IdPlace | None = None
+        self._children: dict[int, IdPlace] | None = None  # by first id; None: there is at most the one
+        if parent is not None:
+            parent.adopt(self)
+
+    def below(self) -> "Iterable[IdPlace]":
+        """The places after further ids."""
+        return self._children.values() if self._children else (self._child,) if self._child else ()
+
+    def child(self, first: int) -> "IdPlace | None":
+        """The place below whose ids begin with this one."""
+        if self._children:
+            return self._children.get(first)
+        return self._child if self._child is not None and self._child.ids[0] == first else None
+
+    def adopt(self, place: "IdPlace") -> None:
+        """Take a place as one below, instead of one that begins with the same id."""
+        first = int(place.ids[0])
+        if self._children is not None:
+            self._children[first] = place
+        elif self._child is None or self._child.ids[0] == first:
+            self._child = place
+        else:
+            self._children = {int(self._child.ids[0]): self._child, first: place}
+
+    def let_go(self) -> None:
+        """Forget all turns and other places."""
+        self.asked = self.passed = self.replies = ()
+        self.parent = self.sampled = self._child = self._children = None
+
+
+class IdTree:
+    """Finds the place of a sequence at the cost of what it does not share with the one that it is stored against."""
+
+    def __init__(self) -> None:
+        self._root = IdPlace(None, NO_IDS)
+        self._ends: dict[int, IdPlace] = {}  # by the identity of a chain; turns and chains keep each other alive
+
+    def place(self, chain: TokenChain) -> IdPlace:
+        """The place where a sequence ends, made if it is not there yet."""
+        new: list[TokenChain] = []
+        link: TokenChain | None = chain
+        while link is not None and id(link) not in self._ends:
+            new.append(link)
+            link = link.parent
+        place = self._root if link is None else self._ends[id(link)]
+        for link in reversed(new):
+            place = self._ends[id(link)] = _below(_cut_at(place, link.keep), link.own)
+        return place
+
+    def take_apart(self) -> None:
+        """Let go of all places and turns."""
+        for end in self._ends.values():
+            place: IdPlace | None = end
+            while place is not None and place.parent is not None:
+                above = place.parent
+                place.let_go()
+                place = above
+        self._root, self._ends = IdPlace(None, NO_IDS), {}
+
+
+def _cut_at(place: IdPlace, length: int) -> IdPlace:
+    """The place above that is so long. It lies within what one link of a chain added, so the way is short."""
+    while place.parent is not None and place.parent.length >= length:
+        place = place.parent
+    if place.length == length or place.parent is None:
+        return place
+    return _split(place, length - place.parent.length)
+
+
+def _below(place: IdPlace, ids: Ids) -> IdPlace:
+    """The place after these further ids."""
+    at = 0
+    while at < len(ids):
+        child = place.child(int(ids[at]))
+        if child is None:
+            return IdPlace(place, ids[at:])
+        shared = common_prefix(child.ids, ids[at:])
+        place = child if shared == len(child.ids) else _split(child, shared)
+        at += shared
+    return place
+
+
+def _split(place: IdPlace, count: int) -> IdPlace:
+    """A new place after the first `count` of a place's own ids."""
+    middle = IdPlace(place.parent, place.ids[:count])
+    place.ids, place.parent = place.ids[count:], middle
+    middle.adopt(place)
+    return middle
