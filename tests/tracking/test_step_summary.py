@@ -106,6 +106,6 @@ def test_split_is_what_a_source_names_last() -> None:
     ],
 )
 def test_names_of_0_1_0_warn_and_work(home: str, old: str, new: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"{home}.{old} is now"):
+    with pytest.warns(DeprecationWarning, match=rf"{home}.{old} is (deprecated; use {new}|now in rolltape\.tracking)"):
         found = getattr(import_module(home), old)
     assert found is getattr(rolltape.tracking, new)
