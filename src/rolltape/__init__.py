@@ -68,7 +68,9 @@ if TYPE_CHECKING:
     from rolltape.records.token_record import TokenRecord
     from rolltape.records.trace import Trace
     from rolltape.records.turn import Turn
-    from rolltape.samples import Comparison, Linearized, compare, linearize, samples_of_group, show
+    from rolltape.samples import Linearized, linearize, samples_of_group
+    from rolltape.samples.compare import Comparison, compare
+    from rolltape.samples.spelling import show
     from rolltape.tape.journal.writing import Durability
     from rolltape.tape.recording.rollout import RolloutRecorder
     from rolltape.tape.recording.session import SessionRecorder
@@ -100,7 +102,9 @@ _MODULES = {
     "rolltape.records.token_record": "TokenRecord",
     "rolltape.records.trace": "Trace",
     "rolltape.records.turn": "Turn",
-    "rolltape.samples": "Comparison Linearized compare linearize samples_of_group show",
+    "rolltape.samples": "Linearized linearize samples_of_group",
+    "rolltape.samples.compare": "Comparison compare",
+    "rolltape.samples.spelling": "show",
     "rolltape.tape.journal.writing": "Durability",
     "rolltape.tape.recording.rollout": "RolloutRecorder",
     "rolltape.tape.recording.session": "SessionRecorder",

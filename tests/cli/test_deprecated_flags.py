@@ -39,3 +39,14 @@ def test_what_follows_two_dashes_is_no_flag() -> None:
 
 def test_a_command_without_renamed_flags_is_left_alone() -> None:
     assert with_current_flags("score", ["run", "--by", "judge"]) == (["run", "--by", "judge"], [])
+
+
+@pytest.mark.parametrize(
+    ("given", "current"),
+    [(["--advantage", "centred"], ["--advantage", "centered"]), (["--advantage=centred"], ["--advantage=centered"])],
+)
+def test_the_old_spelling_of_a_value_works_and_is_said_to_be_old(given: list[str], current: list[str]) -> None:
+    assert with_current_flags("samples", ["run", *given]) == (
+        ["run", *current],
+        ["--advantage centred is deprecated; use centered"],
+    )

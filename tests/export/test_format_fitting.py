@@ -7,13 +7,16 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from exported import a_sample
 from rolltape.errors import ExportError
-from rolltape.export.formats import FRAMEWORKS, LeftOutWarning, datums, tensor_dict, write_samples_for
-from rolltape.records.sample import Sample
+from rolltape.export.formats import FRAMEWORKS, Choices, LeftOutWarning, datums, tensor_dict, write_samples_for
+from rolltape.export.formats.fitting import Fitting
+from rolltape.records.ledger import Fate
+from rolltape.records.sample import Origin, Sample, Span
 from rolltape.records.turn import LogprobKind
 
 
@@ -104,6 +107,62 @@ def test_each_format_says_what_it_cannot_carry(
     written = write_samples_for(framework, [fit(), fit(**holds)], path_for(framework, tmp_path))
     expected = [] if framework in carried_by else [f"{framework}: 1 of 2 samples {said}"]
     assert [sentence.rpartition(": ")[0] for sentence in written.left_out] == expected
+
+
+def mixed(**second: Any) -> Sample:
+    """Three trained tokens: one of a first turn, two of a second one."""
+    first = Span(1, 2, Origin.SAMPLED, "r.0.0.0", 0, (1, 2), Fate.TRAINED, 1.0, LogprobKind.AFTER_TEMPERATURE)
+    later = Span(2, 4, Origin.SAMPLED, "r.0.0.1", 0, (3, 4), Fate.TRAINED, 1.0, LogprobKind.AFTER_TEMPERATURE)
+    return fit(
+        trained_mask=np.array([False, True, True, True]),
+        trained_tokens=3,
+        prompt_tokens=1,
+        logprobs=np.array([np.nan, -1, -2, -3], np.float32),
+        spans=(Span(0, 1, Origin.PROMPT, "r.0.0.0", 0, (0, 1), None), first, msgspec.structs.replace(later, **second)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("second", "report"),
+    [
+        ({"temperature": 0.5}, "sampled at several temperatures"),
+        ({"logprob_kind": LogprobKind.RAW}, "with logprobs of several kinds"),
+    ],
+)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_what_differs_from_most_of_a_sample_is_masked_where_a_format_has_one_value(
+    framework: str, second: dict[str, Any], report: str, tmp_path: Path
+) -> None:
+    fitting = Fitting(FRAMEWORKS[framework].form)
+    (passed,) = fitting.passing([mixed(**second)])
+    if framework == "prime-rl":  # has a temperature for each token
+        assert (passed.trained_mask.tolist(), fitting.left_out()) == ([False, True, True, True], [])
+        return
+    assert passed.trained_mask.tolist() == [False, False, True, True]
+    assert passed.trained_tokens == 2
+    (sentence,) = fitting.left_out()
+    assert sentence.startswith(f"{framework}: 1 of 1 samples {report}: tokens unlike most of their sample are masked")
+
+
+def test_a_temperature_that_nobody_recorded_is_unlike_no_other() -> None:
+    fitting = Fitting(FRAMEWORKS["tinker"].form)
+    (passed,) = fitting.passing([mixed(temperature=None)])
+    assert passed.trained_mask.tolist() == [False, True, True, True]
+    assert fitting.left_out() == []
+
+
+def test_logprobs_after_truncation_are_reported_also_where_a_sample_mixes_kinds() -> None:
+    fitting = Fitting(FRAMEWORKS["prime-rl"].form)
+    list(fitting.passing([mixed(logprob_kind=LogprobKind.AFTER_TRUNCATION)]))
+    (report,) = fitting.left_out()
+    assert "whose logprobs are after truncation" in report
+
+
+def test_logprob_kinds_do_not_matter_where_logprobs_are_left_out(tmp_path: Path) -> None:
+    sample = mixed(logprob_kind=LogprobKind.RAW)
+    choices = Choices(logprobs=False)
+    assert write_samples_for("verl", [sample], tmp_path / "x.npz", choices) == (1, [])
+    assert np.load(tmp_path / "x.npz")["response_mask"].sum() == 3
 
 
 def test_a_training_loop_is_warned_once_and_not_at_every_step() -> None:

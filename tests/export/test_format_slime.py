@@ -121,7 +121,7 @@ def test_the_reward_hook_gives_advantages_over_rollouts_not_over_samples(tmp_pat
 
 def test_the_reward_hook_refuses_samples_that_have_no_advantage() -> None:
     (row,) = slime_samples([a_sample(reward=1.0, advantage=None)])
-    with pytest.raises(ExportError, match=r"sample r\.0\.0\.1@0badf00d0bad: no advantage, .*let the policy compute it"):
+    with pytest.raises(ExportError, match=r"sample r\.0\.0\.1@\w+: no advantage, .*give credit with an advantage"):
         post_process_rewards(SimpleNamespace(reward_key=None), [SlimeSample(row["reward"], row["metadata"])])
 
 

@@ -9,7 +9,8 @@ from rolltape.records.ledger import Fate
 from rolltape.records.policy import cut_policy
 from rolltape.records.rollout import EventKind, Rollout, Status
 from rolltape.records.turn import Delivery, Finish, TurnFlag
-from rolltape.samples import linearize, show
+from rolltape.samples import linearize
+from rolltape.samples.spelling import show
 from rolltape.tree import forks_of, tree_of
 from sessions import Recording, event, held, rollout_of, system, tool, user
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from rolltape.records.policy import PRESETS, cut_policy
 from rolltape.records.rollout import EventKind, Rollout
 from rolltape.records.rollout_summary import SUMMARY_RULES, RolloutSummary
-from rolltape.samples import linearize, summarize
+from rolltape.samples import linearize
+from rolltape.samples.summary import summarize
 from sessions import Recording, event, rollout_of, user
 from strategies import rollouts, searching
 

@@ -11,7 +11,7 @@ import pytest
 
 import rolltape
 from rolltape.records.rollout import EventKind, Rollout
-from rolltape.samples import summarize
+from rolltape.samples.summary import summarize
 from rolltape.tape.index import follower
 from rolltape.tape.index.background import fill
 from rolltape.tape.index.index import Index

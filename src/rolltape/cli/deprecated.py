@@ -23,6 +23,9 @@ RENAMED: dict[str, dict[str, str]] = {
     "query": _TRAINING,
 }
 
+# Values that were spelled differently. Remove in 0.3.
+RESPELLED = {("--advantage", "centred"): "centered"}
+
 
 def with_current_flags(command: str | None, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The arguments of a command with each old flag under its new name, and a warning for each that was old."""
@@ -35,5 +38,9 @@ def with_current_flags(command: str | None, arguments: Sequence[str]) -> tuple[l
         flag, equals, value = argument.partition("=")
         if flag in names:
             warnings.append(f"{flag} is deprecated; use {names[flag]}")
+        given = (flag, value) if equals else (arguments[at - 1] if at else "", argument)
+        if given in RESPELLED:
+            warnings.append(f"{' '.join(given)} is deprecated; use {RESPELLED[given]}")
+            flag, value = (flag, RESPELLED[given]) if equals else (RESPELLED[given], value)
         current.append(f"{names.get(flag, flag)}{equals}{value}")
     return current, warnings

@@ -33,6 +33,10 @@ class Kind(NamedTuple):
     read: Callable[[Any], Any] = _same  # what a row holds that was read → the record's value
     parse: Callable[[Any], Any] = _same  # what Arrow gives as Python objects → what a row holds
 
+    def __call__(self, name: str, source: str | Callable[[Any], Any] | None = None) -> "Column":
+        """A column of this kind. Its value is at a path of attributes, by default its name, or comes of a function."""
+        return Column(name, self, source if callable(source) else attrgetter(source or name))
+
 
 class Column(NamedTuple):
     """A column of a table, and where its value is in a record."""
@@ -40,11 +44,6 @@ class Column(NamedTuple):
     name: str
     kind: Kind
     get: Callable[[Any], Any]
-
-
-def column(name: str, kind: Kind, source: str | Callable[[Any], Any] | None = None) -> Column:
-    """A column; `source` is the path of attributes that leads to its value, if that is not its name, or a function."""
-    return Column(name, kind, source if callable(source) else attrgetter(source or name))
 
 
 class Table:
@@ -195,9 +194,9 @@ def lists_of(kind: Kind) -> Kind:
 def array_columns(values: Callable[[Any], npt.NDArray[Any]]) -> tuple[Column, ...]:
     """The columns that hold any numpy array bit for bit: its type, its shape, and its bytes in row order."""
     return (
-        column("dtype", TEXT, lambda record: values(record).dtype.name),
-        column("shape", SIZES, lambda record: list(values(record).shape)),
-        column("data", BYTES, lambda record: _array_bytes(values(record))),
+        TEXT("dtype", lambda record: values(record).dtype.name),
+        SIZES("shape", lambda record: list(values(record).shape)),
+        BYTES("data", lambda record: _array_bytes(values(record))),
     )
 
 

@@ -30,12 +30,10 @@ from rolltape.export.columns import (
     array_columns,
     array_of,
     built,
-    column,
     records,
 )
-from rolltape.records.jsonable import encode_json
+from rolltape.records.jsonable import decode_record, encode_json, encode_record
 from rolltape.records.ledger import Fate
-from rolltape.records.openfields import decode_record, encode_record
 from rolltape.records.rollout import Event, Outcome, Rollout, RolloutHead, Session, SessionHead
 from rolltape.records.sample import Sample, SampleSide, Span
 from rolltape.records.trace import TRACE_SCHEMA
@@ -54,8 +52,8 @@ class RowKind(enum.StrEnum):
 
 def logprob_columns() -> tuple[Column, ...]:
     """Logprobs of any width as doubles, and the width that they had."""
-    dtype = column("logprob_dtype", TEXT, lambda of: None if of.logprobs is None else of.logprobs.dtype.name)
-    return column("logprobs", LOGPROBS), dtype
+    dtype = TEXT("logprob_dtype", lambda of: None if of.logprobs is None else of.logprobs.dtype.name)
+    return LOGPROBS("logprobs"), dtype
 
 
 def logprobs_of(values: dict[str, Any]) -> Logprobs | None:
@@ -64,69 +62,65 @@ def logprobs_of(values: dict[str, Any]) -> Logprobs | None:
     return wide.astype(np.float32) if wide is not None and values["logprob_dtype"] == "float32" else wide
 
 
-def side_kind(*columns: Column) -> Kind:
-    """Side arrays by name: a list with the columns that any side array has, and others."""
-    pairs = (column("name", TEXT, lambda pair: pair[0]), *array_columns(lambda pair: pair[1].values))
-    listed = records(dict, *pairs, column("counts", IDS, lambda pair: pair[1].counts), *columns)
-    return listed._replace(write=lambda sides: listed.write(sides.items()))
+def side_arrays(name: str, *columns: Column, source: str = "side") -> Column:
+    """Side arrays by name: a list with the columns that any array has, and others."""
+    common = (TEXT("name", lambda pair: pair[0]), *array_columns(lambda pair: pair[1].values))
+    kind = records(dict, *common, IDS("counts", lambda pair: pair[1].counts), *columns)
+    return kind._replace(write=lambda sides: kind.write(sides.items()))(name, source)
 
 
-_RANGES = records(
-    lambda values: (values["start"], values["stop"]),
-    column("start", COUNT, lambda pair: pair[0]),
-    column("stop", COUNT, lambda pair: pair[1]),
-)
+def _pairs(first: str, second: str, kind: Kind) -> Kind:
+    """A list of pairs, the two values of each in columns of their own."""
+    columns = (kind(first, lambda pair: pair[0]), kind(second, lambda pair: pair[1]))
+    return records(lambda values: (values[first], values[second]), *columns)
+
+
+_RANGES = _pairs("start", "stop", COUNT)
+_VERSIONS = _pairs("first", "last", TEXT)
 
 _SPANS = records(
     lambda values: built(Span, values, messages=(values["first_message"], values["end_message"])),
-    column("start", COUNT),
-    column("stop", COUNT),
-    column("origin", TEXT),
-    column("turn", TEXT),
-    column("turn_start", COUNT),
-    column("first_message", COUNT, lambda span: span.messages[0]),
-    column("end_message", COUNT, lambda span: span.messages[1]),
-    column("fate", TEXT),
-    column("temperature", NUMBER),
-    column("logprob_kind", TEXT),
+    COUNT("start"),
+    COUNT("stop"),
+    TEXT("origin"),
+    TEXT("turn"),
+    COUNT("turn_start"),
+    COUNT("first_message", lambda span: span.messages[0]),
+    COUNT("end_message", lambda span: span.messages[1]),
+    TEXT("fate"),
+    NUMBER("temperature"),
+    TEXT("logprob_kind"),
 )
 
 SAMPLE = Table(
-    column("sample", TEXT, "id"),
-    column("rollout", TEXT),
-    column("try_index", COUNT),
-    column("group", TEXT),
-    column("session", TEXT),
-    column("policy", TEXT),
-    column("step", INT),
-    column("index", COUNT),
-    column("siblings", COUNT),
-    column("prompt_tokens", COUNT),
-    column("trained_tokens", COUNT),
-    column("reward", NUMBER),
-    column("rollout_reward", NUMBER),
-    column("advantage", NUMBER),
-    column("loss_weight", NUMBER),
-    column("turn_rewards", NUMBERS_BY_NAME),
-    column("truncated", FLAG),
-    column("uses_tools", FLAG),
-    column("ill_formed", FLAG),
-    column("ids", IDS),
-    column("trained_mask", MASK),
-    column("sampled_mask", MASK),
+    TEXT("sample", "id"),
+    TEXT("rollout"),
+    COUNT("try_index"),
+    TEXT("group"),
+    TEXT("session"),
+    TEXT("policy"),
+    INT("step"),
+    COUNT("index"),
+    COUNT("siblings"),
+    COUNT("prompt_tokens"),
+    COUNT("trained_tokens"),
+    NUMBER("reward"),
+    NUMBER("rollout_reward"),
+    NUMBER("advantage"),
+    NUMBER("loss_weight"),
+    NUMBERS_BY_NAME("turn_rewards"),
+    FLAG("truncated"),
+    FLAG("uses_tools"),
+    FLAG("ill_formed"),
+    IDS("ids"),
+    MASK("trained_mask"),
+    MASK("sampled_mask"),
     *logprob_columns(),
-    column("logprob_kind", TEXT),
-    column("version_index", IDS),
-    column(
-        "versions",
-        records(
-            lambda values: (values["first"], values["last"]),
-            column("first", TEXT, lambda pair: pair[0]),
-            column("last", TEXT, lambda pair: pair[1]),
-        ),
-    ),
-    column("spans", _SPANS),
-    column("side", side_kind(column("missing", _RANGES, lambda pair: pair[1].missing))),
+    TEXT("logprob_kind"),
+    IDS("version_index"),
+    _VERSIONS("versions"),
+    _SPANS("spans"),
+    side_arrays("side", _RANGES("missing", lambda pair: pair[1].missing)),
 )
 
 
@@ -163,55 +157,50 @@ class ListedRollout(NamedTuple):
 
 
 LISTED_ROLLOUT = Table(
-    column("rollout", TEXT, "head.id"),
-    column("try_index", COUNT, "head.try_index"),
-    column("group", TEXT, "head.group"),
-    column("run", TEXT, "head.run"),
-    column("step", INT, "head.step"),
-    column("attempt", INT, "head.attempt"),
-    column("source", TEXT, "head.source"),
-    column("task_id", TEXT, "head.task_id"),
-    column("task", JSON, "head.task"),
-    column("model", TEXT, "head.model"),
-    column("agent", TEXT, "head.agent"),
-    column("launch_tags", TEXTS, lambda listed: list(listed.head.tags)),
-    column("extra", JSON, "head.extra"),
-    column("started_at_ns", INT, "head.started_at_ns"),
-    column("status", TEXT, "outcome.status"),
-    column("stop_reason", TEXT, "outcome.stop_reason"),
-    column("reason", TEXT, "outcome.reason"),
-    column("reward", NUMBER, "outcome.reward"),
-    column("reward_terms", NUMBERS_BY_NAME, "outcome.reward_terms"),
-    column("rewarded_by", TEXT, "outcome.rewarded_by"),
-    column("filtered", TEXT, "outcome.filtered"),
-    column("tags", TEXTS, lambda listed: list(listed.outcome.tags)),
-    column("sessions", COUNT),
-    column("turns", COUNT),
-    column("sampled_tokens", INT),
-    column("unknown", JSON, "head.unknown"),
+    TEXT("rollout", "head.id"),
+    COUNT("try_index", "head.try_index"),
+    TEXT("group", "head.group"),
+    TEXT("run", "head.run"),
+    INT("step", "head.step"),
+    INT("attempt", "head.attempt"),
+    TEXT("source", "head.source"),
+    TEXT("task_id", "head.task_id"),
+    JSON("task", "head.task"),
+    TEXT("model", "head.model"),
+    TEXT("agent", "head.agent"),
+    TEXTS("launch_tags", lambda listed: list(listed.head.tags)),
+    JSON("extra", "head.extra"),
+    INT("started_at_ns", "head.started_at_ns"),
+    TEXT("status", "outcome.status"),
+    TEXT("stop_reason", "outcome.stop_reason"),
+    TEXT("reason", "outcome.reason"),
+    NUMBER("reward", "outcome.reward"),
+    NUMBERS_BY_NAME("reward_terms", "outcome.reward_terms"),
+    TEXT("rewarded_by", "outcome.rewarded_by"),
+    TEXT("filtered", "outcome.filtered"),
+    TEXTS("tags", lambda listed: list(listed.outcome.tags)),
+    COUNT("sessions"),
+    COUNT("turns"),
+    INT("sampled_tokens"),
+    JSON("unknown", "head.unknown"),
 )
 
 _EVENTS = records(
     lambda values: Event(**values),
-    column("writer", TEXT),
-    column("sequence", INT),
-    column("at_ns", INT),
-    column("kind", TEXT),
-    column("rollout", TEXT),
-    column("try_index", COUNT),
-    column("turn", TEXT),
-    column("by", TEXT),
-    column("data", JSON),
+    TEXT("writer"),
+    INT("sequence"),
+    INT("at_ns"),
+    TEXT("kind"),
+    TEXT("rollout"),
+    COUNT("try_index"),
+    TEXT("turn"),
+    TEXT("by"),
+    JSON("data"),
 )
 
-_HELD = Table(
-    column(
-        "session_heads",
-        records(dict, column("session", TEXT, "id"), column("head", ENCODED_JSON, lambda of: _encoded(of.head))),
-        "sessions",
-    ),
-    column("events", _EVENTS),
-)
+_SESSION_HEADS = records(dict, TEXT("session", "id"), ENCODED_JSON("head", lambda session: _encoded(session.head)))
+
+_HELD = Table(_SESSION_HEADS("session_heads", "sessions"), _EVENTS("events"))
 
 ROLLOUT = Table(*LISTED_ROLLOUT.columns, *_HELD.columns)
 

@@ -1,14 +1,14 @@
-"""Encode and decode JSON strictly; NaN and infinity are kept as {"$float": "nan"}, apart from text."""
+"""Encode and decode JSON and records strictly; NaN and infinity are kept as {"$float": "nan"}, apart from text."""
 
 import contextlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
-from rolltape.errors import NotJsonError
+from rolltape.errors import DamagedTapeError, NotJsonError
 
 Json = dict[str, Any] | list[Any] | str | int | float | bool | None
 
@@ -82,6 +82,32 @@ def decode_numbers(raw: bytes) -> Any:
 def non_finite(value: dict[str, Any]) -> Any:
     """The number that an object of `encode_numbers` spells; any other object as it is."""
     return float(cast("str", value[_NON_FINITE])) if value.keys() == {_NON_FINITE} else value
+
+
+class OpenRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A record that is stored as a JSON object; `unknown` holds the keys that this version does not know."""
+
+    unknown: dict[str, Any] = {}
+
+
+T = TypeVar("T", bound=OpenRecord)
+
+
+def encode_record(record: OpenRecord, where: str) -> bytes:
+    """The record as a JSON object, its unknown fields back in their places."""
+    fields = msgspec.to_builtins(record)
+    unknown = fields.pop("unknown", {})
+    return encode_numbers({**fields, **unknown}, where)
+
+
+def decode_record(raw: bytes, kind: type[T], where: str) -> T:
+    """The record that `encode_record` wrote, by this version or a newer minor one."""
+    try:
+        fields = decode_numbers(raw)
+        known = {key: fields.pop(key) for key in list(fields) if key in kind.__struct_fields__ and key != "unknown"}
+        return msgspec.convert({**known, "unknown": fields}, kind)
+    except (ValueError, AttributeError, TypeError, msgspec.ValidationError) as error:
+        raise DamagedTapeError(f"{where}: not a {kind.__name__}: {error}") from None
 
 
 def canonical_json(value: object) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from rolltape.records.ids import split_in
-from rolltape.records.openfields import OpenRecord
+from rolltape.records.jsonable import OpenRecord
 from rolltape.records.turn import Turn
 
 

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from rolltape.records.jsonable import OpenRecord
 from rolltape.records.messages import Message, MessageChain, Root
-from rolltape.records.openfields import OpenRecord
 from rolltape.records.tokens import Ids, TokenChain
 
 Logprobs = npt.NDArray[np.float32] | npt.NDArray[np.float64]

@@ -1,22 +1,24 @@
-"""Tree → samples and ledger, under a cut policy, with credit."""
+"""Tree → samples and ledger, under a cut policy, with credit. `compare`, `spelling` and `summary` lie beside it."""
 
-from rolltape.samples.compare import Comparison, FateDifference, compare
+from typing import Any
+
 from rolltape.samples.credit import advantages_of, counted_tries, group_advantages
 from rolltape.samples.linearize import Linearized, linearize, linearize_under, samples_of_group
-from rolltape.samples.spelling import show
-from rolltape.samples.summary import summarize
 
 __all__ = [
-    "Comparison",
-    "FateDifference",
     "Linearized",
     "advantages_of",
-    "compare",
     "counted_tries",
     "group_advantages",
     "linearize",
     "linearize_under",
     "samples_of_group",
-    "show",
-    "summarize",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "show":
+        from rolltape.samples.spelling import show
+
+        return show
+    raise AttributeError(f"module 'rolltape.samples' has no attribute {name!r}")

@@ -3,7 +3,8 @@
 from typing import Any
 
 from rolltape.records.sample import Sample
-from rolltape.samples import Comparison, Linearized
+from rolltape.samples import Linearized
+from rolltape.samples.compare import Comparison
 from rolltape.view.sampling import samples_in_brief
 
 _SAMPLES_WITH_SPANS = 64  # spans are as many as the turns of a branch

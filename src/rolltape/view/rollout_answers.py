@@ -11,7 +11,8 @@ import numpy as np
 from rolltape.errors import DamagedTapeError, NoAnswer
 from rolltape.records.policy import PRESETS, Credit, CutPolicy
 from rolltape.records.rollout import Outcome, Rollout, RolloutHead, Status
-from rolltape.samples import advantages_of, compare
+from rolltape.samples import advantages_of
+from rolltape.samples.compare import compare
 from rolltape.samples.spelling import Spellings
 from rolltape.tape.index.search import distinct_messages
 from rolltape.tape.stored import Key, Problem

@@ -74,7 +74,7 @@ class WatchedRun:
 
     def catch_up(self, *, words: bool) -> None:
         """Index all that is on the tape now and summarize it, make it searchable too if asked for, in this process."""
-        from rolltape.samples import summarize
+        from rolltape.samples.summary import summarize
         from rolltape.tape.index.background import fill
 
         self.index.advance()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from rolltape.errors import RolltapeError
-from rolltape.samples import summarize
+from rolltape.samples.summary import summarize
 from rolltape.tape.index.background import Filler
 from rolltape.tape.index.database import read_about, write_about
 from rolltape.tape.run import Run, read

@@ -11,8 +11,8 @@ from rolltape.errors import RecordError, RolltapeError, UsageError
 from rolltape.records.ledger import Fate
 from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Sample
-from rolltape.samples import Linearized, show
-from rolltape.samples.spelling import Spellings
+from rolltape.samples import Linearized
+from rolltape.samples.spelling import Spellings, show
 
 
 class TokenPrinter:

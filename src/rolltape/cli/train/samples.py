@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rolltape.records.policy import Credit, CutPolicy
     from rolltape.records.rollout import Rollout
     from rolltape.records.sample import Sample
-    from rolltape.samples import FateDifference
+    from rolltape.samples.compare import FateDifference
     from rolltape.samples.spelling import Spellings
 
 _KINDS = ("samples", "trained", "masked", "dropped")
@@ -96,7 +96,7 @@ def _compare(
     selected: "SelectedRollouts", one: "CutPolicy", other: "CutPolicy", spellings: "Spellings", *, as_json: bool
 ) -> None:
     """Print the totals under both policies, and the tokens on which they differ."""
-    from rolltape.samples import compare
+    from rolltape.samples.compare import compare
 
     versions = selected.opened.run.versions()
     totals: dict[str, Counter[str]] = {one.name: Counter(), other.name: Counter()}

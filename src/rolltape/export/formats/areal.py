@@ -8,12 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import ExportError
-from rolltape.export.formats.columns import logprobs_or_zero
-from rolltape.export.formats.fitting import OF_ALL_TOKENS, Fact, Form, Need, Routing, fitted
-from rolltape.export.formats.padding import right_padded
-from rolltape.export.formats.routing import routed_experts
-from rolltape.export.formats.tensors import as_tensors
-from rolltape.export.formats.versions import VersionNumbers
+from rolltape.export.formats.arrays import VersionNumbers, as_tensors, logprobs_or_zero, padded, routed_experts
+from rolltape.export.formats.fitting import Fact, Form, Need, Routing, fitted
 from rolltape.records.sample import Sample
 
 if TYPE_CHECKING:
@@ -25,16 +21,13 @@ FORM = Form(
     routing=Routing.OF_ONE_SHAPE,
     leaves_out={
         Fact.FORKED: "AReaL's baseline counts rows; give it advantages for rewards, and turn its reward_norm off",
-        Fact.AFTER_TRUNCATION: OF_ALL_TOKENS,
         Fact.UNSURE_VERSION: "-1 there, as on prompts",
-        Fact.TURN_REWARDS: "not carried",
-        Fact.SIDE_ARRAYS: "not carried",
     },
 )
 _FORM_WITH_ADVANTAGES = msgspec.structs.replace(
     FORM,
     needs=(Need.LOGPROBS, Need.ADVANTAGE),
-    leaves_out={fact: said for fact, said in FORM.leaves_out.items() if fact is not Fact.FORKED},
+    leaves_out={fact: report for fact, report in FORM.leaves_out.items() if fact is not Fact.FORKED},
 )
 
 
@@ -59,15 +52,15 @@ def arrays(samples: Sequence[Sample], versions: Sequence[str] = ()) -> dict[str,
         raise ExportError("no samples: a batch holds at least one")
     numbers = VersionNumbers(versions)
 
-    def padded(column: Callable[[Sample], npt.NDArray[Any]], dtype: npt.DTypeLike, fill: int = 0) -> npt.NDArray[Any]:
-        return right_padded([column(sample)[: _length(sample)] for sample in samples], dtype, fill=fill)
+    def lines(column: Callable[[Sample], npt.NDArray[Any]], dtype: npt.DTypeLike, fill: int = 0) -> npt.NDArray[Any]:
+        return padded([column(sample)[: _length(sample)] for sample in samples], dtype, fill=fill)
 
     batch = {
-        "input_ids": padded(lambda sample: sample.ids, np.int32),
-        "attention_mask": padded(lambda sample: np.ones(len(sample.ids)), np.bool_),
-        "loss_mask": padded(lambda sample: sample.trained_mask, np.int32),
-        "logprobs": padded(logprobs_or_zero, np.float32),
-        "versions": padded(numbers.of_tokens, np.int32, fill=-1),
+        "input_ids": lines(lambda sample: sample.ids, np.int32),
+        "attention_mask": lines(lambda sample: np.ones(len(sample.ids)), np.bool_),
+        "loss_mask": lines(lambda sample: sample.trained_mask, np.int32),
+        "logprobs": lines(logprobs_or_zero, np.float32),
+        "versions": lines(numbers.of_tokens, np.int32, fill=-1),
         "rewards": np.array([np.nan if sample.reward is None else sample.reward for sample in samples], np.float32),
     }
     return {**batch, **_routing(samples)}
@@ -106,6 +99,6 @@ def _routing(samples: Sequence[Sample]) -> dict[str, npt.NDArray[Any]]:
     ]
     width = max(lengths)
     return {
-        "routed_experts": right_padded(whole, np.int32, width=width),
+        "routed_experts": padded(whole, np.int32, width=width),
         "r3_routing_valid": np.array([rows is not None for rows in experts]),
     }

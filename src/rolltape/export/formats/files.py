@@ -11,8 +11,8 @@ import numpy.typing as npt
 from rolltape.errors import ExportError
 from rolltape.export.files import Destination, destination
 from rolltape.export.formats import areal, prime_rl, slime, tinker, trl, verl
+from rolltape.export.formats.arrays import torch_module
 from rolltape.export.formats.fitting import Fitting, Form
-from rolltape.export.formats.tensors import torch_module
 from rolltape.records.sample import Sample
 
 _encode = msgspec.json.Encoder().encode
@@ -38,7 +38,7 @@ class Framework(NamedTuple):
     """How a framework's file is written, and what its name may end in."""
 
     endings: tuple[str, ...]
-    form: Callable[[Choices], Form]
+    form: Form
     write: Callable[[Iterable[Sample], IO[bytes], Choices, str], int]
 
 
@@ -52,7 +52,7 @@ def write_samples_for(
     if framework not in FRAMEWORKS:
         raise ExportError(f"there is no format for {framework!r}; known are {', '.join(FRAMEWORKS)}")
     chosen = FRAMEWORKS[framework]
-    fitting = Fitting(chosen.form(choices))
+    fitting = Fitting(chosen.form.carrying(logprobs=choices.logprobs))
     with destination(out) as stream:
         written = chosen.write(fitting.passing(samples), stream, choices, Path(out).suffix)
     return Written(written, fitting.left_out())
@@ -111,14 +111,14 @@ def _save_arrays(arrays: dict[str, npt.NDArray[Any]], stream: IO[bytes]) -> None
 
 
 FRAMEWORKS: dict[str, Framework] = {
-    "slime": Framework((".jsonl", ".pt"), lambda choices: slime.form(logprobs=choices.logprobs), _write_slime),
-    "verl": Framework((".npz",), lambda choices: verl.form(logprobs=choices.logprobs), _write_verl),
+    "slime": Framework((".jsonl", ".pt"), slime.FORM, _write_slime),
+    "verl": Framework((".npz",), verl.FORM, _write_verl),
     "prime-rl": Framework(
         (".jsonl",),
-        lambda _: prime_rl.FORM,
+        prime_rl.FORM,
         _lines(lambda sample, choices: prime_rl.row(sample, choices.env_name, choices.temperature)),
     ),
-    "areal": Framework((".npz",), lambda _: areal.FORM, _write_areal),
-    "trl": Framework((".jsonl",), lambda _: trl.FORM, _lines(lambda sample, _: trl.row(sample))),
-    "tinker": Framework((".jsonl",), lambda _: tinker.FORM, _lines(lambda sample, _: tinker.row(sample))),
+    "areal": Framework((".npz",), areal.FORM, _write_areal),
+    "trl": Framework((".jsonl",), trl.FORM, _lines(lambda sample, _: trl.row(sample))),
+    "tinker": Framework((".jsonl",), tinker.FORM, _lines(lambda sample, _: tinker.row(sample))),
 }

@@ -1,4 +1,4 @@
-"""What a framework's format needs of samples, and what of them it leaves out: checked, counted and said."""
+"""Checks samples against a format: what it needs of them is there, and what it cannot carry is counted and reported."""
 
 import enum
 import math
@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from rolltape.errors import ExportError
-from rolltape.export.formats.routing import ROUTED_EXPERTS, routed_experts
+from rolltape.export.formats.arrays import ROUTED_EXPERTS, routed_experts
 from rolltape.records.sample import Sample
 from rolltape.records.turn import LogprobKind
 
@@ -28,13 +29,15 @@ class Need(enum.StrEnum):
 
 
 class Fact(enum.StrEnum):
-    """What a sample may hold that not every format can carry; said of it after "samples"."""
+    """What a sample may hold that not every format can carry; reports put it after "samples"."""
 
     FORKED = "of rollouts that forked"
     WEIGHTS = "that weigh otherwise in their rollout than by their trained tokens"
     SEVERAL_VERSIONS = "sampled by several weight versions"
     UNSURE_VERSION = "with tokens whose weight version is only known to lie between two"
     AFTER_TRUNCATION = "whose logprobs are after truncation, as by top-p"
+    SEVERAL_TEMPERATURES = "sampled at several temperatures"
+    SEVERAL_LOGPROB_KINDS = "with logprobs of several kinds"
     MISSING_LOGPROBS = "with trained tokens that have no logprob"
     NO_REWARD = "without a reward"
     TURN_REWARDS = "with rewards of single turns"
@@ -50,6 +53,18 @@ class Routing(enum.Enum):
     ALL = enum.auto()  # if all samples have them, and of one shape
 
 
+# Fields of a span that most formats have one value for, and what to report of samples that have several.
+_ONE_VALUE = {"temperature": Fact.SEVERAL_TEMPERATURES, "logprob_kind": Fact.SEVERAL_LOGPROB_KINDS}
+_IN_EVERY_FORMAT = {
+    Fact.AFTER_TRUNCATION: "carried as they are; a trainer's own are over all tokens, so ratios to these are not 1",
+    Fact.SEVERAL_TEMPERATURES: "tokens unlike most of their sample are masked: the format has one value for all",
+    Fact.SEVERAL_LOGPROB_KINDS: "tokens unlike most of their sample are masked: the format has one value for all",
+    Fact.TURN_REWARDS: "not carried",
+    Fact.SIDE_ARRAYS: "not carried",
+}
+_OF_LOGPROBS = (Fact.AFTER_TRUNCATION, Fact.SEVERAL_LOGPROB_KINDS)
+
+
 class Form(msgspec.Struct, frozen=True, kw_only=True):
     """A framework's format: what it needs, and what becomes of each fact that it cannot carry."""
 
@@ -57,20 +72,30 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     needs: tuple[Need, ...]
     leaves_out: dict[Fact, str]
     routing: Routing = Routing.NONE
+    one_value: tuple[str, ...] = tuple(_ONE_VALUE)  # fields of a span that it has one value for
+    optional_logprobs: bool = False  # whether it can do without them
+    logprobs: bool = True  # whether it carries them
 
-    def without_logprobs(self) -> "Form":
-        """The same format where it carries none."""
+    def carrying(self, *, logprobs: bool) -> "Form":
+        """The same format, without logprobs if they are not wanted and it can do without them."""
+        if logprobs or not self.optional_logprobs:
+            return self
         needs = tuple(need for need in self.needs if need is not Need.LOGPROBS)
-        left_out = {fact: said for fact, said in self.leaves_out.items() if fact is not Fact.AFTER_TRUNCATION}
-        return msgspec.structs.replace(self, needs=needs, leaves_out=left_out)
+        return msgspec.structs.replace(self, needs=needs, one_value=("temperature",), logprobs=False)
 
+    @property
+    def reports(self) -> dict[Fact, str]:
+        """What to report of samples, by the fact that holds of them."""
+        common = {
+            fact: report for fact, report in _IN_EVERY_FORMAT.items() if self.logprobs or fact not in _OF_LOGPROBS
+        }
+        return {**self.leaves_out, **common}
 
-OF_ALL_TOKENS = "carried as they are; a trainer's own are over all tokens, so that ratios to these are not 1"
 
 _REMEDIES = {
     Need.LOGPROBS: "choose a policy that masks such tokens, as exact does, or leave logprobs out where the format can",
     Need.REWARD: "score their rollouts, or filter them",
-    Need.ADVANTAGE: "score their rollouts, or filter them, and let the policy compute advantages",
+    Need.ADVANTAGE: "score their rollouts, or filter them, and give credit with advantages",
 }
 
 
@@ -79,6 +104,7 @@ class Fitting:
 
     def __init__(self, form: Form) -> None:
         self._form = form
+        self._reports = form.reports
         self._samples = 0
         self._held: Counter[Fact] = Counter()
         self._sides: set[str] = set()
@@ -88,44 +114,59 @@ class Fitting:
         self._first: dict[Need, str] = {}
 
     def passing(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """The samples that fit, as they come; raises after the last if others did not."""
+        """The samples that fit, as they come, with what the format cannot tell apart masked.
+
+        Raises after the last if others did not fit.
+        """
         for sample in samples:
             self._samples += 1
             lacking = [need for need in self._form.needs if _lacks(sample, need)]
             for need in lacking:
                 self._lacking[need] += 1
                 self._first.setdefault(need, sample.id)
-            self._held.update(fact for fact in self._form.leaves_out if self._holds(sample, fact))
+            alike = self._of_one_value(sample)
+            self._held.update(fact for fact in self._reports if self._holds(alike, fact))
             if not lacking:
-                yield sample
+                yield alike
         if self._lacking:
             raise ExportError("; ".join(map(self._refusal, self._lacking)))
 
     def left_out(self, *, counted: bool = True) -> list[str]:
         """A sentence for each thing that the format cannot carry and that the samples so far hold."""
-        said = []
-        for fact, count in self._held.items():
+        reports = []
+        for fact in self._reports:
+            if not (count := self._held[fact]):
+                continue
             samples = f"{count:,} of {self._samples:,} samples" if counted else "samples"
             sides = f" ({', '.join(sorted(self._sides))})" if fact is Fact.SIDE_ARRAYS else ""
-            said.append(f"{self._form.framework}: {samples} {fact}{sides}: {self._form.leaves_out[fact]}")
+            reports.append(f"{self._form.framework}: {samples} {fact}{sides}: {self._reports[fact]}")
         if self._routing_is_uneven():
-            said.append(
+            reports.append(
                 f"{self._form.framework}: routed experts are not whole in all samples, or not alike: not carried"
             )
-        return said
+        return reports
+
+    def _of_one_value(self, sample: Sample) -> Sample:
+        """The sample with trained tokens masked that are unlike most, in what the format has one value for."""
+        for name in self._form.one_value:
+            alike = sample.trained_mask & ~_unlike_most(sample, name)
+            kept = int(alike.sum())
+            if kept < sample.trained_tokens:
+                self._held[_ONE_VALUE[name]] += 1
+                sample = msgspec.structs.replace(sample, trained_mask=alike, trained_tokens=kept)
+        return sample
 
     def _holds(self, sample: Sample, fact: Fact) -> bool:
         match fact:
             case Fact.WEIGHTS:
-                return self._weighs_otherwise(sample)
+                weight = sample.loss_weight / sample.trained_tokens
+                return not math.isclose(weight, self._weights.setdefault((sample.rollout, sample.try_index), weight))
             case Fact.SIDE_ARRAYS:
                 return self._loses_sides(sample)
+            case Fact.SEVERAL_TEMPERATURES | Fact.SEVERAL_LOGPROB_KINDS:
+                return False  # counted where their tokens are masked
             case _:
                 return _HELD_BY_ITSELF[fact](sample)
-
-    def _weighs_otherwise(self, sample: Sample) -> bool:
-        weight = sample.loss_weight / sample.trained_tokens
-        return not math.isclose(weight, self._weights.setdefault((sample.rollout, sample.try_index), weight))
 
     def _loses_sides(self, sample: Sample) -> bool:
         experts = routed_experts(sample) if self._form.routing is not Routing.NONE else None
@@ -156,6 +197,25 @@ def fitted(samples: Iterable[Sample], form: Form) -> list[Sample]:
     return passed
 
 
+def _trained_values(sample: Sample, name: str) -> Counter[object]:
+    """How many trained tokens have which value of a span's field; those of which it is not known do not count."""
+    counts: Counter[object] = Counter()
+    for span in sample.spans:
+        counts[getattr(span, name)] += int(np.count_nonzero(sample.trained_mask[span.start : span.stop]))
+    return Counter({value: tokens for value, tokens in counts.items() if tokens and value is not None})
+
+
+def _unlike_most(sample: Sample, name: str) -> npt.NDArray[np.bool_]:
+    """The tokens whose span has another value of a field than most trained tokens; the earliest of equals counts."""
+    unlike = np.zeros(len(sample.ids), np.bool_)
+    counts = _trained_values(sample, name)
+    if len(counts) > 1:
+        most = counts.most_common(1)[0][0]
+        for span in sample.spans:
+            unlike[span.start : span.stop] = getattr(span, name) not in (None, most)
+    return unlike
+
+
 def _lacks(sample: Sample, need: Need) -> bool:
     match need:
         case Need.LOGPROBS:
@@ -166,20 +226,15 @@ def _lacks(sample: Sample, need: Need) -> bool:
             return sample.advantage is None or not math.isfinite(sample.advantage)
 
 
-def _trained_versions(sample: Sample) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    indices = sample.version_index[sample.trained_mask]
-    return indices[indices >= 0]
-
-
-def _is_unsure(sample: Sample) -> bool:
-    return any(len(set(sample.versions[index])) > 1 for index in np.unique(_trained_versions(sample)))
+def _trained_versions(sample: Sample) -> list[int]:
+    return [index for index in np.unique(sample.version_index[sample.trained_mask]).tolist() if index >= 0]
 
 
 _HELD_BY_ITSELF: dict[Fact, Callable[[Sample], bool]] = {
     Fact.FORKED: lambda sample: sample.siblings > 1,
-    Fact.SEVERAL_VERSIONS: lambda sample: len(np.unique(_trained_versions(sample))) > 1,
-    Fact.UNSURE_VERSION: _is_unsure,
-    Fact.AFTER_TRUNCATION: lambda sample: sample.logprob_kind is LogprobKind.AFTER_TRUNCATION,
+    Fact.SEVERAL_VERSIONS: lambda sample: len(_trained_versions(sample)) > 1,
+    Fact.UNSURE_VERSION: lambda sample: any(len(set(sample.versions[one])) > 1 for one in _trained_versions(sample)),
+    Fact.AFTER_TRUNCATION: lambda sample: LogprobKind.AFTER_TRUNCATION in _trained_values(sample, "logprob_kind"),
     Fact.MISSING_LOGPROBS: lambda sample: _lacks(sample, Need.LOGPROBS),
     Fact.NO_REWARD: lambda sample: _lacks(sample, Need.REWARD),
     Fact.TURN_REWARDS: lambda sample: bool(sample.turn_rewards),

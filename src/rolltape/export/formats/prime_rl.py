@@ -7,9 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import ExportError
-from rolltape.export.formats.columns import advantages_or_zero, logprobs_or_zero
-from rolltape.export.formats.fitting import OF_ALL_TOKENS, Fact, Form, Need, Routing, fitted
-from rolltape.export.formats.routing import routed_experts
+from rolltape.export.formats.arrays import advantages_or_zero, logprobs_or_zero, routed_experts
+from rolltape.export.formats.fitting import Fact, Form, Need, Routing, fitted
 from rolltape.records.sample import Sample, Span
 from rolltape.records.turn import LogprobKind
 
@@ -20,13 +19,11 @@ FORM = Form(
     framework="prime-rl",
     needs=(Need.LOGPROBS, Need.ADVANTAGE),
     routing=Routing.EACH,
+    one_value=(),
     leaves_out={
         Fact.FORKED: "loss_weight is not carried; prime-rl's loss counts tokens, and each trains in one sample",
         Fact.SEVERAL_VERSIONS: "no weight version is carried",
-        Fact.AFTER_TRUNCATION: OF_ALL_TOKENS,
         Fact.UNSURE_VERSION: "no weight version is carried",
-        Fact.TURN_REWARDS: "not carried",
-        Fact.SIDE_ARRAYS: "not carried",
     },
 )
 

@@ -6,22 +6,19 @@ from typing import Any
 import numpy as np
 
 from rolltape.errors import ExportError
-from rolltape.export.formats.columns import logprobs_or_zero
-from rolltape.export.formats.fitting import OF_ALL_TOKENS, Fact, Form, Need, Routing, fitted
-from rolltape.export.formats.routing import Experts, all_routed_experts
+from rolltape.export.formats.arrays import Experts, all_routed_experts, logprobs_or_zero
+from rolltape.export.formats.fitting import Fact, Form, Need, Routing, fitted
 from rolltape.records.sample import Sample
 
 FORM = Form(
     framework="slime",
     needs=(Need.LOGPROBS, Need.REWARD),
     routing=Routing.ALL,
+    optional_logprobs=True,
     leaves_out={
         Fact.WEIGHTS: "slime's loss takes one mean over all tokens of a rollout; loss_weight is in the metadata alone",
         Fact.SEVERAL_VERSIONS: "weight_versions lists them, without saying which token is whose",
-        Fact.AFTER_TRUNCATION: OF_ALL_TOKENS,
         Fact.UNSURE_VERSION: "weight_versions lists both",
-        Fact.TURN_REWARDS: "not carried",
-        Fact.SIDE_ARRAYS: "not carried",
     },
 )
 
@@ -31,7 +28,7 @@ def slime_samples(samples: Iterable[Sample], *, logprobs: bool = True) -> list[d
 
     `logprobs=False` leaves `rollout_log_probs` out, as slime allows where it computes the old logprobs itself.
     """
-    return list(rows(fitted(samples, form(logprobs=logprobs)), logprobs=logprobs))
+    return list(rows(fitted(samples, FORM.carrying(logprobs=logprobs)), logprobs=logprobs))
 
 
 def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
@@ -40,14 +37,9 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     for facts in held:
         if facts["advantage"] is None:
             raise ExportError(
-                f"sample {facts['sample']}: no advantage, but it is to stand for slime's; let the policy compute it"
+                f"sample {facts['sample']}: no advantage, but it is to stand for slime's; give credit with an advantage"
             )
     return [sample.get_reward_value(args) for sample in samples], [facts["advantage"] for facts in held]
-
-
-def form(*, logprobs: bool = True) -> Form:
-    """What is needed and left out, with logprobs or without."""
-    return FORM if logprobs else FORM.without_logprobs()
 
 
 def rows(samples: Sequence[Sample], *, logprobs: bool = True) -> Iterator[dict[str, Any]]:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rolltape.export.formats.columns import advantages_or_zero, logprobs_or_zero
-from rolltape.export.formats.fitting import OF_ALL_TOKENS, Fact, Form, Need, fitted
+from rolltape.export.formats.arrays import advantages_or_zero, logprobs_or_zero
+from rolltape.export.formats.fitting import Fact, Form, Need, fitted
 from rolltape.records.sample import Sample
 
 FORM = Form(
@@ -16,10 +16,7 @@ FORM = Form(
     leaves_out={
         Fact.FORKED: "loss_weight is not carried; Tinker's loss sums over tokens, and each trains in one sample",
         Fact.SEVERAL_VERSIONS: "no weight version is carried",
-        Fact.AFTER_TRUNCATION: OF_ALL_TOKENS,
         Fact.UNSURE_VERSION: "no weight version is carried",
-        Fact.TURN_REWARDS: "not carried",
-        Fact.SIDE_ARRAYS: "not carried",
     },
 )
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from rolltape.errors import ExportError
-from rolltape.export.formats.columns import logprobs_or_zero
-from rolltape.export.formats.fitting import OF_ALL_TOKENS, Fact, Form, fitted
+from rolltape.export.formats.arrays import logprobs_or_zero
+from rolltape.export.formats.fitting import Fact, Form, fitted
 from rolltape.records.sample import Sample
 
 FORM = Form(
@@ -18,10 +18,7 @@ FORM = Form(
         Fact.MISSING_LOGPROBS: "None there, which TRL takes as a ratio of 1",
         Fact.NO_REWARD: "None, which TRL leaves out of the baseline",
         Fact.SEVERAL_VERSIONS: "no weight version is carried",
-        Fact.AFTER_TRUNCATION: OF_ALL_TOKENS,
         Fact.UNSURE_VERSION: "no weight version is carried",
-        Fact.TURN_REWARDS: "not carried",
-        Fact.SIDE_ARRAYS: "not carried",
     },
 )
 

@@ -7,12 +7,15 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import ExportError
-from rolltape.export.formats.columns import advantages_or_zero, logprobs_or_zero
-from rolltape.export.formats.fitting import OF_ALL_TOKENS, Fact, Form, Need, Routing, fitted
-from rolltape.export.formats.padding import left_padded, right_padded
-from rolltape.export.formats.routing import all_routed_experts
-from rolltape.export.formats.tensors import as_tensors
-from rolltape.export.formats.versions import VersionNumbers
+from rolltape.export.formats.arrays import (
+    VersionNumbers,
+    advantages_or_zero,
+    all_routed_experts,
+    as_tensors,
+    logprobs_or_zero,
+    padded,
+)
+from rolltape.export.formats.fitting import Fact, Form, Need, Routing, fitted
 from rolltape.records.sample import Sample
 
 if TYPE_CHECKING:
@@ -22,13 +25,11 @@ FORM = Form(
     framework="verl",
     needs=(Need.LOGPROBS, Need.REWARD),
     routing=Routing.ALL,
+    optional_logprobs=True,
     leaves_out={
         Fact.FORKED: "verl's own baseline and its seq-mean losses count rows; use the advantages given, and token-mean",
         Fact.SEVERAL_VERSIONS: "min_global_steps and max_global_steps hold the first and the last",
-        Fact.AFTER_TRUNCATION: OF_ALL_TOKENS,
         Fact.UNSURE_VERSION: "min_global_steps and max_global_steps hold the bounds",
-        Fact.TURN_REWARDS: "not carried",
-        Fact.SIDE_ARRAYS: "not carried",
     },
 )
 
@@ -54,7 +55,7 @@ def data_proto_fields(
 
     `logprobs=False` leaves `rollout_log_probs` out; `versions` are the run's, where they do not spell integers.
     """
-    chosen = fitted(samples, form(logprobs=logprobs))
+    chosen = fitted(samples, FORM.carrying(logprobs=logprobs))
     tensors = arrays(
         chosen, pad_id=pad_id, prompt_length=prompt_length, response_length=response_length, logprobs=logprobs
     )
@@ -63,11 +64,6 @@ def data_proto_fields(
         {name: values.astype(object) for name, values in identities(chosen, versions).items()},
         {"reward_extra_keys": []},
     )
-
-
-def form(*, logprobs: bool = True) -> Form:
-    """What is needed and left out, with logprobs or without."""
-    return FORM if logprobs else FORM.without_logprobs()
 
 
 def arrays(
@@ -85,7 +81,7 @@ def arrays(
     width = batch["responses"].shape[1]
 
     def of_responses(column: Callable[[Sample], npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        return right_padded([column(sample)[sample.prompt_tokens :] for sample in samples], dtype, width=width)
+        return padded([column(sample)[sample.prompt_tokens :] for sample in samples], dtype, width=width)
 
     batch["response_mask"] = of_responses(lambda sample: sample.trained_mask, np.int64)
     batch["rm_scores"] = of_responses(_score, np.float32)
@@ -111,10 +107,10 @@ def _ids(
     responses = [sample.ids[sample.prompt_tokens :] for sample in samples]
     before = _width(prompts, prompt_length, "prompt_length", samples)
     after = _width(responses, response_length, "response_length", samples)
-    padded_prompts = left_padded(prompts, np.int64, fill=pad_id, width=before)
-    padded_responses = right_padded(responses, np.int64, fill=pad_id, width=after)
-    attended_prompts = left_padded([np.ones(len(row)) for row in prompts], np.int64, width=before)
-    attended_responses = right_padded([np.ones(len(row)) for row in responses], np.int64, width=after)
+    padded_prompts = padded(prompts, np.int64, fill=pad_id, width=before, on_the_left=True)
+    padded_responses = padded(responses, np.int64, fill=pad_id, width=after)
+    attended_prompts = padded([np.ones(len(row)) for row in prompts], np.int64, width=before, on_the_left=True)
+    attended_responses = padded([np.ones(len(row)) for row in responses], np.int64, width=after)
     attended = np.concatenate([attended_prompts, attended_responses], axis=1)
     return {
         "prompts": padded_prompts,

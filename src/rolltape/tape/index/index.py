@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import DamagedTapeError, NoSuchRollout
-from rolltape.records.jsonable import decode_numbers
+from rolltape.records.jsonable import decode_numbers, decode_record
 from rolltape.records.messages import Message
-from rolltape.records.openfields import decode_record
 from rolltape.records.rollout import Event, Outcome, Rollout, RolloutHead, Status, StopReason, outcome_of
 from rolltape.tape.index.database import IndexFile, read_about
 from rolltape.tape.index.follower import Follower, Stop

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from rolltape.records.jsonable import encode_numbers
-from rolltape.records.openfields import encode_record
+from rolltape.records.jsonable import encode_numbers, encode_record
 from rolltape.records.rollout import EventKind, RolloutHead, SessionHead
 from rolltape.records.turn import TurnFacts
 from rolltape.tape.journal.schema import row_crc, turn_crc, turn_pk

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from rolltape.errors import DamagedTapeError, RecordError
-from rolltape.records.openfields import decode_record
+from rolltape.records.jsonable import decode_record
 from rolltape.records.rollout import RolloutHead
 from rolltape.tape.journal.owner import closing_counts, described, is_alive
 from rolltape.tape.journal.schema import FENCES, MAX_TURNS, row_crc, turn_pk

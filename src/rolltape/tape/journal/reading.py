@@ -11,9 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from rolltape.errors import DamagedTapeError
-from rolltape.records.jsonable import decode_numbers
+from rolltape.records.jsonable import decode_numbers, decode_record
 from rolltape.records.messages import Message
-from rolltape.records.openfields import decode_record
 from rolltape.records.rollout import EarlierParts, RolloutHead, Status
 from rolltape.tape.journal.owner import closing_counts, is_alive
 from rolltape.tape.journal.schema import MAX_TURNS, SEQUENCE_BITS, event_crc, row_crc, turn_pk

@@ -6,8 +6,8 @@ import msgspec
 
 from rolltape.errors import DamagedTapeError
 from rolltape.records.ids import session_id
+from rolltape.records.jsonable import decode_record
 from rolltape.records.messages import MessageChain
-from rolltape.records.openfields import decode_record
 from rolltape.records.rollout import Event, EventKind, Rollout, RolloutHead, Session, SessionHead
 from rolltape.records.tokens import TokenChain
 from rolltape.records.turn import Delivery, Turn, TurnFacts

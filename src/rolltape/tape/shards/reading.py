@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rolltape.errors import DamagedTapeError, NewerTapeError
+from rolltape.records.jsonable import decode_record
 from rolltape.records.messages import Message, Root
-from rolltape.records.openfields import decode_record
 from rolltape.records.rollout import EventKind, RolloutHead, Status
 from rolltape.records.tokens import NO_IDS
 from rolltape.records.turn import SideArray

@@ -1,0 +1,121 @@
+"""What several formats are made of: per-token columns, routed experts, numbered weight versions, padding, tensors."""
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rolltape.errors import ExportError
+from rolltape.records.sample import Sample
+from rolltape.records.turn import Logprobs
+
+if TYPE_CHECKING:
+    import torch
+
+ROUTED_EXPERTS = "routed_experts"
+# [token, layer, expert]: a row for every token that was fed, which is all but the last.
+Experts = npt.NDArray[np.int32]
+
+_LARGEST_VERSION = 2**31 - 1
+
+
+def logprobs_or_zero(sample: Sample) -> Logprobs:
+    """The logprob of each trained token, bit for bit, and 0 on all others."""
+    values: Logprobs = np.zeros_like(sample.logprobs)
+    values[sample.trained_mask] = sample.logprobs[sample.trained_mask]
+    return values
+
+
+def advantages_or_zero(sample: Sample) -> npt.NDArray[np.float32]:
+    """The sample's advantage on each trained token, and 0 on all others."""
+    return np.where(sample.trained_mask, np.float32(sample.advantage or 0.0), np.float32(0))
+
+
+def routed_experts(sample: Sample) -> Experts | None:
+    """One row per token but the last; None: not recorded, rows are flat, or a token that was fed has none."""
+    side = sample.side.get(ROUTED_EXPERTS)
+    if side is None or side.counts is not None or side.values.ndim != 3 or side.values.dtype.kind not in "iu":
+        return None
+    fed = len(sample.ids) - 1
+    if any(start < fed for start, _ in side.missing):
+        return None
+    return side.values[:fed].astype(np.int32)
+
+
+def all_routed_experts(samples: Sequence[Sample]) -> list[Experts] | None:
+    """Those of every sample; None: one has none, or they are of different shapes, so that none can be used."""
+    found = [experts for experts in map(routed_experts, samples) if experts is not None]
+    if not found or len(found) < len(samples) or len({experts.shape[1:] for experts in found}) > 1:
+        return None
+    return found
+
+
+class VersionNumbers:
+    """Numbers versions: all by the integer that they spell, or all by their place among those announced."""
+
+    def __init__(self, announced: Sequence[str] = ()) -> None:
+        spelled = all(map(_is_number, announced))
+        self._places = {} if spelled else {version: place for place, version in enumerate(announced)}
+
+    def of_tokens(self, sample: Sample) -> npt.NDArray[np.int32]:
+        """For each token the version that sampled it; -1 where there is none, or where it is not known exactly."""
+        known = [self._number(first, sample) if first == last else -1 for first, last in sample.versions]
+        return np.array([*known, -1], dtype=np.int32)[sample.version_index]
+
+    def bounds(self, sample: Sample) -> tuple[int, int] | None:
+        """The oldest and the newest version that may have sampled a trained token; None: none was given."""
+        used = [sample.versions[index] for index in np.unique(sample.version_index[sample.trained_mask]) if index >= 0]
+        if not used:
+            return None
+        oldest = min(self._number(first, sample) for first, _ in used)
+        return oldest, max(self._number(last, sample) for _, last in used)
+
+    def _number(self, version: str, sample: Sample) -> int:
+        if not self._places and _is_number(version):
+            return int(version)
+        if version not in self._places:
+            raise ExportError(
+                f"sample {sample.id}: weight version {version!r} is no 32-bit integer and not among those announced; "
+                "give versions=run.versions()"
+            )
+        return self._places[version]
+
+
+def _is_number(version: str) -> bool:
+    return version.isascii() and version.isdigit() and int(version) <= _LARGEST_VERSION
+
+
+def padded(
+    rows: Sequence[npt.NDArray[Any]],
+    dtype: npt.DTypeLike,
+    *,
+    fill: float = 0,
+    width: int | None = None,
+    on_the_left: bool = False,
+) -> npt.NDArray[Any]:
+    """Rows of different lengths as one array, `fill` after each, or before it; trailing shapes are kept."""
+    widest = max(len(row) for row in rows) if width is None else width
+    lines = np.full((len(rows), widest, *rows[0].shape[1:]), fill, dtype=dtype)
+    for line, row in zip(lines, rows, strict=True):
+        start = widest - len(row) if on_the_left else 0
+        line[start : start + len(row)] = row
+    return lines
+
+
+def as_tensors(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, "torch.Tensor"]:
+    """The same columns as tensors that share their memory."""
+    torch = torch_module()
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def torch_module() -> ModuleType:
+    """torch, if it is installed."""
+    try:
+        import torch
+    except ImportError:
+        raise ExportError(
+            "this format is made of tensors, and torch is not installed; pip install 'rolltape[torch]'"
+        ) from None
+    return torch
