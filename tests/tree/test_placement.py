@@ -81,11 +81,11 @@ def test_a_session_of_thousands_of_turns_needs_no_recursion() -> None:
 
 
 def test_ancestors_are_found_at_every_depth() -> None:
-    tip = Node(None, None, b"root")
+    tip = Node(None, None, None)
     path = [tip]
     message = Message.snapshot(user("x"), "m")
     for _ in range(300):
-        tip = Node(tip, message, b"k")
+        tip = Node(tip, message, None)
         path.append(tip)
     assert all(tip.ancestor(depth) is path[depth] for depth in range(301))
 

@@ -39,7 +39,6 @@ class History:
 
     def __init__(self, *, tool_ids_matter: bool = False) -> None:
         self._tree = Tree(tool_ids_matter=tool_ids_matter)
-        self._tool_ids_matter = tool_ids_matter
         self._begun = 0  # conversations that start from nothing sampled
         self._messages: dict[bytes, Message] = {}  # by a digest of their value: most of a history came before
         self._roots: dict[bytes, Root] = {}
@@ -79,7 +78,7 @@ class History:
                 text_of, apart = apart, None
                 if is_text_of(message, text_of):
                     continue
-            below = node.children.get(self._key(message)) if known else None
+            below = node.child(message) if known else None
             if below is None and known and _is_assistant(message):
                 alias = self._echoed(node, message)
                 if alias is not None:
@@ -119,9 +118,6 @@ class History:
                     self._aliases[key] = (placed.reply_node, rules)
                     break
         return self._aliases.get(key)
-
-    def _key(self, message: Message) -> bytes:
-        return message.canonical_with_ids if self._tool_ids_matter else message.canonical
 
     def _message(self, message: dict[str, Any], key: bytes, index: int) -> Message:
         found = self._messages.get(key)

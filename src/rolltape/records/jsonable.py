@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -93,6 +94,11 @@ class OpenRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 T = TypeVar("T", bound=OpenRecord)
 
 
+@cache
+def _known_fields(kind: type[OpenRecord]) -> frozenset[str]:
+    return frozenset(kind.__struct_fields__) - {"unknown"}
+
+
 def encode_record(record: OpenRecord, where: str) -> bytes:
     """The record as a JSON object, its unknown fields back in their places."""
     fields = msgspec.to_builtins(record)
@@ -104,7 +110,9 @@ def decode_record(raw: bytes, kind: type[T], where: str) -> T:
     """The record that `encode_record` wrote, by this version or a newer minor one."""
     try:
         fields = decode_numbers(raw)
-        known = {key: fields.pop(key) for key in list(fields) if key in kind.__struct_fields__ and key != "unknown"}
+        if fields.keys() <= _known_fields(kind):
+            return msgspec.convert(fields, kind)
+        known = {key: fields.pop(key) for key in list(fields) if key in _known_fields(kind)}
         return msgspec.convert({**known, "unknown": fields}, kind)
     except (ValueError, AttributeError, TypeError, msgspec.ValidationError) as error:
         raise DamagedTapeError(f"{where}: not a {kind.__name__}: {error}") from None

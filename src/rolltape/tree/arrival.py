@@ -81,7 +81,7 @@ def _shown_in_place(doubtful: Sequence[PlacedTurn]) -> tuple[set[int], set[int]]
     for placed in doubtful:
         by_place.setdefault(placed.prompt_node, []).append(placed)
     for place, turns in by_place.items():
-        for node in place.children.values():
+        for node in place.below:
             message, since = node.message, node.since
             if message is None or since is None or message.role is not Role.ASSISTANT or node.replies:
                 continue

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 
 from rolltape.records.fork import Difference, Fork, ForkCause
 from rolltape.records.messages import Message, Role
@@ -155,7 +156,8 @@ def _fork_at_root(turns: Sequence[PlacedTurn], index: int, latest: "LatestUnder"
     placed = turns[index]
     node: Node | None = placed.prompt_node
     while node is not None:
-        found = latest.under(node.twin) if node.twin is not None else None
+        twin = latest.twin(node)
+        found = latest.under(twin) if twin is not None else None
         if found is not None:
             break
         node = node.parent
@@ -222,10 +224,24 @@ class LatestUnder:
                 continue
             self._first[node] = len(self._first)
             stack.append((node, True))
-            stack.extend((child, False) for child in node.children.values())
+            stack.extend((child, False) for child in node.below)
         # A tree over those numbers in an array: each place holds the latest turn of the two places below it.
         self._size = len(self._first)
         self._latest = [-1] * (2 * self._size)
+
+    def twin(self, node: Node) -> Node | None:
+        """The same conversation under other tools, the latest of those that were there before; None: there is none."""
+        alike = self._alike.get(node.conversation, ())
+        index = bisect_left(alike, _made(node), key=_made)
+        return alike[index - 1] if index else None
+
+    @cached_property
+    def _alike(self) -> dict[bytes, list[Node]]:
+        """The nodes of each conversation, in the order in which they were made."""
+        found: dict[bytes, list[Node]] = {}
+        for node in sorted((node for node in self._first if node.depth), key=_made):
+            found.setdefault(node.conversation, []).append(node)
+        return found
 
     def note(self, node: Node, turn: int) -> None:
         """A turn, later than all before, ends at this node."""
@@ -248,3 +264,7 @@ class LatestUnder:
             left //= 2
             right //= 2
         return None if latest < 0 else latest
+
+
+def _made(node: Node) -> int:
+    return node.since.sequence if node.since else -1

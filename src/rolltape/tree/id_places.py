@@ -1,7 +1,5 @@
 """Places in ids: a radix tree of every prompt, and of every prompt with its reply, that a session holds."""
 
-from collections.abc import Iterable
-
 from rolltape.records.tokens import NO_IDS, Ids, TokenChain, common_prefix
 from rolltape.tree.nodes import Place
 
@@ -9,42 +7,24 @@ from rolltape.tree.nodes import Place
 class IdPlace(Place):
     """A beginning of ids: what its parent holds, then `ids`."""
 
-    __slots__ = ("_child", "_children", "ids", "length")
+    __slots__ = ("ids", "length")
 
     def __init__(self, parent: "IdPlace | None", ids: Ids) -> None:
         super().__init__(parent)
         self.ids = ids
         self.length: int = len(ids) + (parent.length if parent else 0)
-        # Nearly every place has one place below it, which needs no dict.
-        self._child: IdPlace | None = None
-        self._children: dict[int, IdPlace] | None = None  # by first id; None: there is at most the one
         if parent is not None:
             parent.adopt(self)
 
-    def below(self) -> "Iterable[IdPlace]":
-        """The places after further ids."""
-        return self._children.values() if self._children else (self._child,) if self._child else ()
+    @property
+    def key(self) -> int:
+        return int(self.ids[0])
 
     def child(self, first: int) -> "IdPlace | None":
         """The place below whose ids begin with this one."""
-        if self._children:
+        if self._children is not None:
             return self._children.get(first)
         return self._child if self._child is not None and self._child.ids[0] == first else None
-
-    def adopt(self, place: "IdPlace") -> None:
-        """Take a place as one below, instead of one that begins with the same id."""
-        first = int(place.ids[0])
-        if self._children is not None:
-            self._children[first] = place
-        elif self._child is None or self._child.ids[0] == first:
-            self._child = place
-        else:
-            self._children = {int(self._child.ids[0]): self._child, first: place}
-
-    def let_go(self) -> None:
-        """Forget all turns and other places."""
-        self.asked = self.passed = self.replies = ()
-        self.parent = self.sampled = self._child = self._children = None
 
 
 class IdTree:

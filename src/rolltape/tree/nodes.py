@@ -1,6 +1,6 @@
 """Places where prompts end and replies stand: message nodes. A Merkle chain from tools and template options down."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Self
 
@@ -23,18 +23,41 @@ def with_turn(turns: "Sequence[PlacedTurn]", placed: "PlacedTurn") -> "Sequence[
 class Place:
     """A beginning that prompts share, of messages or of ids: which turns were asked here, and what came of it."""
 
-    __slots__ = ("asked", "parent", "passed", "replies", "sampled")
+    __slots__ = ("_child", "_children", "asked", "parent", "passed", "replies", "sampled")
 
     def __init__(self, parent: Self | None) -> None:
         self.parent = parent
+        # Nearly every place has one place below it, which needs no dict, and no key until there is another.
+        self._child: Self | None = None
+        self._children: dict[object, Self] | None = None  # by key; None: there is at most the one
         self.asked: Sequence[PlacedTurn] = ()  # the task's turns whose prompt ends here
         self.passed: Sequence[PlacedTurn] = ()  # the task's turns that went on from here, perhaps without a reply
         self.replies: Sequence[PlacedTurn] = ()  # the turns whose reply ends here
         self.sampled: Self | None = parent.sampled if parent else None  # the nearest place with replies, at or above
 
-    def below(self) -> Iterable[Self]:
-        """The next places."""
+    @property
+    def key(self) -> object:
+        """What tells it from the other places below its parent."""
         raise NotImplementedError
+
+    @property
+    def below(self) -> Collection[Self]:
+        """The next places, in the order in which they were made."""
+        return self._children.values() if self._children else (self._child,) if self._child else ()
+
+    def adopt(self, place: Self) -> None:
+        """Take a place as one below, instead of one of the same key."""
+        if self._children is not None:
+            self._children[place.key] = place
+        elif self._child is None or self._child.key == place.key:
+            self._child = place
+        else:
+            self._children = {self._child.key: self._child, place.key: place}
+
+    def let_go(self) -> None:
+        """Forget all turns and other places."""
+        self.asked = self.passed = self.replies = ()
+        self.parent = self.sampled = self._child = self._children = None
 
     def add_reply(self, placed: "PlacedTurn") -> None:
         """A turn's reply ends here. What lies below and was here before has a nearer place with replies from now on."""
@@ -46,49 +69,80 @@ class Place:
             place = stack.pop()
             if place.sampled is before:
                 place.sampled = self
-                stack.extend(place.below())
+                stack.extend(place.below)
 
 
 class Node(Place):
     """A conversation up to one message."""
 
     __slots__ = (
-        "children",
-        "conversation",
+        "_conversation",
         "depth",
+        "ids_matter",
         "jump",
         "message",
         "rewrites",
         "rewritten",
         "root",
         "since",
-        "twin",
     )
 
     depth: int  # messages up to here
-    conversation: bytes  # a hash of the messages alone: equal under any tools
+    ids_matter: bool  # whether messages that differ in tool-call ids alone are different ones
     root: bytes  # the digest of tools and template options
 
-    def __init__(self, parent: "Node | None", message: Message | None, key: bytes, since: Turn | None = None) -> None:
+    def __init__(
+        self,
+        parent: "Node | None",
+        message: Message | None,
+        since: Turn | None,
+        root: bytes = b"",
+        ids_matter: bool = False,
+    ) -> None:
         super().__init__(parent)
-        self.children: dict[bytes, Node] = {}  # by canonical message
         self.message = message  # as it first came; None: the root
         self.since = since  # the turn that it first came with; None: the root
-        self.root = parent.root if parent else key
-        self.conversation = blake2b(parent.conversation + key, digest_size=16).digest() if parent else b""
-        self.depth = parent.depth + 1 if parent else 0
         self.rewrites: PlacedTurn | None = None  # the turn whose reply this message replaced in its place
-        self.rewritten: Node | None = parent.rewritten if parent else None  # the nearest such node, at or above
-        self.twin: Node | None = None  # the same conversation under other tools, if it was there before
+        self.rewritten: Node | None = None  # the nearest such node, at or above
         # Jump pointers in skew-binary steps: any ancestor is found in logarithmic time, with one extra link a node.
         self.jump: Node = self
-        if parent is not None:
-            up = parent.jump
-            self.jump = up.jump if parent.depth - up.depth == up.depth - up.jump.depth else parent
+        if parent is None:
+            self.root, self.ids_matter, self.depth = root, ids_matter, 0
+            self._conversation: bytes | None = b""  # None: nobody asked for it yet
+            return
+        self.root, self.ids_matter, self.depth = parent.root, parent.ids_matter, parent.depth + 1
+        self._conversation, self.rewritten, up = None, parent.rewritten, parent.jump
+        self.jump = up.jump if parent.depth - up.depth == up.depth - up.jump.depth else parent
+        parent.adopt(self)
 
-    def below(self) -> "Iterable[Node]":
-        """The next messages."""
-        return self.children.values()
+    @property
+    def key(self) -> bytes:
+        return b"" if self.message is None else self._key_of(self.message)
+
+    def child(self, message: Message) -> "Node | None":
+        """The node below for an equal message; None: there is none yet."""
+        if self._children is not None:
+            return self._children.get(self._key_of(message))
+        only = self._child
+        if only is None or only.message is None or only.message.digest == message.digest:
+            return only
+        return only if only.key == self._key_of(message) else None
+
+    def _key_of(self, message: Message) -> bytes:
+        return message.canonical_with_ids if self.ids_matter else message.canonical
+
+    @property
+    def conversation(self) -> bytes:
+        """A hash of the messages alone: equal under any tools."""
+        waiting: list[Node] = []
+        node: Node = self
+        while node._conversation is None and node.parent is not None:
+            waiting.append(node)
+            node = node.parent
+        found = node._conversation or b""
+        for below in reversed(waiting):
+            found = below._conversation = blake2b(found + below.key, digest_size=16).digest()
+        return found
 
     @property
     def id(self) -> bytes:

@@ -79,7 +79,6 @@ class Tree:
         self.tool_ids_matter = tool_ids_matter
         self.roots: dict[bytes, Node] = {}  # by digest of tools and template options
         self._ids = IdTree()
-        self._by_conversation: dict[bytes, Node] = {}  # the latest node of each, under whatever tools
         # The nodes at the ends of the chains that later prompts are coded against; the turns keep the chains alive.
         self._ends: dict[tuple[int, bytes], Node] = {}
 
@@ -101,7 +100,8 @@ class Tree:
                 placed.id_place.asked = with_turn(placed.id_place.asked, placed)
                 self._ids.place(turn.tokens).add_reply(placed)
         if turn.reply is not None:
-            placed.reply_node = self._below(placed.prompt_node, turn.reply, turn)
+            node = placed.prompt_node
+            placed.reply_node = node.child(turn.reply) or Node(node, turn.reply, turn)
             placed.reply_node.add_reply(placed)
         self._ends[id(turn.prompt), turn.root.digest] = placed.prompt_node
         self._ends[id(turn.messages), turn.root.digest] = placed.tip
@@ -113,13 +113,16 @@ class Tree:
         for placed in self.turns:
             placed.parent = placed.continues = placed.message_parent = placed.id_place = None
             placed.continuations = placed.echoes = ()
-            for node in (placed.prompt_node, placed.reply_node):
-                while node is not None and node.children:
-                    node.asked = node.passed = node.replies = ()
-                    node.children, node.rewrites, node.twin = {}, None, None
-                    node = node.parent
+            node: Node | None = placed.tip
+            while node is not None and node.parent is not None:
+                above = node.parent
+                node.let_go()
+                node.rewrites = node.rewritten = None
+                node = above
+        for root in self.roots.values():
+            root.let_go()
         self._ids.take_apart()
-        self.turns, self.roots, self._by_conversation, self._ends = [], {}, {}, {}
+        self.turns, self.roots, self._ends = [], {}, {}
 
     def _repr_html_(self) -> str:
         from rolltape.notebook import tree_html
@@ -131,9 +134,8 @@ class Tree:
         node, new_messages = self._known_start(turn)
         known = node.depth
         for message in new_messages:
-            count = len(node.children)
-            below = self._below(node, message, turn)
-            if len(node.children) == count:
+            below = node.child(message) or Node(node, message, turn)
+            if below.since is not turn:
                 known = below.depth
             elif known == node.depth:
                 _note_rewrite(node, below, message)
@@ -151,17 +153,7 @@ class Tree:
     def _root(self, root: Root) -> Node:
         found = self.roots.get(root.digest)
         if found is None:
-            found = self.roots[root.digest] = Node(None, None, root.digest)
-        return found
-
-    def _below(self, node: Node, message: Message, turn: Turn) -> Node:
-        """The node below for this message, made if it is not there yet."""
-        key = message.canonical_with_ids if self.tool_ids_matter else message.canonical
-        found = node.children.get(key)
-        if found is None:
-            found = node.children[key] = Node(node, message, key, turn)
-            found.twin = self._by_conversation.get(found.conversation)
-            self._by_conversation[found.conversation] = found
+            found = self.roots[root.digest] = Node(None, None, None, root.digest, self.tool_ids_matter)
         return found
 
 
@@ -266,7 +258,7 @@ def _note_rewrite(place: Node, below: Node, message: Message) -> None:
     if message.role is not Role.ASSISTANT or len(place.asked) != 1:
         return
     turn = place.asked[0]
-    others = (node for node in place.children.values() if node is not below and node is not turn.reply_node)
+    others = (node for node in place.below if node is not below and node is not turn.reply_node)
     if (
         turn.reply_node is None
         or turn.came_back
