@@ -80,9 +80,9 @@ class SelectedRollouts:
         self.rows = [
             row
             for row in rows
-            if only.step in (None, row.head.step)
-            and only.task in (None, row.head.task_id)
-            and (only.group is None or row.head.group.startswith(only.group))
+            if only.step in (None, row.step)
+            and only.task in (None, row.task_id)
+            and (only.group is None or row.group.startswith(only.group))
         ]
         if not self.rows:
             raise no_match(only.flags(), opened.run)
@@ -93,15 +93,13 @@ class SelectedRollouts:
     def __iter__(self) -> Iterator[Rollout]:
         if len(self.rows) == 1:
             self._at = self.rows[0].id
-            yield self.opened.run.rollout(self._at, try_index=self.rows[0].head.try_index)
+            yield self.opened.run.rollout(self._at, try_index=self.rows[0].try_index)
             return
         wanted = {row.key for row in self.rows}
         rollouts = self.opened.run.rollouts(step=self._step, task_id=self._task)
         # The reader follows the order of the index, so the next id is the one that fails if loading fails.
         loading = (
-            row.id
-            for row in self.opened.rows
-            if self._step in (None, row.head.step) and self._task in (None, row.head.task_id)
+            row.id for row in self.opened.rows if self._step in (None, row.step) and self._task in (None, row.task_id)
         )
         self._at = next(loading, None)
         for rollout in rollouts:
@@ -159,7 +157,7 @@ def describe(error: Exception) -> str:
 
 def _tries(opened: OpenedRun, rollout: str, try_index: int | None) -> list["RolloutRow"]:
     """The tries of the one rollout with that id or prefix."""
-    rows = [row for row in opened.rows if row.id.startswith(rollout) and try_index in (None, row.head.try_index)]
+    rows = [row for row in opened.rows if row.id.startswith(rollout) and try_index in (None, row.try_index)]
     exact = [row for row in rows if row.id == rollout]
     if len({row.id for row in exact or rows}) != 1:
         # The reader raises the right error: no such rollout, or an ambiguous prefix.

@@ -65,13 +65,13 @@ def _print_rows(rows: Sequence["RolloutRow"]) -> None:
         ["rollout", "try", "step", "task", "attempt", "status", "reward", "turns", "sampled"],
         [
             [
-                row.head.id[:SHORT_ID],
-                str(row.head.try_index),
-                str(row.head.step),
-                row.head.task_id or "",
-                str(row.head.attempt),
+                row.id[:SHORT_ID],
+                str(row.try_index),
+                str(row.step),
+                row.task_id or "",
+                str(row.attempt),
                 _status(row),
-                number(row.outcome.reward),
+                number(row.reward),
                 count(row.turns),
                 count(row.sampled_tokens),
             ]
@@ -87,9 +87,9 @@ def _summary(rows: Sequence["RolloutRow"]) -> str:
     """Counts and the mean reward. Rewards that are not finite are counted, not averaged."""
     from rolltape.records.rollout import Status
 
-    rewards = [row.outcome.reward for row in rows if row.outcome.reward is not None]
+    rewards = [reward for row in rows if (reward := row.reward) is not None]
     finite = [reward for reward in rewards if math.isfinite(reward)]
-    finished = sum(row.outcome.status is Status.FINISHED for row in rows)
+    finished = sum(row.status == Status.FINISHED for row in rows)
     parts = [plural(len(rows), "rollout"), f"{finished:,} finished"]
     if finite:
         parts.append(f"mean reward {number(math.fsum(finite) / len(finite))}")
@@ -100,6 +100,6 @@ def _summary(rows: Sequence["RolloutRow"]) -> str:
 
 
 def _status(row: "RolloutRow") -> str:
-    remarks = ["filtered"] if row.outcome.filtered is not None else []
+    remarks = ["filtered"] if row.filtered is not None else []
     remarks += [f"{part} pruned" for part in row.pruned]
-    return row.outcome.status.value + (f" ({', '.join(remarks)})" if remarks else "")
+    return row.status + (f" ({', '.join(remarks)})" if remarks else "")

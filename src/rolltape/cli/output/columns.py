@@ -1,6 +1,6 @@
 """Lays rows out as padded columns that fit a width: long text is shortened first, then columns are left out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 _GAP = "  "
@@ -31,7 +31,7 @@ def fit_columns(
     first column always stays.
     """
     texts = [list(cells) for cells in zip(columns, *rows, strict=True)]
-    natural = [max(map(cell_width, cells)) for cells in texts]
+    natural = [max(_widths(cells)) for cells in texts]
     shown = list(range(len(columns)))
     if width is None:
         widths = [min(wide, _LONGEST_PADDING) for wide in natural]
@@ -42,12 +42,17 @@ def fit_columns(
             shown.remove(next(at for at in going if at in shown))
         room = max(width, _total([least[at] for at in shown]))
         widths = _shared([least[at] for at in shown], [natural[at] for at in shown], room)
-    padded = [
-        [_padded(text, wide, left_aligned=columns[at] in left, cut=width is not None) for text in texts[at]]
-        for at, wide in zip(shown, widths, strict=True)
-    ]
+    padded = []
+    for at, wide in zip(shown, widths, strict=True):
+        cells = texts[at] if width is None else [shorten(text, wide) for text in texts[at]]
+        padded.append(_padded(cells, wide, left_aligned=columns[at] in left))
     lines = [_GAP.join(cells).rstrip() for cells in zip(*padded, strict=True)]
     return FittedTable(lines, [name for at, name in enumerate(columns) if at not in shown])
+
+
+def _widths(texts: Sequence[str]) -> Iterable[int]:
+    """How many terminal cells each text takes; for long columns at the cost of their lengths, where these are equal."""
+    return map(len if "".join(texts).isascii() else cell_width, texts)
 
 
 def cell_width(text: str) -> int:
@@ -90,7 +95,7 @@ def _shared(least: Sequence[int], natural: Sequence[int], room: int) -> list[int
     return widths
 
 
-def _padded(text: str, width: int, *, left_aligned: bool, cut: bool) -> str:
-    shown = shorten(text, width) if cut else text
-    padding = " " * (width - cell_width(shown))
-    return shown + padding if left_aligned else padding + shown
+def _padded(texts: Sequence[str], width: int, *, left_aligned: bool) -> list[str]:
+    paddings = [" " * (width - wide) for wide in _widths(texts)]
+    sides = (texts, paddings) if left_aligned else (paddings, texts)
+    return [before + after for before, after in zip(*sides, strict=True)]

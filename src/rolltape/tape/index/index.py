@@ -90,17 +90,28 @@ class RolloutRow(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def outcome(self) -> Outcome:
         """What its events come to."""
-        rewarded = self.scored is not None and self.status == Status.FINISHED
+        rewarded = self._is_rewarded
         return Outcome(
             status=Status(self.status),
             stop_reason=StopReason(self.stop_reason) if self.stop_reason else None,
             reason=_LOST_REASON if self.status == Status.LOST else self.reason,
-            reward=(float("nan") if self.reward_value is None else self.reward_value) if rewarded else None,
+            reward=self.reward,
             reward_terms=decode_numbers(self.terms_json.encode()) if rewarded and self.terms_json else {},
             rewarded_by=self.rewarded_by if rewarded else None,
             filtered=self.filtered,
             tags=tuple(msgspec.json.decode(self.tags_json)) if self.tags_json else (),
         )
+
+    @property
+    def reward(self) -> float | None:
+        """The reward that counts; None: there is none, or it did not finish."""
+        if not self._is_rewarded:
+            return None
+        return float("nan") if self.reward_value is None else self.reward_value
+
+    @property
+    def _is_rewarded(self) -> bool:
+        return self.scored is not None and self.status == Status.FINISHED
 
     @property
     def scored_at_ns(self) -> int | None:
