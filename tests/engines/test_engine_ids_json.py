@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolltape.gateway.engines.ids_json import IdsAsJson
+from rolltape.gateway.engines.protocol import IdsAsJson
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=8)
 

@@ -75,7 +75,7 @@ async def test_a_denied_tool_is_not_offered_and_its_call_is_told_as_text_without
         messages = [user("What is 1 + 1?")]
         first = await it.ask(opened, messages, tools=[CALCULATOR])
         assert "calculator" not in it.engine.said[0].asked.prompt
-        assert "calculator is denied" in first.headers["x-rolltape-unhonoured"]
+        assert "calculator is denied" in first.headers["x-rolltape-ignored-params"]
         reply = first.json["choices"][0]
         assert reply["finish_reason"] == "stop"
         assert "tool_calls" not in reply["message"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from anthropic.types import Message
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -116,23 +117,39 @@ async def test_the_sdks_models_take_every_reply(run: Path) -> None:
         (Api.RESPONSES, {"text": {"format": {"type": "json_object"}}}, "text.format"),
     ],
 )
-async def test_what_cannot_be_honoured_is_said_in_a_header_and_on_the_turn(
+async def test_what_cannot_be_honored_is_said_in_a_header_and_on_the_turn(
     run: Path, api: Api, fields: dict[str, Any], named: str
 ) -> None:
     async with rig(run, lambda _: "ok") as it:
         opened = await it.open()
         for stream in (False, True):
             answer = await it.ask(opened, "hello", api, stream=stream, **fields)
-            assert named in answer.headers["x-rolltape-unhonoured"], answer.raw
+            assert named in answer.headers["x-rolltape-ignored-params"], answer.raw
+            assert answer.headers["x-rolltape-unhonoured"] == answer.headers["x-rolltape-ignored-params"]
         await it.finish(opened)
     for turn in it.turns():
-        assert any(said.startswith(named) for said in turn.facts.extra["unhonoured"])
+        assert any(said.startswith(named) for said in turn.facts.extra["ignored_params"])
 
 
-async def test_nothing_is_said_where_all_was_honoured(run: Path) -> None:
+async def test_a_turn_reads_its_prefix_miss_and_ignored_params_under_the_names_of_0_1_0_too(run: Path) -> None:
+    async with rig(run, lambda _: "ok") as it:
+        opened = await it.open()
+        await it.ask(opened, "hello", logit_bias={"5": 1})
+        await it.finish(opened)
+    (turn,) = it.turns()
+    assert turn.prefix_miss == turn.facts.extra["prefix_miss"] == "first_turn"
+    assert turn.ignored_params == turn.facts.extra["ignored_params"]
+    old = {"prompt_why": "no_reply", "unhonoured": ["seed: the engine does not apply it"]}
+    before = turn.with_facts(msgspec.structs.replace(turn.facts, extra=old))
+    assert (before.prefix_miss, before.ignored_params) == ("no_reply", old["unhonoured"])
+    neither = turn.with_facts(msgspec.structs.replace(turn.facts, extra={}))
+    assert (neither.prefix_miss, neither.ignored_params) == (None, [])
+
+
+async def test_nothing_is_said_where_all_was_honored(run: Path) -> None:
     async with rig(run) as it:
         answer = await it.ask(await it.open(), "hello", temperature=0.5, max_tokens=9)
-        assert "x-rolltape-unhonoured" not in answer.headers
+        assert "x-rolltape-ignored-params" not in answer.headers
 
 
 IMAGES: dict[Api, dict[str, Any]] = {

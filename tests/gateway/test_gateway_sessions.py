@@ -285,8 +285,10 @@ async def test_the_library_opens_asks_and_finishes_as_http_does(run: Path) -> No
         with pytest.raises(BadRequest, match="colour"):
             await session.finish(colour="red")
         done = await session.finish(reward=1.0)
-        assert done.made is not None
-        assert len(done.made) == 1
+        assert done.linearized is not None
+        assert len(done.linearized) == 1
+        with pytest.warns(DeprecationWarning, match="Finished.made is now Finished.linearized"):
+            assert done.made is done.linearized
         with pytest.raises(BadRequest, match="colour"):
             await it.gateway.open_session(colour="red")
 

@@ -176,7 +176,7 @@ REMINDER = "<system-reminder>\nHurry.\n</system-reminder>"
         ([ASKED, ASKED], ["user: How is it in Köln?", "user: How is it in Köln?"], [0, 1]),
     ],
 )
-def test_late_system_messages_fold_into_a_neighbouring_user_message_where_they_are_refused(
+def test_late_system_messages_fold_into_a_neighboring_user_message_where_they_are_refused(
     tiny: ChatPrompts, chat: Chat, expected: list[str], places: list[int]
 ) -> None:
     given = prepared(chat, tiny._tokenizer, fold=True, opening=True)

@@ -9,7 +9,7 @@ from threadpoolctl import (  # type: ignore[import-not-found, import-untyped, un
 )
 
 from rolltape.tiny import EmbeddedEngine, Sampling
-from rolltape.tiny.blas import one_blas_thread
+from rolltape.tiny.linear import one_blas_thread
 
 
 def threads() -> set[int]:

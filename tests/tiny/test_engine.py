@@ -210,7 +210,7 @@ async def test_64_at_once_with_random_cancellations_neither_leak_nor_mix(small: 
 
 
 def live_caches() -> int:
-    from rolltape.tiny.cache import Cache
+    from rolltape.tiny.attention import Cache
 
     gc.collect()
     return sum(type(thing) is Cache for thing in gc.get_objects())

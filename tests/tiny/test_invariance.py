@@ -8,10 +8,8 @@ import pytest
 
 from rolltape.tiny import EmbeddedEngine, EngineReply, Sampling
 from rolltape.tiny import linear as linear_module
-from rolltape.tiny.attention import TokenSpan
-from rolltape.tiny.blas import one_blas_thread
-from rolltape.tiny.cache import Cache
-from rolltape.tiny.linear import Linear, proven_row_counts
+from rolltape.tiny.attention import Cache, TokenSpan
+from rolltape.tiny.linear import Linear, one_blas_thread, proven_row_counts
 from rolltape.tiny.model import Qwen3
 
 

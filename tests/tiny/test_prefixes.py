@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rolltape.records.turn import Finish
 from rolltape.tiny import EmbeddedEngine, EngineReply, InFlightPolicy, Sampling
-from rolltape.tiny.cache import Cache
+from rolltape.tiny.attention import Cache
 from rolltape.tiny.checkpoint import ModelConfig
 from rolltape.tiny.prefixes import PROMPT_PIECE, Prefixes
 from tiny.test_engine import ENDLESS, live_caches, resident_mb

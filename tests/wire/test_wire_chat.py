@@ -217,7 +217,7 @@ def test_sampling_parameters_are_read() -> None:
     )
     more = read(max_tokens=9, max_completion_tokens=5.0, stop=["a", "b"], frequency_penalty=-1, repetition_penalty=1.1)
     assert more.sampling == SamplingParams(max_tokens=5, stop=("a", "b"), frequency_penalty=-1, repetition_penalty=1.1)
-    assert ask.unhonoured == more.unhonoured == ()
+    assert ask.ignored_params == more.ignored_params == ()
 
 
 def test_tools_and_their_choice_are_read() -> None:
@@ -230,7 +230,7 @@ def test_tools_and_their_choice_are_read() -> None:
     loose = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}}
     ask = read(tools=[RUN, PATCH], tool_choice=loose)
     assert ask.tool_choice == ToolChoice("auto")
-    assert ask.unhonoured == ("tool_choice.allowed_tools.tools: all tools stay offered",)
+    assert ask.ignored_params == ("tool_choice.allowed_tools.tools: all tools stay offered",)
 
 
 def test_thinking_is_asked_for_by_effort_or_outright() -> None:
@@ -240,7 +240,7 @@ def test_thinking_is_asked_for_by_effort_or_outright() -> None:
     assert read(reasoning_effort="high", chat_template_kwargs={"enable_thinking": False}).thinking is False
 
 
-def test_what_cannot_be_honoured_is_named() -> None:
+def test_what_cannot_be_honored_is_named() -> None:
     ask = read(
         logprobs=True,
         logit_bias={"5": 1},
@@ -254,8 +254,8 @@ def test_what_cannot_be_honoured_is_named() -> None:
         **{"ö\r\nx: y": 1},
     )
     assert ask.output_schema
-    assert ask.unhonoured == (
-        "tools: strict is not honoured; arguments are not held to the schema",
+    assert ask.ignored_params == (
+        "tools: strict is not honored; arguments are not held to the schema",
         "chat_template_kwargs.tone: not known here; ignored",
         "response_format: not enforced",
         "logprobs: recorded, and not sent back",
@@ -323,7 +323,7 @@ def test_a_bad_request_is_refused_by_its_path(body: dict[str, Any], said: str) -
 def test_a_broken_body_is_read_or_refused_and_never_raises_otherwise(raw: bytes) -> None:
     ask = read_or_refused(CHAT, raw)
     if ask is not None:
-        assert all(header.isascii() and header.isprintable() for header in ask.unhonoured)
+        assert all(header.isascii() and header.isprintable() for header in ask.ignored_params)
         json.dumps(ask.messages, ensure_ascii=False).encode()
 
 

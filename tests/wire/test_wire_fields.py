@@ -6,7 +6,7 @@ import pytest
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.wire.fields import Fields, read_body
-from rolltape.gateway.wire.sse import event
+from rolltape.gateway.wire.protocol import event
 
 
 @pytest.mark.parametrize(

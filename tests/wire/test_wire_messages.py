@@ -213,7 +213,7 @@ def test_an_error_within_a_stream_is_raised_and_nothing_after_it(client: Any, se
     assert raised.value.type == "api_error"
 
 
-def test_a_body_that_cannot_be_honoured_is_a_bad_request(client: Any, server: CannedServer) -> None:
+def test_a_body_that_cannot_be_honored_is_a_bad_request(client: Any, server: CannedServer) -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
     with pytest.raises(anthropic.BadRequestError) as raised:
         asked(client, server, messages=[{"role": "user", "content": [{"type": "text", "text": "see"}, image]}])
@@ -260,4 +260,4 @@ def test_sampling_and_tools_are_read(client: Any, server: CannedServer) -> None:
         {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}},
     ]
     assert (ask.tool_choice, ask.parallel_tool_calls) == (ToolChoice("required", "run"), False)
-    assert (ask.thinking, ask.stream, ask.output_schema, ask.unhonoured) == (False, False, False, ())
+    assert (ask.thinking, ask.stream, ask.output_schema, ask.ignored_params) == (False, False, False, ())

@@ -112,7 +112,7 @@ def test_tool_choice(fields: dict[str, Any], choice: ToolChoice, parallel: bool)
 
 
 @pytest.mark.parametrize(
-    ("thinking", "wanted", "unhonoured"),
+    ("thinking", "wanted", "ignored_params"),
     [
         (None, None, ()),
         ({"type": "adaptive"}, True, ()),
@@ -126,16 +126,16 @@ def test_tool_choice(fields: dict[str, Any], choice: ToolChoice, parallel: bool)
         ({"type": "between_tools"}, True, ("thinking.type: the model may think at any time",)),
     ],
 )
-def test_thinking(thinking: Any, wanted: bool | None, unhonoured: tuple[str, ...]) -> None:
+def test_thinking(thinking: Any, wanted: bool | None, ignored_params: tuple[str, ...]) -> None:
     ask = read(thinking=thinking)
-    assert (ask.thinking, ask.unhonoured) == (wanted, unhonoured)
+    assert (ask.thinking, ask.ignored_params) == (wanted, ignored_params)
 
 
 def test_a_schema_for_the_output_is_reported_and_not_enforced() -> None:
     schema = {"type": "json_schema", "schema": {"type": "object"}}
     ask = read(output_config={"format": schema, "effort": "high"})
     assert ask.output_schema
-    assert ask.unhonoured == (
+    assert ask.ignored_params == (
         "output_config.effort: the model is not told",
         "output_config.format: the reply is not held to the schema",
     )
@@ -143,7 +143,7 @@ def test_a_schema_for_the_output_is_reported_and_not_enforced() -> None:
     assert not read(output_config={"effort": None}).output_schema
 
 
-def test_what_cannot_be_honoured_is_said() -> None:
+def test_what_cannot_be_honored_is_said() -> None:
     ask = read(
         tools=[
             RUN | {"strict": True, "defer_loading": False, "eager_input_streaming": True},
@@ -156,9 +156,9 @@ def test_what_cannot_be_honoured_is_said() -> None:
         context_management={"edits": [{"type": "clear_tool_uses_20250919"}]},
     )
     assert [tool["function"]["name"] for tool in ask.tools or ()] == ["run"]
-    assert ask.unhonoured == (
+    assert ask.ignored_params == (
         "tools: only custom ones are offered, not those of types that Anthropic defines",
-        "tools: strict is not honoured; arguments are not held to the schema",
+        "tools: strict is not honored; arguments are not held to the schema",
         "context_management.edits: the history is read as it is sent",
         "container: not known here; ignored",
         "mcp_servers: not known here; ignored",
@@ -167,7 +167,7 @@ def test_what_cannot_be_honoured_is_said() -> None:
 
 def test_keeping_all_thinking_is_what_is_done_anyway() -> None:
     edits = [{"type": "clear_thinking_20251015", "keep": "all"}]  # Claude Code 2.1 sends this with every request
-    assert read(context_management={"edits": edits}).unhonoured == ()
+    assert read(context_management={"edits": edits}).ignored_params == ()
 
 
 @pytest.mark.parametrize(
@@ -295,15 +295,15 @@ TYPICAL = body(
 
 
 def check(raw: bytes) -> None:
-    """What is read can be recorded, and what is unhonoured can be said in a header."""
+    """What is read can be recorded, and what is ignored_params can be said in a header."""
     ask = read_or_refused(MESSAGES, raw)
     if ask is None:
         return
     for message in ask.messages:
         Message.snapshot(message, "message")
     Root.snapshot(ask.tools, None, "tools")
-    assert len("; ".join(ask.unhonoured)) < 4000
-    assert "".join(ask.unhonoured).isascii()
+    assert len("; ".join(ask.ignored_params)) < 4000
+    assert "".join(ask.ignored_params).isascii()
 
 
 @given(broken(TYPICAL))

@@ -269,7 +269,7 @@ def test_a_request_of_codex_is_read() -> None:
     assert ask.custom_tools == {"crew__patch"}
     assert ask.thinking is True
     assert ask.stream
-    assert ask.unhonoured == (
+    assert ask.ignored_params == (
         "tools: the grammar of 'crew__patch' is shown to the model and not enforced",
         "tools: 'web_search' is run by OpenAI; not offered",
         "reasoning.summary: the reasoning itself is given",
@@ -306,7 +306,7 @@ def test_parameters_are_read() -> None:
     )
     schema = read(text={"format": {"type": "json_schema", "name": "x", "schema": {}}})
     assert schema.output_schema
-    assert schema.unhonoured == ("text.format: not enforced",)
+    assert schema.ignored_params == ("text.format: not enforced",)
     assert read(reasoning={"effort": "none"}).thinking is False
 
 
@@ -360,7 +360,7 @@ def test_a_bad_request_is_refused_by_its_path(body: dict[str, Any], said: str) -
 def test_a_broken_body_is_read_or_refused_and_never_raises_otherwise(raw: bytes) -> None:
     ask = read_or_refused(RESPONSES, raw)
     if ask is not None:
-        assert all(header.isascii() and header.isprintable() for header in ask.unhonoured)
+        assert all(header.isascii() and header.isprintable() for header in ask.ignored_params)
         json.dumps(ask.messages, ensure_ascii=False).encode()
 
 

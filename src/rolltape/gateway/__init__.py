@@ -1,1 +1,1 @@
-"""Agents' requests become turns: gateway, sessions, wire formats and engines."""
+"""The gateway: turns agents' API requests into recorded turns, sampled by an engine."""

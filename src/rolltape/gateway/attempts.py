@@ -1,4 +1,4 @@
-"""A request on its way, shared by a client and its own retries: one turn, however often it is asked for."""
+"""One request in progress, shared by a client and its retries, so that it becomes one turn."""
 
 import asyncio
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Requests that an agent makes on the side: recorded, and kept out of what trains."""
+"""Recognize auxiliary requests (titles, quota probes): they are recorded and do not train."""
 
 import re
 

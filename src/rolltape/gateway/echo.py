@@ -1,4 +1,4 @@
-"""What clients change in a reply when they send it back, known in this one place.
+"""How clients change a reply when they send it back, and which changes still mean the same reply.
 
 Claude Code (2.1.197) brings back text, thinking and calls, and each call as it ran it: fields that were left out are
 filled in (Edit's `replace_all`), numbers and flags given as text become numbers and flags, white space at the ends of

@@ -1,4 +1,4 @@
-"""What an agent asks and what it gets, in one form for every API: the words between wire, prompts and engines."""
+"""Requests and replies in one form for every API, shared by wire formats, prompts and engines."""
 
 import enum
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Sampling parameters; None: nothing was said, so the next one who may decide does."""
+    """Sampling parameters; None: not given, so that the next in line decides (agent, session, gateway)."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     top_p: _Share | None = None
@@ -35,7 +35,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     repetition_penalty: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Only what was said."""
+        """The parameters that are given."""
         given: dict[str, Any] = msgspec.to_builtins(self)
         return given
 
@@ -69,12 +69,11 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams = SamplingParams()
     stream: bool = False
     include_usage: bool = True  # in a streamed reply
-    thinking: bool | None = None  # None: nothing was said, so the gateway's setting holds
+    thinking: bool | None = None  # None: not given, so the gateway's setting holds
     custom_tools: frozenset[str] = frozenset()  # tools whose calls go back as free text, not as arguments
     namespaces: frozenset[str] = frozenset()  # of tools named `namespace__tool`, whose calls go back in two words
-    # Fields that were understood and cannot be honoured, each with what is done instead: said in a header, and
-    # on the turn.
-    unhonoured: tuple[str, ...] = ()
+    # Fields that are understood but not applied, each with what is done instead; a header and the turn list them.
+    ignored_params: tuple[str, ...] = ()
     output_schema: bool = False  # the reply is to follow a JSON schema; mostly a side request
     message_keys: tuple[bytes, ...] = ()  # a digest of each message, by which it is known again; (): not yet made
     repaired: bool = False  # text that was not valid Unicode was replaced

@@ -1,4 +1,4 @@
-"""What a session came to: its rollout as a reader of the tape would see it, and the samples of that."""
+"""Build the rollout of a session that ended, as a reader of the tape would see it."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -36,12 +36,12 @@ def rollout_of(recorder: RolloutRecorder, deliveries: Mapping[str, Delivery], en
 
 def _events(head: RolloutHead, ending: Ending) -> Sequence[Event]:
     finish = {"status": Status.FINISHED.value, "stop_reason": ending.stop_reason.value, "reason": ending.reason}
-    said: list[tuple[EventKind, dict[str, Any]]] = [(EventKind.FINISH, finish)]
+    events: list[tuple[EventKind, dict[str, Any]]] = [(EventKind.FINISH, finish)]
     if ending.reward is not None:
-        said.append((EventKind.SCORE, {"reward": ending.reward, "terms": ending.reward_terms}))
+        events.append((EventKind.SCORE, {"reward": ending.reward, "terms": ending.reward_terms}))
     return [
         Event("", sequence, time.time_ns(), kind.value, head.id, head.try_index, None, None, data)
-        for sequence, (kind, data) in enumerate(said)
+        for sequence, (kind, data) in enumerate(events)
     ]
 
 

@@ -1,7 +1,7 @@
-"""Prompt ids → sampled ids, whatever happens on the way: engines that die, weights that change.
+"""Sample a reply from prompt ids, across engine failures and weight changes.
 
-What was sampled is kept. After an interruption the reply goes on from prompt and partial reply, as another
-stretch, on whichever engine is there: no token is sampled twice.
+What was sampled is kept: after an interruption the reply continues from prompt and partial reply on whichever engine is
+available, and no token is sampled twice.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
-"""Where a request's history stands in its session: which held turn it ends in, and what is new after it."""
+"""Match a request's history with the turns of its session: which turn it continues, and what is new after it."""
 
 import itertools
 import marshal
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -9,9 +10,8 @@ import msgspec
 
 from rolltape.gateway.echo import is_text_of, rules_of
 from rolltape.gateway.exchange import Ask
-from rolltape.gateway.results import in_call_order
 from rolltape.records.messages import Message, Role, Root
-from rolltape.records.prompting import EchoRule, Unheld
+from rolltape.records.prompting import EchoRule, PrefixMiss
 from rolltape.records.turn import Turn
 from rolltape.tree.nodes import Node
 from rolltape.tree.placement import Tree
@@ -22,9 +22,9 @@ class Place(NamedTuple):
 
     root: Root
     messages: list[Message]
-    turn: Turn | None  # the one whose reply it ends in, but for new messages that are no assistant's; None: see why
+    turn: Turn | None  # the turn whose reply it ends in, apart from new messages; None: see prefix_miss
     new: int  # how many messages at the end are new after that turn
-    why: Unheld | None
+    prefix_miss: PrefixMiss | None
     echoes: tuple[EchoRule, ...]
 
 
@@ -63,8 +63,8 @@ class History:
         given = [self._message(*one) for one in zip(ask.messages, ask.message_keys, itertools.count())]
         node = self._tree.roots.get(root.digest)
         if node is None:
-            why = Unheld.TOOLS_CHANGED if self._tree.turns else Unheld.FIRST_TURN
-            return Place(root, given, None, len(given), why, ())
+            miss = PrefixMiss.TOOLS_CHANGED if self._tree.turns else PrefixMiss.FIRST_TURN
+            return Place(root, given, None, len(given), miss, ())
         return self._followed(root, node, given)
 
     def _followed(self, root: Root, node: Node, given: list[Message]) -> Place:
@@ -97,14 +97,14 @@ class History:
                     held = (_continued(node, message), len(read))
         if held is not None and not any(_is_assistant(message) for message in read[held[1] :]):
             return Place(root, read, held[0], len(read) - held[1], None, tuple(rules))
-        return Place(root, read, None, len(read), self._why(node, read), tuple(rules))
+        return Place(root, read, None, len(read), self._prefix_miss(node, read), tuple(rules))
 
-    def _why(self, node: Node, read: list[Message]) -> Unheld:
-        """The first message that the session does not know says why."""
+    def _prefix_miss(self, node: Node, read: list[Message]) -> PrefixMiss:
+        """Why the first message that the session does not know is not held."""
         if node.depth == len(read) or not any(map(_is_assistant, read)):
-            return Unheld.NO_REPLY
+            return PrefixMiss.NO_REPLY
         asked = node.asked and _is_assistant(read[node.depth])
-        return Unheld.REPLY_CHANGED if asked else Unheld.HISTORY_CHANGED
+        return PrefixMiss.REPLY_CHANGED if asked else PrefixMiss.HISTORY_CHANGED
 
     def _echoed(self, node: Node, message: Message) -> tuple[Node, tuple[EchoRule, ...]] | None:
         # Twins may differ in what the client left out: then by echoed id, else the latest, as in `_continued`.
@@ -151,3 +151,36 @@ def _is_assistant(message: Message) -> bool:
 def _key(value: object) -> bytes:
     # Marshalling, version 2, gives the same bytes for the same value, at a tenth of the cost of encoding it.
     return blake2b(marshal.dumps(value, 2), digest_size=16).digest()  # type: ignore[arg-type]
+
+
+def in_call_order(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with each run of tool results put in the order of the calls before it.
+
+    Claude Code (2.1) sends the results of parallel calls in the order in which they came.
+    """
+    if sum(message["role"] == "tool" for message in messages) < 2:
+        return list(messages)
+    ordered: list[dict[str, Any]] = []
+    places: dict[str, int] = {}
+    run: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "tool":
+            run.append(message)
+            continue
+        ordered += _sorted(run, places)
+        run = []
+        ordered.append(message)
+        if message["role"] == "assistant":
+            places = {call.get("id"): place for place, call in enumerate(message.get("tool_calls") or ())}
+    return ordered + _sorted(run, places)
+
+
+def _sorted(run: list[dict[str, Any]], places: dict[str, int]) -> list[dict[str, Any]]:
+    """Results whose call is known in its order; others stay behind the one that they followed."""
+    if len(run) < 2:
+        return run
+    last, keys = -1, []
+    for result in run:
+        last = places.get(result.get("tool_call_id") or "", last)
+        keys.append(last)
+    return [result for _, result in sorted(zip(keys, run, strict=True), key=lambda pair: pair[0])]

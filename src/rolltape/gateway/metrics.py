@@ -1,4 +1,4 @@
-"""The figures by which a silent fault shows itself, for Prometheus and for `rolltape status`."""
+"""The gateway's metrics, for Prometheus and for `rolltape status`."""
 
 import time
 from collections import Counter as Tally
@@ -61,7 +61,7 @@ class Metrics:
         self.turns.labels(begun.ask.api.value, outcome.finish.value).inc()
         self.sampled.inc(sampled)
         bridged = begun.prompt.after is not None
-        self.prompts.labels("bridged" if bridged else "rendered", begun.prompt.why or "").inc()
+        self.prompts.labels("bridged" if bridged else "rendered", begun.prompt.prefix_miss or "").inc()
         for flag in turn.facts.flags:
             self.flagged.labels(flag.value).inc()
         if outcome.finish is Finish.STOP:
@@ -83,8 +83,8 @@ class Metrics:
         self.tally["interrupted"] += len(turn.facts.segments) > 1
         self.tally[f"finish_{outcome.finish.value}"] += 1
         self.tally["bridged" if bridged else "rendered"] += 1
-        if begun.prompt.why is not None:
-            self.unbridged[begun.prompt.why] += 1
+        if begun.prompt.prefix_miss is not None:
+            self.unbridged[begun.prompt.prefix_miss] += 1
         for flag in turn.facts.flags:
             self.tally[flag.value] += 1
 

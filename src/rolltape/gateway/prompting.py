@@ -1,4 +1,4 @@
-"""A placed history → the prompt's ids: those that are held and the bridge to the new messages, or a full render."""
+"""Build the prompt's ids: held ids extended by the new messages, or the whole conversation rendered."""
 
 import asyncio
 from typing import Any, NamedTuple
@@ -21,9 +21,9 @@ class Prompt(NamedTuple):
     after: Turn | None  # the turn whose ids it extends; None: rendered in full
     new_ids: Ids  # those after that turn's
     message_starts: tuple[int, ...] | None  # of the new messages, in the new ids
-    why: str | None  # why it is no extension; None: it is one
+    prefix_miss: str | None  # why it does not extend held ids; None: it does
     special_text: int  # special tokens spelled out in the text of new messages
-    folded: bool  # a system message was folded into its neighbour
+    folded: bool  # a system message was folded into its neighbor
 
     @property
     def held_tokens(self) -> int:
@@ -34,7 +34,7 @@ async def prompt_of(
     place: Place, prompts: ChatPrompts, tools: list[dict[str, Any]] | None, thinking: bool | None
 ) -> Prompt:
     """The prompt for a history; raises BadRequest for messages that cannot be rendered."""
-    why: str | None = place.why
+    miss: str | None = place.prefix_miss
     if place.turn is not None:
         turn = place.turn
         new = place.messages[len(place.messages) - place.new :]
@@ -45,12 +45,12 @@ async def prompt_of(
             ids = np.concatenate([turn.tokens.to_numpy(), bridged.ids])
             starts = bridged.message_starts
             return Prompt(ids, turn, bridged.ids, starts, None, bridged.special_text, bool(bridged.folded))
-        why = bridged.why
+        miss = bridged.why
     size = sum(len(message.raw) for message in place.messages)
     messages = [message.to_dict() for message in place.messages]
     rendered = await _run(size, prompts.render, messages, tools, thinking)
     starts = rendered.message_starts
-    return Prompt(rendered.ids, None, rendered.ids, starts, why, rendered.special_text, bool(rendered.folded))
+    return Prompt(rendered.ids, None, rendered.ids, starts, miss, rendered.special_text, bool(rendered.folded))
 
 
 def again_from(interrupted: Turn) -> Prompt:

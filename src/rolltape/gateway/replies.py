@@ -1,4 +1,4 @@
-"""What engines gave → the reply message, and how the turn's sampled side is recorded."""
+"""Build the reply message from what engines returned, and how the turn records what was sampled."""
 
 import secrets
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Run the gateway until it is told to end."""
+"""Run the gateway until it is asked to stop."""
 
 import asyncio
 import gc
@@ -31,16 +31,16 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 async def _serve(gateway: Gateway) -> None:
     loop = asyncio.get_running_loop()
-    started, told = asyncio.Event(), asyncio.Event()
+    started, stopped = asyncio.Event(), asyncio.Event()
     main = asyncio.current_task()
     assert main is not None
 
     def end() -> None:
-        if started.is_set() and told.is_set():
+        if started.is_set() and stopped.is_set():
             gateway.service.hurry()
-        if not started.is_set() or told.is_set():
+        if not started.is_set() or stopped.is_set():
             main.cancel()
-        told.set()
+        stopped.set()
 
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, end)
@@ -50,7 +50,7 @@ async def _serve(gateway: Gateway) -> None:
             _collect_garbage_seldom()
             print(gateway.url, flush=True)
             print(f"rolltape: {gateway.service.prompts.describe()}", file=sys.stderr)
-            await told.wait()
+            await stopped.wait()
             print("rolltape: ending; turns in flight may finish, another signal ends them", file=sys.stderr)
     except asyncio.CancelledError:
         print("rolltape: ended at once", file=sys.stderr)

@@ -1,9 +1,10 @@
-"""What a gateway does, apart from HTTP: opens sessions, takes turns, changes weights, ends sessions."""
+"""The gateway without HTTP: open sessions, take turns, change weights, end sessions."""
 
 import asyncio
 import itertools
 import logging
 import time
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,7 +44,13 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     rollout_ended: bool  # false: other sessions of it are open
     turns: int
     interrupted: int  # turns that took longer than was allowed for
-    made: Linearized | None  # samples and ledger; None: not asked for, or the rollout goes on
+    linearized: Linearized | None  # samples and ledger; None: not asked for, or the rollout goes on
+
+    @property
+    def made(self) -> Linearized | None:
+        """The name of `linearized` in 0.1, which goes with 0.3."""
+        warnings.warn("Finished.made is now Finished.linearized", DeprecationWarning, stacklevel=2)
+        return self.linearized
 
 
 class Service:
@@ -195,7 +202,7 @@ class Service:
         session.deliveries[taken.turn.id] = delivery
         self.metrics.delivery(delivery)
         try:
-            self.tape.mark_delivered_async(taken.turn.id, delivery).add_done_callback(_said)
+            self.tape.mark_delivered_async(taken.turn.id, delivery).add_done_callback(_log_failure)
         except TapeError as error:
             log.warning("%s is %s, which could not be recorded: %s", taken.turn.id, delivery.value, error)
 
@@ -236,7 +243,7 @@ class Service:
             rollout_ended=last,
             turns=session.recorder.turn_count,
             interrupted=interrupted,
-            made=made,
+            linearized=made,
         )
 
     async def resume(self, version: str | None = None) -> None:
@@ -314,7 +321,7 @@ class Service:
                     session.rollout.fail("the gateway ended before it was finished")
 
 
-def _said(written: "asyncio.Future[None]") -> None:
+def _log_failure(written: "asyncio.Future[None]") -> None:
     """A delivery that cannot be written stays unknown, which trains nothing unless a later request proves it."""
     if not written.cancelled() and (error := written.exception()) is not None:
         log.warning("a delivery could not be recorded: %s", error)

@@ -1,4 +1,4 @@
-"""Sessions: one agent's connection each, opened with a key of its own and closed with what it came to."""
+"""Sessions: one agent's connection each, with its own key, limits and turns."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ import msgspec
 
 from rolltape.errors import NoSuchSession, SessionEnded, TurnCapReached
 from rolltape.gateway.attempts import Attempt, Attempts
-from rolltape.gateway.engines.ids_json import IdsAsJson
+from rolltape.gateway.engines.protocol import IdsAsJson
 from rolltape.gateway.exchange import SamplingParams
 from rolltape.gateway.history import History
 from rolltape.records.turn import Delivery
@@ -24,7 +24,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 _REMEMBERED_KEYS = 20_000  # of ended sessions: 6 MB
 
-# What a rollout is opened with, and what is said where nothing is.
+# What a rollout is opened with, and the defaults.
 _OF_ROLLOUT: dict[str, Any] = {
     "task_id": None,
     "task": None,
@@ -55,8 +55,8 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tags: tuple[str, ...] = ()
     extra: dict[str, Any] = {}
     rollout: str | None = None  # another session of this open rollout; then none of those above is given
-    sampling: SamplingParams = SamplingParams()  # where the agent says nothing
-    forced: SamplingParams = SamplingParams()  # whatever the agent says
+    sampling: SamplingParams = SamplingParams()  # defaults for the agent
+    forced: SamplingParams = SamplingParams()  # override the agent
     thinking: bool | None = None  # None: as the agent asks, or as the gateway is set
     max_turns: _Count | None = None
     context_budget: _Count | None = None  # tokens of prompt and reply together

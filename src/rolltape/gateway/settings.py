@@ -1,4 +1,4 @@
-"""How a gateway runs, read once at its start."""
+"""The gateway's settings, read once at its start."""
 
 import msgspec
 
@@ -20,9 +20,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     thinking: bool | None = None  # None: as the agent asks, else as the model's template has it
     thinking_retention: Retention | None = None  # None: as the model's template has it
     special_text: str = "pass"  # special tokens spelled out in text: "pass", or "plain" text
-    sampling: SamplingParams = SamplingParams()  # where neither agent nor session says anything
+    sampling: SamplingParams = SamplingParams()  # defaults for agent and session
     forced: SamplingParams = SamplingParams()  # whatever they say
-    max_reply_tokens: int = 32_768  # where nobody says, and the context leaves more room
+    max_reply_tokens: int = 32_768  # the default, where the context leaves more room
     patience: Patience = Patience()
     keepalive_s: float = 5.0
     max_body_mib: int = 64

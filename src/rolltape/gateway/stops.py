@@ -1,4 +1,4 @@
-"""Stop strings that begin before an interruption and end after it: no engine has seen the whole of one."""
+"""Find stop strings that begin before an interruption and end after it, which no engine sees whole."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""One turn from request to reply: placed, prompted, generated, parsed, and durable before it is handed over."""
+"""One turn from request to reply: placed, prompted, generated, parsed, and durable before it is delivered."""
 
 import asyncio
 import secrets
@@ -25,7 +25,7 @@ from rolltape.gateway.stops import cut_at_stop
 from rolltape.records.tokens import NO_IDS, Ids
 from rolltape.records.turn import Delivery, Finish, Turn, TurnFlag
 
-# What is recorded as applied where nobody says anything; engines are sent the same.
+# Defaults that are recorded as applied; engines are sent the same.
 _NEUTRAL = SamplingParams(temperature=1.0, top_p=1.0)
 _INLINE_IDS = 1000  # a longer reply is parsed off the event loop
 
@@ -43,7 +43,7 @@ class Begun(NamedTuple):
     thinking: bool | None
     resumed: "Resumed | None"  # the interrupted turn that a client's retry goes on from
     auxiliary: str | None
-    unhonoured: tuple[str, ...]
+    ignored_params: tuple[str, ...]
     started_at: float
 
     @property
@@ -133,7 +133,7 @@ class Turns:
             thinking=thinking,
             resumed=resumed,
             auxiliary=auxiliary_reason(ask),
-            unhonoured=(*ask.unhonoured, *self._unhonoured(ask, applied), *withheld),
+            ignored_params=(*ask.ignored_params, *self._ignored_params(ask, applied), *withheld),
             started_at=started_at,
         )
 
@@ -190,16 +190,17 @@ class Turns:
         limits = [limit for limit in (session.spec.context_budget, self._context) if limit is not None]
         return min(limits) - prompt_tokens if limits else self._settings.max_reply_tokens
 
-    def _unhonoured(self, ask: Ask, applied: SamplingParams) -> list[str]:
-        """What was understood and is not done, said in a header and on the turn."""
-        said = [f"{name}: the engine does not apply it" for name in applied.to_dict() if name not in self._pool.applies]
+    def _ignored_params(self, ask: Ask, applied: SamplingParams) -> list[str]:
+        """Parameters that are understood and not applied; a header and the turn list them."""
+        unapplied = (name for name in applied.to_dict() if name not in self._pool.applies)
+        ignored = [f"{name}: the engine does not apply it" for name in unapplied]
         if ask.thinking is not None and not self._prompts.switches_thinking:
-            said.append("thinking: the model's template has no switch for it")
+            ignored.append("thinking: the model's template has no switch for it")
         if ask.tool_choice.mode == "required":
-            said.append("tool_choice: the engine cannot force a call; the model is free")
+            ignored.append("tool_choice: the engine cannot force a call; the model is free")
         if not ask.parallel_tool_calls:
-            said.append("parallel_tool_calls: the model is not kept from calling several")
-        return said
+            ignored.append("parallel_tool_calls: the model is not kept from calling several")
+        return ignored
 
     async def _outcome(self, begun: Begun, stretches: list[Stretch], failure: str | None) -> Outcome:
         assert begun.applied.max_tokens is not None
@@ -246,7 +247,7 @@ class Turns:
 
 
 def _offered(ask: Ask, session: OpenSession) -> tuple[list[dict[str, Any]] | None, list[str]]:
-    """The tools that the model gets to see, and what is said of those that it does not."""
+    """The tools that the model is shown, and why others are not."""
     if not ask.tools:
         return None, []
     allowed = [tool for tool in ask.tools if session.spec.allows(_name(tool))]
@@ -281,9 +282,9 @@ def _extra(begun: Begun, stretches: list[Stretch], outcome: Outcome) -> dict[str
         "api": begun.ask.api.value,
         "model_asked": begun.ask.model,
         "prompt": "bridged" if begun.prompt.after is not None else "rendered",
-        "prompt_why": begun.prompt.why,
+        "prefix_miss": begun.prompt.prefix_miss,
         "echoes": [rule.value for rule in dict.fromkeys(begun.place.echoes)],
-        "unhonoured": list(begun.unhonoured),
+        "ignored_params": list(begun.ignored_params),
         "denied": list(outcome.denied),
         "engine": last.engine.name if last else None,
         "cached_tokens": last.given.cached_tokens if last else None,

@@ -1,4 +1,4 @@
-"""Weights change while agents run: requests wait, replies in flight are interrupted and go on afterwards."""
+"""Change weights while agents run: requests wait, and replies in flight are interrupted and continued afterwards."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,7 +16,7 @@ class Weights:
         self._in_flight: dict[str, Interrupt] = {}
         self._idle = asyncio.Event()
         self._idle.set()
-        self.version = version  # None: nobody has said
+        self.version = version  # None: not known
 
     @property
     def paused(self) -> bool:

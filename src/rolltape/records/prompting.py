@@ -1,10 +1,10 @@
-"""How a prompt was come by, as a turn says it: why it is no extension of held ids, and what its echoes had changed."""
+"""Why a prompt does not extend ids that its session holds, and how clients change replies that they send back."""
 
 import enum
 
 
-class Unheld(enum.StrEnum):
-    """Why a history does not end in a turn that the session holds."""
+class PrefixMiss(enum.StrEnum):
+    """Why no turn of the session is a prefix of a request's history."""
 
     FIRST_TURN = "first_turn"  # nothing was sampled in this session yet
     NO_REPLY = "no_reply"  # it holds no reply of the model: another conversation, or one that begins anew

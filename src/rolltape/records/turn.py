@@ -177,6 +177,18 @@ class Turn:
         return float(given) if isinstance(given, int | float) and not isinstance(given, bool) else None
 
     @property
+    def prefix_miss(self) -> str | None:
+        """Why the gateway rendered the prompt in full; None: it extended held ids, or another recorder wrote it."""
+        found: str | None = self.facts.extra.get("prefix_miss", self.facts.extra.get("prompt_why"))  # the name of 0.1
+        return found
+
+    @property
+    def ignored_params(self) -> list[str]:
+        """Parameters of the request that the gateway did not apply, each with what it did instead."""
+        found: list[str] = self.facts.extra.get("ignored_params", self.facts.extra.get("unhonoured", []))  # in 0.1
+        return found
+
+    @property
     def prompt_messages(self) -> list[dict[str, Any]]:
         return [message.to_dict() for message in self.prompt.to_list()]
 

@@ -1,4 +1,4 @@
-"""A small Qwen3 model run in this process: numpy alone, real sampling, real logprobs."""
+"""The tiny engine: a small Qwen3 model run in this process by numpy, with real sampling and real logprobs."""
 
 from rolltape.tiny.engine import EmbeddedEngine, InFlightPolicy
 from rolltape.tiny.replies import EngineReply, Piece

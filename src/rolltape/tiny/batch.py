@@ -1,4 +1,4 @@
-"""Continuous batching: requests join and leave between steps; each step feeds every running one."""
+"""Continuous batching: requests join and leave between steps, and each step feeds every running request."""
 
 from collections import deque
 from collections.abc import Iterator

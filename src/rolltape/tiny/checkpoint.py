@@ -1,4 +1,4 @@
-"""An ordinary Qwen3 checkpoint folder: its config, its end-of-turn ids and its tensors as float32."""
+"""Load a Qwen3 checkpoint folder: its config, its end-of-turn ids and its tensors as float32."""
 
 import mmap
 from collections.abc import Iterator

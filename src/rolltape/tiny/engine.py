@@ -1,4 +1,4 @@
-"""The embedded engine: a model that runs in this process, in a thread of its own beside the event loop."""
+"""The tiny engine: a model that runs on a thread of its own beside the event loop."""
 
 import asyncio
 import enum
@@ -14,8 +14,8 @@ import msgspec
 
 from rolltape.errors import CheckpointError, EngineError, EngineStopped, PromptError, SamplingError
 from rolltape.tiny.batch import RequestBatch
-from rolltape.tiny.blas import one_blas_thread
 from rolltape.tiny.checkpoint import ModelConfig
+from rolltape.tiny.linear import one_blas_thread
 from rolltape.tiny.model import Qwen3
 from rolltape.tiny.prefixes import Prefixes
 from rolltape.tiny.replies import EngineReply, Piece

@@ -6,11 +6,14 @@ asked for in a few row counts only, those that are shown to agree bit for bit on
 """
 
 import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import numpy as np
+from threadpoolctl import ThreadpoolController  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from rolltape.tiny.blas import one_blas_thread
 from rolltape.tiny.checkpoint import Floats
 
 # A few rows times 256 × 64 stay within OpenBLAS's kernels for small matrices, which read the weights once, in
@@ -118,3 +121,39 @@ class Linear:
         """The weights of some outputs, shape (len(which), inputs): the embedding of a tied head."""
         block, place = np.divmod(which, BLOCK_WIDTH)
         return self._weights[:, block, :, place].reshape(len(which), -1)[:, : self.inputs]
+
+
+_lock = threading.Lock()
+_users = 0
+_before: list[int] = []
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[Callable[[], None]]:
+    """Holds for the whole process, as BLAS keeps it; the last user to end gives the threads back.
+
+    Yields what makes it hold again, cheap enough for every step: others in the process may change it.
+    """
+    global _users, _before
+    libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+    with _lock:
+        if _users == 0:
+            _before = [library.get_num_threads() for library in libraries]
+        _users += 1
+
+    def hold() -> None:
+        for library in libraries:
+            if library.get_num_threads() != 1:
+                library.set_num_threads(1)
+
+    hold()
+    try:
+        yield hold
+    finally:
+        with _lock:
+            _users -= 1
+            for library, threads in zip(libraries, _before, strict=False):
+                if _users == 0:
+                    library.set_num_threads(threads)
+                # From version 3.8 on, only the thread that set a limit first may change it until it lets go.
+                getattr(library, "clear_controlling_thread", lambda: None)()

@@ -1,4 +1,4 @@
-"""What prompts begin with in common is read once: keys and values of whole pieces, kept across requests.
+"""Reuse the keys and values of prompts that begin alike, in pieces that are kept across requests.
 
 A piece is cut at a fixed place and its bits depend on the ids up to its end alone, so a copy of it is, bit for
 bit, what reading it again would give. What was sampled is fed token by token, in other shapes, and therefore not
@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from rolltape.tiny.cache import Cache, mapped_floats
+from rolltape.tiny.attention import Cache, mapped_floats
 from rolltape.tiny.checkpoint import ModelConfig
 
 # A prompt is read in pieces of this size, cut at the same places whatever else runs, so that the shapes of its

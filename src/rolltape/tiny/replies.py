@@ -1,4 +1,4 @@
-"""What a request gets: pieces while it runs, a reply at its end."""
+"""What the tiny engine returns: pieces while a request runs, and a reply at its end."""
 
 import msgspec
 import numpy as np

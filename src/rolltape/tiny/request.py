@@ -1,4 +1,4 @@
-"""One request on its way: what it asked for, how far it is, and how it ended."""
+"""One request in progress: its parameters, how far it is, and how it ended."""
 
 import asyncio
 import secrets
@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rolltape.records.turn import Finish
-from rolltape.tiny.attention import TokenSpan
-from rolltape.tiny.cache import Cache
+from rolltape.tiny.attention import Cache, TokenSpan
 from rolltape.tiny.model import Qwen3
 from rolltape.tiny.prefixes import PROMPT_PIECE, Prefixes
 from rolltape.tiny.replies import EngineReply, Piece

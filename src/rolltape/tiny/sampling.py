@@ -1,4 +1,4 @@
-"""How a reply is sampled: the parameters of a request, and the choice of a token from its logits."""
+"""Sampling parameters of a request, and the choice of a token from its logits."""
 
 import math
 from typing import Any, NamedTuple

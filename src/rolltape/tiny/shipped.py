@@ -1,4 +1,4 @@
-"""Where the model that comes with Rolltape lies."""
+"""The folder of the model that ships with Rolltape."""
 
 from pathlib import Path
 

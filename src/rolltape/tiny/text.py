@@ -1,4 +1,4 @@
-"""The text of token ids as it grows: bytes first, since a token may end inside a character."""
+"""The text of token ids as it grows, decoded by bytes, since a token may end inside a character."""
 
 import codecs
 from pathlib import Path

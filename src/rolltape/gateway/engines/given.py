@@ -1,4 +1,4 @@
-"""What an engine really gives, seen in its first reply and said in one line."""
+"""Report what an engine really returns, as seen in its first reply."""
 
 import msgspec
 

@@ -1,7 +1,7 @@
-"""One engine's connections: its answers as bytes, its troubles as the errors of the engine protocol."""
+"""HTTP connections to one engine: responses as bytes, failures as the errors of the engine protocol."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
@@ -105,7 +105,7 @@ class Connections:
     async def _body(self, response: aiohttp.ClientResponse, path: str) -> bytes:
         body = await response.read()
         if response.status >= 400:
-            raise EngineFault(f"{self._name}: {path} answered {response.status}: {_said(body)}")
+            raise EngineFault(f"{self._name}: {path} answered {response.status}: {_body_text(body)}")
         return body
 
 
@@ -119,7 +119,7 @@ def decoded(data: bytes, decoder: "msgspec.json.Decoder[_T]", where: str) -> _T:
 
 
 def error_text(value: Any) -> str:
-    """What the JSON of an error says, in whichever of the usual places it says it."""
+    """The message of an error body, in any of the usual places."""
     while isinstance(value, dict):
         inner = next((value[key] for key in ("error", "message", "detail", "msg") if value.get(key)), None)
         if inner is None:
@@ -128,7 +128,7 @@ def error_text(value: Any) -> str:
     return _short(value if isinstance(value, str) else str(value)) or "nothing"
 
 
-def _said(body: bytes) -> str:
+def _body_text(body: bytes) -> str:
     with suppress(msgspec.DecodeError):
         return error_text(msgspec.json.decode(body))
     return error_text(body.decode(errors="replace"))
@@ -137,3 +137,26 @@ def _said(body: bytes) -> str:
 def _short(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
+
+
+class InFlight:
+    """What is under way at one engine."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
+
+    async def run(self, name: str, work: Coroutine[None, None, _T]) -> _T | None:
+        """The work's result; None: it was aborted. Cancelling the caller, too, ends the work."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[name] = task
+        try:
+            await asyncio.wait({task})
+        finally:
+            del self._tasks[name]
+            task.cancel()
+        return None if task.cancelled() else task.result()
+
+    def abort(self, name: str) -> None:
+        task = self._tasks.get(name)
+        if task is not None:
+            task.cancel()

@@ -1,4 +1,4 @@
-"""The embedded engine behind the protocol: a small model in this process, with nothing to install or start."""
+"""The tiny engine behind the engine protocol: a small model in this process, with nothing to install or start."""
 
 from rolltape.errors import EngineDied, EngineFault, EngineStopped, EngineUnreachable, PromptError, SamplingError
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation

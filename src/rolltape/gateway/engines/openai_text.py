@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible chat endpoint: messages in, a message out, and neither ids nor logprobs."""
+"""Any OpenAI-compatible chat endpoint as an engine: messages in, a message out, without ids or logprobs."""
 
 from contextlib import suppress
 from typing import Any
@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import EngineFault
-from rolltape.gateway.engines.http import Connections, decoded
-from rolltape.gateway.engines.inflight import InFlight
+from rolltape.gateway.engines.http import Connections, InFlight, decoded
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.exchange import Ask
 from rolltape.records.tokens import NO_IDS

@@ -1,4 +1,4 @@
-"""An engine from the text that names it on a command line."""
+"""Open an engine from the text that names it on a command line."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Several engines as one: each session keeps to one of them, and one that is down is left aside until it answers."""
+"""Several engines as one: each session stays with one, and one that is down is skipped until it answers."""
 
 import asyncio
 import logging
@@ -59,9 +59,9 @@ class EnginePool:
 
     @property
     def context(self) -> int | None:
-        """The smallest context that any of them has said; None: none has."""
-        said = [member.facts.context for member in self._members if member.facts is not None]
-        return min((context for context in said if context is not None), default=None)
+        """The smallest context length of any engine; None: none is known."""
+        contexts = [member.facts.context for member in self._members if member.facts is not None]
+        return min((context for context in contexts if context is not None), default=None)
 
     async def look(self) -> list[EngineHealth]:
         """Ask all of them for their facts now, as at the start and after new weights; who does not answer is aside."""

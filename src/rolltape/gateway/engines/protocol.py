@@ -1,4 +1,4 @@
-"""What every engine is asked and gives. An engine is one file behind this protocol."""
+"""The engine protocol: what every engine is asked and returns."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -7,10 +7,26 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rolltape.gateway.engines.ids_json import IdsAsJson
 from rolltape.gateway.exchange import Ask, SamplingParams
-from rolltape.records.tokens import Ids
+from rolltape.records.tokens import NO_IDS, Ids
 from rolltape.records.turn import Finish, LogprobKind, Segment
+
+
+class IdsAsJson:
+    """A session's latest prompt as text. A hundred thousand ids take milliseconds to write, and none to copy."""
+
+    def __init__(self) -> None:
+        self._ids = NO_IDS
+        self._text = b""
+
+    def encoded(self, ids: Ids) -> msgspec.Raw:
+        """The ids as a JSON list."""
+        known = len(self._ids)
+        if known > len(ids) or not np.array_equal(self._ids, ids[:known]):
+            known, self._text = 0, b""
+        new = msgspec.json.encode(ids[known:].tolist())[1:-1]
+        self._ids, self._text = ids, b",".join(part for part in (self._text, new) if part)
+        return msgspec.Raw(b"[" + self._text + b"]")
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -45,7 +61,7 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine says of itself."""
+    """What an engine reports about itself."""
 
     model: str | None = None
     context: int | None = None  # prompt and reply together; None: it does not say

@@ -1,4 +1,4 @@
-"""The turns of a recorded rollout or session, given again: nothing is sampled, and a departure is told."""
+"""Replay the turns of a recorded rollout or session as an engine; a prompt that departs from them is an error."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""What every engine's answer is held against: ids that can be ids, logprobs that can be logprobs, one for each."""
+"""Check an engine's answer: valid ids, valid logprobs, one logprob per id."""
 
 from collections.abc import Sequence
 

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import EngineDied, EngineFault
-from rolltape.gateway.engines.http import Connections, decoded, error_text
-from rolltape.gateway.engines.inflight import InFlight
+from rolltape.gateway.engines.http import Connections, InFlight, decoded, error_text
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.engines.sampled import NEUTRAL, sampled_ids, sampled_logprobs
 from rolltape.gateway.exchange import SamplingParams

@@ -1,4 +1,4 @@
-"""Chat messages ↔ token ids: the whole prompt rendered, what is new bridged onto what is held, the reply parsed."""
+"""Convert chat messages to token ids and back: render a whole prompt, extend held ids, parse a reply."""
 
 from rolltape.gateway.prompts.bridging import Bridged, Refused
 from rolltape.gateway.prompts.chat import ChatPrompts, Rendered, Retention

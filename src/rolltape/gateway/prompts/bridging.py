@@ -1,5 +1,6 @@
-"""What follows a held prompt and its reply: only the new messages are rendered, and held ids stay as they are."""
+"""Extend held ids by new messages: only these are rendered, and held ids stay as they are."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -7,7 +8,6 @@ import numpy as np
 
 from rolltape.gateway.prompts.families import DEFAULT, Renderer, Tokens
 from rolltape.gateway.prompts.messages import Chat, Prepared
-from rolltape.gateway.prompts.starts import message_starts
 from rolltape.records.prompting import BridgeRefusal
 from rolltape.records.tokens import Ids
 
@@ -90,3 +90,21 @@ def _is_unfinished(renderer: Renderer, end: list[int], sampled: list[int], tools
 def _after(given: Tokens, held: int, new: Prepared) -> tuple[Ids, tuple[int, ...]]:
     ids = np.asarray(given.token_ids[held:], dtype=np.int32)
     return ids, message_starts(given.message_indices[held:], new.places)
+
+
+def message_starts(message_indices: Sequence[int], places: Sequence[int]) -> tuple[int, ...]:
+    """The first id of each message; `places` says which of the rendered messages each one became.
+
+    A message that left no ids begins where the next one does. Where a template reorders messages, a start is
+    never less than the one before it.
+    """
+    owners = np.asarray(message_indices, dtype=np.int64)
+    count = max(places, default=-1) + 1
+    firsts = np.full(count + 1, len(owners), dtype=np.int64)
+    positions = np.flatnonzero(owners >= 0)[::-1]
+    firsts[owners[positions]] = positions  # of equal owners the last one written counts: the first position
+    missing = firsts[:count] == len(owners)
+    for index in np.flatnonzero(missing)[::-1]:
+        firsts[index] = firsts[index + 1]
+    rising = np.maximum.accumulate(firsts[:count]) if count else firsts[:0]
+    return tuple(int(rising[place]) for place in places)

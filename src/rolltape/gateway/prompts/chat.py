@@ -1,4 +1,4 @@
-"""A gateway's prompts: messages rendered or bridged to ids, and replies parsed, for one model folder."""
+"""The prompts of one model folder: render or extend messages to ids, and parse replies."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -10,13 +10,12 @@ import numpy as np
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.prompts import bridging, reply
-from rolltape.gateway.prompts.bridging import Bridged, Refused
+from rolltape.gateway.prompts.bridging import Bridged, Refused, message_starts
 from rolltape.gateway.prompts.choosing import Choice, choose
 from rolltape.gateway.prompts.families import DEFAULT, READS_PROMPT_END, Renderer, make, version
 from rolltape.gateway.prompts.messages import Prepared, prepared
 from rolltape.gateway.prompts.probes import renders_call_ids, takes_system_anywhere
 from rolltape.gateway.prompts.reply import Parsed
-from rolltape.gateway.prompts.starts import message_starts
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer, SpecialText
 from rolltape.records.tokens import Ids, TokenChain
 

@@ -1,4 +1,4 @@
-"""Which renderer makes a folder's prompts: the one named, else one whose prompts are those of the folder's template."""
+"""Choose the renderer for a model folder: the one named, or one whose prompts equal the folder's template."""
 
 from typing import Any
 

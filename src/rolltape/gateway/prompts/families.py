@@ -1,4 +1,4 @@
-"""The border to the `renderers` package, which is untyped: one renderer per model family, and what is known of each."""
+"""The interface to the untyped `renderers` package: one renderer per model family, and the quirks of each."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, cast

@@ -1,4 +1,4 @@
-"""Messages as agents send them → messages as renderers take them."""
+"""Convert messages from the form that agents send to the form that renderers take."""
 
 import json
 import math
@@ -111,7 +111,7 @@ def _finite(digits: str) -> float:
 
 
 def _folded(messages: Chat, opening: bool) -> tuple[Chat, list[int], int]:
-    """Leading system messages become one; later ones become reminders, part of a neighbouring user message if any."""
+    """Leading system messages become one; later ones become reminders, part of a neighboring user message if any."""
     out: Chat = []
     places: list[int] = []
     folded = 0

@@ -1,4 +1,4 @@
-"""Small conversations by which a renderer and a folder's own chat template are compared, id for id."""
+"""Small conversations that compare a renderer with a folder's own chat template, id by id."""
 
 import json
 from typing import Any

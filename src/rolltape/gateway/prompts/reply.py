@@ -1,4 +1,4 @@
-"""Sampled ids → the reply as the agent gets it: text, thinking, tool calls."""
+"""Parse sampled ids into the reply that the agent gets: text, thinking, tool calls."""
 
 import json
 import math

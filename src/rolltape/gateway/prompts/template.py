@@ -1,4 +1,4 @@
-"""A model folder's own chat template, applied as transformers applies it."""
+"""Apply a model folder's own chat template, as transformers applies it."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""A folder's tokenizer in the form that renderers ask for, which is that of transformers, without transformers."""
+"""A folder's tokenizer with the interface of transformers, which renderers need, without transformers."""
 
 import enum
 import json

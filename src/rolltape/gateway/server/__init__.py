@@ -1,1 +1,1 @@
-"""The gateway over HTTP: the agents' APIs, the sessions' own, and what guards them."""
+"""The gateway's HTTP server: the agents' APIs, the session API, and access checks."""

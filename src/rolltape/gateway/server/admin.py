@@ -1,4 +1,4 @@
-"""What the one who runs the agents asks: sessions opened, looked at, finished, dropped; weights; figures."""
+"""The HTTP API of whoever runs the agents: open, inspect, finish and drop sessions; weights; metrics."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
@@ -107,8 +107,8 @@ class Admin:
 
     def _weights(self, **more: Any) -> web.Response:
         weights = self._service.weights
-        said = {"version": weights.version, "paused": weights.paused, "in_flight": weights.in_flight}
-        return _json({"schema": SCHEMA, **said, **more})
+        state = {"version": weights.version, "paused": weights.paused, "in_flight": weights.in_flight}
+        return _json({"schema": SCHEMA, **state, **more})
 
     async def _status(self, request: web.Request) -> web.Response:
         self._guard.admit_admin(request)
@@ -166,10 +166,10 @@ def finished_json(done: Finished) -> bytes:
         "turns": done.turns,
         "interrupted": done.interrupted,
     }
-    if done.made is None:
+    if done.linearized is None:
         return msgspec.json.encode({**fields, "samples": None, "ledger": None})
-    ledger = {fate.value: count for fate, count in done.made.ledger.totals().items()}
-    rows = [msgspec.Raw(json_line(SAMPLE.row(sample), RowKind.SAMPLE)) for sample in done.made.samples()]
+    ledger = {fate.value: count for fate, count in done.linearized.ledger.totals().items()}
+    rows = [msgspec.Raw(json_line(SAMPLE.row(sample), RowKind.SAMPLE)) for sample in done.linearized.samples()]
     return msgspec.json.encode({**fields, "samples": rows, "ledger": ledger})
 
 

@@ -1,4 +1,4 @@
-"""What agents ask: the three APIs, and the models there are."""
+"""The HTTP routes that agents call: the three APIs, and the list of models."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -192,9 +192,11 @@ class StreamFailed(GatewayError):
 
 
 def _headers(begun: Begun) -> dict[str, str]:
-    """What is said beside a reply."""
+    """The headers of a reply."""
     headers = {"request-id": begun.draft.id, "x-rolltape-session": begun.session.id}
-    if begun.unhonoured:
-        said = "; ".join(begun.unhonoured)[:4000]
-        headers["x-rolltape-unhonoured"] = "".join(letter if " " <= letter <= "~" else "?" for letter in said)
+    if begun.ignored_params:
+        listed = "; ".join(begun.ignored_params)[:4000]
+        value = "".join(letter if " " <= letter <= "~" else "?" for letter in listed)
+        headers["x-rolltape-ignored-params"] = value
+        headers["x-rolltape-unhonoured"] = value  # the name of 0.1, which goes with 0.3
     return headers

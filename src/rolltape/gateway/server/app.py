@@ -1,4 +1,4 @@
-"""The aiohttp application: routes, errors in each API's own shape, a quiet log."""
+"""The aiohttp application: routes, and errors in each API's own form."""
 
 import asyncio
 import logging

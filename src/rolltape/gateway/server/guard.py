@@ -1,4 +1,4 @@
-"""Who may do what: a session's key opens that session, the admin key everything else."""
+"""Access checks: a session's key opens that session, the admin key everything else."""
 
 import hmac
 from ipaddress import ip_address

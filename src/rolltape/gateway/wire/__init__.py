@@ -1,1 +1,1 @@
-"""The APIs that agents speak: one file each."""
+"""The APIs that agents use, in one or a few files each."""

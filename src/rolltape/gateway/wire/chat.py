@@ -1,13 +1,12 @@
-"""OpenAI's Chat Completions."""
+"""OpenAI's Chat Completions API."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rolltape.gateway.exchange import Api, Ask, Draft, Reply
 from rolltape.gateway.wire.chat_request import read_ask
-from rolltape.gateway.wire.functions import input_of
-from rolltape.gateway.wire.refusals import error_body
-from rolltape.gateway.wire.sse import COMMENT, event
+from rolltape.gateway.wire.openai import custom_call_input, error_body
+from rolltape.gateway.wire.protocol import COMMENT, event
 from rolltape.records.jsonable import encode_json
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
@@ -67,7 +66,7 @@ def _message(ask: Ask, reply: Reply) -> dict[str, Any]:
 
 def _call(ask: Ask, call: dict[str, Any]) -> dict[str, Any]:
     name, arguments = call["function"]["name"], call["function"]["arguments"]
-    text = input_of(arguments) if name in ask.custom_tools else None
+    text = custom_call_input(arguments) if name in ask.custom_tools else None
     if text is not None:
         return {"id": call["id"], "type": "custom", "custom": {"name": name, "input": text}}
     return {"id": call["id"], "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -1,10 +1,9 @@
-"""The messages of a Chat Completions request: checked, and kept as they came where that is possible."""
+"""Read the messages of a Chat Completions request; they are checked, and kept as they came where possible."""
 
 from typing import Any
 
 from rolltape.gateway.wire.fields import Fields
-from rolltape.gateway.wire.functions import arguments_of
-from rolltape.gateway.wire.parts import read_content
+from rolltape.gateway.wire.openai import custom_call_arguments, read_content
 from rolltape.records.jsonable import encode_json
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -70,7 +69,7 @@ def _call(call: Fields) -> dict[str, Any]:
     kind = call.maybe_one_of("type", "function", "custom") or "function"
     if kind == "custom":
         custom = call.object("custom")
-        function = {"name": custom.name(), "arguments": arguments_of(custom.text("input"))}
+        function = {"name": custom.name(), "arguments": custom_call_arguments(custom.text("input"))}
     else:
         given = call.object("function")
         function = {"name": given.name(), "arguments": _arguments(given)}

@@ -1,14 +1,12 @@
-"""A Chat Completions request → what it asks."""
+"""Parse a Chat Completions request."""
 
 from typing import Any
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.exchange import Api, Ask, SamplingParams
 from rolltape.gateway.wire.chat_history import read_messages
-from rolltape.gateway.wire.effort import read_effort
 from rolltape.gateway.wire.fields import Fields, read_body
-from rolltape.gateway.wire.functions import offered, unenforced
-from rolltape.gateway.wire.tool_choice import read_tool_choice
+from rolltape.gateway.wire.openai import check_function, custom_tool_function, read_effort, read_tool_choice
 
 # Of no effect on what the model does: bookkeeping, caching and speed at the provider.
 _HARMLESS = (
@@ -29,11 +27,11 @@ def read_ask(raw: bytes) -> Ask:
     body, repaired = read_body(raw)
     _refuse_unservable(body)
     messages = read_messages(body)
-    tools, custom_tools, unhonoured = _tools(body)
+    tools, custom_tools, ignored_params = _tools(body)
     choice, more = read_tool_choice(body, [tool["function"]["name"] for tool in tools or ()])
-    unhonoured += more
-    thinking = _thinking(body, unhonoured)
-    output_schema = _output_schema(body, unhonoured)
+    ignored_params += more
+    thinking = _thinking(body, ignored_params)
+    output_schema = _output_schema(body, ignored_params)
     options = body.maybe_object("stream_options")
     return Ask(
         api=Api.CHAT,
@@ -48,7 +46,7 @@ def read_ask(raw: bytes) -> Ask:
         thinking=thinking,
         custom_tools=custom_tools,
         # After all others, since it names the fields that nobody read.
-        unhonoured=tuple(dict.fromkeys((*unhonoured, *_unhonoured(body)))),
+        ignored_params=tuple(dict.fromkeys((*ignored_params, *_ignored_params(body)))),
         output_schema=output_schema,
         repaired=repaired,
     )
@@ -65,23 +63,23 @@ def _refuse_unservable(body: Fields) -> None:
 
 
 def _tools(body: Fields) -> tuple[list[dict[str, Any]] | None, frozenset[str], list[str]]:
-    """The tools as functions, which of them are custom, and what cannot be honoured."""
+    """The tools as functions, which of them are custom, and what cannot be honored."""
     given = body.maybe_objects("tools")
-    tools, custom_tools, unhonoured = [], set(), []
+    tools, custom_tools, ignored_params = [], set(), []
     for tool in given or ():
         kind = tool.text("type")
         if kind == "function":
-            unhonoured += unenforced(tool.object("function"))
+            ignored_params += check_function(tool.object("function"))
             tools.append(tool.value)
         elif kind == "custom":
             custom = tool.object("custom")
-            function, more = offered(custom, custom.name())
+            function, more = custom_tool_function(custom, custom.name())
             tools.append(function)
             custom_tools.add(custom.name())
-            unhonoured += more
+            ignored_params += more
         else:
             tool.refuse("type", "known are function, custom")
-    return tools or None, frozenset(custom_tools), unhonoured
+    return tools or None, frozenset(custom_tools), ignored_params
 
 
 def _sampling(body: Fields) -> SamplingParams:
@@ -102,30 +100,30 @@ def _sampling(body: Fields) -> SamplingParams:
     )
 
 
-def _thinking(body: Fields, unhonoured: list[str]) -> bool | None:
+def _thinking(body: Fields, ignored_params: list[str]) -> bool | None:
     """Whether to think: what the template is told outright, else whether an effort is asked for."""
-    by_effort = read_effort(body, "reasoning_effort", unhonoured)
+    by_effort = read_effort(body, "reasoning_effort", ignored_params)
     template = body.maybe_object("chat_template_kwargs")
     if template is None:
         return by_effort
     outright = template.maybe_flag("enable_thinking")
-    unhonoured += template.ignored()
+    ignored_params += template.ignored()
     return by_effort if outright is None else outright
 
 
-def _output_schema(body: Fields, unhonoured: list[str]) -> bool:
+def _output_schema(body: Fields, ignored_params: list[str]) -> bool:
     form = body.maybe_object("response_format")
     if form is None or form.text("type") == "text":
         return False
-    unhonoured.append("response_format: not enforced")
+    ignored_params.append("response_format: not enforced")
     return True
 
 
-def _unhonoured(body: Fields) -> list[str]:
-    said = []
+def _ignored_params(body: Fields) -> list[str]:
+    ignored = []
     if body.maybe_flag("logprobs") or body.maybe_whole("top_logprobs"):
-        said.append("logprobs: recorded, and not sent back")
+        ignored.append("logprobs: recorded, and not sent back")
     if body.get("logit_bias"):
-        said.append("logit_bias: ignored")
+        ignored.append("logit_bias: ignored")
     body.skip(*_HARMLESS)
-    return said + body.ignored()
+    return ignored + body.ignored()

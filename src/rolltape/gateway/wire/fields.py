@@ -1,4 +1,4 @@
-"""Reading a request field by field: what is wrong is a BadRequest that names the JSON path."""
+"""Read a request field by field; a wrong value is a BadRequest that names its JSON path."""
 
 import json
 import math
@@ -54,10 +54,10 @@ class Fields:
         return [name for name, value in self.value.items() if value is not None and name not in self._read]
 
     def ignored(self) -> list[str]:
-        """The unread fields as `Ask.unhonoured` names them: few, and fit for a header whatever the client sent."""
+        """The unread fields as `Ask.ignored_params` names them: few, and fit for a header whatever the client sent."""
         names = [self.at(name) for name in self.unread()]
-        said = [f"{ascii(name)[1:-1][:80]}: not known here; ignored" for name in names[:_NAMED]]
-        return said + ([f"{len(names) - _NAMED} more fields: ignored"] if len(names) > _NAMED else [])
+        ignored = [f"{ascii(name)[1:-1][:80]}: not known here; ignored" for name in names[:_NAMED]]
+        return ignored + ([f"{len(names) - _NAMED} more fields: ignored"] if len(names) > _NAMED else [])
 
     def maybe_text(self, name: str) -> str | None:
         value = self.get(name)

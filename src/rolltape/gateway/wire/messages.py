@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from rolltape.gateway.exchange import Api, Ask, Draft, Reply, Usage
-from rolltape.gateway.wire import sse
 from rolltape.gateway.wire.messages_history import signature_of
 from rolltape.gateway.wire.messages_request import read_counting, read_request
+from rolltape.gateway.wire.protocol import event
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
 
@@ -31,7 +31,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def _event(data: dict[str, Any]) -> bytes:
-    return sse.event(_encode(data), data["type"])
+    return event(_encode(data), data["type"])
 
 
 class MessagesWire:

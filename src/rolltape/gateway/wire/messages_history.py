@@ -1,7 +1,7 @@
-"""The conversation in a request of the Messages API, in chat form.
+"""Convert the conversation of a Messages API request to chat form.
 
-Cache marks are left out: they are for Anthropic's own cache, and move each turn, so that every message would be
-stored once with a mark and once without.
+Cache marks are left out: they are for Anthropic's own cache, and move each turn, so that every message would be stored
+once with a mark and once without.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Requests of the Messages API: what they ask for."""
+"""Parse a request of the Messages API."""
 
 from typing import Any
 
@@ -22,12 +22,12 @@ _WITHOUT_EFFECT = (
     "workspace_id",
 )
 # Fields of tools that would; what else a tool may carry (cache marks, how to stream) would not.
-_TOOL_UNHONOURED = {
+_IGNORED_TOOL_PARAMS = {
     "type": "only custom ones are offered, not those of types that Anthropic defines",
-    "allowed_callers": "allowed_callers is not honoured; the model calls them directly",
-    "defer_loading": "defer_loading is not honoured; they are offered from the start",
+    "allowed_callers": "allowed_callers is not honored; the model calls them directly",
+    "defer_loading": "defer_loading is not honored; they are offered from the start",
     "input_examples": "input_examples are not shown to the model",
-    "strict": "strict is not honoured; arguments are not held to the schema",
+    "strict": "strict is not honored; arguments are not held to the schema",
 }
 _MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 
@@ -52,15 +52,15 @@ def read_counting(body: bytes) -> Ask:
 def _ask(fields: Fields, repaired: bool) -> Ask:
     if fields.get("thread") is not None:
         fields.refuse("thread", "conversations are not kept here; send all of it in messages")
-    unhonoured: list[str] = []
-    tools = _tools(fields, unhonoured)
+    ignored_params: list[str] = []
+    tools = _tools(fields, ignored_params)
     choice = fields.maybe_object("tool_choice")
     model, messages, sampling = fields.name("model"), conversation(fields), _sampling(fields)
-    thinking, output_schema = _thinking(fields, unhonoured), _output_schema(fields, unhonoured)
+    thinking, output_schema = _thinking(fields, ignored_params), _output_schema(fields, ignored_params)
     stream = bool(fields.maybe_flag("stream"))
-    _context_management(fields, unhonoured)
+    _context_management(fields, ignored_params)
     fields.skip(*_WITHOUT_EFFECT)
-    unhonoured += fields.ignored()
+    ignored_params += fields.ignored()
     return Ask(
         api=Api.MESSAGES,
         model=model,
@@ -71,7 +71,7 @@ def _ask(fields: Fields, repaired: bool) -> Ask:
         sampling=sampling,
         stream=stream,
         thinking=thinking,
-        unhonoured=tuple(unhonoured),
+        ignored_params=tuple(ignored_params),
         output_schema=output_schema,
         repaired=repaired,
     )
@@ -90,7 +90,7 @@ def _sampling(fields: Fields) -> SamplingParams:
     )
 
 
-def _tools(fields: Fields, unhonoured: list[str]) -> list[dict[str, Any]]:
+def _tools(fields: Fields, ignored_params: list[str]) -> list[dict[str, Any]]:
     """The tools that the client itself defines, as functions. Those that Anthropic defines are not offered."""
     tools: dict[str, dict[str, Any]] = {}
     extras: set[str] = set()
@@ -105,7 +105,7 @@ def _tools(fields: Fields, unhonoured: list[str]) -> list[dict[str, Any]]:
         function = {"name": name, "description": description, "parameters": tool.object("input_schema").value}
         tools[name] = {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
         extras |= {extra for extra in tool.unread() if tool.value[extra] is not False}
-    unhonoured += [f"tools: {instead}" for extra, instead in _TOOL_UNHONOURED.items() if extra in extras]
+    ignored_params += [f"tools: {instead}" for extra, instead in _IGNORED_TOOL_PARAMS.items() if extra in extras]
     return list(tools.values())
 
 
@@ -120,38 +120,38 @@ def _tool_choice(choice: Fields, tools: list[dict[str, Any]]) -> ToolChoice:
     return ToolChoice(_MODES[kind], name)
 
 
-def _thinking(fields: Fields, unhonoured: list[str]) -> bool | None:
+def _thinking(fields: Fields, ignored_params: list[str]) -> bool | None:
     thinking = fields.maybe_object("thinking")
     if thinking is None:
         return None
     kinds = ("enabled", "adaptive", "between_tools", "disabled")
     kind = thinking.maybe_one_of("type", *kinds) or thinking.refuse("type", f"give one of {', '.join(kinds)}")
     if kind == "between_tools":
-        unhonoured.append("thinking.type: the model may think at any time")
+        ignored_params.append("thinking.type: the model may think at any time")
     if thinking.maybe_whole("budget_tokens", least=0) is not None:
-        unhonoured.append("thinking.budget_tokens: thinking is limited by max_tokens alone")
+        ignored_params.append("thinking.budget_tokens: thinking is limited by max_tokens alone")
     if thinking.maybe_text("display") is not None:
-        unhonoured.append("thinking.display: thinking is shown in full")
+        ignored_params.append("thinking.display: thinking is shown in full")
     return kind != "disabled"
 
 
-def _output_schema(fields: Fields, unhonoured: list[str]) -> bool:
+def _output_schema(fields: Fields, ignored_params: list[str]) -> bool:
     """Whether the reply is to follow a schema; nothing here makes it do so."""
     config = fields.maybe_object("output_config")
     asked = {"output_format": fields.maybe_object("output_format")}
     if config is not None:
         asked["output_config.format"] = config.maybe_object("format")
         if config.maybe_text("effort") is not None:
-            unhonoured.append("output_config.effort: the model is not told")
-        unhonoured += config.ignored()
+            ignored_params.append("output_config.effort: the model is not told")
+        ignored_params += config.ignored()
     given = [path for path, value in asked.items() if value is not None]
-    unhonoured += [f"{path}: the reply is not held to the schema" for path in given]
+    ignored_params += [f"{path}: the reply is not held to the schema" for path in given]
     return bool(given)
 
 
-def _context_management(fields: Fields, unhonoured: list[str]) -> None:
+def _context_management(fields: Fields, ignored_params: list[str]) -> None:
     """Edits that Anthropic's server would make in the history. Claude Code sends one that keeps all thinking."""
     management = fields.maybe_object("context_management")
     edits = [] if management is None else management.maybe_objects("edits") or []
     if any(edit.get("keep") != "all" for edit in edits):
-        unhonoured.append("context_management.edits: the history is read as it is sent")
+        ignored_params.append("context_management.edits: the history is read as it is sent")

@@ -1,4 +1,4 @@
-"""What each API's file does: its bodies in, its bodies and events out. Nothing of an API is known elsewhere."""
+"""The protocol of a wire API: parse requests, write replies, server-sent events and errors."""
 
 from collections.abc import Iterator, Mapping
 from typing import Protocol
@@ -13,7 +13,7 @@ class Wire(Protocol):
     keepalive: bytes  # an event that its clients pass over, sent while the engine works
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> Ask:
-        """A request's body; raises BadRequest, naming the field, for what is malformed or cannot be honoured."""
+        """A request's body; raises BadRequest, naming the field, for what is malformed or cannot be honored."""
 
     def whole(self, ask: Ask, reply: Reply) -> bytes:
         """The body of a reply that is not streamed."""
@@ -29,3 +29,17 @@ class Wire(Protocol):
 
     def error_event(self, status: int, message: str, draft: Draft | None = None) -> bytes:
         """An error within a stream that has begun; `draft` is what it was opened with."""
+
+
+COMMENT = b": keepalive\n\n"  # no event at all; readers pass over it
+# Readers that split lines as str.splitlines does (httpx's iter_lines) break an event at these; they stand in JSON
+# only within strings, where an escape means the same.
+_BREAKS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+
+
+def event(data: bytes, name: str | None = None) -> bytes:
+    """One event; `data` is JSON (or a word such as `[DONE]`) on a single line."""
+    for char, escape in _BREAKS:
+        data = data.replace(char, escape)
+    head = b"" if name is None else b"event: %s\n" % name.encode()
+    return b"%sdata: %s\n\n" % (head, data)

@@ -1,15 +1,15 @@
-"""OpenAI's Responses. Nothing is stored: each request brings its whole input."""
+"""OpenAI's Responses API. Nothing is stored: each request brings its whole input."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rolltape.errors import EngineFailed
 from rolltape.gateway.exchange import Api, Ask, Draft, Reply
-from rolltape.gateway.wire.refusals import error_body
+from rolltape.gateway.wire.openai import error_body
+from rolltape.gateway.wire.protocol import COMMENT, event
 from rolltape.gateway.wire.responses_events import Event, item_events
 from rolltape.gateway.wire.responses_items import output_items
 from rolltape.gateway.wire.responses_request import read_ask
-from rolltape.gateway.wire.sse import COMMENT, event
 from rolltape.records.jsonable import encode_json
 from rolltape.records.turn import Finish
 

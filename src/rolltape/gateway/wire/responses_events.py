@@ -1,4 +1,4 @@
-"""An output item → the events that stream it."""
+"""Write the events that stream an output item."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple

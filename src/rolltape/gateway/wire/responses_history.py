@@ -1,11 +1,10 @@
-"""The input items of a Responses request → messages. The items of one reply become one message again."""
+"""Convert the input items of a Responses request to messages; the items of one reply become one message again."""
 
 from typing import Any
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.wire.fields import Fields
-from rolltape.gateway.wire.functions import arguments_of
-from rolltape.gateway.wire.parts import read_content
+from rolltape.gateway.wire.openai import custom_call_arguments, read_content
 from rolltape.gateway.wire.responses_items import draft_id, joined_name, unsealed
 
 _ROLES = ("system", "developer", "user", "assistant")
@@ -91,7 +90,7 @@ def _call(item: Fields) -> dict[str, Any]:
     custom = item.text("type") == "custom_tool_call"
     function = {
         "name": joined_name(item.maybe_text("namespace"), item.name()),
-        "arguments": arguments_of(item.text("input")) if custom else item.text("arguments"),
+        "arguments": custom_call_arguments(item.text("input")) if custom else item.text("arguments"),
     }
     return {"id": item.text("call_id"), "type": "function", "function": function}
 

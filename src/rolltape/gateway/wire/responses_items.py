@@ -1,11 +1,11 @@
-"""A reply → the output items of Responses. Their ids tell which of them belong to one reply when they come back."""
+"""Write a reply as the output items of Responses. By their ids the items of one reply are found when they come back."""
 
 import base64
 import re
 from typing import Any
 
 from rolltape.gateway.exchange import Ask, Reply
-from rolltape.gateway.wire.functions import input_of
+from rolltape.gateway.wire.openai import custom_call_input
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
 
@@ -73,7 +73,7 @@ def _message_item(item_id: str, text: str) -> dict[str, Any]:
 def _call_item(ask: Ask, call: dict[str, Any], suffix: str) -> dict[str, Any]:
     name, arguments = call["function"]["name"], call["function"]["arguments"]
     named = {"call_id": call["id"], **_split_name(ask, name), "status": "completed"}
-    text = input_of(arguments) if name in ask.custom_tools else None
+    text = custom_call_input(arguments) if name in ask.custom_tools else None
     if text is not None:
         return {"id": f"ctc_{suffix}", "type": "custom_tool_call", "input": text, **named}
     return {"id": f"fc_{suffix}", "type": "function_call", "arguments": arguments, **named}

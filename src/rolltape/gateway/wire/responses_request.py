@@ -1,14 +1,12 @@
-"""A Responses request → what it asks."""
+"""Parse a Responses request."""
 
 from typing import Any
 
 from rolltape.gateway.exchange import Api, Ask, SamplingParams
-from rolltape.gateway.wire.effort import read_effort
 from rolltape.gateway.wire.fields import Fields, read_body
-from rolltape.gateway.wire.functions import offered, unenforced
+from rolltape.gateway.wire.openai import check_function, custom_tool_function, read_effort, read_tool_choice
 from rolltape.gateway.wire.responses_history import read_history
 from rolltape.gateway.wire.responses_items import joined_name
-from rolltape.gateway.wire.tool_choice import read_tool_choice
 
 # Of no effect on what the model does: bookkeeping, caching and speed at the provider, and what replies always have.
 _HARMLESS = (
@@ -32,11 +30,11 @@ def read_ask(raw: bytes) -> Ask:
     _refuse_unservable(body)
     offer = _Offer()
     offer.add_all(body.maybe_objects("tools") or [])
-    unhonoured = offer.unhonoured
+    ignored_params = offer.ignored_params
     choice, more = read_tool_choice(body, [tool["function"]["name"] for tool in offer.tools])
-    unhonoured += more
-    thinking = _thinking(body, unhonoured)
-    output_schema = _output_schema(body, unhonoured)
+    ignored_params += more
+    thinking = _thinking(body, ignored_params)
+    output_schema = _output_schema(body, ignored_params)
     return Ask(
         api=Api.RESPONSES,
         model=body.name("model"),
@@ -54,7 +52,7 @@ def read_ask(raw: bytes) -> Ask:
         custom_tools=frozenset(offer.custom_tools),
         namespaces=frozenset(offer.namespaces),
         # After all others, since it names the fields that nobody read.
-        unhonoured=tuple(dict.fromkeys((*unhonoured, *_unhonoured(body)))),
+        ignored_params=tuple(dict.fromkeys((*ignored_params, *_ignored_params(body)))),
         output_schema=output_schema,
         repaired=repaired,
     )
@@ -87,7 +85,7 @@ class _Offer:
         self.tools: list[dict[str, Any]] = []
         self.custom_tools: set[str] = set()
         self.namespaces: set[str] = set()
-        self.unhonoured: list[str] = []
+        self.ignored_params: list[str] = []
 
     def add_all(self, tools: list[Fields], namespace: str | None = None) -> None:
         for tool in tools:
@@ -100,49 +98,49 @@ class _Offer:
                 self.namespaces.add(tool.name())
                 self.add_all(tool.objects("tools"), tool.name())
             else:
-                self.unhonoured.append(f"tools: {ascii(kind)[:80]} is run by OpenAI; not offered")
+                self.ignored_params.append(f"tools: {ascii(kind)[:80]} is run by OpenAI; not offered")
 
     def _add_function(self, tool: Fields, name: str) -> None:
-        self.unhonoured += unenforced(tool)
+        self.ignored_params += check_function(tool)
         function = tool.value | {"name": name}
         del function["type"]
         self.tools.append({"type": "function", "function": function})
 
     def _add_custom(self, tool: Fields, name: str) -> None:
-        function, more = offered(tool, name)
+        function, more = custom_tool_function(tool, name)
         self.tools.append(function)
         self.custom_tools.add(name)
-        self.unhonoured += more
+        self.ignored_params += more
 
 
-def _thinking(body: Fields, unhonoured: list[str]) -> bool | None:
+def _thinking(body: Fields, ignored_params: list[str]) -> bool | None:
     reasoning = body.maybe_object("reasoning")
     if reasoning is None:
         return None
     if (reasoning.maybe_text("summary") or reasoning.maybe_text("generate_summary")) is not None:
-        unhonoured.append("reasoning.summary: the reasoning itself is given")
-    thinking = read_effort(reasoning, "effort", unhonoured)
-    unhonoured += reasoning.ignored()
+        ignored_params.append("reasoning.summary: the reasoning itself is given")
+    thinking = read_effort(reasoning, "effort", ignored_params)
+    ignored_params += reasoning.ignored()
     return thinking
 
 
-def _output_schema(body: Fields, unhonoured: list[str]) -> bool:
+def _output_schema(body: Fields, ignored_params: list[str]) -> bool:
     text = body.maybe_object("text")
     if text is None:
         return False
     form = text.maybe_object("format")
-    unhonoured += text.ignored()
+    ignored_params += text.ignored()
     if form is None or form.text("type") == "text":
         return False
-    unhonoured.append("text.format: not enforced")
+    ignored_params.append("text.format: not enforced")
     return True
 
 
-def _unhonoured(body: Fields) -> list[str]:
-    said = []
+def _ignored_params(body: Fields) -> list[str]:
+    ignored = []
     if body.maybe_one_of("truncation", "auto", "disabled") == "auto":
-        said.append("truncation: a prompt that is too long ends the reply")
+        ignored.append("truncation: a prompt that is too long ends the reply")
     included = body.maybe_texts("include") or []
-    said += [f"include {ascii(one)[:80]}: not given" for one in included if one not in _INCLUDED][:8]
+    ignored += [f"include {ascii(one)[:80]}: not given" for one in included if one not in _INCLUDED][:8]
     body.skip(*_HARMLESS)
-    return said + body.ignored()
+    return ignored + body.ignored()

@@ -1,4 +1,4 @@
-"""The embedded engine over HTTP, in the form of SGLang's native API, so that it can stand in for it."""
+"""The tiny engine over HTTP with SGLang's native API, so that it can replace SGLang in tests."""
 
 from rolltape.tiny.server.app import make_app
 

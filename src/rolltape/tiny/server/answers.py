@@ -1,4 +1,4 @@
-"""Replies as SGLang's JSON: text, ids and `meta_info`, whole or as they grow."""
+"""Write replies as SGLang's JSON: text, ids and `meta_info`, whole or streamed."""
 
 import time
 from typing import Any

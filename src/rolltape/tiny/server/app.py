@@ -1,4 +1,4 @@
-"""The HTTP routes of `rolltape engine`, named and shaped as SGLang's."""
+"""The HTTP routes of `rolltape engine`, named and shaped like SGLang's."""
 
 import asyncio
 import hmac

@@ -1,4 +1,4 @@
-"""SGLang's request bodies, and what they ask of the engine. What cannot be honoured is refused by name."""
+"""Parse SGLang's request bodies; parameters that are not supported are refused by name."""
 
 from typing import Any, NamedTuple, TypeVar
 

@@ -1,4 +1,4 @@
-"""Run the server until it is told to end."""
+"""Run the server until it is asked to stop."""
 
 import asyncio
 import logging

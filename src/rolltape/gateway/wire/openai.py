@@ -1,0 +1,160 @@
+"""What both OpenAI APIs share: reasoning effort, `tool_choice`, tools, content parts and error bodies."""
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+from rolltape.errors import BadRequest
+from rolltape.gateway.exchange import ToolChoice
+from rolltape.gateway.wire.fields import Fields
+from rolltape.records.jsonable import encode_json
+
+_MODES = ("auto", "none", "required")
+
+
+_MEDIA = {"image": "images are", "audio": "audio is", "file": "files are"}
+
+
+_EMPTY_ON_REPLIES = ("annotations", "logprobs")
+
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+def read_effort(fields: Fields, name: str, ignored_params: list[str]) -> bool | None:
+    """Whether to think at all. How long cannot be set, which is added to `ignored_params`."""
+    effort = fields.maybe_text(name)
+    if effort is None:
+        return None
+    if effort != "none":
+        ignored_params.append(f"{fields.at(name)} {ascii(effort)[:40]}: thinking is on, for as long as the model likes")
+    return effort != "none"
+
+
+def read_tool_choice(body: Fields, offered: Collection[str]) -> tuple[ToolChoice, list[str]]:
+    """Whether the model may call tools, and what of the choice is ignored.
+
+    Chat Completions wraps each name once more than Responses does.
+    """
+    if body.get("tool_choice") is None:
+        return ToolChoice(), []
+    if isinstance(body.get("tool_choice"), str):
+        return ToolChoice(body.maybe_one_of("tool_choice", *_MODES) or "auto"), []
+    choice = body.object("tool_choice")
+    kind = choice.text("type")
+    if kind in ("function", "custom"):
+        return ToolChoice("required", _named(choice, offered)), []
+    if kind == "allowed_tools":
+        return _allowed(choice.maybe_object(kind) or choice, offered)
+    return ToolChoice(), [f"tool_choice: {ascii(kind)[:80]} is not offered here; auto"]
+
+
+def _allowed(choice: Fields, offered: Collection[str]) -> tuple[ToolChoice, list[str]]:
+    mode = choice.maybe_one_of("mode", *_MODES) or "auto"
+    tools = choice.objects("tools")
+    names = [_named(tool, offered) for tool in tools if tool.text("type") in ("function", "custom")]
+    if mode == "required" and len(names) == len(tools) == 1:
+        return ToolChoice(mode, names[0]), []
+    if set(names) >= set(offered):
+        return ToolChoice(mode), []
+    # The tool list is part of the prompt: another one for a single turn would break the prefix.
+    return ToolChoice(mode), [f"{choice.at('tools')}: all tools stay offered"]
+
+
+def _named(tool: Fields, offered: Collection[str]) -> str:
+    inner = tool.maybe_object(tool.text("type")) or tool
+    name = inner.name()
+    if name not in offered:
+        raise BadRequest(f"{inner.at('name')} is {name!r}, which is not among the tools; name one that is offered")
+    return name
+
+
+def check_function(function: Fields) -> list[str]:
+    """Check a function's definition; returns what of it is ignored."""
+    function.name()
+    function.maybe_text("description")
+    function.maybe_object("parameters")
+    strict = function.maybe_flag("strict")
+    return ["tools: strict is not honored; arguments are not held to the schema"] if strict else []
+
+
+def custom_tool_function(tool: Fields, name: str) -> tuple[dict[str, Any], list[str]]:
+    """The function that stands for a custom tool, and what of its definition is ignored.
+
+    A custom tool takes free text; to the model it is a function with the one argument `input`.
+    """
+    text: dict[str, Any] = {"type": "string"}
+    ignored_params = []
+    form = tool.maybe_object("format")
+    if form is not None and form.text("type") == "grammar":
+        grammar = form.maybe_object("grammar") or form
+        text["description"] = f"Follows this {grammar.text('syntax')} grammar:\n{grammar.text('definition')}"
+        ignored_params.append(f"tools: the grammar of {ascii(name)[:80]} is shown to the model and not enforced")
+    function: dict[str, Any] = {"name": name}
+    if (description := tool.maybe_text("description")) is not None:
+        function["description"] = description
+    function["parameters"] = {"type": "object", "properties": {"input": text}, "required": ["input"]}
+    return {"type": "function", "function": function}, ignored_params
+
+
+def custom_call_arguments(text: str) -> str:
+    """The arguments of the function call that stands for a custom tool's call."""
+    return json.dumps({"input": text}, ensure_ascii=False)
+
+
+def custom_call_input(arguments: str) -> str | None:
+    """The free text of a call; None: the model gave anything other than `input`, which goes back as it is."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or value.keys() != {"input"} or not isinstance(value["input"], str):
+        return None
+    text: str = value["input"]
+    return text
+
+
+def read_content(holder: Fields, name: str, *text_kinds: str) -> str | list[dict[str, Any]] | None:
+    """A text, or text parts in chat form; other fields of a part are kept. A refusal becomes text."""
+    content = holder.get(name)
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        holder.refuse(name, "give a text, or a list of text parts")
+    return [_part(part, text_kinds) for part in holder.objects(name)]
+
+
+def _part(part: Fields, text_kinds: tuple[str, ...]) -> dict[str, Any]:
+    kind = part.text("type")
+    if kind == "refusal":
+        text = part.text("refusal")
+    elif kind in text_kinds:
+        text = part.text("text")
+    else:
+        raise _no_text(part, kind, text_kinds)
+    part.skip(*(name for name in _EMPTY_ON_REPLIES if part.value.get(name) == []))
+    return {"type": "text", "text": text} | {name: part.value[name] for name in part.unread()}
+
+
+def _no_text(part: Fields, kind: str, text_kinds: tuple[str, ...]) -> BadRequest:
+    for medium, are in _MEDIA.items():
+        if medium in kind:
+            return BadRequest(f"{part.path}: {are} not supported yet; send text alone")
+    return BadRequest(f"{part.at('type')} is {kind[:80]!r}; known are {', '.join(text_kinds)}, refusal")
+
+
+def error_object(status: int, message: str) -> dict[str, Any]:
+    """The `error` of a body or event."""
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"message": message, "type": kind, "param": None, "code": None}
+
+
+def error_body(status: int, message: str) -> bytes:
+    """The body of an error response."""
+    return encode_json({"error": error_object(status, message)}, "an error")[0]
