@@ -7,7 +7,6 @@ from torch import Tensor
 
 from examples.train_tiny.batch import Batch
 from rolltape.tokens import PpoClip
-from rolltape.tokens.losses import LossInputs
 
 
 def logprobs_of(model: Any, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
@@ -27,14 +26,12 @@ def grpo_loss(clip: PpoClip, batch: Batch, logprobs_bl: Tensor, rollouts: int) -
     """A mean over rollouts, whose samples share the weight of one, and in each a mean over its trained tokens."""
     inference_bl = batch.inference_logprobs_bl.nan_to_num(0.0)
     ratio_bl = (logprobs_bl - inference_bl).exp()
-    inputs = LossInputs(
-        trainer_logprobs=logprobs_bl,
-        ratio=ratio_bl,
-        old_ratio=ratio_bl,
-        prob_delta=logprobs_bl.exp() - inference_bl.exp(),
-        advantages=batch.advantages_b[:, None].expand_as(ratio_bl),
-        reference_logprobs=None,
-    )
-    trains_bl = batch.trained_bl & ~clip.dropped(inputs).all
-    gain_b = (clip.pull(inputs) * trains_bl).sum(-1) / batch.trained_bl.sum(-1)
+    columns = {
+        "trainer_logprobs": logprobs_bl,
+        "ratio": ratio_bl,
+        "old_ratio": ratio_bl,
+        "advantages": batch.advantages_b[:, None].expand_as(ratio_bl),
+    }
+    trains_bl = batch.trained_bl & ~clip.dropped(columns).all
+    gain_b = (clip.pull(columns) * trains_bl).sum(-1) / batch.trained_bl.sum(-1)
     return -(gain_b * batch.weights_b).sum() / rollouts

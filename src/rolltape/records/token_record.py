@@ -1,13 +1,14 @@
 """A token record: one sequence as the trainer saw it, in aligned per-token columns."""
 
-from typing import Any
+import enum
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import MisalignedError, RecordError
-from rolltape.records.columns import Int32, Shape, declared_columns
 from rolltape.records.sample import Sample, Span
 from rolltape.records.tokens import Ids
 
@@ -15,6 +16,7 @@ TOKEN_SCHEMA = "rolltape.token/1"  # a column may be added; a change of meaning 
 
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
+Int32 = Annotated[int, np.int32]  # an int that files hold in 32 bits; a plain int takes 64
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -105,6 +107,40 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return tuple(msgspec.structs.replace(span, stop=min(span.stop, length)) for span in within)
 
 
-_DECLARED = declared_columns(TokenRecord)
+class Shape(enum.Enum):
+    """How many values a column has per record."""
+
+    SCALAR = enum.auto()
+    LIST = enum.auto()
+    PER_TOKEN = enum.auto()
+
+
+class TokenColumn(NamedTuple):
+    """A field of a token record as files hold it."""
+
+    name: str
+    dtype: type[np.generic] | type[str]  # of one value
+    shape: Shape
+    optional: bool  # whether it may be None
+
+
+def _declared_columns() -> dict[str, TokenColumn]:
+    """The fields of TokenRecord, read from their annotations; `| None` makes a field optional."""
+    dtypes: dict[Any, Any] = {int: np.int64, float: np.float64, str: str, Int32: np.int32}
+    columns = {}
+    for name, annotation in get_type_hints(TokenRecord, include_extras=True).items():
+        optional = isinstance(annotation, UnionType)
+        kind = get_args(annotation)[0] if optional else annotation
+        if get_origin(kind) is np.ndarray:
+            dtype, shape = get_args(get_args(kind)[1])[0], Shape.PER_TOKEN
+        elif get_origin(kind) is tuple:
+            dtype, shape = dtypes[get_args(kind)[0]], Shape.LIST
+        else:
+            dtype, shape = dtypes[kind], Shape.SCALAR
+        columns[name] = TokenColumn(name, dtype, shape, optional)
+    return columns
+
+
+_DECLARED = _declared_columns()
 FACT_COLUMNS = {name: column for name, column in _DECLARED.items() if column.shape is not Shape.PER_TOKEN}
 TOKEN_COLUMNS = {name: column for name, column in _DECLARED.items() if column.shape is Shape.PER_TOKEN}

@@ -19,15 +19,13 @@ if TYPE_CHECKING:
     from rolltape.tokens.files import read_step, read_tokens, score_sample, write_tokens
     from rolltape.tokens.report import ExportReport
 
-_HOMES = {
-    "ExportReport": "rolltape.tokens.report",
-    "TokenExporter": "rolltape.tokens.exporter",
-    "TokenRecord": "rolltape.records.token_record",
-    "read_step": "rolltape.tokens.files",
-    "read_tokens": "rolltape.tokens.files",
-    "score_sample": "rolltape.tokens.files",
-    "write_tokens": "rolltape.tokens.files",
+_MODULES = {
+    "rolltape.records.token_record": "TokenRecord",
+    "rolltape.tokens.exporter": "TokenExporter",
+    "rolltape.tokens.files": "read_step read_tokens score_sample write_tokens",
+    "rolltape.tokens.report": "ExportReport",
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 # Names of 0.1, which go with 0.3.
 _RENAMED = {"loss_of": "parse_loss", "records_of": "read_step", "scored": "score_sample", "steps_of": "list_steps"}
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rolltape.tokens.losses import LossInputs, LossSpec
+from rolltape.tokens.losses import LossSpec
 
 MISMATCH_COLUMNS = ("log_ratio", "ratio", "mismatch_kl", "prob_delta")
 MASK_COLUMNS = ("masked", "masked_high", "masked_low")
@@ -42,16 +42,11 @@ def _compare(columns: Mapping[str, Tensor], trainer: Tensor, inference: Tensor) 
 
 
 def _mask(columns: Mapping[str, Tensor], loss: LossSpec) -> None:
-    old = columns.get("old_logprobs")
-    ratio = columns.get("ratio")
-    inputs = LossInputs(
-        trainer_logprobs=columns["trainer_logprobs"],
-        ratio=ratio,
-        old_ratio=ratio if old is None else torch.sub(columns["trainer_logprobs"], old).exp_(),
-        prob_delta=columns.get("prob_delta"),
-        advantages=columns.get("advantages"),
-        reference_logprobs=columns.get("reference_logprobs"),
-    )
+    inputs = dict(columns)
+    if "old_logprobs" in columns:
+        inputs["old_ratio"] = torch.sub(columns["trainer_logprobs"], columns["old_logprobs"]).exp_()
+    elif "ratio" in columns:
+        inputs["old_ratio"] = columns["ratio"]
     trained = columns["trained_mask"]
     dropped = loss.dropped(inputs)
     torch.logical_and(trained, dropped.high, out=columns["masked_high"])

@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import MisalignedError, RecordError, TapeWriteError
-from rolltape.records.columns import Column
 from rolltape.records.sample import Sample
-from rolltape.records.token_record import FACT_COLUMNS, TOKEN_COLUMNS, TokenRecord
+from rolltape.records.token_record import FACT_COLUMNS, TOKEN_COLUMNS, TokenColumn, TokenRecord
 from rolltape.tape.rundir import write_whole
 from rolltape.tokens.parquet import read_parquet, write_parquet
 from rolltape.tokens.primerl import read_lines
@@ -167,7 +166,7 @@ def _sequences(record: TokenRecord) -> Sequences:
     )
 
 
-def _as_stored(record: TokenRecord, column: Column, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _as_stored(record: TokenRecord, column: TokenColumn, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A column in the type that files hold it in."""
     stored = np.asarray(values, column.dtype)
     if column.dtype is np.int32 and not np.array_equal(stored, values):

@@ -4,7 +4,7 @@ A token is masked if its policy-gradient term is zero: the loss drops it on one 
 or its advantage, its weight or its ratio is zero. A KL term may remain on it.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import msgspec
@@ -14,16 +14,9 @@ from rolltape.errors import RecordError
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-class LossInputs(NamedTuple):
-    """The per-token columns that a loss reads: float32, of one length, on one device. None: it is not known."""
-
-    trainer_logprobs: "Tensor"
-    ratio: "Tensor | None"  # of the trainer's probability to the inference engine's
-    old_ratio: "Tensor | None"  # to the old policy's, where one was given; else the same
-    prob_delta: "Tensor | None"
-    advantages: "Tensor | None"
-    reference_logprobs: "Tensor | None"
+# Per-token columns that a loss reads, by name: float32, of one length, on one device. They are the columns of a token
+# record, and `old_ratio`: the ratio to the old policy where `old_logprobs` are given, otherwise the same as `ratio`.
+Columns = Mapping[str, "Tensor"]
 
 
 class DroppedTokens(NamedTuple):
@@ -57,13 +50,13 @@ class LossSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The columns that it reads and that are not among those given."""
         return [name for name in self.needs if name not in given]
 
-    def dropped(self, inputs: LossInputs) -> DroppedTokens:
+    def dropped(self, columns: Columns) -> DroppedTokens:
         """Compute which tokens the loss drops."""
         raise NotImplementedError
 
-    def pull(self, inputs: LossInputs) -> "Tensor":
+    def pull(self, columns: Columns) -> "Tensor":
         """What the gradient of a token's policy-gradient term is proportional to, if it is not dropped."""
-        return _given(inputs.advantages, "advantages") * _given(inputs.ratio, "inference_logprobs")
+        return columns["advantages"] * columns["ratio"]
 
 
 class Dppo(LossSpec, frozen=True, tag="dppo"):
@@ -72,8 +65,8 @@ class Dppo(LossSpec, frozen=True, tag="dppo"):
     mask_low: float = 0.2
     mask_high: float = 0.2
 
-    def dropped(self, inputs: LossInputs) -> DroppedTokens:
-        advantages, moved = _given(inputs.advantages, "advantages"), _moved(inputs)
+    def dropped(self, columns: Columns) -> DroppedTokens:
+        advantages, moved = columns["advantages"], columns["prob_delta"]
         rises = advantages > 0
         too_high = moved > self.mask_high
         too_low = moved < -self.mask_low
@@ -85,8 +78,8 @@ class Ipo(LossSpec, frozen=True, tag="ipo"):
 
     threshold: float = 0.1
 
-    def dropped(self, inputs: LossInputs) -> DroppedTokens:
-        moved = _moved(inputs)
+    def dropped(self, columns: Columns) -> DroppedTokens:
+        moved = columns["prob_delta"]
         too_high, too_low = moved > self.threshold, moved < -self.threshold
         return DroppedTokens(too_high | too_low, too_high, too_low)
 
@@ -98,13 +91,12 @@ class OnPolicyDistillation(LossSpec, frozen=True, tag="on_policy_distillation"):
     weights: ClassVar[str] = "ref_kl_weights"
     threshold: ClassVar[float] = 0.2
 
-    def dropped(self, inputs: LossInputs) -> DroppedTokens:
-        too_low = _moved(inputs) < -self.threshold
+    def dropped(self, columns: Columns) -> DroppedTokens:
+        too_low = columns["prob_delta"] < -self.threshold
         return DroppedTokens(too_low, too_low.new_zeros(too_low.shape), too_low)
 
-    def pull(self, inputs: LossInputs) -> "Tensor":
-        reference = _given(inputs.reference_logprobs, "reference_logprobs")
-        return (reference - inputs.trainer_logprobs) * _given(inputs.ratio, "inference_logprobs")
+    def pull(self, columns: Columns) -> "Tensor":
+        return (columns["reference_logprobs"] - columns["trainer_logprobs"]) * columns["ratio"]
 
 
 class PpoClip(LossSpec, frozen=True, tag="ppo_clip"):
@@ -123,8 +115,8 @@ class PpoClip(LossSpec, frozen=True, tag="ppo_clip"):
         has_old = "old_logprobs" in given or "inference_logprobs" in given
         return super().missing(given) + ([] if has_old else ["inference_logprobs"])
 
-    def dropped(self, inputs: LossInputs) -> DroppedTokens:
-        advantages, ratio = _given(inputs.advantages, "advantages"), _given(inputs.old_ratio, "inference_logprobs")
+    def dropped(self, columns: Columns) -> DroppedTokens:
+        advantages, ratio = columns["advantages"], columns["old_ratio"]
         falls = advantages < 0
         high = (advantages > 0) & (ratio > 1 + self.clip_high)
         low = falls & (ratio < 1 - self.clip_low)
@@ -132,8 +124,8 @@ class PpoClip(LossSpec, frozen=True, tag="ppo_clip"):
             high |= falls & (ratio > self.dual_clip)
         return DroppedTokens(high | low, high, low)
 
-    def pull(self, inputs: LossInputs) -> "Tensor":
-        return _given(inputs.advantages, "advantages") * _given(inputs.old_ratio, "inference_logprobs")
+    def pull(self, columns: Columns) -> "Tensor":
+        return columns["advantages"] * columns["old_ratio"]
 
 
 Loss = Dppo | Ipo | OnPolicyDistillation | PpoClip
@@ -146,13 +138,3 @@ def parse_loss(text: str) -> Loss:
     except msgspec.MsgspecError as error:
         raise RecordError(f"{text}: not a loss specification: {error}") from None
     return loss
-
-
-def _moved(inputs: LossInputs) -> "Tensor":
-    return _given(inputs.prob_delta, "inference_logprobs")
-
-
-def _given(column: "Tensor | None", name: str) -> "Tensor":
-    if column is None:
-        raise RecordError(f"the loss needs {name}, but the batch has none; give it")
-    return column

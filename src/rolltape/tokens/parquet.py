@@ -12,21 +12,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rolltape.errors import DamagedTapeError
-from rolltape.records.columns import Column, Shape
-from rolltape.records.token_record import FACT_COLUMNS, TOKEN_COLUMNS, TOKEN_SCHEMA, TokenRecord
+from rolltape.records.token_record import FACT_COLUMNS, TOKEN_COLUMNS, TOKEN_SCHEMA, Shape, TokenColumn, TokenRecord
 from rolltape.tokens.sequences import Sequences
 
 SCHEMA_KEY = b"rolltape.schema"
 
 
-def _arrow_type(column: Column) -> pa.DataType:
+def _arrow_type(column: TokenColumn) -> pa.DataType:
     value: Any = pa.string() if column.dtype is str else pa.from_numpy_dtype(np.dtype(column.dtype))
     if column.shape is Shape.PER_TOKEN:
         return pa.list_(pa.field("element", value, nullable=False))
     return pa.list_(value) if column.shape is Shape.LIST else value
 
 
-_COUNTS = {name: Column(name, np.int32, Shape.SCALAR, optional=False) for name in ("tokens", "trained_tokens")}
+_COUNTS = {name: TokenColumn(name, np.int32, Shape.SCALAR, optional=False) for name in ("tokens", "trained_tokens")}
 SCHEMA = pa.schema(
     [
         pa.field(name, _arrow_type(column))

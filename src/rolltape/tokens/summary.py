@@ -11,7 +11,8 @@ import numpy.typing as npt
 from rolltape.records.token_record import TokenRecord
 
 QUANTILES = (0.01, 0.5, 0.99)
-SUMMARY_COLUMNS = ("mismatch_kl", "ratio", "entropy", "masked", "masked_high", "masked_low")
+_MEANS = ("mismatch_kl", "entropy", "masked", "masked_high", "masked_low")
+SUMMARY_COLUMNS = ("ratio", *_MEANS)
 
 Values = npt.NDArray[np.float32]
 
@@ -98,12 +99,8 @@ def summarize_step(step: int, records: Iterable[TokenRecord], worst: int = 3) ->
         records=len(sequences),
         tokens=sum(one.tokens for one in sequences),
         trained_tokens=sum(one.trained_tokens for one in sequences),
-        mismatch_kl=stats["mismatch_kl"].mean,
         max_mismatch_kl=stats["mismatch_kl"].largest,
-        masked=stats["masked"].mean,
-        masked_high=stats["masked_high"].mean,
-        masked_low=stats["masked_low"].mean,
-        entropy=stats["entropy"].mean,
+        **{name: stats[name].mean for name in _MEANS},
         ratio_quantiles=tuple(np.quantile(ratios, QUANTILES).tolist()) if len(ratios) else None,
         not_finite=stats["ratio"].seen - len(ratios),
         worst=tuple(sorted(compared, key=lambda one: -(one.mismatch_kl or 0.0))[:worst]),
