@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 
 from rolltape.errors import EngineDied, EngineFailed, EngineFault, EngineUnreachable
-from rolltape.gateway.engines.given import check
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Engine, Generated, Generation
+from rolltape.gateway.engines.sampled import check_generated
 from rolltape.gateway.weights import Weights
 from rolltape.records.turn import Finish
 
@@ -103,7 +103,7 @@ class Generator:
 
     def _look_at_first(self, engine: Engine, wanted: Generation, given: Generated) -> None:
         """Say once what an engine really gives; raises EngineFault for what cannot be a reply."""
-        seen = check(engine, wanted, given)
+        seen = check_generated(engine, wanted, given)
         if engine.name not in self._seen and given.finish is not Finish.ABORT:
             self._seen.add(engine.name)
             log.warning("%s", seen.line)

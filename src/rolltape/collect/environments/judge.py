@@ -144,9 +144,7 @@ async def connect_judge(judge: Judge) -> AsyncIterator[JudgeClient]:
         yield JudgeClient(judge, lambda messages: call_function(function, list(messages)))
         return
     key = os.environ.get(judge.key_env or KEY_VARIABLE)
-    connections = Connections(
-        str(judge.base_url), f"judge {judge.base_url}", headers={"Authorization": f"Bearer {key}"} if key else None
-    )
+    connections = Connections(str(judge.base_url), f"judge {judge.base_url}", api_key=key)
     try:
         yield JudgeClient(judge, lambda messages: _complete(connections, judge, messages))
     finally:

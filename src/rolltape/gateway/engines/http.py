@@ -1,7 +1,7 @@
-"""HTTP connections to one engine: responses as bytes, failures as the errors of the engine protocol."""
+"""HTTP to an engine: responses as bytes, failures as the errors of the engine protocol."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
@@ -22,12 +22,14 @@ _SHOWN_CHARACTERS = 300
 class Connections:
     """HTTP to one engine. The session is made in the event loop that first uses it."""
 
-    def __init__(self, url: str, name: str, *, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, url: str, name: str, *, api_key: str | None = None) -> None:
         if not url.startswith(("http://", "https://")):
             raise EngineError(f"{name}: {url!r} is no address of an engine; give one like http://127.0.0.1:30000")
         self._url = url.rstrip("/")
         self._name = name
-        self._headers = {"Content-Type": "application/json", **(headers or {})}
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         self._session: aiohttp.ClientSession | None = None
         self._later: set[asyncio.Task[None]] = set()
 
@@ -139,24 +141,61 @@ def _short(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
 
 
-class InFlight:
-    """What is under way at one engine."""
+class HttpEngine:
+    """What engines behind HTTP have in common. Most of them abort a generation when its connection closes."""
 
-    def __init__(self) -> None:
-        self._tasks: dict[str, asyncio.Task[Any]] = {}
+    def __init__(self, kind: str, url: str, api_key: str | None) -> None:
+        self.name = f"{kind} {url}"
+        self._http = Connections(url, self.name, api_key=api_key)
+        self._in_flight: dict[str, asyncio.Task[Any]] = {}
 
-    async def run(self, name: str, work: Coroutine[None, None, _T]) -> _T | None:
+    async def abort(self, generation_id: str) -> None:
+        task = self._in_flight.get(generation_id)
+        if task is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _run(self, generation_id: str, work: Coroutine[None, None, _T]) -> _T | None:
         """The work's result; None: it was aborted. Cancelling the caller, too, ends the work."""
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks[name] = task
+        self._in_flight[generation_id] = task
         try:
             await asyncio.wait({task})
         finally:
-            del self._tasks[name]
+            del self._in_flight[generation_id]
             task.cancel()
         return None if task.cancelled() else task.result()
 
-    def abort(self, name: str) -> None:
-        task = self._tasks.get(name)
-        if task is not None:
-            task.cancel()
+
+class ModelCard(msgspec.Struct):
+    """An entry of `/v1/models`."""
+
+    id: str = ""
+    max_model_len: int | None = None
+
+
+class ModelCards(msgspec.Struct):
+    """The answer of `/v1/models`."""
+
+    data: list[ModelCard] = []
+
+
+class PromptDetails(msgspec.Struct):
+    """The `prompt_tokens_details` of OpenAI's usage."""
+
+    cached_tokens: int | None = None
+
+
+class PromptUsage(msgspec.Struct):
+    """What OpenAI's usage says of the prompt."""
+
+    prompt_tokens_details: PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
+
+
+MODEL_CARDS = msgspec.json.Decoder(ModelCards)

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import EngineFault
-from rolltape.gateway.engines.http import Connections, InFlight, decoded
+from rolltape.gateway.engines.http import HttpEngine, decoded
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
-from rolltape.gateway.engines.sampled import NEUTRAL, sampled_ids, sampled_logprobs
+from rolltape.gateway.engines.sampled import parse_finish, sampled_ids, sampled_logprobs, sampling_fields
 from rolltape.gateway.exchange import SamplingParams
 from rolltape.records.tokens import NO_IDS
 from rolltape.records.turn import Finish, LogprobKind
@@ -21,42 +21,43 @@ from rolltape.records.turn import Finish, LogprobKind
 _SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p")
 # The largest one stands for a random seed.
 _SEEDS = 2**32 - 1
+_FINISHES = {"eos": Finish.STOP, "word": Finish.STOP_STRING, "limit": Finish.LENGTH}
 
 
-class _Entry(msgspec.Struct):
+class _TokenLogprob(msgspec.Struct):
     id: int
     logprob: float | None = None
 
 
-class _Timings(msgspec.Struct):
+class _Timings(msgspec.Struct, frozen=True):
     cache_n: int | None = None
 
 
-class _Answer(msgspec.Struct):
+class _Completion(msgspec.Struct):
     stop_type: str
     tokens: list[int]
     tokens_evaluated: int
     truncated: bool = False
     stopping_word: str = ""
-    completion_probabilities: list[_Entry] = []
-    timings: _Timings = msgspec.field(default_factory=_Timings)
+    completion_probabilities: list[_TokenLogprob] = []
+    timings: _Timings = _Timings()
 
 
-class _Settings(msgspec.Struct):
+class _DefaultSettings(msgspec.Struct, frozen=True):
     n_ctx: int | None = None
 
 
 class _Props(msgspec.Struct):
-    default_generation_settings: _Settings = msgspec.field(default_factory=_Settings)
+    default_generation_settings: _DefaultSettings = _DefaultSettings()
     model_alias: str | None = None
     model_path: str | None = None
 
 
-_ANSWER = msgspec.json.Decoder(_Answer)
+_ANSWER = msgspec.json.Decoder(_Completion)
 _PROPS = msgspec.json.Decoder(_Props)
 
 
-class LlamaCppEngine:
+class LlamaCppEngine(HttpEngine):
     """One llama.cpp server. It reports no weight version, and of an aborted reply it gives nothing.
 
     It ends by itself on the model's own end-of-turn ids alone; at any other stop id the reply is cut here.
@@ -66,11 +67,7 @@ class LlamaCppEngine:
     applies = frozenset(SamplingParams.__struct_fields__)
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
-        self.name = f"llamacpp {url}"
-        self._http = Connections(
-            url, self.name, headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        )
-        self._in_flight = InFlight()
+        super().__init__("llamacpp", url, api_key)
 
     async def facts(self) -> EngineFacts:
         await self._http.get("/health")
@@ -79,67 +76,54 @@ class LlamaCppEngine:
 
     async def generate(self, wanted: Generation) -> Generated:
         body = msgspec.json.encode(_body(wanted))
-        data = await self._in_flight.run(wanted.id, self._http.post("/completion", body))
+        data = await self._run(wanted.id, self._http.post("/completion", body))
         if data is None:
             return Generated(ids=NO_IDS, logprobs=None, finish=Finish.ABORT)
         where = f"{self.name}, generation {wanted.id}"
         return _generated(wanted, decoded(data, _ANSWER, where), where)
 
-    async def abort(self, generation_id: str) -> None:
-        self._in_flight.abort(generation_id)
-
-    async def close(self) -> None:
-        await self._http.close()
-
 
 def _body(wanted: Generation) -> dict[str, Any]:
-    asked = wanted.sampling.over(NEUTRAL)
-    body: dict[str, Any] = {
+    fields = sampling_fields(wanted.sampling, max_tokens="n_predict", repetition_penalty="repeat_penalty")
+    if "seed" in fields:
+        fields["seed"] %= _SEEDS
+    return {
         "prompt": wanted.ids_json.encoded(wanted.prompt_ids),
-        "n_predict": asked.max_tokens,
+        "stop": (),
+        **fields,
+        "top_k": wanted.sampling.top_k or 0,
         "samplers": _SAMPLERS,
-        "temperature": asked.temperature,
-        "top_k": asked.top_k or 0,
-        "top_p": asked.top_p,
-        "min_p": asked.min_p,
-        "repeat_penalty": asked.repetition_penalty,
-        "presence_penalty": asked.presence_penalty,
-        "frequency_penalty": asked.frequency_penalty,
-        "repeat_last_n": len(wanted.prompt_ids) + (asked.max_tokens or 0),  # all, in a form that every version takes
-        "stop": asked.stop or (),
+        "repeat_last_n": len(wanted.prompt_ids) + fields["n_predict"],  # all, in a form that every version takes
         "return_tokens": True,
         "n_probs": 1,
         "post_sampling_probs": False,
         "cache_prompt": True,
     }
-    if asked.seed is not None:
-        body["seed"] = asked.seed % _SEEDS
-    return body
 
 
-def _generated(wanted: Generation, answer: _Answer, where: str) -> Generated:
+def _generated(wanted: Generation, answer: _Completion, where: str) -> Generated:
     if answer.truncated or answer.tokens_evaluated != len(wanted.prompt_ids):
         raise EngineFault(
             f"{where}: it read {answer.tokens_evaluated} ids of a prompt of {len(wanted.prompt_ids)}"
             f"{', cut to fit' if answer.truncated else ''}; give it a larger context"
         )
     logprobs = placed(answer.tokens, answer.completion_probabilities, where)
-    finish, stop_string = _finish(answer, where)
+    finish = parse_finish(answer.stop_type, _FINISHES, where)
     end = next((at + 1 for at, token in enumerate(answer.tokens) if token in wanted.stop_ids), None)
     if end is not None:
-        finish, stop_string = Finish.STOP, None
+        finish = Finish.STOP
     ids = sampled_ids(answer.tokens[:end], where)
     return Generated(
         ids=ids,
         logprobs=sampled_logprobs(logprobs[:end], ids, where),
         finish=finish,
-        stop_string=stop_string,
+        stop_string=answer.stopping_word if finish is Finish.STOP_STRING else None,
         logprob_kind=LogprobKind.RAW,
         cached_tokens=answer.timings.cache_n,
     )
 
 
-def placed(tokens: Sequence[int], entries: Sequence[_Entry], where: str) -> list[float | None]:
+def placed(tokens: Sequence[int], entries: Sequence[_TokenLogprob], where: str) -> list[float | None]:
     """The logprob of each token that certainly has one; None where entries are missing, or could be another's.
 
     Entries are in order, and an entry whose place counted from the left is its place counted from the right, too,
@@ -168,15 +152,3 @@ def _places(tokens: Sequence[int], ids: Sequence[int]) -> list[int] | None:
         places.append(at)
         at += 1
     return places
-
-
-def _finish(answer: _Answer, where: str) -> tuple[Finish, str | None]:
-    match answer.stop_type:
-        case "eos":
-            return Finish.STOP, None
-        case "word":
-            return Finish.STOP_STRING, answer.stopping_word
-        case "limit":
-            return Finish.LENGTH, None
-        case other:
-            raise EngineFault(f"{where}: it ended for the reason {other!r}; known are eos, word and limit")

@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import EngineFault
-from rolltape.gateway.engines.http import Connections, InFlight, decoded
+from rolltape.gateway.engines.http import HttpEngine, PromptUsage, decoded
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
+from rolltape.gateway.engines.sampled import parse_finish
 from rolltape.gateway.exchange import Ask
 from rolltape.records.tokens import NO_IDS
 from rolltape.records.turn import Finish
@@ -26,28 +27,20 @@ _FINISHES = {
 }
 
 
-class _Choice(msgspec.Struct):
+class _ChatChoice(msgspec.Struct):
     message: dict[str, Any]
     finish_reason: str | None = None
 
 
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
+class _ChatCompletion(msgspec.Struct):
+    choices: list[_ChatChoice]
+    usage: PromptUsage | None = None
 
 
-class _Usage(msgspec.Struct):
-    prompt_tokens_details: _PromptDetails | None = None
+_COMPLETION = msgspec.json.Decoder(_ChatCompletion)
 
 
-class _Completion(msgspec.Struct):
-    choices: list[_Choice]
-    usage: _Usage | None = None
-
-
-_COMPLETION = msgspec.json.Decoder(_Completion)
-
-
-class OpenAITextEngine:
+class OpenAITextEngine(HttpEngine):
     """`url` is the base that OpenAI's own clients take, as in http://127.0.0.1:8000/v1.
 
     `model`: the one to ask for; None: the one that the agent named. `limit_field`: some models want their limit as
@@ -60,13 +53,9 @@ class OpenAITextEngine:
     def __init__(
         self, url: str, *, api_key: str | None = None, model: str | None = None, limit_field: str = "max_tokens"
     ) -> None:
-        self.name = f"openai {url}"
-        self._http = Connections(
-            url, self.name, headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        )
+        super().__init__("openai", url, api_key)
         self._model = model
         self._limit_field = limit_field
-        self._in_flight = InFlight()
 
     async def facts(self) -> EngineFacts:
         with suppress(EngineFault):  # it is there, but does not list its models
@@ -75,18 +64,12 @@ class OpenAITextEngine:
 
     async def generate(self, wanted: Generation) -> Generated:
         body = msgspec.json.encode(self._body(wanted))
-        data = await self._in_flight.run(wanted.id, self._http.post("/chat/completions", body))
+        data = await self._run(wanted.id, self._http.post("/chat/completions", body))
         if data is None:
             message = {"role": "assistant", "content": ""}
             return Generated(ids=NO_IDS, logprobs=None, finish=Finish.ABORT, message=message)
         where = f"{self.name}, generation {wanted.id}"
         return _generated(decoded(data, _COMPLETION, where), where)
-
-    async def abort(self, generation_id: str) -> None:
-        self._in_flight.abort(generation_id)
-
-    async def close(self) -> None:
-        await self._http.close()
 
     def _body(self, wanted: Generation) -> dict[str, Any]:
         ask = wanted.ask
@@ -115,22 +98,16 @@ def _tools(ask: Ask) -> dict[str, Any]:
     return fields
 
 
-def _generated(completion: _Completion, where: str) -> Generated:
+def _generated(completion: _ChatCompletion, where: str) -> Generated:
     if not completion.choices:
         raise EngineFault(f"{where}: an answer without choices")
     choice = completion.choices[0]
-    finish = _FINISHES.get(choice.finish_reason or "")
-    if finish is None:
-        raise EngineFault(
-            f"{where}: it ended for the reason {choice.finish_reason!r}; known are {', '.join(_FINISHES)}"
-        )
-    details = None if completion.usage is None else completion.usage.prompt_tokens_details
     return Generated(
         ids=NO_IDS,
         logprobs=None,
-        finish=finish,
+        finish=parse_finish(choice.finish_reason, _FINISHES, where),
         message=_chat_form(choice.message),
-        cached_tokens=None if details is None else details.cached_tokens,
+        cached_tokens=None if completion.usage is None else completion.usage.cached_tokens,
     )
 
 

@@ -1,19 +1,24 @@
-"""Check an engine's answer: valid ids, valid logprobs, one logprob per id."""
+"""Sampling parameters as engines take them, and checks of what engines return."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import EngineFault
+from rolltape.gateway.engines.protocol import Engine, Generated, Generation
 from rolltape.gateway.exchange import SamplingParams
 from rolltape.records.tokens import NO_IDS, Ids
+from rolltape.records.turn import Finish, LogprobKind
 
 # What nobody decided. It is always sent: engines' own defaults are not neutral (vLLM takes the model's
 # generation_config, llama.cpp has top_k 40 and min_p 0.05), and then nobody would know what was applied.
-NEUTRAL = SamplingParams(
+_NEUTRAL = SamplingParams(
     temperature=1.0,
     top_p=1.0,
+    top_k=-1,
     min_p=0.0,
     presence_penalty=0.0,
     frequency_penalty=0.0,
@@ -23,6 +28,22 @@ NEUTRAL = SamplingParams(
 _MAX_ID = 2**31 - 1
 # The softmax of an engine in half precision may overshoot a little.
 _LARGEST_LOGPROB = 0.01
+
+FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}  # in SGLang's and vLLM's words
+
+
+def parse_finish(reason: str | None, known: Mapping[str, Finish], where: str) -> Finish:
+    """The finish that an engine's word stands for; EngineFault for any other word."""
+    finish = known.get(reason or "")
+    if finish is None:
+        raise EngineFault(f"{where}: it ended for the reason {reason!r}; known are {', '.join(known)}")
+    return finish
+
+
+def sampling_fields(sampling: SamplingParams, **names: str) -> dict[str, Any]:
+    """All sampling parameters for a request's body; `names`: what the engine calls them where it has its own word."""
+    given = sampling.over(_NEUTRAL).to_dict()
+    return {names.get(name, name): value for name, value in given.items() if value != []}
 
 
 def sampled_ids(ids: Sequence[int], where: str) -> Ids:
@@ -48,3 +69,57 @@ def sampled_logprobs(logprobs: Sequence[float | None], ids: Ids, where: str) -> 
         raise EngineFault(f"{where}: the logprob of sampled id {at} is {array[at]:g}, which is none")
     array.setflags(write=False)
     return array
+
+
+_KINDS = {
+    None: "of unknown kind",
+    LogprobKind.RAW: "raw",
+    LogprobKind.AFTER_TEMPERATURE: "after temperature",
+    LogprobKind.AFTER_TRUNCATION: "after truncation",
+}
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """Which of the things that training needs an engine gave."""
+
+    engine: str
+    token_faithful: bool
+    logprobs: bool
+    missing_logprobs: int  # ids that came without one
+    logprob_kind: LogprobKind | None
+    stop_id_kept: bool | None  # None: this reply did not end on a stop id
+    version: str | None
+    side_arrays: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """For the log."""
+        if not self.token_faithful:
+            return f"{self.engine}: text only, no ids and no logprobs; nothing of it can be trained"
+        logprobs = f"logprobs {_KINDS[self.logprob_kind]}" if self.logprobs else "NO logprobs"
+        if self.missing_logprobs:
+            logprobs += f", MISSING for {self.missing_logprobs}"
+        stop = {None: "the stop id not seen yet", True: "the stop id kept", False: "the stop id TRIMMED"}
+        version = "no weight version" if self.version is None else f"weight version {self.version}"
+        return ", ".join([f"{self.engine}: ids", logprobs, stop[self.stop_id_kept], version, *self.side_arrays])
+
+
+def check_generated(engine: Engine, wanted: Generation, generated: Generated) -> Given:
+    """See what came; EngineFault where the parts of a reply do not belong together."""
+    ids, logprobs = generated.ids, generated.logprobs
+    where = f"{engine.name}, generation {wanted.id}"
+    if logprobs is not None and len(logprobs) != len(ids):
+        raise EngineFault(f"{where}: {len(ids)} sampled ids but {len(logprobs)} logprobs")
+    if generated.segments and generated.segments[-1].stop != len(ids):
+        raise EngineFault(f"{where}: {len(ids)} sampled ids but segments of {generated.segments[-1].stop}")
+    stopped = generated.finish is Finish.STOP and engine.token_faithful
+    return Given(
+        engine=engine.name,
+        token_faithful=engine.token_faithful,
+        logprobs=logprobs is not None,
+        missing_logprobs=0 if logprobs is None else int((logprobs != logprobs).sum()),
+        logprob_kind=generated.logprob_kind,
+        stop_id_kept=bool(len(ids) and int(ids[-1]) in wanted.stop_ids) if stopped else None,
+        version=generated.last_version,
+        side_arrays=tuple(generated.side_arrays),
+    )

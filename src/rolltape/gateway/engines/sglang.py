@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import EngineFault
-from rolltape.gateway.engines.http import Connections, decoded
+from rolltape.gateway.engines.http import MODEL_CARDS, HttpEngine, decoded
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
-from rolltape.gateway.engines.sampled import NEUTRAL, sampled_ids, sampled_logprobs
+from rolltape.gateway.engines.sampled import FINISHES, parse_finish, sampled_ids, sampled_logprobs, sampling_fields
 from rolltape.gateway.exchange import SamplingParams
 from rolltape.records.turn import Finish, LogprobKind, Segment
 
@@ -41,7 +41,7 @@ class _MetaInfo(msgspec.Struct):
     routed_experts: str | None = None
 
 
-class _Answer(msgspec.Struct):
+class _GenerateAnswer(msgspec.Struct):
     meta_info: _MetaInfo
     output_ids: list[int] | None = None
 
@@ -58,23 +58,14 @@ class _ServerInfo(msgspec.Struct):
     logprob_kind: LogprobKind | None = None  # `rolltape engine` says it; SGLang does not
 
 
-class _ModelCard(msgspec.Struct):
-    max_model_len: int | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_ModelCard] = []
-
-
-_ANSWER = msgspec.json.Decoder(_Answer)
+_ANSWER = msgspec.json.Decoder(_GenerateAnswer)
 _MODEL_INFO = msgspec.json.Decoder(_ModelInfo)
 _SERVER_INFO = msgspec.json.Decoder(_ServerInfo)
-_MODELS = msgspec.json.Decoder(_Models)
 
 _APPLIES = frozenset(SamplingParams.__struct_fields__)
 
 
-class SglangEngine:
+class SglangEngine(HttpEngine):
     """One SGLang server, or a router in front of several.
 
     `logprob_kind`: None takes what the server says, and else SGLang's default, after temperature and before top-p;
@@ -94,10 +85,8 @@ class SglangEngine:
         routed_experts: bool = False,
         expert_shape: tuple[int, int] | None = None,
     ) -> None:
-        self.name = f"sglang {url}"
+        super().__init__("sglang", url, api_key)
         self.applies = _APPLIES
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._http = Connections(url, self.name, headers=headers)
         self._kind = logprob_kind
         self._has_said = False  # what follows
         self._said_kind: LogprobKind | None = None
@@ -110,7 +99,7 @@ class SglangEngine:
         server = decoded(
             await self._http.get("/server_info", "/get_server_info"), _SERVER_INFO, f"{self.name} server_info"
         )
-        cards = decoded(await self._http.get("/v1/models"), _MODELS, f"{self.name} /v1/models").data
+        cards = decoded(await self._http.get("/v1/models"), MODEL_CARDS, f"{self.name} /v1/models").data
         self._has_said, self._said_kind = True, server.logprob_kind
         # SGLang heeds a request's seed only in its deterministic mode.
         self.applies = _APPLIES - {"seed"} if server.enable_deterministic_inference is False else _APPLIES
@@ -139,28 +128,13 @@ class SglangEngine:
     async def abort(self, generation_id: str) -> None:
         await self._http.post("/abort_request", msgspec.json.encode({"rid": generation_id}))
 
-    async def close(self) -> None:
-        await self._http.close()
-
     def _body(self, wanted: Generation, experts_from: int) -> dict[str, Any]:
-        asked = wanted.sampling.over(NEUTRAL)
-        params: dict[str, Any] = {
-            "max_new_tokens": asked.max_tokens,
-            "temperature": asked.temperature,
-            "top_p": asked.top_p,
-            "top_k": -1 if asked.top_k is None else asked.top_k,
-            "min_p": asked.min_p,
-            "presence_penalty": asked.presence_penalty,
-            "frequency_penalty": asked.frequency_penalty,
-            "repetition_penalty": asked.repetition_penalty,
+        params = {
+            **sampling_fields(wanted.sampling, max_tokens="max_new_tokens", seed="sampling_seed"),
             "stop_token_ids": wanted.stop_ids,
             "skip_special_tokens": False,
             "no_stop_trim": True,
         }
-        if asked.stop:
-            params["stop"] = asked.stop
-        if asked.seed is not None:
-            params["sampling_seed"] = asked.seed
         body: dict[str, Any] = {
             "rid": wanted.id,
             "input_ids": wanted.ids_json.encoded(wanted.prompt_ids),
@@ -172,7 +146,9 @@ class SglangEngine:
             body |= {"return_routed_experts": True, "routed_experts_start_len": experts_from}
         return body
 
-    def _generated(self, wanted: Generation, answer: _Answer, version: str | None, experts_from: int) -> Generated:
+    def _generated(
+        self, wanted: Generation, answer: _GenerateAnswer, version: str | None, experts_from: int
+    ) -> Generated:
         where = f"{self.name}, generation {wanted.id}"
         meta = answer.meta_info
         triples = meta.output_token_logprobs
@@ -216,22 +192,15 @@ class SglangEngine:
 
 
 def _finish(reason: _FinishReason, wanted: Generation, where: str) -> tuple[Finish, str | None]:
-    match reason.type:
-        case "stop" if isinstance(reason.matched, str):
-            if reason.matched not in (wanted.sampling.stop or ()):
-                # So SGLang says that it met NaN and put a stop id where the sampled one should be.
-                raise EngineFault(f"{where}: it ended on {reason.matched!r}, which is no stop string that was given")
-            return Finish.STOP_STRING, reason.matched
-        case "stop":
-            return Finish.STOP, None
-        case "length":
-            return Finish.LENGTH, None
-        case "abort" if reason.status_code is None:
-            return Finish.ABORT, None
-        case "abort":
-            raise EngineFault(f"{where}: it was given up with status {reason.status_code}: {reason.message}")
-        case _:
-            raise EngineFault(f"{where}: it ended for the reason {reason.type!r}; known are stop, length and abort")
+    finish = parse_finish(reason.type, FINISHES, where)
+    if finish is Finish.ABORT and reason.status_code is not None:
+        raise EngineFault(f"{where}: it was given up with status {reason.status_code}: {reason.message}")
+    if finish is not Finish.STOP or not isinstance(reason.matched, str):
+        return finish, None
+    if reason.matched not in (wanted.sampling.stop or ()):
+        # So SGLang says that it met NaN and put a stop id where the sampled one should be.
+        raise EngineFault(f"{where}: it ended on {reason.matched!r}, which is no stop string that was given")
+    return Finish.STOP_STRING, reason.matched
 
 
 def _segments(spans: list[_VersionSpan] | None, count: int, where: str) -> tuple[Segment, ...]:

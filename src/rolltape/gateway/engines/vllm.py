@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import EngineDied, EngineFault
-from rolltape.gateway.engines.http import Connections, InFlight, decoded, error_text
+from rolltape.gateway.engines.http import MODEL_CARDS, HttpEngine, PromptUsage, decoded, error_text
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
-from rolltape.gateway.engines.sampled import NEUTRAL, sampled_ids, sampled_logprobs
+from rolltape.gateway.engines.sampled import FINISHES, parse_finish, sampled_ids, sampled_logprobs, sampling_fields
 from rolltape.gateway.exchange import SamplingParams
 from rolltape.records.turn import Finish, LogprobKind
 
@@ -24,38 +24,20 @@ class _Logprobs(msgspec.Struct):
     token_logprobs: list[float | None]
 
 
-class _Choice(msgspec.Struct):
+class _StreamChoice(msgspec.Struct):
     token_ids: list[int] | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
 
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens_details: _PromptDetails | None = None
-
-
-class _Event(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
+class _StreamEvent(msgspec.Struct):
+    choices: list[_StreamChoice] = []
+    usage: PromptUsage | None = None
     error: Any = None
 
 
-class _ModelCard(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_ModelCard]
-
-
-_EVENT = msgspec.json.Decoder(_Event)
-_MODELS = msgspec.json.Decoder(_Models)
+_EVENT = msgspec.json.Decoder(_StreamEvent)
 
 
 class _SoFar:
@@ -68,7 +50,7 @@ class _SoFar:
         self.stop_reason: int | str | None = None
         self.cached_tokens: int | None = None
 
-    def add(self, event: _Event, where: str) -> None:
+    def add(self, event: _StreamEvent, where: str) -> None:
         for choice in event.choices:
             if choice.token_ids is None:
                 raise EngineFault(f"{where}: no token_ids in its events; vLLM gives them from 0.10.2 on")
@@ -77,11 +59,11 @@ class _SoFar:
             self.logprobs += [None if value == _NO_LOGPROB else value for value in given]
             if choice.finish_reason is not None:
                 self.finish, self.stop_reason = choice.finish_reason, choice.stop_reason
-        if event.usage is not None and event.usage.prompt_tokens_details is not None:
-            self.cached_tokens = event.usage.prompt_tokens_details.cached_tokens
+        if event.usage is not None:
+            self.cached_tokens = event.usage.cached_tokens
 
 
-class VllmEngine:
+class VllmEngine(HttpEngine):
     """One vLLM server. It reports no weight version.
 
     `logprob_kind`: raw, unless the server was started with another --logprobs-mode, which it does not say.
@@ -99,17 +81,13 @@ class VllmEngine:
         model: str | None = None,
         logprob_kind: LogprobKind = LogprobKind.RAW,
     ) -> None:
-        self.name = f"vllm {url}"
-        self._http = Connections(
-            url, self.name, headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        )
+        super().__init__("vllm", url, api_key)
         self._model = model
         self._kind = logprob_kind
-        self._in_flight = InFlight()
 
     async def facts(self) -> EngineFacts:
         await self._http.get("/health")
-        cards = decoded(await self._http.get("/v1/models"), _MODELS, f"{self.name} /v1/models").data
+        cards = decoded(await self._http.get("/v1/models"), MODEL_CARDS, f"{self.name} /v1/models").data
         card = next((card for card in cards if self._model in (None, card.id)), None)
         if card is None:
             served = ", ".join(card.id for card in cards)
@@ -123,18 +101,12 @@ class VllmEngine:
         so_far = _SoFar()
         where = f"{self.name}, generation {wanted.id}"
         try:
-            if await self._in_flight.run(wanted.id, self._read(wanted, so_far, where)) is None:
+            if await self._run(wanted.id, self._read(wanted, so_far, where)) is None:
                 so_far.finish = "abort"
         except EngineDied as error:
             so_far.finish = "abort"
             raise EngineDied(str(error), self._generated(so_far, where) if so_far.ids else None) from None
         return self._generated(so_far, where)
-
-    async def abort(self, generation_id: str) -> None:
-        self._in_flight.abort(generation_id)
-
-    async def close(self) -> None:
-        await self._http.close()
 
     async def _read(self, wanted: Generation, so_far: _SoFar, where: str) -> bool:
         body = msgspec.json.encode(self._body(wanted))
@@ -151,19 +123,11 @@ class VllmEngine:
         return True
 
     def _body(self, wanted: Generation) -> dict[str, Any]:
-        asked = wanted.sampling.over(NEUTRAL)
-        body: dict[str, Any] = {
+        return {
             "model": self._model,
             "request_id": wanted.id,
             "prompt": wanted.ids_json.encoded(wanted.prompt_ids),
-            "max_tokens": asked.max_tokens,
-            "temperature": asked.temperature,
-            "top_p": asked.top_p,
-            "top_k": -1 if asked.top_k is None else asked.top_k,
-            "min_p": asked.min_p,
-            "presence_penalty": asked.presence_penalty,
-            "frequency_penalty": asked.frequency_penalty,
-            "repetition_penalty": asked.repetition_penalty,
+            **sampling_fields(wanted.sampling),
             "stop_token_ids": wanted.stop_ids,
             "skip_special_tokens": False,
             "include_stop_str_in_output": True,
@@ -172,34 +136,16 @@ class VllmEngine:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        if asked.stop:
-            body["stop"] = asked.stop
-        if asked.seed is not None:
-            body["seed"] = asked.seed
-        return body
 
     def _generated(self, so_far: _SoFar, where: str) -> Generated:
-        finish, stop_string = _finish(so_far, where)
+        finish = parse_finish(so_far.finish, FINISHES, where)
+        stop_string = so_far.stop_reason if isinstance(so_far.stop_reason, str) and finish is Finish.STOP else None
         ids = sampled_ids(so_far.ids, where)
         return Generated(
             ids=ids,
             logprobs=sampled_logprobs(so_far.logprobs, ids, where),
-            finish=finish,
+            finish=finish if stop_string is None else Finish.STOP_STRING,
             stop_string=stop_string,
             logprob_kind=self._kind,
             cached_tokens=so_far.cached_tokens,
         )
-
-
-def _finish(so_far: _SoFar, where: str) -> tuple[Finish, str | None]:
-    match so_far.finish:
-        case "stop" if isinstance(so_far.stop_reason, str):
-            return Finish.STOP_STRING, so_far.stop_reason
-        case "stop":
-            return Finish.STOP, None
-        case "length":
-            return Finish.LENGTH, None
-        case "abort":
-            return Finish.ABORT, None
-        case _:
-            raise EngineFault(f"{where}: it ended for the reason {so_far.finish!r}; known are stop, length and abort")
