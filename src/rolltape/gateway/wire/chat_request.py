@@ -1,50 +1,48 @@
-"""Parse a Chat Completions request."""
+"""Parse a Chat Completions request. Messages are checked, and kept as they came where possible."""
 
 from typing import Any
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.exchange import Api, Ask, SamplingParams
-from rolltape.gateway.wire.chat_history import read_messages
 from rolltape.gateway.wire.fields import Fields, read_body
-from rolltape.gateway.wire.openai import check_function, custom_tool_function, read_effort, read_tool_choice
-
-# Of no effect on what the model does: bookkeeping, caching and speed at the provider.
-_HARMLESS = (
-    "metadata",
-    "user",
-    "safety_identifier",
-    "store",
-    "service_tier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "prompt_cache_options",
-    "prediction",
+from rolltape.gateway.wire.openai import (
+    HARMLESS,
+    ToolOffer,
+    custom_call_arguments,
+    read_content,
+    read_effort,
+    read_output_schema,
+    read_tool_choice,
 )
+from rolltape.records.jsonable import encode_json
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_PLAIN_ROLES = frozenset({"system", "developer", "user", "assistant"})
 
 
 def read_ask(raw: bytes) -> Ask:
     """The body of a request; raises BadRequest."""
     body, repaired = read_body(raw)
     _refuse_unservable(body)
-    messages = read_messages(body)
-    tools, custom_tools, ignored_params = _tools(body)
-    choice, more = read_tool_choice(body, [tool["function"]["name"] for tool in tools or ()])
-    ignored_params += more
+    messages = _messages(body)
+    offer = _tools(body)
+    choice, ignored_params = read_tool_choice(body, offer.names)
+    ignored_params = offer.ignored_params + ignored_params
     thinking = _thinking(body, ignored_params)
-    output_schema = _output_schema(body, ignored_params)
+    output_schema = read_output_schema(body, "response_format", ignored_params)
     options = body.maybe_object("stream_options")
     return Ask(
         api=Api.CHAT,
         model=body.name("model"),
         messages=messages,
-        tools=tools,
+        tools=offer.tools or None,
         tool_choice=choice,
         parallel_tool_calls=body.maybe_flag("parallel_tool_calls") is not False,
         sampling=_sampling(body),
         stream=body.maybe_flag("stream") or False,
         include_usage=options is not None and options.maybe_flag("include_usage") is True,
         thinking=thinking,
-        custom_tools=custom_tools,
+        custom_tools=frozenset(offer.custom_tools),
         # After all others, since it names the fields that nobody read.
         ignored_params=tuple(dict.fromkeys((*ignored_params, *_ignored_params(body)))),
         output_schema=output_schema,
@@ -62,24 +60,18 @@ def _refuse_unservable(body: Fields) -> None:
         raise BadRequest("modalities: audio is not supported; ask for text")
 
 
-def _tools(body: Fields) -> tuple[list[dict[str, Any]] | None, frozenset[str], list[str]]:
-    """The tools as functions, which of them are custom, and what cannot be honored."""
-    given = body.maybe_objects("tools")
-    tools, custom_tools, ignored_params = [], set(), []
-    for tool in given or ():
-        kind = tool.text("type")
-        if kind == "function":
-            ignored_params += check_function(tool.object("function"))
-            tools.append(tool.value)
-        elif kind == "custom":
-            custom = tool.object("custom")
-            function, more = custom_tool_function(custom, custom.name())
-            tools.append(function)
-            custom_tools.add(custom.name())
-            ignored_params += more
-        else:
-            tool.refuse("type", "known are function, custom")
-    return tools or None, frozenset(custom_tools), ignored_params
+def _tools(body: Fields) -> ToolOffer:
+    offer = ToolOffer()
+    for tool in body.maybe_objects("tools") or ():
+        match tool.text("type"):
+            case "function":
+                offer.add_function(tool.object("function"), tool.value)
+            case "custom":
+                custom = tool.object("custom")
+                offer.add_custom(custom, custom.name())
+            case _:
+                tool.refuse("type", "known are function, custom")
+    return offer
 
 
 def _sampling(body: Fields) -> SamplingParams:
@@ -111,19 +103,84 @@ def _thinking(body: Fields, ignored_params: list[str]) -> bool | None:
     return by_effort if outright is None else outright
 
 
-def _output_schema(body: Fields, ignored_params: list[str]) -> bool:
-    form = body.maybe_object("response_format")
-    if form is None or form.text("type") == "text":
-        return False
-    ignored_params.append("response_format: not enforced")
-    return True
-
-
 def _ignored_params(body: Fields) -> list[str]:
     ignored = []
     if body.maybe_flag("logprobs") or body.maybe_whole("top_logprobs"):
         ignored.append("logprobs: recorded, and not sent back")
     if body.get("logit_bias"):
         ignored.append("logit_bias: ignored")
-    body.skip(*_HARMLESS)
+    body.skip(*HARMLESS, "prediction")
     return ignored + body.ignored()
+
+
+def _messages(body: Fields) -> list[dict[str, Any]]:
+    """All messages of a body, in chat form."""
+    given = body.get("messages")
+    if not isinstance(given, list):
+        body.refuse("messages", "give a list of objects")
+    if not given:
+        body.refuse("messages", "give at least one")
+    return [
+        # Most messages of a long history are no more than a role and a text.
+        message if _is_plain(message) else _message(Fields(message, f"messages[{index}]"))
+        for index, message in enumerate(given)
+    ]
+
+
+def _is_plain(message: object) -> bool:
+    return (
+        type(message) is dict
+        and len(message) == 2
+        and type(message.get("content")) is str
+        and type(message.get("role")) is str
+        and message["role"] in _PLAIN_ROLES
+    )
+
+
+def _message(message: Fields) -> dict[str, Any]:
+    """One message in chat form; fields that are not known are kept."""
+    role = message.text("role")
+    if role == "function":
+        message.refuse("role", "functions were replaced by tools; send tool_calls and tool messages")
+    if role not in _ROLES:
+        message.refuse("role", f"known are {', '.join(_ROLES)}")
+    read: dict[str, Any] = {"role": role, "content": read_content(message, "content", "text")}
+    if role == "assistant":
+        read |= _assistant_fields(message)
+    elif read["content"] is None:
+        message.refuse("content", "give a text, or a list of text parts")
+    if role == "tool":
+        read["tool_call_id"] = message.text("tool_call_id")
+    return read | {name: message.value[name] for name in message.unread()}
+
+
+def _assistant_fields(message: Fields) -> dict[str, Any]:
+    for name in ("function_call", "audio"):
+        if message.get(name) is not None:
+            message.refuse(name, "leave it out: it cannot be put into a prompt")
+    read: dict[str, Any] = {}
+    # vLLM's newer servers and some clients say `reasoning`.
+    reasoning = message.maybe_text("reasoning_content") or message.maybe_text("reasoning")
+    if reasoning is not None:
+        read["reasoning_content"] = reasoning
+    if calls := message.maybe_objects("tool_calls"):
+        read["tool_calls"] = [_call(call) for call in calls]
+    return read
+
+
+def _call(call: Fields) -> dict[str, Any]:
+    kind = call.maybe_one_of("type", "function", "custom") or "function"
+    if kind == "custom":
+        custom = call.object("custom")
+        function = {"name": custom.name(), "arguments": custom_call_arguments(custom.text("input"))}
+    else:
+        given = call.object("function")
+        function = {"name": given.name(), "arguments": _arguments(given)}
+    return {"id": call.text("id"), "type": "function", "function": function}
+
+
+def _arguments(function: Fields) -> str:
+    arguments = function.get("arguments")
+    if isinstance(arguments, dict):
+        return encode_json(arguments, function.at("arguments"))[0].decode()
+    return "" if arguments is None else function.text("arguments")

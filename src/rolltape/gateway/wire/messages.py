@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 
 from rolltape.gateway.exchange import Api, Ask, Draft, Reply, Usage
-from rolltape.gateway.wire.messages_history import signature_of
-from rolltape.gateway.wire.messages_request import read_counting, read_request
+from rolltape.gateway.wire.messages_request import read_counting, read_request, signature_of
 from rolltape.gateway.wire.protocol import event
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
@@ -47,18 +46,15 @@ class MessagesWire:
         return read_request(body)
 
     def whole(self, ask: Ask, reply: Reply) -> bytes:
-        """The message."""
         message = _message(reply.draft, _usage(reply)) | _ending(reply)
         return _encode(message | {"content": _blocks(reply)})
 
     def opening(self, ask: Ask, draft: Draft) -> bytes:
-        """The start of the message, with the prompt's token counts."""
         return _event(
             {"type": "message_start", "message": _message(draft, _prompt_usage(draft) | {"output_tokens": 0})}
         )
 
     def closing(self, ask: Ask, reply: Reply) -> Iterator[bytes]:
-        """Each block in pieces, and how the message ended."""
         for index, block in enumerate(_blocks(reply)):
             empty, deltas = _in_pieces(block)
             yield _event({"type": "content_block_start", "index": index, "content_block": empty})
@@ -69,11 +65,9 @@ class MessagesWire:
         yield _event({"type": "message_stop"})
 
     def error(self, status: int, message: str) -> bytes:
-        """The body of a refusal."""
         return _encode(_error(status, message))
 
     def error_event(self, status: int, message: str, draft: Draft | None = None) -> bytes:
-        """An error within a stream, which ends it."""
         return _event(_error(status, message))
 
     def counting(self, body: bytes) -> Ask:

@@ -9,15 +9,20 @@ from rolltape.gateway.exchange import ToolChoice
 from rolltape.gateway.wire.fields import Fields
 from rolltape.records.jsonable import encode_json
 
+# Of no effect on what the model does: bookkeeping, caching and speed at the provider.
+HARMLESS = (
+    "metadata",
+    "user",
+    "safety_identifier",
+    "store",
+    "service_tier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "prompt_cache_options",
+)
 _MODES = ("auto", "none", "required")
-
-
 _MEDIA = {"image": "images are", "audio": "audio is", "file": "files are"}
-
-
 _EMPTY_ON_REPLIES = ("annotations", "logprobs")
-
-
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -75,32 +80,52 @@ def _named(tool: Fields, offered: Collection[str]) -> str:
     return name
 
 
-def check_function(function: Fields) -> list[str]:
-    """Check a function's definition; returns what of it is ignored."""
-    function.name()
-    function.maybe_text("description")
-    function.maybe_object("parameters")
-    strict = function.maybe_flag("strict")
-    return ["tools: strict is not honored; arguments are not held to the schema"] if strict else []
+class ToolOffer:
+    """The tools that the model is offered, all as functions, and what of their definitions is ignored."""
+
+    def __init__(self) -> None:
+        self.tools: list[dict[str, Any]] = []
+        self.custom_tools: set[str] = set()
+        self.namespaces: set[str] = set()
+        self.ignored_params: list[str] = []
+
+    @property
+    def names(self) -> list[str]:
+        return [tool["function"]["name"] for tool in self.tools]
+
+    def add_function(self, function: Fields, tool: dict[str, Any]) -> None:
+        """Offer a tool whose definition is `function`."""
+        function.name()
+        function.maybe_text("description")
+        function.maybe_object("parameters")
+        if function.maybe_flag("strict"):
+            self.ignored_params.append("tools: strict is not honored; arguments are not held to the schema")
+        self.tools.append(tool)
+
+    def add_custom(self, tool: Fields, name: str) -> None:
+        """Offer a custom tool, which takes free text; to the model it is a function with the one argument `input`."""
+        text: dict[str, Any] = {"type": "string"}
+        form = tool.maybe_object("format")
+        if form is not None and form.text("type") == "grammar":
+            grammar = form.maybe_object("grammar") or form
+            text["description"] = f"Follows this {grammar.text('syntax')} grammar:\n{grammar.text('definition')}"
+            shown = f"tools: the grammar of {ascii(name)[:80]} is shown to the model and not enforced"
+            self.ignored_params.append(shown)
+        function: dict[str, Any] = {"name": name}
+        if (description := tool.maybe_text("description")) is not None:
+            function["description"] = description
+        function["parameters"] = {"type": "object", "properties": {"input": text}, "required": ["input"]}
+        self.tools.append({"type": "function", "function": function})
+        self.custom_tools.add(name)
 
 
-def custom_tool_function(tool: Fields, name: str) -> tuple[dict[str, Any], list[str]]:
-    """The function that stands for a custom tool, and what of its definition is ignored.
-
-    A custom tool takes free text; to the model it is a function with the one argument `input`.
-    """
-    text: dict[str, Any] = {"type": "string"}
-    ignored_params = []
-    form = tool.maybe_object("format")
-    if form is not None and form.text("type") == "grammar":
-        grammar = form.maybe_object("grammar") or form
-        text["description"] = f"Follows this {grammar.text('syntax')} grammar:\n{grammar.text('definition')}"
-        ignored_params.append(f"tools: the grammar of {ascii(name)[:80]} is shown to the model and not enforced")
-    function: dict[str, Any] = {"name": name}
-    if (description := tool.maybe_text("description")) is not None:
-        function["description"] = description
-    function["parameters"] = {"type": "object", "properties": {"input": text}, "required": ["input"]}
-    return {"type": "function", "function": function}, ignored_params
+def read_output_schema(holder: Fields, name: str, ignored_params: list[str]) -> bool:
+    """Whether the reply is to follow a form other than text; nothing here makes it do so."""
+    form = holder.maybe_object(name)
+    if form is None or form.text("type") == "text":
+        return False
+    ignored_params.append(f"{holder.at(name)}: not enforced")
+    return True
 
 
 def custom_call_arguments(text: str) -> str:

@@ -7,8 +7,7 @@ from rolltape.errors import EngineFailed
 from rolltape.gateway.exchange import Api, Ask, Draft, Reply
 from rolltape.gateway.wire.openai import error_body
 from rolltape.gateway.wire.protocol import COMMENT, event
-from rolltape.gateway.wire.responses_events import Event, item_events
-from rolltape.gateway.wire.responses_items import output_items
+from rolltape.gateway.wire.responses_items import ResponsesEvent, item_events, output_items
 from rolltape.gateway.wire.responses_request import read_ask
 from rolltape.records.jsonable import encode_json
 from rolltape.records.turn import Finish
@@ -30,13 +29,13 @@ class ResponsesWire:
 
     def opening(self, ask: Ask, draft: Draft) -> bytes:
         response = _response(ask, draft) | {"status": "in_progress"}
-        return b"".join(_sent(Event(name, {"response": response}), at) for at, name in enumerate(_OPENING))
+        return b"".join(_sent(ResponsesEvent(name, {"response": response}), at) for at, name in enumerate(_OPENING))
 
     def closing(self, ask: Ask, reply: Reply) -> Iterator[bytes]:
         items = output_items(ask, reply)
         response = _ended(ask, reply, items)
         events = [made for index, item in enumerate(items) for made in item_events(item, index)]
-        events.append(Event(f"response.{response['status']}", {"response": response}))
+        events.append(ResponsesEvent(f"response.{response['status']}", {"response": response}))
         for at, one in enumerate(events, len(_OPENING)):
             yield _sent(one, at)
 
@@ -48,10 +47,10 @@ class ResponsesWire:
         # errors that the gateway raises only a failed engine's is worth a retry.
         code = "server_error" if status == EngineFailed.status else "invalid_prompt"
         if draft is None:
-            return _sent(Event("error", {"code": code, "message": message, "param": None}), 0)
+            return _sent(ResponsesEvent("error", {"code": code, "message": message, "param": None}), 0)
         error = {"code": code, "message": message}
         response = _response(None, draft) | {"status": "failed", "error": error}
-        return _sent(Event("response.failed", {"response": response}), len(_OPENING))
+        return _sent(ResponsesEvent("response.failed", {"response": response}), len(_OPENING))
 
 
 RESPONSES = ResponsesWire()
@@ -104,6 +103,6 @@ def _response(ask: Ask | None, draft: Draft) -> dict[str, Any]:
     }
 
 
-def _sent(one: Event, at: int) -> bytes:
+def _sent(one: ResponsesEvent, at: int) -> bytes:
     fields = {"type": one.name, "sequence_number": at} | one.fields
     return event(encode_json(fields, "an event")[0], one.name)

@@ -1,8 +1,12 @@
-"""Write a reply as the output items of Responses. By their ids the items of one reply are found when they come back."""
+"""Write a reply as the output items of Responses, and the events that stream them.
+
+By their ids the items of one reply are found when they come back.
+"""
 
 import base64
 import re
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from rolltape.gateway.exchange import Ask, Reply
 from rolltape.gateway.wire.openai import custom_call_input
@@ -84,3 +88,68 @@ def _split_name(ask: Ask, name: str) -> dict[str, str]:
         if name.startswith(namespace + _BETWEEN):
             return {"namespace": namespace, "name": name.removeprefix(namespace + _BETWEEN)}
     return {"name": name}
+
+
+class ResponsesEvent(NamedTuple):
+    """An event's name and fields; its number in the stream is put on when it is sent."""
+
+    name: str
+    fields: dict[str, Any]
+
+
+def item_events(item: dict[str, Any], index: int) -> Iterator[ResponsesEvent]:
+    """All events of one item: it is added empty, filled by one delta, and done."""
+    at = {"item_id": item["id"], "output_index": index}
+    empty, filling = _FILLERS[item["type"]](item, at)
+    yield ResponsesEvent(
+        "response.output_item.added", {"output_index": index, "item": empty | {"status": "in_progress"}}
+    )
+    yield from filling
+    yield ResponsesEvent("response.output_item.done", {"output_index": index, "item": item})
+
+
+Filler = tuple[dict[str, Any], list[ResponsesEvent]]
+
+
+def _reasoning(item: dict[str, Any], at: dict[str, Any]) -> Filler:
+    part = item["content"][0]
+    at = at | {"content_index": 0}
+    return item | {"content": [], "encrypted_content": None}, [
+        ResponsesEvent("response.content_part.added", at | {"part": part | {"text": ""}}),
+        ResponsesEvent("response.reasoning_text.delta", at | {"delta": part["text"]}),
+        ResponsesEvent("response.reasoning_text.done", at | {"text": part["text"]}),
+        ResponsesEvent("response.content_part.done", at | {"part": part}),
+    ]
+
+
+def _message(item: dict[str, Any], at: dict[str, Any]) -> Filler:
+    part = item["content"][0]
+    at = at | {"content_index": 0}
+    return item | {"content": []}, [
+        ResponsesEvent("response.content_part.added", at | {"part": part | {"text": ""}}),
+        ResponsesEvent("response.output_text.delta", at | {"delta": part["text"], "logprobs": []}),
+        ResponsesEvent("response.output_text.done", at | {"text": part["text"], "logprobs": []}),
+        ResponsesEvent("response.content_part.done", at | {"part": part}),
+    ]
+
+
+def _function_call(item: dict[str, Any], at: dict[str, Any]) -> Filler:
+    return item | {"arguments": ""}, [
+        ResponsesEvent("response.function_call_arguments.delta", at | {"delta": item["arguments"]}),
+        ResponsesEvent("response.function_call_arguments.done", at | {"arguments": item["arguments"]}),
+    ]
+
+
+def _custom_tool_call(item: dict[str, Any], at: dict[str, Any]) -> Filler:
+    return item | {"input": ""}, [
+        ResponsesEvent("response.custom_tool_call_input.delta", at | {"delta": item["input"]}),
+        ResponsesEvent("response.custom_tool_call_input.done", at | {"input": item["input"]}),
+    ]
+
+
+_FILLERS = {
+    "reasoning": _reasoning,
+    "message": _message,
+    "function_call": _function_call,
+    "custom_tool_call": _custom_tool_call,
+}

@@ -1,38 +1,38 @@
-"""Parse a Responses request."""
+"""Parse a Responses request; the input items of one reply become one message again."""
 
 from typing import Any
 
+from rolltape.errors import BadRequest
 from rolltape.gateway.exchange import Api, Ask, SamplingParams
 from rolltape.gateway.wire.fields import Fields, read_body
-from rolltape.gateway.wire.openai import check_function, custom_tool_function, read_effort, read_tool_choice
-from rolltape.gateway.wire.responses_history import read_history
-from rolltape.gateway.wire.responses_items import joined_name
-
-# Of no effect on what the model does: bookkeeping, caching and speed at the provider, and what replies always have.
-_HARMLESS = (
-    "metadata",
-    "client_metadata",
-    "user",
-    "safety_identifier",
-    "store",
-    "service_tier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "prompt_cache_options",
-    "stream_options",
+from rolltape.gateway.wire.openai import (
+    HARMLESS,
+    ToolOffer,
+    custom_call_arguments,
+    read_content,
+    read_effort,
+    read_output_schema,
+    read_tool_choice,
 )
+from rolltape.gateway.wire.responses_items import draft_id, joined_name, unsealed
+
 _INCLUDED = ("reasoning.encrypted_content",)
+_ROLES = ("system", "developer", "user", "assistant")
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+# In the order in which the items of one reply come.
+_REASONING, _TEXT, _CALL = range(3)
+_OF_A_REPLY = {"reasoning": _REASONING, "function_call": _CALL, "custom_tool_call": _CALL}
+_KNOWN = ("message", *_OF_A_REPLY, *_OUTPUTS)
 
 
 def read_ask(raw: bytes) -> Ask:
     """The body of a request; raises BadRequest."""
     body, repaired = read_body(raw)
     _refuse_unservable(body)
-    offer = _Offer()
-    offer.add_all(body.maybe_objects("tools") or [])
-    ignored_params = offer.ignored_params
-    choice, more = read_tool_choice(body, [tool["function"]["name"] for tool in offer.tools])
-    ignored_params += more
+    offer = ToolOffer()
+    _add_tools(offer, body.maybe_objects("tools") or [])
+    choice, ignored_params = read_tool_choice(body, offer.names)
+    ignored_params = offer.ignored_params + ignored_params
     thinking = _thinking(body, ignored_params)
     output_schema = _output_schema(body, ignored_params)
     return Ask(
@@ -72,45 +72,26 @@ def _messages(body: Fields) -> list[dict[str, Any]]:
     if isinstance(given := body.get("input"), str):
         messages.append({"role": "user", "content": given})
     else:
-        messages += read_history(body.maybe_objects("input") or [])
+        messages += _history(body.maybe_objects("input") or [])
     if not messages:
         body.refuse("input", "give a text, or a list of items with at least one")
     return messages
 
 
-class _Offer:
-    """The tools that the model is offered, all as functions."""
-
-    def __init__(self) -> None:
-        self.tools: list[dict[str, Any]] = []
-        self.custom_tools: set[str] = set()
-        self.namespaces: set[str] = set()
-        self.ignored_params: list[str] = []
-
-    def add_all(self, tools: list[Fields], namespace: str | None = None) -> None:
-        for tool in tools:
-            kind = tool.text("type")
-            if kind == "function":
-                self._add_function(tool, joined_name(namespace, tool.name()))
-            elif kind == "custom":
-                self._add_custom(tool, joined_name(namespace, tool.name()))
-            elif kind == "namespace" and namespace is None:
-                self.namespaces.add(tool.name())
-                self.add_all(tool.objects("tools"), tool.name())
-            else:
-                self.ignored_params.append(f"tools: {ascii(kind)[:80]} is run by OpenAI; not offered")
-
-    def _add_function(self, tool: Fields, name: str) -> None:
-        self.ignored_params += check_function(tool)
-        function = tool.value | {"name": name}
-        del function["type"]
-        self.tools.append({"type": "function", "function": function})
-
-    def _add_custom(self, tool: Fields, name: str) -> None:
-        function, more = custom_tool_function(tool, name)
-        self.tools.append(function)
-        self.custom_tools.add(name)
-        self.ignored_params += more
+def _add_tools(offer: ToolOffer, tools: list[Fields], namespace: str | None = None) -> None:
+    for tool in tools:
+        kind = tool.text("type")
+        if kind == "function":
+            function = tool.value | {"name": joined_name(namespace, tool.name())}
+            del function["type"]
+            offer.add_function(tool, {"type": "function", "function": function})
+        elif kind == "custom":
+            offer.add_custom(tool, joined_name(namespace, tool.name()))
+        elif kind == "namespace" and namespace is None:
+            offer.namespaces.add(tool.name())
+            _add_tools(offer, tool.objects("tools"), tool.name())
+        else:
+            offer.ignored_params.append(f"tools: {ascii(kind)[:80]} is run by OpenAI; not offered")
 
 
 def _thinking(body: Fields, ignored_params: list[str]) -> bool | None:
@@ -128,12 +109,9 @@ def _output_schema(body: Fields, ignored_params: list[str]) -> bool:
     text = body.maybe_object("text")
     if text is None:
         return False
-    form = text.maybe_object("format")
+    follows_schema = read_output_schema(text, "format", ignored_params)
     ignored_params += text.ignored()
-    if form is None or form.text("type") == "text":
-        return False
-    ignored_params.append("text.format: not enforced")
-    return True
+    return follows_schema
 
 
 def _ignored_params(body: Fields) -> list[str]:
@@ -142,5 +120,115 @@ def _ignored_params(body: Fields) -> list[str]:
         ignored.append("truncation: a prompt that is too long ends the reply")
     included = body.maybe_texts("include") or []
     ignored += [f"include {ascii(one)[:80]}: not given" for one in included if one not in _INCLUDED][:8]
-    body.skip(*_HARMLESS)
+    body.skip(*HARMLESS, "client_metadata", "stream_options")
     return ignored + body.ignored()
+
+
+def _history(items: list[Fields]) -> list[dict[str, Any]]:
+    """The messages that the items say, in order."""
+    messages: list[dict[str, Any]] = []
+    reply: _ReplyItems | None = None
+    for item in items:
+        kind = item.maybe_text("type") or "message"
+        place = _OF_A_REPLY.get(kind)
+        if kind == "message" and item.text("role") == "assistant":
+            place = _TEXT
+        if place is None:
+            reply = None
+            messages.append(_other(item, kind))
+            continue
+        of = draft_id(item.maybe_text("id"))
+        if reply is None or not reply.takes(place, of):
+            reply = _ReplyItems(of)
+            messages.append(reply.message)
+        reply.add(item, place)
+    return messages
+
+
+class _ReplyItems:
+    """An assistant's message that is put together from items."""
+
+    def __init__(self, draft: str | None) -> None:
+        self.message: dict[str, Any] = {"role": "assistant", "content": None}
+        if draft is not None:
+            self.message["id"] = draft
+        self._draft = draft
+        self._places: list[int] = []
+
+    def takes(self, place: int, draft: str | None) -> bool:
+        """Whether an item belongs here: by its id, and where there is none by the order within a reply."""
+        if draft is not None and self._draft is not None:
+            return draft == self._draft and (place == _CALL or place not in self._places)
+        return place > self._places[-1] or place == self._places[-1] != _TEXT
+
+    def add(self, item: Fields, place: int) -> None:
+        self._places.append(place)
+        if place == _REASONING:
+            self._add_reasoning(item)
+        elif place == _CALL:
+            self.message.setdefault("tool_calls", []).append(_call(item))
+        else:
+            self.message["content"] = _content(item, "content")
+            item.skip("type", "role", "status", "id")
+            if self._draft is None and (given := item.maybe_text("id")) is not None:
+                self.message["id"] = given
+            self.message |= {name: item.value[name] for name in item.unread()}
+
+    def _add_reasoning(self, item: Fields) -> None:
+        text = _reasoning(item)
+        if text is None:
+            # Another server's secret: the model cannot read it, and it is kept as it came.
+            self.message["encrypted_content"] = item.maybe_text("encrypted_content")
+            return
+        before = self.message.get("reasoning_content")
+        self.message["reasoning_content"] = text if before is None else f"{before}\n{text}"
+
+
+def _reasoning(item: Fields) -> str | None:
+    """A reasoning item's text, in the fullest form that came back; None: it is encrypted alone."""
+    texts = [part.text("text") for part in item.maybe_objects("content") or ()]
+    if texts:
+        return "\n".join(texts)
+    if (sealed := item.maybe_text("encrypted_content")) is not None and (text := unsealed(sealed)) is not None:
+        return text
+    summaries = [part.text("text") for part in item.maybe_objects("summary") or ()]
+    return None if sealed is not None and not summaries else "\n".join(summaries)
+
+
+def _call(item: Fields) -> dict[str, Any]:
+    custom = item.text("type") == "custom_tool_call"
+    function = {
+        "name": joined_name(item.maybe_text("namespace"), item.name()),
+        "arguments": custom_call_arguments(item.text("input")) if custom else item.text("arguments"),
+    }
+    return {"id": item.text("call_id"), "type": "function", "function": function}
+
+
+def _other(item: Fields, kind: str) -> dict[str, Any]:
+    if kind in _OUTPUTS:
+        item.skip("type", "status")
+        message = {"role": "tool", "tool_call_id": item.text("call_id"), "content": _needed_content(item, "output")}
+    elif kind == "message":
+        item.skip("type", "status")
+        if (role := item.text("role")) not in _ROLES:
+            item.refuse("role", f"known are {', '.join(_ROLES)}")
+        message = {"role": role, "content": _needed_content(item, "content")}
+    elif kind == "item_reference":
+        raise BadRequest(f"{item.path} refers to a stored item, and nothing is stored here; send the item itself")
+    else:
+        item.refuse("type", f"known are {', '.join(_KNOWN)}")
+    return message | {name: item.value[name] for name in item.unread()}
+
+
+def _needed_content(item: Fields, name: str) -> str | list[dict[str, Any]]:
+    content = _content(item, name)
+    return item.refuse(name, "give a text, or a list of text parts") if content is None else content
+
+
+def _content(item: Fields, name: str) -> str | list[dict[str, Any]] | None:
+    """Content in chat form; a single part that is text and nothing else is given as that text."""
+    content = read_content(item, name, "input_text", "output_text", "text")
+    if isinstance(content, list) and len(content) == 1 and content[0].keys() == {"type", "text"}:
+        text: str = content[0]["text"]
+        return text
+    return content
