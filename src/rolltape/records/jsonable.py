@@ -33,7 +33,7 @@ def encode_json(value: object, where: str) -> tuple[bytes, bool]:
         raise _too_deep(where) from None
     except (TypeError, ValueError) as error:
         raise NotJsonError(f"{where} cannot be JSON: {error or type(error).__name__}") from None
-    if text.count("{") + text.count("[") > _DEEPEST and _is_deep(value):
+    if text.count("{") + text.count("[") > _DEEPEST and is_deep(value, _DEEPEST):
         raise _too_deep(where)
     try:
         return text.encode(), False
@@ -60,6 +60,19 @@ def decode_json(raw: bytes) -> Any:
         return _decode_plain(raw)  # several times as fast as json, and equal where both read it
     except msgspec.DecodeError:
         return json.loads(raw)
+
+
+def parse_strict(text: str) -> Any:
+    """The value of a JSON text; ValueError also for NaN, infinity and numbers that a double cannot hold."""
+
+    def refuse(constant: str) -> float:
+        raise ValueError(f"{constant} is no number in JSON")
+
+    def finite(digits: str) -> float:
+        number = float(digits)
+        return number if math.isfinite(number) else refuse(digits)
+
+    return json.loads(text, parse_constant=refuse, parse_float=finite)
 
 
 def encode_numbers(value: object, where: str) -> bytes:
@@ -158,6 +171,17 @@ def plain_scalar(value: object) -> object:
         return value
 
 
+def is_deep(value: object, levels: int) -> bool:
+    """Whether a value is nested more than so many levels deep."""
+    level = [value]
+    for _ in range(levels):
+        inner = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, _CONTAINERS))
+        level = [item for items in inner for item in items if isinstance(item, _CONTAINERS)]
+        if not level:
+            return False
+    return True
+
+
 def _is_plain(value: object, levels: int) -> bool:
     """Whether msgspec, ten times as fast, writes the same bytes as json: exact types, no floats, nothing deep."""
     if type(value) is dict:
@@ -196,16 +220,6 @@ def _check_keys(value: object, where: str) -> None:
 
 def _too_deep(where: str) -> NotJsonError:
     return NotJsonError(f"{where} cannot be JSON: it is nested more than {_DEEPEST} levels deep; flatten it")
-
-
-def _is_deep(value: object) -> bool:
-    level = [value]
-    for _ in range(_DEEPEST):
-        inner = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, _CONTAINERS))
-        level = [item for items in inner for item in items if isinstance(item, _CONTAINERS)]
-        if not level:
-            return False
-    return True
 
 
 def _finite(value: object, where: str) -> object:

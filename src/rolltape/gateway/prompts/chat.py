@@ -11,10 +11,9 @@ import numpy as np
 from rolltape.errors import BadRequest
 from rolltape.gateway.prompts import bridging, reply
 from rolltape.gateway.prompts.bridging import Bridged, Refused, message_starts
-from rolltape.gateway.prompts.choosing import Choice, choose
+from rolltape.gateway.prompts.choosing import RendererChoice, choose, renders_call_ids, takes_system_anywhere
 from rolltape.gateway.prompts.families import DEFAULT, READS_PROMPT_END, Renderer, make, version
 from rolltape.gateway.prompts.messages import Prepared, prepared
-from rolltape.gateway.prompts.probes import renders_call_ids, takes_system_anywhere
 from rolltape.gateway.prompts.reply import Parsed
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer, SpecialText
 from rolltape.records.tokens import Ids, TokenChain
@@ -41,7 +40,7 @@ class ChatPrompts:
     def __init__(
         self,
         tokenizer: FolderTokenizer,
-        choice: Choice,
+        choice: RendererChoice,
         *,
         thinking: bool | None = None,
         retention: Retention = "template",

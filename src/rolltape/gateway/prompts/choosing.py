@@ -1,18 +1,53 @@
-"""Choose the renderer for a model folder: the one named, or one whose prompts equal the folder's template."""
+"""Choose the renderer for a model folder: the one named, or one whose prompts equal the folder's template.
 
+The two are compared on small conversations, id by id.
+"""
+
+import json
 from typing import Any
 
 import msgspec
 
 from rolltape.errors import CheckpointError, PromptError
-from rolltape.gateway.prompts.families import DEFAULT, Renderer, guessable, make, thinking_option
-from rolltape.gateway.prompts.probes import agreement, agrees_on_question
+from rolltape.gateway.prompts.families import DEFAULT, Renderer, guessable, make, template_options, thinking_option
+from rolltape.gateway.prompts.messages import Chat
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer
 
 _HERMES = '{"name": <function-name>, "arguments": <args-json-object>}'
 
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "description": "Look at a place — über alles",
+            "parameters": {"type": "object", "properties": {"where": {"type": "string"}, "n": {"type": "integer"}}},
+        },
+    }
+]
+_SYSTEM = {"role": "system", "content": "Be brief.\n\nBe kind."}
+_ASKED = {"role": "user", "content": "What is there, in 1,000 words?\n"}
+_ARGUMENTS = {"where": "Köln", "n": 2}
+_CALL = {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": _ARGUMENTS}}
+_CALLED = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_THOUGHT = {"role": "assistant", "content": "I look.", "reasoning_content": "I must look.", "tool_calls": [_CALL]}
+_HEARD = {"role": "tool", "content": '{"seen": ["a", "b"]}', "tool_call_id": "call_0", "name": "look"}
+_TOLD = {"role": "assistant", "content": "Two things."}
+_MUSED = {"role": "assistant", "content": "Two things.", "reasoning_content": "a and b"}
 
-class Choice(msgspec.Struct, frozen=True):
+_PROBES: tuple[tuple[Chat, list[dict[str, Any]] | None], ...] = (
+    ([_ASKED], None),
+    ([_SYSTEM, _ASKED], None),
+    ([_ASKED, _TOLD, _ASKED], None),
+    ([_SYSTEM, _ASKED, _MUSED, _ASKED], None),
+    ([_ASKED], _TOOLS),
+    ([_SYSTEM, _ASKED, _CALLED, _HEARD], _TOOLS),
+    ([_SYSTEM, _ASKED, _THOUGHT, _HEARD], _TOOLS),
+    ([_ASKED, _THOUGHT, _HEARD, _TOLD, _ASKED], _TOOLS),
+)
+
+
+class RendererChoice(msgspec.Struct, frozen=True):
     """A family and why it was taken."""
 
     name: str
@@ -22,7 +57,7 @@ class Choice(msgspec.Struct, frozen=True):
     warning: str | None = None
 
 
-def choose(tokenizer: FolderTokenizer, named: str | None) -> Choice:
+def choose(tokenizer: FolderTokenizer, named: str | None) -> RendererChoice:
     """The family for a folder, with a warning where its prompts will not be the template's, or will not bridge."""
     if named is not None and named != DEFAULT:
         return _as_named(tokenizer, named)
@@ -30,31 +65,37 @@ def choose(tokenizer: FolderTokenizer, named: str | None) -> Choice:
         raise CheckpointError(f"{tokenizer.name_or_path}: no chat template to tell the renderer by; name one")
     fitting = [] if named else _fitting(tokenizer)
     for name, renderer in fitting:
-        if agreed := agreement(renderer, tokenizer):
-            return Choice(name, f"renders as the folder's template on {agreed} probes", _switch(name, tokenizer))
+        if agreed := _agreement(renderer, tokenizer):
+            return RendererChoice(
+                name, f"renders as the folder's template on {agreed} probes", _switch(name, tokenizer)
+            )
     why = "named" if named else "no renderer gives what the folder's template gives"
-    near = [name for name, renderer in fitting if agreement(renderer, tokenizer, with_tools=False)]
+    near = [name for name, renderer in fitting if _agreement(renderer, tokenizer, with_tools=False)]
     warning = (
         f"{tokenizer.name_or_path}: prompts are rendered whole by its chat template ({why}), so replies are tokenized "
         "anew in every later prompt, and samples end where that changes them"
         + (f"; by name there is {near[0]}, which differs from the template only where tools are used" if near else "")
     )
-    return Choice(DEFAULT, why, thinking_option(DEFAULT, tokenizer), _reply_format(tokenizer), warning)
+    return RendererChoice(DEFAULT, why, thinking_option(DEFAULT, tokenizer), _reply_format(tokenizer), warning)
 
 
-def _as_named(tokenizer: FolderTokenizer, name: str) -> Choice:
+def _as_named(tokenizer: FolderTokenizer, name: str) -> RendererChoice:
     renderer = make(name, tokenizer)
     if tokenizer.template is None:
-        return Choice(name, "named; the folder has no template to compare with", thinking_option(name, tokenizer))
-    agreed = agreement(renderer, tokenizer)
+        return RendererChoice(
+            name, "named; the folder has no template to compare with", thinking_option(name, tokenizer)
+        )
+    agreed = _agreement(renderer, tokenizer)
     if agreed is not None:
-        return Choice(name, f"named; renders as the folder's template on {agreed} probes", _switch(name, tokenizer))
+        return RendererChoice(
+            name, f"named; renders as the folder's template on {agreed} probes", _switch(name, tokenizer)
+        )
     warning = (
         f"{tokenizer.name_or_path}: renderer {name} was named, but the folder's chat template renders otherwise; "
         "leave the name away unless the model was trained with that renderer"
     )
     why = "named; the folder's template renders otherwise"
-    return Choice(name, why, thinking_option(name, tokenizer), warning=warning)
+    return RendererChoice(name, why, thinking_option(name, tokenizer), warning=warning)
 
 
 def _fitting(tokenizer: FolderTokenizer) -> list[tuple[str, Renderer]]:
@@ -74,7 +115,7 @@ def _switch(name: str, tokenizer: FolderTokenizer) -> str | None:
     if option is None:
         return None
     renderers = [make(name, tokenizer, **{option: on}) for on in (True, False)]
-    return option if all(agrees_on_question(renderer, tokenizer) for renderer in renderers) else None
+    return option if all(_agrees_on_question(renderer, tokenizer) for renderer in renderers) else None
 
 
 def _reply_format(tokenizer: FolderTokenizer) -> dict[str, Any]:
@@ -85,3 +126,78 @@ def _reply_format(tokenizer: FolderTokenizer) -> dict[str, Any]:
     except PromptError:
         return {}
     return {"tool_parser": "qwen3"} if _HERMES in tokenizer.decode(ids) else {}
+
+
+def _agreement(renderer: Renderer, tokenizer: FolderTokenizer, *, with_tools: bool = True) -> int | None:
+    """On how many probes the two give the same ids; None: they disagree on one, or there is nothing to compare.
+
+    A conversation that the template refuses says nothing about the renderer.
+    """
+    agreed = 0
+    for chat, tools in _PROBES:
+        if tools and not with_tools:
+            continue
+        expected = [_by_template(renderer, tokenizer, form, tools) for form in _forms(chat)]
+        accepted = [ids for ids in expected if ids is not None]
+        if accepted and _rendered(renderer, chat, tools) not in accepted:
+            return None
+        agreed += bool(accepted)
+    return agreed or None
+
+
+def _agrees_on_question(renderer: Renderer, tokenizer: FolderTokenizer) -> bool:
+    """Whether the two give the same ids for a single question.
+
+    With thinking off, renderers keep the empty thought of earlier replies, which templates drop; a question has none.
+    """
+    return _rendered(renderer, [_ASKED]) == _by_template(renderer, tokenizer, [_ASKED], None)
+
+
+def _forms(chat: Chat) -> list[Chat]:
+    """A conversation in the forms in which templates want calls: beside a text or none, arguments as object or text."""
+    if not any("tool_calls" in message for message in chat):
+        return [chat]
+    without_text = [message | {"content": message["content"] or None} for message in chat]
+    call = _CALL | {"function": {"name": "look", "arguments": json.dumps(_ARGUMENTS, ensure_ascii=False)}}
+    as_text = [message | {"tool_calls": [call]} if "tool_calls" in message else message for message in without_text]
+    return [chat, without_text, as_text]
+
+
+def _by_template(
+    renderer: Renderer, tokenizer: FolderTokenizer, chat: Chat, tools: list[dict[str, Any]] | None
+) -> list[int] | None:
+    """The ids by the folder's template under the renderer's options; None: it refuses the conversation."""
+    options = template_options(renderer)
+    try:
+        return tokenizer.apply_chat_template(chat, tools=tools, add_generation_prompt=True, **options)
+    except PromptError:
+        return None
+
+
+def _rendered(renderer: Renderer, chat: Chat, tools: list[dict[str, Any]] | None = None) -> list[int] | None:
+    """The ids of a probe; None: the renderer refuses it."""
+    try:
+        return renderer.render_ids(chat, tools=tools, add_generation_prompt=True)
+    except Exception:  # noqa: BLE001 - renderers and templates refuse with errors of many kinds
+        return None
+
+
+def takes_system_anywhere(renderer: Renderer, tokenizer: FolderTokenizer) -> bool:
+    """Whether a system message may come in the middle: neither refused nor left out."""
+    word = "zebra"
+    late = {"role": "system", "content": word}
+    for chat in ([_SYSTEM, _ASKED, _TOLD, late, _ASKED], [_SYSTEM, late, _ASKED]):
+        ids = _rendered(renderer, chat)
+        if ids is None or word not in tokenizer.decode(ids):
+            return False
+    return True
+
+
+def renders_call_ids(renderer: Renderer) -> bool:
+    """Whether the ids of tool calls are part of the prompt, as they are for Kimi K2."""
+    chats: list[Chat] = [
+        [_ASKED, _CALLED | {"tool_calls": [_CALL | {"id": call_id}]}, _HEARD | {"tool_call_id": call_id}]
+        for call_id in ("functions.look:0", "functions.look:1")
+    ]
+    one, other = (_rendered(renderer, chat, _TOOLS) for chat in chats)
+    return one != other

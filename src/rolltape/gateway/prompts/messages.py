@@ -1,7 +1,5 @@
 """Convert messages from the form that agents send to the form that renderers take."""
 
-import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +7,7 @@ import msgspec
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer
+from rolltape.records.jsonable import parse_strict
 from rolltape.records.messages import Role, content_text
 
 Chat = list[dict[str, Any]]
@@ -95,19 +94,10 @@ def _arguments(given: object) -> object:
     if not given.strip():
         return {}
     try:
-        value = json.loads(given, parse_constant=_refused, parse_float=_finite)
+        value = parse_strict(given)
     except (ValueError, RecursionError):
         return given
     return value if isinstance(value, dict) else given
-
-
-def _refused(constant: str) -> float:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    return number if math.isfinite(number) else _refused(digits)
 
 
 def _folded(messages: Chat, opening: bool) -> tuple[Chat, list[int], int]:

@@ -1,14 +1,12 @@
 """Read a request field by field; a wrong value is a BadRequest that names its JSON path."""
 
-import json
-import math
 import sys
 from typing import Any, NoReturn
 
 import msgspec
 
 from rolltape.errors import BadRequest
-from rolltape.records.jsonable import decode_json, encode_json, shown
+from rolltape.records.jsonable import decode_json, encode_json, is_deep, parse_strict, shown
 
 _DEEPEST = 150  # levels, and so within what a record may have
 _NAMED = 16  # unread fields
@@ -146,7 +144,7 @@ def read_body(body: bytes) -> tuple[Fields, bool]:
         value, repaired = msgspec.json.decode(body), False
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         value, repaired = _lenient(body)
-    if _is_deep(value):
+    if is_deep(value, _DEEPEST):
         raise _too_deep()
     return Fields(value, ""), repaired
 
@@ -155,38 +153,19 @@ def _lenient(body: bytes) -> tuple[object, bool]:
     """As `msgspec` reads it, but for text that is not valid Unicode: each fault becomes a replacement character."""
     text = body.decode("utf-8", "replace")
     try:
-        value = json.loads(text, parse_constant=_not_json, parse_float=_finite)
+        value = parse_strict(text)
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
-    if _is_deep(value):
+    if is_deep(value, _DEEPEST):
         raise _too_deep()
     raw, repaired = encode_json(value, "the body")
     return decode_json(raw), repaired or text.encode() != body
 
 
-def _not_json(constant: str) -> float:
-    raise ValueError(f"{constant} is no number in JSON")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    return number if math.isfinite(number) else _not_json(digits)
-
-
 def _too_deep() -> BadRequest:
     return BadRequest(f"the body is nested more than {_DEEPEST} levels deep; flatten it")
-
-
-def _is_deep(value: object) -> bool:
-    level = [value]
-    for _ in range(_DEEPEST):
-        inner = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
-        level = [item for items in inner for item in items if isinstance(item, dict | list)]
-        if not level:
-            return False
-    return True
 
 
 def _bounds(least: float, most: float) -> str:
