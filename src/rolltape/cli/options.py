@@ -102,7 +102,7 @@ class TrainingOptions(CutOptions):
 
 def require_key(host: str, key: str | None, flag: str) -> None:
     """Refuse to listen beyond this machine without a key."""
-    from rolltape.gateway.server.guard import is_loopback
+    from rolltape.serving import is_loopback
 
     if not is_loopback(host) and not key:
         raise UsageError(f"--host {host}: not a loopback address, so anyone could connect; give {flag} as well")

@@ -11,18 +11,17 @@ import msgspec
 from aiohttp import web
 
 from rolltape.errors import BadRequest, EngineError, EngineUnreachable, GatewayError, NotAllowed
-from rolltape.gateway.engines.opening import open_engine
+from rolltape.gateway.engines.opening import embedded_folder, open_engine
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Engine
 from rolltape.gateway.finished import Ending
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.gateway.server.app import http_log, make_app
-from rolltape.gateway.server.guard import is_loopback
 from rolltape.gateway.service import Finished, Service
 from rolltape.gateway.sessions import OpenSession, SessionSpec
 from rolltape.gateway.settings import GatewaySettings
+from rolltape.serving import is_loopback, listening_url
 from rolltape.tape.recording.tape import Tape, open_tape
-from rolltape.tiny.shipped import shipped_model
 
 log = logging.getLogger("rolltape.gateway")
 
@@ -31,7 +30,7 @@ T = TypeVar("T")
 _WAITING_CONNECTIONS = 4096  # hundreds of agents may connect at once, and the system resets what it cannot queue
 
 
-class Session:
+class GatewaySession:
     """An open session, for the program that runs the agent."""
 
     def __init__(self, gateway: "Gateway", session: OpenSession) -> None:
@@ -165,22 +164,20 @@ class Gateway:
             raise GatewayError(f"port {settings.port}: {error.strerror}") from None
         # New turns are refused and those in flight drain while the port still answers.
         stack.push_async_callback(self.service.drain)
-        host, port = runner.addresses[0][:2]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.url = listening_url(runner)
         self.public_url = (settings.public_url or self.url).rstrip("/")
 
     def _tokenizer_folder(self) -> Path:
         if self._model is not None:
             return Path(self._model)
-        for one in self._engines:
-            kind, _, place = one.partition(":") if isinstance(one, str) else ("", "", "")
-            if kind == "embedded":
-                return Path(place) if place else shipped_model()
+        folder = embedded_folder([one for one in self._engines if isinstance(one, str)])
+        if folder is not None:
+            return folder
         raise EngineError("no model: give the folder with the tokenizer of the model that the engine serves")
 
-    async def open_session(self, spec: SessionSpec | None = None, **fields: Any) -> Session:
+    async def open_session(self, spec: SessionSpec | None = None, **fields: Any) -> GatewaySession:
         """Open a session; the fields are those of `SessionSpec`."""
-        return Session(self, self.service.open_session(spec or _converted(fields, SessionSpec)))
+        return GatewaySession(self, self.service.open_session(spec or _converted(fields, SessionSpec)))
 
     async def pause(self) -> int:
         """Let no request begin, and interrupt replies in flight; returns when the engines have let go, of how many."""

@@ -17,7 +17,7 @@ from rolltape.tree.nodes import Node
 from rolltape.tree.placement import Tree
 
 
-class Place(NamedTuple):
+class HistoryMatch(NamedTuple):
     """A request's history, echoes read as the replies that they stand for."""
 
     root: Root
@@ -57,17 +57,17 @@ class History:
         self._tree.take_apart()
         self._aliases.clear()
 
-    def place(self, ask: Ask, tools: object, options: dict[str, Any]) -> Place:
+    def place(self, ask: Ask, tools: object, options: dict[str, Any]) -> HistoryMatch:
         """Follow a request's messages from the root as far as the session knows them."""
         root = self._root(tools, options)
         given = [self._message(*one) for one in zip(ask.messages, ask.message_keys, itertools.count())]
         node = self._tree.roots.get(root.digest)
         if node is None:
             miss = PrefixMiss.TOOLS_CHANGED if self._tree.turns else PrefixMiss.FIRST_TURN
-            return Place(root, given, None, len(given), miss, ())
+            return HistoryMatch(root, given, None, len(given), miss, ())
         return self._followed(root, node, given)
 
-    def _followed(self, root: Root, node: Node, given: list[Message]) -> Place:
+    def _followed(self, root: Root, node: Node, given: list[Message]) -> HistoryMatch:
         read: list[Message] = []
         rules: list[EchoRule] = []
         apart: Message | None = None  # a reply whose text is still to come, as the assistant's next message
@@ -96,8 +96,8 @@ class History:
                 if node.replies:
                     held = (_continued(node, message), len(read))
         if held is not None and not any(_is_assistant(message) for message in read[held[1] :]):
-            return Place(root, read, held[0], len(read) - held[1], None, tuple(rules))
-        return Place(root, read, None, len(read), self._prefix_miss(node, read), tuple(rules))
+            return HistoryMatch(root, read, held[0], len(read) - held[1], None, tuple(rules))
+        return HistoryMatch(root, read, None, len(read), self._prefix_miss(node, read), tuple(rules))
 
     def _prefix_miss(self, node: Node, read: list[Message]) -> PrefixMiss:
         """Why the first message that the session does not know is not held."""

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from rolltape.records.turn import Delivery, Finish, Turn, TurnFlag
 
 if TYPE_CHECKING:
-    from rolltape.gateway.replies import Outcome
+    from rolltape.gateway.replies import ReplyOutcome
     from rolltape.gateway.turns import Begun
 
 _WINDOW_S = 60.0
@@ -54,7 +54,7 @@ class Metrics:
         """A figure that is looked up when it is asked for."""
         Gauge(f"rolltape_{name}", about, registry=self.registry).set_function(value)
 
-    def turn(self, begun: "Begun", turn: Turn, outcome: "Outcome", engine_s: float, *, forked: bool) -> None:
+    def turn(self, begun: "Begun", turn: Turn, outcome: "ReplyOutcome", engine_s: float, *, forked: bool) -> None:
         """Count a turn that was recorded."""
         now = time.time()
         sampled = len(turn.sampled_ids)

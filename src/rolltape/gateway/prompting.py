@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rolltape.gateway.history import Place
+from rolltape.gateway.history import HistoryMatch
 from rolltape.gateway.prompts import ChatPrompts, Refused
 from rolltape.records.tokens import NO_IDS, Ids
 from rolltape.records.turn import Turn
@@ -31,7 +31,7 @@ class Prompt(NamedTuple):
 
 
 async def prompt_of(
-    place: Place, prompts: ChatPrompts, tools: list[dict[str, Any]] | None, thinking: bool | None
+    place: HistoryMatch, prompts: ChatPrompts, tools: list[dict[str, Any]] | None, thinking: bool | None
 ) -> Prompt:
     """The prompt for a history; raises BadRequest for messages that cannot be rendered."""
     miss: str | None = place.prefix_miss

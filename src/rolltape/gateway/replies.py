@@ -1,9 +1,11 @@
 """Build the reply message from what engines returned, and how the turn records what was sampled."""
 
 import secrets
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from rolltape.gateway.generate import Stretch
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from rolltape.gateway.turns import Begun
 
 
-class Outcome(NamedTuple):
+class ReplyOutcome(NamedTuple):
     """How a reply ended, and what it says."""
 
     finish: Finish
@@ -37,16 +39,16 @@ def finish_of(stretches: Sequence[Stretch], max_tokens: int) -> Finish:
 
 def outcome_of(
     stretches: Sequence[Stretch], finish: Finish, begun: "Begun", before: Ids, prompts: ChatPrompts
-) -> Outcome:
+) -> ReplyOutcome:
     """Read a reply, `before` being what had been sampled of it earlier. Only one that was given up has no message."""
     if finish in (Finish.ABORT, Finish.ERROR):
-        return Outcome(finish, None)
+        return ReplyOutcome(finish, None)
     if not stretches and not len(before):
-        return Outcome(finish, {"role": "assistant", "content": ""})
+        return ReplyOutcome(finish, {"role": "assistant", "content": ""})
     last = stretches[-1].given if stretches else None
     stop_string = last.stop_string if last else None
     if last is not None and last.message is not None:
-        return Outcome(finish, _with_ids(last.message), stop_string)
+        return ReplyOutcome(finish, _with_ids(last.message), stop_string)
     ids = np.concatenate([before, *(stretch.given.ids for stretch in stretches)])
     prompt = TokenChain(begun.prompt.ids[: begun.draft.prompt_tokens])
     parsed = prompts.parse(prompt, ids, begun.ask.tools, begun.thinking, stop_string=stop_string)
@@ -60,7 +62,7 @@ def outcome_of(
     message = parsed.to_message(call_ids)
     if not prompts.tool_ids_matter:  # else ids count in comparisons, and only those that the model sampled may
         message["id"] = begun.draft.id
-    return Outcome(
+    return ReplyOutcome(
         finish=finish,
         message=message,
         stop_string=stop_string,
@@ -113,3 +115,53 @@ def _joined(first: dict[str, Any] | None, then: dict[str, Any]) -> dict[str, Any
         return then
     kept = first["values"][: then["start"] - first["start"]]
     return {"start": first["start"], "values": np.concatenate([kept, then["values"]])}
+
+
+def cut_at_stop(
+    stretches: list[Stretch], prompt: Ids, before: int, stops: Sequence[str], decode: Callable[[Ids], str]
+) -> list[Stretch]:
+    """The stretches up to the token that completes a stop string that began before an interruption, if there is one.
+
+    No engine sees such a stop string whole.
+
+    The last `before` ids of the prompt are the reply's too, sampled earlier.
+    """
+    uncut = not before and len(stretches) < 2
+    if not stops or uncut or any(stretch.given.message is not None for stretch in stretches):
+        return stretches
+    window = max(len(stop.encode()) for stop in stops)  # no id is less than a byte
+    ids = np.concatenate([prompt, *(stretch.given.ids for stretch in stretches)])
+    begun = boundary = len(prompt)
+    for at, stretch in enumerate(stretches):
+        seen = ids[max(boundary - window, begun - before) : boundary]
+        kept = stretch.given.ids[:window]
+
+        def found(count: int, seen: Ids = seen, kept: Ids = kept) -> str | None:
+            text = decode(np.concatenate([seen, kept[:count]]))
+            return next((stop for stop in stops if stop in text), None)
+
+        if len(seen) and (stop := found(len(kept))):
+            count = 1 + bisect_left(range(1, len(kept)), True, key=lambda count: found(count) is not None)
+            return [*stretches[:at], _cut_stretch(stretch, count, boundary + count, found(count) or stop)]
+        boundary += len(stretch.given.ids)
+    return stretches
+
+
+def _cut_stretch(stretch: Stretch, count: int, end: int, stop: str) -> Stretch:
+    """So many ids of a stretch, which then ends there by that stop string; `end` counts from the prompt's first id."""
+    given = stretch.given
+    segments = [Segment(one.start, min(one.stop, count), one.first_version, one.last_version) for one in given.segments]
+    side: dict[str, Any] = {
+        name: {**array, "values": array["values"][: max(end - array["start"], 0)]}
+        for name, array in given.side_arrays.items()
+    }
+    cut = msgspec.structs.replace(
+        given,
+        ids=given.ids[:count],
+        logprobs=None if given.logprobs is None else given.logprobs[:count],
+        finish=Finish.STOP_STRING,
+        stop_string=stop,
+        segments=tuple(one for one in segments if one.start < one.stop),
+        side_arrays={name: array for name, array in side.items() if len(array["values"])},
+    )
+    return stretch._replace(given=cut)

@@ -5,12 +5,13 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rolltape.gateway.engines.protocol import Engine
 from rolltape.gateway.gateway import Gateway
 from rolltape.gateway.settings import GatewaySettings
+from rolltape.serving import loop_factory
 
 
 def serve_gateway(engines: Sequence[str | Engine], run: Path, model: Path | None, settings: GatewaySettings) -> None:
@@ -18,15 +19,6 @@ def serve_gateway(engines: Sequence[str | Engine], run: Path, model: Path | None
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(Gateway(engine=list(engines), tape=run, model=model, settings=settings)))
-
-
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """uvloop's where there is one."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop
 
 
 async def _serve(gateway: Gateway) -> None:

@@ -19,7 +19,7 @@ from rolltape.gateway.finished import Ending, rollout_of
 from rolltape.gateway.generate import Generator
 from rolltape.gateway.metrics import Metrics
 from rolltape.gateway.prompts import ChatPrompts
-from rolltape.gateway.sessions import OpenSession, Sessions, SessionSpec
+from rolltape.gateway.sessions import OF_ROLLOUT, OpenSession, Sessions, SessionSpec
 from rolltape.gateway.settings import GatewaySettings
 from rolltape.gateway.turns import Taken, Turns, resumed_from
 from rolltape.gateway.weights import Weights
@@ -119,20 +119,8 @@ class Service:
         if spec.task_id is None and spec.task is None:
             raise BadRequest("a session needs a task_id, a task, or the rollout that it belongs to")
         try:
-            return self.tape.rollout(
-                task_id=spec.task_id,
-                task=spec.task,
-                step=spec.step,
-                attempt=spec.attempt,
-                source=spec.source,
-                split=spec.split,
-                model=self.model_name,
-                agent=spec.agent,
-                tags=spec.tags,
-                extra=spec.extra,
-                new_try=spec.new_try,
-                try_index=spec.try_index,
-            )
+            given = {name: getattr(spec, name) for name in OF_ROLLOUT}
+            return self.tape.rollout(model=self.model_name, **given)
         except RecordError as error:
             raise BadRequest(str(error)) from error
 

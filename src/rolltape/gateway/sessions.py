@@ -24,20 +24,8 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 _REMEMBERED_KEYS = 20_000  # of ended sessions: 6 MB
 
-# What a rollout is opened with, and the defaults.
-_OF_ROLLOUT: dict[str, Any] = {
-    "task_id": None,
-    "task": None,
-    "step": 0,
-    "attempt": 0,
-    "source": None,
-    "split": None,
-    "agent": None,
-    "new_try": False,
-    "try_index": None,
-    "tags": (),
-    "extra": {},
-}
+# The fields of SessionSpec that a rollout is opened with.
+OF_ROLLOUT = ["task_id", "task", "step", "attempt", "source", "split", "agent", "new_try", "try_index", "tags", "extra"]
 
 
 class SessionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,11 +52,12 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     denied_tools: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        of_rollout = [name for name in _OF_ROLLOUT if getattr(self, name) != _OF_ROLLOUT[name]]
-        if self.rollout is not None and of_rollout:
-            raise ValueError(
-                f"{', '.join(of_rollout)} given beside a rollout, which has its own; leave out one of them"
-            )
+        if self.rollout is None:
+            return
+        default = SessionSpec()
+        given = [name for name in OF_ROLLOUT if getattr(self, name) != getattr(default, name)]
+        if given:
+            raise ValueError(f"{', '.join(given)} given beside a rollout, which has its own; leave out one of them")
 
     def allows(self, tool: str) -> bool:
         return tool not in self.denied_tools and (self.allowed_tools is None or tool in self.allowed_tools)

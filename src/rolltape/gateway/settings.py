@@ -3,8 +3,17 @@
 import msgspec
 
 from rolltape.gateway.exchange import SamplingParams
-from rolltape.gateway.generate import Patience
 from rolltape.gateway.prompts.chat import Retention
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long engines are waited for."""
+
+    faults: int = 3  # errors in a row until the reply is given up
+    no_engine_s: float = 60.0  # that none answers
+    reply_s: float = 3600.0  # that one reply takes
+    look_every_s: float = 10.0  # whether an engine that is generating still answers
+    let_go_s: float = 10.0  # that an engine may take to end what was aborted
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,14 +14,13 @@ from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Generation
 from rolltape.gateway.exchange import Ask, Draft, Reply, SamplingParams, Usage
 from rolltape.gateway.generate import Caller, Generator, Stretch
-from rolltape.gateway.history import Place
+from rolltape.gateway.history import HistoryMatch
 from rolltape.gateway.metrics import Metrics
 from rolltape.gateway.prompting import Prompt, again_from, prompt_of
 from rolltape.gateway.prompts import ChatPrompts
-from rolltape.gateway.replies import Outcome, finish_of, outcome_of, segments_of, side_arrays_of
+from rolltape.gateway.replies import ReplyOutcome, cut_at_stop, finish_of, outcome_of, segments_of, side_arrays_of
 from rolltape.gateway.sessions import OpenSession
 from rolltape.gateway.settings import GatewaySettings
-from rolltape.gateway.stops import cut_at_stop
 from rolltape.records.tokens import NO_IDS, Ids
 from rolltape.records.turn import Delivery, Finish, Turn, TurnFlag
 
@@ -35,7 +34,7 @@ class Begun(NamedTuple):
 
     session: OpenSession
     ask: Ask
-    place: Place
+    place: HistoryMatch
     prompt: Prompt
     draft: Draft
     applied: SamplingParams
@@ -202,7 +201,7 @@ class Turns:
             ignored.append("parallel_tool_calls: the model is not kept from calling several")
         return ignored
 
-    async def _outcome(self, begun: Begun, stretches: list[Stretch], failure: str | None) -> Outcome:
+    async def _outcome(self, begun: Begun, stretches: list[Stretch], failure: str | None) -> ReplyOutcome:
         assert begun.applied.max_tokens is not None
         finish = Finish.ERROR if failure is not None else finish_of(stretches, begun.applied.max_tokens)
         before = begun.resumed.sampled_ids if begun.resumed is not None else NO_IDS
@@ -210,7 +209,9 @@ class Turns:
         sampled = sum(len(stretch.given.ids) for stretch in stretches)
         return work() if sampled < _INLINE_IDS else await asyncio.to_thread(work)
 
-    async def _recorded(self, begun: Begun, stretches: list[Stretch], outcome: Outcome, failure: str | None) -> Turn:
+    async def _recorded(
+        self, begun: Begun, stretches: list[Stretch], outcome: ReplyOutcome, failure: str | None
+    ) -> Turn:
         prompt, place = begun.prompt, begun.place
         given: dict[str, Any] = (
             {"prompt_messages": place.messages, "prompt_ids": prompt.ids}
@@ -265,7 +266,7 @@ def _covered(after: Turn | None) -> int:
     return min((array.stop for array in after.side.values()), default=0) if after is not None else 0
 
 
-def _flags(begun: Begun, outcome: Outcome) -> list[TurnFlag]:
+def _flags(begun: Begun, outcome: ReplyOutcome) -> list[TurnFlag]:
     flags = {
         TurnFlag.MALFORMED_CALL: outcome.malformed,
         TurnFlag.DENIED_TOOL: bool(outcome.denied),
@@ -275,7 +276,7 @@ def _flags(begun: Begun, outcome: Outcome) -> list[TurnFlag]:
     return [flag for flag, is_set in flags.items() if is_set]
 
 
-def _extra(begun: Begun, stretches: list[Stretch], outcome: Outcome) -> dict[str, Any]:
+def _extra(begun: Begun, stretches: list[Stretch], outcome: ReplyOutcome) -> dict[str, Any]:
     """What else is known of a turn, absent where there is nothing to say."""
     last = stretches[-1] if stretches else None
     facts = {

@@ -1,11 +1,10 @@
 """Who may look: on loopback whoever asks by a local name, elsewhere whoever has the key."""
 
-import hmac
 from hashlib import sha256
-from ipaddress import ip_address
-from urllib.parse import urlsplit
 
 from aiohttp import web
+
+from rolltape.serving import bearer_token, host_in, is_loopback, same_key
 
 _COOKIE = "rolltape_view_"
 _OWN_SITES = ("same-origin", "none")  # the page itself, and an address that was typed in
@@ -19,13 +18,6 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 class Guard:
@@ -45,19 +37,17 @@ class Guard:
             return "asked by a page of another site, which has no business here"
         if self._key is None:
             # A page elsewhere that had its name resolve to this machine still asks by that name.
-            if not is_loopback(_host_of(f"//{request.host}")):
+            if not is_loopback(host_in(f"//{request.host}")):
                 return f"asked as {request.host[:80]!r}; ask as localhost or 127.0.0.1, or start it with --key"
             return None
         return None if self._has_key(request) else "give the key that `rolltape view` was started with, as ?key=…"
 
     def _has_key(self, request: web.Request) -> bool:
-        bearer = request.headers.get("Authorization", "")
-        given = [request.query.get("key", ""), bearer[7:].strip() if bearer.lower().startswith("bearer ") else ""]
-        ticket = request.cookies.get(self._cookie, "")
-        return any(map(self._is_key, given)) or hmac.compare_digest(_bytes(ticket), _bytes(self._ticket))
+        given = [request.query.get("key", ""), bearer_token(request) or ""]
+        return any(map(self._is_key, given)) or same_key(request.cookies.get(self._cookie, ""), self._ticket)
 
     def _is_key(self, given: str) -> bool:
-        return self._key is not None and hmac.compare_digest(_bytes(given), _bytes(self._key))
+        return self._key is not None and same_key(given, self._key)
 
     def greeting(self, request: web.Request) -> web.Response | None:
         """Takes the key out of the address into a cookie; None: it was not in the address."""
@@ -74,10 +64,3 @@ class Guard:
 
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
-
-
-def _host_of(address: str) -> str:
-    try:
-        return urlsplit(address).hostname or ""
-    except ValueError:
-        return ""

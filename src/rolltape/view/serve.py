@@ -12,7 +12,8 @@ from typing import NamedTuple
 from aiohttp import web
 
 from rolltape.errors import ViewError
-from rolltape.view.guard import Guard, is_loopback
+from rolltape.serving import is_loopback
+from rolltape.view.guard import Guard
 from rolltape.view.server import Server
 from rolltape.view.watching import Watcher
 

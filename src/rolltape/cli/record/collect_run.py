@@ -18,8 +18,8 @@ from rolltape.collect.runners.ray import ClusterSettings, RayRunner
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.stats import CollectionStats
 from rolltape.errors import ExportError
-from rolltape.gateway.serve import loop_factory
 from rolltape.groups import RunAheadLimit
+from rolltape.serving import loop_factory
 from rolltape.tape.recording.tape import open_tape
 
 _SHOWN_WARNINGS = 20

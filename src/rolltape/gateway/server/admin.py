@@ -11,7 +11,7 @@ from rolltape.errors import BadRequest
 from rolltape.export.files import json_line
 from rolltape.export.schema import SAMPLE, RowKind
 from rolltape.gateway.finished import Ending
-from rolltape.gateway.server.guard import Guard
+from rolltape.gateway.server.guard import GatewayGuard
 from rolltape.gateway.service import Finished, Service
 from rolltape.gateway.sessions import OpenSession, SessionSpec
 
@@ -34,7 +34,7 @@ class _Reason(msgspec.Struct, forbid_unknown_fields=True):
 class Admin:
     """Handlers for whoever holds the admin key."""
 
-    def __init__(self, service: Service, guard: Guard, public_url: Callable[[], str]) -> None:
+    def __init__(self, service: Service, guard: GatewayGuard, public_url: Callable[[], str]) -> None:
         self._service = service
         self._guard = guard
         self._public_url = public_url

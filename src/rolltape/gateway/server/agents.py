@@ -10,7 +10,7 @@ from rolltape.errors import GatewayError, RolltapeError, SessionEnded
 from rolltape.gateway.attempts import Attempt, digest_of
 from rolltape.gateway.exchange import Ask, Reply
 from rolltape.gateway.history import keyed
-from rolltape.gateway.server.guard import Guard, given_key
+from rolltape.gateway.server.guard import GatewayGuard, given_key
 from rolltape.gateway.service import Service
 from rolltape.gateway.sessions import OpenSession
 from rolltape.gateway.turns import Begun
@@ -30,7 +30,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Agents:
     """Handlers for requests that carry a session's key."""
 
-    def __init__(self, service: Service, guard: Guard) -> None:
+    def __init__(self, service: Service, guard: GatewayGuard) -> None:
         self._service = service
         self._guard = guard
 

@@ -12,11 +12,12 @@ from aiohttp.typedefs import Middleware
 from rolltape.errors import GatewayError, RolltapeError
 from rolltape.gateway.server.admin import Admin
 from rolltape.gateway.server.agents import SESSION, WIRE, Agents, StreamFailed
-from rolltape.gateway.server.guard import Guard, is_loopback
+from rolltape.gateway.server.guard import GatewayGuard
 from rolltape.gateway.service import Service
 from rolltape.gateway.wire.chat import CHAT
 from rolltape.gateway.wire.messages import MESSAGES
 from rolltape.gateway.wire.protocol import Wire
+from rolltape.serving import is_loopback
 
 log = logging.getLogger("rolltape.access")
 http_log = logging.getLogger("rolltape.http")  # of connections whose requests could not be read
@@ -39,7 +40,7 @@ def make_app(service: Service, public_url: Callable[[], str]) -> web.Application
     """The gateway as an application; `public_url` is asked once it listens."""
     settings = service.settings
     app = web.Application(client_max_size=settings.max_body_mib * 2**20, middlewares=[_answering(service)])
-    guard = Guard(settings.admin_key, loopback=is_loopback(settings.host))
+    guard = GatewayGuard(settings.admin_key, loopback=is_loopback(settings.host))
     app.add_routes([*Agents(service, guard).routes(), *Admin(service, guard, public_url).routes()])
 
     async def health(_: web.Request) -> web.Response:

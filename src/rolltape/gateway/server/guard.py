@@ -1,33 +1,18 @@
 """Access checks: a session's key opens that session, the admin key everything else."""
 
-import hmac
-from ipaddress import ip_address
-from urllib.parse import urlsplit
-
 from aiohttp import web
 
 from rolltape.errors import NotAllowed
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+from rolltape.serving import bearer_token, host_in, is_loopback, same_key
 
 
 def given_key(request: web.Request) -> str | None:
     """The key in a request's path, or else in its headers; None: there is none."""
-    in_path = request.match_info.get("key")
-    if in_path is not None:
-        return in_path
-    bearer = request.headers.get("Authorization", "")
-    if bearer.lower().startswith("bearer "):
-        return bearer[7:].strip()
-    return request.headers.get("x-api-key")
+    given = (request.match_info.get("key"), bearer_token(request), request.headers.get("x-api-key"))
+    return next((key for key in given if key is not None), None)
 
 
-class Guard:
+class GatewayGuard:
     """The gateway's door for whoever runs it."""
 
     def __init__(self, admin_key: str | None, *, loopback: bool) -> None:
@@ -40,7 +25,7 @@ class Guard:
         Such a page reaches loopback under a name of its own, or else the browser says where it came from.
         """
         names = [f"//{request.host}", *request.headers.getall("Origin", ())]
-        strange = next((name for name in names if not is_loopback(_host_of(name))), None)
+        strange = next((name for name in names if not is_loopback(host_in(name))), None)
         if self._loopback and strange is not None:
             raise NotAllowed(
                 f"asked as {strange.lstrip('/')!r}; ask as localhost, or start the gateway with an admin key"
@@ -52,14 +37,5 @@ class Guard:
             self.admit_local(request)
             return
         key = given_key(request)
-        if key is None or not hmac.compare_digest(
-            key.encode("utf-8", "surrogatepass"), self._admin_key.encode("utf-8", "surrogatepass")
-        ):
+        if key is None or not same_key(key, self._admin_key):
             raise NotAllowed("give the gateway's admin key as a bearer token")
-
-
-def _host_of(address: str) -> str:
-    try:
-        return urlsplit(address).hostname or ""
-    except ValueError:
-        return ""

@@ -1,0 +1,50 @@
+"""What all HTTP servers of Rolltape share: the event loop, the address, and checks of hosts and keys."""
+
+import asyncio
+import hmac
+from collections.abc import Callable
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """uvloop's where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+def listening_url(runner: web.AppRunner) -> str:
+    """The address of a server that listens."""
+    host, port = runner.addresses[0][:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def host_in(address: str) -> str:
+    """The host in a URL; empty: there is none."""
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
+
+
+def bearer_token(request: web.Request) -> str | None:
+    """The key in a request's Authorization header; None: there is none."""
+    given = request.headers.get("Authorization", "")
+    return given[7:].strip() if given.lower().startswith("bearer ") else None
+
+
+def same_key(given: str, expected: str) -> bool:
+    """Whether two keys are equal, in a time that does not tell where they differ."""
+    return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), expected.encode("utf-8", "surrogatepass"))
