@@ -16,7 +16,7 @@ from benchmarks.finished import make_finished, task_file
 from benchmarks.gateway import served
 from rolltape.collect.settings import CollectSettings
 from rolltape.gateway.prompts import ChatPrompts
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import shipped_model
 
 _TASKS = 2_500
 

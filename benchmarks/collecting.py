@@ -25,7 +25,7 @@ from rolltape.collect.sources import open_source
 from rolltape.records.rollout import EventKind, Status
 from rolltape.tape.recording.tape import open_tape
 from rolltape.tape.run import read
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import shipped_model
 
 IN_FLIGHT = 256
 GROUP = 8

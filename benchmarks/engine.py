@@ -18,8 +18,7 @@ import numpy as np
 
 from benchmarks.figures import Figure
 from rolltape.errors import CheckpointError
-from rolltape.tiny import EmbeddedEngine, EngineReply, Sampling
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import EmbeddedEngine, EngineReply, Sampling, shipped_model
 
 PROMPT_TOKENS = 64
 ALONE_TOKENS = 256

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 import rolltape
 from benchmarks.figures import Figure
 from rolltape.gateway.prompts import ChatPrompts
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import shipped_model
 
 _SESSIONS, _TURNS, _LAST_BODY = 8, 30, 66 * 1024
 _CONTEXT = 100_000

@@ -20,8 +20,7 @@ import rolltape
 from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Sample
 from rolltape.records.token_record import TokenRecord
-from rolltape.tiny import EmbeddedEngine, Sampling
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import EmbeddedEngine, Sampling, shipped_model
 from rolltape.tokens import score_sample, write_tokens
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rolltape.collect.agents import Assignment, Connection
 from rolltape.collect.environments.protocol import AGENT, Answer, Ended, Message, Opening, Score, Tool
-from rolltape.gateway.gateway import Gateway, Session
+from rolltape.gateway.gateway import Gateway, GatewaySession
 
 ROLLOUT = f"rollout-of-{os.getpid()}"  # by its name its processes are found, and another test process has its own
 
@@ -77,7 +77,7 @@ def assigned(episode: ScriptedEpisode, place: Path, **fields: Any) -> Assignment
     return Assignment(**{**given, **fields})
 
 
-def connected(session: Session, model: str = "the-model") -> Connection:
+def connected(session: GatewaySession, model: str = "the-model") -> Connection:
     return Connection(
         openai_base_url=session.openai_base_url,
         anthropic_base_url=session.anthropic_base_url,
@@ -86,9 +86,9 @@ def connected(session: Session, model: str = "the-model") -> Connection:
     )
 
 
-async def sessions_of(gateway: Gateway, seats: Sequence[str], **spec: Any) -> dict[str, Session]:
+async def sessions_of(gateway: Gateway, seats: Sequence[str], **spec: Any) -> dict[str, GatewaySession]:
     """One open session a seat, all of one rollout."""
-    opened: dict[str, Session] = {}
+    opened: dict[str, GatewaySession] = {}
     for seat in seats:
         of: dict[str, Any] = {"rollout": next(iter(opened.values())).rollout} if opened else {"task_id": "t"}
         opened[seat] = await gateway.open_session(**of, **spec)

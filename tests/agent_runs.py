@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 import rolltape
 from qwen3_tokenizer import qwen3_folder
 from rolltape.cli import run as rolltape_command
-from rolltape.gateway.gateway import Gateway, Session
+from rolltape.gateway.gateway import Gateway, GatewaySession
 from rolltape.records.ledger import Fate
 from scripted_engine import Json, Script, ScriptedEngine, load_tokenizer, tool_call
 
@@ -36,7 +36,7 @@ class Ran(NamedTuple):
 class Stage:
     """A gateway with one open session, and a home and a folder for the agent."""
 
-    def __init__(self, engine: ScriptedEngine, gateway: Gateway, session: Session, place: Path) -> None:
+    def __init__(self, engine: ScriptedEngine, gateway: Gateway, session: GatewaySession, place: Path) -> None:
         self.engine = engine
         self.gateway = gateway
         self.session = session

@@ -17,7 +17,7 @@ from rolltape.collect.results import RolloutResult
 from rolltape.collect.settings import CollectSettings
 from rolltape.records.rollout import Rollout, Status
 from rolltape.tape.recording.tape import open_tape
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import shipped_model
 from scripted_engine import Script, ScriptedEngine
 
 ROOT = Path(__file__).parents[1]

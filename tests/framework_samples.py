@@ -15,7 +15,7 @@ from rolltape.records.policy import Credit
 from rolltape.records.sample import Sample
 from rolltape.samples import samples_of_group
 from rolltape.tape.recording.session import SessionRecorder
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import shipped_model
 from taped import assistant, user
 
 REWARDS = (1.0, 0.0, 0.25)

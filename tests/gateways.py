@@ -13,7 +13,7 @@ import rolltape
 from rolltape.gateway.exchange import Api
 from rolltape.gateway.gateway import Gateway
 from rolltape.records.turn import Turn
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import shipped_model
 from scripted_engine import Asked, Json, Script, ScriptedEngine, Step, load_tokenizer
 
 CALCULATOR: dict[str, Any] = {

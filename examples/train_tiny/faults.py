@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from rolltape.records.ledger import Fate
 from rolltape.records.sample import Sample
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import shipped_model
 
 
 class Fault(enum.StrEnum):

@@ -22,8 +22,7 @@ from rolltape.gateway.exchange import SamplingParams
 from rolltape.records.policy import Advantage
 from rolltape.records.sample import Sample
 from rolltape.tape.recording.tape import Tape
-from rolltape.tiny import EmbeddedEngine
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import EmbeddedEngine, shipped_model
 from rolltape.tokens import TokenExporter
 
 CREDIT = rolltape.Credit(advantage=Advantage.NORMALIZED)

@@ -8,8 +8,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from rolltape import Gateway
-from rolltape.tiny import EmbeddedEngine
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import EmbeddedEngine, shipped_model
 
 
 def load_model() -> Any:

@@ -8,7 +8,7 @@ import pytest
 from collecting import SUMS, command, instant, rollouts, task_file
 from commands import Cli, rows
 from rolltape.records.rollout import Status
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import shipped_model
 from scripted_engine import Mishap, Step
 
 

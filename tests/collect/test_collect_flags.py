@@ -16,7 +16,7 @@ from rolltape.collect.runners.gateway import resolve_model
 from rolltape.errors import CollectError
 from rolltape.records.rollout import StopReason
 from rolltape.records.turn import LogprobKind
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import shipped_model
 
 SECRET = "sk-nobody-may-see-this"
 GRADES = '{"polite": {"reason": "yes", "grade": 10}}'

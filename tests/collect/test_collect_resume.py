@@ -32,7 +32,7 @@ from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import seed_of
 from rolltape.records.rollout import Status, StopReason
 from rolltape.tape.recording.tape import open_tape
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import shipped_model
 from rolltape.traces import Capture
 from scripted_engine import Step
 

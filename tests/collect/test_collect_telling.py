@@ -14,7 +14,7 @@ from rolltape.collect.collector import Launch
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.stats import CollectionStats
 from rolltape.records.rollout import Status, StopReason
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import shipped_model
 from scripted_engine import Step
 
 STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # a line that is written over stays apart

@@ -22,8 +22,7 @@ from rolltape.gateway.engines.opening import open_engine
 from rolltape.gateway.engines.protocol import Engine, Generated
 from rolltape.gateway.engines.sampled import check_generated
 from rolltape.records.turn import Finish, LogprobKind
-from rolltape.tiny import EmbeddedEngine, Sampling
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import EmbeddedEngine, Sampling, shipped_model
 from tool_sessions import QUESTIONS, largest_difference, tool_session
 
 TOLERANCE = 1e-3

@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import Tokenizer
 
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import shipped_model
 from scripted_engine import load_tokenizer
 
 

@@ -11,8 +11,7 @@ from rolltape.errors import EngineFault, EngineUnreachable
 from rolltape.gateway.engines.inprocess import InProcessEngine
 from rolltape.gateway.engines.protocol import Engine
 from rolltape.records.turn import Finish, LogprobKind
-from rolltape.tiny import EmbeddedEngine, Sampling
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import EmbeddedEngine, Sampling, shipped_model
 
 PROMPT = list(range(30, 50))
 

@@ -13,8 +13,7 @@ from rolltape.errors import EngineFault, EngineUnreachable
 from rolltape.gateway.engines.llamacpp import LlamaCppEngine, placed
 from rolltape.gateway.engines.protocol import Engine, Generated
 from rolltape.records.turn import Finish, LogprobKind
-from rolltape.tiny import EmbeddedEngine, Sampling
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import EmbeddedEngine, Sampling, shipped_model
 from tiny.gguf_file import write_gguf
 from tiny.test_agreement_llamacpp import serve
 

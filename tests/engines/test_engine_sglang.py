@@ -17,9 +17,8 @@ from rolltape.errors import EngineDied, EngineFault, EngineUnreachable
 from rolltape.gateway.engines.protocol import Engine, Generated
 from rolltape.gateway.engines.sglang import SglangEngine
 from rolltape.records.turn import Finish, LogprobKind, Segment
-from rolltape.tiny import EmbeddedEngine, Sampling
+from rolltape.tiny import EmbeddedEngine, Sampling, shipped_model
 from rolltape.tiny.server import make_app
-from rolltape.tiny.shipped import shipped_model
 from scripted_engine import Mishap, Script, ScriptedEngine, Step
 
 

@@ -18,7 +18,7 @@ from framework_samples import CLOSE, causal_model, recorded_group, shifted, toke
 from rolltape.errors import ExportError
 from rolltape.export.formats import LeftOutWarning, rollout_result, write_samples_for
 from rolltape.records.sample import Sample
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import shipped_model
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::rolltape.export.formats.LeftOutWarning"),

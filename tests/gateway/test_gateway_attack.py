@@ -15,7 +15,7 @@ from gateways import CALCULATOR, Rig, rig, slowly, user
 from rolltape.gateway.exchange import Api
 from rolltape.gateway.gateway import Gateway
 from rolltape.records.turn import Finish
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import shipped_model
 from scripted_engine import Json, Mishap, tool_call
 
 CALL = tool_call("calculator", {"expression": "1+1"})

@@ -14,7 +14,7 @@ from rolltape.errors import EngineUnreachable
 from rolltape.gateway.exchange import Api
 from rolltape.gateway.gateway import Gateway
 from rolltape.records.turn import Finish, TurnFlag
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import shipped_model
 from scripted_engine import Json, Mishap, Step
 
 APIS = list(Api)

@@ -21,7 +21,7 @@ from rolltape.cli import run as rolltape_command
 from rolltape.gateway.exchange import Api
 from rolltape.records.rollout import Status
 from rolltape.records.turn import Finish, LogprobKind
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import shipped_model
 from scripted_engine import Asked, Json, ScriptedEngine, Step
 
 COMMAND = [sys.executable, "-m", "rolltape.cli"]

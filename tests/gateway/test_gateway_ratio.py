@@ -9,8 +9,7 @@ import pytest
 import rolltape
 from rolltape.records.ledger import Fate
 from rolltape.records.turn import Finish
-from rolltape.tiny import EmbeddedEngine
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import EmbeddedEngine, shipped_model
 from tiny.gguf_file import write_gguf
 from tiny.test_agreement_llamacpp import serve
 from tiny.test_agreement_transformers import Reference

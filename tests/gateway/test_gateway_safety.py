@@ -11,7 +11,7 @@ from gateways import PATHS, Rig, body_of, rig, scripted, slowly, text_of
 from rolltape.errors import NotAllowed
 from rolltape.gateway.exchange import Api
 from rolltape.gateway.gateway import Gateway
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import shipped_model
 from scripted_engine import Mishap
 
 ADMIN = [

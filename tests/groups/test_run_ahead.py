@@ -12,7 +12,7 @@ from rolltape.collect.collector import Collector
 from rolltape.collect.settings import CollectSettings
 from rolltape.errors import GroupsError
 from rolltape.tape.recording.tape import Tape
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import shipped_model
 from taped import finished, python
 
 

@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rolltape.tiny import EmbeddedEngine, Sampling
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import EmbeddedEngine, Sampling, shipped_model
 
 TOLERANCE = 1e-3
 READY_TIMEOUT_S = 600

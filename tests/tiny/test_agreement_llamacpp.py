@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import xllamacpp  # type: ignore[import-untyped, unused-ignore]
 
-from rolltape.tiny import EmbeddedEngine, Sampling
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import EmbeddedEngine, Sampling, shipped_model
 from tiny.gguf_file import write_gguf
 from tiny.test_agreement_transformers import folders
 

@@ -11,8 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rolltape.errors import CheckpointError
-from rolltape.tiny import EmbeddedEngine, EngineReply, Sampling
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import EmbeddedEngine, EngineReply, Sampling, shipped_model
 from tiny.checkpoints import LIKE_SHIPPED, config_of, random_tensors, write_checkpoint, write_safetensors
 
 TOLERANCE = 1e-4

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from rolltape.records.turn import Delivery, Finish, Turn, TurnFlag
+from rolltape.records.turn import Finish, Turn, TurnFlag
 
 if TYPE_CHECKING:
     from rolltape.gateway.replies import ReplyOutcome
@@ -15,6 +15,20 @@ if TYPE_CHECKING:
 
 _WINDOW_S = 60.0
 _LATENCIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+# By name: what is counted, and by which labels.
+_COUNTERS = {
+    "turns": ("Turns recorded", "api", "finish"),
+    "sampled_tokens": ("Tokens sampled by the model",),
+    "prompts": ("Prompts by how they were made, and why not bridged", "how", "why"),
+    "flagged_turns": ("Turns with something odd about them", "flag"),
+    "deliveries": ("What became of replies", "delivery"),
+    "stop_endings": ("Turns that ended by themselves, with their stop id or not", "kept"),
+    "forks": ("Turns that go on beside what their session had",),
+    "sessions": ("Sessions opened",),
+    "errors": ("Requests refused or failed", "status"),
+    "client_retries": ("Requests that a client made again, having got no reply or saying so",),
+    "interrupted_replies": ("Replies that were continued after an interruption",),
+}
 
 
 class Metrics:
@@ -23,82 +37,55 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.began_at = time.time()
-        self.tally: Tally[str] = Tally()
+        self.tally: Tally[str] = Tally()  # the same counts, as `rolltape status` shows them
         self.unbridged: Tally[str] = Tally()
         self._recent: deque[tuple[float, int]] = deque()  # when a turn ended, and its sampled tokens
         self._added: deque[float] = deque(maxlen=1024)
-        self.turns = self._counter("turns", "Turns recorded", "api", "finish")
-        self.sampled = self._counter("sampled_tokens", "Tokens sampled by the model")
-        self.prompts = self._counter("prompts", "Prompts by how they were made, and why not bridged", "how", "why")
-        self.flagged = self._counter("flagged_turns", "Turns with something odd about them", "flag")
-        self.deliveries = self._counter("deliveries", "What became of replies", "delivery")
-        self.stops = self._counter("stop_endings", "Turns that ended by themselves, with their stop id or not", "kept")
-        self.forks = self._counter("forks", "Turns that go on beside what their session had")
-        self.sessions = self._counter("sessions", "Sessions opened")
-        self.errors = self._counter("errors", "Requests refused or failed", "status")
-        self.retries = self._counter(
-            "client_retries", "Requests that a client made again, having got no reply or saying so"
-        )
-        self.segments = self._counter("interrupted_replies", "Replies that were continued after an interruption")
-        self.added = Histogram(
+        self._counters = {
+            name: Counter(f"rolltape_{name}", about, labels, registry=self.registry)
+            for name, (about, *labels) in _COUNTERS.items()
+        }
+        self._added_seconds = Histogram(
             "rolltape_added_seconds",
             "What the gateway adds to a turn, without the engine",
             registry=self.registry,
             buckets=_LATENCIES,
         )
 
-    def _counter(self, name: str, about: str, *labels: str) -> Counter:
-        return Counter(f"rolltape_{name}", about, labels, registry=self.registry)
-
     def gauge(self, name: str, about: str, value: Any) -> None:
         """A figure that is looked up when it is asked for."""
         Gauge(f"rolltape_{name}", about, registry=self.registry).set_function(value)
+
+    def count(self, name: str, *labels: str, shown_as: str | None = None, by: int = 1) -> None:
+        """Add to a counter, and to the tally under its name or another."""
+        counter = self._counters[name]
+        (counter.labels(*labels) if labels else counter).inc(by)
+        self.tally[shown_as or name] += by
 
     def turn(self, begun: "Begun", turn: Turn, outcome: "ReplyOutcome", engine_s: float, *, forked: bool) -> None:
         """Count a turn that was recorded."""
         now = time.time()
         sampled = len(turn.sampled_ids)
-        self.turns.labels(begun.ask.api.value, outcome.finish.value).inc()
-        self.sampled.inc(sampled)
-        bridged = begun.prompt.after is not None
-        self.prompts.labels("bridged" if bridged else "rendered", begun.prompt.prefix_miss or "").inc()
-        for flag in turn.facts.flags:
-            self.flagged.labels(flag.value).inc()
-        if outcome.finish is Finish.STOP:
-            kept = TurnFlag.MISSING_STOP_ID not in turn.facts.flags
-            self.stops.labels("kept" if kept else "missing").inc()
-            self.tally["stop_kept" if kept else "stop_missing"] += 1
-        if len(turn.facts.segments) > 1:
-            self.segments.inc()
-        added = max(now - begun.started_at - engine_s, 0.0)
-        self.added.observe(added)
-        self._added.append(added)
-        self._recent.append((now, sampled))
-        self._forget(now)
-        self.tally["turns"] += 1
-        self.tally["sampled_tokens"] += sampled
-        self.tally["forks"] += forked
-        self.forks.inc(forked)
-        self.tally["auxiliary"] += begun.auxiliary is not None
-        self.tally["interrupted"] += len(turn.facts.segments) > 1
+        self.count("turns", begun.ask.api.value, outcome.finish.value)
         self.tally[f"finish_{outcome.finish.value}"] += 1
-        self.tally["bridged" if bridged else "rendered"] += 1
+        self.tally["auxiliary"] += begun.auxiliary is not None
+        self.count("sampled_tokens", by=sampled)
+        how = "bridged" if begun.prompt.after is not None else "rendered"
+        self.count("prompts", how, begun.prompt.prefix_miss or "", shown_as=how)
         if begun.prompt.prefix_miss is not None:
             self.unbridged[begun.prompt.prefix_miss] += 1
         for flag in turn.facts.flags:
-            self.tally[flag.value] += 1
-
-    def delivery(self, delivery: Delivery) -> None:
-        self.deliveries.labels(delivery.value).inc()
-        self.tally[delivery.value] += 1
-
-    def error(self, status: int) -> None:
-        self.errors.labels(str(status)).inc()
-        self.tally["errors"] += 1
-
-    def retry(self) -> None:
-        self.retries.inc()
-        self.tally["retries"] += 1
+            self.count("flagged_turns", flag.value, shown_as=flag.value)
+        if outcome.finish is Finish.STOP:
+            kept = "missing" if TurnFlag.MISSING_STOP_ID in turn.facts.flags else "kept"
+            self.count("stop_endings", kept, shown_as=f"stop_{kept}")
+        self.count("interrupted_replies", shown_as="interrupted", by=len(turn.facts.segments) > 1)
+        self.count("forks", by=forked)
+        added = max(now - begun.started_at - engine_s, 0.0)
+        self._added_seconds.observe(added)
+        self._added.append(added)
+        self._recent.append((now, sampled))
+        self._forget(now)
 
     def _forget(self, now: float) -> None:
         while self._recent and self._recent[0][0] < now - _WINDOW_S:

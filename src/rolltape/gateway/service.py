@@ -106,8 +106,7 @@ class Service:
         beside = self.sessions.of_rollout(rollout.id)
         session = OpenSession(spec, rollout, recorder, beside[0].deliveries if beside else {})
         self.sessions.add(session)
-        self.metrics.sessions.inc()
-        self.metrics.tally["sessions"] += 1
+        self.metrics.count("sessions")
         return session
 
     def _rollout_of(self, spec: SessionSpec) -> RolloutRecorder:
@@ -144,7 +143,7 @@ class Service:
         """Begin the turn that a request asks for, or find the one that it asks for again."""
         known = session.attempts.again(digest, headers)
         if known is not None:
-            self.metrics.retry()
+            self.metrics.count("client_retries", shown_as="retries")
             if known.has_reply:
                 return known
         attempt = Attempt(lambda ended: self._over(session, ended))
@@ -188,7 +187,7 @@ class Service:
             return
         attempt.delivery = delivery
         session.deliveries[taken.turn.id] = delivery
-        self.metrics.delivery(delivery)
+        self.metrics.count("deliveries", delivery.value, shown_as=delivery.value)
         try:
             self.tape.mark_delivered_async(taken.turn.id, delivery).add_done_callback(_log_failure)
         except TapeError as error:

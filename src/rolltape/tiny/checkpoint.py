@@ -1,4 +1,4 @@
-"""Load a Qwen3 checkpoint folder: its config, its end-of-turn ids and its tensors as float32."""
+"""Load a Qwen3 checkpoint folder, such as the shipped one: its config, its end-of-turn ids, its tensors as float32."""
 
 import mmap
 from collections.abc import Iterator
@@ -61,6 +61,14 @@ class _GenerationFile(msgspec.Struct):
     eos_token_id: int | list[int] | None = None
 
 
+def shipped_model() -> Path:
+    """The folder of the model that ships with Rolltape; CheckpointError where the package was built without it."""
+    folder = Path(__file__).parent / "models" / "tiny"
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder}: this installation has no model in it; give the folder of a Qwen3 checkpoint")
+    return folder
+
+
 def read_config(folder: Path) -> ModelConfig:
     """The model's shape; raises CheckpointError for anything but a plain Qwen3 model."""
     file = folder / "config.json"
@@ -119,7 +127,7 @@ def _read_json(file: Path, shape: type[_Shape]) -> _Shape:
         raise CheckpointError(f"{file}: {error}") from None
 
 
-class _Index(msgspec.Struct):
+class _TensorIndex(msgspec.Struct):
     weight_map: dict[str, str]
 
 
@@ -136,7 +144,7 @@ def read_tensors(folder: Path) -> Iterator[tuple[str, Floats]]:
     """Every tensor of a single-file or sharded checkpoint as float32, one after the other."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        files = sorted(set(_read_json(index, _Index).weight_map.values()))
+        files = sorted(set(_read_json(index, _TensorIndex).weight_map.values()))
         if any(Path(name).name != name for name in files):
             raise CheckpointError(f"{index}: names files outside its folder")
     else:

@@ -18,8 +18,7 @@ from rolltape.tiny.checkpoint import ModelConfig
 from rolltape.tiny.linear import one_blas_thread
 from rolltape.tiny.model import Qwen3
 from rolltape.tiny.prefixes import Prefixes
-from rolltape.tiny.replies import EngineReply, Piece
-from rolltape.tiny.request import Request, VersionedModel
+from rolltape.tiny.request import EngineReply, Piece, Request, VersionedModel
 from rolltape.tiny.sampling import Sampling
 from rolltape.tiny.text import StopStrings, TokenTexts
 
@@ -295,9 +294,8 @@ class EmbeddedEngine:
 
     async def _ask(self, act: Callable[[], int]) -> int:
         """The same, and wait for its answer."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[int] = loop.create_future()
-        self._post(lambda: _answer(loop, answer, act()))
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._post(lambda: _settle(answer, act()))
         self._asked.add(answer)
         try:
             return await answer
@@ -322,7 +320,7 @@ class EmbeddedEngine:
             with self._wake:
                 self._stopped = why
             for answer in list(self._asked):
-                _refuse(answer, EngineStopped(why))
+                _settle(answer, EngineStopped(why))
             # Those that have not ended wake up to find the engine stopped.
             self._wake_up(list(self._known.values()))
 
@@ -360,18 +358,16 @@ def _set_all(events: Iterable[asyncio.Event]) -> None:
         event.set()
 
 
-def _answer(loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[int]", value: int) -> None:
+def _settle(answer: "asyncio.Future[int]", value: int | EngineStopped) -> None:
+    """Give an answer to whoever waits for it in another thread."""
+
     def give() -> None:
-        if not answer.done():
+        if answer.done():
+            return
+        if isinstance(value, EngineStopped):
+            answer.set_exception(value)
+        else:
             answer.set_result(value)
-
-    loop.call_soon_threadsafe(give)
-
-
-def _refuse(answer: "asyncio.Future[int]", error: EngineStopped) -> None:
-    def give() -> None:
-        if not answer.done():
-            answer.set_exception(error)
 
     answer.get_loop().call_soon_threadsafe(give)
 

@@ -29,23 +29,21 @@ def engine(
     ] = False,
 ) -> int:
     """Serve a small Qwen3 model over HTTP with SGLang's API."""
-    from rolltape.tiny.server.serve import Settings, serve
+    from rolltape.tiny.server.serve import serve_engine
 
     require_key(host, api_key, "--api-key")
     if logprobs is LogprobKind.AFTER_TRUNCATION:
         raise UsageError("--logprobs after_truncation: this engine returns raw or after_temperature")
-    serve(
-        Settings(
-            model=model,
-            host=host,
-            port=port,
-            weight_version=weight_version,
-            served_model_name=served_model_name,
-            context=context,
-            max_running=max_running,
-            logprobs=logprobs,
-            incremental=incremental,
-            api_key=api_key,
-        )
+    serve_engine(
+        model,
+        host=host,
+        port=port,
+        weight_version=weight_version,
+        served_model_name=served_model_name,
+        context=context,
+        max_running=max_running,
+        logprobs=logprobs,
+        incremental=incremental,
+        api_key=api_key,
     )
     return 0

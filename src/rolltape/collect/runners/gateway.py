@@ -10,7 +10,7 @@ from rolltape.gateway.engines.opening import embedded_folder, open_engines, part
 from rolltape.gateway.gateway import Gateway
 from rolltape.gateway.settings import GatewaySettings
 from rolltape.tape.recording.tape import Tape
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import shipped_model
 
 _EMBEDDED, _TEXT_ONLY = "embedded", "openai"  # kinds of engines
 _TOKENIZER = "tokenizer.json"

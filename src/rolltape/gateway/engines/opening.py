@@ -13,8 +13,7 @@ from rolltape.gateway.engines.replay import ReplayEngine
 from rolltape.gateway.engines.sglang import SglangEngine
 from rolltape.gateway.engines.vllm import VllmEngine
 from rolltape.records.turn import LogprobKind
-from rolltape.tiny import EmbeddedEngine
-from rolltape.tiny.shipped import shipped_model
+from rolltape.tiny import EmbeddedEngine, shipped_model
 
 KNOWN = "sglang:URL, vllm:URL, llamacpp:URL, openai:URL, embedded, embedded:FOLDER, replay:RUN#ROLLOUT"
 

@@ -94,7 +94,7 @@ def _answering(service: Service) -> Middleware:
             took_s = time.monotonic() - began
             failed = not isinstance(status, int) or status >= 400
             if isinstance(status, int) and status >= 400:
-                service.metrics.error(status)
+                service.metrics.count("errors", str(status))
             if failed or took_s > service.settings.slow_s:
                 session = request.get(SESSION, "-")
                 why = _KEY.sub("rts-…", why)

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from rolltape.records.turn import Finish, LogprobKind
-from rolltape.tiny.replies import EngineReply, Piece
+from rolltape.tiny.request import EngineReply, Piece
 from rolltape.tiny.sampling import TopLogprob
 from rolltape.tiny.server.bodies import Asked
 from rolltape.tiny.text import GrowingText, TokenTexts

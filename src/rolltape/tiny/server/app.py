@@ -14,7 +14,7 @@ from aiohttp.typedefs import Middleware
 from rolltape.errors import CheckpointError, EngineError, EngineStopped
 from rolltape.records.turn import LogprobKind
 from rolltape.tiny.engine import EmbeddedEngine, InFlightPolicy
-from rolltape.tiny.replies import Piece
+from rolltape.tiny.request import Piece
 from rolltape.tiny.sampling import Sampling
 from rolltape.tiny.server.answers import Json, SglangAnswer
 from rolltape.tiny.server.bodies import (

@@ -16,7 +16,7 @@ class BodyError(EngineError):
 
 
 class SglangSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`sampling_params`; a null is as good as absent."""
+    """`sampling_params` that this engine has; a null is as good as absent."""
 
     max_new_tokens: int | None = 128
     temperature: float | None = None
@@ -29,20 +29,6 @@ class SglangSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     no_stop_trim: bool | None = None
     sampling_seed: int | None = None
     spaces_between_special_tokens: bool | None = None  # of no effect on byte-level tokenizers
-    n: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    min_new_tokens: int | None = None
-    stop_regex: Any = None
-    json_schema: Any = None
-    regex: Any = None
-    ebnf: Any = None
-    structural_tag: Any = None
-    logit_bias: Any = None
-    custom_params: Any = None
-    stream_interval: int | None = None
 
 
 # Parameters that this engine has not, with the values that mean the same as leaving them out.
@@ -123,16 +109,34 @@ def decode(data: bytes, shape: type[_Body]) -> _Body:
     try:
         return msgspec.json.decode(data or b"{}", type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BodyError(f"the body is not as expected: {error}") from None
+        raise _unexpected(error) from None
 
 
 def decode_generate(data: bytes) -> GenerateBody:
-    """The body of `/generate`; BodyError also for what this engine cannot do."""
-    body = decode(data, GenerateBody)
-    for name, value in decode(data, dict[str, Any]).items():
-        if name in _BODY_WITHOUT_EFFECT and value not in (None, False, [], {}):
+    """The body of `/generate`; BodyError or SamplingError also for what this engine cannot do."""
+    given = decode(data, dict[str, Any])
+    for name in _BODY_WITHOUT_EFFECT:
+        if given.get(name) not in (None, False, [], {}):
             raise BodyError(f"{name} is not supported by the embedded engine")
-    return body
+    params = given.get("sampling_params")
+    for one in params if isinstance(params, list) else [params]:
+        if isinstance(one, dict):
+            _drop_unsupported(one)
+    try:
+        return msgspec.convert(given, GenerateBody)
+    except msgspec.ValidationError as error:
+        raise _unexpected(error) from None
+
+
+def _drop_unsupported(params: dict[str, Any]) -> None:
+    for name, harmless in _WITHOUT_EFFECT.items():
+        value = params.pop(name, None)
+        if value not in harmless:
+            raise SamplingError(f"{name} {value!r} is not supported by the embedded engine")
+
+
+def _unexpected(error: Exception) -> BodyError:
+    return BodyError(f"the body is not as expected: {error}")
 
 
 def asked_of(body: GenerateBody, engine: EmbeddedEngine) -> tuple[list[Asked], bool]:
@@ -216,9 +220,6 @@ def _asked(
 
 
 def _sampling(params: SglangSampling, engine: EmbeddedEngine, *, prompt_from: int | None, top: int) -> Sampling:
-    for name, harmless in _WITHOUT_EFFECT.items():
-        if getattr(params, name) not in harmless:
-            raise SamplingError(f"{name} {getattr(params, name)!r} is not supported by the embedded engine")
     stops = [params.stop] if isinstance(params.stop, str) else params.stop or []
     # With ignore_eos SGLang minds no stop ids at all, not even those given.
     stop_ids = () if params.ignore_eos else (*engine.config.eos_ids, *(params.stop_token_ids or ()))
