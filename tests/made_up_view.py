@@ -39,7 +39,7 @@ def rollout(turns: int, forks: int) -> dict[str, Any]:
         parent = None if sequence == 0 else f"s.{sequence - 2 if forked else sequence - 1}"
         made.append(
             {
-                "id": f"s.{sequence}", "sequence": sequence, "node": None, "parent": parent, "depth": sequence,
+                "id": f"s.{sequence}", "sequence": sequence, "node": None, "parent": parent,
                 "started_ns": None, "ended_ns": None, "finish": "stop", "prompt_tokens": 10 * sequence,
                 "new_prompt_tokens": 10, "sampled_tokens": 5, "reply": message("assistant", f"reply {sequence}"),
                 "new_messages": [message("user", f"question {sequence}")], "kept_messages": None, "versions": [],
@@ -49,11 +49,11 @@ def rollout(turns: int, forks: int) -> dict[str, Any]:
         if forked:
             departures.append(
                 {
-                    "turn": f"s.{sequence}", "parent": f"s.{sequence - 1}", "cause": "retry", "explanation": "again",
+                    "turn": f"s.{sequence}", "parent": f"s.{sequence - 1}", "cause": "retry",
                     "first_difference": None,
                 }
             )  # fmt: skip
-    branch = {"leaf": made[-1]["id"], "turns": [turn["id"] for turn in made], "main": True}
+    branch = {"leaf": made[-1]["id"], "main": True}
     return {
         "row": row(0), "head": {}, "outcome": {}, "events": [], "trace": None,
         "sessions": [{"id": "s", "turns": made, "branches": [branch], "forks": departures, "tools": []}],

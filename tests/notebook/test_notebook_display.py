@@ -137,7 +137,7 @@ def test_masked_tokens_are_told_apart_with_the_reason(tmp_path: Path) -> None:
     assert "1 2 3 4" in page.text  # no tokenizer: ids
 
 
-def test_a_tree_shows_lanes_and_the_causes_of_forks(scripted: Rollout) -> None:
+def test_a_tree_shows_columns_and_the_causes_of_forks(scripted: Rollout) -> None:
     page = parsed(rolltape.tree_of(scripted.sessions[0]))
     for cause in ("retry", "reply_whitespace", "sub_agent", "compaction"):
         assert cause in page.text

@@ -1,4 +1,4 @@
-"""A session's tree in a notebook: turns in lanes, and why they fork."""
+"""A session's tree in a notebook: turns in columns, and why they fork."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,10 +7,10 @@ from rolltape.records.fork import Fork
 from rolltape.records.wording import plural, quoted
 from rolltape.samples.spelling import Spell, spell_at, token_texts
 from rolltape.tree import Tree, forks_of
-from rolltape.tree.lanes import Drawn, headline, in_lanes, said_lines
+from rolltape.tree.drawing import Drawn, drawn_turns, headline, said_lines
 
 _FIRST, _LAST, _FORKS = 120, 60, 120  # turns
-_INDENT, _DEEPEST = 18, 14  # pixels a lane; lanes further out are drawn on the last
+_INDENT, _DEEPEST = 18, 14  # pixels a column; columns further out are drawn on the last
 _MESSAGES = 2
 
 
@@ -26,7 +26,7 @@ def tree_parts(tree: Tree, forks: Sequence[Fork]) -> str:
     """The turns from top to bottom; of many the first, the last, and those that fork."""
     at = {fork.turn: fork for fork in forks}
     spell = spell_at(tree.tokenizers)
-    return div("box", *_rows(list(in_lanes(tree)), at, spell))
+    return div("box", *_rows(list(drawn_turns(tree)), at, spell))
 
 
 def _rows(drawn: Sequence[Drawn], forks: dict[str, Fork], spell: Spell | None) -> Iterator[str]:
@@ -51,8 +51,8 @@ def _row(drawn: Drawn, fork: Fork | None, spell: Spell | None) -> str:
     if fork is not None:
         parts += [" ", span("cause", fork.cause.value), div("quiet rt-mono", text(_departure(fork, spell)))]
     parts += [div("mono", text(line)) for line in said_lines(placed, _MESSAGES)]
-    kind = "turn" if drawn.lane == 0 else "turn rt-off"
-    left = min(drawn.lane, _DEEPEST) * _INDENT
+    kind = "turn" if drawn.column == 0 else "turn rt-off"
+    left = min(drawn.column, _DEEPEST) * _INDENT
     passing = f"padding-left:{left}px;background-size:{left}px 100%"
     return div("row" if placed.parent else "row rt-root", div(kind, *parts), style=passing)
 

@@ -11,7 +11,7 @@ from rolltape.records.rollout import Rollout, Session
 from rolltape.records.trace import OBJECTS, Trace, TraceStep
 from rolltape.records.wording import number, plural
 from rolltape.tree import PlacedTurn, forks_of, tree_of
-from rolltape.tree.lanes import headline, new_messages
+from rolltape.tree.drawing import headline, new_messages
 
 NOT_RECORDED = "not recorded"
 

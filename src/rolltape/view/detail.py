@@ -15,23 +15,9 @@ from rolltape.samples.spelling import Spell, Spellings
 from rolltape.traces import trace_of
 from rolltape.tree import PlacedTurn, Tree
 from rolltape.view.answers import plain
-from rolltape.view.drawing import Layout, laid_out
 from rolltape.view.messages import ShownMessages
 from rolltape.view.sampling import samples_in_brief
 
-EXPLAINED = {
-    "sub_agent": "another conversation beside the first",
-    "compaction": "the history was replaced by something shorter",
-    "retry": "the same prompt was sampled again",
-    "sibling": "the same prompt was sampled beside another reply to it",
-    "abandoned_reply": "goes on without the reply that was given",
-    "reply_whitespace": "a reply came back with other white space",
-    "thinking_stripped": "a reply came back without its thinking",
-    "reply_rewritten": "a reply came back changed",
-    "retokenized": "equal messages, other tokens",
-    "tools_changed": "equal messages under other tools or template options",
-    "history_edited": "a message that the model did not write was changed, added or removed",
-}
 _ELSEWHERE = (EventKind.TRACE, EventKind.DELIVERY)  # among the trace, and with the turns
 
 
@@ -77,18 +63,23 @@ def _trace(rollout: Rollout) -> dict[str, Any]:
 def _session(
     made: LinearizedSession, fates: dict[str, dict[Fate, int]], messages: ShownMessages, spell: Spell | None
 ) -> dict[str, Any]:
-    layout = laid_out(made.tree)
     return {
         "id": made.session.id,
         "head": plain(made.session.head),
         "tools": _tools(made.tree),
-        "turns": [_turn(placed, layout, fates.get(placed.turn.id, {}), messages) for placed in made.tree.turns],
-        "branches": [
-            {"leaf": one.turns[-1].turn.id, "turns": [placed.turn.id for placed in one.turns], "main": one.main}
-            for one in layout.branches
-        ],
+        "turns": [_turn(placed, fates.get(placed.turn.id, {}), messages) for placed in made.tree.turns],
+        "branches": _branches(made.tree),
         "forks": [_fork(fork, spell) for fork in made.forks],
     }
+
+
+def _branches(tree: Tree) -> list[dict[str, Any]]:
+    """The last turn of each branch; the main one leads on from the last turn that is no auxiliary call."""
+    main = next((one for one in reversed(tree.turns) if one.is_task), None)
+    while main is not None and main.children:
+        main = main.children[-1]
+    ends = [placed for placed in tree.turns if not placed.children]
+    return [{"leaf": end.turn.id, "main": end is main} for end in ends]
 
 
 def _tools(tree: Tree) -> list[str]:
@@ -103,7 +94,7 @@ def _tools(tree: Tree) -> list[str]:
     return list(names)
 
 
-def _turn(placed: PlacedTurn, layout: Layout, fates: dict[Fate, int], messages: ShownMessages) -> dict[str, Any]:
+def _turn(placed: PlacedTurn, fates: dict[Fate, int], messages: ShownMessages) -> dict[str, Any]:
     turn, facts, parent = placed.turn, placed.turn.facts, placed.parent
     versions = dict.fromkeys(one for part in facts.segments for one in (part.first_version, part.last_version) if one)
     kept = 0 if parent is None else placed.prompt_node.shared_depth(parent.tip)
@@ -112,9 +103,6 @@ def _turn(placed: PlacedTurn, layout: Layout, fates: dict[Fate, int], messages: 
         "sequence": turn.sequence,
         "node": placed.prompt_node.id.hex(),
         "parent": None if parent is None else parent.turn.id,
-        "depth": layout.depth[turn.sequence],
-        "branch": layout.branch[turn.sequence],
-        "lane": layout.lane[turn.sequence],
         "started_ns": _ns(facts.started_at),
         "ended_ns": _ns(facts.ended_at),
         "finish": facts.finish.value,
@@ -148,7 +136,6 @@ def _fork(fork: Fork, spell: Spell | None) -> dict[str, Any]:
         "turn": fork.turn,
         "parent": fork.departs_from,
         "cause": fork.cause.value,
-        "explanation": EXPLAINED[fork.cause.value],
         "message_index": fork.message_index,
         "first_difference": {
             "at_text": None if fork.text is None else fork.text.at,

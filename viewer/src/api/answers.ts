@@ -161,7 +161,6 @@ export interface Turn {
   sequence: number;
   node: string | null;
   parent: string | null;
-  depth: number;
   started_ns: number | null;
   ended_ns: number | null;
   finish: string;
@@ -185,7 +184,6 @@ export interface Fork {
   turn: string;
   parent: string;
   cause: string;
-  explanation: string;
   first_difference: {
     at_text?: number | null;
     text: [string, string] | null;
@@ -198,7 +196,7 @@ export interface Fork {
 export interface Session {
   id: string;
   turns: Turn[];
-  branches: { leaf: string; turns: string[]; main: boolean }[];
+  branches: { leaf: string; main: boolean }[];
   forks: Fork[];
   tools?: string[];
 }

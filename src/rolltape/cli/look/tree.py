@@ -71,15 +71,15 @@ _ASCII = _Strokes("|-", "| ", "*")
 
 def _tree_lines(tree: "Tree", forks: "Sequence[Fork]", spell: "Spell | None") -> Iterator[tuple[str, str]]:
     """Each line with its style. The latest continuation goes straight down; earlier ones branch off."""
-    from rolltape.tree.lanes import headline, in_lanes
+    from rolltape.tree.drawing import drawn_turns, headline
 
     strokes = _UNICODE if writes_unicode() else _ASCII
     fork_at = {fork.turn: fork for fork in forks}
-    for placed, lane, branches_off in in_lanes(tree):
+    for placed, column, branches_off in drawn_turns(tree):
         fork = fork_at.get(placed.turn.id)
         # A branch is drawn beside the line that it leaves, which goes on below.
-        left = strokes.down * lane
-        corner = strokes.down * (lane - 1) + strokes.branch if branches_off else left
+        left = strokes.down * column
+        corner = strokes.down * (column - 1) + strokes.branch if branches_off else left
         yield f"{corner}{strokes.dot} {headline(placed, fork)}", "bold yellow" if fork else "bold"
         below = strokes.down if placed.children else "  "
         for line in _turn_lines(placed, fork, spell):
@@ -87,7 +87,7 @@ def _tree_lines(tree: "Tree", forks: "Sequence[Fork]", spell: "Spell | None") ->
 
 
 def _turn_lines(placed: "PlacedTurn", fork: "Fork | None", spell: "Spell | None") -> Iterator[str]:
-    from rolltape.tree.lanes import said_lines
+    from rolltape.tree.drawing import said_lines
 
     if fork is not None:
         place = "" if fork.message_index is None else f" at message {fork.message_index}"
@@ -116,7 +116,7 @@ def _side(excerpt: str | tuple[int, ...], spell: "Spell | None") -> str:
 def _record(rollout: "Rollout", session: "Session", grown: "Tree", forks: "Sequence[Fork]") -> dict[str, object]:
     import msgspec
 
-    from rolltape.tree.lanes import new_messages
+    from rolltape.tree.drawing import new_messages
 
     return {
         "rollout": rollout.id,

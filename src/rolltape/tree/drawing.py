@@ -15,11 +15,11 @@ class Drawn(NamedTuple):
     """A turn, how many lines pass to its left, and whether it branches off the nearest of them."""
 
     placed: PlacedTurn
-    lane: int
+    column: int
     branches_off: bool
 
 
-def in_lanes(tree: Tree) -> Iterator[Drawn]:
+def drawn_turns(tree: Tree) -> Iterator[Drawn]:
     """The turns from top to bottom. No recursion: a session may have thousands of turns."""
     stack = [Drawn(placed, 0, False) for placed in reversed(tree.turns) if placed.parent is None]
     while stack:
@@ -27,8 +27,8 @@ def in_lanes(tree: Tree) -> Iterator[Drawn]:
         yield drawn
         if drawn.placed.children:
             *earlier, latest = drawn.placed.children
-            stack.append(Drawn(latest, drawn.lane, False))
-            stack.extend(Drawn(child, drawn.lane + 1, True) for child in reversed(earlier))
+            stack.append(Drawn(latest, drawn.column, False))
+            stack.extend(Drawn(child, drawn.column + 1, True) for child in reversed(earlier))
 
 
 def new_messages(placed: PlacedTurn) -> list[Message]:
