@@ -30,6 +30,8 @@ _MARKERS = {
     "rolltape.tokens.micro_batch": "torch",
     "rolltape.tokens.snapshot": "torch",
     "rolltape.collect.runners.ray": "ray",
+    "training.model": "torch",
+    "training.train": "torch",
 }
 NOT_FAST = frozenset({*_MARKERS.values(), "slow"})
 
@@ -76,3 +78,5 @@ def _imported(node: ast.stmt) -> Iterator[str]:
         elif isinstance(one, ast.ImportFrom) and one.module is not None:
             yield one.module
             yield from (f"{one.module}.{alias.name}" for alias in one.names)
+        elif isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr == "importorskip":
+            yield from (ast.literal_eval(argument) for argument in one.args[:1])

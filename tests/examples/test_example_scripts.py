@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import rolltape
 from collecting import ROOT, rollouts
 from rolltape.records.fork import ForkCause
@@ -17,6 +19,7 @@ def script(name: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_demo_collects_three_environments_and_shows_what_became_of_them(tmp_path: Path) -> None:
     run = tmp_path / "demo"
     shown = script("demo", run)
@@ -38,6 +41,7 @@ def test_the_demo_collects_three_environments_and_shows_what_became_of_them(tmp_
     assert len(rollouts(run)) == len(held)
 
 
+@pytest.mark.slow
 def test_unmodified_clients_are_recorded_through_the_gateway(tmp_path: Path) -> None:
     shown = script("gateway_clients", tmp_path / "run")
     assert shown.returncode == 0, shown.stderr

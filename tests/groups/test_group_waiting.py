@@ -82,6 +82,7 @@ def test_an_attempt_that_somebody_still_runs_is_waited_for_when_a_collection_res
     assert (group.rewards, group.missing) == ([1.0, 0.0], 0)
 
 
+@pytest.mark.slow
 async def test_a_collector_that_is_killed_and_resumed_feeds_the_same_stream(tmp_path: Path) -> None:
     source, run = task_file(tmp_path), tmp_path / "run"
     async with instant(lambda asked: Step("4", token_delay_s=0.05)) as engine:

@@ -94,6 +94,7 @@ async def test_a_collector_with_a_bound_begins_a_group_when_the_trainer_is_done_
     assert max(ahead) == 2
 
 
+@pytest.mark.slow
 async def test_the_command_holds_back_for_a_trainer_in_another_process(tmp_path: Path) -> None:
     source, run = task_file(tmp_path), tmp_path / "run"
     given: list[str | None] = []

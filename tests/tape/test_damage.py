@@ -55,6 +55,7 @@ def check_recovered(path: Path, written: dict[str, object]) -> int:
     return len(lost)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_anywhere_is_found_or_harmless(tmp_path: Path) -> None:
     written = long_run(tmp_path / "run")
     path = journal(tmp_path / "run")

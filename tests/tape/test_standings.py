@@ -176,6 +176,7 @@ def test_tries_are_found_in_however_many_shards(tmp_path: Path) -> None:
             assert tape.rollout(task_id=str(number), attempt=9).try_index == 0
 
 
+@pytest.mark.slow
 def test_a_tape_keeps_nothing_of_rollouts_that_have_ended(tmp_path: Path) -> None:
     with rolltape.open(tmp_path / "run") as tape, rolltape.open(tmp_path / "run") as other:
 

@@ -122,6 +122,7 @@ def write_until_killed_by_coroutines(path: Path, task: str, acknowledge: int) ->
     asyncio.run(every())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("write", "rounds", "sessions"), [(write_until_killed, 40, 1), (write_until_killed_by_coroutines, 15, 8)]
 )
