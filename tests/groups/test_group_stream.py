@@ -17,7 +17,7 @@ from rolltape.records.policy import Advantage, Credit
 from rolltape.records.rollout import Event
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.run import RolloutRow
-from rolltape.tape.shards.places import Place
+from rolltape.tape.rundir import Place
 from rolltape.tape.shards.publish import Publisher
 from rolltape.tape.shards.seal import make_run
 from taped import finished, first_turn, python

@@ -217,7 +217,7 @@ def test_a_newer_minor_version_opens_and_its_fields_survive_a_rewrite(tmp_path: 
     path = journal(tmp_path / "run")
     newer = sqlite3.connect(path)
     from rolltape.tape.journal.entries import event_body
-    from rolltape.tape.journal.schema import row_crc
+    from rolltape.tape.journal.file import row_crc
 
     ((head,),) = newer.execute("SELECT head FROM rollouts").fetchall()
     head = head[:-1] + b',"mood":{"x":[1]}}'

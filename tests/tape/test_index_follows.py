@@ -18,10 +18,9 @@ from rolltape.records.rollout import Status, outcome_of
 from rolltape.tape.index.catalog import catalog_of
 from rolltape.tape.index.database import IndexFile
 from rolltape.tape.index.index import Index
+from rolltape.tape.index.loading import pruned_of
 from rolltape.tape.index.sources import RunSources
-from rolltape.tape.repair.rebuild import pruned_of
-from rolltape.tape.rundir import RunDirectory
-from rolltape.tape.shards.places import Place
+from rolltape.tape.rundir import Place, RunDirectory
 
 # A process that does to a run what it reads from its input, and says "ok" after each.
 WRITER = """

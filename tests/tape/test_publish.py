@@ -14,8 +14,7 @@ from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.recording.rollout import RolloutRecorder
 from rolltape.tape.recording.session import SessionRecorder
 from rolltape.tape.recording.tape import Tape, open_tape
-from rolltape.tape.rundir import RunDirectory
-from rolltape.tape.shards.places import Place
+from rolltape.tape.rundir import Place, RunDirectory
 from rolltape.tape.shards.publish import Publisher, publish_left
 from rolltape.tape.shards.seal import make_run, written
 from taped import first_turn, record_session, spelled

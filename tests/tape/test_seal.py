@@ -12,8 +12,8 @@ import pytest
 import rolltape
 from rolltape.errors import RunNotFound, TapeError
 from rolltape.records.rollout import Status
+from rolltape.tape.rundir import Place
 from rolltape.tape.shards import seal as sealing
-from rolltape.tape.shards.places import Place
 from rolltape.tape.shards.writing import ShardWriter
 from taped import finished, first_turn, next_turn, python, record_run, record_session, spelled, user
 

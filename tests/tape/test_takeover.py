@@ -21,15 +21,13 @@ import rolltape
 from rolltape.errors import DamagedTapeError, RecordError, TakenOverError, TapeWriteError
 from rolltape.records.rollout import Status
 from rolltape.tape.journal import fences
-from rolltape.tape.journal.schema import row_crc
+from rolltape.tape.journal.file import log_of, row_crc
 from rolltape.tape.journal.writing import Journal
 from rolltape.tape.recording import tape as recording
 from rolltape.tape.recording.rollout import RolloutRecorder
 from rolltape.tape.recording.session import SessionRecorder
 from rolltape.tape.recording.tape import Tape
-from rolltape.tape.repair.torn import log_of
-from rolltape.tape.rundir import locked
-from rolltape.tape.shards.places import Place
+from rolltape.tape.rundir import Place, locked
 from rolltape.tape.shards.prune import prune
 from rolltape.tape.shards.publish import Publisher, publish_left
 from rolltape.tape.shards.seal import make_run, seal

@@ -14,8 +14,7 @@ from rolltape.tape.index.catalog import Catalog, catalog_of
 from rolltape.tape.index.database import IndexFile
 from rolltape.tape.index.index import Index, RolloutRow
 from rolltape.tape.index.sources import RunSources
-from rolltape.tape.rundir import RunDirectory
-from rolltape.tape.shards.places import Place, find_run
+from rolltape.tape.rundir import Place, RunDirectory, find_run
 from rolltape.tape.stored import Problem
 
 __all__ = ["RolloutRow", "Run", "read"]

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rolltape.tape.index.database import POINTER, IndexFile
-from rolltape.tape.shards.places import find_run
+from rolltape.tape.rundir import find_run
 from rolltape.view.state import RunState, TrainerFigures
 
 if TYPE_CHECKING:  # what reads shards takes longer to import than the first page takes

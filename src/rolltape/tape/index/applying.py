@@ -12,8 +12,8 @@ from rolltape.records.policy import PRESETS
 from rolltape.records.rollout import EventKind, RolloutHead, Status, StopReason
 from rolltape.records.rollout_summary import SUMMARY_RULES, RolloutSummary
 from rolltape.tape.index.database import read_about, write_about
-from rolltape.tape.index.news import Ended, News, OpenRollout
 from rolltape.tape.index.packing import pack_summary
+from rolltape.tape.index.sources import Ended, News, OpenRollout
 from rolltape.tape.stored import FoundHead, Key, Problem, RolloutCounts, StoredEvent, decoded_event
 
 # What a rollout's row takes from the part that its owner wrote.

@@ -9,10 +9,9 @@ from typing import Self
 
 from rolltape.errors import DamagedTapeError, TapeError
 from rolltape.records.rollout import Event, EventKind
+from rolltape.tape.index.loading import Listed, join_parts
 from rolltape.tape.journal.reading import JournalSource
-from rolltape.tape.parts import Listed, join_parts
-from rolltape.tape.rundir import RunDirectory
-from rolltape.tape.shards.places import Place
+from rolltape.tape.rundir import Place, RunDirectory
 from rolltape.tape.shards.reading import ShardSource, shards_at
 from rolltape.tape.stored import HeldRollout, Key, Problem, Source, StoredEvent, decides
 

@@ -20,9 +20,8 @@ import pyarrow as pa
 from rolltape.errors import DamagedTapeError, TapeError
 from rolltape.tape.index.applying import Applier
 from rolltape.tape.index.database import IndexFile, read_about, write_about
-from rolltape.tape.index.news import Marks, News, journal_news, shard_news
-from rolltape.tape.index.sources import RunSources
-from rolltape.tape.journal.owner import is_alive
+from rolltape.tape.index.sources import Marks, News, RunSources, journal_news, shard_news
+from rolltape.tape.journal.file import is_alive
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.shards.reading import ShardSource
 from rolltape.tape.shards.writing import MANIFEST

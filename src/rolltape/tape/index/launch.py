@@ -19,10 +19,9 @@ import numpy.typing as npt
 from rolltape.errors import TapeError
 from rolltape.records.rollout import EventKind, Status
 from rolltape.tape.index.standing import STATUSES, key_of
-from rolltape.tape.journal.schema import SELECT_FINISH, SELECT_TRIES, event_crc
+from rolltape.tape.journal.file import SELECT_FINISH, SELECT_TRIES, event_crc
 from rolltape.tape.journal.writing import Journal
-from rolltape.tape.rundir import RunDirectory
-from rolltape.tape.shards.places import Place
+from rolltape.tape.rundir import Place, RunDirectory
 from rolltape.tape.shards.reading import ShardSource, shards_at
 from rolltape.tape.stored import About, Key, about_of, decoded_event
 

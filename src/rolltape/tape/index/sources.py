@@ -1,15 +1,18 @@
-"""Where the journals and shards of a run lie, and readers of them by the names that the index gives them."""
+"""The journals and shards of a run by the names that the index gives them, and what is new in each of them."""
 
 import contextlib
 import time
 from pathlib import Path
 
+import msgspec
+
 from rolltape.errors import DamagedTapeError, TapeError
+from rolltape.records.jsonable import decode_numbers
+from rolltape.records.rollout import EventKind
 from rolltape.tape.journal.reading import JournalSource
-from rolltape.tape.rundir import RUN_FILE, RunDirectory
-from rolltape.tape.shards.places import Place
+from rolltape.tape.rundir import RUN_FILE, Place, RunDirectory
 from rolltape.tape.shards.reading import ShardSource, shards_at
-from rolltape.tape.stored import Problem
+from rolltape.tape.stored import Key, Problem, RolloutCounts, StoredEvent, decides
 
 _REMOTE_LOOK_S = 2.0  # between looks at a place that is not local, since each is a request
 
@@ -85,7 +88,8 @@ class RunSources:
         self._looked_at_s[place.url] = now_s
         try:
             held = {one.shard: one for one in self._listed.get(place.url, ()) if one.name in known}
-            found, problems = shards_at(place, held)
+            listed = place.shard_ids()
+            found, problems = shards_at(place, held, listed) if listed else ([], [])
             there = set(place.shard_ids()) if held else set()
             if place.about() is None:
                 what = "shards of this run were published there, it holds no run now"
@@ -101,3 +105,186 @@ class RunSources:
         self._problems[place.url] = problems
         self._listed[place.url] = [*kept, *found]
         return self._listed[place.url]
+
+
+class OpenRollout(msgspec.Struct, array_like=True):
+    """A rollout that has not ended, as far as its journal was read."""
+
+    row: int
+    first_event: int
+    last_event: int = -1
+    sessions: dict[int, int] = {}  # turns counted so far, by session
+    sampled_tokens: int = 0
+    versions: list[str] = []
+
+    def counts(self) -> RolloutCounts:
+        return RolloutCounts(tuple(self.sessions.values()), self.sampled_tokens, tuple(self.versions))
+
+
+class Marks(msgspec.Struct):
+    """How far a source was read."""
+
+    next_rollout: int = 0
+    next_event: int = 0
+    open: dict[str, OpenRollout] = {}  # by rollout and try, as `mark_name` spells them
+    signature: str = ""  # of the files of a journal whose writer had ended
+
+
+class Ended(msgspec.Struct):
+    """The end of a rollout as its own source tells it."""
+
+    finish: StoredEvent
+    score: StoredEvent | None
+    first_event: int
+    last_event: int
+    row: int
+    counts: RolloutCounts
+
+
+class News:
+    """What is new in one source. Events that lie apart from their rollout's own are kept whole."""
+
+    def __init__(self, name: str, marks: Marks) -> None:
+        self.name = name
+        self.marks = marks
+        self.first_row = marks.next_rollout  # from here on its rollouts are new
+        self.last_row = marks.next_rollout - 1
+        self.fresh: set[Key] = set()  # the rollouts that are new
+        self.ended: dict[Key, Ended] = {}
+        self.summaries: dict[Key, StoredEvent] = {}  # of rollouts that it holds itself
+        self.apart: list[StoredEvent] = []  # about the run, or a rollout elsewhere, or said after the end
+        self.grown: dict[Key, OpenRollout] = {}  # those that still run, or whose writer died, with their counts
+
+    @property
+    def is_empty(self) -> bool:
+        return self.last_row < self.first_row and not (self.ended or self.apart or self.grown or self.summaries)
+
+
+def journal_news(journal: JournalSource, marks: Marks) -> News:
+    """What came into a pinned journal since `marks`, which it leaves as they are."""
+    marks = msgspec.msgpack.decode(msgspec.msgpack.encode(marks), type=Marks)
+    news = News(journal.name, marks)
+    news.last_row = journal.last_rollout()
+    own = {key_named(name): one for name, one in marks.open.items()}
+    for row, key in journal.keys(news.first_row) if news.last_row >= news.first_row else ():
+        own[key] = OpenRollout(row, marks.next_event)
+        news.fresh.add(key)
+    last: StoredEvent | None = None
+    for number, stored in journal.numbered_events(marks.next_event):
+        marks.next_event = number + 1
+        key = stored.about.key
+        rollout = own.get(key)
+        if rollout is None:
+            ended = news.ended.get(key)
+            # The score that comes with a finish follows it at once, in the same transaction.
+            if ended is not None and last is ended.finish and _is_score(stored):
+                ended.score, ended.last_event = stored, number
+            elif stored.about.kind == EventKind.SUMMARY:
+                news.summaries[key] = stored
+            else:
+                news.apart.append(stored)
+        elif stored.about.kind == EventKind.FINISH and stored.about.turn is None:
+            del own[key]
+            counts = _counts(journal, rollout, stored)
+            first = rollout.first_event if rollout.last_event >= 0 else number
+            news.ended[key] = Ended(stored, None, first, number, rollout.row, counts)
+        else:
+            rollout.first_event = rollout.first_event if rollout.last_event >= 0 else number
+            rollout.last_event = number
+            if decides(stored.about):
+                news.apart.append(stored)
+        last = stored
+    for key, rollout in own.items():
+        if _count(journal, rollout) or rollout.row >= news.first_row or not journal.alive:
+            news.grown[key] = rollout
+    marks.open = {mark_name(key): one for key, one in own.items()} if journal.alive else {}
+    marks.next_rollout = news.last_row + 1
+    return news
+
+
+def shard_news(shard: ShardSource, marks: Marks) -> News:
+    """Everything in a shard."""
+    news = News(shard.name, msgspec.structs.replace(marks))
+    news.last_row = shard.last_rollout()
+    rows = shard.keys()
+    news.fresh.update(rows)
+    spans: dict[Key, tuple[int, int]] = {}
+    previous: StoredEvent | None = None
+    for number, stored in shard.numbered_events(0):
+        key = stored.about.key
+        row, writer = rows.get(key, (-1, ""))
+        ended = news.ended.get(key)
+        is_own = stored.writer == writer
+        if is_own and ended is None:
+            spans[key] = (spans.get(key, (number, number))[0], number)
+            if stored.about.kind == EventKind.FINISH and stored.about.turn is None:
+                news.ended[key] = Ended(stored, None, spans[key][0], number, row, shard.counts(row))
+            elif decides(stored.about):
+                news.apart.append(stored)
+        elif is_own and ended is not None and previous is ended.finish and _is_score(stored):
+            ended.score, ended.last_event = stored, number
+        elif stored.about.kind == EventKind.SUMMARY:
+            news.summaries[key] = stored
+        else:
+            news.apart.append(stored)
+        previous = stored
+    for key, (row, _) in rows.items():
+        if key not in news.ended:
+            counts, span = shard.counts(row), spans.get(key, (0, -1))
+            turns = dict(enumerate(counts.turns))
+            news.grown[key] = OpenRollout(row, *span, turns, counts.sampled_tokens, list(counts.versions))
+    news.marks.next_rollout, news.marks.next_event = news.last_row + 1, shard.last_event() + 1
+    return news
+
+
+def mark_name(key: Key) -> str:
+    """A rollout and try as one text."""
+    return f"{key[0]}.{key[1]}"
+
+
+def key_named(name: str) -> Key:
+    """The rollout and try that `mark_name` spelled."""
+    rollout, _, try_index = name.rpartition(".")
+    return rollout, int(try_index)
+
+
+def _is_score(stored: StoredEvent) -> bool:
+    return stored.about.kind == EventKind.SCORE and stored.about.turn is None
+
+
+def _counts(journal: JournalSource, rollout: OpenRollout, finish: StoredEvent) -> RolloutCounts:
+    """The counts of a rollout that has ended, as its finish states them, else by its turns."""
+    data = finish.event.data
+    if "sampled_tokens" in data:
+        return RolloutCounts(tuple(data["turns"]), int(data["sampled_tokens"]), tuple(data.get("versions", ())))
+    _count(journal, rollout)
+    return rollout.counts()
+
+
+def _count(journal: JournalSource, rollout: OpenRollout) -> bool:
+    """Count the turns that were not counted yet; whether there is something new."""
+    grew = False
+    sessions = journal.sessions_of(rollout.row)
+    earlier = journal.earlier_parts(rollout.row) if sessions and not rollout.sessions else None
+    if earlier is not None:
+        rollout.sampled_tokens, rollout.versions = earlier.sampled_tokens, list(earlier.versions)
+    for session, ordinal, _ in sessions:
+        if session not in rollout.sessions:
+            rollout.sessions[session] = earlier.turns[ordinal] if earlier and ordinal < len(earlier.turns) else 0
+            grew = True
+        for sequence, sampled, facts in journal.sampled_since(session, rollout.sessions[session]):
+            rollout.sessions[session] = sequence + 1
+            rollout.sampled_tokens += sampled
+            rollout.versions += [one for one in _versions(facts) if one not in rollout.versions]
+            grew = True
+    return grew
+
+
+def _versions(facts: bytes) -> list[str]:
+    """The weight versions that a turn's facts name."""
+    found: dict[str, None] = {}
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        for segment in decode_numbers(facts)["segments"]:
+            named = (segment.get(field) for field in ("first_version", "last_version"))
+            found.update({version: None for version in named if version is not None})
+    return list(found)

@@ -11,7 +11,7 @@ import msgspec
 from rolltape.records.jsonable import encode_numbers, encode_record
 from rolltape.records.rollout import EventKind, RolloutHead, SessionHead
 from rolltape.records.turn import TurnFacts
-from rolltape.tape.journal.schema import row_crc, turn_crc, turn_pk
+from rolltape.tape.journal.file import row_crc, turn_crc, turn_pk
 from rolltape.tape.recording.intake import CodedTurn
 
 _COLUMNS = {

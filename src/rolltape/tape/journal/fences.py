@@ -14,11 +14,8 @@ from typing import NamedTuple, NoReturn
 from rolltape.errors import DamagedTapeError, RecordError
 from rolltape.records.jsonable import decode_record
 from rolltape.records.rollout import RolloutHead
-from rolltape.tape.journal.owner import closing_counts, described, is_alive
-from rolltape.tape.journal.schema import FENCES, MAX_TURNS, row_crc, turn_pk
-from rolltape.tape.journal.turns import TURN_COLUMNS, Contents, TurnReader
-from rolltape.tape.repair.salvage import opened_to_read
-from rolltape.tape.repair.torn import has_log
+from rolltape.tape.journal.file import FENCES, MAX_TURNS, closing_counts, described, has_log, is_alive, row_crc, turn_pk
+from rolltape.tape.journal.rows import TURN_COLUMNS, Contents, TurnReader, opened_to_read
 from rolltape.tape.stored import Key, StoredSession, StoredTurn
 
 _WAIT_FOR_LOCK_S = 10.0

@@ -14,11 +14,18 @@ from rolltape.errors import DamagedTapeError
 from rolltape.records.jsonable import decode_numbers, decode_record
 from rolltape.records.messages import Message
 from rolltape.records.rollout import EarlierParts, RolloutHead, Status
-from rolltape.tape.journal.owner import closing_counts, is_alive
-from rolltape.tape.journal.schema import MAX_TURNS, SEQUENCE_BITS, event_crc, row_crc, turn_pk
-from rolltape.tape.journal.turns import TURN_COLUMNS, Contents, TurnReader
-from rolltape.tape.repair.salvage import Hole, opened_to_read, readable_rows
-from rolltape.tape.repair.torn import has_log
+from rolltape.tape.journal.file import (
+    MAX_TURNS,
+    SEQUENCE_BITS,
+    closing_counts,
+    event_crc,
+    has_log,
+    is_alive,
+    row_crc,
+    turn_pk,
+)
+from rolltape.tape.journal.rows import TURN_COLUMNS, Contents, TurnReader, opened_to_read, readable_rows
+from rolltape.tape.repair.salvage import Hole
 from rolltape.tape.rundir import SCHEMA
 from rolltape.tape.stored import (
     FoundHead,

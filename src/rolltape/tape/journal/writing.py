@@ -14,8 +14,7 @@ from pathlib import Path
 from rolltape.errors import ClosedError, TakenOverError, TapeWriteError
 from rolltape.tape.journal.entries import Batch, Entry
 from rolltape.tape.journal.fences import Fence, fences_in
-from rolltape.tape.journal.owner import Owner, described, writer_name
-from rolltape.tape.journal.schema import SELECT_FINISH, SELECT_TRIES, TABLES
+from rolltape.tape.journal.file import SELECT_FINISH, SELECT_TRIES, TABLES, Owner, described, writer_name
 from rolltape.tape.journal.ticks import Ticks
 from rolltape.tape.rundir import SCHEMA, RunDirectory, sync_directory
 from rolltape.tape.stored import Key

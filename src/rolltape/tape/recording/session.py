@@ -9,7 +9,7 @@ from rolltape.errors import RecordError
 from rolltape.records.rollout import SessionHead
 from rolltape.records.turn import Finish, Turn
 from rolltape.tape.journal.entries import RecordedTurn, facts_json
-from rolltape.tape.journal.schema import MAX_TURNS
+from rolltape.tape.journal.file import MAX_TURNS
 from rolltape.tape.journal.writing import Journal, Ticket
 from rolltape.tape.recording.fields import TurnFields
 from rolltape.tape.recording.intake import CodedTurn, SessionIntake

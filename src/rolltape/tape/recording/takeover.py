@@ -9,11 +9,10 @@ import msgspec
 from rolltape.errors import DamagedTapeError, RecordError
 from rolltape.records.messages import Root
 from rolltape.records.rollout import EarlierParts, RolloutHead, Session
+from rolltape.tape.index.loading import join_sessions, rebuilt
 from rolltape.tape.journal.fences import Fence, JournalPart, find_part, load_part, take_part
 from rolltape.tape.journal.writing import Journal
-from rolltape.tape.parts import join_sessions
 from rolltape.tape.recording.intake import CodedTurn, SessionIntake
-from rolltape.tape.repair.rebuild import rebuilt
 from rolltape.tape.rundir import RunDirectory
 from rolltape.tape.shards.reading import ShardSource
 from rolltape.tape.stored import HeldRollout, Key, StoredSession

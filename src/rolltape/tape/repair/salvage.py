@@ -1,7 +1,10 @@
-"""Reading SQLite files that may be damaged: open without changing them, and read around what is unreadable."""
+"""Reading SQLite files that are damaged: copies that can be opened, and what can be read around unreadable pages.
+
+SQLite stops at the first frame of a log (-wal) whose checksum fails. The pages after it are mostly sound, and every row
+has a checksum of its own, so a copy of the journal can take them all.
+"""
 
 import contextlib
-import os
 import shutil
 import sqlite3
 import struct
@@ -10,11 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from rolltape.errors import DamagedTapeError
-from rolltape.tape.journal.schema import TABLES
-from rolltape.tape.repair.torn import has_log, log_of, unseen_frames, with_all_frames
+from rolltape.tape.journal.file import TABLES, log_of, try_to_open
 
 _PROBES_PER_HOLE = 512
+_HEADER = 32
+_FRAME = np.dtype([("page", ">u4"), ("pages", ">u4"), ("salt", "V8"), ("checksum", "V8")])
+_PAGE_SIZES = {1 << bits for bits in range(9, 17)}
+_USUAL_PAGE_SIZE = 4096
 
 
 class Opened(NamedTuple):
@@ -33,29 +42,17 @@ class Hole(NamedTuple):
     error: str
 
 
-def opened_to_read(path: Path, alive: bool) -> Opened:
-    """Open a journal; a damaged one in whatever way still reads something. The file itself is never changed."""
-    writable = os.access(path.parent, os.W_OK)
-    has_wal = has_log(path)
-    if alive or (has_wal and writable):
-        connection, error = _tried(f"{path.as_uri()}?mode=ro")
-    elif not has_wal:
-        # Nobody writes it and nothing lies beside it: read it as it is, without making files beside it.
-        connection, error = _tried(f"{path.as_uri()}?mode=ro&immutable=1")
-    else:
-        connection, error = None, "its directory is read-only"
-    if connection is not None:
-        unseen = unseen_frames(path) if has_wal and not alive else 0
-        return _with_torn_log(path, connection, unseen) if unseen else Opened(connection, None, None)
+def opened_as_copy(path: Path, error: str, *, damaged: bool) -> Opened:
+    """Open a copy of a journal that cannot be opened itself, with a fresh first page if it needs one."""
     if _is_foreign(path):
         raise DamagedTapeError(f"{path}: a SQLite file, but no journal of Rolltape")
-    damage = None if error == "its directory is read-only" else error
+    damage = error if damaged else None
     copy = tempfile.TemporaryDirectory(prefix="rolltape-")
     try:
         copied = _copied(path, Path(copy.name))
         for mend in (_left_alone, _with_fresh_first_page):
             mend(copied)
-            connection, error = _tried(f"{copied.as_uri()}?mode=ro", tolerant=mend is not _left_alone or bool(damage))
+            connection, error = try_to_open(f"{copied.as_uri()}?mode=ro", tolerant=mend is not _left_alone or damaged)
             if connection is not None:
                 return Opened(connection, damage, copy)
     except OSError as failure:
@@ -64,48 +61,16 @@ def opened_to_read(path: Path, alive: bool) -> Opened:
     raise DamagedTapeError(f"{path}: {error}; nothing in it can be read")
 
 
-def _with_torn_log(path: Path, connection: sqlite3.Connection, unseen: int) -> Opened:
+def opened_with_torn_log(path: Path, connection: sqlite3.Connection, unseen: int) -> Opened:
     """What a damaged log holds, read from a copy that has taken its pages; if that fails, what SQLite makes of it."""
     damage = f"its log (-wal) is damaged: SQLite would leave out its last {unseen} pages"
     copy = tempfile.TemporaryDirectory(prefix="rolltape-")
-    recovered, _ = _tried(f"{with_all_frames(path, Path(copy.name)).as_uri()}?mode=ro&immutable=1", tolerant=True)
+    recovered, _ = try_to_open(f"{_with_all_frames(path, Path(copy.name)).as_uri()}?mode=ro&immutable=1", tolerant=True)
     if recovered is None:
         copy.cleanup()
         return Opened(connection, damage, None)
     connection.close()
     return Opened(recovered, damage, copy)
-
-
-def _tried(uri: str, tolerant: bool = False) -> tuple[sqlite3.Connection | None, str]:
-    connection = None
-    try:
-        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA busy_timeout = 10000")
-        if tolerant:
-            connection.execute("PRAGMA writable_schema = ON")  # reads a file shorter than it says it is
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        for table in ("rollouts", "sessions", "turns", "contents", "side_arrays", "events"):
-            connection.execute(f"SELECT * FROM {table} WHERE rowid < 0").fetchone()
-    except sqlite3.OperationalError as error:
-        # The tables are not found: either no journal of ours, or its first page is damaged.
-        failure = str(error)
-    except sqlite3.DatabaseError as error:
-        failure = str(error)
-        if connection is not None and _schema_reads(connection):
-            return connection, ""
-    else:
-        return connection, ""
-    if connection is not None:
-        connection.close()
-    return None, failure
-
-
-def _schema_reads(connection: sqlite3.Connection) -> bool:
-    """Whether at least the list of tables is intact, so that the readable parts of each can be had."""
-    with contextlib.suppress(sqlite3.Error):
-        names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        return {"rollouts", "sessions", "turns", "contents", "side_arrays", "events"} <= names
-    return False
 
 
 def _is_foreign(path: Path) -> bool:
@@ -149,28 +114,7 @@ def _with_fresh_first_page(path: Path) -> None:
         handle.truncate(pages * page_size)
 
 
-def readable_rows(
-    connection: sqlite3.Connection, columns: str, table: str, key: str, low: int, high: int, most: int
-) -> Iterator[tuple[Any, ...] | Hole]:
-    """Rows with `low <= key <= high` in order, the key first; a Hole for each stretch that cannot be read.
-
-    Around damage the search goes no further than the key `most`.
-    """
-    select = f"SELECT {key}, {columns} FROM {table} WHERE {key} BETWEEN ? AND ? ORDER BY {key}"
-    reached = low
-    try:
-        for row in connection.execute(select, (low, high)):
-            # A damaged tree can lead SQLite to rows outside the range, which belong to others.
-            if reached <= row[0] <= high:
-                yield row
-                reached = row[0] + 1
-        return
-    except sqlite3.DatabaseError as error:
-        reason = str(error)
-    yield from _around(connection, select, reached, max(min(high, most), reached), reason)
-
-
-def _around(
+def rows_around(
     connection: sqlite3.Connection, select: str, low: int, high: int, reason: str
 ) -> Iterator[tuple[Any, ...] | Hole]:
     """The readable rows of a stretch that begins with an unreadable one, found by halving it from the end."""
@@ -228,3 +172,71 @@ def _is_empty(connection: sqlite3.Connection, select: str, low: int, high: int) 
         return connection.execute(select, (low, high)).fetchone() is None
     except sqlite3.DatabaseError:
         return False
+
+
+class _Log(NamedTuple):
+    """The frames that belong to the log as last begun, up to its last commit."""
+
+    data: bytes
+    page_size: int
+    frames: npt.NDArray[Any]
+
+
+def unseen_frames(journal: Path) -> int:
+    """How many frames of the log, up to its last commit, SQLite does not count; ask once it has opened the journal."""
+    log = _read_log(journal)
+    return 0 if log is None else max(len(log.frames) - _counted_by_sqlite(journal), 0)
+
+
+def _with_all_frames(journal: Path, directory: Path) -> Path:
+    """A copy of the journal into which every frame was written, in order."""
+    copy = directory / journal.name
+    shutil.copyfile(journal, copy)
+    log = _read_log(journal)
+    if log is None:
+        return copy
+    most = copy.stat().st_size // log.page_size + len(log.frames)
+    step = _FRAME.itemsize + log.page_size
+    with copy.open("r+b") as handle:
+        for index, frame in enumerate(log.frames):
+            page = int(frame["page"])
+            if 0 < page <= most:  # a damaged number must not blow the copy up
+                start = _HEADER + index * step + _FRAME.itemsize
+                handle.seek((page - 1) * log.page_size)
+                handle.write(log.data[start : start + log.page_size])
+    return copy
+
+
+def _read_log(journal: Path) -> _Log | None:
+    try:
+        data = log_of(journal).read_bytes()
+    except OSError:
+        return None
+    if len(data) < _HEADER + _FRAME.itemsize:
+        return None
+    (said,) = struct.unpack_from(">I", data, 8)
+    page_size = said if said in _PAGE_SIZES else _USUAL_PAGE_SIZE
+    step = _FRAME.itemsize + page_size
+    count = (len(data) - _HEADER) // step
+    if not count:
+        return None
+    rows = np.frombuffer(data, np.uint8, count * step, _HEADER).reshape(count, step)
+    frames = np.ascontiguousarray(rows[:, : _FRAME.itemsize]).view(_FRAME)[:, 0]
+    # Frames of an earlier round of the log lie behind those of the last one, which begins the file.
+    own = frames["salt"] == _last_salt(frames)
+    commits = np.flatnonzero(own & (frames["pages"] > 0))
+    return None if not len(commits) else _Log(data, page_size, frames[: int(commits[-1]) + 1])
+
+
+def _last_salt(frames: npt.NDArray[Any]) -> Any:
+    first, *others = frames["salt"][:3]
+    # One of the first three may be the damaged one.
+    return first if first in others or len(others) < 2 or others[0] != others[1] else others[0]
+
+
+def _counted_by_sqlite(journal: Path) -> int:
+    try:
+        index = Path(f"{journal}-shm").read_bytes()[:48]
+    except OSError:
+        return 0
+    return int(struct.unpack_from("=I", index, 16)[0]) if len(index) == 48 else 0

@@ -9,8 +9,8 @@ import msgspec
 from rolltape.errors import TapeError
 from rolltape.records.rollout import EventKind, RolloutHead
 from rolltape.tape.index.catalog import Catalog, catalog_of
+from rolltape.tape.index.loading import pruned_of
 from rolltape.tape.journal.entries import event_body
-from rolltape.tape.repair.rebuild import pruned_of
 from rolltape.tape.rundir import RunDirectory, locked
 from rolltape.tape.shards.reading import ShardSource
 from rolltape.tape.shards.seal import seal, shard_id

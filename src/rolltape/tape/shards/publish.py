@@ -7,13 +7,12 @@ from collections.abc import Collection, Iterable
 from rolltape.errors import DamagedTapeError
 from rolltape.records.rollout import EventKind
 from rolltape.tape.index.catalog import Catalog
+from rolltape.tape.index.loading import Listed
 from rolltape.tape.journal.fences import find_part, read_fences
-from rolltape.tape.journal.owner import is_alive
+from rolltape.tape.journal.file import is_alive
 from rolltape.tape.journal.reading import JournalSource, Since
-from rolltape.tape.parts import Listed
 from rolltape.tape.recording.tape import Tape
-from rolltape.tape.rundir import RunDirectory, locked
-from rolltape.tape.shards.places import Place
+from rolltape.tape.rundir import Place, RunDirectory, locked
 from rolltape.tape.shards.reading import ShardSource, shards_at
 from rolltape.tape.shards.seal import remove_journal, written
 from rolltape.tape.stored import Key, StoredEvent

@@ -18,8 +18,7 @@ from rolltape.records.rollout import EventKind, RolloutHead, Status
 from rolltape.records.tokens import NO_IDS
 from rolltape.records.turn import SideArray
 from rolltape.tape.index.standing import Wanted, gathered, told, unpacked
-from rolltape.tape.rundir import SCHEMA
-from rolltape.tape.shards.places import Place
+from rolltape.tape.rundir import SCHEMA, Place
 from rolltape.tape.shards.rowgroups import RowFile
 from rolltape.tape.shards.writing import MANIFEST
 from rolltape.tape.stored import (
@@ -327,9 +326,14 @@ def _or_no_ids(ids: Any) -> Any:
     return NO_IDS if ids is None else ids
 
 
-def shards_at(place: Place, known: Collection[str] = ()) -> tuple[list[ShardSource], list[Problem]]:
-    """The complete shards at a place, less those known and those that a newer one replaces; and what is wrong there."""
-    listed = place.shard_ids()
+def shards_at(
+    place: Place, known: Collection[str] = (), listed: list[str] | None = None
+) -> tuple[list[ShardSource], list[Problem]]:
+    """The complete shards at a place, less those known and those that a newer one replaces; and what is wrong there.
+
+    `listed` are the place's shard ids, if they were just asked for.
+    """
+    listed = place.shard_ids() if listed is None else listed
     while True:
         fresh = [shard for shard in listed if shard not in known]
         found = {shard: raw for shard in fresh if (raw := place.read("shards", shard, MANIFEST)) is not None}

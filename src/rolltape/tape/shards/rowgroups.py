@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rolltape.tape.shards.places import Place
+from rolltape.tape.rundir import Place
 
 _GROUPS_HELD = 8
 _ROWS_AT_ONCE = 4096

@@ -17,11 +17,9 @@ import msgspec
 from rolltape.errors import TapeError
 from rolltape.records.rollout import Event, Status, outcome_of
 from rolltape.tape.index.catalog import Catalog, catalog_of
+from rolltape.tape.index.loading import Listed, holds_part, join_sessions, pruned_of, rebuilt
 from rolltape.tape.journal.reading import JournalSource
-from rolltape.tape.parts import Listed, holds_part, join_sessions
-from rolltape.tape.repair.rebuild import pruned_of, rebuilt
-from rolltape.tape.rundir import RUN_FILE, RunDirectory, checked_about, locked
-from rolltape.tape.shards.places import Place
+from rolltape.tape.rundir import RUN_FILE, Place, RunDirectory, checked_about, locked
 from rolltape.tape.shards.reading import ShardSource
 from rolltape.tape.shards.writing import MANIFEST, ShardWriter
 from rolltape.tape.stored import HeldRollout, Key, StoredEvent

@@ -22,8 +22,7 @@ from rolltape.errors import TapeWriteError
 from rolltape.records.rollout import Status
 from rolltape.records.tokens import NO_IDS
 from rolltape.tape.index.standing import STANDING, packed
-from rolltape.tape.rundir import SCHEMA
-from rolltape.tape.shards.places import Place
+from rolltape.tape.rundir import SCHEMA, Place
 from rolltape.tape.stored import HeldRollout, StoredEvent, StoredSession, StoredTurn
 
 MANIFEST = "MANIFEST.json"

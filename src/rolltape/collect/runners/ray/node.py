@@ -23,7 +23,7 @@ from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
 from rolltape.tape.recording.tape import open_tape
-from rolltape.tape.shards.places import Place
+from rolltape.tape.rundir import Place
 from rolltape.tape.shards.publish import Publisher, publish_left
 from rolltape.tape.stored import Key
 

@@ -25,7 +25,7 @@ from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
 from rolltape.records.rollout import Status
 from rolltape.tape.recording.tape import Tape
-from rolltape.tape.shards.places import Place
+from rolltape.tape.rundir import Place
 from rolltape.tape.shards.seal import make_run
 from rolltape.tape.stored import Key
 

@@ -1,12 +1,14 @@
-"""A turn out of the rows of a journal: its messages and root found by key, its checksum compared."""
+"""Opens a journal to read, and reads its rows and turns; `repair.salvage` helps where it is damaged."""
 
 import contextlib
 import json
+import os
 import sqlite3
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,8 @@ import numpy as np
 from rolltape.errors import DamagedTapeError, NotJsonError
 from rolltape.records.messages import Message, Root
 from rolltape.records.turn import SideArray
-from rolltape.tape.journal.schema import MAX_TURNS, SEQUENCE_BITS, row_crc, turn_crc
+from rolltape.tape.journal.file import MAX_TURNS, SEQUENCE_BITS, has_log, row_crc, try_to_open, turn_crc
+from rolltape.tape.repair.salvage import Hole, Opened, opened_as_copy, opened_with_torn_log, rows_around, unseen_frames
 from rolltape.tape.stored import StoredTurn
 
 Contents = dict[int, Message | Root]  # by key: those that were made already
@@ -22,6 +25,41 @@ Contents = dict[int, Message | Root]  # by key: those that were made already
 TURN_COLUMNS = (
     "parent, keep_tokens, keep_messages, root, messages, reply, sides, dtype, sampled, new_ids, logprobs, facts, crc"
 )
+
+
+def opened_to_read(path: Path, alive: bool) -> Opened:
+    """Open a journal; a damaged one in whatever way still reads something. The file itself is never changed."""
+    is_left = has_log(path) and not alive
+    if is_left and not os.access(path.parent, os.W_OK):
+        return opened_as_copy(path, "its directory is read-only", damaged=False)
+    # If nobody writes it and nothing lies beside it: read it as it is, without making files beside it.
+    mode = "mode=ro" if alive or is_left else "mode=ro&immutable=1"
+    connection, error = try_to_open(f"{path.as_uri()}?{mode}")
+    if connection is None:
+        return opened_as_copy(path, error, damaged=True)
+    unseen = unseen_frames(path) if is_left else 0
+    return opened_with_torn_log(path, connection, unseen) if unseen else Opened(connection, None, None)
+
+
+def readable_rows(
+    connection: sqlite3.Connection, columns: str, table: str, key: str, low: int, high: int, most: int
+) -> Iterator[tuple[Any, ...] | Hole]:
+    """Rows with `low <= key <= high` in order, the key first; a Hole for each stretch that cannot be read.
+
+    Around damage the search goes no further than the key `most`.
+    """
+    select = f"SELECT {key}, {columns} FROM {table} WHERE {key} BETWEEN ? AND ? ORDER BY {key}"
+    reached = low
+    try:
+        for row in connection.execute(select, (low, high)):
+            # A damaged tree can lead SQLite to rows outside the range, which belong to others.
+            if reached <= row[0] <= high:
+                yield row
+                reached = row[0] + 1
+        return
+    except sqlite3.DatabaseError as error:
+        reason = str(error)
+    yield from rows_around(connection, select, reached, max(min(high, most), reached), reason)
 
 
 class TurnReader:

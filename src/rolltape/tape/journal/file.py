@@ -1,0 +1,218 @@
+"""A journal's file: its tables, the checksum that every row carries, its log, and the sidecar of its owner.
+
+A turn's key is its session's key and its sequence number in one integer, so a session's turns lie together
+without a further index. Rows refer to messages, tools and template options by key; the checksum of a turn
+covers their digests, so a reference that was damaged cannot go unnoticed.
+
+`ends` adds nothing new: the status of each rollout that has ended, and the number of its finish among the events. It
+spares a reader who wants just that all other events.
+
+`fences` names the rollouts of this journal that another writer took over; its own writer adds nothing more to them.
+
+The writing process keeps a sidecar file locked, so that readers can tell if it lives.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import socket
+import sqlite3
+import struct
+import weakref
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from rolltape.errors import TapeWriteError
+
+SEQUENCE_BITS = 24
+MAX_TURNS = 1 << SEQUENCE_BITS
+
+TABLES = """
+CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE contents (pk INTEGER PRIMARY KEY, digest BLOB NOT NULL, raw BLOB NOT NULL);
+CREATE TABLE rollouts (pk INTEGER PRIMARY KEY, id TEXT NOT NULL, try_index INTEGER NOT NULL, head BLOB NOT NULL,
+    crc INTEGER NOT NULL, UNIQUE (id, try_index));
+CREATE TABLE sessions (pk INTEGER PRIMARY KEY, rollout INTEGER NOT NULL, ordinal INTEGER NOT NULL,
+    head BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE turns (pk INTEGER PRIMARY KEY, parent INTEGER, keep_tokens INTEGER NOT NULL,
+    keep_messages INTEGER NOT NULL, root INTEGER NOT NULL, messages BLOB NOT NULL, reply INTEGER,
+    sides INTEGER NOT NULL, dtype TEXT, sampled BLOB NOT NULL, new_ids BLOB NOT NULL, logprobs BLOB,
+    facts BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE side_arrays (turn INTEGER NOT NULL, name TEXT NOT NULL, start INTEGER NOT NULL, dtype TEXT NOT NULL,
+    shape TEXT NOT NULL, data BLOB NOT NULL, counts BLOB, crc INTEGER NOT NULL, PRIMARY KEY (turn, name));
+CREATE TABLE events (sequence INTEGER PRIMARY KEY, body BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE ends (rollout INTEGER PRIMARY KEY, finish INTEGER NOT NULL, standing BLOB NOT NULL);
+CREATE INDEX sessions_by_rollout ON sessions (rollout);
+"""
+FENCES = """
+CREATE TABLE IF NOT EXISTS fences (rollout TEXT NOT NULL, try_index INTEGER NOT NULL, epoch INTEGER NOT NULL,
+    taker TEXT NOT NULL, PRIMARY KEY (rollout, try_index)) WITHOUT ROWID;
+"""
+TABLES += FENCES  # separate, since a journal of 0.1.0 gets it when one of its rollouts is taken over
+
+SELECT_TRIES = "SELECT try_index FROM rollouts WHERE id = ?"
+SELECT_FINISH = (
+    "SELECT sequence, body, events.crc FROM rollouts JOIN ends ON ends.rollout = rollouts.pk "
+    "JOIN events ON events.sequence = ends.finish WHERE rollouts.id = ? AND rollouts.try_index = ?"
+)
+
+_TABLES_OF_ROWS = ("rollouts", "sessions", "turns", "contents", "side_arrays", "events")
+_NUMBERS = struct.Struct("<8q")
+
+
+def turn_pk(session: int, sequence: int) -> int:
+    """The key of a session's turn."""
+    return session << SEQUENCE_BITS | sequence
+
+
+def turn_crc(numbers: tuple[int, int, int, int, int, int, int, int], blobs: Sequence[bytes]) -> int:
+    """The checksum of a turn's row: key, parent, keeps, counts, then digests and blobs; absent numbers are -1."""
+    return zlib.crc32(b"".join((_NUMBERS.pack(*numbers), *blobs)))
+
+
+def event_crc(sequence: int, body: bytes) -> int:
+    """As `row_crc` of these two, at half the cost: a run has many events."""
+    number = b"%d" % sequence
+    return zlib.crc32(body, zlib.crc32(b"%d:%b%d:" % (len(number), number, len(body))))
+
+
+def row_crc(*fields: int | str | bytes | None) -> int:
+    """The checksum of any other row, over its fields in order, each with its length."""
+    crc = 0
+    for field in fields:
+        data = field if isinstance(field, bytes) else repr(field).encode()
+        crc = zlib.crc32(data, zlib.crc32(b"%d:" % len(data), crc))
+    return crc
+
+
+def try_to_open(uri: str, tolerant: bool = False) -> tuple[sqlite3.Connection | None, str]:
+    """A connection to a journal that reads, or None and the reason why there is none."""
+    connection = None
+    try:
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA busy_timeout = 10000")
+        if tolerant:
+            connection.execute("PRAGMA writable_schema = ON")  # reads a file shorter than it says it is
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        for table in _TABLES_OF_ROWS:
+            connection.execute(f"SELECT * FROM {table} WHERE rowid < 0").fetchone()
+    except sqlite3.OperationalError as error:
+        # The tables are not found: either no journal of ours, or its first page is damaged.
+        failure = str(error)
+    except sqlite3.DatabaseError as error:
+        failure = str(error)
+        if connection is not None and _schema_reads(connection):
+            return connection, ""
+    else:
+        return connection, ""
+    if connection is not None:
+        connection.close()
+    return None, failure
+
+
+def _schema_reads(connection: sqlite3.Connection) -> bool:
+    """Whether at least the list of tables is intact, so that the readable parts of each can be had."""
+    with contextlib.suppress(sqlite3.Error):
+        names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        return set(_TABLES_OF_ROWS) <= names
+    return False
+
+
+def log_of(journal: Path) -> Path:
+    """Where a journal's write-ahead log lies."""
+    return Path(f"{journal}-wal")
+
+
+def has_log(journal: Path) -> bool:
+    """Whether a journal's log is there. SQLite makes an empty one for whoever just reads: that is none."""
+    log = log_of(journal)
+    return log.exists() and log.stat().st_size > 0
+
+
+_open_owners: "weakref.WeakSet[Owner]" = weakref.WeakSet()
+
+
+def writer_name() -> str:
+    """A name for this process as a writer: host, process and a random part."""
+    return f"{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def described(writer: str) -> str:
+    """A writer in words: which process it is, and whether that one is stopped."""
+    host, pid, _ = ["", "", *writer.rsplit("-", 2)][-3:]
+    if not pid.isdecimal():
+        return f"writer {writer}"
+    return f"process {pid} on {host}" + (" (stopped)" if _is_stopped(host, pid) else "")
+
+
+def _is_stopped(host: str, pid: str) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state == "T" and host == _host()
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname()).strip("-") or "host"
+
+
+class Owner:
+    """The lock that says "alive". It goes with the process, however that ends."""
+
+    def __init__(self, journal: Path) -> None:
+        self.path = journal.with_suffix(".owner")
+        try:
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            raise TapeWriteError(f"{self.path}: cannot be written: {error}") from error
+        _open_owners.add(self)
+
+    def note_closing(self, counts: dict[str, int]) -> None:
+        """Keep how many rows of each kind the journal has when it is closed in order."""
+        with contextlib.suppress(OSError):  # a full disk: it then reads as one whose writer died, which loses nothing
+            os.pwrite(self._descriptor, json.dumps({"closed": counts}).encode(), 0)
+
+    def release(self) -> None:
+        """Give up the lock. In a forked child this leaves the parent's alone."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def is_alive(journal: Path) -> bool:
+    """Whether the process that writes this journal still runs."""
+    try:
+        descriptor = os.open(journal.with_suffix(".owner"), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def closing_counts(journal: Path) -> dict[str, int] | None:
+    """How many rows of each kind the journal had when it was closed in order; None: it was not."""
+    try:
+        value = json.loads(journal.with_suffix(".owner").read_bytes())
+        return {str(kind): int(count) for kind, count in value["closed"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _release_parents_locks() -> None:
+    for owner in list(_open_owners):
+        owner.release()
+
+
+# flock belongs to the open file, which a fork shares: a child must not keep a dead parent "alive".
+os.register_at_fork(after_in_child=_release_parents_locks)
