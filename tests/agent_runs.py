@@ -16,7 +16,7 @@ import rolltape
 from qwen3_tokenizer import qwen3_folder
 from rolltape.cli import run as rolltape_command
 from rolltape.gateway.gateway import Gateway, GatewaySession
-from rolltape.records.ledger import Fate
+from rolltape.records.sample import Fate
 from scripted_engine import Json, Script, ScriptedEngine, load_tokenizer, tool_call
 
 

@@ -14,8 +14,7 @@ from rolltape.export import (
     turns_to_jsonl,
     turns_to_parquet,
 )
-from rolltape.records.ledger import Fate
-from rolltape.records.sample import Origin, Sample, SampleSide, Span
+from rolltape.records.sample import Fate, Origin, Sample, SampleSide, Span
 from rolltape.records.turn import LogprobKind, Turn
 
 FORMATS = ["jsonl", "parquet"]

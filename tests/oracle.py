@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rolltape.records.ledger import Fate, Ledger
 from rolltape.records.rollout import Rollout
-from rolltape.records.sample import Origin, Sample
+from rolltape.records.sample import Fate, Ledger, Origin, Sample
 from rolltape.records.turn import Turn
 
 Place = tuple[str, int]  # turn id, offset among its sampled ids

@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 import oracle
 from relations import Relations, had_ended
 from rolltape.records.ids import last_turn_of
-from rolltape.records.ledger import Fate
 from rolltape.records.policy import PRESETS, Branches, Credit, CutPolicy, OnRewrite, RewardShare
 from rolltape.records.rollout import Rollout, Session, Status
-from rolltape.records.sample import Sample
-from rolltape.records.tokens import common_prefix
-from rolltape.records.turn import Delivery, Finish, Turn, TurnFlag
+from rolltape.records.sample import Fate, Sample
+from rolltape.records.turn import Delivery, Finish, Turn, TurnFlag, common_prefix
 from rolltape.samples import Linearized, linearize
 from sessions import Recording, held, rollout_of
 from strategies import (

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolltape.records.messages import Message, MessageChain
-from rolltape.records.tokens import TokenChain
+from rolltape.records.turn import TokenChain
 from strategies import searching
 
 # Which earlier chain is continued, how much of it is kept, and what follows.

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rolltape.records.ledger import Fate
 from rolltape.records.policy import cut_policy
+from rolltape.records.sample import Fate
 from rolltape.samples import linearize
 from sessions import Recording, held, rollout_of, user
 

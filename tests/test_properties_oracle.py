@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import oracle
-from rolltape.records.ledger import Fate, Ledger
 from rolltape.records.rollout import Rollout
-from rolltape.records.sample import Sample
+from rolltape.records.sample import Fate, Ledger, Sample
 from rolltape.samples import linearize
 from sessions import Recording, held, rollout_of, user
 

@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 from transformers import AutoTokenizer
 
-from rolltape.records.ledger import Fate
-from rolltape.records.sample import Sample
+from rolltape.records.sample import Fate, Sample
 from rolltape.tiny import shipped_model
 
 

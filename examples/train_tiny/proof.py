@@ -12,8 +12,7 @@ from torch import Tensor
 
 from examples.train_tiny.batch import Batch
 from rolltape import Group
-from rolltape.records.ledger import Fate
-from rolltape.records.sample import Sample
+from rolltape.records.sample import Fate, Sample
 from rolltape.records.turn import Finish
 
 TOLERANCE = 1e-3

@@ -59,12 +59,11 @@ if TYPE_CHECKING:
     )
     from rolltape.gateway.gateway import Gateway
     from rolltape.groups import Group, RunAheadLimit
-    from rolltape.records.ledger import Fate, Ledger
     from rolltape.records.policy import Credit, CutPolicy, cut_policy
     from rolltape.records.policy import Policy as Policy
     from rolltape.records.policy import policy as policy
     from rolltape.records.rollout import Rollout
-    from rolltape.records.sample import Sample
+    from rolltape.records.sample import Fate, Ledger, Sample
     from rolltape.records.token_record import TokenRecord
     from rolltape.records.trace import Trace
     from rolltape.records.turn import Turn
@@ -95,10 +94,9 @@ _MODULES = {
     "samples_to_jsonl samples_to_parquet traces_to_jsonl turns_to_jsonl turns_to_parquet",
     "rolltape.gateway.gateway": "Gateway",
     "rolltape.groups": "Group RunAheadLimit",
-    "rolltape.records.ledger": "Fate Ledger",
     "rolltape.records.policy": "Credit CutPolicy Policy cut_policy policy",
     "rolltape.records.rollout": "Rollout",
-    "rolltape.records.sample": "Sample",
+    "rolltape.records.sample": "Fate Ledger Sample",
     "rolltape.records.token_record": "TokenRecord",
     "rolltape.records.trace": "Trace",
     "rolltape.records.turn": "Turn",

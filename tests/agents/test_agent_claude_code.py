@@ -5,7 +5,7 @@ from pathlib import Path
 from agent_installs import claude_code
 from agent_runs import Ran, Stage, assert_one_branch, cut_off, echoes, recorded, stage, thinks
 from rolltape.records.fork import ForkCause
-from rolltape.records.ledger import Fate
+from rolltape.records.sample import Fate
 from rolltape.records.turn import TurnFlag
 from scripted_engine import Asked, Json, Step
 

@@ -12,8 +12,8 @@ from collecting import rollouts, task_file
 from commands import Cli, rows
 from qwen3_tokenizer import qwen3_folder
 from rolltape.collect.agents import program
-from rolltape.records.ledger import Fate
 from rolltape.records.rollout import Status, StopReason
+from rolltape.records.sample import Fate
 from scripted_engine import ScriptedEngine, load_tokenizer
 
 CHECKER = """

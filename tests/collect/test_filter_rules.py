@@ -14,8 +14,8 @@ from grouped_runs import filtered, record_group, said
 from rolltape.collect import filters
 from rolltape.collect.filters import Verdict
 from rolltape.errors import FilterError
-from rolltape.records.ledger import Fate
 from rolltape.records.rollout import Event, EventKind, Rollout
+from rolltape.records.sample import Fate
 from rolltape.samples import linearize, samples_of_group
 from rolltape.tape.journal.entries import NewEvent
 from rolltape.tape.run import RolloutRow, Run

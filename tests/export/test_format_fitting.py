@@ -15,8 +15,7 @@ from exported import a_sample
 from rolltape.errors import ExportError
 from rolltape.export.formats import FRAMEWORKS, Choices, LeftOutWarning, datums, tensor_dict, write_samples_for
 from rolltape.export.formats.fitting import Fitting
-from rolltape.records.ledger import Fate
-from rolltape.records.sample import Origin, Sample, Span
+from rolltape.records.sample import Fate, Origin, Sample, Span
 from rolltape.records.turn import LogprobKind
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from exported import FORMATS, comparable, turn_facts
 from rolltape.export import read_rollouts, read_samples, read_traces, read_turns
-from rolltape.records.ledger import Fate
+from rolltape.records.sample import Fate
 from rolltape.records.turn import LogprobKind
 
 OLD = Path(__file__).parent / "exports_0_1_0"

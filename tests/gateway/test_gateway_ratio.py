@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import rolltape
-from rolltape.records.ledger import Fate
+from rolltape.records.sample import Fate
 from rolltape.records.turn import Finish
 from rolltape.tiny import EmbeddedEngine, shipped_model
 from tiny.gguf_file import write_gguf

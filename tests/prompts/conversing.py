@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rolltape.gateway.prompts import Bridged, ChatPrompts, Refused
-from rolltape.records.tokens import Ids, TokenChain
+from rolltape.records.turn import Ids, TokenChain
 
 TINY = Path(__file__).parents[2] / "src/rolltape/tiny/models/tiny"
 

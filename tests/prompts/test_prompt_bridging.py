@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from prompts.conversing import ASKED, HEARD, LOOK, SYSTEM, TINY, TOLD, bridged, called, ids_of, refusal
 from rolltape.gateway.prompts import Bridged, ChatPrompts
-from rolltape.records.tokens import Ids, TokenChain
+from rolltape.records.turn import Ids, TokenChain
 
 Chat = list[dict[str, Any]]
 KOELN = {"city": "Köln"}

@@ -18,7 +18,7 @@ from rolltape.errors import CheckpointError
 from rolltape.gateway.prompts import Bridged, ChatPrompts, families
 from rolltape.gateway.prompts.families import READS_PROMPT_END
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer
-from rolltape.records.tokens import TokenChain
+from rolltape.records.turn import TokenChain
 
 NEWS: list[list[dict[str, Any]]] = [[HEARD], [HEARD, HEARD], [ASKED], [SYSTEM]]
 REPLIES = ["I see. </think> Done.", "<think>unfinished", ""]

@@ -12,7 +12,7 @@ from prompts.conversing import ASKED, LOOK, TINY, ids_of
 from rolltape.gateway.prompts import ChatPrompts, Parsed
 from rolltape.gateway.prompts.reply import arguments_text
 from rolltape.records.messages import Message
-from rolltape.records.tokens import Ids, TokenChain
+from rolltape.records.turn import Ids, TokenChain
 
 
 def parsed(prompts: ChatPrompts, ids: Ids, thinking: bool | None = None, **options: Any) -> Parsed:

@@ -10,10 +10,9 @@ import rolltape
 from exported import comparable
 from rolltape.errors import PolicyError
 from rolltape.records.ids import is_sample_id_of_0_1, names_sample, sample_id
-from rolltape.records.ledger import Fate
 from rolltape.records.policy import Advantage, Credit, CutPolicy, cut_and_credit
 from rolltape.records.rollout import Rollout
-from rolltape.records.sample import Sample
+from rolltape.records.sample import Fate, Sample
 from rolltape.records.turn import LogprobKind
 from rolltape.samples import Linearized
 from rolltape.samples.build import built_sample

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from rolltape.errors import PolicyError
-from rolltape.records.ledger import Fate
 from rolltape.records.policy import cut_policy
 from rolltape.records.rollout import EventKind, Rollout, Status
+from rolltape.records.sample import Fate
 from rolltape.records.turn import Delivery, Finish, TurnFlag
 from rolltape.samples import linearize
 from rolltape.samples.spelling import show

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from rolltape.records.fork import ForkCause
-from rolltape.records.ledger import Fate, LedgerEntry
 from rolltape.records.policy import cut_policy
+from rolltape.records.sample import Fate, LedgerEntry
 from rolltape.records.turn import Delivery, Finish, Turn, TurnFlag
 from rolltape.samples import linearize, show
 from rolltape.tree import arrivals_of, forks_of, tree_of

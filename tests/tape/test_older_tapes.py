@@ -11,8 +11,8 @@ import pytest
 
 import rolltape
 from commands import Cli
-from rolltape.records.ledger import Fate
 from rolltape.records.policy import PRESETS
+from rolltape.records.sample import Fate
 from rolltape.tokens import read_tokens
 from viewing import asking
 

@@ -9,8 +9,8 @@ import rolltape
 import rolltape.tracking
 from rolltape.records.choice import chosen
 from rolltape.records.fork import ForkCause
-from rolltape.records.ledger import Fate
 from rolltape.records.rollout import Status
+from rolltape.records.sample import Fate
 from rolltape.tracking import StepKey, load_step, split_of
 from rolltape.tracking.metrics import metrics_of
 from rolltape.tracking.summary import StepSummary, spread_of

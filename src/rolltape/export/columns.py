@@ -3,7 +3,7 @@
 import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -14,6 +14,7 @@ from msgspec import Raw
 
 from rolltape.errors import ExportError, RolltapeError
 from rolltape.records.jsonable import decode_numbers, encode_json, encode_numbers
+from rolltape.records.turn import Logprobs
 
 # By column: text, numbers, numpy arrays, lists, dicts, and free-form JSON as Raw. A row that was read from a file has
 # lists in place of arrays if the file was JSON, and free-form JSON as it is.
@@ -210,3 +211,38 @@ def _array_bytes(values: npt.NDArray[Any]) -> bytes:
     if values.dtype.itemsize > 8:
         raise ExportError(f"its dtype is {values.dtype}, which other machines cannot read")
     return np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def logprob_columns() -> tuple[Column, ...]:
+    """Logprobs of any width as doubles, and the width that they had."""
+    dtype = TEXT("logprob_dtype", lambda of: None if of.logprobs is None else of.logprobs.dtype.name)
+    return LOGPROBS("logprobs"), dtype
+
+
+def logprobs_of(values: dict[str, Any]) -> Logprobs | None:
+    """The logprobs that `logprob_columns` wrote."""
+    wide: Logprobs | None = values["logprobs"]
+    return wide.astype(np.float32) if wide is not None and values["logprob_dtype"] == "float32" else wide
+
+
+def side_arrays(name: str, *columns: Column, source: str = "side") -> Column:
+    """Side arrays by name: a list with the columns that any array has, and others that just these have."""
+    own = (*array_columns(attrgetter("values")), IDS("counts"), *columns)
+    kind = records(dict, TEXT("name", itemgetter(0)), *map(_of_named, own))
+    return kind._replace(write=lambda sides: kind.write(sides.items()))(name, source)
+
+
+def _of_named(column: Column) -> Column:
+    """A column of records that are given with their names."""
+    return column._replace(get=lambda named: column.get(named[1]))
+
+
+def pair_columns(first: str, second: str, kind: Kind, source: str | None = None) -> tuple[Column, Column]:
+    """Two columns for the two values of a pair: the record itself, or what it has at a path of attributes."""
+    pair = attrgetter(source) if source else _same
+    return kind(first, lambda record: pair(record)[0]), kind(second, lambda record: pair(record)[1])
+
+
+def pairs(first: str, second: str, kind: Kind) -> Kind:
+    """A list of pairs."""
+    return records(lambda values: (values[first], values[second]), *pair_columns(first, second, kind))

@@ -5,10 +5,9 @@ A column may be added; a change of meaning raises the version in the name of the
 
 import enum
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from rolltape.export.columns import (
     COUNT,
@@ -17,27 +16,27 @@ from rolltape.export.columns import (
     IDS,
     INT,
     JSON,
-    LOGPROBS,
     MASK,
     NUMBER,
     NUMBERS_BY_NAME,
     TEXT,
     TEXTS,
-    Column,
-    Kind,
     Row,
     Table,
-    array_columns,
     array_of,
     built,
+    logprob_columns,
+    logprobs_of,
+    pair_columns,
+    pairs,
     records,
+    side_arrays,
 )
 from rolltape.records.jsonable import decode_record, encode_json, encode_record
-from rolltape.records.ledger import Fate
 from rolltape.records.rollout import Event, Outcome, Rollout, RolloutHead, Session, SessionHead
-from rolltape.records.sample import Sample, SampleSide, Span
+from rolltape.records.sample import Fate, Sample, SampleSide, Span
 from rolltape.records.trace import TRACE_SCHEMA
-from rolltape.records.turn import Logprobs, Turn
+from rolltape.records.turn import Turn
 
 
 class RowKind(enum.StrEnum):
@@ -50,33 +49,8 @@ class RowKind(enum.StrEnum):
     TRACE = TRACE_SCHEMA
 
 
-def logprob_columns() -> tuple[Column, ...]:
-    """Logprobs of any width as doubles, and the width that they had."""
-    dtype = TEXT("logprob_dtype", lambda of: None if of.logprobs is None else of.logprobs.dtype.name)
-    return LOGPROBS("logprobs"), dtype
-
-
-def logprobs_of(values: dict[str, Any]) -> Logprobs | None:
-    """The logprobs that `logprob_columns` wrote."""
-    wide: Logprobs | None = values["logprobs"]
-    return wide.astype(np.float32) if wide is not None and values["logprob_dtype"] == "float32" else wide
-
-
-def side_arrays(name: str, *columns: Column, source: str = "side") -> Column:
-    """Side arrays by name: a list with the columns that any array has, and others."""
-    common = (TEXT("name", lambda pair: pair[0]), *array_columns(lambda pair: pair[1].values))
-    kind = records(dict, *common, IDS("counts", lambda pair: pair[1].counts), *columns)
-    return kind._replace(write=lambda sides: kind.write(sides.items()))(name, source)
-
-
-def _pairs(first: str, second: str, kind: Kind) -> Kind:
-    """A list of pairs, the two values of each in columns of their own."""
-    columns = (kind(first, lambda pair: pair[0]), kind(second, lambda pair: pair[1]))
-    return records(lambda values: (values[first], values[second]), *columns)
-
-
-_RANGES = _pairs("start", "stop", COUNT)
-_VERSIONS = _pairs("first", "last", TEXT)
+_RANGES = pairs("start", "stop", COUNT)
+_VERSIONS = pairs("first", "last", TEXT)
 
 _SPANS = records(
     lambda values: built(Span, values, messages=(values["first_message"], values["end_message"])),
@@ -85,8 +59,7 @@ _SPANS = records(
     TEXT("origin"),
     TEXT("turn"),
     COUNT("turn_start"),
-    COUNT("first_message", lambda span: span.messages[0]),
-    COUNT("end_message", lambda span: span.messages[1]),
+    *pair_columns("first_message", "end_message", COUNT, "messages"),
     TEXT("fate"),
     NUMBER("temperature"),
     TEXT("logprob_kind"),
@@ -120,7 +93,7 @@ SAMPLE = Table(
     IDS("version_index"),
     _VERSIONS("versions"),
     _SPANS("spans"),
-    side_arrays("side", _RANGES("missing", lambda pair: pair[1].missing)),
+    side_arrays("side", _RANGES("missing")),
 )
 
 

@@ -18,14 +18,15 @@ from rolltape.export.columns import (
     array_of,
     built,
     lists_of,
+    logprob_columns,
+    logprobs_of,
     records,
+    side_arrays,
 )
-from rolltape.export.schema import logprob_columns, logprobs_of, side_arrays
 from rolltape.records.jsonable import encode_json
 from rolltape.records.messages import Message, MessageChain, Root
 from rolltape.records.rollout import Rollout
-from rolltape.records.tokens import Ids, TokenChain
-from rolltape.records.turn import Segment, SideArray, Turn, TurnFacts
+from rolltape.records.turn import Ids, Segment, SideArray, TokenChain, Turn, TurnFacts
 
 
 class PromptPart(NamedTuple):
@@ -95,7 +96,7 @@ TURN = Table(
     *logprob_columns(),
     TEXT("logprob_kind", "turn.facts.logprob_kind"),
     _SEGMENTS("segments", "turn.facts.segments"),
-    side_arrays("side", COUNT("start", lambda pair: pair[1].start), source="turn.side"),
+    side_arrays("side", COUNT("start"), source="turn.side"),
     JSON("extra", "turn.facts.extra"),
     JSON("unknown", "turn.facts.unknown"),
 )

@@ -7,8 +7,7 @@ import numpy as np
 
 from rolltape.gateway.history import HistoryMatch
 from rolltape.gateway.prompts import ChatPrompts, Refused
-from rolltape.records.tokens import NO_IDS, Ids
-from rolltape.records.turn import Turn
+from rolltape.records.turn import NO_IDS, Ids, Turn
 
 # Rendering less than this takes about a millisecond, which is less than a thread costs; more is kept off the loop.
 _INLINE_CHARS = 4096

@@ -10,8 +10,7 @@ import numpy as np
 
 from rolltape.gateway.generate import Stretch
 from rolltape.gateway.prompts import ChatPrompts
-from rolltape.records.tokens import Ids, TokenChain
-from rolltape.records.turn import Finish, Segment
+from rolltape.records.turn import Finish, Ids, Segment, TokenChain
 
 if TYPE_CHECKING:
     from rolltape.gateway.turns import Begun

@@ -21,8 +21,7 @@ from rolltape.gateway.prompts import ChatPrompts
 from rolltape.gateway.replies import ReplyOutcome, cut_at_stop, finish_of, outcome_of, segments_of, side_arrays_of
 from rolltape.gateway.sessions import OpenSession
 from rolltape.gateway.settings import GatewaySettings
-from rolltape.records.tokens import NO_IDS, Ids
-from rolltape.records.turn import Delivery, Finish, Turn, TurnFlag
+from rolltape.records.turn import NO_IDS, Delivery, Finish, Ids, Turn, TurnFlag
 
 # Defaults that are recorded as applied; engines are sent the same.
 _NEUTRAL = SamplingParams(temperature=1.0, top_p=1.0)

@@ -1,15 +1,129 @@
-"""A sample: one training row, and where each of its tokens came from."""
+"""A sample, which is one training row; and the ledger: where every sampled token went under a cut policy."""
 
 import enum
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rolltape.records.ledger import Fate
-from rolltape.records.tokens import Ids
-from rolltape.records.turn import LogprobKind, Logprobs
+from rolltape.errors import LedgerError
+from rolltape.records.turn import Ids, LogprobKind, Logprobs
+
+
+class Fate(enum.StrEnum):
+    """What became of a sampled token. The part before the colon says whether it trains.
+
+    Example:
+
+        tokens = made.ledger.totals().get(rolltape.Fate.MASKED_ABANDONED, 0)
+    """
+
+    TRAINED = "trained"
+    MASKED_ABANDONED = "masked:abandoned"  # delivered, then thrown away by the agent
+    MASKED_ABORTED = "masked:aborted"  # cut short, and never continued
+    MASKED_ENGINE_ERROR = "masked:engine_error"
+    MASKED_UNDELIVERED = "masked:undelivered"  # the client did not get it, or nobody knows
+    MASKED_NO_LOGPROB = "masked:no_logprob"  # the engine gave none
+    MASKED_STALE = "masked:stale"  # sampled by weights older than the limit, or of an unknown version
+    MASKED_CONSTRAINED = "masked:constrained"  # sampled under a grammar, a schema or a list of choices
+    MASKED_REWRITTEN_AFTER = "masked:rewritten_after"  # after the place where the next prompt departs
+    MASKED_REPLACED = "masked:replaced"  # the slime policy wipes the whole reply that drifted
+    MASKED_REWRITTEN = "masked:rewritten"  # the slime policy stops training a reply whose message came back changed
+    MASKED_TRAINED_IN_OTHER_SAMPLE = (
+        "masked:trained_in_other_sample"  # slime: another branch had the claim, used or not
+    )
+    DROPPED_AUXILIARY = "dropped:auxiliary"
+    DROPPED_BRANCH = "dropped:branch"  # on a branch that was not chosen
+    DROPPED_LENGTH = "dropped:length"  # beyond the maximum sample length
+    DROPPED_ROLLOUT_FAILED = "dropped:rollout_failed"
+    DROPPED_RUNNING = "dropped:running"  # its rollout has not ended
+    DROPPED_PRUNED = "dropped:pruned"  # no longer on the tape
+    DROPPED_FILTERED = "dropped:filtered"
+    DROPPED_NOT_FAITHFUL = "dropped:not_token_faithful"
+    DROPPED_EMPTY_PROMPT = "dropped:empty_prompt"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Fate | None":
+        return cls(_RENAMED[value]) if isinstance(value, str) and value in _RENAMED else None
+
+    @property
+    def trains(self) -> bool:
+        return self is Fate.TRAINED
+
+
+# What 0.1.0 wrote → its name today.
+_RENAMED = {
+    "masked:given_up": "masked:rewritten_after",
+    "masked:lost_claim": "masked:trained_in_other_sample",
+}
+
+
+class LedgerEntry(msgspec.Struct, frozen=True, gc=False):
+    """The fate of the sampled tokens `[start, stop)` of one turn."""
+
+    turn: str
+    start: int
+    stop: int
+    fate: Fate
+
+
+class Ledger(msgspec.Struct, frozen=True):
+    """Where the sampled tokens of a rollout went under a cut policy. Each token is in it exactly once.
+
+    Example:
+
+        made = rolltape.linearize(rollout, "exact")
+        for fate, tokens in made.ledger.totals().items():
+            print(fate, tokens)
+    """
+
+    rollout: str
+    try_index: int
+    policy: str
+    sampled: int
+    entries: tuple[LedgerEntry, ...]
+
+    def totals(self) -> dict[Fate, int]:
+        """Tokens per fate, largest first."""
+        counts: Counter[Fate] = Counter()
+        for entry in self.entries:
+            counts[entry.fate] += entry.stop - entry.start
+        return dict(counts.most_common())
+
+    def by_turn(self) -> dict[str, dict[Fate, int]]:
+        """Tokens per fate for each turn."""
+        found: dict[str, dict[Fate, int]] = {}
+        for entry in self.entries:
+            own = found.setdefault(entry.turn, {})
+            own[entry.fate] = own.get(entry.fate, 0) + entry.stop - entry.start
+        return found
+
+    def checked(self, trained_in_samples: int, turn_lengths: Sequence[tuple[str, int]]) -> "Ledger":
+        """Itself, if the fates cover each turn without a gap or an overlap and agree with the samples."""
+        reached = dict.fromkeys((turn for turn, _ in turn_lengths), 0)
+        for entry in self.entries:
+            if reached[entry.turn] != entry.start or entry.stop <= entry.start:
+                raise LedgerError(
+                    f"turn {entry.turn}: accounted up to token {reached[entry.turn]}, next entry is "
+                    f"[{entry.start}, {entry.stop}) under policy {self.policy}; please report this as a bug"
+                )
+            reached[entry.turn] = entry.stop
+        for turn, length in turn_lengths:
+            if reached[turn] != length:
+                raise LedgerError(
+                    f"turn {turn}: {length} sampled tokens but {reached[turn]} accounted for under policy "
+                    f"{self.policy}; please report this as a bug"
+                )
+        trained = self.totals().get(Fate.TRAINED, 0)
+        if trained != trained_in_samples:
+            raise LedgerError(
+                f"rollout {self.rollout}: {trained} tokens trained by the ledger but {trained_in_samples} in the "
+                f"samples under policy {self.policy}; please report this as a bug"
+            )
+        return self
 
 
 class Origin(enum.StrEnum):

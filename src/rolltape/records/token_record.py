@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from rolltape.errors import MisalignedError, RecordError
 from rolltape.records.sample import Sample, Span
-from rolltape.records.tokens import Ids
+from rolltape.records.turn import Ids
 
 TOKEN_SCHEMA = "rolltape.token/1"  # a column may be added; a change of meaning raises the version
 

@@ -1,9 +1,14 @@
-"""Format numbers and text for people; control characters in text become visible."""
+"""Formats numbers, text and messages for people; control characters in text become visible."""
 
 import json
 import unicodedata
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rolltape.records.messages import content_text
 
 SHORT_ID = 8
+_MAX_CALL_CHARS = 48
 _ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
@@ -44,3 +49,46 @@ def _escaped(character: str) -> str:
     if character == " " or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
         return character
     return _ESCAPES.get(character, f"\\u{ord(character):04x}")
+
+
+def message_line(message: Mapping[str, Any]) -> str:
+    """A message on one line, shortened: its thinking, its text, its calls."""
+    text, calls = content_text(message.get("content")), message.get("tool_calls")
+    reasoning = _reasoning(message)
+    parts = [f"(thinks {quoted(reasoning, 32)})"] if reasoning else []
+    if text or not calls:
+        parts.append(quoted(text))
+    parts.extend(visible(call_text(call, _MAX_CALL_CHARS)) for call in calls or () if isinstance(call, dict))
+    return " ".join(parts)
+
+
+def message_parts(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The parts of a message with their kinds: `thinks`, its role (for its text), `calls`, and `holds` for the rest."""
+    reasoning = _reasoning(message)
+    content, calls = message.get("content"), message.get("tool_calls")
+    text = content_text(content)
+    if reasoning:
+        yield "thinks", reasoning
+    if text or not calls:
+        yield str(message.get("role", "message")), text
+    for call in calls if isinstance(calls, list) else ():
+        yield "calls", call_text(call)
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, dict) and "text" not in part:
+            yield "holds", str(part.get("type", "something"))
+
+
+def call_text(call: object, max_chars: int | None = None) -> str:
+    """A tool call as it would be typed, its arguments cut at `max_chars` characters."""
+    if not isinstance(call, dict):
+        return str(call)
+    function = call.get("function")
+    source = function if isinstance(function, dict) else call
+    arguments = source.get("arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    cut = max_chars is not None and len(text) > max_chars
+    return f"{str(source.get('name'))[:max_chars]}({text[:max_chars]}{'…' if cut else ''})"
+
+
+def _reasoning(message: Mapping[str, Any]) -> str:
+    return content_text(message.get("reasoning_content") or message.get("reasoning"))

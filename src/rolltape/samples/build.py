@@ -9,10 +9,9 @@ import numpy.typing as npt
 
 from rolltape.errors import MisalignedError
 from rolltape.records.ids import sample_id
-from rolltape.records.ledger import Fate
 from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import Rollout
-from rolltape.records.sample import Origin, Sample, SampleOutline, SampleSide, Span
+from rolltape.records.sample import Fate, Origin, Sample, SampleOutline, SampleSide, Span
 from rolltape.records.turn import Logprobs, Segment, SideArray, Turn, TurnFlag
 from rolltape.samples.branches import Link, path_to
 from rolltape.samples.claims import Claims, Draft

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rolltape.records.ledger import Fate
 from rolltape.records.policy import CutPolicy
+from rolltape.records.sample import Fate
 from rolltape.records.turn import Finish
 from rolltape.samples.branches import Link, branching, chosen_leaves, last_that_may_train
 from rolltape.samples.fates import Run, Staleness, token_runs, turn_fate, unlinked_fate

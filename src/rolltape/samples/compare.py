@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from rolltape.records.ledger import Fate, Ledger
 from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import Rollout
+from rolltape.records.sample import Fate, Ledger
 from rolltape.samples.linearize import Linearized, linearize_under
 
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rolltape.records.ledger import Fate
 from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import Outcome, Status
+from rolltape.records.sample import Fate
 from rolltape.records.turn import Delivery, Finish, Segment, Turn, TurnFlag
 from rolltape.tree import Arrivals
 

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 from rolltape.errors import LedgerError, PolicyError
 from rolltape.records.fork import Fork
-from rolltape.records.ledger import Fate, Ledger, LedgerEntry
 from rolltape.records.policy import Credit, CutPolicy, cut_and_credit
 from rolltape.records.rollout import EventKind, Rollout, Session
-from rolltape.records.sample import Sample, SampleOutline
+from rolltape.records.sample import Fate, Ledger, LedgerEntry, Sample, SampleOutline
 from rolltape.samples.build import built_sample, outlined, trained_ranges
 from rolltape.samples.claims import Cut, Draft, cut
 from rolltape.samples.credit import advantages_of, counted_tries, loss_weights, reward_shares

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rolltape.records.rollout import Session
 from rolltape.records.sample import Sample
-from rolltape.records.tokens import Ids
+from rolltape.records.turn import Ids
 
 Spell = Callable[[int], bytes]  # an id → its bytes, which need not be whole characters
 

@@ -7,10 +7,10 @@ from itertools import chain
 import numpy as np
 
 from rolltape.errors import LedgerError
-from rolltape.records.ledger import Fate
 from rolltape.records.policy import PRESETS, CutPolicy
 from rolltape.records.rollout import EventKind, Rollout, outcome_of
 from rolltape.records.rollout_summary import SUMMARY_RULES, PolicySummary, RolloutSummary
+from rolltape.records.sample import Fate
 from rolltape.samples.claims import Cut, cut
 from rolltape.samples.fates import Staleness, rollout_fate
 from rolltape.samples.linearize import pruned_tokens

@@ -7,10 +7,9 @@ import numpy as np
 
 from rolltape.errors import LedgerError, RolltapeError
 from rolltape.records.ids import group_id, last_turn_of, rollout_id, session_id, turn_id
-from rolltape.records.ledger import Fate
 from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import EventKind, Rollout
-from rolltape.records.sample import Sample
+from rolltape.records.sample import Fate, Sample
 from rolltape.records.turn import Turn
 from rolltape.samples.linearize import linearize
 

@@ -10,8 +10,7 @@ import numpy.typing as npt
 from rolltape.records.jsonable import decode_numbers
 from rolltape.records.messages import Message, Root
 from rolltape.records.rollout import Event, EventKind, RolloutHead, Status
-from rolltape.records.tokens import Ids
-from rolltape.records.turn import Logprobs, SideArray
+from rolltape.records.turn import Ids, Logprobs, SideArray
 from rolltape.tape.index.standing import Wanted, gathered, packed, unpacked
 
 Key = tuple[str, int]  # rollout and try

@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rolltape.records.tokens import Ids
-from rolltape.records.turn import Finish, LogprobKind
+from rolltape.records.turn import Finish, Ids, LogprobKind
 from rolltape.tiny.attention import Cache, TokenSpan
 from rolltape.tiny.model import Qwen3
 from rolltape.tiny.prefixes import PROMPT_PIECE, Prefixes

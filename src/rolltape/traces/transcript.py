@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 from rolltape.records.fork import Fork, ForkCause
 from rolltape.records.jsonable import encode_numbers
-from rolltape.records.message_text import message_parts
 from rolltape.records.rollout import Rollout, Session
 from rolltape.records.trace import OBJECTS, Trace, TraceStep
-from rolltape.records.wording import number, plural
+from rolltape.records.wording import message_parts, number, plural
 from rolltape.tree import PlacedTurn, forks_of, tree_of
 from rolltape.tree.drawing import headline, new_messages
 

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from rolltape.records.fork import ForkCause
-from rolltape.records.ledger import Fate
 from rolltape.records.rollout import Status, StopReason
+from rolltape.records.sample import Fate
 from rolltape.records.trace import Trace
 from rolltape.samples import Linearized
 

@@ -5,9 +5,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from rolltape.records.fork import Fork
-from rolltape.records.message_text import message_line
 from rolltape.records.messages import Message
-from rolltape.records.wording import quoted
+from rolltape.records.wording import message_line, quoted
 from rolltape.tree.placement import PlacedTurn, Tree
 
 

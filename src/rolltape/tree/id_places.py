@@ -1,6 +1,6 @@
 """Places in ids: a radix tree of every prompt, and of every prompt with its reply, that a session holds."""
 
-from rolltape.records.tokens import NO_IDS, Ids, TokenChain, common_prefix
+from rolltape.records.turn import NO_IDS, Ids, TokenChain, common_prefix
 from rolltape.tree.nodes import Place
 
 

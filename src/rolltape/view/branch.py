@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rolltape.records.ledger import Fate, LedgerEntry
-from rolltape.records.sample import Origin, Span
-from rolltape.records.tokens import Ids
+from rolltape.records.sample import Fate, LedgerEntry, Origin, Span
+from rolltape.records.turn import Ids
 from rolltape.samples import Linearized
 from rolltape.tree import PlacedTurn
 from rolltape.view.rows import Array

@@ -5,10 +5,10 @@ from itertools import islice
 from typing import Any
 
 from rolltape.records.fork import Fork
-from rolltape.records.ledger import Fate
 from rolltape.records.messages import Message
 from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import EventKind, Rollout, Status
+from rolltape.records.sample import Fate
 from rolltape.samples import Linearized, linearize
 from rolltape.samples.linearize import LinearizedSession
 from rolltape.samples.spelling import Spell, Spellings

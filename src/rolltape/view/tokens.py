@@ -9,8 +9,7 @@ import numpy as np
 from rolltape.records.rollout import Session
 from rolltape.records.sample import Sample, Span
 from rolltape.records.token_record import TokenRecord
-from rolltape.records.tokens import Ids
-from rolltape.records.turn import Turn
+from rolltape.records.turn import Ids, Turn
 from rolltape.samples.spelling import Spell, spelled
 from rolltape.tree.placement import message_at
 from rolltape.view.answers import finite

@@ -8,9 +8,8 @@ from rolltape.cli.look.measures import Measure, MeasuredTokens, measure_tokens, 
 from rolltape.cli.look.token_colors import Painter
 from rolltape.cli.output.screen import color_system, note, number, plural, print_json, print_line
 from rolltape.errors import RecordError, RolltapeError, UsageError
-from rolltape.records.ledger import Fate
 from rolltape.records.rollout import Rollout
-from rolltape.records.sample import Sample
+from rolltape.records.sample import Fate, Sample
 from rolltape.samples import Linearized
 from rolltape.samples.spelling import Spellings, show
 

@@ -68,7 +68,7 @@ def _headline(step: "TraceStep") -> str:
 
 
 def _messages(trace: "Trace", step: "TraceStep", whole_prompts: bool) -> Iterator[str]:
-    from rolltape.records.message_text import message_line
+    from rolltape.records.wording import message_line
 
     prompt = trace.whole_prompt(step.index) if whole_prompts else step.prompt
     if step.messages_from not in (None, step.index - 1) and not whole_prompts:

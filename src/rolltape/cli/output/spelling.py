@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rolltape.errors import UsageError
-from rolltape.records.tokens import Ids
+from rolltape.records.turn import Ids
 from rolltape.samples.spelling import Spell, Spellings, speller, token_texts, tokenizer_in
 
 

@@ -40,7 +40,7 @@ class JoinedRecord(msgspec.Struct, frozen=True, eq=False):
 
     def summary_of(self, span: Span) -> str:
         """The messages of a span, shortened."""
-        from rolltape.records.message_text import message_line
+        from rolltape.records.wording import message_line
 
         messages = self.turns[span.turn].messages.to_list()[slice(*span.messages)]
         return "  ".join(f"{message.role}: {message_line(message.to_dict())}" for message in messages)

@@ -14,8 +14,7 @@ from rolltape.gateway.engines.http import HttpEngine, decoded
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.engines.sampled import parse_finish, sampled_ids, sampled_logprobs, sampling_fields
 from rolltape.gateway.exchange import SamplingParams
-from rolltape.records.tokens import NO_IDS
-from rolltape.records.turn import Finish, LogprobKind
+from rolltape.records.turn import NO_IDS, Finish, LogprobKind
 
 # Temperature first, as other engines have it; by default llama.cpp applies it last. All else is left out.
 _SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p")

@@ -10,8 +10,7 @@ from rolltape.gateway.engines.http import HttpEngine, PromptUsage, decoded
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.engines.sampled import parse_finish
 from rolltape.gateway.exchange import Ask
-from rolltape.records.tokens import NO_IDS
-from rolltape.records.turn import Finish
+from rolltape.records.turn import NO_IDS, Finish
 
 # Endpoints refuse keys that they do not know.
 _MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")

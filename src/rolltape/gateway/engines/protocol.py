@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.gateway.exchange import Ask, SamplingParams
-from rolltape.records.tokens import NO_IDS, Ids
-from rolltape.records.turn import Finish, LogprobKind, Segment
+from rolltape.records.turn import NO_IDS, Finish, Ids, LogprobKind, Segment
 
 
 class IdsAsJson:

@@ -9,8 +9,7 @@ from rolltape.errors import EngineFault, NoSuchRollout
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.exchange import SamplingParams
 from rolltape.records.messages import Message
-from rolltape.records.tokens import Ids, common_prefix
-from rolltape.records.turn import Finish, Turn, TurnFlag
+from rolltape.records.turn import Finish, Ids, Turn, TurnFlag, common_prefix
 from rolltape.tape.run import read
 
 

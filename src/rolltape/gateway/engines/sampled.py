@@ -10,8 +10,7 @@ import numpy.typing as npt
 from rolltape.errors import EngineFault
 from rolltape.gateway.engines.protocol import Engine, Generated, Generation
 from rolltape.gateway.exchange import SamplingParams
-from rolltape.records.tokens import NO_IDS, Ids
-from rolltape.records.turn import Finish, LogprobKind
+from rolltape.records.turn import NO_IDS, Finish, Ids, LogprobKind
 
 # What nobody decided. It is always sent: engines' own defaults are not neutral (vLLM takes the model's
 # generation_config, llama.cpp has top_k 40 and min_p 0.05), and then nobody would know what was applied.

@@ -9,7 +9,7 @@ import numpy as np
 from rolltape.gateway.prompts.families import DEFAULT, Renderer, Tokens
 from rolltape.gateway.prompts.messages import Chat, Prepared
 from rolltape.records.prompting import BridgeRefusal
-from rolltape.records.tokens import Ids
+from rolltape.records.turn import Ids
 
 
 class Bridged(msgspec.Struct, frozen=True, kw_only=True, eq=False):

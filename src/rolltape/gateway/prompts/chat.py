@@ -16,7 +16,7 @@ from rolltape.gateway.prompts.families import DEFAULT, READS_PROMPT_END, Rendere
 from rolltape.gateway.prompts.messages import Prepared, prepared
 from rolltape.gateway.prompts.reply import Parsed
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer, SpecialText
-from rolltape.records.tokens import Ids, TokenChain
+from rolltape.records.turn import Ids, TokenChain
 
 Retention = Literal["template", "tool_cycle", "all"]
 Messages = Sequence[dict[str, Any]]

@@ -9,7 +9,7 @@ import msgspec
 
 from rolltape.gateway.prompts.families import Call, Renderer, Response
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer
-from rolltape.records.tokens import Ids
+from rolltape.records.turn import Ids
 
 # A name that no tool has is delivered: the agent says so to the model.
 _DELIVERED = frozenset({"ok", "unknown_tool"})

@@ -18,8 +18,7 @@ from rolltape.records.ids import session_id
 from rolltape.records.jsonable import decode_record
 from rolltape.records.messages import Message, MessageChain
 from rolltape.records.rollout import Event, EventKind, Rollout, RolloutHead, Session, SessionHead
-from rolltape.records.tokens import TokenChain
-from rolltape.records.turn import Delivery, Turn, TurnFacts
+from rolltape.records.turn import Delivery, TokenChain, Turn, TurnFacts
 from rolltape.tape.index.sources import Reader, RunSources
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.stored import HeldRollout, Key, Problem, Source, StoredEvent, StoredSession, StoredTurn

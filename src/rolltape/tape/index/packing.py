@@ -4,9 +4,9 @@ import numpy as np
 
 from rolltape.records.fork import ForkCause
 from rolltape.records.ids import digest_of
-from rolltape.records.ledger import Fate
 from rolltape.records.policy import PRESETS
 from rolltape.records.rollout_summary import SUMMARY_RULES, RolloutSummary
+from rolltape.records.sample import Fate
 
 CAUSES = tuple(ForkCause)
 FATES = tuple(Fate)

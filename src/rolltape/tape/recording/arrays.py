@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from rolltape.errors import MisalignedError, RecordError
 from rolltape.records.jsonable import plain_scalar, shown
-from rolltape.records.tokens import NO_IDS, Ids
-from rolltape.records.turn import Logprobs, SideArray
+from rolltape.records.turn import NO_IDS, Ids, Logprobs, SideArray
 from rolltape.tape.recording.fields import as_count, is_unicode
 
 T = TypeVar("T", bound=np.generic)

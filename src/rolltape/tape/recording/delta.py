@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rolltape.records.messages import Message
-from rolltape.records.tokens import Ids, common_prefix
-from rolltape.records.turn import Turn
+from rolltape.records.turn import Ids, Turn, common_prefix
 
 
 class Parent(NamedTuple):

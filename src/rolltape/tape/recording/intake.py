@@ -12,8 +12,7 @@ from rolltape.errors import MisalignedError, RecordError
 from rolltape.records.jsonable import as_float, shown
 from rolltape.records.messages import Message, MessageChain, Role, Root
 from rolltape.records.rollout import SessionHead
-from rolltape.records.tokens import Ids, TokenChain
-from rolltape.records.turn import Delivery, Finish, LogprobKind, Turn, TurnFacts, TurnFlag
+from rolltape.records.turn import Delivery, Finish, Ids, LogprobKind, TokenChain, Turn, TurnFacts, TurnFlag
 from rolltape.tape.recording.arrays import as_side_arrays, as_whole_numbers
 from rolltape.tape.recording.delta import DeltaCoder, Parent
 from rolltape.tape.recording.fields import TurnFields, as_items, as_member, as_settings, as_text

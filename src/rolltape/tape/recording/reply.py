@@ -7,8 +7,7 @@ import numpy as np
 
 from rolltape.errors import MisalignedError, RecordError
 from rolltape.records.jsonable import shown
-from rolltape.records.tokens import NO_IDS, Ids
-from rolltape.records.turn import Logprobs, Segment
+from rolltape.records.turn import NO_IDS, Ids, Logprobs, Segment
 from rolltape.tape.recording.arrays import as_ids, as_logprobs
 from rolltape.tape.recording.fields import TurnFields, as_items, as_text, as_version
 

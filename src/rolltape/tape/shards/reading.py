@@ -15,8 +15,7 @@ from rolltape.errors import DamagedTapeError, NewerTapeError
 from rolltape.records.jsonable import decode_record
 from rolltape.records.messages import Message, Root
 from rolltape.records.rollout import EventKind, RolloutHead, Status
-from rolltape.records.tokens import NO_IDS
-from rolltape.records.turn import SideArray
+from rolltape.records.turn import NO_IDS, SideArray
 from rolltape.tape.index.standing import Wanted, gathered, told, unpacked
 from rolltape.tape.rundir import SCHEMA, Place
 from rolltape.tape.shards.rowgroups import RowFile

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from rolltape.errors import TapeWriteError
 from rolltape.records.rollout import Status
-from rolltape.records.tokens import NO_IDS
+from rolltape.records.turn import NO_IDS
 from rolltape.tape.index.standing import STANDING, packed
 from rolltape.tape.rundir import SCHEMA, Place
 from rolltape.tape.stored import HeldRollout, StoredEvent, StoredSession, StoredTurn
