@@ -20,7 +20,7 @@ from examples.rescoring import rescore
 from rolltape.cli import run as rolltape_command
 from rolltape.records.rollout import Rollout
 from rolltape.tree import forks_of, tree_of
-from rolltape.view.serve import end_asked, served
+from rolltape.view.serve import served, stop_signal
 
 PLACE = Path("runs/demo")  # belongs to the demo, which begins anew there
 
@@ -76,7 +76,7 @@ async def serve_page(path: Path, *, stay: bool) -> None:
             print("It answers. Nobody is at the keyboard, so it ends here.")
             return
         print("Open it in a browser. Ctrl-C ends it.", flush=True)
-        await end_asked().wait()
+        await stop_signal().wait()
 
 
 def main() -> None:

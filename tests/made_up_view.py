@@ -39,7 +39,7 @@ def rollout(turns: int, forks: int) -> dict[str, Any]:
         parent = None if sequence == 0 else f"s.{sequence - 2 if forked else sequence - 1}"
         made.append(
             {
-                "id": f"s.{sequence}", "sequence": sequence, "node": None, "parent": parent,
+                "id": f"s.{sequence}", "sequence": sequence, "parent": parent,
                 "started_ns": None, "ended_ns": None, "finish": "stop", "prompt_tokens": 10 * sequence,
                 "new_prompt_tokens": 10, "sampled_tokens": 5, "reply": message("assistant", f"reply {sequence}"),
                 "new_messages": [message("user", f"question {sequence}")], "kept_messages": None, "versions": [],

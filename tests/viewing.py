@@ -12,14 +12,14 @@ import rolltape
 from rolltape.records.rollout import Rollout, Status
 from rolltape.view.rollout_answers import RolloutAnswers
 from rolltape.view.serve import served
-from rolltape.view.watching import WatchedRun
+from rolltape.view.served_runs import ServedRun
 from sessions import Recording, whole
 
 
 @contextlib.contextmanager
 def answers_for(path: Path, *, search: bool = True) -> Iterator[RolloutAnswers]:
     """Answers about a run as it is now."""
-    run = WatchedRun("run", str(path))
+    run = ServedRun("run", str(path))
     try:
         run.catch_up(words=search)
         yield RolloutAnswers(run)

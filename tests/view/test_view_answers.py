@@ -75,7 +75,7 @@ def _check_overview(run: rolltape.Run, answers: RolloutAnswers) -> None:
 
 def _check_rollout(run: rolltape.Run, answers: RolloutAnswers, rollout: Rollout) -> None:
     row = answers.row(rollout.id, str(rollout.head.try_index))
-    assert spelled(answers._loading(row)()) == spelled(rollout)
+    assert spelled(answers._loader(row)()) == spelled(rollout)
     for name, policy in PRESETS.items():
         advantage = advantages_of(run.index(), Credit().advantage)[rollout.key]
         linearized = rolltape.linearize(rollout, policy, versions=run.versions())

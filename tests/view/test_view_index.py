@@ -17,7 +17,7 @@ from rolltape.tape.index.background import fill
 from rolltape.tape.index.index import Index
 from rolltape.tape.journal.file import event_crc
 from rolltape.view.rollout_answers import RolloutAnswers
-from rolltape.view.watching import WatchedRun
+from rolltape.view.served_runs import ServedRun
 from taped import first_turn, next_turn, record_run
 from viewing import answers_for, asking
 
@@ -34,9 +34,9 @@ def test_what_was_indexed_is_what_would_be_found_again(tmp_path: Path) -> None:
         tape.filter(ids[2], "no good")
     with answers_for(tmp_path / "run") as answers:
         expected = table(answers)
-    again = RolloutAnswers(WatchedRun("run", str(tmp_path / "run")))  # which reads nothing but the index
+    again = RolloutAnswers(ServedRun("run", str(tmp_path / "run")))  # which reads nothing but the index
     assert table(again) == expected
-    assert again._loading(again.row(ids[0], None))().reward == float("inf")
+    assert again._loader(again.row(ids[0], None))().reward == float("inf")
     shutil.rmtree(tmp_path / "run" / "cache")
     with answers_for(tmp_path / "run") as answers:
         assert table(answers) == expected
@@ -115,7 +115,7 @@ def test_before_anything_is_indexed_the_page_says_how_much_there_is_and_claims_n
     with rolltape.open(tmp_path / "run") as tape:
         rollout = tape.rollout(task_id="runs")
         first_turn(rollout.session())
-        answers = RolloutAnswers(WatchedRun("run", str(tmp_path / "run")))
+        answers = RolloutAnswers(ServedRun("run", str(tmp_path / "run")))
         overview = answers.overview(None)
         assert overview["progress"] == {"indexed": 0, "total": 3, "ended": 0, "summarized": 0, "searchable": 0}
         assert not overview["read_through"]
@@ -159,7 +159,7 @@ def test_a_rollout_that_comes_while_the_follower_reads_is_shown_whole_or_not_yet
                     later.finish(reward=1.0)
                     ids.append(later.id)
 
-        run = WatchedRun("run", str(tmp_path / "run"))
+        run = ServedRun("run", str(tmp_path / "run"))
         answers, index = RolloutAnswers(run), run.index
         index._follower._stop = append
         for _ in range(4):
@@ -227,7 +227,7 @@ def test_what_cannot_be_read_is_said_and_not_read_again_until_it_moves(
 
 def test_what_is_sealed_while_it_is_read_is_read_again(tmp_path: Path) -> None:
     record_run(tmp_path / "run")
-    run = WatchedRun("run", str(tmp_path / "run"))
+    run = ServedRun("run", str(tmp_path / "run"))
     run.index.advance()
     rolltape.seal(tmp_path / "run")
     fill(run.index, summarize)  # as it was known: the journal is gone
@@ -240,7 +240,7 @@ def test_what_is_sealed_while_it_is_read_is_read_again(tmp_path: Path) -> None:
 def test_a_summary_that_was_made_while_something_was_said_is_made_again(tmp_path: Path) -> None:
     record_run(tmp_path / "run", rollouts=1)
     rolltape.seal(tmp_path / "run")
-    run = WatchedRun("run", str(tmp_path / "run"))
+    run = ServedRun("run", str(tmp_path / "run"))
     run.index.advance()
     made: list[Rollout] = []
 
@@ -259,7 +259,7 @@ def test_a_summary_that_was_made_while_something_was_said_is_made_again(tmp_path
 
 def test_two_processes_that_fill_an_index_come_to_the_same(tmp_path: Path) -> None:
     record_run(tmp_path / "run", rollouts=6)
-    first, second = WatchedRun("run", str(tmp_path / "run")), WatchedRun("run", str(tmp_path / "run"))
+    first, second = ServedRun("run", str(tmp_path / "run")), ServedRun("run", str(tmp_path / "run"))
     first.index.advance()
 
     def at_the_same_time(rollout: Rollout) -> object:
@@ -282,7 +282,7 @@ def test_progress_counts_each_rollout_once_also_while_many_are_indexed_or_moved(
 ) -> None:
     monkeypatch.setattr(follower, "_PIECE", 3)
     record_run(tmp_path / "run", rollouts=10, turns=1)
-    run = WatchedRun("run", str(tmp_path / "run"))
+    run = ServedRun("run", str(tmp_path / "run"))
     answers, index = RolloutAnswers(run), run.index
     seen: list[tuple[int, int]] = []
 

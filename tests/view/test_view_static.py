@@ -186,7 +186,7 @@ def test_a_rollout_is_named_by_the_beginning_of_its_id(tmp_path: Path) -> None:
     pages = written(tmp_path / "run", tmp_path / "out", ids[1][:8])
     assert f"rollout-{ids[1]}.html" in pages
     assert not any(ids[0] in json.dumps(page.answers) for page in pages.values())
-    with StaticPages(str(tmp_path / "run")) as named, pytest.raises(rolltape.RolltapeError, match="begins no rollout"):
+    with StaticPages(str(tmp_path / "run")) as named, pytest.raises(rolltape.RolltapeError, match="holds no rollout"):
         named.chosen(["nope"])
 
 

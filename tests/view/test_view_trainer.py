@@ -15,7 +15,7 @@ from rolltape.tokens import Dppo, read_tokens
 from rolltape.tokens.summary import largest_tokens, summarize_step
 from rolltape.view.state import TokenPlace
 from rolltape.view.tokens import TRAINER_COLUMNS
-from rolltape.view.trainer import trainer_news
+from rolltape.view.trainer import changed_figures
 from taped import first_turn, record_run
 from token_batches import exported, packed, sequence_columns
 from view_columns import unpacked
@@ -125,8 +125,8 @@ async def test_a_steps_figures_are_those_of_its_token_records(tmp_path: Path) ->
         (worst,) = largest_tokens(read_tokens(tmp_path / "run"), "mismatch_kl", 1)
         at = {"rollout": rollout.id, "sample_id": worst.record.sample, "token": worst.at, "place": worst.record.place}
         assert (told["max_mismatch_kl"], told["max_mismatch_at"]) == (worst.value, at)
-    (one,) = trainer_news(tmp_path / "run", {})
-    assert list(trainer_news(tmp_path / "run", {7: one.mark})) == []
+    (one,) = changed_figures(tmp_path / "run", {})
+    assert list(changed_figures(tmp_path / "run", {7: one.mark})) == []
 
 
 def test_a_sample_that_was_trained_on_twice_has_both_records_to_choose_from(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_sample_that_was_trained_on_twice_has_both_records_to_choose_from(tmp_
             assert header["trainer"]["place"] == shown.place
             assert header["trainer"]["records"] == [{"step": 7, "place": place} for place in places]
             np.testing.assert_array_equal(columns["entropy"], shown.entropy)
-        with pytest.raises(NoAnswer, match=r"no trainer's record '9\.9\.9'"):
+        with pytest.raises(NoAnswer, match=r"the trainer wrote no record '9\.9\.9'"):
             answers.tokens(row, 0, None, record="9.9.9")()
 
 
@@ -156,7 +156,7 @@ def test_the_largest_mismatch_leads_to_a_token_that_has_it_though_others_are_not
     first, second = np.flatnonzero(sample.trained_mask).tolist()
     columns["trainer_logprobs"][first] = float("nan")
     (record,) = exported(tmp_path / "run", packed([columns], sample_ids=[sample.id]))
-    (told,) = trainer_news(tmp_path / "run", {})
+    (told,) = changed_figures(tmp_path / "run", {})
     assert record.mismatch_kl is not None
     assert told.figures["max_mismatch_kl"] == record.mismatch_kl[second]
     assert told.max_mismatch_at == TokenPlace(rollout_id, sample.id, second, record.place)

@@ -1,57 +1,125 @@
-"""One rollout: its turns as they are drawn and read, why it forks, its samples and its ledger."""
+"""Answers about one rollout: its turns, branches, forks, samples and ledger; all of it raw; two policies compared."""
 
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from rolltape.records.fork import Fork
 from rolltape.records.messages import Message
 from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import EventKind, Rollout, Status
-from rolltape.records.sample import Fate
+from rolltape.records.sample import Fate, Sample
+from rolltape.records.turn import Turn
 from rolltape.samples import Linearized, linearize
+from rolltape.samples.compare import Comparison
 from rolltape.samples.linearize import LinearizedSession
 from rolltape.samples.spelling import Spell, Spellings
 from rolltape.traces import trace_of
 from rolltape.tree import PlacedTurn, Tree
-from rolltape.view.answers import plain
-from rolltape.view.messages import ShownMessages
-from rolltape.view.sampling import samples_in_brief
+from rolltape.view.answers import to_plain
+from rolltape.view.messages import MessageRenderer
 
 _ELSEWHERE = (EventKind.TRACE, EventKind.DELIVERY)  # among the trace, and with the turns
+_SAMPLES_WITH_SPANS = 64  # spans are as many as the turns of a branch
 
 
-def linearized(rollout: Rollout, policy: CutPolicy, versions: Sequence[str]) -> Linearized:
+def linearize_now(rollout: Rollout, policy: CutPolicy, versions: Sequence[str]) -> Linearized:
     """A rollout under a policy; one that still runs as if it had ended now."""
-    running = rollout.status is Status.RUNNING
-    return linearize(rollout, policy, versions=versions, as_if_finished=running)
+    return linearize(rollout, policy, versions=versions, as_if_finished=rollout.status is Status.RUNNING)
 
 
-def detail_of(
+def build_detail(
     rollout: Rollout, made: Linearized, advantage: float | None, spellings: Spellings | None = None
 ) -> dict[str, Any]:
-    """All that the page shows of a rollout, but for its tokens."""
-    messages = ShownMessages()
+    """Everything that the page shows of a rollout, except its tokens."""
+    messages = MessageRenderer()
     fates = made.ledger.by_turn()
     return {
-        "head": plain(rollout.head),
-        "outcome": plain(rollout.outcome),
-        "events": [plain(event) for event in rollout.events if event.kind not in _ELSEWHERE],
+        "head": to_plain(rollout.head),
+        "outcome": to_plain(rollout.outcome),
+        "events": [to_plain(event) for event in rollout.events if event.kind not in _ELSEWHERE],
         "trace": _trace(rollout),
         "sessions": [
             _session(one, fates, messages, None if spellings is None else spellings.of(one.session))
             for one in made.sessions
         ],
-        "samples": samples_in_brief(made, advantage),
+        **_samples(made, advantage),
+        "as_if_finished": rollout.status is Status.RUNNING,
+    }
+
+
+def build_raw(rollout: Rollout) -> dict[str, Any]:
+    """Everything on the tape about a rollout. A turn keeps so much of an earlier one, and has what follows."""
+    return {
+        "head": to_plain(rollout.head),
+        "outcome": to_plain(rollout.outcome),
+        "events": [to_plain(event) for event in rollout.events],
+        "sessions": [
+            {"head": to_plain(session.head), "turns": [_raw_turn(turn) for turn in session.turns]}
+            for session in rollout.sessions
+        ],
+    }
+
+
+def build_comparison(compared: Comparison, advantage: float | None) -> dict[str, Any]:
+    """A rollout under two policies: the samples of both, and the fates of every turn's tokens under each."""
+    left, right = compared.left, compared.right
+    fates = (left.ledger.by_turn(), right.ledger.by_turn())
+    return {
+        "left": _side(left, advantage),
+        "right": _side(right, advantage),
+        "turns": [
+            {
+                "turn": turn.id,
+                "sequence": turn.sequence,
+                "session": turn.session,
+                "sampled": len(turn.sampled_ids),
+                "left": fates[0].get(turn.id, {}),
+                "right": fates[1].get(turn.id, {}),
+            }
+            for turn in left.rollout.turns
+        ],
+    }
+
+
+def _samples(made: Linearized, advantage: float | None) -> dict[str, Any]:
+    """The samples under a policy without their tokens, and the ledger; `advantage` is the rollout's."""
+    samples = []
+    for outline in made.outlines:
+        fields = msgspec.structs.asdict(outline)
+        samples.append({**fields, "trained": fields.pop("trained_tokens"), "advantage": advantage})
+    return {
+        "samples": samples,
         "policy": made.policy.name,
         "policy_key": made.policy.key,
-        "as_if_finished": rollout.status is Status.RUNNING,
         "ledger": {fate.value: tokens for fate, tokens in made.ledger.totals().items()},
     }
 
 
+def _side(made: Linearized, advantage: float | None) -> dict[str, Any]:
+    side = _samples(made, advantage)
+    for index, sample in enumerate(side["samples"]):
+        sample["spans"] = _spans(made.sample(index)) if index < _SAMPLES_WITH_SPANS else []
+    return side
+
+
+def _spans(sample: Sample) -> list[dict[str, Any]]:
+    return [
+        {
+            "start": span.start,
+            "stop": span.stop,
+            "origin": span.origin.value,
+            "turn": span.turn,
+            "fate": None if span.fate is None else span.fate.value,
+        }
+        for span in sample.spans
+    ]
+
+
 def _trace(rollout: Rollout) -> dict[str, Any]:
-    """The trace; what its turns say is with the turns."""
+    """The trace without the messages that its turns have."""
     trace = trace_of(rollout).to_dict()
     for step in trace.get("steps", ()):
         if step.get("turns"):
@@ -61,12 +129,12 @@ def _trace(rollout: Rollout) -> dict[str, Any]:
 
 
 def _session(
-    made: LinearizedSession, fates: dict[str, dict[Fate, int]], messages: ShownMessages, spell: Spell | None
+    made: LinearizedSession, fates: dict[str, dict[Fate, int]], messages: MessageRenderer, spell: Spell | None
 ) -> dict[str, Any]:
     return {
         "id": made.session.id,
-        "head": plain(made.session.head),
-        "tools": _tools(made.tree),
+        "head": to_plain(made.session.head),
+        "tools": _tool_names(made.tree),
         "turns": [_turn(placed, fates.get(placed.turn.id, {}), messages) for placed in made.tree.turns],
         "branches": _branches(made.tree),
         "forks": [_fork(fork, spell) for fork in made.forks],
@@ -74,15 +142,15 @@ def _session(
 
 
 def _branches(tree: Tree) -> list[dict[str, Any]]:
-    """The last turn of each branch; the main one leads on from the last turn that is no auxiliary call."""
+    """The last turn of each branch; the main branch continues the last turn that is no auxiliary call."""
     main = next((one for one in reversed(tree.turns) if one.is_task), None)
     while main is not None and main.children:
         main = main.children[-1]
-    ends = [placed for placed in tree.turns if not placed.children]
-    return [{"leaf": end.turn.id, "main": end is main} for end in ends]
+    leaves = [placed for placed in tree.turns if not placed.children]
+    return [{"leaf": leaf.turn.id, "main": leaf is main} for leaf in leaves]
 
 
-def _tools(tree: Tree) -> list[str]:
+def _tool_names(tree: Tree) -> list[str]:
     """The names of all tools that the session's turns had."""
     roots = {placed.turn.root.raw_digest: placed.turn.root for placed in tree.turns}
     names: dict[str, None] = {}
@@ -94,17 +162,16 @@ def _tools(tree: Tree) -> list[str]:
     return list(names)
 
 
-def _turn(placed: PlacedTurn, fates: dict[Fate, int], messages: ShownMessages) -> dict[str, Any]:
+def _turn(placed: PlacedTurn, fates: dict[Fate, int], messages: MessageRenderer) -> dict[str, Any]:
     turn, facts, parent = placed.turn, placed.turn.facts, placed.parent
     versions = dict.fromkeys(one for part in facts.segments for one in (part.first_version, part.last_version) if one)
     kept = 0 if parent is None else placed.prompt_node.shared_depth(parent.tip)
     return {
         "id": turn.id,
         "sequence": turn.sequence,
-        "node": placed.prompt_node.id.hex(),
         "parent": None if parent is None else parent.turn.id,
-        "started_ns": _ns(facts.started_at),
-        "ended_ns": _ns(facts.ended_at),
+        "started_ns": _to_ns(facts.started_at),
+        "ended_ns": _to_ns(facts.ended_at),
         "finish": facts.finish.value,
         "error": facts.error,
         "prompt_messages": len(turn.prompt),
@@ -112,8 +179,8 @@ def _turn(placed: PlacedTurn, fates: dict[Fate, int], messages: ShownMessages) -
         "prompt_tokens": len(turn.prompt_tokens),
         "new_prompt_tokens": len(turn.prompt_tokens) - placed.shared_tokens,
         "sampled_tokens": len(turn.sampled_ids),
-        "new_messages": [messages.of(message) for message in _messages_after(placed, kept)],
-        "reply": None if turn.reply is None else messages.of(turn.reply),
+        "new_messages": [messages.render(message) for message in _messages_after(placed, kept)],
+        "reply": None if turn.reply is None else messages.render(turn.reply),
         "versions": list(versions),
         "delivery": facts.delivery.value,
         "flags": [flag.value for flag in facts.flags],
@@ -149,5 +216,26 @@ def _fork(fork: Fork, spell: Spell | None) -> dict[str, Any]:
     }
 
 
-def _ns(seconds: float | None) -> int | None:
+def _raw_turn(turn: Turn) -> dict[str, Any]:
+    return {
+        "id": turn.id,
+        "sequence": turn.sequence,
+        "tools": turn.root.tools,
+        "template_options": turn.root.template_options,
+        "kept_messages": turn.prompt.keep,
+        "messages": [message.to_dict() for message in turn.prompt.own],
+        "reply": None if turn.reply is None else turn.reply.to_dict(),
+        "kept_tokens": turn.prompt_tokens.keep,
+        "prompt_ids": turn.prompt_tokens.own.tolist(),
+        "sampled_ids": turn.sampled_ids.tolist(),
+        "logprobs": None if turn.logprobs is None else turn.logprobs.tolist(),
+        "facts": to_plain(turn.facts),
+        "side_arrays": {
+            name: {"start": side.start, "shape": list(side.values.shape), "dtype": side.values.dtype.str}
+            for name, side in turn.side.items()
+        },
+    }
+
+
+def _to_ns(seconds: float | None) -> int | None:
     return None if seconds is None else int(seconds * 1e9)

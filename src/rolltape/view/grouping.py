@@ -1,4 +1,4 @@
-"""All attempts at one task side by side."""
+"""The answer about a group: all attempts at one task side by side, each as one conversation."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -9,18 +9,18 @@ from rolltape.records.messages import Message
 from rolltape.records.rollout import Rollout
 from rolltape.traces.branch import main_branch
 from rolltape.tree import PlacedTurn, forks_of, tree_of
-from rolltape.view.messages import shown_message
+from rolltape.view.messages import render_message
 
 
 class Conversation(NamedTuple):
-    """The messages of a rollout as a reader meets them, and those (by index) at which history was replaced."""
+    """The messages of a rollout in reading order, and the indexes of those at which history was replaced."""
 
     messages: list[Message]
     compacted_at: set[int]
 
 
-def conversation_of(rollout: Rollout) -> Conversation:
-    """The main branch of the session with the most turns, after what a compaction took out of it."""
+def read_conversation(rollout: Rollout) -> Conversation:
+    """The main branch of the session with the most turns; what a compaction removed from it comes first."""
     session = max(rollout.sessions, key=lambda one: (len(one.turns), -one.ordinal), default=None)
     branch = [] if session is None else main_branch(session)
     if session is None or not branch:
@@ -45,9 +45,9 @@ def conversation_of(rollout: Rollout) -> Conversation:
     return Conversation([message for part in parts for message in part], set(starts))
 
 
-def group_of(group: str, attempts: Sequence[tuple[dict[str, Any], Rollout]]) -> dict[str, Any]:
-    """The attempts, each a row of the table with its messages, and how many of these all of them begin with."""
-    conversations = [conversation_of(rollout) for _, rollout in attempts]
+def build_group(group: str, attempts: Sequence[tuple[dict[str, Any], Rollout]]) -> dict[str, Any]:
+    """The attempts, each a row of the table with its messages, and how many messages all of them begin with."""
+    conversations = [read_conversation(rollout) for _, rollout in attempts]
     first = attempts[0][1].head
     return {
         "group": group,
@@ -55,22 +55,22 @@ def group_of(group: str, attempts: Sequence[tuple[dict[str, Any], Rollout]]) -> 
         "step": first.step,
         "task_data": first.task,
         "rollouts": [
-            {**row, "messages": _shown(conversation)}
+            {**row, "messages": _render(conversation)}
             for (row, _), conversation in zip(attempts, conversations, strict=True)
         ],
-        "common_prefix": _common([[message.canonical for message in one.messages] for one in conversations]),
+        "common_prefix": _common_length([[message.canonical for message in one.messages] for one in conversations]),
     }
 
 
-def _shown(conversation: Conversation) -> list[dict[str, Any]]:
+def _render(conversation: Conversation) -> list[dict[str, Any]]:
     after = {"after": ForkCause.COMPACTION.value}
     return [
-        shown_message(message) | (after if index in conversation.compacted_at else {})
+        render_message(message) | (after if index in conversation.compacted_at else {})
         for index, message in enumerate(conversation.messages)
     ]
 
 
-def _common(conversations: Sequence[Sequence[bytes]]) -> int:
+def _common_length(conversations: Sequence[Sequence[bytes]]) -> int:
     shared = 0
     for messages in zip(*conversations, strict=False):
         if len(set(messages)) > 1:

@@ -1,4 +1,4 @@
-"""Who may look: on loopback whoever asks by a local name, elsewhere whoever has the key."""
+"""`ViewGuard` decides who may see the page: on loopback requests by a local name, elsewhere those with the key."""
 
 from hashlib import sha256
 
@@ -20,13 +20,13 @@ HEADERS = {
 }
 
 
-class Guard:
-    """Decides on each request."""
+class ViewGuard:
+    """Admits or refuses each request."""
 
     def __init__(self, key: str | None) -> None:
         self._key = key or None  # None: the server is on loopback, and asks for none
-        # What the cookie holds opens this server and no other, and does not tell the key. Its name tells two servers
-        # on one host apart, whose cookies a browser does not keep apart by port.
+        # The cookie opens this server alone, and does not reveal the key. Its name differs between two servers on one
+        # host, since browsers share cookies between ports.
         self._ticket = sha256(_bytes(f"rolltape view {key}")).hexdigest()
         self._cookie = _COOKIE + sha256(_bytes(self._ticket)).hexdigest()[:8]
 
@@ -34,9 +34,9 @@ class Guard:
         """Why a request is refused; None: it may pass."""
         site, mode = (request.headers.get(f"Sec-Fetch-{name}") for name in ("Site", "Mode"))
         if site is not None and site not in _OWN_SITES and mode != "navigate":
-            return "asked by a page of another site, which has no business here"
+            return "a page of another site asked for this; open the address itself"
         if self._key is None:
-            # A page elsewhere that had its name resolve to this machine still asks by that name.
+            # A page whose own name resolves to this machine still asks by that name.
             if not is_loopback(host_in(f"//{request.host}")):
                 return f"asked as {request.host[:80]!r}; ask as localhost or 127.0.0.1, or start it with --key"
             return None
@@ -49,15 +49,15 @@ class Guard:
     def _is_key(self, given: str) -> bool:
         return self._key is not None and same_key(given, self._key)
 
-    def greeting(self, request: web.Request) -> web.Response | None:
-        """Takes the key out of the address into a cookie; None: it was not in the address."""
+    def redirect_with_cookie(self, request: web.Request) -> web.Response | None:
+        """Move the key from the address into a cookie; None: it was not in the address."""
         if not self._is_key(request.query.get("key", "")) or request.path.startswith("/api/"):
             return None
         rest = [(name, value) for name, value in request.query.items() if name != "key"]
-        there = str(request.rel_url.with_query(rest))
-        # An address that begins with two strokes would lead to another host.
-        answer = web.Response(status=303, headers={"Location": "/" + there.lstrip("/")})
-        # Not "Strict": a link that somebody was sent opens with the cookie, and there is nothing here but reading.
+        address = str(request.rel_url.with_query(rest))
+        # An address that begins with two slashes would lead to another host.
+        answer = web.Response(status=303, headers={"Location": "/" + address.lstrip("/")})
+        # Not "Strict": links from elsewhere should open with the cookie, and this server only reads.
         answer.set_cookie(self._cookie, self._ticket, httponly=True, samesite="Lax", path="/")
         return answer
 

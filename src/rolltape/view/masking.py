@@ -1,11 +1,11 @@
-"""Texts that look like keys, masked before pages are handed on."""
+"""`Mask` replaces texts that look like keys, before pages are written for others."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 MASKED = "[masked]"
-# What a key begins with, or what names one before it. Made-up words that long and mixed are rare in prose and in code.
+# How a key begins. Made-up words that long and mixed are rare in prose and in code.
 _KEYS = re.compile(
     r"""
     (?:sk|pk|rk)-(?:[A-Za-z0-9]+-)*[A-Za-z0-9_-]{16,}      # OpenAI, Anthropic, Stripe and their like
@@ -37,12 +37,12 @@ class Mask:
     def __init__(self) -> None:
         self._known: dict[str, None] = {}
         self._pattern: re.Pattern[str] | None = None
-        self.masked: set[str] = set()  # the keys that were put out so far
+        self.masked: set[str] = set()  # the keys that were replaced so far
 
     def learn(self, value: Any) -> None:
-        """Take note of all keys in the texts of a value."""
+        """Remember all keys in the texts of a value."""
         for text in _texts(value):
-            for start, stop in keys_in(text):
+            for start, stop in find_keys(text):
                 if text[start:stop] not in self._known:
                     self._known[text[start:stop]] = None
                     self._pattern = None
@@ -53,23 +53,23 @@ class Mask:
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Where a text holds keys, or ends with the beginning of one, in order and apart from each other."""
-        found = keys_in(text)
+        found = find_keys(text)
         if self._known:
             self._pattern = self._pattern or _any_of(self._known)
             found += [one.span() for one in self._pattern.finditer(text)]
-            found += [(start, len(text)) for start in map(_cut_in(text), self._known) if start is not None]
-        return _apart(found)
+            found += [(start, len(text)) for key in self._known if (start := _find_cut(key, text)) is not None]
+        return _merge(found)
 
     def text(self, text: str) -> str:
-        """The text with its keys put out."""
+        """The text with its keys replaced."""
         for start, stop in reversed(self.spans(text)):
             self.masked.add(text[start:stop])
             text = f"{text[:start]}{MASKED}{text[stop:]}"
         return text
 
     def holds_part(self, excerpt: str) -> bool:
-        """Whether a stretch that was cut out of a text holds a key, or a part of one."""
-        return bool(keys_in(excerpt)) or any(
+        """Whether an excerpt of a text holds a key, or a part of one."""
+        return bool(find_keys(excerpt)) or any(
             key[at : at + _PART] in excerpt for key in self._known for at in range(max(len(key) - _PART + 1, 1))
         )
 
@@ -84,7 +84,7 @@ class Mask:
         return value
 
 
-def keys_in(text: str) -> list[tuple[int, int]]:
+def find_keys(text: str) -> list[tuple[int, int]]:
     """Where a text holds what looks like a key, in order and apart from each other."""
     found = [found.span() for found in _KEYS.finditer(text)]
     # A key has digits and letters; "password: correct" and "token = get_token" are prose and code.
@@ -94,33 +94,29 @@ def keys_in(text: str) -> list[tuple[int, int]]:
         if re.search(r"\d", named[1]) and re.search(r"[A-Za-z]", named[1])
     ]
     found += [named.span(1) for named in _IN_ADDRESS.finditer(text)] if "://" in text else []
-    return _apart(found)
+    return _merge(found)
 
 
 def _any_of(keys: Iterable[str]) -> re.Pattern[str]:
-    """Finds each of these, also where the bytes of a text stand for characters."""
+    """A pattern that finds each of these, also where the bytes of a text stand for characters."""
     spelled = {one for key in keys for one in (key, key.encode("utf-8", "replace").decode("latin-1"))}
     return re.compile("|".join(map(re.escape, sorted(spelled, key=len, reverse=True))))
 
 
-def _cut_in(text: str) -> Callable[[str], int | None]:
-    """Finds where a key begins that a text, which was cut, ends within."""
-
-    def start_of(key: str) -> int | None:
-        at = text.rfind(key[:_PART], max(len(text) - len(key), 0))
-        return at if at >= 0 and key.startswith(text[at:]) else None
-
-    return start_of
+def _find_cut(key: str, text: str) -> int | None:
+    """Where a key begins that the end of a text cuts off; None: nowhere."""
+    at = text.rfind(key[:_PART], max(len(text) - len(key), 0))
+    return at if at >= 0 and key.startswith(text[at:]) else None
 
 
-def _apart(found: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    apart: list[tuple[int, int]] = []
+def _merge(found: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
     for start, stop in sorted(found):
-        if apart and start < apart[-1][1]:
-            apart[-1] = (apart[-1][0], max(stop, apart[-1][1]))
+        if merged and start < merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
         else:
-            apart.append((start, stop))
-    return apart
+            merged.append((start, stop))
+    return merged
 
 
 def _texts(value: Any) -> Iterator[str]:

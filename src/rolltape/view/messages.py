@@ -1,4 +1,4 @@
-"""Messages as the page shows them: text, thinking and calls apart, what is very long cut."""
+"""Render messages for the page: text, thinking and tool calls apart, very long ones cut."""
 
 from typing import Any
 
@@ -10,20 +10,21 @@ _LONGEST_RAW = 20_000  # bytes
 _SHOWN = {"role", "content", "reasoning", "reasoning_content", "tool_calls", "tool_call_id", "name", "id"}
 
 
-class ShownMessages:
-    """The messages of one answer. One that comes again is cut shorter: a prompt may repeat all that was said before."""
+class MessageRenderer:
+    """Renders the messages of one answer. A repeated one is cut shorter: a prompt may repeat all that came before."""
 
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
 
-    def of(self, message: Message) -> dict[str, Any]:
+    def render(self, message: Message) -> dict[str, Any]:
+        """A message for the page."""
         longest = _LONGEST_AGAIN if message.digest in self._seen else LONGEST_TEXT
         self._seen.add(message.digest)
-        return shown_message(message, longest)
+        return render_message(message, longest)
 
 
-def shown_message(message: Message, longest: int = LONGEST_TEXT) -> dict[str, Any]:
-    """A message for the page. Absent fields are left out; `raw` is there if it says more than is shown."""
+def render_message(message: Message, longest: int = LONGEST_TEXT) -> dict[str, Any]:
+    """A message for the page. Absent fields are left out; `raw` is there if the message holds more than is shown."""
     value = message.to_dict()
     shown: dict[str, Any] = {
         "role": message.role.value,
@@ -36,7 +37,7 @@ def shown_message(message: Message, longest: int = LONGEST_TEXT) -> dict[str, An
         shown["reasoning"] = reasoning
     calls = value.get("tool_calls")
     if isinstance(calls, list) and calls:
-        shown["tool_calls"] = [_shown_call(call) for call in calls]
+        shown["tool_calls"] = [_render_call(call) for call in calls]
     for name in ("tool_call_id", "name"):
         if isinstance(value.get(name), str):
             shown[name] = value[name]
@@ -44,19 +45,19 @@ def shown_message(message: Message, longest: int = LONGEST_TEXT) -> dict[str, An
         if len(shown.get(name, "")) > longest:
             shown[cut] = len(shown[name])
             shown[name] = shown[name][:longest]
-    if _says_more(value) and len(message.raw) <= _LONGEST_RAW:
+    if _holds_more(value) and len(message.raw) <= _LONGEST_RAW:
         shown["raw"] = value
     return shown
 
 
-def _says_more(value: dict[str, Any]) -> bool:
+def _holds_more(value: dict[str, Any]) -> bool:
     content = value.get("content")
     parts = content if isinstance(content, list) else []
     other = any(not isinstance(part, dict) or part.keys() - {"type", "text", "cache_control"} for part in parts)
     return other or bool(value.keys() - _SHOWN)
 
 
-def _shown_call(call: object) -> dict[str, Any]:
+def _render_call(call: object) -> dict[str, Any]:
     if not isinstance(call, dict):
         return {"id": None, "name": str(call), "arguments": None}
     function = call.get("function")

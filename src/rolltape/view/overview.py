@@ -1,4 +1,4 @@
-"""A run in figures, over all of its rollouts and step by step."""
+"""The overview of a run: figures over all of its rollouts, by step and by time."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 
 from rolltape.records.rollout import Status
 from rolltape.tape.index.packing import CAUSES, FATES
-from rolltape.view.answers import plain
+from rolltape.view.answers import to_plain
 from rolltape.view.listing import Listing
 from rolltape.view.rows import STATUS_CODE, STATUSES, Array
 from rolltape.view.state import RunState
@@ -15,10 +15,10 @@ from rolltape.view.state import RunState
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 _BINS = 30
 _TIME_BUCKETS = 60
-_PROBLEMS_TOLD = 50
+_PROBLEMS_LISTED = 50
 
 
-def overview_of(listing: Listing, step: int | None = None) -> dict[str, Any]:
+def build_overview(listing: Listing, step: int | None = None) -> dict[str, Any]:
     """The figures of a run, or of one of its steps."""
     state = listing.state
     columns = state.rows.columns
@@ -26,10 +26,10 @@ def overview_of(listing: Listing, step: int | None = None) -> dict[str, Any]:
     ledgers, behind = listing.ledgers, _behind(listing)
     rows = rows[np.argsort(columns["step"][rows], kind="stable")]
     steps, first = np.unique(columns["step"][rows], return_index=True)
-    of_step = dict(zip(steps.tolist(), np.split(rows, first[1:]), strict=bool(len(rows))))
+    by_number = dict(zip(steps.tolist(), np.split(rows, first[1:]), strict=bool(len(rows))))
     # A trainer may count its steps in another way than those who record.
-    of_step = {one: rows[:0] for one in state.trainer if step in (None, one)} | of_step
-    by_step = [_step(listing, one, own, ledgers, behind) for one, own in sorted(of_step.items())]
+    by_number = {one: rows[:0] for one in state.trainer if step in (None, one)} | by_number
+    by_step = [_step(listing, one, own, ledgers, behind) for one, own in sorted(by_number.items())]
     rewards = _finite(listing.rewards[rows])
     return {
         "tasks": _tasks(columns["task"][rows], columns["group"][rows]),
@@ -62,8 +62,8 @@ def overview_of(listing: Listing, step: int | None = None) -> dict[str, Any]:
 _TEXT_COUNTS = {"stop_reasons": "stop_reason", "environments": "environment", "agents": "agent", "models": "model"}
 
 
-def headline_of(listing: Listing) -> dict[str, Any]:
-    """A run as a line in the list of runs."""
+def build_headline(listing: Listing) -> dict[str, Any]:
+    """A run as a row of the list of runs."""
     state, columns = listing.state, listing.state.rows.columns
     rewards = _finite(listing.rewards)
     statuses = _counts([status.value for status in STATUSES], listing.statuses)
@@ -83,8 +83,8 @@ def headline_of(listing: Listing) -> dict[str, Any]:
 
 
 def _problems(state: RunState) -> dict[str, Any]:
-    told = state.problems
-    return {"problems": len(told), "problem_list": told[:_PROBLEMS_TOLD]}
+    problems = state.problems
+    return {"problems": len(problems), "problem_list": problems[:_PROBLEMS_LISTED]}
 
 
 def _step(listing: Listing, step: int, rows: Array, ledgers: Array, behind: Array) -> dict[str, Any]:
@@ -101,7 +101,9 @@ def _step(listing: Listing, step: int, rows: Array, ledgers: Array, behind: Arra
         "ledger": _summed([fate.value for fate in FATES], ledgers[rows]),
         "fork_causes": _summed([cause.value for cause in CAUSES], listing.causes[rows]),
         "staleness": _tally(behind[rows]),
-        "trainer": None if trainer is None else {**trainer.figures, "max_mismatch_at": plain(trainer.max_mismatch_at)},
+        "trainer": None
+        if trainer is None
+        else {**trainer.figures, "max_mismatch_at": to_plain(trainer.max_mismatch_at)},
     }
 
 
@@ -118,7 +120,7 @@ def _spread(rewards: Array) -> dict[str, Any] | None:
 
 
 def _by_time(listing: Listing, rows: Array) -> list[dict[str, Any]]:
-    """Rewards by when rollouts ended, in stretches of equal length."""
+    """Rewards by when rollouts ended, in intervals of equal length."""
     ended = listing.state.rows.columns["ended_ns"][rows]
     known = (ended > 0) & np.isfinite(listing.rewards[rows])
     if not known.any():
@@ -147,10 +149,10 @@ def _behind(listing: Listing) -> Array:
     # There are few different pairs of a step and the versions that were used.
     pairs, place = np.unique(columns["step"] * len(lists) + columns["versions"], return_inverse=True)
     steps, codes = np.divmod(pairs, len(lists))
-    newest_of_step: dict[int, int] = {}
+    newest_by_number: dict[int, int] = {}
     for step, seen in zip(steps.tolist(), newest[codes].tolist(), strict=True):
-        newest_of_step[step] = max(seen, newest_of_step.get(step, -1))
-    limits = np.array([newest_of_step[step] for step in steps.tolist()])
+        newest_by_number[step] = max(seen, newest_by_number.get(step, -1))
+    limits = np.array([newest_by_number[step] for step in steps.tolist()])
     return np.where(oldest[codes] < 0, -1, limits - oldest[codes])[place]
 
 
@@ -194,7 +196,7 @@ def _tags(listing: Listing, rows: Array) -> dict[str, int]:
 
 
 def _tasks(tasks: Array, groups: Array) -> int:
-    """How many tasks there are; where they have no ids, how many groups."""
+    """How many tasks there are; how many groups where tasks have no ids."""
     return int(np.count_nonzero(np.bincount(tasks[tasks != 0])) or np.count_nonzero(np.bincount(groups)))
 
 

@@ -24,7 +24,7 @@ _NOT_BUILT = (
 
 @cache
 def page_files() -> dict[str, tuple[str, bytes]]:
-    """All files of the page by their path, with their media types: a path that is not among them is none."""
+    """All files of the page by their path, each with its media type and content."""
     found = dict(_files(files("rolltape.view") / "page", ""))
     found.setdefault("index.html", ("text/html", _NOT_BUILT.encode()))
     return found

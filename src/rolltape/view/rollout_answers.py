@@ -1,87 +1,74 @@
-"""The answers about single rollouts and groups of them. Each gives back the work to be done, for a thread to do."""
+"""`RolloutAnswers`: answers about single rollouts and groups. Each method returns a function for a thread to run."""
 
 import sqlite3
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from rolltape.errors import DamagedTapeError, NoAnswer
 from rolltape.records.policy import PRESETS, Credit, CutPolicy
-from rolltape.records.rollout import Outcome, Rollout, RolloutHead, Status
-from rolltape.samples import advantages_of
+from rolltape.records.rollout import Rollout, Status
+from rolltape.samples import group_advantages
 from rolltape.samples.compare import compare
 from rolltape.samples.spelling import Spellings
 from rolltape.tape.index.search import distinct_messages
 from rolltape.tape.stored import Key, Problem
-from rolltape.view.answers import plain
-from rolltape.view.branch import branch_tokens
-from rolltape.view.comparing import comparison_of
-from rolltape.view.detail import detail_of, linearized
-from rolltape.view.grouping import group_of
-from rolltape.view.listing import Listing
+from rolltape.view.answers import to_plain
+from rolltape.view.detail import build_comparison, build_detail, build_raw, linearize_now
+from rolltape.view.grouping import build_group
 from rolltape.view.masking import Mask
-from rolltape.view.raw import raw_of
-from rolltape.view.rows import STATUSES
-from rolltape.view.service import RunAnswers, Work
-from rolltape.view.tokens import sample_tokens, turn_tokens
-from rolltape.view.watching import WatchedRun
+from rolltape.view.run_answers import RunAnswers, Work
+from rolltape.view.served_runs import ServedRun
+from rolltape.view.tokens import pack_sample, pack_turn, read_turn
 
 _ROLLOUTS_HELD = 4
 _MOST_IN_A_GROUP = 256
 
 
-class _Attempt(msgspec.Struct, frozen=True):
-    """A row as advantages are computed from it."""
-
-    head: RolloutHead
-    outcome: Outcome
-
-
 class RolloutAnswers(RunAnswers):
-    """What can be asked of a run and of its rollouts."""
+    """Answers about a run and its rollouts."""
 
-    def __init__(self, run: WatchedRun) -> None:
+    def __init__(self, run: ServedRun) -> None:
         super().__init__(run)
         self._spellings = Spellings(run.location)
-        self._lock = threading.Lock()  # around loading, and what was loaded last
+        self._lock = threading.Lock()  # around loading, and the rollouts that were loaded last
         self._held: dict[tuple[int, int], Rollout] = {}
         self._missing: dict[Key, list[str]] = {}  # of rollouts that were loaded: what of them cannot be read
 
     def rollout(self, row: int, policy: str | None) -> Work:
         """All about a rollout."""
-        load, chosen = self._loading(row), policy_of(policy)
+        load, chosen = self._loader(row), parse_policy(policy)
         versions, advantage = self.listing().versions, self._advantage(row)
-        shown, tries = self.listing().row(row), sorted(self.tries(self.run.state.rows.ids[row]))
+        shown, tries = self.listing().row(row), sorted(self.run.state.rows.tries(self.run.state.rows.ids[row]))
 
         def work() -> dict[str, Any]:
             rollout = load()
-            made = linearized(rollout, chosen, versions)
-            detail = detail_of(rollout, made, advantage, self._spellings)
+            made = linearize_now(rollout, chosen, versions)
+            detail = build_detail(rollout, made, advantage, self._spellings)
             return {"row": shown, **detail, "tries": tries, "problems": self._missing.get(rollout.key, [])}
 
         return work
 
     def raw(self, row: int) -> Work:
-        load = self._loading(row)
-        return lambda: raw_of(load())
+        load = self._loader(row)
+        return lambda: build_raw(load())
 
-    def said(self, row: int) -> Work:
-        """All texts of a rollout: what it was given, what was said in it, and what of it."""
-        load = self._loading(row)
+    def texts(self, row: int) -> Work:
+        """All texts of a rollout: those of its head, its messages and its events."""
+        load = self._loader(row)
 
         def work() -> list[Any]:
             rollout = load()
             messages = [message.to_dict() for message in distinct_messages(rollout)]
-            return [plain(rollout.head), *messages, *map(plain, rollout.events)]
+            return [to_plain(rollout.head), *messages, *map(to_plain, rollout.events)]
 
         return work
 
     def message(self, row: int, digest: str) -> Work:
         """A whole message by its digest."""
-        load = self._loading(row)
+        load = self._loader(row)
 
         def work() -> dict[str, Any]:
             for message in distinct_messages(load()):
@@ -94,47 +81,47 @@ class RolloutAnswers(RunAnswers):
     def tokens(
         self, row: int, index: int, policy: str | None, *, record: str | None = None, mask: Mask | None = None
     ) -> Work:
-        """A sample's tokens, packed, with what the trainer's record at a place says of them, else its latest."""
-        load, chosen = self._loading(row), policy_of(policy)
+        """A sample's tokens, packed, with the columns of the trainer's record at a place, or of its latest."""
+        load, chosen = self._loader(row), parse_policy(policy)
         versions, advantage = self.listing().versions, self._advantage(row)
 
         def work() -> bytes:
             rollout = load()
-            made = linearized(rollout, chosen, versions)
+            made = linearize_now(rollout, chosen, versions)
             if index >= len(made):
                 raise NoAnswer(f"the rollout has {len(made)} samples under {chosen.name}, and no sample {index}", 404)
             sample = made.sample(index, advantage)
             session = next(one for one in rollout.sessions if one.id == sample.session)
             records = self.run.records
-            exported = None if records is None else records.of(sample, record)
+            exported = None if records is None else records.find(sample, record)
             if exported is None and record:
-                raise NoAnswer(f"no trainer's record {record[:40]!r} is of sample {index}", 404)
-            return sample_tokens(sample, session, self._spellings.of(session), exported, mask)
+                raise NoAnswer(f"the trainer wrote no record {record[:40]!r} of sample {index}", 404)
+            return pack_sample(sample, session, self._spellings.of(session), exported, mask)
 
         return work
 
     def turn_tokens(self, row: int, turn: str) -> Work:
         """A turn's tokens, prompt and reply, packed."""
-        load, chosen, versions = self._loading(row), policy_of(None), self.listing().versions
+        load, chosen, versions = self._loader(row), parse_policy(None), self.listing().versions
 
         def work() -> bytes:
             rollout = load()
-            branch = branch_tokens(linearized(rollout, chosen, versions), turn)
-            if branch is None:
+            tokens = read_turn(linearize_now(rollout, chosen, versions), turn)
+            if tokens is None:
                 raise NoAnswer(f"the rollout has no turn {turn[:64]!r}", 404)
             session = next(one for one in rollout.sessions if turn.startswith(f"{one.id}."))
-            return turn_tokens(branch, session, self._spellings.of(session))
+            return pack_turn(tokens, session, self._spellings.of(session))
 
         return work
 
     def compare(self, row: int, left: str | None, right: str | None) -> Work:
-        load, one, other = self._loading(row), policy_of(left or "exact"), policy_of(right or "keep-head")
+        load, one, other = self._loader(row), parse_policy(left or "exact"), parse_policy(right or "keep-head")
         versions, advantage = self.listing().versions, self._advantage(row)
 
         def work() -> dict[str, Any]:
             rollout = load()
             running = rollout.status is Status.RUNNING
-            return comparison_of(compare(rollout, one, other, versions=versions, as_if_finished=running), advantage)
+            return build_comparison(compare(rollout, one, other, versions=versions, as_if_finished=running), advantage)
 
         return work
 
@@ -145,26 +132,22 @@ class RolloutAnswers(RunAnswers):
         members = np.flatnonzero(rows.columns["group"] == code).tolist() if code > 0 else []
         if not members:
             raise NoAnswer(f"run {self.run.title} holds no group {group[:64]!r}", 404)
-        tries: dict[str, dict[int, int]] = {}
-        for row in members if only is None else [one for one in members if one in only]:
-            rollout, try_index = rows.key(row)
-            tries.setdefault(rollout, {})[try_index] = row
-        counted = [row for row in map(self.counted, tries.values()) if row is not None]
+        counted = self._counted_tries(one for one in members if only is None or one in only)
         chosen = sorted(counted, key=lambda row: (rows.get("attempt", row), row))[:_MOST_IN_A_GROUP]
         listing = self.listing()
-        attempts = [(listing.row(row), self._loading(row)) for row in chosen]
+        attempts = [(listing.row(row), self._loader(row)) for row in chosen]
         left_out = len(counted) - len(chosen)
-        return lambda: group_of(group, [(row, load()) for row, load in attempts]) | {"left_out": left_out}
+        return lambda: build_group(group, [(row, load()) for row, load in attempts]) | {"left_out": left_out}
 
-    def _loading(self, row: int) -> Callable[[], Rollout]:
-        """Loads a rollout as it is known now."""
+    def _loader(self, row: int) -> Callable[[], Rollout]:
+        """A function that loads a rollout as the index has it now."""
         rows = self.run.state.rows
         key, held_as = rows.key(row), (row, rows.get("changed", row))
 
         def load() -> Rollout:
             with self._lock:
                 if held_as not in self._held:
-                    rollout, problems = self._loaded(key)
+                    rollout, problems = self._load(key)
                     self._missing[key] = list(map(str, problems))
                     while len(self._held) >= _ROLLOUTS_HELD:
                         del self._held[next(iter(self._held))]
@@ -173,7 +156,7 @@ class RolloutAnswers(RunAnswers):
 
         return load
 
-    def _loaded(self, key: Key) -> tuple[Rollout, list[Problem]]:
+    def _load(self, key: Key) -> tuple[Rollout, list[Problem]]:
         index = self.run.index
         try:
             try:
@@ -186,20 +169,25 @@ class RolloutAnswers(RunAnswers):
 
     def _advantage(self, row: int) -> float | None:
         """A rollout's advantage in its group; of each rollout of the group the try that counts."""
-        state, listing = self.run.state, self.listing()
-        rows = state.rows
+        rows, listing = self.run.state.rows, self.listing()
         members = np.flatnonzero(rows.columns["group"] == rows.get("group", row)).tolist()
-        attempts = [self._attempt(listing, member) for member in members]
-        return advantages_of(attempts, Credit().advantage).get(rows.key(row))
+        counted = self._counted_tries(members)
+        if row not in counted:
+            return None
+        rewards = [float(listing.rewards[one]) if listing.has_reward[one] else None for one in counted]
+        return group_advantages(rewards, Credit().advantage)[counted.index(row)]
 
-    def _attempt(self, listing: Listing, row: int) -> _Attempt:
-        rollout, try_index = self.run.state.rows.key(row)
-        reward = float(listing.rewards[row]) if listing.has_reward[row] else None
-        head = RolloutHead(id=rollout, try_index=try_index, group="", run="", step=0, attempt=0, started_at_ns=0)
-        return _Attempt(head, Outcome(status=STATUSES[listing.statuses[row]], reward=reward))
+    def _counted_tries(self, members: Iterable[int]) -> list[int]:
+        """The rows of some tries, of each rollout the one that counts."""
+        rows = self.run.state.rows
+        tries: dict[str, dict[int, int]] = {}
+        for row in members:
+            rollout, try_index = rows.key(row)
+            tries.setdefault(rollout, {})[try_index] = row
+        return [row for row in map(self.counted, tries.values()) if row is not None]
 
 
-def policy_of(name: str | None) -> CutPolicy:
+def parse_policy(name: str | None) -> CutPolicy:
     """A preset by name."""
     if (name or "exact") not in PRESETS:
         raise NoAnswer(f"policy is {str(name)[:40]!r}; give {', '.join(PRESETS)}")

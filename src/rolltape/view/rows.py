@@ -1,4 +1,4 @@
-"""The rollouts of a run as columns, read from its index: numbers as arrays, texts by a code for each different one."""
+"""`Rows`: the rollouts of a run as columns, read from its index. Texts are numbers, one for each different text."""
 
 import gc
 import sqlite3
@@ -25,37 +25,37 @@ _LEDGER_BYTES = 8 * len(FATES)
 _STATUS_CASE = " ".join(f"WHEN '{status.value}' THEN {code}" for status, code in STATUS_CODE.items())
 
 
-class _Column(NamedTuple):
+class _RowColumn(NamedTuple):
     query: str
     kind: str  # a dtype; "text": a code for each; "list": likewise, of JSON arrays
     width: int = 1  # numbers in a row; more than one come as bytes
 
 
-# The only place that says what the page knows of every rollout.
+# What the page knows of every rollout.
 _COLUMNS = {
-    "try_index": _Column("try_index", "i8"),
-    "step": _Column("step", "i8"),
-    "attempt": _Column("attempt", "i8"),
-    "started_ns": _Column("started_ns", "i8"),
-    "ended_ns": _Column("coalesce(ended_ns, 0)", "i8"),  # 0: it has no end
-    "status": _Column(f"CASE {STATUS} {_STATUS_CASE} END", "i1"),
-    "reward": _Column("reward", "f8"),
-    "scored": _Column("scored IS NOT NULL", "?"),
-    "turns": _Column("turns", "i8"),
-    "sampled_tokens": _Column("sampled_tokens", "i8"),
-    "group": _Column("grp", "text"),
-    "task": _Column("task", "text"),
-    "environment": _Column("environment", "text"),
-    "agent": _Column("agent", "text"),
-    "model": _Column("model", "text"),
-    "stop_reason": _Column("stop_reason", "text"),
-    "reason": _Column("reason", "text"),
-    "filter": _Column("filter", "text"),
-    "tags": _Column("coalesce(tags, head_tags)", "list"),  # until others are given, those that it began with hold
-    "versions": _Column("versions", "list"),
-    "branches": _Column("coalesce(branches, -1)", "i4"),  # -1: it has no summary
-    "forks": _Column(f"coalesce(forks, zeroblob({4 * len(CAUSES)}))", "<i4", len(CAUSES)),
-    "ledger": _Column(  # under the default policy
+    "try_index": _RowColumn("try_index", "i8"),
+    "step": _RowColumn("step", "i8"),
+    "attempt": _RowColumn("attempt", "i8"),
+    "started_ns": _RowColumn("started_ns", "i8"),
+    "ended_ns": _RowColumn("coalesce(ended_ns, 0)", "i8"),  # 0: it has no end
+    "status": _RowColumn(f"CASE {STATUS} {_STATUS_CASE} END", "i1"),
+    "reward": _RowColumn("reward", "f8"),
+    "scored": _RowColumn("scored IS NOT NULL", "?"),
+    "turns": _RowColumn("turns", "i8"),
+    "sampled_tokens": _RowColumn("sampled_tokens", "i8"),
+    "group": _RowColumn("grp", "text"),
+    "task": _RowColumn("task", "text"),
+    "environment": _RowColumn("environment", "text"),
+    "agent": _RowColumn("agent", "text"),
+    "model": _RowColumn("model", "text"),
+    "stop_reason": _RowColumn("stop_reason", "text"),
+    "reason": _RowColumn("reason", "text"),
+    "filter": _RowColumn("filter", "text"),
+    "tags": _RowColumn("coalesce(tags, head_tags)", "list"),  # until others are given, those that it began with hold
+    "versions": _RowColumn("versions", "list"),
+    "branches": _RowColumn("coalesce(branches, -1)", "i4"),  # -1: it has no summary
+    "forks": _RowColumn(f"coalesce(forks, zeroblob({4 * len(CAUSES)}))", "<i4", len(CAUSES)),
+    "ledger": _RowColumn(  # under the default policy
         f"coalesce(substr(ledgers, {1 + POLICIES.index('exact') * _LEDGER_BYTES}, {_LEDGER_BYTES}), "
         f"zeroblob({_LEDGER_BYTES}))",
         "<i8",
@@ -76,7 +76,7 @@ class Coded(Generic[T]):
         self._codes: dict[T | None, int] = {None: 0}
 
     def codes(self, values: Sequence[T | None]) -> list[int]:
-        """The numbers of values, given now to those that have none."""
+        """The codes of values; a new value gets a new one."""
         known = self._codes
         before = len(known)
         found = [known.setdefault(value, len(known)) for value in values]
@@ -85,11 +85,11 @@ class Coded(Generic[T]):
         return found
 
     def known(self, value: T) -> int:
-        """The number of a value; -1: no row has it."""
+        """The code of a value; -1: no row has it."""
         return self._codes.get(value, -1)
 
     def ranks(self) -> Array:
-        """The place of each value among all of them in order; absent ones come last."""
+        """The rank of each value in sorted order; None comes last."""
         values: list[Any] = self.values
         order = sorted(range(len(values)), key=lambda code: (values[code] is None, values[code]))
         ranks = np.empty(len(order), np.int64)
@@ -107,26 +107,27 @@ class Rows:
         self.ids: list[str] = []
         self.missing: dict[int, tuple[str, ...]] = {}  # by row: what of that rollout cannot be read
         self._lists: dict[str, list[tuple[str, ...] | None]] = {}
-        self._row_of: dict[tuple[str, int], int] = {}
+        self._tries: dict[str, dict[int, int]] = {}  # by rollout: the row of each try
+        self._listed = 0  # rows that are in `_tries`
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def take(self, connection: sqlite3.Connection, since_revision: int, snapshot: int) -> int:
-        """Take in the rollouts that have changed since a revision of the index; how many there are."""
+    def read(self, connection: sqlite3.Connection, since_revision: int, snapshot: int) -> int:
+        """Read the rollouts that have changed since a revision of the index, and return how many there are."""
         where = "" if since_revision < 0 else f" WHERE revision > {since_revision}"
         gc.disable()  # a hundred thousand rows without one cycle
         try:
             fetched = connection.execute(f"{_SELECT}{where} ORDER BY number").fetchall()
             if fetched:
-                self._take(snapshot, *zip(*fetched, strict=True))
+                self._store(snapshot, *zip(*fetched, strict=True))
         finally:
             gc.enable()
         missing = connection.execute("SELECT rollout, missing FROM unread").fetchall()
-        self.missing = {number - 1: tuple(msgspec.json.decode(told)) for number, told in missing}
+        self.missing = {number - 1: tuple(msgspec.json.decode(listed)) for number, listed in missing}
         return len(fetched)
 
-    def _take(self, snapshot: int, numbers: Sequence[int], ids: Sequence[str], *columns: Sequence[Any]) -> None:
+    def _store(self, snapshot: int, numbers: Sequence[int], ids: Sequence[str], *columns: Sequence[Any]) -> None:
         rows: Array = np.array(numbers, np.int64) - 1
         before = len(self.ids)
         self._grow(int(rows[-1]) + 1)
@@ -136,11 +137,11 @@ class Rows:
             for row, id_ in zip(rows.tolist(), ids, strict=True):
                 self.ids[row] = id_
         for (name, column), values in zip(_COLUMNS.items(), columns, strict=True):
-            self.columns[name][rows] = self._encoded(name, column, values)
+            self.columns[name][rows] = self._encode(name, column, values)
         self.columns["changed"][rows] = snapshot
         self._lists.clear()
 
-    def _encoded(self, name: str, column: _Column, values: Sequence[Any]) -> Any:
+    def _encode(self, name: str, column: _RowColumn, values: Sequence[Any]) -> Any:
         if column.width > 1:
             return np.frombuffer(b"".join(values), column.kind).reshape(len(values), column.width)
         return np.array(self.texts[name].codes(values) if name in self.texts else values, _dtype(column))
@@ -152,11 +153,12 @@ class Rows:
             for name, held in self.columns.items():
                 self.columns[name] = np.concatenate([held, np.zeros((more, *held.shape[1:]), held.dtype)])
 
-    def row_of(self, rollout: str, try_index: int) -> int | None:
-        """The row of a try of a rollout; None: there is none."""
-        for row in range(len(self._row_of), len(self)):  # a row keeps its key
-            self._row_of[self.key(row)] = row
-        return self._row_of.get((rollout, try_index))
+    def tries(self, rollout: str) -> dict[int, int]:
+        """The row of each try of a rollout; empty: there is no such rollout."""
+        for row in range(self._listed, len(self)):  # a row keeps its key
+            self._tries.setdefault(self.ids[row], {})[self.get("try_index", row)] = row
+        self._listed = len(self)
+        return self._tries.get(rollout, {})
 
     def get(self, name: str, row: int) -> Any:
         """One number."""
@@ -168,7 +170,7 @@ class Rows:
         return self.texts[name].values[code]
 
     def lists(self, name: str) -> list[tuple[str, ...] | None]:
-        """What the codes of a column of lists stand for."""
+        """The lists that the codes of a column stand for."""
         if name not in self._lists:
             stored = self.texts[name].values
             self._lists[name] = [None if one is None else tuple(msgspec.json.decode(one)) for one in stored]
@@ -179,9 +181,9 @@ class Rows:
         return self.ids[row], self.get("try_index", row)
 
 
-def _dtype(column: _Column) -> str:
+def _dtype(column: _RowColumn) -> str:
     return "i4" if column.kind in ("text", "list") else column.kind
 
 
-def _empty(column: _Column) -> Array:
+def _empty(column: _RowColumn) -> Array:
     return np.zeros(0 if column.width == 1 else (0, column.width), _dtype(column))

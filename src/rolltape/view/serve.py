@@ -1,4 +1,4 @@
-"""Serve runs until told to end."""
+"""Start and stop the web page's server: within a block, or until a signal."""
 
 import asyncio
 import logging
@@ -12,13 +12,13 @@ from typing import NamedTuple
 from aiohttp import web
 
 from rolltape.errors import ViewError
-from rolltape.serving import is_loopback
-from rolltape.view.guard import Guard
-from rolltape.view.server import Server
-from rolltape.view.watching import Watcher
+from rolltape.serving import is_loopback, listening_url
+from rolltape.view.guard import ViewGuard
+from rolltape.view.served_runs import ServedRuns
+from rolltape.view.server import ViewServer
 
 
-class Served(NamedTuple):
+class ServedAddress(NamedTuple):
     """Where runs are served."""
 
     address: str
@@ -28,12 +28,12 @@ class Served(NamedTuple):
 @asynccontextmanager
 async def served(
     locations: Sequence[str], *, host: str = "127.0.0.1", port: int = 0, key: str | None = None
-) -> AsyncIterator[Served]:
-    """Serve within the block."""
+) -> AsyncIterator[ServedAddress]:
+    """Serve runs within the block."""
     if not is_loopback(host) and not key:
-        raise ViewError(f"{host} is not loopback; give a key too, so that not everybody may look")
-    watcher = Watcher(locations)
-    runner = web.AppRunner(Server(watcher, Guard(key)).app(), access_log=None, shutdown_timeout=1.0)
+        raise ViewError(f"{host} is not loopback, and no key is given; give a key, so that not everybody may look")
+    runs = ServedRuns(locations)
+    runner = web.AppRunner(ViewServer(runs, ViewGuard(key)).app(), access_log=None, shutdown_timeout=1.0)
     try:
         await runner.setup()
         try:
@@ -41,21 +41,20 @@ async def served(
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else error
             raise ViewError(f"{host}:{port} cannot be listened on: {why}; give another port, or 0 for any") from None
-        await watcher.start()
-        shown = f"[{host}]" if ":" in host else host
-        address = f"http://{shown}:{runner.addresses[0][1]}/"
-        yield Served(address, address + (next(iter(watcher.runs)) if len(watcher.runs) == 1 else ""))
+        await runs.start()
+        address = f"{listening_url(runner)}/"
+        yield ServedAddress(address, address + (next(iter(runs.runs)) if len(runs.runs) == 1 else ""))
     finally:
         await runner.cleanup()
-        await watcher.close()
+        await runs.close()
 
 
-def end_asked() -> asyncio.Event:
-    """Is set by SIGINT or SIGTERM from now on."""
-    asked = asyncio.Event()
+def stop_signal() -> asyncio.Event:
+    """An event that SIGINT or SIGTERM sets from now on."""
+    stop = asyncio.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(name, asked.set)
-    return asked
+        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    return stop
 
 
 def serve_view(
@@ -63,13 +62,13 @@ def serve_view(
 ) -> None:
     """Serve until SIGINT or SIGTERM; `on_ready` is called with the address to begin at."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
-    # What is not HTTP is answered with 400; all else that goes wrong is told under our own name.
+    # What is not HTTP is answered with 400; all other errors are logged under our own name.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
 
-    async def until_told() -> None:
-        told = end_asked()
-        async with served(locations, host=host, port=port, key=key) as there:
-            on_ready(there.start)
-            await told.wait()
+    async def serve_until_stopped() -> None:
+        stop = stop_signal()
+        async with served(locations, host=host, port=port, key=key) as address:
+            on_ready(address.start)
+            await stop.wait()
 
-    asyncio.run(until_told())
+    asyncio.run(serve_until_stopped())

@@ -1,4 +1,4 @@
-"""The page and its answers over HTTP. There is nothing to post: it only reads."""
+"""The web page's HTTP server: the page, its answers, and a stream of what changes. It only reads."""
 
 import asyncio
 import gzip
@@ -9,15 +9,15 @@ from hashlib import sha256
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from aiohttp import web
 
 from rolltape.errors import NoAnswer, RolltapeError, TapeError
-from rolltape.view.answers import count_in, encoded, step_in
-from rolltape.view.guard import HEADERS, Guard
-from rolltape.view.live import live
+from rolltape.view.answers import encode_answer, parse_count, parse_step
+from rolltape.view.guard import HEADERS, ViewGuard
 from rolltape.view.page_files import KINDS, page_files
-from rolltape.view.service import RunAnswers, Work
-from rolltape.view.watching import WatchedRun, Watcher
+from rolltape.view.run_answers import RunAnswers, Work
+from rolltape.view.served_runs import ServedRun, ServedRuns
 
 if TYPE_CHECKING:
     from rolltape.view.rollout_answers import RolloutAnswers
@@ -25,16 +25,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("rolltape.view")
 
 _COMPRESSED_FROM = 2_000  # bytes
+_EVENT_S = 1.0  # the least between two events of a stream
+_HEARTBEAT_S = 15.0
+_EVENT_IDS = 500
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Server:
-    """Answers for the runs of a watcher."""
+class ViewServer:
+    """Answers for served runs."""
 
-    def __init__(self, watcher: Watcher, guard: Guard) -> None:
-        self._watcher = watcher
+    def __init__(self, served: ServedRuns, guard: ViewGuard) -> None:
+        self._served = served
         self._guard = guard
-        self._answers = {name: RunAnswers(run) for name, run in watcher.runs.items()}
+        self._answers = {name: RunAnswers(run) for name, run in served.runs.items()}
         self._rollout_answers: dict[str, RolloutAnswers] = {}
 
     def app(self) -> web.Application:
@@ -66,7 +70,7 @@ class Server:
             if refusal is not None:
                 answer: web.StreamResponse = _failure(refusal, 401, request)
             else:
-                answer = self._guard.greeting(request) or await handler(request)
+                answer = self._guard.redirect_with_cookie(request) or await handler(request)
         except NoAnswer as error:
             answer = _failure(str(error), error.status, request)
         except web.HTTPException as error:
@@ -81,58 +85,60 @@ class Server:
             answer.headers.setdefault("Cache-Control", "no-store")
         return answer
 
-    def _of(self, request: web.Request) -> RunAnswers:
+    def _run_answers(self, request: web.Request) -> RunAnswers:
         found = self._answers.get(request.match_info["r"])
         if found is None:
             raise NoAnswer(f"no run {request.match_info['r'][:64]!r} is served here", 404)
         return found
 
-    async def _whole(self, request: web.Request) -> "RolloutAnswers":
-        """Answers about rollouts, too. What computes them is imported when it is first asked for."""
-        run = self._of(request).run
+    async def _load_rollout_answers(self, request: web.Request) -> "RolloutAnswers":
+        """Answers about rollouts too. The modules that compute them are imported at the first request."""
+        run = self._run_answers(request).run
         if run.name not in self._rollout_answers:
-            answers = await self._done(lambda: _rollout_answers(run))
+            answers = await self._in_thread(lambda: _make_rollout_answers(run))
             self._answers[run.name] = self._rollout_answers.setdefault(run.name, answers)
         return self._rollout_answers[run.name]
 
     async def _row(self, request: web.Request) -> "tuple[RolloutAnswers, int]":
-        answers = await self._whole(request)
+        answers = await self._load_rollout_answers(request)
         return answers, answers.row(request.match_info["id"], request.query.get("try"))
 
-    async def _done(self, work: Work) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._watcher.threads, work)
+    async def _in_thread(self, work: Work) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._served.threads, work)
 
     async def _json(self, request: web.Request, work: Work) -> web.Response:
-        """Does the work and spells its answer in a thread."""
-        return await self._answer(request, await self._done(lambda: encoded(work())))
+        """Do the work and encode its answer in a thread."""
+        return await self._answer(request, await self._in_thread(lambda: encode_answer(work())))
 
     async def _answer(self, request: web.Request, body: bytes, kind: str = "application/json") -> web.Response:
-        """A body as an answer, compressed where it is long and is asked for so."""
+        """A body as an answer, compressed if it is long and the client accepts that."""
         answer = _plain_answer(body, kind)
         if len(body) < _COMPRESSED_FROM or kind.startswith(("image/png", "font/")):
             return answer
         answer.headers["Vary"] = "Accept-Encoding"
         if "gzip" in request.headers.get("Accept-Encoding", ""):
             # At the lowest level: the others take five times as long for a tenth less.
-            answer.body = await self._done(lambda: gzip.compress(body, 1, mtime=0))
+            answer.body = await self._in_thread(lambda: gzip.compress(body, 1, mtime=0))
             answer.headers["Content-Encoding"] = "gzip"
         return answer
 
     async def _runs(self, request: web.Request) -> web.Response:
         runs = [answers.headline() for answers in self._answers.values()]
-        return await self._answer(request, encoded({"runs": runs}))
+        return await self._answer(request, encode_answer({"runs": runs}))
 
     async def _overview(self, request: web.Request) -> web.Response:
-        return await self._answer(request, encoded(self._of(request).overview(step_in(request.query))))
+        return await self._answer(
+            request, encode_answer(self._run_answers(request).overview(parse_step(request.query)))
+        )
 
     async def _rollouts(self, request: web.Request) -> web.Response:
-        answers = self._of(request)
+        answers = self._run_answers(request)
         asked = request.query.get("q", "").strip()
-        searched = await self._done(answers.search(asked)) if asked else None
-        return await self._answer(request, encoded(answers.table(request.query, searched)))
+        searched = await self._in_thread(answers.search(asked)) if asked else None
+        return await self._answer(request, encode_answer(answers.table(request.query, searched)))
 
     async def _group(self, request: web.Request) -> web.Response:
-        return await self._json(request, (await self._whole(request)).group(request.match_info["group"]))
+        return await self._json(request, (await self._load_rollout_answers(request)).group(request.match_info["group"]))
 
     async def _rollout(self, request: web.Request) -> web.Response:
         answers, row = await self._row(request)
@@ -152,28 +158,52 @@ class Server:
 
     async def _tokens(self, request: web.Request) -> web.Response:
         answers, row = await self._row(request)
-        index = count_in(request.match_info, "index", 0, 2**31)
+        index = parse_count(request.match_info, "index", 0, 2**31)
         policy, record = request.query.get("policy"), request.query.get("record") or None
-        packed = await self._done(answers.tokens(row, index, policy, record=record))
+        packed = await self._in_thread(answers.tokens(row, index, policy, record=record))
         return await self._answer(request, packed, "application/octet-stream")
 
     async def _turn_tokens(self, request: web.Request) -> web.Response:
         answers, row = await self._row(request)
-        packed = await self._done(answers.turn_tokens(row, request.match_info["turn"]))
+        packed = await self._in_thread(answers.turn_tokens(row, request.match_info["turn"]))
         return await self._answer(request, packed, "application/octet-stream")
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
-        return await live(request, self._of(request).run, HEADERS)
+        """A Server-Sent Event at once, and another whenever the run has changed, until the page is gone."""
+        run = self._run_answers(request).run
+        answer = web.StreamResponse(
+            headers={
+                **HEADERS,
+                "Content-Type": "text/event-stream",
+                "Cache-Control": "no-store",
+                "X-Accel-Buffering": "no",
+            }
+        )
+        await answer.prepare(request)
+        sent = run.state.snapshot
+        await answer.write(_encode_event(sent, []))
+        while True:
+            try:
+                async with run.changed, asyncio.timeout(_HEARTBEAT_S):
+                    while run.state.snapshot == sent:
+                        await run.changed.wait()
+            except TimeoutError:
+                await answer.write(b": still here\n\n")
+                continue
+            changed = list(run.state.changed_since(sent))
+            sent = run.state.snapshot
+            await answer.write(_encode_event(sent, changed))
+            await asyncio.sleep(_EVENT_S)
 
     async def _nothing(self, request: web.Request) -> web.Response:
-        raise NoAnswer(f"nothing is asked for by {request.path[:80]}", 404)
+        raise NoAnswer(f"there is no answer at {request.path[:80]}; docs/view.md names those that there are", 404)
 
     async def _page(self, request: web.Request) -> web.Response:
-        """A file of the page; what is none is an address within it."""
+        """A file of the page; any other path is an address within the page, and gives the page itself."""
         path = request.match_info["path"]
-        held = page_files()
-        kind, content = held.get(path) or held["index.html"]
-        if path not in held and path.rpartition(".")[2] in KINDS:  # a turn's id has dots, too
+        files = page_files()
+        kind, content = files.get(path) or files["index.html"]
+        if path not in files and path.rpartition(".")[2] in KINDS:  # a turn's id has dots, too
             raise NoAnswer(f"the page has no file {path[:80]!r}", 404)
         etag = sha256(content).hexdigest()[:16]
         headers = {"ETag": f'"{etag}"', "Cache-Control": "no-cache"}
@@ -184,10 +214,15 @@ class Server:
         return answer
 
 
-def _rollout_answers(run: WatchedRun) -> "RolloutAnswers":
+def _make_rollout_answers(run: ServedRun) -> "RolloutAnswers":
     from rolltape.view.rollout_answers import RolloutAnswers
 
     return RolloutAnswers(run)
+
+
+def _encode_event(snapshot: int, changed: list[str]) -> bytes:
+    data = {"snapshot": snapshot, "rollouts": changed[:_EVENT_IDS], "more": len(changed) > _EVENT_IDS}
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
 def _plain_answer(body: bytes, kind: str = "application/json", status: int = 200) -> web.Response:
@@ -198,8 +233,8 @@ def _plain_answer(body: bytes, kind: str = "application/json", status: int = 200
 
 
 def _failure(message: str, status: int, request: web.Request) -> web.Response:
-    """What went wrong, as the page takes it; to one who opened the page itself, to be read."""
+    """An error as JSON for the page's requests, and as HTML for a person who opened an address."""
     if not request.path.startswith("/api/") and "text/html" in request.headers.get("Accept", ""):
         page = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Rolltape</title><p>{escape(message)}"
         return _plain_answer(page.encode(), "text/html", status)
-    return _plain_answer(encoded({"error": {"message": message, "where": request.path}}), status=status)
+    return _plain_answer(encode_answer({"error": {"message": message, "where": request.path}}), status=status)

@@ -1,4 +1,4 @@
-"""What a server knows of one run: its rows and what is said of the run as a whole, as the index last had them."""
+"""`RunState`: the rows, progress and problems of one run, as the server last read them from its index."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -15,35 +15,35 @@ from rolltape.view.rows import STATUS_CODE, Rows
 
 
 class TokenPlace(msgspec.Struct, frozen=True):
-    """A token of a sample."""
+    """A token of a sample in a trainer's record."""
 
     rollout: str
     sample_id: str
     token: int
-    place: str  # of the trainer's record
+    place: str  # the record's
 
 
 class TrainerFigures(msgspec.Struct, frozen=True):
-    """What a trainer exported for a step, in figures."""
+    """Figures of what a trainer exported for a step."""
 
     step: int
-    mark: str  # tells this state of the step's files from others
+    mark: str  # changes with the step's files
     figures: dict[str, float | None]
     max_mismatch_at: TokenPlace | None = None  # None: no record with a sample's id has a mismatch
 
 
 class RunState:
-    """One run, for one thread. `snapshot` grows with every change."""
+    """The state of one run, for one thread. `snapshot` grows with every change."""
 
     def __init__(self, file: IndexFile, run: RunDirectory | None) -> None:
         self._file = file
         self._run = run
-        self._known: tuple[object, int] = (None, -1)  # the file and the revision of the index that are known here
+        self._known: tuple[object, int] = (None, -1)  # identity and revision of the index that was read
         self.rows = Rows()
         self.snapshot = 0
         self.progress = Progress(0, 0, 0, 0, 0)
-        self.read_through = False  # a look at all of the tape has ended: what is not indexed came later
-        self.live = False  # a writer is at work
+        self.read_through = False  # all of the tape was read once: what is not indexed came later
+        self.live = False  # a writer is alive
         self.announced: Sequence[str] = ()  # weight versions, in their order
         self.last_activity_ns = 0
         self.trainer: dict[int, TrainerFigures] = {}
@@ -51,7 +51,7 @@ class RunState:
         self._failure: str | None = None  # why the run or its index cannot be read now
 
     def refresh(self) -> bool:
-        """Take in what is new in the index; whether anything is."""
+        """Read what is new in the index, and return whether anything is."""
         failure = None
         before = self.snapshot
         try:
@@ -61,7 +61,7 @@ class RunState:
         except (OSError, sqlite3.Error, RolltapeError) as error:
             failure = f"the index cannot be read: {error}"
             if self._run is not None and not (self._run.path / RUN_FILE).exists():
-                failure = f"{self._run.path}: the run is no longer there; what is known of it is from before"
+                failure = f"{self._run.path}: the run is no longer there; the page shows what was read before"
         if failure != self._failure:
             self._failure = failure
             self.snapshot += self.snapshot == before
@@ -69,7 +69,7 @@ class RunState:
 
     @property
     def made(self) -> object:
-        """Which index the rows are of: one that is made again has other numbers."""
+        """Identifies the index of the rows: one that is made again has other numbers."""
         return self._known[0]
 
     def _read(self, connection: sqlite3.Connection) -> None:
@@ -80,7 +80,7 @@ class RunState:
         self.snapshot += 1
         if made != known_made:  # the index was made again, and its numbers are others
             self.rows, known_revision = Rows(), -1
-        self.rows.take(connection, known_revision, self.snapshot)
+        self.rows.read(connection, known_revision, self.snapshot)
         self._known = (made, revision)
         self.progress = self._progress(connection)
         has_looked = bool(read_about(connection, "looked", 0))
@@ -93,21 +93,21 @@ class RunState:
         self._problems = tuple(map(str, source_problems(connection)))
 
     def _progress(self, connection: sqlite3.Connection) -> Progress:
-        """As the index counts it, from the rows that are at hand."""
+        """The progress, counted from the rows that were read."""
         columns, indexed = self.rows.columns, len(self.rows)
         ended = int((columns["status"] != STATUS_CODE[Status.RUNNING]).sum())
         summarized = int((columns["branches"] >= 0).sum())
         ((searchable,),) = connection.execute("SELECT count(*) FROM searchable").fetchall()
         return Progress(indexed, indexed + count_behind(connection), ended, summarized, searchable)
 
-    def take_figures(self, figures: TrainerFigures) -> None:
-        """Take note of what a trainer exported."""
+    def add_figures(self, figures: TrainerFigures) -> None:
+        """Add figures of a trainer's step, or replace them."""
         self.trainer[figures.step] = figures
         self.snapshot += 1
 
     @property
     def problems(self) -> list[str]:
-        """Everything that cannot be read, the run as a whole first."""
+        """Everything that cannot be read: the run as a whole, its files, its rollouts."""
         whole = [] if self._failure is None else [self._failure]
         return [*whole, *self._problems, *(one for several in self.rows.missing.values() for one in several)]
 
@@ -124,5 +124,5 @@ class RunState:
         return list(dict.fromkeys(self.rows.ids[row] for row in changed))
 
     def close(self) -> None:
-        """Let go of the index."""
+        """Close the index."""
         self._file.close()

@@ -1,4 +1,4 @@
-"""Pages that need no server: the page itself, its styles and its program, and the answers that it would ask for."""
+"""Write pages that need no server: each file holds the page, its styles, its program and the answers for it."""
 
 import base64
 import re
@@ -6,18 +6,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from html import escape
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
 import msgspec
 
-from rolltape.errors import ExportError, NoSuchRollout, ViewError
-from rolltape.view.answers import encoded
+from rolltape.errors import ExportError, ViewError
+from rolltape.view.answers import encode_answer
 from rolltape.view.masking import Mask
 from rolltape.view.page_files import page_files
 from rolltape.view.rollout_answers import RolloutAnswers
-from rolltape.view.watching import WatchedRun
+from rolltape.view.served_runs import ServedRun
 
 _INDEX = "index.html"
 _COMPARED = ("exact", "keep-head")  # the policies that a page has side by side
@@ -29,10 +28,10 @@ Block = tuple[str, str | bytes]  # the path that is asked for, and its answer: J
 
 
 class StaticPages:
-    """A run of which pages are written."""
+    """Writes pages of a run."""
 
     def __init__(self, location: str, *, mask: bool = True) -> None:
-        self._run = WatchedRun("run", location)
+        self._run = ServedRun("run", location)
         self._answers = RolloutAnswers(self._run)
         self._mask = Mask() if mask else None
         self._masked: set[str] = set()
@@ -41,9 +40,7 @@ class StaticPages:
         self._run.catch_up(words=False)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._run.close()
 
     @property
@@ -52,28 +49,21 @@ class StaticPages:
         return len(self._masked)
 
     def chosen(self, named: Sequence[str]) -> list[int]:
-        """The rows of the rollouts that are named by the beginning of their ids; all of them if none is."""
+        """The rows of the rollouts with these ids, or beginnings of ids; all of them if none is named."""
         rows = self._run.state.rows
         if not len(rows):
             raise ViewError(f"{self._run.location}: the run holds no rollouts yet")
         counting = {one: self._answers.row(one, None) for one in dict.fromkeys(rows.ids)}  # of several tries
         if not named:
             return [row for row in self._answers.listing().order.tolist() if counting[rows.ids[row]] == row]
-        return [counting[self._whole(one, counting)] for one in named]
-
-    def _whole(self, begun: str, ids: dict[str, int]) -> str:
-        found = [begun] if begun in ids else [one for one in ids if one.startswith(begun)]
-        if len(found) != 1:
-            how = "no rollout" if not found else f"{len(found)} rollouts"
-            raise NoSuchRollout(f"run {self._run.title}: {begun!r} begins {how}; `rolltape ls` lists their ids")
-        return found[0]
+        return [counting[self._run.index.find(one, self._run.title)] for one in named]
 
     def count(self, chosen: Sequence[int]) -> int:
         """How many pages `write` writes."""
         return len(chosen) + len({self._run.state.rows.text(row, "group") for row in chosen}) + 1
 
     def write(self, folder: Path, chosen: Sequence[int]) -> Iterator[Path]:
-        """Write a page for each rollout, for each of their groups, and for the run; gives each when it is there."""
+        """Write a page for each rollout, for each of their groups, and for the run; yields each once it is written."""
         groups: dict[str, list[int]] = {}
         for row in chosen:
             groups.setdefault(self._run.state.rows.text(row, "group") or "", []).append(row)
@@ -81,22 +71,22 @@ class StaticPages:
             folder.mkdir(parents=True, exist_ok=True)
             self._learn(chosen)
             for group, rows in groups.items():
-                # A page knows the files of its group alone: one that knew all would be as long as the run.
+                # A page links to the files of its group alone: links to all would make it as long as the run.
                 files = self._files(rows)
                 for row in rows:
                     own = self._address("rollout", self._run.state.rows.ids[row])
-                    yield self._written(folder / files[own], self._rollout_blocks(row), own, files)
+                    yield self._write_page(folder / files[own], self._rollout_blocks(row), own, files)
                 own = self._address("group", group)
-                yield self._written(folder / files[own], self._group_blocks(group, rows), own, files)
-            yield self._written(folder / _INDEX, self._run_blocks(chosen), self._base, self._files(chosen))
+                yield self._write_page(folder / files[own], self._group_blocks(group, rows), own, files)
+            yield self._write_page(folder / _INDEX, self._run_blocks(chosen), self._base, self._files(chosen))
         except OSError as error:
             raise ExportError(f"{folder}: cannot be written: {error.strerror or error}") from error
 
     def _learn(self, chosen: Sequence[int]) -> None:
-        """Find all keys before the first page is written: one may be named as such only in the last."""
+        """Find all keys before the first page is written: a key may be recognizable only in the last."""
         if self._mask is not None:
             for row in chosen:
-                self._mask.learn(self._answers.said(row)())
+                self._mask.learn(self._answers.texts(row)())
 
     @property
     def _base(self) -> str:
@@ -106,7 +96,7 @@ class StaticPages:
         return f"{self._base}/{view}/{quote(name, safe='')}"
 
     def _files(self, rows: Sequence[int]) -> dict[str, str]:
-        """Which file answers for the addresses of these rollouts and their groups."""
+        """The file for each address of these rollouts and their groups."""
         files = {self._base: _INDEX}
         for row in rows:
             rollout, group = self._run.state.rows.ids[row], self._run.state.rows.text(row, "group") or ""
@@ -130,10 +120,10 @@ class StaticPages:
         yield self._json(own, detail)
         left, right = _COMPARED
         yield self._json(f"{own}/compare?left={left}&right={right}", self._answers.compare(row, left, right)())
-        has_key = self._mask is not None and self._mask.occurs_in(self._answers.said(row)())
+        has_key = self._mask is not None and self._mask.occurs_in(self._answers.texts(row)())
         for index in range(min(len(detail["samples"]), _SAMPLES)):
             packed = self._answers.tokens(row, index, None, mask=self._mask)()
-            # Ids that nothing spells here may be spelled elsewhere.
+            # Without a text the ids stay as they are, and whoever has the tokenizer could spell a key from them.
             if _has_text(packed) or not has_key:
                 yield f"/api{self._base}/{own}/samples/{index}/tokens", packed
 
@@ -142,16 +132,16 @@ class StaticPages:
         return self._json("rollouts", {"total": len(rows), "matched": len(rows), "rows": shown, "snapshot": 0})
 
     def _about(self) -> Block:
-        """The run as a line; where it lies is nobody's business."""
+        """The run as a row, without its location."""
         headline = {**self._answers.headline(), "location": "", "live": False, "problem_list": []}
-        return "/api/runs", encoded({"runs": [self._masked_answer(headline)]}).decode()
+        return "/api/runs", encode_answer({"runs": [self._mask_answer(headline)]}).decode()
 
     def _json(self, path: str, answer: dict[str, Any]) -> Block:
-        # What cannot be read is told with the paths of files.
+        # Problems name the paths of files.
         hidden = {"location": "", "problem_list": []} if path == "overview" else {}
-        return f"/api{self._base}/{path}", encoded(self._masked_answer({**answer, **hidden})).decode()
+        return f"/api{self._base}/{path}", encode_answer(self._mask_answer({**answer, **hidden})).decode()
 
-    def _masked_answer(self, answer: dict[str, Any]) -> Any:
+    def _mask_answer(self, answer: dict[str, Any]) -> Any:
         if self._mask is None:
             return answer
         plain = self._mask.all(answer)
@@ -159,25 +149,25 @@ class StaticPages:
             _mask_excerpts(fork["first_difference"], self._mask)
         return plain
 
-    def _written(self, path: Path, blocks: Iterable[Block], start: str, files: dict[str, str]) -> Path:
+    def _write_page(self, path: Path, blocks: Iterable[Block], start: str, files: dict[str, str]) -> Path:
         if self._mask is not None:
             self._mask.masked.clear()
         answers = [self._about(), *blocks]
         masked = set() if self._mask is None else set(self._mask.masked)
         self._masked |= masked
         about = {"start": start, "files": files, "masked": len(masked), "name": self._run.title}
-        page = page_of([*answers, ("/static", msgspec.json.encode(about).decode())])
+        page = build_page([*answers, ("/static", msgspec.json.encode(about).decode())])
         path.write_text(page, encoding="utf-8")
         return path
 
 
 def _file_name(name: str) -> str:
-    """An id as part of a file's name; one that no run of ours has is spelled by its digest."""
+    """An id as part of a file's name; the digest of one that has other characters."""
     return name if re.fullmatch(r"[0-9A-Za-z_-]{1,80}", name) else sha256(name.encode("utf-8", "replace")).hexdigest()
 
 
 def _mask_excerpts(difference: dict[str, Any], mask: Mask) -> None:
-    """Take out of a fork what may be the rest of a key: an excerpt begins where two texts part."""
+    """Remove from a fork what may be the rest of a key: an excerpt begins where two texts differ."""
     texts, spelled = difference["text"], difference["token_texts"]
     if texts is not None and any(mask.holds_part(text) for text in texts):
         difference["text"] = None
@@ -191,7 +181,7 @@ def _has_text(packed: bytes) -> bool:
     return msgspec.json.decode(packed[8 : 8 + size])["text"] is not None
 
 
-def page_of(blocks: Sequence[Block]) -> str:
+def build_page(blocks: Sequence[Block]) -> str:
     """The page in one file, with answers in blocks that it finds by their paths."""
     held = page_files()
     if "app.js" not in held:
@@ -206,7 +196,7 @@ def page_of(blocks: Sequence[Block]) -> str:
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}"><style>{styles}</style>'
     body = "".join(_block(path, answer) for path, answer in blocks) + f"<script>{program}</script>"
     html = _LINKS.sub("", html)
-    # Not by `sub`: what is put in may hold backslashes.
+    # Not by `sub`: the replacement may hold backslashes.
     html = html.replace("</head>", f"{head}</head>", 1)
     at = html.rindex("</body>")
     return html[:at] + body + html[at:]

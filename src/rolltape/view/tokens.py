@@ -1,26 +1,26 @@
-"""A sample's tokens for the page: a JSON header, then columns of numbers, ready to be used as they arrive."""
+"""The tokens of a sample or of a turn for the page: a JSON header, then columns of numbers that it uses as they are."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from rolltape.records.rollout import Session
-from rolltape.records.sample import Sample, Span
+from rolltape.records.sample import Fate, LedgerEntry, Origin, Sample, Span
 from rolltape.records.token_record import TokenRecord
 from rolltape.records.turn import Ids, Turn
+from rolltape.samples import Linearized
 from rolltape.samples.spelling import Spell, spelled
+from rolltape.tree import PlacedTurn
 from rolltape.tree.placement import message_at
-from rolltape.view.answers import finite
-from rolltape.view.branch import BranchTokens
+from rolltape.view.answers import encode_answer
 from rolltape.view.masking import Mask
 from rolltape.view.rows import Array
-from rolltape.view.trainer import Exported
+from rolltape.view.trainer import ExportedSample
 
 _ALIGNED_TO = 8
 _DOT = "•".encode()
-# As the page calls them, and as a trainer's record does.
+# The page's names of a trainer's columns, and those of a token record.
 TRAINER_COLUMNS = {
     "advantage": "advantages",
     "entropy": "entropy",
@@ -33,15 +33,92 @@ TRAINER_COLUMNS = {
     "masked_low": "masked_low",
     "reference_logprob": "reference_logprobs",
 }
+
+PackedColumn = tuple[str, Array]  # its type, a key of _KINDS, and its values
 _KINDS = {"i4": np.int32, "f4": np.float32, "u1": np.uint8}
 
 
-def sample_tokens(
-    sample: Sample, session: Session, spell: Spell | None, exported: Exported | None, mask: Mask | None = None
+class TurnTokens:
+    """Aligned columns over the ids that a turn held, prompt and reply, and where each id came from."""
+
+    def __init__(self, ids: Ids) -> None:
+        self.ids = ids
+        self.trained: Array = np.zeros(len(ids), np.bool_)
+        self.sampled: Array = np.zeros(len(ids), np.bool_)
+        self.logprobs: Array = np.full(len(ids), np.nan, np.float32)
+        self.version_index: Array = np.full(len(ids), -1, np.int32)
+        self.versions: list[tuple[str, str]] = []
+        self.spans: list[Span] = []
+
+
+def read_turn(made: Linearized, turn_id: str) -> TurnTokens | None:
+    """The tokens of a turn; None: the rollout has no such turn."""
+    placed = next((one for tree in made.trees for one in tree.turns if one.turn.id == turn_id), None)
+    if placed is None:
+        return None
+    found = TurnTokens(placed.turn.tokens.to_numpy())
+    entries: dict[str, list[LedgerEntry]] = {}
+    for entry in made.ledger.entries:
+        entries.setdefault(entry.turn, []).append(entry)
+    at = 0
+    for one, stop in _path_to(placed):
+        for span in _turn_spans(one, at, stop, entries.get(one.turn.id, [])):
+            found.spans.append(span)
+            _fill(found, one, span)
+        at = max(at, stop)
+    return found
+
+
+def _path_to(placed: PlacedTurn) -> list[tuple[PlacedTurn, int]]:
+    """The turns up to this one, and how many of its ids each of them accounts for."""
+    path: list[tuple[PlacedTurn, int]] = []
+    stop = len(placed.turn.tokens)
+    at: PlacedTurn | None = placed
+    while at is not None:
+        path.append((at, min(stop, len(at.turn.tokens))))
+        stop = min(stop, at.shared_tokens)
+        at = at.parent
+    return path[::-1]
+
+
+def _turn_spans(placed: PlacedTurn, start: int, stop: int, entries: list[LedgerEntry]) -> Iterator[Span]:
+    turn = placed.turn
+    prompt = len(turn.prompt_tokens)
+    first = 0 if placed.parent is None else min(len(placed.parent.turn.messages), len(turn.prompt))
+    if start < min(prompt, stop):
+        yield Span(start, min(prompt, stop), Origin.PROMPT, turn.id, start, (first, len(turn.prompt)), None)
+    messages = (len(turn.prompt), len(turn.messages))
+    for entry in entries:
+        begin, end = max(prompt + entry.start, start), min(prompt + entry.stop, stop)
+        if begin < end:
+            yield Span(begin, end, Origin.SAMPLED, turn.id, begin - prompt, messages, entry.fate)
+
+
+def _fill(found: TurnTokens, placed: PlacedTurn, span: Span) -> None:
+    if span.origin is Origin.PROMPT:
+        return
+    turn, own = placed.turn, slice(span.turn_start, span.turn_start + span.stop - span.start)
+    found.sampled[span.start : span.stop] = True
+    found.trained[span.start : span.stop] = span.fate is Fate.TRAINED
+    if turn.logprobs is not None:
+        found.logprobs[span.start : span.stop] = turn.logprobs[own]
+    for part in turn.facts.segments:
+        begin, end = max(part.start, own.start), min(part.stop, own.stop)
+        if part.first_version is None or part.last_version is None or begin >= end:
+            continue
+        name = (part.first_version, part.last_version)
+        if name not in found.versions:
+            found.versions.append(name)
+        shift = span.start - span.turn_start
+        found.version_index[begin + shift : end + shift] = found.versions.index(name)
+
+
+def pack_sample(
+    sample: Sample, session: Session, spell: Spell | None, exported: ExportedSample | None, mask: Mask | None = None
 ) -> bytes:
-    """All columns of a sample in one answer; with a mask, tokens that spell a key are put out."""
+    """All columns of a sample in one answer; with a mask, tokens that spell a key are replaced."""
     columns = _columns(sample.ids, sample.trained_mask, sample.sampled_mask, sample.logprobs, sample.version_index)
-    joined = {} if exported is None else _joined(sample, exported.record)
+    joined = {} if exported is None else _trainer_columns(sample, exported.record)
     header = {
         "n": len(sample.ids),
         "spans": _spans(sample.spans, session),
@@ -53,24 +130,21 @@ def sample_tokens(
     return _with_text(header, columns | joined, sample.ids, session, spell, mask)
 
 
-def turn_tokens(branch: BranchTokens, session: Session, spell: Spell | None) -> bytes:
-    """The ids of a turn, prompt and reply, in the same form; they are no sample."""
-    columns = _columns(branch.ids, branch.trained, branch.sampled, branch.logprobs, branch.version_index)
+def pack_turn(turn: TurnTokens, session: Session, spell: Spell | None) -> bytes:
+    """The tokens of a turn, prompt and reply, in the same form; they are no sample."""
+    columns = _columns(turn.ids, turn.trained, turn.sampled, turn.logprobs, turn.version_index)
     header = {
-        "n": len(branch.ids),
-        "spans": _spans(branch.spans, session),
-        "versions": [list(one) for one in branch.versions],
+        "n": len(turn.ids),
+        "spans": _spans(turn.spans, session),
+        "versions": [list(one) for one in turn.versions],
         "sample": None,
         "trainer": None,
         "missing": list(TRAINER_COLUMNS),
     }
-    return _with_text(header, columns, branch.ids, session, spell, None)
+    return _with_text(header, columns, turn.ids, session, spell, None)
 
 
-Column = tuple[str, Array]
-
-
-def _columns(ids: Array, trained: Array, sampled: Array, logprobs: Array, version: Array) -> dict[str, Column]:
+def _columns(ids: Array, trained: Array, sampled: Array, logprobs: Array, version: Array) -> dict[str, PackedColumn]:
     return {
         "ids": ("i4", ids),
         "trained": ("u1", trained),
@@ -82,7 +156,7 @@ def _columns(ids: Array, trained: Array, sampled: Array, logprobs: Array, versio
 
 def _with_text(
     header: dict[str, Any],
-    columns: dict[str, Column],
+    columns: dict[str, PackedColumn],
     ids: Ids,
     session: Session,
     spell: Spell | None,
@@ -90,17 +164,17 @@ def _with_text(
 ) -> bytes:
     offsets, text = spelled(ids, spell)
     if mask is not None:
-        keys = _key_tokens(offsets, text, mask)
+        keys = _find_key_tokens(offsets, text, mask)
         kept = np.where(keys, -1, ids).astype(np.int32)
         offsets, text = spelled(kept, lambda token: _DOT if token < 0 else spell(token) if spell else b"")
         columns = {**columns, "ids": ("i4", kept)}
     columns = {**columns, "text_offsets": ("i4", offsets), "text_utf8": ("u1", text)}
     named = None if spell is None else {"offsets": "text_offsets", "utf8": "text_utf8"}
-    return packed({**header, "text": named, "session": session.id}, columns)
+    return _pack({**header, "text": named, "session": session.id}, columns)
 
 
-def _key_tokens(offsets: Array, text: Array, mask: Mask) -> Array:
-    """The tokens that take part in a key."""
+def _find_key_tokens(offsets: Array, text: Array, mask: Mask) -> Array:
+    """Which tokens spell a part of a key."""
     found: Array = np.zeros(len(offsets) - 1, np.bool_)
     for start, stop in mask.spans(text.tobytes().decode("latin-1")):  # each byte stands for a character
         found |= (offsets[:-1] < stop) & (offsets[1:] > start)
@@ -148,7 +222,7 @@ def _facts(sample: Sample) -> dict[str, Any]:
     }
 
 
-def _trainer(exported: Exported, *, joined: bool) -> dict[str, Any]:
+def _trainer(exported: ExportedSample, *, joined: bool) -> dict[str, Any]:
     record = exported.record
     return {
         "step": record.step,
@@ -159,12 +233,12 @@ def _trainer(exported: Exported, *, joined: bool) -> dict[str, Any]:
     }
 
 
-def _joined(sample: Sample, record: TokenRecord) -> dict[str, Column]:
-    """The trainer's columns, where it saw these ids; what it cut off is NaN, or not masked."""
+def _trainer_columns(sample: Sample, record: TokenRecord) -> dict[str, PackedColumn]:
+    """The trainer's columns if its record has the sample's ids; NaN, or not masked, where the record is shorter."""
     if not np.array_equal(record.ids, sample.ids[: len(record)]):
         return {}
     held = record.columns()
-    found: dict[str, Column] = {}
+    found: dict[str, PackedColumn] = {}
     for name, column in TRAINER_COLUMNS.items():
         if column in held:
             kind = "u1" if held[column].dtype == np.bool_ else "f4"
@@ -174,7 +248,7 @@ def _joined(sample: Sample, record: TokenRecord) -> dict[str, Column]:
     return found
 
 
-def packed(header: dict[str, Any], columns: dict[str, Column]) -> bytes:
+def _pack(header: dict[str, Any], columns: dict[str, PackedColumn]) -> bytes:
     """The header's length in 8 bytes, the header, and the columns, each beginning at a multiple of 8 of the whole."""
     described: list[dict[str, Any]] = []
     parts: list[bytes] = []
@@ -184,6 +258,6 @@ def packed(header: dict[str, Any], columns: dict[str, Column]) -> bytes:
         described.append({"name": name, "dtype": kind, "offset": at, "length": len(values)})
         parts += [raw, bytes(-len(raw) % _ALIGNED_TO)]
         at += len(raw) + len(parts[-1])
-    raw_header = msgspec.json.encode(finite({**header, "columns": described}))
+    raw_header = encode_answer({**header, "columns": described})
     raw_header += b" " * (-len(raw_header) % _ALIGNED_TO)
     return b"".join([len(raw_header).to_bytes(8, "little"), raw_header, *parts])

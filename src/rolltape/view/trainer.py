@@ -1,4 +1,4 @@
-"""What a trainer exported about a run: figures of its steps, and the columns of one sample."""
+"""A trainer's token records of a run: figures of its steps, and the records of one sample."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -22,8 +22,8 @@ from rolltape.view.state import TokenPlace, TrainerFigures
 _FIGURES = ("mismatch_kl", "max_mismatch_kl", "entropy", "masked", "masked_high", "masked_low")
 
 
-def trainer_news(location: Path, known: Mapping[int, str]) -> Iterator[TrainerFigures]:
-    """Figures of the steps whose files have changed since; of a step in two formats those of the first."""
+def changed_figures(location: Path, known: Mapping[int, str]) -> Iterator[TrainerFigures]:
+    """Figures of the steps whose files have changed; of a step in two formats those of the first."""
     seen: set[int] = set()
     for step in list_steps(location):
         mark = ",".join(f"{one.rank}:{one.attempt}:{file.size}" for one in step.ranks for file in one.files)
@@ -51,8 +51,8 @@ def _largest_mismatch(step: TokenStep) -> TokenPlace | None:
     return found
 
 
-class Exported(NamedTuple):
-    """What a trainer exported of a row: a sample that it trained on twice has two records."""
+class ExportedSample(NamedTuple):
+    """A trainer's record of a sample; a sample that it trained on twice has two."""
 
     record: TokenRecord
     records: list[tuple[int, str]]  # the step and place of each that has the same tokens, in their order
@@ -65,32 +65,32 @@ class TokenRecords:
         self._location = location
         self._ends: dict[tuple[str, int], set[str]] = {}  # by file and size: the turns that its samples end with
 
-    def of(self, sample: Sample, place: str | None = None) -> Exported | None:
-        """The record of a sample at a place, else the latest; None: there is none.
+    def find(self, sample: Sample, place: str | None = None) -> ExportedSample | None:
+        """The record of a sample at a place, or the latest; None: there is none.
 
         A record with other tokens than the sample is given only if there is no better.
         """
-        equal: dict[tuple[int, str], TokenRecord] = {}  # a step that was exported in two formats says it twice
+        equal: dict[tuple[int, str], TokenRecord] = {}  # a step in two formats has each record twice
         chosen: TokenRecord | None = None
         for step in list_steps(self._location):
             with contextlib.suppress(RolltapeError, OSError, ValueError, pa.ArrowException):
-                for record in self._naming(step, sample.id):
+                for record in self._records(step, sample.id):
                     is_equal = np.array_equal(record.ids, sample.ids[: len(record)])
                     if is_equal:
                         equal.setdefault((record.step, record.place), record)
                     if (is_equal or not equal) and place in (None, record.place):
                         chosen = record
-        return None if chosen is None else Exported(chosen, list(equal))
+        return None if chosen is None else ExportedSample(chosen, list(equal))
 
-    def _naming(self, step: TokenStep, sample: str) -> Iterator[TokenRecord]:
+    def _records(self, step: TokenStep, sample: str) -> Iterator[TokenRecord]:
         end = last_turn_of(sample)
         for rank in step.ranks:
-            if any(end in self._ends_in(step, path) for path in step.paths(rank.rank)):
+            if any(end in self._last_turns(step, path) for path in step.paths(rank.rank)):
                 for record in read_step(step, rank.rank):
                     if record.sample is not None and names_sample(record.sample, sample):
                         yield record
 
-    def _ends_in(self, step: TokenStep, path: Path) -> set[str]:
+    def _last_turns(self, step: TokenStep, path: Path) -> set[str]:
         key = (str(path), path.stat().st_size)
         if key not in self._ends:
             if step.file_format is Format.PARQUET:

@@ -1,4 +1,4 @@
-"""The process that keeps the indexes of served runs current, and fills them. What it finds is in the indexes."""
+"""The worker process: it keeps the indexes of served runs current, and adds summaries and words for searches."""
 
 import contextlib
 import select
@@ -13,8 +13,8 @@ from rolltape.tape.index.background import Filler
 from rolltape.tape.index.database import read_about, write_about
 from rolltape.tape.run import Run, read
 
-_LOOK_S = 0.5  # between looks at runs in which nothing happens
-_FILL_S = 0.7  # spent on filling in between looks
+_IDLE_S = 0.5  # between two looks at runs in which nothing happens
+_FILL_S = 0.7  # for summaries and words, between two looks
 
 
 class _KeptRun:
@@ -26,7 +26,7 @@ class _KeptRun:
         self._filler: Filler | None = None
 
     def advance(self, is_over: Callable[[], bool]) -> bool:
-        """Index what is new, and fill in some of what is lacking; whether that is all."""
+        """Index what is new, add some of the missing summaries, and return whether none is missing."""
         try:
             if self._run is None or self._filler is None:
                 self._run = read(self._location)
@@ -34,15 +34,15 @@ class _KeptRun:
             self._run.tape_index.advance()
             end_s = time.monotonic() + _FILL_S
             is_full = self._filler.fill(lambda: time.monotonic() > end_s or is_over())
-            self._note_failure(None)
+            self._store_failure(None)
         except (RolltapeError, OSError, sqlite3.Error) as error:
             with contextlib.suppress(RolltapeError, OSError, sqlite3.Error):
-                self._note_failure(str(error))
+                self._store_failure(str(error))
             return True
         return is_full
 
-    def _note_failure(self, failure: str | None) -> None:
-        """Have those who read the index say why it is not kept current."""
+    def _store_failure(self, failure: str | None) -> None:
+        """Store in the index why it is not kept current, for those who read it."""
         if self._run is None:
             return
         file = self._run.tape_index.file
@@ -53,14 +53,14 @@ class _KeptRun:
 
 
 def keep_current(locations: list[str], is_over: Callable[[float], bool]) -> None:
-    """Work until it is over; `is_over` waits so many seconds for that."""
+    """Keep indexes current until `is_over`, which waits up to so many seconds, returns True."""
     runs = [_KeptRun(location) for location in locations]
     is_busy = True
-    while not is_over(0 if is_busy else _LOOK_S):
+    while not is_over(0 if is_busy else _IDLE_S):
         done = [run.advance(lambda: is_over(0)) for run in runs]
         is_busy = not all(done)
 
 
 def main() -> None:
-    """The process: its arguments are the runs, and it ends when its standard input does."""
+    """The process's start: its arguments are the runs, and it ends when its standard input does."""
     keep_current(sys.argv[1:], lambda wait_s: bool(select.select([sys.stdin], [], [], wait_s)[0]))

@@ -159,7 +159,6 @@ export interface GroupAnswer {
 export interface Turn {
   id: string;
   sequence: number;
-  node: string | null;
   parent: string | null;
   started_ns: number | null;
   ended_ns: number | null;

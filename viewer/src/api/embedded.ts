@@ -17,7 +17,7 @@ for (const element of document.querySelectorAll<HTMLScriptElement>("script[data-
   if (element.dataset["path"]) blocks.set(element.dataset["path"], element);
 }
 
-// Answers that differ by these are other answers; by anything else they are not told apart in an export.
+// Answers that differ by these are other answers; an export ignores any other difference.
 const TELLS_APART = /[?&](policy|left|right|step)=/;
 
 export function embedded(path: string): Block | null {

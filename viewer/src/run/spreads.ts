@@ -1,4 +1,4 @@
-/** Rewards over time in stretches that hold enough of them to have a mean. */
+/** Rewards over time in intervals that hold enough of them to have a mean. */
 
 import type { Num, Overview, Spread } from "../api/answers";
 import { float } from "../format";
@@ -10,15 +10,15 @@ export interface Point {
 }
 
 const MOST_POINTS = 16;
-const FEWEST = 4; // rewards in a stretch
+const FEWEST = 4; // rewards in an interval
 
-type Stretch = NonNullable<Overview["by_time"]>[number];
+type Interval = NonNullable<Overview["by_time"]>[number];
 
-function joined(stretches: Stretch[]): { rollouts: number; reward: Spread | null } {
-  const told = stretches.filter((one) => one.reward !== null);
-  if (told.length === 1 && told[0]) return { rollouts: told[0].rollouts, reward: told[0].reward };
+function joined(intervals: Interval[]): { rollouts: number; reward: Spread | null } {
+  const rewarded = intervals.filter((one) => one.reward !== null);
+  if (rewarded.length === 1 && rewarded[0]) return { rollouts: rewarded[0].rollouts, reward: rewarded[0].reward };
   let n = 0, total = 0, squares = 0, min = Infinity, max = -Infinity;
-  for (const { rollouts, reward } of told) {
+  for (const { rollouts, reward } of rewarded) {
     const mean = float(reward?.mean) ?? 0, std = float(reward?.std) ?? 0;
     n += rollouts;
     total += mean * rollouts;
@@ -32,14 +32,14 @@ function joined(stretches: Stretch[]): { rollouts: number; reward: Spread | null
   return { rollouts: n, reward: { mean, std: Math.sqrt(Math.max(0, squares / n - mean * mean)), min, max, quantiles } };
 }
 
-/** Neighboring stretches joined until each has enough rewards; x in nanoseconds since the first. */
-export function overTime(stretches: Stretch[]): Point[] {
-  const began = stretches[0]?.at_ns ?? 0;
-  const all = stretches.reduce((sum, one) => sum + one.rollouts, 0);
+/** Neighboring intervals joined until each has enough rewards; x in nanoseconds since the first. */
+export function overTime(intervals: Interval[]): Point[] {
+  const began = intervals[0]?.at_ns ?? 0;
+  const all = intervals.reduce((sum, one) => sum + one.rollouts, 0);
   const enough = Math.max(FEWEST, Math.ceil(all / MOST_POINTS));
-  const parts: Stretch[][] = [];
+  const parts: Interval[][] = [];
   let held = 0;
-  for (const one of stretches) {
+  for (const one of intervals) {
     if (parts.length === 0 || held >= enough) {
       parts.push([]);
       held = 0;

@@ -1,4 +1,4 @@
-/** Characters that a reader cannot see, or that change how others are read, told apart from plain text. */
+/** Characters that a reader cannot see, or that change how others are read, kept apart from plain text. */
 
 export interface Run {
   text: string;

@@ -1,4 +1,4 @@
-/** Tokens set in lines of equal height, so that any stretch of them can be drawn by itself. */
+/** Tokens set in lines of equal height, so that any range of them can be drawn by itself. */
 
 import { runsOf } from "../text/visible";
 import type { Span, TokenSheet } from "./decode";

@@ -58,7 +58,7 @@ class TokenPrinter:
         self._print(rollout, sample, self._measured(sample))
 
     def _measured(self, sample: Sample) -> MeasuredTokens:
-        found = None if self._records is None else self._records.of(sample)
+        found = None if self._records is None else self._records.find(sample)
         return measure_tokens(sample, self._by, None if found is None else found.record)
 
     def _print_title(self, sample: Sample, made: Linearized) -> None:

@@ -1,4 +1,4 @@
-"""The runs that a server answers for: their states, read from indexes that a worker process keeps current."""
+"""`ServedRuns`: the runs of a server, their states, and the worker process that keeps their indexes current."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # what reads shards takes longer to import than the first pag
 _POLL_S = 0.3
 _TRAINER_S = 5.0
 _RESTART_S = 2.0
-_LET_GO_S = 2.0
+_END_S = 2.0
 _FIRST_PAGE_S = 0.7
 # It gives way to others from the start: what it imports takes as long as the first page.
 _WORKER = "import os; os.nice(5); from rolltape.view.worker import main; main()"
@@ -29,7 +29,7 @@ _WORKER = "import os; os.nice(5); from rolltape.view.worker import main; main()"
 log = logging.getLogger("rolltape.view")
 
 
-class WatchedRun:
+class ServedRun:
     """One run that is served."""
 
     def __init__(self, name: str, location: str) -> None:
@@ -59,18 +59,18 @@ class WatchedRun:
 
     @cached_property
     def records(self) -> "TokenRecords | None":
-        """What a trainer exported; None: the run is not on this machine."""
+        """The trainer's token records; None: the run is not on this machine."""
         from rolltape.view.trainer import TokenRecords
 
         return None if self._path is None else TokenRecords(self._path)
 
     def figures(self) -> list[TrainerFigures]:
-        """What a trainer has exported since the figures that are known. For a thread."""
+        """Figures of the trainer's steps that have changed. For a thread."""
         if self._path is None or next(self._path.glob("token*/step_*"), None) is None:
             return []
-        from rolltape.view.trainer import trainer_news
+        from rolltape.view.trainer import changed_figures
 
-        return list(trainer_news(self._path, {step: one.mark for step, one in self.state.trainer.items()}))
+        return list(changed_figures(self._path, {step: one.mark for step, one in self.state.trainer.items()}))
 
     def catch_up(self, *, words: bool) -> None:
         """Index all that is on the tape now and summarize it, make it searchable too if asked for, in this process."""
@@ -88,16 +88,16 @@ class WatchedRun:
         self.search_file.close()
 
 
-class Watcher:
-    """All runs that are served. Everything here happens in the event loop, but for reading files."""
+class ServedRuns:
+    """All runs that are served. Everything but reading files happens in the event loop."""
 
     def __init__(self, locations: Sequence[str]) -> None:
-        self.runs = {run.name: run for run in _named(locations)}
+        self.runs = {run.name: run for run in _name_runs(locations)}
         self._tasks: list[asyncio.Task[None]] = []
         self.threads = ThreadPoolExecutor(2, "rolltape-view")
 
     async def start(self) -> None:
-        self._tasks = [asyncio.create_task(one) for one in (self._keep_worker(), self._poll(), self._ask_trainer())]
+        self._tasks = [asyncio.create_task(one) for one in (self._keep_worker(), self._poll(), self._poll_trainer())]
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -123,18 +123,18 @@ class Watcher:
                 await worker.wait()
                 log.warning("the process that reads the runs has ended with %s; it is started again", worker.returncode)
             finally:
-                await _ended(worker)
+                await _end(worker)
             await asyncio.sleep(_RESTART_S)
 
     async def _poll(self) -> None:
-        """Take in what is new in the indexes, and wake those who wait for it."""
+        """Read what is new in the indexes, and wake those who wait for it."""
         while True:
             for run in self.runs.values():
                 if run.state.refresh():
                     await _notify(run)
             await asyncio.sleep(_POLL_S)
 
-    async def _ask_trainer(self) -> None:
+    async def _poll_trainer(self) -> None:
         while True:
             for run in self.runs.values():
                 try:
@@ -143,32 +143,32 @@ class Watcher:
                     log.exception("what a trainer exported to %s cannot be read", run.location)
                     continue
                 for one in figures:
-                    run.state.take_figures(one)
+                    run.state.add_figures(one)
                 if figures:
                     await _notify(run)
             await asyncio.sleep(_TRAINER_S)
 
 
-async def _notify(run: WatchedRun) -> None:
+async def _notify(run: ServedRun) -> None:
     async with run.changed:
         run.changed.notify_all()
 
 
-async def _ended(worker: asyncio.subprocess.Process) -> None:
-    """Let a worker go."""
+async def _end(worker: asyncio.subprocess.Process) -> None:
+    """End a worker: it ends itself when its input closes."""
     assert worker.stdin is not None
     worker.stdin.close()
     try:
-        async with asyncio.timeout(_LET_GO_S):
+        async with asyncio.timeout(_END_S):
             await worker.wait()
     except TimeoutError:
         worker.kill()
         await worker.wait()
 
 
-def _named(locations: Sequence[str]) -> list[WatchedRun]:
-    """The runs with short names that addresses use: of their own names what an address can hold, and a number."""
-    runs: dict[str, WatchedRun] = {}
+def _name_runs(locations: Sequence[str]) -> list[ServedRun]:
+    """The runs with short names for addresses: the letters and digits of their own names, and a number if needed."""
+    runs: dict[str, ServedRun] = {}
     for location in locations:
         title = str(find_run(location).about["name"])
         plain = "".join(one if one.isascii() and one.isalnum() else "-" for one in title).strip("-")[:40] or "run"
@@ -176,5 +176,5 @@ def _named(locations: Sequence[str]) -> list[WatchedRun]:
         while name in runs or name == "api":
             number += 1
             name = f"{plain}-{number}"
-        runs[name] = WatchedRun(name, location)
+        runs[name] = ServedRun(name, location)
     return list(runs.values())

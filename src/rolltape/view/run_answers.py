@@ -1,4 +1,4 @@
-"""The answers for one run: its figures, its table, and what a search finds."""
+"""`RunAnswers`: the answers about one run as a whole: its overview, its table, and what a search finds."""
 
 import threading
 from collections.abc import Callable
@@ -11,25 +11,25 @@ from rolltape.records.rollout import Status
 from rolltape.tape.index.database import read_about
 from rolltape.tape.index.search import find, search_terms
 from rolltape.view.listing import Listing, Query
-from rolltape.view.overview import headline_of, overview_of
+from rolltape.view.overview import build_headline, build_overview
 from rolltape.view.rows import STATUS_CODE, Array
-from rolltape.view.watching import WatchedRun
+from rolltape.view.served_runs import ServedRun
 
 Work = Callable[[], Any]
 
 
 class Searched(NamedTuple):
-    """What a search found, and where."""
+    """The result of a search."""
 
-    made: object  # the index that was searched
-    searchable: int  # rollouts in it that were searched
-    numbers: Array  # of the rollouts in which all that is asked for occurs
+    made: object  # identifies the index that was searched
+    searchable: int  # rollouts that were searched
+    numbers: Array  # of the rollouts that contain all words
 
 
 class RunAnswers:
-    """What can be asked of a run."""
+    """Answers about a run."""
 
-    def __init__(self, run: WatchedRun) -> None:
+    def __init__(self, run: ServedRun) -> None:
         self.run = run
         self._listing: Listing | None = None
         self._overviews: dict[int | None, dict[str, Any]] = {}
@@ -45,19 +45,19 @@ class RunAnswers:
 
     def headline(self) -> dict[str, Any]:
         about = {"r": self.run.name, "name": self.run.title, "location": self.run.location}
-        return {**about, **headline_of(self.listing())}
+        return {**about, **build_headline(self.listing())}
 
     def overview(self, step: int | None) -> dict[str, Any]:
         listing = self.listing()
         if step not in self._overviews:
             about = {"name": self.run.title, "location": self.run.location, "live": self.run.state.live}
-            self._overviews = {step: {**about, **overview_of(listing, step)}}
+            self._overviews = {step: {**about, **build_overview(listing, step)}}
         return self._overviews[step]
 
     def search(self, asked: str) -> Work:
-        """Looks a text up in the index."""
+        """Search the index for words."""
         if not search_terms(asked):
-            raise NoAnswer(f"q is {asked[:40]!r}; give at least one word")
+            raise NoAnswer(f"q is {asked[:40]!r}, without a word; give at least one word")
 
         def work() -> Searched:
             with self._search_lock, self.run.search_file.reading() as connection:
@@ -81,9 +81,9 @@ class RunAnswers:
         if try_index:
             if not (try_index.isascii() and try_index.isdecimal() and len(try_index) < 10):
                 raise NoAnswer(f"try is {try_index[:40]!r}; give a whole number")
-            row = rows.row_of(rollout, int(try_index))
+            row = rows.tries(rollout).get(int(try_index))
         else:
-            row = self.counted(self.tries(rollout))
+            row = self.counted(rows.tries(rollout))
         if row is None:
             which = f" with a try {try_index}" if try_index else ""
             raise NoAnswer(f"run {self.run.title} holds no rollout {rollout[:64]!r}{which}", 404)
@@ -94,18 +94,3 @@ class RunAnswers:
         finished = STATUS_CODE[Status.FINISHED]
         statuses = self.listing().statuses
         return max(tries.items(), key=lambda one: (statuses[one[1]] == finished, one[0]), default=(0, None))[1]
-
-    def tries(self, rollout: str) -> dict[int, int]:
-        """The rows of a rollout's tries."""
-        rows = self.run.state.rows
-        found_rows: dict[int, int] = {}
-        misses = 0
-        # Tries are counted from 0; one may be missing that was lost.
-        index = 0
-        while misses < 8:
-            row = rows.row_of(rollout, index)
-            misses = misses + 1 if row is None else 0
-            if row is not None:
-                found_rows[index] = row
-            index += 1
-        return found_rows
