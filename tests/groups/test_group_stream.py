@@ -11,8 +11,8 @@ import pytest
 import rolltape
 from group_streams import begin, collected, collects, record, stream, tasks
 from rolltape.errors import GroupsError, PolicyError
-from rolltape.groups.consumer import consumer_of
-from rolltape.groups.gathering import Gathering
+from rolltape.groups.consumer import find_consumer
+from rolltape.groups.pending import PendingGroups
 from rolltape.records.policy import Advantage, Credit
 from rolltape.records.rollout import Event
 from rolltape.tape.recording.tape import Tape
@@ -154,7 +154,7 @@ def test_a_group_that_is_sealed_before_it_is_given_is_read_from_its_shard(tape: 
     collects(tape, 2)
     with rolltape.open(tape.directory.path) as other:
         record(other, "a", 1.0, 0.0)
-    consumer_of(tape, "trainer").look()
+    find_consumer(tape, "trainer").refresh()
     report = rolltape.seal(tape.directory.path)
     assert len(report.removed) == 1
     (group,) = stream(tape)
@@ -257,13 +257,13 @@ def test_groups_of_weights_too_far_behind_are_skipped(tape: Tape) -> None:
     for version in ("1", "2", "3"):
         tape.announce_version(version)
         record(tape, f"by-{version}", 1.0, version=version)
-    assert consumer_of(tape, "other").index.versions() == ()
+    assert find_consumer(tape, "other").index.versions() == ()
     waiting = stream(tape, max_staleness=1)
     assert tasks(list(waiting)) == ["by-2", "by-3"]
     assert [skipped.reason for skipped in waiting.skipped] == [
         "stale: sampled by weights 1, the newest are 3, max_staleness is 1"
     ]
-    assert consumer_of(tape, "trainer").index.versions() == tape.run().versions() == ("1", "2", "3")
+    assert find_consumer(tape, "trainer").index.versions() == tape.run().versions() == ("1", "2", "3")
 
 
 def test_versions_that_nobody_announced_are_ordered_as_a_reader_of_the_run_has_them(tape: Tape) -> None:
@@ -272,7 +272,7 @@ def test_versions_that_nobody_announced_are_ordered_as_a_reader_of_the_run_has_t
         record(tape, f"by-{version}", 1.0, version=version)
     tape.announce_version("c")
     assert len(list(stream(tape))) == 2
-    assert consumer_of(tape, "trainer").index.versions() == tape.run().versions() == ("b", "a", "c")
+    assert find_consumer(tape, "trainer").index.versions() == tape.run().versions() == ("b", "a", "c")
 
 
 def test_after_a_restart_versions_of_groups_that_are_done_still_count(tape: Tape) -> None:
@@ -339,19 +339,19 @@ def test_a_limit_ends_the_stream_and_the_next_one_goes_on(tape: Tape) -> None:
 
 def test_a_look_reads_only_what_is_new(tape: Tape, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[tuple[int, int]] = []
-    add = Gathering.add
+    add = PendingGroups.add
 
-    def counted(self: Gathering, rows: Iterable[RolloutRow], events: Iterable[Event]) -> None:
+    def counted(self: PendingGroups, rows: Iterable[RolloutRow], events: Iterable[Event]) -> None:
         read.append((len(list(rows)), len(list(events))))
         add(self, rows, events)
 
-    monkeypatch.setattr(Gathering, "add", counted)
+    monkeypatch.setattr(PendingGroups, "add", counted)
     collects(tape, 50)
     record(tape, "a", *[1.0] * 49)
-    consumer = consumer_of(tape, "trainer")
-    consumer.look()
+    consumer = find_consumer(tape, "trainer")
+    consumer.refresh()
     assert read == [(49, 1)]
-    consumer.look()
+    consumer.refresh()
     begin(tape, "a", 49).finish(reward=1.0)
-    consumer.look()
+    consumer.refresh()
     assert read[1:] == [(0, 0), (1, 0)]

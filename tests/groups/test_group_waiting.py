@@ -118,7 +118,7 @@ async def test_a_resumed_collector_says_so_on_the_tape(tmp_path: Path) -> None:
 def test_a_stream_that_waits_long_says_for_what(
     tape: Tape, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rolltape.groups.wait_timer.FIRST_WARNING_S", 0.01)
+    monkeypatch.setattr("rolltape.groups.waiting.FIRST_WARNING_S", 0.01)
     assert list(tape.groups(step=7, idle_s=1.0, poll_s=0.001)) == []
     assert "no further group of step 7 has begun" in caplog.text
     collects(tape, 2)
@@ -138,7 +138,7 @@ def test_a_stream_of_which_every_group_was_skipped_says_why(tape: Tape, caplog: 
 def test_a_collector_without_room_says_what_it_waits_for_and_whether_anybody_takes_groups(
     tape: Tape, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rolltape.groups.wait_timer.FIRST_WARNING_S", 0.0)
+    monkeypatch.setattr("rolltape.groups.waiting.FIRST_WARNING_S", 0.0)
     collects(tape, 1)
     record(tape, "a", 1.0)
     training = tape.groups()

@@ -1,4 +1,4 @@
-"""Whole groups for a trainer as they complete, each once, and room for collection to go on.
+"""Complete groups for a trainer, each given once, and a limit to how far collection runs ahead.
 
 `tape.groups(…)` gives a stream of them.
 """

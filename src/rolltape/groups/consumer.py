@@ -1,45 +1,155 @@
-"""A consumer of a run's groups: what it was given, is done with or skipped, as the tape has it and as it goes on."""
+"""`Consumer`: a named taker of a run's groups, and the claim that keeps its name to one process."""
 
+import contextlib
+import fcntl
 import os
+import re
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 
-from rolltape.groups.claim import Claim
-from rolltape.groups.gathering import GROUP_EVENTS, Gathered, Gathering
+from rolltape.errors import GroupsError, TapeWriteError
+from rolltape.groups.pending import GROUP_EVENTS, PendingGroup, PendingGroups
 from rolltape.records.group import GroupState
 from rolltape.records.rollout import Event, EventKind, Rollout
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.run import RolloutRow
+from rolltape.tape.rundir import RunDirectory
+
+_MOMENT_S = 0.05
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+_claims: "weakref.WeakSet[ConsumerClaim]" = weakref.WeakSet()
+
+
+class ConsumerClaim:
+    """The claim to a consumer's name: one process of a machine at a time takes groups under it.
+
+    It is a lock on a file in the run's folder, held from the first `take` to the last `release`. A forked child does
+    not inherit it: otherwise it would outlive its holder.
+    """
+
+    def __init__(self, directory: RunDirectory, consumer: str) -> None:
+        if not isinstance(consumer, str) or not _NAME.fullmatch(consumer):
+            raise GroupsError(f"consumer {consumer!r}: give a name of letters, digits, dots and dashes")
+        self._run = directory.name
+        self._consumer = consumer
+        self._path = directory.path / "consumers" / f"{consumer}.lock"
+        self._lock = threading.Lock()
+        self._takers = 0
+        self._descriptor = -1
+        self._pid = os.getpid()
+        _claims.add(self)
+
+    def check(self) -> None:
+        """Raise GroupsError in a forked child: the name belongs to its parent."""
+        if self._pid != os.getpid():
+            raise GroupsError(
+                f"run {self._run}: process {self._pid} takes groups as consumer {self._consumer!r}, this is its child "
+                f"{os.getpid()}; let one process take them and hand them on, or take another name here"
+            )
+
+    def after_fork(self) -> None:
+        """In a forked child: close the parent's lock, which stays locked there."""
+        self._lock = threading.Lock()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def is_taken(self) -> bool:
+        """Whether some process has claimed the name now."""
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            return not _try_lock(descriptor, fcntl.LOCK_SH)
+        finally:
+            os.close(descriptor)
+
+    def take(self) -> None:
+        """Claim the name; GroupsError if another process has it."""
+        with self._lock:
+            if not self._takers:
+                self._descriptor = self._lock_file()
+            self._takers += 1
+
+    def release(self) -> None:
+        """Release the name, unless another stream of this process has it."""
+        with self._lock:
+            self._takers -= 1
+            if not self._takers and self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def _lock_file(self) -> int:
+        try:
+            self._path.parent.mkdir(exist_ok=True)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise TapeWriteError(f"{self._path}: cannot be written: {error}") from error
+        if not _try_lock(descriptor, fcntl.LOCK_EX):
+            time.sleep(_MOMENT_S)  # `is_taken` of another process holds it for a moment
+            if not _try_lock(descriptor, fcntl.LOCK_EX):
+                holder = os.pread(descriptor, 20, 0).decode(errors="replace")
+                os.close(descriptor)
+                raise GroupsError(self._describe_holder(holder))
+        with contextlib.suppress(OSError):  # a full disk: the name is claimed all the same
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        return descriptor
+
+    def _describe_holder(self, holder: str) -> str:
+        if holder == str(os.getpid()):
+            who, what = "a stream of this process, on another opening of the tape, takes", "close() it"
+        else:
+            who, what = f"another process ({holder or 'not known'}) takes", "end it"
+        return (
+            f"run {self._run}: {who} groups as consumer {self._consumer!r} now; {what}, take another name, or let one "
+            "process take them and hand them on"
+        )
+
+
+def _try_lock(descriptor: int, kind: int) -> bool:
+    """Lock an open file, and return whether that was possible."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class Consumer:
-    """Where one consumer stands. Threads may share it: all streams and rooms of a tape that name it do."""
+    """One consumer of a run's groups: which it was given, is done with, or skipped.
+
+    Threads may share it. All streams and limits of a tape with the same consumer name do.
+    """
 
     def __init__(self, tape: Tape, name: str) -> None:
         self.name = name
-        self.claim = Claim(tape.directory, name)
+        self.claim = ConsumerClaim(tape.directory, name)
         self.lock = threading.RLock()
         self.index = tape.run().tape_index
-        self.gathering = Gathering(self._heard, lambda writer: writer in self.index.writers())
+        self.pending = PendingGroups(self._add_group_event, lambda writer: writer in self.index.writers())
         self._revision = -1  # of the index, up to which it was read
-        self.held: set[str] = set()  # given here, and neither done nor given back
+        self.held: set[str] = set()  # given in this process, and neither done nor given back
         self._writer = tape.writer
-        self._given_before: set[str] = set()  # to an earlier process, which has not said that it was done with it
+        self._given_before: set[str] = set()  # to an earlier process that did not mark it as done
 
-    def look(self) -> bool:
-        """Take in what is new on the run; whether anything was."""
+    def refresh(self) -> bool:
+        """Read what is new in the run's index, and return whether anything was."""
         with self.lock:
             self.index.advance()
             with self.index.moment():
                 rows = self.index.rows(since_revision=self._revision)
                 events = self.index.events(*GROUP_EVENTS, since_revision=self._revision)
                 self._revision = self.index.revision()
-            self.gathering.add(rows, events)
+            self.pending.add(rows, events)
             return bool(rows or events)
 
-    def say(self, tape: Tape, group: Gathered, state: GroupState, reason: str | None = None) -> None:
-        """Write down what becomes of a group."""
+    def record(self, tape: Tape, group: PendingGroup, state: GroupState, reason: str | None = None) -> None:
+        """Record on the tape what becomes of a group."""
         self.claim.check()
         data = {"group": group.id, "step": group.step, "consumer": self.name, "state": state.value}
         tape.append_run_event(EventKind.GROUP, data if reason is None else {**data, "reason": reason})
@@ -50,24 +160,24 @@ class Consumer:
                 self._settle(group.id)
 
     def was_given_before(self, group: str) -> bool:
-        """Whether an earlier process was given it, and has not said that it was done with it."""
+        """Whether an earlier process was given the group, and did not mark it as done."""
         return group in self._given_before
 
-    def rollouts(self, rows: Sequence[RolloutRow]) -> list[Rollout]:
-        """Rollouts that have ended, with their turns."""
+    def load(self, rows: Sequence[RolloutRow]) -> list[Rollout]:
+        """Load rollouts that have ended, with their turns."""
         return [self.index.load(row.key) for row in rows]
 
-    def _heard(self, event: Event) -> None:
+    def _add_group_event(self, event: Event) -> None:
         if event.data.get("consumer") != self.name:
             return
         group, state = event.data["group"], event.data["state"]
         if state in (GroupState.DONE, GroupState.SKIPPED):
             self._settle(group)
-        elif event.writer != self._writer and group not in self.gathering.settled:
+        elif event.writer != self._writer and group not in self.pending.settled:
             self._given_before.add(group)
 
     def _settle(self, group: str) -> None:
-        self.gathering.settle(group)
+        self.pending.settle(group)
         self.held.discard(group)
         self._given_before.discard(group)
 
@@ -75,12 +185,12 @@ class Consumer:
 _Consumers = weakref.WeakKeyDictionary[Tape, dict[str, Consumer]]
 _consumers: _Consumers = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
-# What was opened before a fork must not be carried across it, not even to close it: a child keeps it unused.
+# What was opened before a fork must not be used, and not even be closed, after it: a child keeps it unused.
 _parents: list[_Consumers] = []
 
 
-def consumer_of(tape: Tape, name: str) -> Consumer:
-    """The consumer of that name: one for each tape, so that what one stream has read the next need not read again."""
+def find_consumer(tape: Tape, name: str) -> Consumer:
+    """The consumer of that name, one per tape: what one stream has read the next one need not read again."""
     with _lock:
         consumers = _consumers.setdefault(tape, {})
         if name not in consumers:
@@ -92,6 +202,8 @@ def _after_fork() -> None:
     global _consumers, _lock
     _parents.append(_consumers)
     _consumers, _lock = weakref.WeakKeyDictionary(), threading.Lock()
+    for claim in list(_claims):
+        claim.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

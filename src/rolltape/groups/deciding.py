@@ -1,4 +1,4 @@
-"""What is to be done with a group as it stands: give it, with which rollouts; skip it, and why; or wait."""
+"""Decide about a pending group: give it, and with which rollouts; skip it, and why; or wait."""
 
 import time
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from rolltape.errors import GroupsError
-from rolltape.groups.gathering import Gathered, Gathering, is_finished, is_rewarded
+from rolltape.groups.pending import PendingGroup, PendingGroups, is_finished, is_rewarded
 from rolltape.records.group import Late
 from rolltape.records.policy import Advantage, Credit, CutPolicy
 from rolltape.records.rollout import Status
@@ -17,17 +17,28 @@ from rolltape.tape.run import RolloutRow
 
 
 class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trainer wants."""
+    """Which groups a trainer asks for. `groups` explains the fields."""
 
-    step: int | None  # None: all
-    source: str | None  # None: all
+    step: int | None = None  # None: all
+    source: str | None = None  # None: all
     policy: CutPolicy
     credit: Credit
-    max_staleness: int | None  # None: any
-    complete: bool
-    group_size: int | None  # None: as the collection has it
-    straggler_s: float | None  # None: attempts are waited for until the collection ends
-    late: Late
+    max_staleness: int | None = None  # None: any
+    complete: bool = True
+    consumer: str = "trainer"
+    group_size: int | None = None  # None: as the collection has it
+    straggler_s: float | None = 600.0  # None: attempts are waited for until the collection ends
+    late: Late = Late.GIVE
+    limit: int | None = None  # None: any number of groups
+    idle_s: float | None = None  # None: any time
+    resume_s: float | None = 60.0  # None: any time
+    poll_s: float = 0.2
+
+    def __post_init__(self) -> None:
+        for name, least in (("group_size", 1), ("max_staleness", 0), ("limit", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise GroupsError(f"{name} is {value}; give {least} or more")
 
     @property
     def needs_rewards(self) -> bool:
@@ -42,15 +53,17 @@ class Give(NamedTuple):
 
 
 class Skip(NamedTuple):
+    """Why a group is not given."""
+
     reason: str
 
 
-def decided(group: Gathered, gathering: Gathering, wanted: GroupRequest) -> Give | Skip | None:
-    """What is to be done with a group now; None: wait."""
+def decide(group: PendingGroup, pending: PendingGroups, request: GroupRequest) -> Give | Skip | None:
+    """What to do with a group now; None: wait."""
     attempts = group.attempts()
-    ended = [one for one in attempts if is_finished(one) and (is_rewarded(one) or not wanted.needs_rewards)]
-    size = gathering.collectors.size_of(group.part) if wanted.group_size is None else wanted.group_size
-    if not wanted.complete:
+    ended = [one for one in attempts if is_finished(one) and (is_rewarded(one) or not request.needs_rewards)]
+    size = pending.collections.group_size(group.collection) if request.group_size is None else request.group_size
+    if not request.complete:
         return Give(ended, max((size or 0) - len(ended), 0)) if ended else None
     if size is None:
         raise GroupsError(
@@ -59,27 +72,27 @@ def decided(group: Gathered, gathering: Gathering, wanted: GroupRequest) -> Give
         )
     if len(ended) >= size:
         return Give(ended, 0)
-    if not _is_time_over(group, attempts, gathering, wanted.straggler_s):
+    if not _is_time_over(group, attempts, pending, request.straggler_s):
         return None
-    if ended and wanted.late is Late.GIVE:
+    if ended and request.late is Late.GIVE:
         return Give(ended, size - len(ended))
-    return Skip(f"late: {len(ended)} of {size} attempts had finished{' with a reward' * wanted.needs_rewards}")
+    return Skip(f"late: {len(ended)} of {size} attempts had finished{' with a reward' * request.needs_rewards}")
 
 
 def _is_time_over(
-    group: Gathered, attempts: Sequence[RolloutRow], gathering: Gathering, straggler_s: float | None
+    group: PendingGroup, attempts: Sequence[RolloutRow], pending: PendingGroups, straggler_s: float | None
 ) -> bool:
     """Whether attempts that have not ended are waited for no longer."""
-    is_late = straggler_s is not None and time.monotonic() - group.last_sign_s > straggler_s
+    is_late = straggler_s is not None and time.monotonic() - group.last_change_s > straggler_s
     if any(one.outcome.status is Status.RUNNING for one in attempts):
-        # While none has finished those that run are no stragglers. And somebody else may run one, beside a
-        # collection that was resumed and has ended.
+        # While none has finished, those that run are no stragglers. And somebody else may run one beside a collection
+        # that was resumed and has ended.
         return is_late and any(map(is_finished, attempts))
-    return is_late or gathering.collectors.is_over(group.part)
+    return is_late or pending.collections.is_over(group.collection)
 
 
-def too_old(samples: Sequence[Sample], versions: Sequence[str], limit: int) -> str | None:
-    """Why samples are too old: a trained token is of weights more than `limit` versions behind the newest."""
+def explain_staleness(samples: Sequence[Sample], versions: Sequence[str], limit: int) -> str | None:
+    """Why samples are stale: a trained token is of weights more than `limit` versions behind the newest; else None."""
     staleness = Staleness(versions)
     for sample in samples:
         used = set(sample.version_index[sample.trained_mask].tolist())

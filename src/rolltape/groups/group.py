@@ -1,10 +1,9 @@
-"""A group as a trainer gets it."""
+"""`Group`: the rollouts and samples of one task at one step, as a trainer is given them."""
 
-from types import TracebackType
 from typing import Self
 
 from rolltape.groups.consumer import Consumer
-from rolltape.groups.gathering import Gathered
+from rolltape.groups.pending import PendingGroup
 from rolltape.records.group import GroupState
 from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Sample
@@ -28,24 +27,24 @@ class Group:
         self,
         tape: Tape,
         consumer: Consumer,
-        gathered: Gathered,
+        pending: PendingGroup,
         rollouts: tuple[Rollout, ...],
         samples: tuple[Sample, ...],
         *,
         missing: int,
         again: bool,
     ) -> None:
-        self.id = gathered.id
-        self.step = gathered.step
-        self.source = gathered.source
-        self.task_id = gathered.task_id
+        self.id = pending.id
+        self.step = pending.step
+        self.source = pending.source
+        self.task_id = pending.task_id
         self.rollouts = rollouts  # those that finished, by attempt; one with nothing to train has no sample
         self.samples = samples
         self.missing = missing  # attempts that it is given without, since its time was over
-        self.again = again  # an earlier process was given it, and has not said that it was done with it
+        self.again = again  # an earlier process was given it, and did not mark it as done
         self._tape = tape
         self._consumer = consumer
-        self._gathered = gathered
+        self._pending = pending
 
     @property
     def rewards(self) -> list[float | None]:
@@ -53,9 +52,9 @@ class Group:
         return [rollout.reward for rollout in self.rollouts]
 
     def done(self) -> None:
-        """Say that it was trained on: it is not given again, and makes room for another. Twice is fine."""
+        """Mark it as trained: it is not given again, and another may begin. Twice is fine."""
         if self.id in self._consumer.held:
-            self._consumer.say(self._tape, self._gathered, GroupState.DONE)
+            self._consumer.record(self._tape, self._pending, GroupState.DONE)
 
     def give_back(self) -> None:
         """Have it given again, by this stream or the next."""
@@ -65,9 +64,7 @@ class Group:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if error is None:
             self.done()
         else:

@@ -1,4 +1,4 @@
-"""Holds collection back when it runs too far ahead of a trainer."""
+"""`RunAheadLimit`: holds collection back when it runs too far ahead of a trainer."""
 
 import asyncio
 import logging
@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 
 from rolltape.errors import GroupsError
-from rolltape.groups.consumer import consumer_of
-from rolltape.groups.gathering import Gathered
-from rolltape.groups.wait_timer import WaitTimer
+from rolltape.groups.consumer import find_consumer
+from rolltape.groups.pending import PendingGroup
+from rolltape.groups.waiting import WaitTimer
 from rolltape.tape.recording.tape import Tape
 
 log = logging.getLogger("rolltape.groups")
@@ -40,7 +40,7 @@ class RunAheadLimit:
         for name, value, least in (("max_groups", max_groups, 1), ("max_steps", max_steps, 0)):
             if value is not None and value < least:
                 raise GroupsError(f"{name} is {value}; give {least} or more")
-        self._consumer = consumer_of(tape, consumer)
+        self._consumer = find_consumer(tape, consumer)
         self._max_groups = max_groups
         self._max_steps = max_steps
         self._poll_s = poll_s
@@ -49,8 +49,8 @@ class RunAheadLimit:
     def is_free(self, step: int, source: str | None = None) -> bool:
         """Whether another group of this step may begin now. With a source of tasks only groups of that one count."""
         with self._consumer.lock:
-            self._consumer.look()
-            waiting = self._consumer.gathering.unsettled(source=source)
+            self._consumer.refresh()
+            waiting = self._consumer.pending.select(source=source)
         if self._allows(step, [group.step for group in waiting]):
             self._timer.begin()
             return True
@@ -58,7 +58,7 @@ class RunAheadLimit:
             self._log_why(waiting)
         return False
 
-    def _log_why(self, waiting: Sequence[Gathered]) -> None:
+    def _log_why(self, waiting: Sequence[PendingGroup]) -> None:
         is_taken = self._consumer.claim.is_taken()
         if is_taken and self._timer.waited_s < _LONG_S:
             return

@@ -6,14 +6,14 @@ import time
 import weakref
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple, Self, TypedDict
+from typing import Any, NamedTuple, Self, TypedDict, Unpack
 
 from rolltape.errors import GroupsError
-from rolltape.groups.consumer import Consumer, consumer_of
-from rolltape.groups.deciding import Give, GroupRequest, Skip, decided, too_old
-from rolltape.groups.gathering import Gathered
+from rolltape.groups.consumer import find_consumer
+from rolltape.groups.deciding import Give, GroupRequest, Skip, decide, explain_staleness
 from rolltape.groups.group import Group
-from rolltape.groups.waiting import Waiting
+from rolltape.groups.pending import PendingGroup
+from rolltape.groups.waiting import StreamWait
 from rolltape.records.group import GroupState, Late
 from rolltape.records.policy import Credit, CutPolicy, cut_and_credit
 from rolltape.samples import samples_of_group
@@ -23,7 +23,7 @@ log = logging.getLogger("rolltape.groups")
 
 
 class Skipped(NamedTuple):
-    """A group that was not given, and will not be."""
+    """A group that is not given, and why."""
 
     group: str
     step: int
@@ -31,7 +31,7 @@ class Skipped(NamedTuple):
 
 
 class GroupOptions(TypedDict, total=False):
-    """What `groups` may be told, for those who hand it on."""
+    """The options of `groups`; GroupRequest has their defaults."""
 
     step: int | None
     source: str | None
@@ -49,27 +49,13 @@ class GroupOptions(TypedDict, total=False):
     poll_s: float
 
 
-def groups(
-    tape: Tape,
-    *,
-    step: int | None = None,
-    source: str | None = None,
-    policy: CutPolicy | str = "exact",
-    credit: Credit | None = None,
-    max_staleness: int | None = None,
-    complete: bool = True,
-    consumer: str = "trainer",
-    group_size: int | None = None,
-    straggler_s: float | None = 600.0,
-    late: Late | str = Late.GIVE,
-    limit: int | None = None,
-    idle_s: float | None = None,
-    resume_s: float | None = 60.0,
-    poll_s: float = 0.2,
-) -> "GroupStream":
+def groups(tape: Tape, **options: Unpack[GroupOptions]) -> "GroupStream":
     """The groups of a run that this consumer has not had yet, each once it is complete, while collection goes on.
 
-    They are those of one `step`, and of one `source` of tasks, or of all.
+    - `step`, `source`: give the groups of one step, and of one source of tasks; by default all.
+    - `policy`, `credit`: how samples are cut, and which numbers they carry; by default `exact` and Credit().
+    - `consumer`: who takes the groups. Each consumer is given each group once.
+    - `poll_s`: how often to look for new rollouts.
 
     A group is complete when `group_size` attempts have finished, and have their rewards if the credit has
     advantages. What broke is waited for, since it may be tried again, until the collection has ended or nothing has
@@ -81,56 +67,30 @@ def groups(
     are given, or when nothing new has come for `idle_s`. It ends with a GroupsError when the process that collects has
     died before its end, and nobody has resumed it for `resume_s`.
     """
-    _check(group_size is None or group_size >= 1, f"group_size is {group_size}; give 1 or more")
-    _check(max_staleness is None or max_staleness >= 0, f"max_staleness is {max_staleness}; give 0 or more")
-    _check(limit is None or limit >= 1, f"limit is {limit}; give 1 or more")
-    _check(late in list(Late), f"late is {late!r}; known are {', '.join(Late)}")
-    cutting, crediting = cut_and_credit(policy, credit)
-    wanted = GroupRequest(
-        step=step,
-        source=source,
-        policy=cutting,
-        credit=crediting,
-        max_staleness=max_staleness,
-        complete=complete,
-        group_size=group_size,
-        straggler_s=straggler_s,
-        late=Late(late),
-    )
-    taking = consumer_of(tape, consumer)
-    waiting = Waiting(tape.name, taking.gathering.collectors, wanted, resume_s)
-    return GroupStream(tape, taking, wanted, waiting, limit=limit, idle_s=idle_s, poll_s=poll_s)
+    policy, credit = cut_and_credit(options.get("policy", "exact"), options.get("credit"))
+    late = options.get("late", Late.GIVE)
+    if late not in list(Late):
+        raise GroupsError(f"late is {late!r}; give one of {', '.join(Late)}")
+    fields: dict[str, Any] = {**options, "policy": policy, "credit": credit, "late": Late(late)}
+    return GroupStream(tape, GroupRequest(**fields))
 
 
 class GroupStream:
     """Gives groups, to a coroutine or to a thread. For one of them at a time; several streams may share a consumer."""
 
-    def __init__(
-        self,
-        tape: Tape,
-        consumer: Consumer,
-        wanted: GroupRequest,
-        waiting: Waiting,
-        *,
-        limit: int | None,
-        idle_s: float | None,
-        poll_s: float,
-    ) -> None:
+    def __init__(self, tape: Tape, request: GroupRequest) -> None:
         self.skipped: list[Skipped] = []
         self._tape = tape
-        self._consumer = consumer
-        self._wanted = wanted
-        self._waiting = waiting
-        self._limit = limit
-        self._idle_s = idle_s
-        self._poll_s = poll_s
+        self._request = request
+        self._consumer = find_consumer(tape, request.consumer)
+        self._wait = StreamWait(tape.name, self._consumer.pending.collections, request)
         self._given = 0
-        self._next: deque[Gathered] = deque()
+        self._next: deque[PendingGroup] = deque()
         self._without_size: set[str] = set()
         self._thread: ThreadPoolExecutor | None = None  # in which it advances for coroutines
         self._advancing: Future[Group | None] | None = None
-        consumer.claim.take()
-        self._release = weakref.finalize(self, consumer.claim.release)
+        self._consumer.claim.take()
+        self._release = weakref.finalize(self, self._consumer.claim.release)
 
     def close(self) -> None:
         """End the stream. What was given and is not done stays so."""
@@ -141,13 +101,13 @@ class GroupStream:
 
     def __next__(self) -> Group:
         while True:
-            pending, self._advancing = self._advancing, None
-            group = self._advance() if pending is None else pending.result()
+            advancing, self._advancing = self._advancing, None
+            group = self._advance() if advancing is None else advancing.result()
             if group is not None:
                 return group
             if not self._release.alive:
                 raise StopIteration
-            time.sleep(self._poll_s)
+            time.sleep(self._request.poll_s)
 
     def __aiter__(self) -> Self:
         return self
@@ -165,7 +125,7 @@ class GroupStream:
                 return group
             if not self._release.alive:
                 raise StopAsyncIteration
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(self._request.poll_s)
 
     def _in_thread(self) -> ThreadPoolExecutor:
         if self._thread is None:
@@ -173,18 +133,18 @@ class GroupStream:
         return self._thread
 
     def _advance(self) -> Group | None:
-        """The next group, if there is one now; when there will be none any more the stream is closed."""
+        """The next group, or None if there is none now. The stream is closed when there will be no more."""
         self._consumer.claim.check()
         with self._consumer.lock:
-            if not self._release.alive or self._given == self._limit:
+            if not self._release.alive or self._given == self._request.limit:
                 self.close()
                 return None
-            if self._consumer.look():
-                self._waiting.begin()
-            group = self._ready()
+            if self._consumer.refresh():
+                self._wait.begin()
+            group = self._find_next()
             if group is not None:
                 self._given += 1
-                self._waiting.begin()
+                self._wait.begin()
             else:
                 self._end_or_wait()
             return group
@@ -197,73 +157,68 @@ class GroupStream:
                 log.warning("no group was given; %d were skipped, the first: %s", count, reason)
             return
         try:
-            self._waiting.go_on(self._incomplete)
+            self._wait.check(self._incomplete)
         except GroupsError:
             self.close()
             raise
 
-    def _ready(self) -> Group | None:
-        """The first of those groups that are to be given."""
+    def _find_next(self) -> Group | None:
+        """The first group that is to be given now; None: there is none."""
         if not self._next:
-            self._next.extend(self._consumer.gathering.unsettled(self._wanted.step, self._wanted.source))
+            self._next.extend(self._consumer.pending.select(self._request.step, self._request.source))
         while self._next:
-            gathered = self._next.popleft()
-            if self._is_free(gathered) and (group := self._given_or_skipped(gathered)) is not None:
+            pending = self._next.popleft()
+            if self._is_free(pending) and (group := self._give_or_skip(pending)) is not None:
                 return group
         return None
 
-    def _incomplete(self) -> list[Gathered]:
-        unsettled = self._consumer.gathering.unsettled(self._wanted.step, self._wanted.source)
-        return [group for group in unsettled if self._is_free(group)]
+    def _incomplete(self) -> list[PendingGroup]:
+        pending = self._consumer.pending.select(self._request.step, self._request.source)
+        return [group for group in pending if self._is_free(group)]
 
-    def _is_free(self, gathered: Gathered) -> bool:
-        return gathered.id not in self._consumer.held and gathered.id in self._consumer.gathering.groups
+    def _is_free(self, pending: PendingGroup) -> bool:
+        return pending.id not in self._consumer.held and pending.id in self._consumer.pending.groups
 
-    def _given_or_skipped(self, gathered: Gathered) -> Group | None:
-        decision = self._decided(gathered)
-        outcome = self._made(gathered, decision) if isinstance(decision, Give) else decision
+    def _give_or_skip(self, pending: PendingGroup) -> Group | None:
+        decision = self._decide(pending)
+        outcome = self._make_group(pending, decision) if isinstance(decision, Give) else decision
         if isinstance(outcome, Skip):
-            self._consumer.say(self._tape, gathered, GroupState.SKIPPED, outcome.reason)
-            self.skipped.append(Skipped(gathered.id, gathered.step, outcome.reason))
-            log.info("group %s of step %d is skipped: %s", gathered.id, gathered.step, outcome.reason)
+            self._consumer.record(self._tape, pending, GroupState.SKIPPED, outcome.reason)
+            self.skipped.append(Skipped(pending.id, pending.step, outcome.reason))
+            log.info("group %s of step %d is skipped: %s", pending.id, pending.step, outcome.reason)
             return None
         return outcome
 
-    def _decided(self, gathered: Gathered) -> Give | Skip | None:
+    def _decide(self, pending: PendingGroup) -> Give | Skip | None:
         consumer = self._consumer
         try:
-            return decided(gathered, consumer.gathering, self._wanted)
+            return decide(pending, consumer.pending, self._request)
         except GroupsError:
-            # What says its size may have been written while rollouts were listed; the next look has it then.
-            if gathered.id in self._without_size:
+            # Its size may have been written while rollouts were listed; the next refresh has it then.
+            if pending.id in self._without_size:
                 raise
-            self._without_size.add(gathered.id)
+            self._without_size.add(pending.id)
             return None
 
-    def _made(self, gathered: Gathered, give: Give) -> Group | Skip:
-        consumer, wanted = self._consumer, self._wanted
-        rollouts = consumer.rollouts(give.rows)
+    def _make_group(self, pending: PendingGroup, give: Give) -> Group | Skip:
+        consumer, request = self._consumer, self._request
+        rollouts = consumer.load(give.rows)
         versions = consumer.index.versions()
-        samples = tuple(samples_of_group(rollouts, wanted.policy, credit=wanted.credit, versions=versions))
+        samples = tuple(samples_of_group(rollouts, request.policy, credit=request.credit, versions=versions))
         if not samples:
-            return Skip(f"nothing to train in {len(rollouts)} rollouts under {wanted.policy.name}")
-        if wanted.max_staleness is not None and (why := too_old(samples, versions, wanted.max_staleness)) is not None:
+            return Skip(f"nothing to train in {len(rollouts)} rollouts under {request.policy.name}")
+        limit = request.max_staleness
+        if limit is not None and (why := explain_staleness(samples, versions, limit)) is not None:
             return Skip(why)
-        consumer.say(self._tape, gathered, GroupState.GIVEN)
-        again = consumer.was_given_before(gathered.id)
-        return Group(self._tape, consumer, gathered, tuple(rollouts), samples, missing=give.missing, again=again)
+        consumer.record(self._tape, pending, GroupState.GIVEN)
+        again = consumer.was_given_before(pending.id)
+        return Group(self._tape, consumer, pending, tuple(rollouts), samples, missing=give.missing, again=again)
 
     def _is_over(self) -> bool:
-        wanted, collectors = self._wanted, self._consumer.gathering.collectors
-        if not wanted.complete:
+        request, collections = self._request, self._consumer.pending.collections
+        if not request.complete:
             return True
-        if self._idle_s is not None and self._waiting.waited_s > self._idle_s:
+        if request.idle_s is not None and self._wait.waited_s > request.idle_s:
             return True
-        return (
-            wanted.step is not None and collectors.is_step_over(wanted.step, wanted.source) and not self._incomplete()
-        )
-
-
-def _check(holds: bool, what: str) -> None:
-    if not holds:
-        raise GroupsError(what)
+        step = request.step
+        return step is not None and collections.is_step_over(step, request.source) and not self._incomplete()
