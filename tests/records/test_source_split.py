@@ -8,7 +8,7 @@ import rolltape
 from rolltape.collect import open_source
 from rolltape.errors import RecordError
 from rolltape.records.ids import join_source, split_in
-from rolltape.tracking.steps import StepKey, by_step
+from rolltape.tracking.push import StepKey, by_step
 
 
 def test_a_split_given_by_name_is_the_rollout_that_the_joined_text_names(tmp_path: Path) -> None:

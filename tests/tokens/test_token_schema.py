@@ -61,6 +61,6 @@ def test_records_that_0_1_0_wrote_are_read() -> None:
     [("steps_of", "list_steps"), ("records_of", "read_step"), ("scored", "score_sample"), ("loss_of", "parse_loss")],
 )
 def test_names_of_0_1_0_warn_and_work(old: str, new: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"{old} is now {new}"):
+    with pytest.warns(DeprecationWarning, match=f"{old} is deprecated; use {new}"):
         found = getattr(rolltape.tokens, old)
     assert found is getattr(rolltape.tokens, new)

@@ -1,8 +1,8 @@
 """Tasks × attempts → rollouts: task sources, agents, environments, and the runners that carry attempts out."""
 
-import warnings
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rolltape.renamed import renamed
 
 if TYPE_CHECKING:
     from rolltape.collect.collector import Collector, Launch
@@ -23,7 +23,6 @@ _MODULES = {
     "rolltape.collect.sources": "TaskSource open_source",
     "rolltape.collect.tasks": "Task seed_of",
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "ClusterSettings",
@@ -40,12 +39,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "Source":
-        warnings.warn("rolltape.collect.Source is now TaskSource", DeprecationWarning, stacklevel=2)
-        name = "TaskSource"
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'rolltape.collect' has no attribute {name!r}")
-    value = getattr(import_module(_MODULE_OF[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = renamed(__name__, {"Source": "TaskSource"}, lazy=_MODULES)

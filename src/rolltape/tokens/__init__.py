@@ -6,10 +6,9 @@ with TokenExporter("runs/exp1", rank=0, world_size=1, loss=PpoClip()) as exporte
 records = list(read_tokens("runs/exp1", step=12))
 """
 
-import warnings
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rolltape.renamed import renamed
 from rolltape.tokens.losses import Dppo, Ipo, LossSpec, OnPolicyDistillation, PpoClip, parse_loss
 from rolltape.tokens.steps import Format, TokenStep, list_steps
 
@@ -25,8 +24,6 @@ _MODULES = {
     "rolltape.tokens.files": "read_step read_tokens score_sample write_tokens",
     "rolltape.tokens.report": "ExportReport",
 }
-_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
-# Names of 0.1, which go with 0.3.
 _RENAMED = {"loss_of": "parse_loss", "records_of": "read_step", "scored": "score_sample", "steps_of": "list_steps"}
 
 __all__ = [
@@ -48,18 +45,4 @@ __all__ = [
     "write_tokens",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        warnings.warn(f"rolltape.tokens.{name} is now {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
-        return globals().get(_RENAMED[name]) or __getattr__(_RENAMED[name])
-    if name not in _HOMES:
-        raise AttributeError(f"module 'rolltape.tokens' has no attribute {name!r}")
-    try:
-        value = getattr(import_module(_HOMES[name]), name)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ImportError(f"rolltape.tokens.{name} needs torch; install rolltape[torch], or torch itself") from error
-    globals()[name] = value
-    return value
+__getattr__ = renamed(__name__, _RENAMED, lazy=_MODULES)

@@ -4,10 +4,12 @@ import atexit
 import operator
 import os
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Final, Self, SupportsIndex
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise ImportError("rolltape.tokens.TokenExporter needs torch; install rolltape[torch], or torch itself") from error
 
 from rolltape.errors import RecordError
 from rolltape.tokens.layout import plan_layout
@@ -181,9 +183,7 @@ class TokenExporter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -8,10 +8,9 @@ from rolltape.records.choice import Choice
 from rolltape.renamed import renamed
 from rolltape.tracking.batch import show_batch, traces_from_batch, traces_from_batch_async
 from rolltape.tracking.jsonl import jsonl_sink
-from rolltape.tracking.push import load_step, show_step
+from rolltape.tracking.push import StepKey, load_step, settled_steps, show_step, split_of
 from rolltape.tracking.sinks import DeliveryReport, Outbox, Sink, Tracker
-from rolltape.tracking.steps import StepKey, settled_steps, split_of
-from rolltape.tracking.summary import ShownStep, StepSummary
+from rolltape.tracking.summary import ShownStep, StepSummary, step_metrics
 from rolltape.tracking.trackio import trackio_sink
 
 __all__ = [
@@ -29,6 +28,7 @@ __all__ = [
     "show_batch",
     "show_step",
     "split_of",
+    "step_metrics",
     "traces_from_batch",
     "traces_from_batch_async",
     "trackio_sink",

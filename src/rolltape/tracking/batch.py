@@ -15,7 +15,7 @@ from rolltape.records.rollout import Status
 from rolltape.records.trace import Trace, TraceStep
 from rolltape.tracking.padded import Batch, HostBatch, Row, batch_rows, copy_to_host
 from rolltape.tracking.sinks import Deferred, Sink
-from rolltape.tracking.summary import ShownStep, StepSummary, spread_of
+from rolltape.tracking.summary import ShownStep, StepSummary, compute_spread
 
 Segments = Sequence[Sequence[int]]  # of token ids
 
@@ -155,7 +155,7 @@ def _logprob_metrics(row: Row, start: int, stop: int) -> dict[str, Any] | None:
 
 def _summary(rows: Sequence[Row], rejected: int) -> StepSummary:
     rewards = [row.reward for row in rows if row.reward is not None]
-    spread = spread_of(rewards)
+    spread = compute_spread(rewards)
     versions: Counter[int] = Counter()
     for row in rows:
         versions.update(_versions(row))
@@ -166,9 +166,9 @@ def _summary(rows: Sequence[Row], rejected: int) -> StepSummary:
         statuses={Status.FINISHED: len(rows)} if rows else {},
         rewards=spread,
         rewards_not_finite=len(rewards) - (spread.count if spread is not None else 0),
-        turns=spread_of(_replies(row) for row in rows),
-        trained_tokens=spread_of(int(row.trained_mask.sum()) for row in rows),
-        context_tokens=spread_of(len(row.ids) for row in rows),
+        turns=compute_spread(_replies(row) for row in rows),
+        trained_tokens=compute_spread(int(row.trained_mask.sum()) for row in rows),
+        context_tokens=compute_spread(len(row.ids) for row in rows),
         staleness={newest - version: count for version, count in sorted(versions.items(), reverse=True)},
     )
 

@@ -10,9 +10,8 @@ import msgspec
 from rolltape.errors import SinkError
 from rolltape.records.choice import Choice
 from rolltape.records.jsonable import encode_numbers
-from rolltape.tracking.metrics import metrics_of
 from rolltape.tracking.sinks import Outbox
-from rolltape.tracking.summary import ShownStep
+from rolltape.tracking.summary import ShownStep, step_metrics
 
 STEP_SCHEMA = "rolltape.step/1"  # a field may be added; a change of meaning raises the version
 
@@ -63,7 +62,7 @@ def _line(shown: ShownStep) -> dict[str, Any]:
         "schema": STEP_SCHEMA,
         "split": shown.split,
         "step": shown.step,
-        "metrics": metrics_of(shown),
+        "metrics": step_metrics(shown),
         "summary": None if shown.summary is None else msgspec.to_builtins(shown.summary, str_keys=True),
         "traces": [trace.to_dict() for trace in shown.traces],
     }

@@ -1,16 +1,74 @@
-"""Push the steps of a run to a tracker, once each, while the run grows or afterwards."""
+"""Push the steps of a run to a tracker, each once it has settled, while the run grows or afterwards."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rolltape.records.choice import Candidate, Pick
+from rolltape.records.ids import split_in
 from rolltape.records.policy import CutPolicy
+from rolltape.records.rollout import EventKind, Status
 from rolltape.samples import counted_tries, linearize
 from rolltape.tape.run import RolloutRow, Run
 from rolltape.traces import trace_of
 from rolltape.tracking.sinks import Allowance, Sink, Tracker
-from rolltape.tracking.steps import StepKey, being_collected, by_step, is_growing, settled_steps
 from rolltape.tracking.summary import ShownStep, StepTally
+
+
+class StepKey(NamedTuple):
+    """One split at one step."""
+
+    step: int
+    split: str
+
+
+class Settled(NamedTuple):
+    """Steps that can be shown, and those that must wait with how many of their rollouts still run."""
+
+    steps: list[StepKey]
+    waiting: dict[StepKey, int]
+
+
+def split_of(source: str | None, default: str = "train") -> str:
+    """The split that a source names; `default` if it names none."""
+    return split_in(source) or default
+
+
+def by_step(rows: Iterable[RolloutRow], default_split: str = "train") -> dict[StepKey, list[RolloutRow]]:
+    """Group rollouts by step and split, in order."""
+    found: dict[StepKey, list[RolloutRow]] = {}
+    for row in rows:
+        found.setdefault(StepKey(row.head.step, split_of(row.head.source, default_split)), []).append(row)
+    return dict(sorted(found.items()))
+
+
+def settled_steps(
+    steps: Mapping[StepKey, Sequence[RolloutRow]], *, growing: bool, collected: Collection[StepKey] = ()
+) -> Settled:
+    """Find the steps without a running rollout that are not being `collected`.
+
+    While the run is growing, the latest step of each split waits for more rollouts.
+    """
+    latest = {split: max(key.step for key in steps if key.split == split) for split in {key.split for key in steps}}
+    settled, waiting = [], {}
+    for key, rows in steps.items():
+        running = sum(row.outcome.status is Status.RUNNING for row in rows)
+        if running or key in collected or (growing and key.step == latest[key.split]):
+            waiting[key] = running
+        else:
+            settled.append(key)
+    return Settled(settled, waiting)
+
+
+def being_collected(run: Run, default_split: str = "train") -> set[StepKey]:
+    """The steps that a living process is collecting: it recorded that it began, and not yet that it ended."""
+    alive = run.writers()
+    collecting: dict[tuple[str, StepKey], bool] = {}
+    events = [*run.remarks(EventKind.COLLECT), *run.remarks(EventKind.COLLECTED)] if alive else []
+    for event in sorted(events, key=lambda event: event.order):
+        begins = event.kind == EventKind.COLLECT
+        data = event.data["settings"] if begins else event.data
+        collecting[event.writer, StepKey(data["step"], split_of(data["source"], default_split))] = begins
+    return {key for (writer, key), begins in collecting.items() if begins and writer in alive}
 
 
 def show_step(sink: Sink, run: Run, *, step: int, split: str = "train", policy: CutPolicy | str = "exact") -> bool:
@@ -63,7 +121,7 @@ class Push:
 
     def round(self, *, follow: bool) -> Iterator[PushedStep]:
         """Push what can be pushed now. With `follow`, a step waits for as long as it may still grow."""
-        growing = follow and is_growing(self.run)
+        growing = follow and bool(self.run.writers())
         collected = being_collected(self.run, self._default_split)
         with self.run.snapshot() as held:
             steps = by_step(held.index(), self._default_split)

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Protocol, Self
 
 import msgspec
@@ -157,9 +156,7 @@ class Outbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _refusal(self) -> tuple[str, str] | None:

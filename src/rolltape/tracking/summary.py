@@ -1,4 +1,4 @@
-"""Summarize the rollouts of one split at one step, in the numbers that trackers plot."""
+"""Summarize the rollouts of one split at one step, and name the numbers of a summary as trackers plot them."""
 
 import math
 from collections import Counter
@@ -13,6 +13,10 @@ from rolltape.records.rollout import Status, StopReason
 from rolltape.records.sample import Fate
 from rolltape.records.trace import Trace
 from rolltape.samples import Linearized
+
+_COUNT = "/rollouts/count"
+_FIELDS = {"min": "minimum", "max": "maximum"}
+_LENGTHS = ("turns", "sampled_tokens", "trained_tokens", "context_tokens")
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -105,9 +109,9 @@ class StepTally:
 
     def summary(self) -> StepSummary:
         """The summary of all rollouts that were added."""
-        rewards = spread_of(self._rewards)
-        terms = {name: spread_of(values) for name, values in self._terms.items()}
-        lengths: dict[str, Any] = {name: spread_of(values) for name, values in self._lengths.items()}
+        rewards = compute_spread(self._rewards)
+        terms = {name: compute_spread(values) for name, values in self._terms.items()}
+        lengths: dict[str, Any] = {name: compute_spread(values) for name, values in self._lengths.items()}
         return StepSummary(
             rollouts=self._statuses.total(),
             filtered=self._filtered,
@@ -128,7 +132,7 @@ class StepTally:
         return {newest - place: count for place, count in sorted(known.items(), reverse=True)}
 
 
-def spread_of(values: Iterable[float]) -> Spread | None:
+def compute_spread(values: Iterable[float]) -> Spread | None:
     """The spread of the finite values; None: there are none."""
     finite = np.array([value for value in values if math.isfinite(value)], dtype=np.float64)
     if not len(finite):
@@ -158,3 +162,61 @@ def _trained_versions(made: Linearized) -> Counter[str]:
             if tokens > 0 and segment.first_version is not None:
                 counts[segment.first_version] += tokens
     return counts
+
+
+def step_metrics(shown: ShownStep) -> dict[str, float]:
+    """The metrics of a step under the name of its split: `train/reward/mean`, `train/ledger/trained`, …"""
+    if shown.summary is None:
+        return {}
+    return {f"{shown.split}/{name}": value for name, value in _named_numbers(shown.summary)}
+
+
+def parse_count_metric(metric: str) -> str | None:
+    """The split of a metric that counts rollouts, which every step has; None: it is another metric."""
+    return metric.removesuffix(_COUNT) if metric.endswith(_COUNT) else None
+
+
+def _named_numbers(summary: StepSummary) -> Iterator[tuple[str, float]]:
+    if summary.rewards is not None:
+        yield from _name_spread("reward", summary.rewards, ("mean", "std", "min", "median", "max"))
+    if summary.rewards_not_finite:
+        yield "reward/not_finite", summary.rewards_not_finite
+    for name, mean in summary.reward_terms.items():
+        yield f"reward_terms/{name}", mean
+    yield _COUNT[1:], summary.rollouts
+    yield "rollouts/rejected", summary.rejected
+    yield "rollouts/filtered", summary.filtered
+    for status in (Status.FINISHED, Status.FAILED, Status.LOST):
+        yield f"rollouts/{status}", summary.statuses.get(status, 0)
+    for reason, count in summary.stop_reasons.items():
+        yield f"stopped/{reason}", count
+    for name in _LENGTHS:
+        if (lengths := getattr(summary, name)) is not None:
+            yield from _name_spread(name, lengths, ("mean", "max"))
+    yield from _name_shares(summary)
+    for cause, count in summary.forks.items():
+        yield f"forks/{cause}", count
+    trained = sum(summary.staleness.values())
+    if trained:
+        yield "staleness/mean", sum(behind * count for behind, count in summary.staleness.items()) / trained
+        yield "staleness/max", max(summary.staleness)
+
+
+def _name_spread(name: str, spread: Spread, figures: Sequence[str]) -> Iterator[tuple[str, float]]:
+    return ((f"{name}/{figure}", getattr(spread, _FIELDS.get(figure, figure))) for figure in figures)
+
+
+def _name_shares(summary: StepSummary) -> Iterator[tuple[str, float]]:
+    """Shares of the sampled tokens: trained, masked and dropped, then each reason."""
+    sampled = sum(summary.fates.values())
+    if not sampled:
+        return
+    totals = dict.fromkeys(("trained", "masked", "dropped"), 0)
+    for fate, count in summary.fates.items():
+        totals[fate.partition(":")[0]] += count
+    for kind, count in totals.items():
+        yield f"ledger/{kind}", count / sampled
+    for fate, count in summary.fates.items():
+        kind, _, reason = fate.partition(":")
+        if reason:
+            yield f"ledger/{kind}/{reason}", count / sampled

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rolltape.errors import SinkError
 from rolltape.records.choice import Choice
-from rolltape.tracking.metrics import metrics_of, split_of_count
 from rolltape.tracking.sinks import Outbox
-from rolltape.tracking.summary import ShownStep
+from rolltape.tracking.summary import ShownStep, parse_count_metric, step_metrics
 from rolltape.tracking.traces import trace_messages, trace_metadata, trace_spans
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class RunTracker:
             for trace in shown.traces
         ]
         # An empty list would be a metric of another kind.
-        entry: dict[str, Any] = {**metrics_of(shown), **({f"{shown.split}/traces": traces} if traces else {})}
+        entry: dict[str, Any] = {**step_metrics(shown), **({f"{shown.split}/traces": traces} if traces else {})}
         self._run.log(entry, step=shown.step)
 
     def close(self) -> None:
@@ -161,7 +160,7 @@ def _stored_steps(run: "Run") -> set[tuple[str, int]]:
     from trackio.sqlite_storage import SQLiteStorage
 
     entries = SQLiteStorage.get_logs(run.project, run.name, run_id=run.id)
-    found = ((split_of_count(metric), int(entry["step"])) for entry in entries for metric in entry)
+    found = ((parse_count_metric(metric), int(entry["step"])) for entry in entries for metric in entry)
     return {(split, step) for split, step in found if split is not None}
 
 

@@ -90,9 +90,7 @@ def _tracker(to: str, project: str, name: str) -> Iterator["Tracker"]:
 
 
 def _rounds(pushing: "Push", follow: bool) -> Iterator["PushedStep"]:
-    from rolltape.tracking.steps import is_growing
-
-    while follow and is_growing(pushing.run):
+    while follow and pushing.run.writers():
         yield from pushing.round(follow=True)
         time.sleep(_POLL_S)
     yield from pushing.round(follow=False)

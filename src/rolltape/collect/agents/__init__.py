@@ -1,8 +1,5 @@
 """Agents: what attempts a task, through a session of the gateway."""
 
-import warnings
-from typing import Any
-
 from rolltape.collect.agents.chat import ChatAgent
 from rolltape.collect.agents.claude_code import claude_code_agent
 from rolltape.collect.agents.codex import codex_agent
@@ -12,6 +9,7 @@ from rolltape.collect.agents.protocol import Agent, AgentOutcome, Assignment, Co
 from rolltape.collect.agents.workspace import discard, scratch_folder
 from rolltape.collect.functions import function_named
 from rolltape.errors import AgentError
+from rolltape.renamed import renamed
 
 __all__ = [
     "AGENTS",
@@ -47,8 +45,4 @@ def agent_named(text: str) -> Agent:
     raise AgentError(f"there is no agent {text!r}; known are {AGENTS}")
 
 
-def __getattr__(name: str) -> Any:
-    if name == "Outcome":
-        warnings.warn("rolltape.collect.agents.Outcome is now AgentOutcome", DeprecationWarning, stacklevel=2)
-        return AgentOutcome
-    raise AttributeError(f"module 'rolltape.collect.agents' has no attribute {name!r}")
+__getattr__ = renamed(__name__, {"Outcome": "AgentOutcome"})
