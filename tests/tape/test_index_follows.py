@@ -33,6 +33,9 @@ for line in sys.stdin:
         if what == "start":
             held[rest[0]] = rollout = tape.rollout(task_id=rest[0], source="s", attempt=int(rest[1]), new_try=True)
             held[rest[0], "session"] = rollout.session()
+        elif what == "resume":
+            held[rest[0]] = rollout = tape.rollout(task_id=rest[0], source="s", attempt=int(rest[1]), resume=True)
+            held[rest[0], "session"] = rollout.session()
         elif what == "turn":
             ids = [1, 2, int(rest[1])]
             held[rest[0], "session"].record_turn(
@@ -68,7 +71,8 @@ class Writer:
         self._process = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
-        self.open: list[str] = []
+        self.pid = self._process.pid
+        self.open: dict[str, int] = {}  # by task, the attempt
         self.alive = True
 
     def do(self, *words: object) -> str:
@@ -137,6 +141,7 @@ class World:
         self.run = run
         self._choice = choice
         self._count = 0
+        self._left: list[tuple[str, int]] = []  # tasks and attempts of writers that died
         rolltape.open(run, name="run").close()
         self.writers = [Writer(run), Writer(run)]
         self.states: list[Seen] = [from_scratch(run)]
@@ -146,6 +151,7 @@ class World:
         writer = self._choice.choice(self.writers)
         kinds = [
             "start",
+            "resume",
             "turn",
             "turn",
             "finish",
@@ -158,7 +164,7 @@ class World:
             "die",
             "close",
         ]
-        kind = self._choice.choices(kinds, [5, 5, 5, 6, 4, 2, 2, 1, 1.5, 0.5, 0.5, 0.5])[0]
+        kind = self._choice.choices(kinds, [5, 6, 5, 5, 6, 4, 2, 2, 1, 1.5, 0.5, 2, 0.5])[0]
         self._change(writer, kind)
         self.states.append(from_scratch(self.run))
 
@@ -169,11 +175,16 @@ class World:
                 self._count += 1
                 name = f"t{self._choice.randrange(6)}"
                 if name not in writer.open and writer.do("start", name, self._count).startswith("ok"):
-                    writer.open.append(name)
+                    writer.open[name] = self._count
+            case "resume" if self._left:
+                name, attempt = self._left.pop(self._choice.randrange(len(self._left)))
+                if name not in writer.open and writer.do("resume", name, attempt).startswith("ok"):
+                    writer.open[name] = attempt
             case "turn" if writer.open:
-                writer.do("turn", self._choice.choice(writer.open), self._choice.randrange(9))
+                writer.do("turn", self._choice.choice(list(writer.open)), self._choice.randrange(9))
             case "finish" if writer.open:
-                name = writer.open.pop(self._choice.randrange(len(writer.open)))
+                name = self._choice.choice(list(writer.open))
+                del writer.open[name]
                 writer.do(*(("finish", name, self._choice.random()) if self._choice.random() < 0.8 else ("fail", name)))
             case "score" if known:
                 writer.do("score", self._choice.choice(known), self._choice.random())
@@ -189,6 +200,7 @@ class World:
                 rolltape.prune(self.run, before_step=1)
             case "die":
                 writer.kill()
+                self._left += writer.open.items()
             case "close":
                 writer.close()
         self.writers = [one if one.alive else Writer(self.run) for one in self.writers]
@@ -216,7 +228,7 @@ def spelled(state: Seen) -> str:
     return repr(sorted((key, msgspec.json.encode(value[0]), *value[1:]) for key, value in state.items()))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("ROLLTAPE_SEEDS", "4"))))
 def test_at_each_stop_the_index_is_a_state_that_the_run_had(seed: int, worlds: Callable[[int], World]) -> None:
     """Between any two reads of the follower others write; what it commits is the run at some moment, whole."""
     world, choice = worlds(seed), random.Random(1000 + seed)
@@ -257,6 +269,30 @@ def _nearest(got: Seen, states: list[Seen]) -> str:
     best = min(states, key=lambda state: sum(got.get(key) != state.get(key) for key in got.keys() | state.keys()))
     wrong = {key: (got.get(key), best.get(key)) for key in got.keys() | best.keys() if got.get(key) != best.get(key)}
     return f"{len(wrong)} rollouts differ from the nearest state: {wrong}"
+
+
+def test_what_was_written_after_a_death_is_not_seen_before_it(worlds: Callable[[int], World]) -> None:
+    world = worlds(78)
+    by_pid = {str(writer.pid): writer for writer in world.writers}
+    for task, writer in enumerate(world.writers):
+        writer.do("start", f"t{task}", task)
+    pinned: list[Writer] = []
+
+    def stop(what: str) -> None:
+        kind, _, journal = what.partition(" ")
+        writer = by_pid.get(journal.split("-")[-2]) if kind == "pin" else None
+        if writer is not None and len(pinned) < 2:
+            pinned.append(writer)
+            if len(pinned) == 2:  # the first one is pinned already, and was alive
+                pinned[0].kill()
+                writer.do("start", "later", 2)
+
+    index = opened_index(world.run, stop)
+    index.advance()
+    found = {row.task_id: row.outcome.status for row in index.rows()}
+    assert len(pinned) == 2
+    dead = f"t{world.writers.index(pinned[0])}"
+    assert found == {"t0": Status.RUNNING, "t1": Status.RUNNING, "later": Status.RUNNING, dead: Status.LOST}
 
 
 def test_nothing_alive_is_called_lost(worlds: Callable[[int], World]) -> None:

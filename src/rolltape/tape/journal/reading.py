@@ -98,10 +98,10 @@ class JournalSource:
         return self.last_event()
 
     def has_news(self) -> bool:
-        """Whether somebody has written to it since it was pinned."""
+        """Whether somebody has written to it since it was pinned, or its writer has died."""
         if self._watcher is None:
             return False
-        return self._watched != self._watch()
+        return self._watched != self._watch() or (self.alive and not is_alive(self.path))
 
     def _watch(self) -> int:
         # Another connection: the pinned one sees nothing of it.
