@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rolltape.gateway.echo import is_text_of, rules_of
+from rolltape.gateway.echo import is_text_alone, match_echo
 from rolltape.records.messages import Message
 from rolltape.records.prompting import EchoRule
 
@@ -34,7 +34,7 @@ REPLY = message("I look.", LS, PWD, reasoning_content="Hm.")
     ],
 )
 def test_what_a_client_leaves_out_does_not_make_it_another_reply(echo: Message, rules: set[EchoRule]) -> None:
-    assert set(rules_of(echo, REPLY) or ()) == rules
+    assert set(match_echo(echo, REPLY) or ()) == rules
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_what_a_client_leaves_out_does_not_make_it_another_reply(echo: Message, 
     ],
 )
 def test_what_a_client_changes_is_another_message(other: Message) -> None:
-    assert rules_of(other, REPLY) is None
+    assert match_echo(other, REPLY) is None
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_what_a_client_changes_is_another_message(other: Message) -> None:
 )
 def test_arguments_as_claude_code_ran_them_are_the_models_own(written: str, sent: str) -> None:
     reply, echo = message("", ("call_1", "Edit", written)), message("", ("call_1", "Edit", sent))
-    assert rules_of(echo, reply) == (EchoRule.ARGUMENTS_NORMALIZED,)
-    assert rules_of(message("", ("call_2", "Edit", sent)), reply) is None  # under another id it is another call
+    assert match_echo(echo, reply) == (EchoRule.ARGUMENTS_NORMALIZED,)
+    assert match_echo(message("", ("call_2", "Edit", sent)), reply) is None  # under another id it is another call
 
 
 @pytest.mark.parametrize(
@@ -91,23 +91,23 @@ def test_arguments_as_claude_code_ran_them_are_the_models_own(written: str, sent
     ],
 )
 def test_arguments_that_say_something_else_are_a_rewritten_reply(written: str, sent: str) -> None:
-    assert rules_of(message("", ("call_1", "Edit", sent)), message("", ("call_1", "Edit", written))) is None
+    assert match_echo(message("", ("call_1", "Edit", sent)), message("", ("call_1", "Edit", written))) is None
 
 
 def test_fields_that_no_prompt_has_a_place_for_do_not_count() -> None:
     value = {**REPLY.to_dict(), "provider_specific_fields": {"refusal": None}}
-    assert rules_of(Message.snapshot(value, "a message"), REPLY) == (EchoRule.FIELDS_ADDED,)
+    assert match_echo(Message.snapshot(value, "a message"), REPLY) == (EchoRule.FIELDS_ADDED,)
 
 
 def test_a_call_that_opencode_could_not_make_comes_back_as_one_that_says_so() -> None:
     reply = message("", LS, ("call_2", "nothing", '{"x": 1}'))
     invalid = ("call_2", "invalid", '{"tool": "nothing", "error": "No such tool."}')
-    assert rules_of(message("", LS, invalid), reply) == (EchoRule.CALL_INVALID,)
+    assert match_echo(message("", LS, invalid), reply) == (EchoRule.CALL_INVALID,)
     other = ("call_2", "invalid", '{"tool": "something", "error": "No such tool."}')
-    assert rules_of(message("", LS, other), reply) is None
+    assert match_echo(message("", LS, other), reply) is None
 
 
 def test_text_that_comes_apart_is_the_replys_text_and_nothing_else() -> None:
-    assert is_text_of(message("I look."), REPLY)
-    assert not is_text_of(message("I look.", LS), REPLY)
-    assert not is_text_of(message("I looked."), REPLY)
+    assert is_text_alone(message("I look."), REPLY)
+    assert not is_text_alone(message("I look.", LS), REPLY)
+    assert not is_text_alone(message("I looked."), REPLY)

@@ -83,7 +83,7 @@ class Checks:
 
     async def stop_string(self) -> None:
         given = await self.engine.generate(generation(self.hello, name="s", temperature=0.0, stop=("greet",)))
-        text = self.texts.text_of(given.ids.tolist())
+        text = self.texts.decode(given.ids.tolist())
         self.holds("names the stop string", (given.finish, given.stop_string) == (Finish.STOP_STRING, "greet"))
         self.holds("keeps the ids of the stop string", "greet" in text, repr(text))
 

@@ -44,7 +44,7 @@ async def test_a_stop_id_stays_and_a_stop_string_is_named() -> None:
     assert by_id.ids[-1] == greedy.ids[4]
     texts = engine.engine.texts
     assert texts is not None
-    text = next(one for one in (texts.text_of([token]) for token in greedy.ids.tolist()) if one.strip())
+    text = next(one for one in (texts.decode([token]) for token in greedy.ids.tolist()) if one.strip())
     by_text = await engine.generate(generation(PROMPT, name="c", temperature=0.0, stop=(text,)))
     assert (by_text.finish, by_text.stop_string) == (Finish.STOP_STRING, text)
     await engine.close()

@@ -128,7 +128,7 @@ class Counting:
 def test_what_a_bridge_reads_does_not_grow_with_the_context() -> None:
     prompts = ChatPrompts.load(TINY)
     counting = Counting(prompts._renderers[None])
-    prompts._renderers[None] = counting  # type: ignore[assignment]
+    prompts._renderers[None] = counting
     short = prompts.render([ASKED], [LOOK], None).ids
     long = np.concatenate([np.tile(short, 100_000 // len(short)), short])
     reply = ids_of(prompts, "<think>\nhm\n</think>\n\nCold.")

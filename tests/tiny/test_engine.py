@@ -84,16 +84,16 @@ async def test_a_stop_string_ends_the_reply_with_all_ids_that_spell_it(small: Pa
     async with EmbeddedEngine.load(small) as engine:
         assert engine.texts is not None
         free = await engine.generate([1], Sampling(seed=5, max_tokens=60, stop_ids=()))
-        text = engine.texts.text_of(free.ids.tolist())
+        text = engine.texts.decode(free.ids.tolist())
         stop = next(text[at : at + 4] for at in range(20, len(text)) if "\ufffd" not in text[at : at + 4])
         reply = await engine.generate([1], Sampling(seed=5, max_tokens=60, stop_ids=(), stop_strings=("never!", stop)))
         assert (reply.finish, reply.stopped_by) == (Finish.STOP_STRING, stop)
         count = len(reply.ids)
         assert reply.ids.tolist() == free.ids[:count].tolist()
-        assert stop in engine.texts.text_of(reply.ids.tolist())
-        assert stop not in engine.texts.text_of(reply.ids.tolist()[:-1])
+        assert stop in engine.texts.decode(reply.ids.tolist())
+        assert stop not in engine.texts.decode(reply.ids.tolist()[:-1])
         assert reply.stop_at is not None
-        assert engine.texts.text_of(reply.ids.tolist(), until=reply.stop_at) == text[: text.index(stop)]
+        assert engine.texts.decode(reply.ids.tolist(), until=reply.stop_at) == text[: text.index(stop)]
 
 
 async def test_no_tokens_asked_for_scores_the_prompt_alone(small: Path) -> None:

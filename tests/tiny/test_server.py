@@ -112,13 +112,13 @@ async def test_text_in_and_text_out_and_raw_logprobs_on_request(small: Path) -> 
         sampling = Sampling(temperature=0.7, seed=1, max_tokens=6, stop_ids=(), prompt_logprobs_from=0, top_logprobs=2)
         reply = await client.engine.generate(prompt, sampling)
     meta = answer["meta_info"]
-    assert answer["text"] == texts.text_of(reply.ids.tolist(), skip_special=True)
+    assert answer["text"] == texts.decode(reply.ids.tolist(), skip_special=True)
     assert [entry[:2] for entry in meta["output_token_logprobs"]] == [
         [pytest.approx(value, abs=1e-6), token]
         for value, token in zip(reply.raw_logprobs.tolist(), reply.ids.tolist(), strict=True)
     ]
     assert [entry[1] for entry in meta["input_token_logprobs"]] == prompt
-    assert [entry[2] for entry in meta["input_token_logprobs"]] == [texts.text_of([token]) for token in prompt]
+    assert [entry[2] for entry in meta["input_token_logprobs"]] == [texts.decode([token]) for token in prompt]
     assert meta["input_token_logprobs"][0][0] is None
     assert meta["input_token_logprobs"][1][0] == pytest.approx(reply.prompt_logprobs[1], abs=1e-6)
     assert [[entry[1] for entry in top] for top in meta["output_top_logprobs"]] == [
@@ -148,14 +148,14 @@ async def test_stop_ids_and_stop_strings_are_matched_and_trimmed_from_the_text(s
         texts = client.engine.texts
         assert texts is not None
         ids, text = free["output_ids"], free["text"]
-        place = next(at for at in range(10, 60) if ids[at] not in ids[:at] and texts.text_of([ids[at]]).isalnum())
+        place = next(at for at in range(10, 60) if ids[at] not in ids[:at] and texts.decode([ids[at]]).isalnum())
         by_id = {**params, "stop_token_ids": [ids[place]]}
         answer = await client.post("/generate", {"input_ids": [1], "sampling_params": by_id})
         assert answer["output_ids"] == ids[: place + 1]
         assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": ids[place]}
-        assert answer["text"] == texts.text_of(ids[:place], skip_special=True)
+        assert answer["text"] == texts.decode(ids[:place], skip_special=True)
         whole = await client.post("/generate", {"input_ids": [1], "sampling_params": {**by_id, "no_stop_trim": True}})
-        assert whole["text"] == texts.text_of(ids[: place + 1], skip_special=True)
+        assert whole["text"] == texts.decode(ids[: place + 1], skip_special=True)
 
         stop = next(text[at : at + 3] for at in range(8, len(text) - 3) if text[at : at + 3].isascii())
         by_text = {**params, "ignore_eos": True, "stop": stop}

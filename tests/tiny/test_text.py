@@ -24,8 +24,8 @@ def test_text_is_what_the_tokenizer_decodes(texts: TokenTexts) -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
         ids = rng.integers(0, library.get_vocab_size(), 30).tolist()
-        assert texts.text_of(ids) == library.decode(ids, skip_special_tokens=False)
-        assert texts.text_of(ids, skip_special=True) == library.decode(ids, skip_special_tokens=True)
+        assert texts.decode(ids) == library.decode(ids, skip_special_tokens=False)
+        assert texts.decode(ids, skip_special=True) == library.decode(ids, skip_special_tokens=True)
 
 
 def test_growing_text_gives_whole_characters_and_adds_up(texts: TokenTexts) -> None:
@@ -40,13 +40,13 @@ def test_growing_text_gives_whole_characters_and_adds_up(texts: TokenTexts) -> N
 def test_a_reply_that_ends_inside_a_character_ends_in_a_replacement(texts: TokenTexts) -> None:
     growing = GrowingText(texts, skip_special=False)
     ids = texts.encode("日")[:1]
-    assert growing.add(ids[0]) + growing.end() == "\ufffd" == texts.text_of(ids)
+    assert growing.add(ids[0]) + growing.end() == "\ufffd" == texts.decode(ids)
 
 
 def test_special_tokens_are_left_out_on_request(texts: TokenTexts) -> None:
     ids = texts.encode("a<|im_end|>b")
-    assert texts.text_of(ids, skip_special=True) == "ab"
-    assert SPECIAL[2] in texts.text_of(ids)
+    assert texts.decode(ids, skip_special=True) == "ab"
+    assert SPECIAL[2] in texts.decode(ids)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_stop_strings_are_found_across_token_boundaries(
     for count, token in enumerate(ids, 1):
         match = watch.add(token)
         if match is not None:
-            assert texts.text_of(ids[:count], until=match.at) == kept
-            assert texts.text_of(ids[:count]).startswith(kept + match.string)
+            assert texts.decode(ids[:count], until=match.at) == kept
+            assert texts.decode(ids[:count]).startswith(kept + match.string)
             return
     pytest.fail("not found")
 
@@ -83,7 +83,7 @@ def test_no_stop_string_is_found_where_there_is_none(texts: TokenTexts) -> None:
 
 def test_every_way_to_split_a_text_finds_the_same_stop(texts: TokenTexts) -> None:
     """Single bytes, which is how a model may well spell it."""
-    byte_ids = {texts.bytes_of(token): token for token in range(400) if len(texts.bytes_of(token)) == 1}
+    byte_ids = {texts.token_bytes(token): token for token in range(400) if len(texts.token_bytes(token)) == 1}
     data = "größer 日本 now".encode()
     watch = StopStrings(texts, ("日本",))
     matches = [watch.add(byte_ids[bytes([byte])]) for byte in data]

@@ -18,7 +18,7 @@ _REMEMBERED = 16  # requests of a session that a retry may still come for
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
-def digest_of(ask: Ask) -> bytes:
+def request_digest(ask: Ask) -> bytes:
     """Under which a request is known again, when it comes with its fields in another order or wants no stream."""
     # Codex (0.166) shuffles fields each time; Claude Code (2.1) asks without a stream once one has broken.
     rest = msgspec.structs.replace(ask, messages=[], message_keys=(), stream=False, include_usage=True)

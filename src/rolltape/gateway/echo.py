@@ -24,7 +24,7 @@ _CD = re.compile(r"cd .+? && ")
 _ESCAPE = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
 
 
-def rules_of(echo: Message, reply: Message) -> tuple[EchoRule, ...] | None:
+def match_echo(echo: Message, reply: Message) -> tuple[EchoRule, ...] | None:
     """The rules by which a message is an echo of a reply that it does not equal; None: it is something else."""
     sent = canonical_message(echo.to_dict(), keep_ids=True)
     meant = canonical_message(reply.to_dict(), keep_ids=True)
@@ -32,7 +32,7 @@ def rules_of(echo: Message, reply: Message) -> tuple[EchoRule, ...] | None:
     return rules if _without_ids(sent) == _without_ids(meant) else None
 
 
-def is_text_of(message: Message, reply: Message) -> bool:
+def is_text_alone(message: Message, reply: Message) -> bool:
     """Whether an assistant's message is nothing but the text of a reply."""
     meant = canonical_message(reply.to_dict())
     return canonical_message(message.to_dict()) == {key: meant[key] for key in ("role", "content") if key in meant}

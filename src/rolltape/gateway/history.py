@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rolltape.gateway.echo import is_text_of, rules_of
+from rolltape.gateway.echo import is_text_alone, match_echo
 from rolltape.gateway.exchange import Ask
 from rolltape.records.messages import Message, Role, Root
 from rolltape.records.prompting import EchoRule, PrefixMiss
@@ -76,7 +76,7 @@ class History:
         for message in given:
             if apart is not None and _is_assistant(message):
                 text_of, apart = apart, None
-                if is_text_of(message, text_of):
+                if is_text_alone(message, text_of):
                     continue
             below = node.child(message) if known else None
             if below is None and known and _is_assistant(message):
@@ -113,7 +113,7 @@ class History:
             named = [placed for placed in node.asked if _names(message, placed.turn.reply)]
             for placed in reversed(named or node.asked):
                 reply = placed.turn.reply
-                rules = None if reply is None else rules_of(message, reply)
+                rules = None if reply is None else match_echo(message, reply)
                 if rules is not None and placed.reply_node is not None:
                     self._aliases[key] = (placed.reply_node, rules)
                     break

@@ -29,7 +29,7 @@ class Prompt(NamedTuple):
         return len(self.ids) - len(self.new_ids)
 
 
-async def prompt_of(
+async def build_prompt(
     place: HistoryMatch, prompts: ChatPrompts, tools: list[dict[str, Any]] | None, thinking: bool | None
 ) -> Prompt:
     """The prompt for a history; raises BadRequest for messages that cannot be rendered."""
@@ -52,7 +52,7 @@ async def prompt_of(
     return Prompt(rendered.ids, None, rendered.ids, starts, miss, rendered.special_text, bool(rendered.folded))
 
 
-def again_from(interrupted: Turn) -> Prompt:
+def resume_prompt(interrupted: Turn) -> Prompt:
     """The prompt and what was sampled of a reply that nobody waited for, to go on from."""
     return Prompt(interrupted.tokens.to_numpy(), interrupted, NO_IDS, (), None, 0, False)
 

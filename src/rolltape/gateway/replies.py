@@ -27,7 +27,7 @@ class ReplyOutcome(NamedTuple):
     denied: tuple[str, ...] = ()  # tools that were called and may not be: delivered as text too
 
 
-def finish_of(stretches: Sequence[Stretch], max_tokens: int) -> Finish:
+def decide_finish(stretches: Sequence[Stretch], max_tokens: int) -> Finish:
     """How a reply ended: what its last stretch says, unless that was cut off where the reply was full."""
     if not stretches:
         return Finish.LENGTH if max_tokens <= 0 else Finish.ABORT
@@ -36,7 +36,7 @@ def finish_of(stretches: Sequence[Stretch], max_tokens: int) -> Finish:
     return Finish.LENGTH if last is Finish.ABORT and full else last
 
 
-def outcome_of(
+def parse_outcome(
     stretches: Sequence[Stretch], finish: Finish, begun: "Begun", before: Ids, prompts: ChatPrompts
 ) -> ReplyOutcome:
     """Read a reply, `before` being what had been sampled of it earlier. Only one that was given up has no message."""
@@ -79,7 +79,7 @@ def _with_ids(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": [{**call, "id": f"call_{secrets.token_hex(12)}"} for call in calls]}
 
 
-def segments_of(stretches: Sequence[Stretch]) -> list[dict[str, Any]]:
+def build_segments(stretches: Sequence[Stretch]) -> list[dict[str, Any]]:
     """Stretches as a turn's segments; versions are the engine's word, else what was announced to us."""
     segments = []
     for stretch in stretches:
@@ -99,7 +99,7 @@ def segments_of(stretches: Sequence[Stretch]) -> list[dict[str, Any]]:
     return segments
 
 
-def side_arrays_of(stretches: Sequence[Stretch]) -> dict[str, Any]:
+def join_side_arrays(stretches: Sequence[Stretch]) -> dict[str, Any]:
     """Side arrays of all stretches, joined where they follow on each other."""
     joined: dict[str, Any] = {}
     for stretch in stretches:

@@ -94,7 +94,7 @@ class Service:
         """Open a session, with its rollout or as another one of an open rollout."""
         if self.draining:
             raise SessionEnded("the gateway is ending: it opens no more sessions")
-        rollout = self._rollout_of(spec)
+        rollout = self._open_rollout(spec)
         recorder = rollout.session(
             stop_ids=self.prompts.stop_ids,
             tokenizer=self.prompts.folder,
@@ -109,7 +109,7 @@ class Service:
         self.metrics.count("sessions")
         return session
 
-    def _rollout_of(self, spec: SessionSpec) -> RolloutRecorder:
+    def _open_rollout(self, spec: SessionSpec) -> RolloutRecorder:
         if spec.rollout is not None:
             beside = self.sessions.of_rollout(spec.rollout)
             if not beside:
@@ -123,7 +123,7 @@ class Service:
         except RecordError as error:
             raise BadRequest(str(error)) from error
 
-    def session_of(self, key: str | None, headers: Mapping[str, str]) -> OpenSession:
+    def find_session(self, key: str | None, headers: Mapping[str, str]) -> OpenSession:
         """The session that a request belongs to; raises NotAllowed, or SessionEnded."""
         session = None if key is None else self.sessions.of_key(key)
         if session is not None:

@@ -16,9 +16,16 @@ from rolltape.gateway.exchange import Ask, Draft, Reply, SamplingParams, Usage
 from rolltape.gateway.generate import Caller, Generator, Stretch
 from rolltape.gateway.history import HistoryMatch
 from rolltape.gateway.metrics import Metrics
-from rolltape.gateway.prompting import Prompt, again_from, prompt_of
+from rolltape.gateway.prompting import Prompt, build_prompt, resume_prompt
 from rolltape.gateway.prompts import ChatPrompts
-from rolltape.gateway.replies import ReplyOutcome, cut_at_stop, finish_of, outcome_of, segments_of, side_arrays_of
+from rolltape.gateway.replies import (
+    ReplyOutcome,
+    build_segments,
+    cut_at_stop,
+    decide_finish,
+    join_side_arrays,
+    parse_outcome,
+)
 from rolltape.gateway.sessions import OpenSession
 from rolltape.gateway.settings import GatewaySettings
 from rolltape.records.turn import NO_IDS, Delivery, Finish, Ids, Turn, TurnFlag
@@ -105,9 +112,9 @@ class Turns:
         options = self._prompts.template_options(thinking)
         place = session.history.place(ask, tools, options)
         if resumed is None:
-            prompt = await prompt_of(place, self._prompts, tools, thinking)
+            prompt = await build_prompt(place, self._prompts, tools, thinking)
         else:
-            prompt = again_from(resumed.turn)
+            prompt = resume_prompt(resumed.turn)
         sampled = 0 if resumed is None else len(resumed.sampled_ids)
         room = self._room(session, len(prompt.ids))
         asked = ask.sampling.over(spec.sampling).over(self._settings.sampling)
@@ -202,9 +209,9 @@ class Turns:
 
     async def _outcome(self, begun: Begun, stretches: list[Stretch], failure: str | None) -> ReplyOutcome:
         assert begun.applied.max_tokens is not None
-        finish = Finish.ERROR if failure is not None else finish_of(stretches, begun.applied.max_tokens)
+        finish = Finish.ERROR if failure is not None else decide_finish(stretches, begun.applied.max_tokens)
         before = begun.resumed.sampled_ids if begun.resumed is not None else NO_IDS
-        work = partial(outcome_of, stretches, finish, begun, before, self._prompts)
+        work = partial(parse_outcome, stretches, finish, begun, before, self._prompts)
         sampled = sum(len(stretch.given.ids) for stretch in stretches)
         return work() if sampled < _INLINE_IDS else await asyncio.to_thread(work)
 
@@ -226,9 +233,9 @@ class Turns:
         return await begun.session.recorder.record_turn_async(
             finish=outcome.finish,
             **given,
-            segments=segments_of(stretches) or None,
+            segments=build_segments(stretches) or None,
             sampled_ids=None if stretches else (),
-            side_arrays=side_arrays_of(stretches) or None,
+            side_arrays=join_side_arrays(stretches) or None,
             message_starts=prompt.message_starts,
             reply=outcome.message,
             tools=begun.ask.tools,

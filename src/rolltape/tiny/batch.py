@@ -7,7 +7,7 @@ from rolltape.records.turn import Finish
 from rolltape.tiny.attention import TokenSpan
 from rolltape.tiny.checkpoint import Floats
 from rolltape.tiny.request import Request, VersionedModel
-from rolltape.tiny.sampling import Softmax, choose, top_of
+from rolltape.tiny.sampling import Softmax, choose, most_likely
 
 # Prompt tokens read in one step beside the running replies: two pieces, some 15 ms of the shipped model.
 _PROMPT_TOKENS_PER_STEP = 256
@@ -127,4 +127,4 @@ def _keep_prompt_logprobs(request: Request, span: TokenSpan, logits: Floats) -> 
         request.prompt_logprobs.append(softmax.logprob(row, request.prompt[place]))
         if request.sampling.top_logprobs:
             logprobs = softmax.logprobs(row)
-            request.prompt_tops.append(top_of(logprobs, logprobs, request.sampling.top_logprobs))
+            request.prompt_tops.append(most_likely(logprobs, logprobs, request.sampling.top_logprobs))

@@ -134,31 +134,36 @@ class EmbeddedEngine:
         self, prompt_ids: Sequence[int], sampling: Sampling | None = None, *, request_id: str | None = None
     ) -> EngineReply:
         """The whole reply to a prompt. Cancelling the caller aborts the request."""
-        request = self._submit(prompt_ids, sampling, request_id, streams=False)
-        try:
-            while request.finish is None:
-                await self._change_of(request)
-        finally:
-            self._leave(request)
-        return request.reply()
+        pieces = self.stream(prompt_ids, sampling, request_id=request_id, whole=True)
+        (reply,) = [piece.reply async for piece in pieces]
+        assert reply is not None
+        return reply
 
     async def stream(
-        self, prompt_ids: Sequence[int], sampling: Sampling | None = None, *, request_id: str | None = None
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling | None = None,
+        *,
+        request_id: str | None = None,
+        whole: bool = False,
     ) -> AsyncGenerator[Piece, None]:
-        """The reply as it grows; the last piece carries it whole. Closing the iterator aborts the request."""
-        request = self._submit(prompt_ids, sampling, request_id, streams=True)
+        """The reply as it grows; the last piece carries it whole. Closing the iterator aborts the request.
+
+        With `whole` there is one piece only, at the end.
+        """
+        request = self._submit(prompt_ids, sampling, request_id, streams=not whole)
         given = 0
         try:
             while True:
-                await self._change_of(request)
+                await self._wait_for_change(request)
                 piece = request.piece(given)
-                given += len(piece.ids)
                 if piece.reply is not None:
                     # Before it is given out: whoever has it may not come back for more.
                     self._leave(request)
                     yield piece
                     return
-                if piece.ids:
+                if piece.ids and not whole:
+                    given += len(piece.ids)
                     yield piece
         finally:
             self._leave(request)
@@ -273,7 +278,7 @@ class EmbeddedEngine:
             raise PromptError(f"id {wrong} in the prompt, but the vocabulary has {self.config.vocab_size}")
         return prompt
 
-    async def _change_of(self, request: Request) -> None:
+    async def _wait_for_change(self, request: Request) -> None:
         await request.changed.wait()
         request.changed.clear()
         if request.finish is None and self._stopped is not None:

@@ -126,7 +126,7 @@ def choose(logits: Floats, samplings: list[Sampling], draws: list[Draws]) -> lis
         else:
             token = pick(tempered.weights[row], sampling, draws[row].next())
         count = sampling.top_logprobs
-        top = top_of(raw.logprobs(row), tempered.logprobs(row), count) if count else ()
+        top = most_likely(raw.logprobs(row), tempered.logprobs(row), count) if count else ()
         choices.append(SampledToken(token, raw.logprob(row, token), tempered.logprob(row, token), top))
     return choices
 
@@ -163,7 +163,7 @@ def kept(weights: npt.NDArray[np.floating[Any]], sampling: Sampling) -> npt.NDAr
     return ids
 
 
-def top_of(raw: Floats, tempered: Floats, count: int) -> tuple[TopLogprob, ...]:
+def most_likely(raw: Floats, tempered: Floats, count: int) -> tuple[TopLogprob, ...]:
     """The most likely ids, best first."""
     count = min(count, len(raw))
     ids = np.argpartition(-raw, count - 1)[:count]

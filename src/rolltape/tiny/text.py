@@ -28,7 +28,7 @@ class TokenTexts:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def bytes_of(self, token: int) -> bytes:
+    def token_bytes(self, token: int) -> bytes:
         """What an id stands for; nothing, where the tokenizer has no such id though the model does."""
         known = self._bytes.get(token)
         if known is None:
@@ -39,11 +39,11 @@ class TokenTexts:
     def is_special(self, token: int) -> bool:
         return token in self._special
 
-    def text_of(self, ids: list[int], *, skip_special: bool = False, until: int | None = None) -> str:
+    def decode(self, ids: list[int], *, skip_special: bool = False, until: int | None = None) -> str:
         """The text of ids, bytes that are no UTF-8 replaced; `until` cuts after so many bytes of all of them."""
         parts, at = [], 0
         for token in ids:
-            data = self.bytes_of(token)
+            data = self.token_bytes(token)
             if not (skip_special and token in self._special):
                 parts.append(data if until is None else data[: max(until - at, 0)])
             at += len(data)
@@ -69,7 +69,7 @@ class StopStrings:
 
     def add(self, token: int) -> StopMatch | None:
         """Take the next id, special ones included; the match that it completes."""
-        tail = self._tail + self._texts.bytes_of(token)
+        tail = self._tail + self._texts.token_bytes(token)
         found = [(at, -len(data), string) for string, data in self._strings if (at := tail.find(data)) >= 0]
         if found:
             at, _, string = min(found)
@@ -92,7 +92,7 @@ class GrowingText:
         """The characters that this id completes."""
         if self._skip_special and self._texts.is_special(token):
             return ""
-        return self._decoder.decode(self._texts.bytes_of(token))
+        return self._decoder.decode(self._texts.token_bytes(token))
 
     def end(self) -> str:
         """What is left: a replacement character where the reply ends inside a character."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rolltape.collect.settings import CollectSettings
 from rolltape.errors import CollectError
-from rolltape.gateway.engines.opening import embedded_folder, open_engines, parts_of
+from rolltape.gateway.engines.opening import embedded_folder, open_engines, parse_spec
 from rolltape.gateway.gateway import Gateway
 from rolltape.gateway.settings import GatewaySettings
 from rolltape.tape.recording.tape import Tape
@@ -46,7 +46,7 @@ def resolve_model(model: str | None, name: str | None, engines: Sequence[str]) -
 
     Engines that return text alone take any name: their prompts are counted with the shipped model's tokenizer.
     """
-    kinds = [parts_of(engine)[0] for engine in engines]
+    kinds = [parse_spec(engine)[0] for engine in engines]
     text_only = all(kind == _TEXT_ONLY for kind in kinds)
     if model is None and text_only:
         model = name

@@ -18,7 +18,7 @@ from rolltape.tiny import EmbeddedEngine, shipped_model
 KNOWN = "sglang:URL, vllm:URL, llamacpp:URL, openai:URL, embedded, embedded:FOLDER, replay:RUN#ROLLOUT"
 
 
-def parts_of(spec: str) -> tuple[str, str]:
+def parse_spec(spec: str) -> tuple[str, str]:
     """The kind of engine that a text names, and where it is; EngineError if it names none."""
     kind, _, place = spec.partition(":")
     if kind not in _OPENERS or (not place and kind != "embedded"):
@@ -39,7 +39,7 @@ def open_engine(
     An option that is None is left to the engine. Nothing is connected to yet.
     """
     options = {"api_key": api_key, "model": model, "logprob_kind": logprob_kind, "routed_experts": routed_experts}
-    kind, place = parts_of(spec)
+    kind, place = parse_spec(spec)
     opener, takes = _OPENERS[kind]
     given = {name: value for name, value in options.items() if value is not None}
     for name in given:
@@ -64,7 +64,7 @@ def open_engines(
         open_engine(
             spec,
             api_key=api_key if "://" in spec else None,
-            model=model if "model" in _OPENERS[parts_of(spec)[0]][1] else None,
+            model=model if "model" in _OPENERS[parse_spec(spec)[0]][1] else None,
             logprob_kind=logprob_kind,
             routed_experts=routed_experts or None,
         )
@@ -74,7 +74,7 @@ def open_engines(
 
 def embedded_folder(specs: Sequence[str]) -> Path | None:
     """The folder of the first embedded engine, whose tokenizer is the model's; None: there is none."""
-    places = [place for kind, place in map(parts_of, specs) if kind == "embedded"]
+    places = [place for kind, place in map(parse_spec, specs) if kind == "embedded"]
     return (Path(places[0]) if places[0] else shipped_model()) if places else None
 
 

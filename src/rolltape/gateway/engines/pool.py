@@ -50,7 +50,7 @@ class EnginePool:
 
     @property
     def applies(self) -> frozenset[str]:
-        """The sampling parameters that all of them honour."""
+        """The sampling parameters that all of them apply."""
         return frozenset.intersection(*(member.engine.applies for member in self._members))
 
     @property

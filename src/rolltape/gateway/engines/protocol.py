@@ -72,7 +72,7 @@ class Engine(Protocol):
 
     name: str  # its kind and address, for people: "sglang http://127.0.0.1:30000"
     token_faithful: bool  # false: text in, text out
-    applies: frozenset[str]  # the fields of SamplingParams that it honours
+    applies: frozenset[str]  # the fields of SamplingParams that it applies
 
     async def facts(self) -> EngineFacts:
         """What it says of itself; raises EngineUnreachable if it does not answer. Also its health check."""

@@ -1,13 +1,12 @@
 """Extend held ids by new messages: only these are rendered, and held ids stay as they are."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
 
-from rolltape.gateway.prompts.families import DEFAULT, Renderer, Tokens
-from rolltape.gateway.prompts.messages import Chat, Prepared
+from rolltape.gateway.prompts.families import DEFAULT, Chat, Renderer, Tokens, Tools
+from rolltape.gateway.prompts.messages import Prepared
 from rolltape.records.prompting import BridgeRefusal
 from rolltape.records.turn import Ids
 
@@ -29,7 +28,7 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 def bridge(
-    name: str, renderer: Renderer, prompt_end: Ids, reply: Ids, new: Prepared, tools: list[dict[str, Any]] | None
+    name: str, renderer: Renderer, prompt_end: Ids, reply: Ids, new: Prepared, tools: Tools
 ) -> Bridged | Refused:
     """Continue a prompt, of which `prompt_end` is as much as the renderer reads, and its reply."""
     if early := _refused_unasked(name, new.messages):
@@ -63,9 +62,7 @@ def _refused_unasked(name: str, new: Chat) -> BridgeRefusal | None:
     return BridgeRefusal.ASSISTANT_AMONG_NEW if any(m["role"] == "assistant" for m in new) else None
 
 
-def _why(
-    renderer: Renderer, end: list[int], sampled: list[int], new: Chat, tools: list[dict[str, Any]] | None
-) -> BridgeRefusal:
+def _why(renderer: Renderer, end: list[int], sampled: list[int], new: Chat, tools: Tools) -> BridgeRefusal:
     """Why a renderer refused, in the order in which renderers look."""
     if _is_unfinished(renderer, end, sampled, tools):
         return BridgeRefusal.UNFINISHED_THINKING
@@ -77,7 +74,7 @@ def _why(
     return BridgeRefusal.OTHER
 
 
-def _is_unfinished(renderer: Renderer, end: list[int], sampled: list[int], tools: list[dict[str, Any]] | None) -> bool:
+def _is_unfinished(renderer: Renderer, end: list[int], sampled: list[int], tools: Tools) -> bool:
     """Whether a reply that the model ended is still thinking. One that was cut off there can be closed."""
     if not sampled or sampled[-1] not in renderer.get_stop_token_ids():
         return False

@@ -12,7 +12,7 @@ from rolltape.errors import BadRequest
 from rolltape.gateway.prompts import bridging, reply
 from rolltape.gateway.prompts.bridging import Bridged, Refused, message_starts
 from rolltape.gateway.prompts.choosing import RendererChoice, choose, renders_call_ids, takes_system_anywhere
-from rolltape.gateway.prompts.families import DEFAULT, READS_PROMPT_END, Renderer, make, version
+from rolltape.gateway.prompts.families import DEFAULT, READS_PROMPT_END, Renderer, Tools, make, version
 from rolltape.gateway.prompts.messages import Prepared, prepared
 from rolltape.gateway.prompts.reply import Parsed
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer, SpecialText
@@ -20,7 +20,6 @@ from rolltape.records.turn import Ids, TokenChain
 
 Retention = Literal["template", "tool_cycle", "all"]
 Messages = Sequence[dict[str, Any]]
-Tools = list[dict[str, Any]] | None
 
 _PROMPT_END = 64  # ids: more than any family's generation prompt
 
@@ -133,7 +132,7 @@ class ChatPrompts:
     ) -> Bridged | Refused:
         """The ids that follow a held prompt and its reply; costs what is new, for families that allow it."""
         new = self._prepared(new_messages, opening=False)
-        end = self._end_of(held_prompt)
+        end = self._prompt_end(held_prompt)
         return bridging.bridge(self._choice.name, self._renderer(thinking), end, reply_ids, new, tools or None)
 
     def parse(
@@ -150,7 +149,7 @@ class ChatPrompts:
 
         `calls_as_text`: calls, though well-formed, are treated as malformed ones, since they may not be made.
         """
-        end, renderer = self._end_of(held_prompt), self._renderer(thinking)
+        end, renderer = self._prompt_end(held_prompt), self._renderer(thinking)
         return reply.parse(renderer, self._tokenizer, end, reply_ids, tools or None, stop_string, calls_as_text)
 
     def decode(self, ids: Ids) -> str:
@@ -160,7 +159,7 @@ class ChatPrompts:
     def _prepared(self, messages: Messages, *, opening: bool) -> Prepared:
         return prepared(messages, self._tokenizer, fold=self._folds, opening=opening)
 
-    def _end_of(self, prompt: TokenChain) -> Ids:
+    def _prompt_end(self, prompt: TokenChain) -> Ids:
         """As much of a prompt as the renderer reads of it."""
         start = max(len(prompt) - _PROMPT_END, 0) if self._choice.name in READS_PROMPT_END else 0
         return prompt.slice(start)

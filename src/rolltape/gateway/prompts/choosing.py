@@ -9,8 +9,16 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import CheckpointError, PromptError
-from rolltape.gateway.prompts.families import DEFAULT, Renderer, guessable, make, template_options, thinking_option
-from rolltape.gateway.prompts.messages import Chat
+from rolltape.gateway.prompts.families import (
+    DEFAULT,
+    Chat,
+    Renderer,
+    Tools,
+    guessable,
+    make,
+    template_options,
+    thinking_option,
+)
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer
 
 _HERMES = '{"name": <function-name>, "arguments": <args-json-object>}'
@@ -35,7 +43,7 @@ _HEARD = {"role": "tool", "content": '{"seen": ["a", "b"]}', "tool_call_id": "ca
 _TOLD = {"role": "assistant", "content": "Two things."}
 _MUSED = {"role": "assistant", "content": "Two things.", "reasoning_content": "a and b"}
 
-_PROBES: tuple[tuple[Chat, list[dict[str, Any]] | None], ...] = (
+_PROBES: tuple[tuple[Chat, Tools], ...] = (
     ([_ASKED], None),
     ([_SYSTEM, _ASKED], None),
     ([_ASKED, _TOLD, _ASKED], None),
@@ -163,9 +171,7 @@ def _forms(chat: Chat) -> list[Chat]:
     return [chat, without_text, as_text]
 
 
-def _by_template(
-    renderer: Renderer, tokenizer: FolderTokenizer, chat: Chat, tools: list[dict[str, Any]] | None
-) -> list[int] | None:
+def _by_template(renderer: Renderer, tokenizer: FolderTokenizer, chat: Chat, tools: Tools) -> list[int] | None:
     """The ids by the folder's template under the renderer's options; None: it refuses the conversation."""
     options = template_options(renderer)
     try:
@@ -174,7 +180,7 @@ def _by_template(
         return None
 
 
-def _rendered(renderer: Renderer, chat: Chat, tools: list[dict[str, Any]] | None = None) -> list[int] | None:
+def _rendered(renderer: Renderer, chat: Chat, tools: Tools = None) -> list[int] | None:
     """The ids of a probe; None: the renderer refuses it."""
     try:
         return renderer.render_ids(chat, tools=tools, add_generation_prompt=True)

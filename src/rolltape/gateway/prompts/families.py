@@ -6,6 +6,9 @@ from typing import Any, Protocol, cast
 from rolltape.errors import CheckpointError
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer
 
+Chat = list[dict[str, Any]]
+Tools = list[dict[str, Any]] | None
+
 DEFAULT = "default"  # the folder's own chat template, which never bridges
 
 # These read of a held prompt no more than the generation prompt at its end, so that its last ids do for the whole.
@@ -62,26 +65,15 @@ class Renderer(Protocol):
     config: Any
     effective_thinking_retention: str
 
-    def render(
-        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, add_generation_prompt: bool
-    ) -> Tokens: ...
+    def render(self, messages: Chat, *, tools: Tools, add_generation_prompt: bool) -> Tokens: ...
 
-    def render_ids(
-        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, add_generation_prompt: bool
-    ) -> list[int]: ...
+    def render_ids(self, messages: Chat, *, tools: Tools, add_generation_prompt: bool) -> list[int]: ...
 
     def bridge_to_next_turn(
-        self,
-        previous_prompt_ids: list[int],
-        previous_completion_ids: list[int],
-        new_messages: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None,
+        self, prompt_ids: list[int], completion_ids: list[int], new_messages: Chat, /, *, tools: Tools
     ) -> Tokens | None: ...
 
-    def parse_response(
-        self, token_ids: list[int], *, tools: list[dict[str, Any]] | None, prompt_ids: list[int]
-    ) -> Response: ...
+    def parse_response(self, token_ids: list[int], *, tools: Tools, prompt_ids: list[int]) -> Response: ...
 
     def get_stop_token_ids(self) -> list[int]: ...
 

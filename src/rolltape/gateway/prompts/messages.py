@@ -6,11 +6,10 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import BadRequest
+from rolltape.gateway.prompts.families import Chat
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer
 from rolltape.records.jsonable import parse_strict
 from rolltape.records.messages import Role, content_text
-
-Chat = list[dict[str, Any]]
 
 _REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 

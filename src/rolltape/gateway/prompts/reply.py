@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from rolltape.gateway.prompts.families import Call, Renderer, Response
+from rolltape.gateway.prompts.families import Call, Renderer, Response, Tools
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer
 from rolltape.records.turn import Ids
 
@@ -52,7 +52,7 @@ def parse(
     tokenizer: FolderTokenizer,
     prompt_end: Ids,
     reply: Ids,
-    tools: list[dict[str, Any]] | None,
+    tools: Tools,
     stop_string: str | None,
     calls_as_text: bool,
 ) -> Parsed:

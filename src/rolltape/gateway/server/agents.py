@@ -7,7 +7,7 @@ import msgspec
 from aiohttp import web
 
 from rolltape.errors import GatewayError, RolltapeError, SessionEnded
-from rolltape.gateway.attempts import Attempt, digest_of
+from rolltape.gateway.attempts import Attempt, request_digest
 from rolltape.gateway.exchange import Ask, Reply
 from rolltape.gateway.history import keyed
 from rolltape.gateway.server.guard import GatewayGuard, given_key
@@ -54,7 +54,7 @@ class Agents:
         async def handle(request: web.Request) -> web.StreamResponse:
             session = self._session(request, wire)
             ask = keyed(wire.read(await request.read(), request.headers))
-            attempt = self._service.attempt(session, ask, digest_of(ask), request.headers)
+            attempt = self._service.attempt(session, ask, request_digest(ask), request.headers)
             exchange = _Exchange(self._service, request, wire, ask, session, attempt)
             return await exchange.served()
 
@@ -72,7 +72,7 @@ class Agents:
             request[WIRE] = wire
         if self._service.settings.open:
             self._guard.admit_local(request)
-        session = self._service.session_of(given_key(request), request.headers)
+        session = self._service.find_session(given_key(request), request.headers)
         request[SESSION] = session.id
         return session
 

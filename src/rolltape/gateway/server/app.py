@@ -27,13 +27,13 @@ _KEY = re.compile(r"rts-[\w-]{32}")  # a session's, wherever somebody put it
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def _told_briefly(record: logging.LogRecord) -> bool:
+def _hide_bytes(record: logging.LogRecord) -> bool:
     """aiohttp shows the bytes that it could not read, and a key may be among them."""
     record.exc_info = record.exc_text = None
     return True
 
 
-http_log.addFilter(_told_briefly)
+http_log.addFilter(_hide_bytes)
 
 
 def make_app(service: Service, public_url: Callable[[], str]) -> web.Application:

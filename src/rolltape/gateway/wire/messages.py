@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from rolltape.gateway.exchange import Api, Ask, Draft, Reply, Usage
-from rolltape.gateway.wire.messages_request import read_counting, read_request, signature_of
+from rolltape.gateway.wire.messages_request import read_counting, read_request, sign_thinking
 from rolltape.gateway.wire.protocol import event
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
@@ -130,7 +130,7 @@ def _usage(reply: Reply) -> dict[str, Any]:
 def _blocks(reply: Reply) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if thinking := reply.message.get("reasoning_content"):
-        blocks.append({"type": "thinking", "thinking": _valid(thinking), "signature": signature_of(reply.draft.id)})
+        blocks.append({"type": "thinking", "thinking": _valid(thinking), "signature": sign_thinking(reply.draft.id)})
     if text := content_text(reply.message.get("content")):
         blocks.append({"type": "text", "text": _valid(text)})
     for call in reply.message.get("tool_calls") or ():

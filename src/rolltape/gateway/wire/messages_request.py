@@ -166,7 +166,7 @@ def _context_management(fields: Fields, ignored_params: list[str]) -> None:
         ignored_params.append("context_management.edits: the history is read as it is sent")
 
 
-def signature_of(reply_id: str) -> str:
+def sign_thinking(reply_id: str) -> str:
     """The signature of a reply's thinking: an echo brings it back, and so says which reply it is."""
     return _SIGNATURE + reply_id
 

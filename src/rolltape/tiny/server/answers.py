@@ -84,7 +84,7 @@ class SglangAnswer:
             ids = ids[:-1]
         if self._asked.trim_stop and reply.finish is Finish.STOP_STRING:
             until = reply.stop_at
-        return self._texts.text_of(ids, skip_special=self._asked.skip_special, until=until)
+        return self._texts.decode(ids, skip_special=self._asked.skip_special, until=until)
 
     def _logprob_fields(self, reply: EngineReply | None) -> Json:
         fields: Json = {
@@ -105,7 +105,7 @@ class SglangAnswer:
         return [self._triple(value, token) for value, token in zip(values, ids, strict=False)]
 
     def _triple(self, value: float | None, token: int) -> list[Any]:
-        text = self._texts.text_of([token]) if self._asked.logprob_texts and self._texts is not None else None
+        text = self._texts.decode([token]) if self._asked.logprob_texts and self._texts is not None else None
         return [value, token, text]
 
     def _triples(self, top: tuple[TopLogprob, ...]) -> list[list[Any]]:

@@ -14,7 +14,6 @@ from aiohttp.typedefs import Middleware
 from rolltape.errors import CheckpointError, EngineError, EngineStopped
 from rolltape.records.turn import LogprobKind
 from rolltape.tiny.engine import EmbeddedEngine, InFlightPolicy
-from rolltape.tiny.request import Piece
 from rolltape.tiny.sampling import Sampling
 from rolltape.tiny.server.answers import Json, SglangAnswer
 from rolltape.tiny.server.bodies import (
@@ -24,9 +23,9 @@ from rolltape.tiny.server.bodies import (
     PauseBody,
     UpdateBody,
     VersionBody,
-    asked_of,
     decode,
     decode_generate,
+    parse_prompts,
 )
 
 MAX_BODY_BYTES = 64 * 2**20
@@ -54,31 +53,20 @@ class EngineServer:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = decode_generate(await request.read())
-        asked, many = asked_of(body, self.engine)
+        asked, many = parse_prompts(body, self.engine)
         if body.stream:
             return await self._stream(request, asked, many)
         answers = await _all_or_none([self._whole(one) for one in asked])
-        failed = next((answer for answer in answers if _status_of(answer) is not None), None)
+        failed = next((answer for answer in answers if _error_status(answer) is not None), None)
         if failed is not None:
             return _error(failed["meta_info"]["finish_reason"]["message"], HTTPStatus.INTERNAL_SERVER_ERROR)
         return _json(answers if many else answers[0])
 
     async def _whole(self, asked: Asked) -> Json:
         answer = SglangAnswer(asked, self.engine.texts, self._kind)
-        reply = await self.engine.generate(asked.prompt_ids, asked.sampling, request_id=asked.request_id)
-        return answer.add(
-            Piece(
-                request_id=reply.request_id,
-                start=0,
-                ids=tuple(reply.ids.tolist()),
-                raw_logprobs=tuple(reply.raw_logprobs.tolist()),
-                tempered_logprobs=tuple(reply.tempered_logprobs.tolist()),
-                top_logprobs=reply.top_logprobs,
-                version=reply.version,
-                cached_tokens=reply.cached_tokens,
-                reply=reply,
-            )
-        )
+        pieces = self.engine.stream(asked.prompt_ids, asked.sampling, request_id=asked.request_id, whole=True)
+        async with aclosing(pieces):
+            return answer.add(await anext(pieces))
 
     async def _stream(self, request: web.Request, asked: list[Asked], many: bool) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -304,7 +292,7 @@ async def _cancelled(tasks: Sequence["asyncio.Task[Json] | asyncio.Task[None]"])
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _status_of(answer: Json) -> int | None:
+def _error_status(answer: Json) -> int | None:
     reason = answer["meta_info"]["finish_reason"]
     status: int | None = reason.get("status_code")
     return status

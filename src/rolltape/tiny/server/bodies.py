@@ -139,7 +139,7 @@ def _unexpected(error: Exception) -> BodyError:
     return BodyError(f"the body is not as expected: {error}")
 
 
-def asked_of(body: GenerateBody, engine: EmbeddedEngine) -> tuple[list[Asked], bool]:
+def parse_prompts(body: GenerateBody, engine: EmbeddedEngine) -> tuple[list[Asked], bool]:
     """What the body asks for, and whether it is a list, so that the answer is one."""
     prompts, many = _prompts(body, engine)
     if not prompts:

@@ -45,7 +45,7 @@ def serve_engine(
         async with engine, _listening(app, host, port) as url:
             print(url, flush=True)
             print(f"rolltape: serving {folder}, weights {engine.version}", file=sys.stderr)
-            await _told_to_end(engine)
+            await _wait_for_end(engine)
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve())
@@ -65,7 +65,7 @@ async def _listening(app: web.Application, host: str, port: int) -> AsyncIterato
         await runner.cleanup()
 
 
-async def _told_to_end(engine: EmbeddedEngine) -> None:
+async def _wait_for_end(engine: EmbeddedEngine) -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
 
