@@ -34,7 +34,7 @@ def figures(rollouts: int = 100_000) -> Iterable[Figure]:
 def _reply_ids() -> str:
     folder = shipped_model()
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("42", add_special_tokens=False).ids
-    return ",".join(map(str, [*ids, ChatPrompts.load(folder).stop_ids[0]]))
+    return ",".join(map(str, [*ids, ChatPrompts(folder).stop_ids[0]]))
 
 
 def _flight_figures(folder: Path, engine: str) -> Iterable[Figure]:

@@ -35,7 +35,7 @@ _REPLY = "I look at the next file and see what it holds."
 def figures() -> Iterable[Figure]:
     """Costs, a comparison, and a long run, with the real Qwen3 tokenizer where npm can bring it."""
     folder = _model_folder()
-    prompts = ChatPrompts.load(folder, renderer="qwen3", thinking=False)
+    prompts = ChatPrompts(folder, renderer="qwen3", thinking=False)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = [*tokenizer.encode(_REPLY, add_special_tokens=False).ids, prompts.stop_ids[0]]
     with served([sys.executable, "-m", "benchmarks.instant", ",".join(map(str, ids))]) as engine:

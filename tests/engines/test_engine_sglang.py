@@ -18,7 +18,7 @@ from rolltape.gateway.engines.protocol import Engine, Generated
 from rolltape.gateway.engines.sglang import SglangEngine
 from rolltape.records.turn import Finish, LogprobKind, Segment
 from rolltape.tiny import EmbeddedEngine, Sampling, shipped_model
-from rolltape.tiny.server import make_app
+from rolltape.tiny.server import EngineServer
 from scripted_engine import Mishap, Script, ScriptedEngine, Step
 
 
@@ -318,7 +318,7 @@ async def test_an_engine_that_goes_away_in_mid_reply_has_died(tokenizer: Tokeniz
 @pytest.mark.parametrize("kind", [LogprobKind.AFTER_TEMPERATURE, LogprobKind.RAW])
 async def test_rolltapes_own_server_gives_what_the_engine_behind_it_gives(kind: LogprobKind) -> None:
     async with EmbeddedEngine.load(shipped_model(), "w1") as embedded:
-        runner = web.AppRunner(make_app(embedded, shipped_model(), kind=kind), handler_cancellation=True)
+        runner = web.AppRunner(EngineServer(embedded, shipped_model(), kind=kind).app(), handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         engine = SglangEngine(f"http://127.0.0.1:{runner.addresses[0][1]}")
@@ -339,7 +339,7 @@ async def test_rolltapes_own_server_gives_what_the_engine_behind_it_gives(kind: 
 
 async def test_cancelling_ends_the_request_in_rolltapes_own_server() -> None:
     async with EmbeddedEngine.load(shipped_model(), "w1") as embedded:
-        runner = web.AppRunner(make_app(embedded, shipped_model()), handler_cancellation=True)
+        runner = web.AppRunner(EngineServer(embedded, shipped_model()).app(), handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         engine = SglangEngine(f"http://127.0.0.1:{runner.addresses[0][1]}")
@@ -361,7 +361,7 @@ def test_a_key_is_not_in_any_text_about_the_engine() -> None:
 
 async def test_a_wrong_key_is_told(tokenizer: Tokenizer) -> None:
     async with EmbeddedEngine.load(shipped_model()) as embedded:
-        runner = web.AppRunner(make_app(embedded, shipped_model(), api_key="right"))
+        runner = web.AppRunner(EngineServer(embedded, shipped_model(), api_key="right").app())
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"

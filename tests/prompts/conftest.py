@@ -9,12 +9,12 @@ from rolltape.gateway.prompts import ChatPrompts
 
 @pytest.fixture(scope="session")
 def tiny() -> ChatPrompts:
-    return ChatPrompts.load(TINY)
+    return ChatPrompts(TINY)
 
 
 @pytest.fixture(scope="session")
 def qwen3() -> ChatPrompts:
-    return ChatPrompts.load(qwen3_folder())
+    return ChatPrompts(qwen3_folder())
 
 
 @pytest.fixture(scope="session", params=["tiny", "qwen3"])

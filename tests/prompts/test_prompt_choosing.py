@@ -40,7 +40,7 @@ def test_the_renderer_is_found_by_comparing_it_with_the_folders_template(prompts
 
 
 def test_a_template_of_another_kind_is_not_taken_for_a_known_one(folder: Callable[[Rewrite], Path]) -> None:
-    prompts = ChatPrompts.load(folder(lambda text: text.replace("# Tools", "# Your tools")))
+    prompts = ChatPrompts(folder(lambda text: text.replace("# Tools", "# Your tools")))
     assert prompts.renderer.startswith("default ")
     assert prompts.warning is not None
     assert "prompts are rendered whole by its chat template" in prompts.warning
@@ -49,15 +49,15 @@ def test_a_template_of_another_kind_is_not_taken_for_a_known_one(folder: Callabl
 
 
 def test_a_named_renderer_is_taken_and_warned_about_if_the_template_differs(folder: Callable[[Rewrite], Path]) -> None:
-    prompts = ChatPrompts.load(folder(lambda text: text.replace("# Tools", "# Your tools")), renderer="qwen3")
+    prompts = ChatPrompts(folder(lambda text: text.replace("# Tools", "# Your tools")), renderer="qwen3")
     assert prompts.renderer.startswith("qwen3 ")
     assert prompts.warning is not None
     assert "renders otherwise" in prompts.warning
-    assert ChatPrompts.load(TINY, renderer="qwen3").warning is None
+    assert ChatPrompts(TINY, renderer="qwen3").warning is None
 
 
 def test_a_template_that_cannot_switch_thinking_off_takes_no_request_to(folder: Callable[[Rewrite], Path]) -> None:
-    prompts = ChatPrompts.load(folder(lambda text: text.replace("enable_thinking", "no_such_option")))
+    prompts = ChatPrompts(folder(lambda text: text.replace("enable_thinking", "no_such_option")))
     assert prompts.renderer.startswith("qwen3 ")
     assert not prompts.switches_thinking
     assert prompts.template_options(False) == {}
@@ -67,20 +67,20 @@ def test_a_template_that_cannot_switch_thinking_off_takes_no_request_to(folder: 
 def test_without_a_template_a_renderer_must_be_named(folder: Callable[[Rewrite], Path]) -> None:
     bare = folder(lambda _: None)
     with pytest.raises(CheckpointError, match="no chat template to tell the renderer by; name one"):
-        ChatPrompts.load(bare)
-    assert ChatPrompts.load(bare, renderer="qwen3").warning is None
+        ChatPrompts(bare)
+    assert ChatPrompts(bare, renderer="qwen3").warning is None
 
 
 def test_a_template_may_be_a_file_of_its_own_or_one_of_several(folder: Callable[[Rewrite], Path]) -> None:
     own = folder(lambda _: "{{ 'said ' }}{{ messages[0].content }}")
-    assert ChatPrompts.load(own).decode(ChatPrompts.load(own).render([ASKED], None, None).ids).startswith("said How")
+    assert ChatPrompts(own).decode(ChatPrompts(own).render([ASKED], None, None).ids).startswith("said How")
     config = json.loads((own / "tokenizer_config.json").read_text())
     config["chat_template"] = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "several"}]
     (own / "tokenizer_config.json").write_text(json.dumps(config))
-    several = ChatPrompts.load(own)
+    several = ChatPrompts(own)
     assert several.decode(several.render([ASKED], None, None).ids) == "several"
     (own / "chat_template.jinja").write_text("a file")
-    assert ChatPrompts.load(own).decode(ChatPrompts.load(own).render([ASKED], None, None).ids) == "a file"
+    assert ChatPrompts(own).decode(ChatPrompts(own).render([ASKED], None, None).ids) == "a file"
 
 
 def test_templates_may_use_what_transformers_adds_to_jinja(folder: Callable[[Rewrite], Path]) -> None:
@@ -89,7 +89,7 @@ def test_templates_may_use_what_transformers_adds_to_jinja(folder: Callable[[Rew
         "{% generation %}{{ one }}{{ {'ü': '<'} | tojson }}{% endgeneration %}{% endfor %}{{ eos_token }}"
         "{% if messages | length > 1 %}{{ raise_exception('one message only') }}{% endif %}"
     )
-    prompts = ChatPrompts.load(folder(lambda _: written))
+    prompts = ChatPrompts(folder(lambda _: written))
     assert prompts.decode(prompts.render([ASKED], [], None).ids) == '1{"ü": "<"}<|im_end|>'
     with pytest.raises(BadRequest, match="one message only"):
         prompts.render([ASKED, ASKED], None, None)
@@ -97,31 +97,31 @@ def test_templates_may_use_what_transformers_adds_to_jinja(folder: Callable[[Rew
 
 def test_a_wrong_folder_or_name_is_refused_with_what_to_do(tmp_path: Path, folder: Callable[[Rewrite], Path]) -> None:
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json; have transformers write one"):
-        ChatPrompts.load(tmp_path)
+        ChatPrompts(tmp_path)
     with pytest.raises(CheckpointError, match=r"no renderer is called 'qwen4'; known are .*qwen3"):
-        ChatPrompts.load(TINY, renderer="qwen4")
+        ChatPrompts(TINY, renderer="qwen4")
     with pytest.raises(CheckpointError, match="renderer llama-3 does not fit"):
-        ChatPrompts.load(TINY, renderer="llama-3")
+        ChatPrompts(TINY, renderer="llama-3")
     with pytest.raises(CheckpointError, match="cannot implement explicit thinking_retention"):
-        ChatPrompts.load(TINY, renderer="default", thinking_retention="all")
+        ChatPrompts(TINY, renderer="default", thinking_retention="all")
     with pytest.raises(CheckpointError, match="its chat template is no Jinja template"):
-        ChatPrompts.load(folder(lambda _: "{% if %}"))
+        ChatPrompts(folder(lambda _: "{% if %}"))
 
 
 def test_the_fingerprint_is_of_tokenizer_template_renderer_and_settings(folder: Callable[[Rewrite], Path]) -> None:
-    same, again = ChatPrompts.load(TINY / "tokenizer.json"), ChatPrompts.load(folder(lambda text: text))
+    same, again = ChatPrompts(TINY / "tokenizer.json"), ChatPrompts(folder(lambda text: text))
     assert same.fingerprint == again.fingerprint
     others = [
-        ChatPrompts.load(TINY, renderer="default"),
-        ChatPrompts.load(TINY, thinking_retention="all"),
-        ChatPrompts.load(folder(lambda text: text + "{# changed #}")),
+        ChatPrompts(TINY, renderer="default"),
+        ChatPrompts(TINY, thinking_retention="all"),
+        ChatPrompts(folder(lambda text: text + "{# changed #}")),
     ]
     assert len({prompts.fingerprint for prompts in [same, *others]}) == 4
 
 
 def test_a_folders_own_template_renders_as_in_transformers() -> None:
     tokenizer = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(TINY)
-    whole = ChatPrompts.load(TINY, renderer="default")
+    whole = ChatPrompts(TINY, renderer="default")
     chat = [SYSTEM, ASKED, called({"city": "Köln"}, content="", thinking="hm"), HEARD, TOLD, ASKED]
     for thinking in (True, False):
         expected = tokenizer.apply_chat_template(

@@ -58,7 +58,7 @@ def missing_token(family: str, folder: Path) -> str | None:
 
 @cache
 def loaded(family: str, folder: Path) -> ChatPrompts:
-    return ChatPrompts.load(folder, renderer=family)
+    return ChatPrompts(folder, renderer=family)
 
 
 @pytest.mark.parametrize("family", sorted(READS_PROMPT_END))

@@ -202,7 +202,7 @@ def test_arguments_are_json_of_the_same_value_or_none_at_all(arguments: dict[str
 
 
 def test_a_folders_own_template_reads_calls_in_the_form_that_it_asks_for() -> None:
-    whole = ChatPrompts.load(TINY, renderer="default")
+    whole = ChatPrompts(TINY, renderer="default")
     reply = read(whole, f"<think>\nhm\n</think>\n\nI look.\n{GOOD}")
     assert (reply.content, reply.reasoning, len(reply.calls)) == ("I look.", "hm", 1)
     assert read(whole, f"I look.\n{GOOD[:-5]}").content == f"I look.\n{GOOD[:-5]}"

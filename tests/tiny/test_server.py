@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from rolltape.tiny import EmbeddedEngine, Sampling
-from rolltape.tiny.server import make_app
+from rolltape.tiny.server import EngineServer
 
 GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
 ENDLESS = {"sampling_seed": 1, "max_new_tokens": 4000, "ignore_eos": True}
@@ -57,7 +57,9 @@ class Client:
 @asynccontextmanager
 async def served(folder: Path, **settings: Any) -> AsyncIterator[Client]:
     async with EmbeddedEngine.load(folder, "default") as engine:
-        runner = web.AppRunner(make_app(engine, folder, **settings), handler_cancellation=True, shutdown_timeout=1)
+        runner = web.AppRunner(
+            EngineServer(engine, folder, **settings).app(), handler_cancellation=True, shutdown_timeout=1
+        )
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         port = runner.addresses[0][1]

@@ -128,7 +128,7 @@ class Gateway:
         facts = next((one.facts for one in health if one.facts is not None), None)
         if facts is None:
             raise EngineUnreachable("no engine answers: " + "; ".join(str(one.error) for one in health))
-        prompts = ChatPrompts.load(
+        prompts = ChatPrompts(
             self._tokenizer_folder(),
             renderer=settings.renderer,
             thinking=settings.thinking,

@@ -26,19 +26,11 @@ def parse_spec(spec: str) -> tuple[str, str]:
     return kind, place
 
 
-def open_engine(
-    spec: str,
-    *,
-    api_key: str | None = None,
-    model: str | None = None,
-    logprob_kind: LogprobKind | None = None,
-    routed_experts: bool | None = None,
-) -> Engine:
+def open_engine(spec: str, **options: Any) -> Engine:
     """The engine that a text names; EngineError where the text, or an option beside it, makes no sense.
 
-    An option that is None is left to the engine. Nothing is connected to yet.
+    The options are those of `open_engines`; one that is None is left to the engine. Nothing is connected to yet.
     """
-    options = {"api_key": api_key, "model": model, "logprob_kind": logprob_kind, "routed_experts": routed_experts}
     kind, place = parse_spec(spec)
     opener, takes = _OPENERS[kind]
     given = {name: value for name, value in options.items() if value is not None}

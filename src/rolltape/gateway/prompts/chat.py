@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from rolltape.errors import BadRequest
 from rolltape.gateway.prompts import bridging, reply
 from rolltape.gateway.prompts.bridging import Bridged, Refused, message_starts
-from rolltape.gateway.prompts.choosing import RendererChoice, choose, renders_call_ids, takes_system_anywhere
+from rolltape.gateway.prompts.choosing import choose, renders_call_ids, takes_system_anywhere
 from rolltape.gateway.prompts.families import DEFAULT, READS_PROMPT_END, Renderer, Tools, make, version
 from rolltape.gateway.prompts.messages import Prepared, prepared
 from rolltape.gateway.prompts.reply import Parsed
@@ -38,16 +38,23 @@ class ChatPrompts:
 
     def __init__(
         self,
-        tokenizer: FolderTokenizer,
-        choice: RendererChoice,
+        folder: str | Path,
         *,
+        renderer: str | None = None,
         thinking: bool | None = None,
-        retention: Retention = "template",
-        special_text: SpecialText = SpecialText.PASS,
+        thinking_retention: Retention | None = None,
+        special_text: SpecialText | str = SpecialText.PASS,
     ) -> None:
+        """For a model folder, or its tokenizer.json; `renderer` None finds one that renders as its chat template.
+
+        `thinking` None leaves it to the model's template, as does `thinking_retention` None.
+        """
+        folder = Path(folder)
+        self._special_text = SpecialText(special_text)
+        tokenizer = FolderTokenizer(folder.parent if folder.is_file() else folder, self._special_text)
         self._tokenizer = tokenizer
-        self._choice = choice
-        self._special_text = special_text
+        choice = self._choice = choose(tokenizer, renderer)
+        retention = thinking_retention or "template"
         kept = {} if retention == "template" else {"thinking_retention": retention}
         settings: list[bool | None] = [None] if choice.thinking_option is None else [None, True, False]
         self._renderers = {
@@ -55,8 +62,8 @@ class ChatPrompts:
         }
         by_default = self._renderers[None]
         self._options: dict[str, Any] = dict(kept)
-        if special_text is not SpecialText.PASS:
-            self._options["special_text"] = special_text.value
+        if self._special_text is not SpecialText.PASS:
+            self._options["special_text"] = self._special_text.value
         self._thinking = thinking
         self._thinks_by_default = getattr(by_default.config, choice.thinking_option or "", None)
         self._folds = not takes_system_anywhere(by_default, tokenizer)
@@ -66,27 +73,6 @@ class ChatPrompts:
         self.renderer = f"{choice.name} (renderers {version()})"
         self.stop_ids = tuple(by_default.get_stop_token_ids())
         self.fingerprint = _fingerprint(tokenizer, self.renderer, by_default, self._options)
-
-    @classmethod
-    def load(
-        cls,
-        folder: str | Path,
-        *,
-        renderer: str | None = None,
-        thinking: bool | None = None,
-        thinking_retention: Retention | None = None,
-        special_text: SpecialText | str = SpecialText.PASS,
-    ) -> Self:
-        """For a model folder, or its tokenizer.json; `renderer` None finds one that renders as its chat template.
-
-        `thinking` None leaves it to the model's template, as does `thinking_retention` None.
-        """
-        special_text = SpecialText(special_text)
-        folder = Path(folder)
-        tokenizer = FolderTokenizer(folder.parent if folder.is_file() else folder, special_text)
-        choice = choose(tokenizer, renderer)
-        retention = thinking_retention or "template"
-        return cls(tokenizer, choice, thinking=thinking, retention=retention, special_text=special_text)
 
     @property
     def switches_thinking(self) -> bool:

@@ -1,5 +1,5 @@
 """The tiny engine over HTTP with SGLang's native API, so that it can replace SGLang in tests."""
 
-from rolltape.tiny.server.app import make_app
+from rolltape.tiny.server.app import EngineServer
 
-__all__ = ["make_app"]
+__all__ = ["EngineServer"]

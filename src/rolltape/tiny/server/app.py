@@ -1,7 +1,6 @@
 """The HTTP routes of `rolltape engine`, named and shaped like SGLang's."""
 
 import asyncio
-import hmac
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
@@ -9,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 from aiohttp import web
-from aiohttp.typedefs import Middleware
 
 from rolltape.errors import CheckpointError, EngineError, EngineStopped
 from rolltape.records.turn import LogprobKind
+from rolltape.serving import bearer_token, same_key
 from rolltape.tiny.engine import EmbeddedEngine, InFlightPolicy
 from rolltape.tiny.sampling import Sampling
 from rolltape.tiny.server.answers import Json, SglangAnswer
@@ -34,7 +33,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class EngineServer:
-    """What the routes share: the engine, the folder that it serves and how logprobs are given."""
+    """Serves an engine: `EngineServer(engine, folder).app()` is the application."""
 
     def __init__(
         self,
@@ -44,12 +43,48 @@ class EngineServer:
         model_name: str | None = None,
         kind: LogprobKind = LogprobKind.AFTER_TEMPERATURE,
         incremental: bool = False,
+        api_key: str | None = None,
     ) -> None:
         self.engine = engine
+        self._api_key = api_key  # None: whoever reaches the port may ask
         self._folder = folder
         self._model_name = str(folder) if model_name is None else model_name
         self._kind = kind
         self._incremental = incremental
+
+    def app(self) -> web.Application:
+        """The application; the engine must run, and it must be served with `handler_cancellation=True`."""
+        app = web.Application(middlewares=[_errors_as_json, self._check_key], client_max_size=MAX_BODY_BYTES)
+        routes: dict[str, tuple[str, Handler]] = {
+            "/generate": ("POST PUT", self.generate),
+            "/abort_request": ("POST", self.abort),
+            "/update_weights_from_disk": ("POST", self.update_weights),
+            "/update_weight_version": ("POST", self.update_version),
+            "/pause_generation": ("POST", self.pause),
+            "/continue_generation": ("POST", self.resume),
+            "/flush_cache": ("GET POST", self.flush),
+            "/health": ("GET", self.health),
+            "/health_generate": ("GET", self.health_generate),
+            "/get_model_info": ("GET", self.model_info),
+            "/model_info": ("GET", self.model_info),
+            "/get_server_info": ("GET", self.server_info),
+            "/server_info": ("GET", self.server_info),
+            "/get_weight_version": ("GET", self.weight_version),
+            "/weight_version": ("GET", self.weight_version),
+            "/v1/models": ("GET", self.models),
+        }
+        for path, (methods, handler) in routes.items():
+            for method in methods.split():
+                app.router.add_route(method, path, handler)
+        return app
+
+    @web.middleware
+    async def _check_key(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """With a key set, everything but the health checks needs it, as a bearer token."""
+        free = self._api_key is None or request.path.startswith("/health")
+        if free or same_key(bearer_token(request) or "", self._api_key or ""):
+            return await handler(request)
+        return _error("give the key as `Authorization: Bearer …`", HTTPStatus.UNAUTHORIZED)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = decode_generate(await request.read())
@@ -214,42 +249,6 @@ class EngineServer:
         return _json({"object": "list", "data": [card]})
 
 
-def make_app(
-    engine: EmbeddedEngine,
-    folder: Path,
-    *,
-    model_name: str | None = None,
-    kind: LogprobKind = LogprobKind.AFTER_TEMPERATURE,
-    incremental: bool = False,
-    api_key: str | None = None,
-) -> web.Application:
-    """The application that serves an engine which runs; serve it with `handler_cancellation=True`."""
-    server = EngineServer(engine, folder, model_name=model_name, kind=kind, incremental=incremental)
-    app = web.Application(middlewares=[_errors_as_json, _keyed(api_key)], client_max_size=MAX_BODY_BYTES)
-    routes: dict[str, tuple[str, Handler]] = {
-        "/generate": ("POST PUT", server.generate),
-        "/abort_request": ("POST", server.abort),
-        "/update_weights_from_disk": ("POST", server.update_weights),
-        "/update_weight_version": ("POST", server.update_version),
-        "/pause_generation": ("POST", server.pause),
-        "/continue_generation": ("POST", server.resume),
-        "/flush_cache": ("GET POST", server.flush),
-        "/health": ("GET", server.health),
-        "/health_generate": ("GET", server.health_generate),
-        "/get_model_info": ("GET", server.model_info),
-        "/model_info": ("GET", server.model_info),
-        "/get_server_info": ("GET", server.server_info),
-        "/server_info": ("GET", server.server_info),
-        "/get_weight_version": ("GET", server.weight_version),
-        "/weight_version": ("GET", server.weight_version),
-        "/v1/models": ("GET", server.models),
-    }
-    for path, (methods, handler) in routes.items():
-        for method in methods.split():
-            app.router.add_route(method, path, handler)
-    return app
-
-
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
@@ -260,21 +259,6 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         return _error(str(error), HTTPStatus.BAD_REQUEST)
     except web.HTTPException as error:
         return _error(error.reason, HTTPStatus(error.status), error.headers.get("Allow"))
-
-
-def _keyed(api_key: str | None) -> Middleware:
-    """With a key set, everything but the health checks needs it, as a bearer token."""
-
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "")
-        if api_key is not None and not request.path.startswith("/health"):
-            expected = f"Bearer {api_key}"
-            if not hmac.compare_digest(given.encode(errors="replace"), expected.encode()):
-                return _error("give the key as `Authorization: Bearer …`", HTTPStatus.UNAUTHORIZED)
-        return await handler(request)
-
-    return check
 
 
 async def _all_or_none(works: list[Coroutine[None, None, Json]]) -> list[Json]:

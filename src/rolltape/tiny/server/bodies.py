@@ -43,7 +43,7 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("stop_regex", "json_schema", "regex", "ebnf", "structural_tag"), (None,)),
     **dict.fromkeys(("logit_bias", "custom_params"), (None, {})),
 }
-_BODY_WITHOUT_EFFECT = (
+_UNSUPPORTED_FIELDS = (
     "input_embeds",
     "image_data",
     "audio_data",
@@ -115,7 +115,7 @@ def decode(data: bytes, shape: type[_Body]) -> _Body:
 def decode_generate(data: bytes) -> GenerateBody:
     """The body of `/generate`; BodyError or SamplingError also for what this engine cannot do."""
     given = decode(data, dict[str, Any])
-    for name in _BODY_WITHOUT_EFFECT:
+    for name in _UNSUPPORTED_FIELDS:
         if given.get(name) not in (None, False, [], {}):
             raise BodyError(f"{name} is not supported by the embedded engine")
     params = given.get("sampling_params")

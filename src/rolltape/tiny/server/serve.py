@@ -14,7 +14,7 @@ from rolltape.errors import EngineError
 from rolltape.records.turn import LogprobKind
 from rolltape.serving import listening_url, loop_factory
 from rolltape.tiny import EmbeddedEngine, shipped_model
-from rolltape.tiny.server.app import make_app
+from rolltape.tiny.server.app import EngineServer
 
 # How long replies in flight may go on after the first signal; a second one ends them at once.
 _DRAIN_S = 10.0
@@ -37,12 +37,12 @@ def serve_engine(
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(name)s: %(message)s")
     folder = shipped_model() if model is None else model
     engine = EmbeddedEngine.load(folder, weight_version, max_running=max_running, context=context)
-    app = make_app(
+    server = EngineServer(
         engine, folder, model_name=served_model_name, kind=logprobs, incremental=incremental, api_key=api_key
     )
 
     async def serve() -> None:
-        async with engine, _listening(app, host, port) as url:
+        async with engine, _listening(server.app(), host, port) as url:
             print(url, flush=True)
             print(f"rolltape: serving {folder}, weights {engine.version}", file=sys.stderr)
             await _wait_for_end(engine)
