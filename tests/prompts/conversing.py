@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rolltape.gateway.prompts import Bridged, ChatPrompts, Refused
+from rolltape.gateway.prompts import Bridged, ChatPrompts
+from rolltape.records.prompting import BridgeRefusal
 from rolltape.records.turn import Ids, TokenChain
 
 TINY = Path(__file__).parents[2] / "src/rolltape/tiny/models/tiny"
@@ -56,5 +57,5 @@ def refusal(
     prompts: ChatPrompts, prompt: Ids, reply: Ids, new: Sequence[dict[str, Any]], thinking: bool | None = None
 ) -> str:
     given = prompts.bridge(TokenChain(prompt), reply, new, [LOOK], thinking)
-    assert isinstance(given, Refused), given
-    return given.why
+    assert isinstance(given, BridgeRefusal), given
+    return given

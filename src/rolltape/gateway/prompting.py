@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rolltape.gateway.history import HistoryMatch
-from rolltape.gateway.prompts import ChatPrompts, Refused
+from rolltape.gateway.prompts import ChatPrompts
+from rolltape.records.prompting import BridgeRefusal
 from rolltape.records.turn import NO_IDS, Ids, Turn
 
 # Rendering less than this takes about a millisecond, which is less than a thread costs; more is kept off the loop.
@@ -40,11 +41,11 @@ async def build_prompt(
         size = sum(len(message.raw) for message in new)
         messages = [message.to_dict() for message in new]
         bridged = await _run(size, prompts.bridge, turn.prompt_tokens, turn.sampled_ids, messages, tools, thinking)
-        if not isinstance(bridged, Refused):
+        if not isinstance(bridged, BridgeRefusal):
             ids = np.concatenate([turn.tokens.to_numpy(), bridged.ids])
             starts = bridged.message_starts
             return Prompt(ids, turn, bridged.ids, starts, None, bridged.special_text, bool(bridged.folded))
-        miss = bridged.why
+        miss = bridged
     size = sum(len(message.raw) for message in place.messages)
     messages = [message.to_dict() for message in place.messages]
     rendered = await _run(size, prompts.render, messages, tools, thinking)

@@ -1,6 +1,6 @@
 """Convert chat messages to token ids and back: render a whole prompt, extend held ids, parse a reply."""
 
-from rolltape.gateway.prompts.bridging import Bridged, Refused
+from rolltape.gateway.prompts.bridging import Bridged
 from rolltape.gateway.prompts.chat import ChatPrompts, Rendered, Retention
 from rolltape.gateway.prompts.reply import Parsed, ParsedCall
 from rolltape.gateway.prompts.tokenizer import SpecialText
@@ -10,7 +10,6 @@ __all__ = [
     "ChatPrompts",
     "Parsed",
     "ParsedCall",
-    "Refused",
     "Rendered",
     "Retention",
     "SpecialText",

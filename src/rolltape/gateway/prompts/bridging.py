@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from rolltape.gateway.prompts.families import DEFAULT, Chat, Renderer, Tokens, Tools
+from rolltape.gateway.prompts.families import DEFAULT, Chat, Renderer, Tools
 from rolltape.gateway.prompts.messages import Prepared
 from rolltape.records.prompting import BridgeRefusal
 from rolltape.records.turn import Ids
@@ -16,42 +16,32 @@ class Bridged(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     ids: Ids
     message_starts: tuple[int, ...]  # of the new messages, in these ids
-    closes_reply: bool  # the reply had no stop id, so these begin with one that was not sampled
     special_text: int
     folded: int
 
 
-class Refused(msgspec.Struct, frozen=True):
-    """The held ids cannot be continued: render the whole conversation."""
-
-    why: BridgeRefusal
-
-
 def bridge(
     name: str, renderer: Renderer, prompt_end: Ids, reply: Ids, new: Prepared, tools: Tools
-) -> Bridged | Refused:
-    """Continue a prompt, of which `prompt_end` is as much as the renderer reads, and its reply."""
+) -> Bridged | BridgeRefusal:
+    """Continue a prompt, of which `prompt_end` is as much as the renderer reads, and its reply.
+
+    A refusal means that the held ids cannot be continued: render the whole conversation.
+    """
     if early := _refused_unasked(name, new.messages):
-        return Refused(early)
+        return early
     end, sampled = prompt_end.tolist(), reply.tolist()
     try:
         given = renderer.bridge_to_next_turn(end, sampled, new.messages, tools=tools)
     except Exception:  # noqa: BLE001 - it refuses with errors of many kinds; rendering the whole tells what is wrong
-        return Refused(BridgeRefusal.OTHER)
+        return BridgeRefusal.OTHER
     if given is None:
-        return Refused(_why(renderer, end, sampled, new.messages, tools))
+        return _why(renderer, end, sampled, new.messages, tools)
     held = len(end) + len(sampled)
     if given.token_ids[:held] != end + sampled:
-        return Refused(BridgeRefusal.HELD_CHANGED)
-    ids, starts = _after(given, held, new)
-    stop_ids = renderer.get_stop_token_ids()
-    return Bridged(
-        ids=ids,
-        message_starts=starts,
-        closes_reply=not sampled or sampled[-1] not in stop_ids,
-        special_text=new.special_text,
-        folded=new.folded,
-    )
+        return BridgeRefusal.HELD_CHANGED
+    ids = np.asarray(given.token_ids[held:], dtype=np.int32)
+    starts = message_starts(given.message_indices[held:], new.places)
+    return Bridged(ids=ids, message_starts=starts, special_text=new.special_text, folded=new.folded)
 
 
 def _refused_unasked(name: str, new: Chat) -> BridgeRefusal | None:
@@ -82,11 +72,6 @@ def _is_unfinished(renderer: Renderer, end: list[int], sampled: list[int], tools
         return renderer.parse_response(sampled, tools=tools, prompt_ids=end).reasoning_complete is False
     except (ValueError, RecursionError):  # a call beyond Python's JSON reader, so thinking was over
         return False
-
-
-def _after(given: Tokens, held: int, new: Prepared) -> tuple[Ids, tuple[int, ...]]:
-    ids = np.asarray(given.token_ids[held:], dtype=np.int32)
-    return ids, message_starts(given.message_indices[held:], new.places)
 
 
 def message_starts(message_indices: Sequence[int], places: Sequence[int]) -> tuple[int, ...]:

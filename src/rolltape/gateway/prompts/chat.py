@@ -10,12 +10,13 @@ import numpy as np
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.prompts import bridging, reply
-from rolltape.gateway.prompts.bridging import Bridged, Refused, message_starts
+from rolltape.gateway.prompts.bridging import Bridged, message_starts
 from rolltape.gateway.prompts.choosing import choose, renders_call_ids, takes_system_anywhere
 from rolltape.gateway.prompts.families import DEFAULT, READS_PROMPT_END, Renderer, Tools, make, version
 from rolltape.gateway.prompts.messages import Prepared, prepared
 from rolltape.gateway.prompts.reply import Parsed
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer, SpecialText
+from rolltape.records.prompting import BridgeRefusal
 from rolltape.records.turn import Ids, TokenChain
 
 Retention = Literal["template", "tool_cycle", "all"]
@@ -115,7 +116,7 @@ class ChatPrompts:
 
     def bridge(
         self, held_prompt: TokenChain, reply_ids: Ids, new_messages: Messages, tools: Tools, thinking: bool | None
-    ) -> Bridged | Refused:
+    ) -> Bridged | BridgeRefusal:
         """The ids that follow a held prompt and its reply; costs what is new, for families that allow it."""
         new = self._prepared(new_messages, opening=False)
         end = self._prompt_end(held_prompt)

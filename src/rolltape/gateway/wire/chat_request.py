@@ -26,10 +26,9 @@ def read_ask(raw: bytes) -> Ask:
     _refuse_unservable(body)
     messages = _messages(body)
     offer = _tools(body)
-    choice, ignored_params = read_tool_choice(body, offer.names)
-    ignored_params = offer.ignored_params + ignored_params
-    thinking = _thinking(body, ignored_params)
-    output_schema = read_output_schema(body, "response_format", ignored_params)
+    choice = read_tool_choice(body, offer.names)
+    thinking = _thinking(body)
+    output_schema = read_output_schema(body, "response_format")
     options = body.maybe_object("stream_options")
     return Ask(
         api=Api.CHAT,
@@ -43,10 +42,9 @@ def read_ask(raw: bytes) -> Ask:
         include_usage=options is not None and options.maybe_flag("include_usage") is True,
         thinking=thinking,
         custom_tools=frozenset(offer.custom_tools),
-        # After all others, since it names the fields that nobody read.
-        ignored_params=tuple(dict.fromkeys((*ignored_params, *_ignored_params(body)))),
         output_schema=output_schema,
         repaired=repaired,
+        ignored_params=_ignored_params(body),  # after all others, since it names the fields that nobody read
     )
 
 
@@ -92,25 +90,23 @@ def _sampling(body: Fields) -> SamplingParams:
     )
 
 
-def _thinking(body: Fields, ignored_params: list[str]) -> bool | None:
+def _thinking(body: Fields) -> bool | None:
     """Whether to think: what the template is told outright, else whether an effort is asked for."""
-    by_effort = read_effort(body, "reasoning_effort", ignored_params)
+    by_effort = read_effort(body, "reasoning_effort")
     template = body.maybe_object("chat_template_kwargs")
     if template is None:
         return by_effort
     outright = template.maybe_flag("enable_thinking")
-    ignored_params += template.ignored()
+    template.ignore_unread()
     return by_effort if outright is None else outright
 
 
-def _ignored_params(body: Fields) -> list[str]:
-    ignored = []
+def _ignored_params(body: Fields) -> tuple[str, ...]:
     if body.maybe_flag("logprobs") or body.maybe_whole("top_logprobs"):
-        ignored.append("logprobs: recorded, and not sent back")
+        body.ignore("logprobs: recorded, and not sent back")
     if body.get("logit_bias"):
-        ignored.append("logit_bias: ignored")
-    body.skip(*HARMLESS, "prediction")
-    return ignored + body.ignored()
+        body.ignore("logit_bias: ignored")
+    return body.all_ignored(*HARMLESS, "prediction")
 
 
 def _messages(body: Fields) -> list[dict[str, Any]]:

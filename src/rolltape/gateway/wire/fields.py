@@ -19,13 +19,14 @@ class Fields:
     A null is as good as a missing field. Each reader refuses a value of another type.
     """
 
-    __slots__ = ("_read", "path", "value")
+    __slots__ = ("_read", "ignored_params", "path", "value")
 
-    def __init__(self, value: object, path: str) -> None:
+    def __init__(self, value: object, path: str, ignored_params: list[str] | None = None) -> None:
         if not isinstance(value, dict):
             raise BadRequest(f"{path or 'the body'} is {shown(value)}; give an object")
         self.value: dict[str, Any] = value
         self.path = path
+        self.ignored_params = [] if ignored_params is None else ignored_params  # of the whole body
         self._read: set[str] = set()
 
     def at(self, name: str) -> str:
@@ -51,11 +52,23 @@ class Fields:
         """The names of the fields that are given and that nobody has read."""
         return [name for name, value in self.value.items() if value is not None and name not in self._read]
 
-    def ignored(self) -> list[str]:
-        """The unread fields as `Ask.ignored_params` names them: few, and fit for a header whatever the client sent."""
+    def ignore(self, what: str) -> None:
+        """List something in `Ask.ignored_params`: a field, and what is done instead."""
+        self.ignored_params.append(what)
+
+    def all_ignored(self, *harmless: str) -> tuple[str, ...]:
+        """All that was listed, and the unread fields of this object but for those that have no effect."""
+        self.skip(*harmless)
+        self.ignore_unread()
+        return tuple(dict.fromkeys(self.ignored_params))
+
+    def ignore_unread(self) -> None:
+        """List the unread fields: few, and fit for a header whatever the client sent."""
         names = [self.at(name) for name in self.unread()]
-        ignored = [f"{ascii(name)[1:-1][:80]}: not known here; ignored" for name in names[:_NAMED]]
-        return ignored + ([f"{len(names) - _NAMED} more fields: ignored"] if len(names) > _NAMED else [])
+        for name in names[:_NAMED]:
+            self.ignore(f"{ascii(name)[1:-1][:80]}: not known here; ignored")
+        if len(names) > _NAMED:
+            self.ignore(f"{len(names) - _NAMED} more fields: ignored")
 
     def maybe_text(self, name: str) -> str | None:
         value = self.get(name)
@@ -119,7 +132,7 @@ class Fields:
 
     def maybe_object(self, name: str) -> "Fields | None":
         value = self.get(name)
-        return None if value is None else Fields(value, self.at(name))
+        return None if value is None else Fields(value, self.at(name), self.ignored_params)
 
     def object(self, name: str) -> "Fields":
         """An object that must be there."""
@@ -130,7 +143,7 @@ class Fields:
         values = self.maybe_list(name)
         if values is None:
             return None
-        return [Fields(value, f"{self.at(name)}[{index}]") for index, value in enumerate(values)]
+        return [Fields(value, f"{self.at(name)}[{index}]", self.ignored_params) for index, value in enumerate(values)]
 
     def objects(self, name: str) -> "list[Fields]":
         """A list of objects that must be there."""

@@ -61,28 +61,21 @@ def read_counting(body: bytes) -> Ask:
 def _ask(fields: Fields, repaired: bool) -> Ask:
     if fields.get("thread") is not None:
         fields.refuse("thread", "conversations are not kept here; send all of it in messages")
-    ignored_params: list[str] = []
-    tools = _tools(fields, ignored_params)
+    tools = _tools(fields)
     choice = fields.maybe_object("tool_choice")
-    model, messages, sampling = fields.name("model"), _conversation(fields), _sampling(fields)
-    thinking, output_schema = _thinking(fields, ignored_params), _output_schema(fields, ignored_params)
-    stream = bool(fields.maybe_flag("stream"))
-    _context_management(fields, ignored_params)
-    fields.skip(*_WITHOUT_EFFECT)
-    ignored_params += fields.ignored()
     return Ask(
         api=Api.MESSAGES,
-        model=model,
-        messages=messages,
+        model=fields.name("model"),
+        messages=_conversation(fields),
         tools=tools or None,
         tool_choice=ToolChoice() if choice is None else _tool_choice(choice, tools),
         parallel_tool_calls=choice is None or not choice.maybe_flag("disable_parallel_tool_use"),
-        sampling=sampling,
-        stream=stream,
-        thinking=thinking,
-        ignored_params=tuple(ignored_params),
-        output_schema=output_schema,
+        sampling=_sampling(fields),
+        stream=bool(fields.maybe_flag("stream")),
+        thinking=_thinking(fields),
+        output_schema=_output_schema(fields),
         repaired=repaired,
+        ignored_params=_ignored_params(fields),  # after all others, since it names the fields that nobody read
     )
 
 
@@ -99,7 +92,7 @@ def _sampling(fields: Fields) -> SamplingParams:
     )
 
 
-def _tools(fields: Fields, ignored_params: list[str]) -> list[dict[str, Any]]:
+def _tools(fields: Fields) -> list[dict[str, Any]]:
     """The tools that the client itself defines, as functions. Those that Anthropic defines are not offered."""
     tools: dict[str, dict[str, Any]] = {}
     extras: set[str] = set()
@@ -114,7 +107,9 @@ def _tools(fields: Fields, ignored_params: list[str]) -> list[dict[str, Any]]:
         function = {"name": name, "description": description, "parameters": tool.object("input_schema").value}
         tools[name] = {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
         extras |= {extra for extra in tool.unread() if tool.value[extra] is not False}
-    ignored_params += [f"tools: {instead}" for extra, instead in _IGNORED_TOOL_PARAMS.items() if extra in extras]
+    for extra, instead in _IGNORED_TOOL_PARAMS.items():
+        if extra in extras:
+            fields.ignore(f"tools: {instead}")
     return list(tools.values())
 
 
@@ -129,41 +124,43 @@ def _tool_choice(choice: Fields, tools: list[dict[str, Any]]) -> ToolChoice:
     return ToolChoice(_MODES[kind], name)
 
 
-def _thinking(fields: Fields, ignored_params: list[str]) -> bool | None:
+def _thinking(fields: Fields) -> bool | None:
     thinking = fields.maybe_object("thinking")
     if thinking is None:
         return None
     kinds = ("enabled", "adaptive", "between_tools", "disabled")
     kind = thinking.maybe_one_of("type", *kinds) or thinking.refuse("type", f"give one of {', '.join(kinds)}")
     if kind == "between_tools":
-        ignored_params.append("thinking.type: the model may think at any time")
+        fields.ignore("thinking.type: the model may think at any time")
     if thinking.maybe_whole("budget_tokens", least=0) is not None:
-        ignored_params.append("thinking.budget_tokens: thinking is limited by max_tokens alone")
+        fields.ignore("thinking.budget_tokens: thinking is limited by max_tokens alone")
     if thinking.maybe_text("display") is not None:
-        ignored_params.append("thinking.display: thinking is shown in full")
+        fields.ignore("thinking.display: thinking is shown in full")
     return kind != "disabled"
 
 
-def _output_schema(fields: Fields, ignored_params: list[str]) -> bool:
+def _output_schema(fields: Fields) -> bool:
     """Whether the reply is to follow a schema; nothing here makes it do so."""
     config = fields.maybe_object("output_config")
     asked = {"output_format": fields.maybe_object("output_format")}
     if config is not None:
         asked["output_config.format"] = config.maybe_object("format")
         if config.maybe_text("effort") is not None:
-            ignored_params.append("output_config.effort: the model is not told")
-        ignored_params += config.ignored()
+            fields.ignore("output_config.effort: the model is not told")
+        config.ignore_unread()
     given = [path for path, value in asked.items() if value is not None]
-    ignored_params += [f"{path}: the reply is not held to the schema" for path in given]
+    for path in given:
+        fields.ignore(f"{path}: the reply is not held to the schema")
     return bool(given)
 
 
-def _context_management(fields: Fields, ignored_params: list[str]) -> None:
-    """Edits that Anthropic's server would make in the history. Claude Code sends one that keeps all thinking."""
+def _ignored_params(fields: Fields) -> tuple[str, ...]:
+    # Edits that Anthropic's server would make in the history; Claude Code sends one that keeps all thinking.
     management = fields.maybe_object("context_management")
     edits = [] if management is None else management.maybe_objects("edits") or []
     if any(edit.get("keep") != "all" for edit in edits):
-        ignored_params.append("context_management.edits: the history is read as it is sent")
+        fields.ignore("context_management.edits: the history is read as it is sent")
+    return fields.all_ignored(*_WITHOUT_EFFECT)
 
 
 def sign_thinking(reply_id: str) -> str:

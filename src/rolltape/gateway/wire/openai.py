@@ -32,44 +32,42 @@ _TYPES = {
 }
 
 
-def read_effort(fields: Fields, name: str, ignored_params: list[str]) -> bool | None:
-    """Whether to think at all. How long cannot be set, which is added to `ignored_params`."""
+def read_effort(fields: Fields, name: str) -> bool | None:
+    """Whether to think at all. How long cannot be set."""
     effort = fields.maybe_text(name)
     if effort is None:
         return None
     if effort != "none":
-        ignored_params.append(f"{fields.at(name)} {ascii(effort)[:40]}: thinking is on, for as long as the model likes")
+        fields.ignore(f"{fields.at(name)} {ascii(effort)[:40]}: thinking is on, for as long as the model likes")
     return effort != "none"
 
 
-def read_tool_choice(body: Fields, offered: Collection[str]) -> tuple[ToolChoice, list[str]]:
-    """Whether the model may call tools, and what of the choice is ignored.
-
-    Chat Completions wraps each name once more than Responses does.
-    """
+def read_tool_choice(body: Fields, offered: Collection[str]) -> ToolChoice:
+    """Whether the model may call tools. Chat Completions wraps each name once more than Responses does."""
     if body.get("tool_choice") is None:
-        return ToolChoice(), []
+        return ToolChoice()
     if isinstance(body.get("tool_choice"), str):
-        return ToolChoice(body.maybe_one_of("tool_choice", *_MODES) or "auto"), []
+        return ToolChoice(body.maybe_one_of("tool_choice", *_MODES) or "auto")
     choice = body.object("tool_choice")
     kind = choice.text("type")
     if kind in ("function", "custom"):
-        return ToolChoice("required", _named(choice, offered)), []
+        return ToolChoice("required", _named(choice, offered))
     if kind == "allowed_tools":
         return _allowed(choice.maybe_object(kind) or choice, offered)
-    return ToolChoice(), [f"tool_choice: {ascii(kind)[:80]} is not offered here; auto"]
+    choice.ignore(f"tool_choice: {ascii(kind)[:80]} is not offered here; auto")
+    return ToolChoice()
 
 
-def _allowed(choice: Fields, offered: Collection[str]) -> tuple[ToolChoice, list[str]]:
+def _allowed(choice: Fields, offered: Collection[str]) -> ToolChoice:
     mode = choice.maybe_one_of("mode", *_MODES) or "auto"
     tools = choice.objects("tools")
     names = [_named(tool, offered) for tool in tools if tool.text("type") in ("function", "custom")]
     if mode == "required" and len(names) == len(tools) == 1:
-        return ToolChoice(mode, names[0]), []
-    if set(names) >= set(offered):
-        return ToolChoice(mode), []
-    # The tool list is part of the prompt: another one for a single turn would break the prefix.
-    return ToolChoice(mode), [f"{choice.at('tools')}: all tools stay offered"]
+        return ToolChoice(mode, names[0])
+    if not set(names) >= set(offered):
+        # The tool list is part of the prompt: another one for a single turn would break the prefix.
+        choice.ignore(f"{choice.at('tools')}: all tools stay offered")
+    return ToolChoice(mode)
 
 
 def _named(tool: Fields, offered: Collection[str]) -> str:
@@ -81,13 +79,12 @@ def _named(tool: Fields, offered: Collection[str]) -> str:
 
 
 class ToolOffer:
-    """The tools that the model is offered, all as functions, and what of their definitions is ignored."""
+    """The tools that the model is offered, all as functions."""
 
     def __init__(self) -> None:
         self.tools: list[dict[str, Any]] = []
         self.custom_tools: set[str] = set()
         self.namespaces: set[str] = set()
-        self.ignored_params: list[str] = []
 
     @property
     def names(self) -> list[str]:
@@ -99,7 +96,7 @@ class ToolOffer:
         function.maybe_text("description")
         function.maybe_object("parameters")
         if function.maybe_flag("strict"):
-            self.ignored_params.append("tools: strict is not honored; arguments are not held to the schema")
+            function.ignore("tools: strict is not honored; arguments are not held to the schema")
         self.tools.append(tool)
 
     def add_custom(self, tool: Fields, name: str) -> None:
@@ -109,8 +106,7 @@ class ToolOffer:
         if form is not None and form.text("type") == "grammar":
             grammar = form.maybe_object("grammar") or form
             text["description"] = f"Follows this {grammar.text('syntax')} grammar:\n{grammar.text('definition')}"
-            shown = f"tools: the grammar of {ascii(name)[:80]} is shown to the model and not enforced"
-            self.ignored_params.append(shown)
+            tool.ignore(f"tools: the grammar of {ascii(name)[:80]} is shown to the model and not enforced")
         function: dict[str, Any] = {"name": name}
         if (description := tool.maybe_text("description")) is not None:
             function["description"] = description
@@ -119,12 +115,12 @@ class ToolOffer:
         self.custom_tools.add(name)
 
 
-def read_output_schema(holder: Fields, name: str, ignored_params: list[str]) -> bool:
+def read_output_schema(holder: Fields, name: str) -> bool:
     """Whether the reply is to follow a form other than text; nothing here makes it do so."""
     form = holder.maybe_object(name)
     if form is None or form.text("type") == "text":
         return False
-    ignored_params.append(f"{holder.at(name)}: not enforced")
+    holder.ignore(f"{holder.at(name)}: not enforced")
     return True
 
 

@@ -31,10 +31,9 @@ def read_ask(raw: bytes) -> Ask:
     _refuse_unservable(body)
     offer = ToolOffer()
     _add_tools(offer, body.maybe_objects("tools") or [])
-    choice, ignored_params = read_tool_choice(body, offer.names)
-    ignored_params = offer.ignored_params + ignored_params
-    thinking = _thinking(body, ignored_params)
-    output_schema = _output_schema(body, ignored_params)
+    choice = read_tool_choice(body, offer.names)
+    thinking = _thinking(body)
+    output_schema = _output_schema(body)
     return Ask(
         api=Api.RESPONSES,
         model=body.name("model"),
@@ -51,10 +50,9 @@ def read_ask(raw: bytes) -> Ask:
         thinking=thinking,
         custom_tools=frozenset(offer.custom_tools),
         namespaces=frozenset(offer.namespaces),
-        # After all others, since it names the fields that nobody read.
-        ignored_params=tuple(dict.fromkeys((*ignored_params, *_ignored_params(body)))),
         output_schema=output_schema,
         repaired=repaired,
+        ignored_params=_ignored_params(body),  # after all others, since it names the fields that nobody read
     )
 
 
@@ -91,37 +89,36 @@ def _add_tools(offer: ToolOffer, tools: list[Fields], namespace: str | None = No
             offer.namespaces.add(tool.name())
             _add_tools(offer, tool.objects("tools"), tool.name())
         else:
-            offer.ignored_params.append(f"tools: {ascii(kind)[:80]} is run by OpenAI; not offered")
+            tool.ignore(f"tools: {ascii(kind)[:80]} is run by OpenAI; not offered")
 
 
-def _thinking(body: Fields, ignored_params: list[str]) -> bool | None:
+def _thinking(body: Fields) -> bool | None:
     reasoning = body.maybe_object("reasoning")
     if reasoning is None:
         return None
     if (reasoning.maybe_text("summary") or reasoning.maybe_text("generate_summary")) is not None:
-        ignored_params.append("reasoning.summary: the reasoning itself is given")
-    thinking = read_effort(reasoning, "effort", ignored_params)
-    ignored_params += reasoning.ignored()
+        body.ignore("reasoning.summary: the reasoning itself is given")
+    thinking = read_effort(reasoning, "effort")
+    reasoning.ignore_unread()
     return thinking
 
 
-def _output_schema(body: Fields, ignored_params: list[str]) -> bool:
+def _output_schema(body: Fields) -> bool:
     text = body.maybe_object("text")
     if text is None:
         return False
-    follows_schema = read_output_schema(text, "format", ignored_params)
-    ignored_params += text.ignored()
+    follows_schema = read_output_schema(text, "format")
+    text.ignore_unread()
     return follows_schema
 
 
-def _ignored_params(body: Fields) -> list[str]:
-    ignored = []
+def _ignored_params(body: Fields) -> tuple[str, ...]:
     if body.maybe_one_of("truncation", "auto", "disabled") == "auto":
-        ignored.append("truncation: a prompt that is too long ends the reply")
-    included = body.maybe_texts("include") or []
-    ignored += [f"include {ascii(one)[:80]}: not given" for one in included if one not in _INCLUDED][:8]
-    body.skip(*HARMLESS, "client_metadata", "stream_options")
-    return ignored + body.ignored()
+        body.ignore("truncation: a prompt that is too long ends the reply")
+    unknown = [one for one in body.maybe_texts("include") or () if one not in _INCLUDED]
+    for one in unknown[:8]:
+        body.ignore(f"include {ascii(one)[:80]}: not given")
+    return body.all_ignored(*HARMLESS, "client_metadata", "stream_options")
 
 
 def _history(items: list[Fields]) -> list[dict[str, Any]]:
