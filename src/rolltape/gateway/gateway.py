@@ -18,7 +18,7 @@ from rolltape.gateway.finished import Ending
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.gateway.server.app import http_log, make_app
 from rolltape.gateway.service import Finished, Service
-from rolltape.gateway.sessions import OpenSession, SessionSpec
+from rolltape.gateway.sessions import OpenSession, SessionSpec, base_urls
 from rolltape.gateway.settings import GatewaySettings
 from rolltape.serving import is_loopback, listening_url
 from rolltape.tape.recording.tape import Tape, open_tape
@@ -53,12 +53,12 @@ class GatewaySession:
     @property
     def openai_base_url(self) -> str:
         """For clients of OpenAI's APIs; the key is in it, so that any API key does."""
-        return f"{self._gateway.public_url}/s/{self.key}/v1"
+        return base_urls(self._gateway.public_url, self.key)["openai_base_url"]
 
     @property
     def anthropic_base_url(self) -> str:
-        """The same for clients of Anthropic's."""
-        return f"{self._gateway.public_url}/s/{self.key}"
+        """For clients of Anthropic's API; the key is in it too."""
+        return base_urls(self._gateway.public_url, self.key)["anthropic_base_url"]
 
     async def finish(self, **ending: Any) -> Finished:
         """End the session; the fields are those of `Ending`."""

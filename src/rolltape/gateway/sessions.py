@@ -63,6 +63,15 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return tool not in self.denied_tools and (self.allowed_tools is None or tool in self.allowed_tools)
 
 
+def base_urls(public_url: str, key: str) -> dict[str, str]:
+    """Where an agent finds its session: by the key in the path, so that any API key does, or by a header."""
+    return {
+        "openai_base_url": f"{public_url}/s/{key}/v1",
+        "anthropic_base_url": f"{public_url}/s/{key}",
+        "base_url": public_url,
+    }
+
+
 class OpenSession:
     """A session that takes turns, until it is closed."""
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ from rolltape.tiny.prefixes import Prefixes
 from rolltape.tiny.request import EngineReply, Piece, Request, VersionedModel
 from rolltape.tiny.sampling import Sampling
 from rolltape.tiny.text import StopStrings, TokenTexts
+
+_T = TypeVar("_T")
 
 
 class InFlightPolicy(enum.StrEnum):
@@ -59,7 +61,7 @@ class EmbeddedEngine:
         self._thread: threading.Thread | None = None
         self._wake = threading.Condition()
         self._inbox: list[Callable[[], None]] = []
-        self._asked: set[asyncio.Future[int]] = set()
+        self._asked: set[asyncio.Future[Any]] = set()
         self._paused = False
         self._stopped: str | None = None  # why; None: it runs, or has not begun
 
@@ -205,21 +207,15 @@ class EmbeddedEngine:
     async def announce(self, version: str) -> None:
         """Call the weights by another version in all replies that begin from now on."""
 
-        def rename() -> int:
+        def rename() -> None:
             self._batch.weights = self._batch.weights._replace(version=version)
             self._version = version
-            return 0
 
         await self._ask(rename)
 
     async def drop_prefixes(self) -> None:
         """Forget what was kept of prompts; replies in flight are not touched."""
-
-        def drop() -> int:
-            self._batch.weights.prefixes.clear()
-            return 0
-
-        await self._ask(drop)
+        await self._ask(lambda: self._batch.weights.prefixes.clear())
 
     async def pause(self, *, in_flight: InFlightPolicy = InFlightPolicy.ABORT) -> int:
         """Sample nothing until `resume`; requests that come wait. Those in flight end, or are held; how many."""
@@ -236,9 +232,8 @@ class EmbeddedEngine:
     async def resume(self) -> None:
         """Go on after `pause`."""
 
-        def resume() -> int:
+        def resume() -> None:
             self._paused = False
-            return 0
 
         await self._ask(resume)
 
@@ -297,9 +292,9 @@ class EmbeddedEngine:
             self._inbox.append(act)
             self._wake.notify()
 
-    async def _ask(self, act: Callable[[], int]) -> int:
-        """The same, and wait for its answer."""
-        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    async def _ask(self, act: Callable[[], _T]) -> _T:
+        """Have the engine's thread do something, and wait for its answer."""
+        answer: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self._post(lambda: _settle(answer, act()))
         self._asked.add(answer)
         try:
@@ -363,7 +358,7 @@ def _set_all(events: Iterable[asyncio.Event]) -> None:
         event.set()
 
 
-def _settle(answer: "asyncio.Future[int]", value: int | EngineStopped) -> None:
+def _settle(answer: "asyncio.Future[_T]", value: _T | EngineStopped) -> None:
     """Give an answer to whoever waits for it in another thread."""
 
     def give() -> None:

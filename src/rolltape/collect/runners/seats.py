@@ -14,7 +14,7 @@ from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task, seed_of
 from rolltape.gateway.finished import Ending, as_delivered
 from rolltape.gateway.gateway import Gateway
-from rolltape.gateway.sessions import OpenSession, SessionSpec
+from rolltape.gateway.sessions import OpenSession, SessionSpec, base_urls
 from rolltape.records.rollout import Event, EventKind, Rollout, Session, Status, StopReason
 from rolltape.samples import linearize
 from rolltape.traces import TraceWriter
@@ -101,10 +101,11 @@ class SeatSessions:
 
     def connection(self, seat: str) -> Connection:
         """How an agent reaches a seat's session."""
-        key, url = self._sessions[seat].key, self._gateway.public_url
+        key = self._sessions[seat].key
+        urls = base_urls(self._gateway.public_url, key)
         return Connection(
-            openai_base_url=f"{url}/s/{key}/v1",
-            anthropic_base_url=f"{url}/s/{key}",
+            openai_base_url=urls["openai_base_url"],
+            anthropic_base_url=urls["anthropic_base_url"],
             key=key,
             model=self._service.model_name,
         )

@@ -100,14 +100,8 @@ class EnginePool:
 
     def health(self) -> list[EngineHealth]:
         return [
-            EngineHealth(
-                name=member.engine.name,
-                up=member.up,
-                sessions=member.sessions,
-                facts=member.facts,
-                error=member.error,
-            )
-            for member in self._members
+            EngineHealth(name=one.engine.name, up=one.up, sessions=one.sessions, facts=one.facts, error=one.error)
+            for one in self._members
         ]
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ from rolltape.export.schema import SAMPLE, RowKind
 from rolltape.gateway.finished import Ending
 from rolltape.gateway.server.guard import GatewayGuard
 from rolltape.gateway.service import Finished, Service
-from rolltape.gateway.sessions import OpenSession, SessionSpec
+from rolltape.gateway.sessions import OpenSession, SessionSpec, base_urls
 
 T = TypeVar("T")
 
@@ -55,7 +55,8 @@ class Admin:
 
     async def _open(self, request: web.Request) -> web.Response:
         session = self._service.open_session(await self._read(request, SessionSpec))
-        return _json({"schema": SCHEMA, **described(session), "key": session.key, **self._urls(session.key)})
+        urls = base_urls(self._public_url(), session.key)
+        return _json({"schema": SCHEMA, **described(session), "key": session.key, **urls})
 
     async def _list(self, request: web.Request) -> web.Response:
         self._guard.admit_admin(request)
@@ -117,15 +118,6 @@ class Admin:
     async def _metrics(self, request: web.Request) -> web.Response:
         self._guard.admit_admin(request)
         return web.Response(body=self._service.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    def _urls(self, key: str) -> dict[str, Any]:
-        """Where an agent finds its session: with the key in the path, or beside it in a header."""
-        base = self._public_url()
-        return {
-            "openai_base_url": f"{base}/s/{key}/v1",
-            "anthropic_base_url": f"{base}/s/{key}",
-            "base_url": base,
-        }
 
     async def _read(self, request: web.Request, kind: type[T]) -> T:
         """A body of that kind, for those who may; nothing stands for an empty one."""
