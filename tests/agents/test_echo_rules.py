@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from rolltape.gateway.echo import is_text_alone, match_echo
+from rolltape.gateway.echo import EchoRule, is_text_alone, match_echo
 from rolltape.records.messages import Message
-from rolltape.records.prompting import EchoRule
 
 
 def message(content: str | None = None, *calls: tuple[str, str, str], **fields: str) -> Message:

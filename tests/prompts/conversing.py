@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rolltape.gateway.prompts import Bridged, ChatPrompts
-from rolltape.records.prompting import BridgeRefusal
+from rolltape.gateway.prompts import Bridged, BridgeRefusal, ChatPrompts
 from rolltape.records.turn import Ids, TokenChain
 
 TINY = Path(__file__).parents[2] / "src/rolltape/tiny/models/tiny"

@@ -11,17 +11,28 @@ opencode (1.18.33) brings back all of it, but a call that it cannot make as one 
 Agents on litellm (mini-swe-agent 2.4.6) bring back all of it and add a field of their own.
 """
 
+import enum
 import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from rolltape.records.messages import Message, canonical_message
-from rolltape.records.prompting import EchoRule
 
 _READ = frozenset({"role", "content", "reasoning_content", "tool_calls"})  # what becomes part of a prompt
 _CD = re.compile(r"cd .+? && ")
 _ESCAPE = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
+
+
+class EchoRule(enum.StrEnum):
+    """How an echo departs from the reply that it stands for."""
+
+    FIELDS_ADDED = "fields_added"  # such as no prompt has a place for
+    REASONING_DROPPED = "reasoning_dropped"
+    TEXT_APART = "text_apart"  # the calls alone; the text follows their results as a message of its own
+    LATER_CALLS_DROPPED = "later_calls_dropped"
+    ARGUMENTS_NORMALIZED = "arguments_normalized"  # they say what the model wrote, in the client's own way
+    CALL_INVALID = "call_invalid"  # another call, which says that this one could not be made
 
 
 def match_echo(echo: Message, reply: Message) -> tuple[EchoRule, ...] | None:

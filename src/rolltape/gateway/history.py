@@ -1,5 +1,6 @@
 """Match a request's history with the turns of its session: which turn it continues, and what is new after it."""
 
+import enum
 import itertools
 import marshal
 from collections.abc import Sequence
@@ -8,13 +9,22 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rolltape.gateway.echo import is_text_alone, match_echo
+from rolltape.gateway.echo import EchoRule, is_text_alone, match_echo
 from rolltape.gateway.exchange import Ask
 from rolltape.records.messages import Message, Role, Root
-from rolltape.records.prompting import EchoRule, PrefixMiss
 from rolltape.records.turn import Turn
 from rolltape.tree.nodes import Node
 from rolltape.tree.placement import Tree
+
+
+class PrefixMiss(enum.StrEnum):
+    """Why no turn of the session is a prefix of a request's history."""
+
+    FIRST_TURN = "first_turn"  # nothing was sampled in this session yet
+    NO_REPLY = "no_reply"  # it holds no reply of the model: another conversation, or one that begins anew
+    TOOLS_CHANGED = "tools_changed"  # under these tools and template options nothing was sampled
+    REPLY_CHANGED = "reply_changed"  # the assistant message after the held part is not a reply as it was given
+    HISTORY_CHANGED = "history_changed"  # a message before a reply is not what it was
 
 
 class HistoryMatch(NamedTuple):

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rolltape.gateway.history import HistoryMatch
-from rolltape.gateway.prompts import ChatPrompts
-from rolltape.records.prompting import BridgeRefusal
+from rolltape.gateway.prompts import BridgeRefusal, ChatPrompts
 from rolltape.records.turn import NO_IDS, Ids, Turn
 
 # Rendering less than this takes about a millisecond, which is less than a thread costs; more is kept off the loop.

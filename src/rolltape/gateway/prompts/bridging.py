@@ -1,5 +1,6 @@
 """Extend held ids by new messages: only these are rendered, and held ids stay as they are."""
 
+import enum
 from collections.abc import Sequence
 
 import msgspec
@@ -7,8 +8,20 @@ import numpy as np
 
 from rolltape.gateway.prompts.families import DEFAULT, Chat, Renderer, Tools
 from rolltape.gateway.prompts.messages import Prepared
-from rolltape.records.prompting import BridgeRefusal
 from rolltape.records.turn import Ids
+
+
+class BridgeRefusal(enum.StrEnum):
+    """Why a prompt was rendered whole though the conversation continues a held one."""
+
+    NEVER = "never"  # the folder's own template renders, and nobody knows how its turns close
+    NO_NEW_MESSAGES = "no_new_messages"
+    ASSISTANT_AMONG_NEW = "assistant_among_new"  # a reply that was not sampled here
+    NEW_USER_MESSAGE = "new_user_message"  # at which the model's template drops earlier thinking
+    TEMPLATE_DROPS_THINKING = "template_drops_thinking"  # after every reply
+    UNFINISHED_THINKING = "unfinished_thinking"  # the reply stopped inside its thinking
+    HELD_CHANGED = "held_changed"  # what came back does not begin with the held ids
+    OTHER = "other"  # the renderer does not say why
 
 
 class Bridged(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -10,13 +10,12 @@ import numpy as np
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.prompts import bridging, reply
-from rolltape.gateway.prompts.bridging import Bridged, message_starts
+from rolltape.gateway.prompts.bridging import Bridged, BridgeRefusal, message_starts
 from rolltape.gateway.prompts.choosing import choose, renders_call_ids, takes_system_anywhere
 from rolltape.gateway.prompts.families import DEFAULT, READS_PROMPT_END, Renderer, Tools, make, version
 from rolltape.gateway.prompts.messages import Prepared, prepared
 from rolltape.gateway.prompts.reply import Parsed
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer, SpecialText
-from rolltape.records.prompting import BridgeRefusal
 from rolltape.records.turn import Ids, TokenChain
 
 Retention = Literal["template", "tool_cycle", "all"]
