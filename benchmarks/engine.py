@@ -74,7 +74,7 @@ def _measured(which: str, folder: Path) -> dict[str, float]:
 
 async def _ours(folder: Path) -> dict[str, float]:
     started = time.perf_counter()
-    engine = EmbeddedEngine.load(folder)
+    engine = EmbeddedEngine(folder)
     load_s = time.perf_counter() - started
     rng = np.random.default_rng(0)
     prompts = rng.integers(0, engine.config.vocab_size, (BATCH, PROMPT_TOKENS)).tolist()

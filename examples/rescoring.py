@@ -37,7 +37,7 @@ def rescore(run: Path) -> int:
 
 
 async def _scored(model: Path, samples: Sequence[Sample]) -> list[TokenRecord]:
-    async with EmbeddedEngine.load(model) as engine:
+    async with EmbeddedEngine(model) as engine:
 
         async def one(sample: Sample) -> TokenRecord:
             reply = await engine.generate(sample.ids.tolist(), Sampling(max_tokens=0, prompt_logprobs_from=0))

@@ -107,7 +107,7 @@ class Training:
 @asynccontextmanager
 async def training(run: Path, seed: int, recipe: Recipe) -> AsyncIterator[Training]:
     """Everything that a training needs, on a run of its own."""
-    engine = EmbeddedEngine.load(shipped_model(), version="0")
+    engine = EmbeddedEngine(shipped_model(), version="0")
     with (
         rolltape.open(run, name=f"train-tiny-{seed}") as tape,
         TokenExporter(run, rank=0, world_size=1, loss=recipe.clip) as exporter,

@@ -131,7 +131,7 @@ class Checks:
 
 async def checked(specs: list[str], folder: Path) -> int:
     failed = 0
-    async with EmbeddedEngine.load(folder) as own:
+    async with EmbeddedEngine(folder) as own:
         for spec in specs:
             engine = open_engine(spec)
             checks = Checks(engine, own)

@@ -17,7 +17,7 @@ PROMPT = list(range(30, 50))
 
 
 def loaded(folder: Path | None = None) -> InProcessEngine:
-    return InProcessEngine(EmbeddedEngine.load(folder or shipped_model(), "w1"))
+    return InProcessEngine(EmbeddedEngine(folder or shipped_model(), "w1"))
 
 
 async def test_it_starts_at_its_first_use_and_gives_what_the_engine_gives() -> None:

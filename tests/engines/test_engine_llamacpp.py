@@ -67,7 +67,7 @@ async def test_the_stop_id_stays_and_has_a_logprob(url: str, hello: list[int]) -
 async def test_logprobs_are_raw_and_those_of_the_embedded_engine(url: str, temperature: float) -> None:
     rng = np.random.default_rng(2)
     compared = 0
-    async with EmbeddedEngine.load(shipped_model(), context=2048) as embedded:
+    async with EmbeddedEngine(shipped_model(), context=2048) as embedded:
         for seed in range(6):
             prompt = rng.integers(10, 2000, 60).tolist()
             given = await once(url, prompt, temperature=temperature, seed=seed, max_tokens=60)

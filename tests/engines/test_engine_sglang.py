@@ -317,7 +317,7 @@ async def test_an_engine_that_goes_away_in_mid_reply_has_died(tokenizer: Tokeniz
 
 @pytest.mark.parametrize("kind", [LogprobKind.AFTER_TEMPERATURE, LogprobKind.RAW])
 async def test_rolltapes_own_server_gives_what_the_engine_behind_it_gives(kind: LogprobKind) -> None:
-    async with EmbeddedEngine.load(shipped_model(), "w1") as embedded:
+    async with EmbeddedEngine(shipped_model(), "w1") as embedded:
         runner = web.AppRunner(EngineServer(embedded, shipped_model(), kind=kind).app(), handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -338,7 +338,7 @@ async def test_rolltapes_own_server_gives_what_the_engine_behind_it_gives(kind: 
 
 
 async def test_cancelling_ends_the_request_in_rolltapes_own_server() -> None:
-    async with EmbeddedEngine.load(shipped_model(), "w1") as embedded:
+    async with EmbeddedEngine(shipped_model(), "w1") as embedded:
         runner = web.AppRunner(EngineServer(embedded, shipped_model()).app(), handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -360,7 +360,7 @@ def test_a_key_is_not_in_any_text_about_the_engine() -> None:
 
 
 async def test_a_wrong_key_is_told(tokenizer: Tokenizer) -> None:
-    async with EmbeddedEngine.load(shipped_model()) as embedded:
+    async with EmbeddedEngine(shipped_model()) as embedded:
         runner = web.AppRunner(EngineServer(embedded, shipped_model(), api_key="right").app())
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

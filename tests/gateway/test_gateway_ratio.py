@@ -58,7 +58,7 @@ async def test_llamacpp_behind_the_gateway_gives_the_embedded_engines_logprobs(r
     async with rolltape.Gateway(engine=engine, model=shipped_model(), tape=run) as gateway:
         for question in QUESTIONS[:2]:
             await tool_session(gateway, question, TEMPERATURE)
-    async with EmbeddedEngine.load(shipped_model()) as embedded:
+    async with EmbeddedEngine(shipped_model()) as embedded:
         worst, compared = await largest_difference(run, embedded, TEMPERATURE)
     assert worst < 1e-3
     assert compared > 100

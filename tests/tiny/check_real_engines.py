@@ -114,7 +114,7 @@ ENGINES: dict[str, Callable[[Path, list[list[int]], Path], list[Sampled]]] = {"s
 async def worst_difference(folder: Path, prompts: list[list[int]], sampled: list[Sampled]) -> float:
     """The largest difference of any token's logprob from the embedded engine's for the same ids."""
     worst = 0.0
-    async with EmbeddedEngine.load(folder) as engine:
+    async with EmbeddedEngine(folder) as engine:
         for prompt, theirs in zip(prompts, sampled, strict=True):
             scoring = Sampling(max_tokens=0, prompt_logprobs_from=len(prompt))
             ours = await engine.generate([*prompt, *theirs.ids], scoring)
@@ -129,7 +129,7 @@ def main() -> int:
     parser.add_argument("--engine", action="append", choices=list(ENGINES), help="by default each that is installed")
     asked = parser.parse_args()
     folder = shipped_model() if asked.model is None else asked.model
-    vocab = EmbeddedEngine.load(folder).config.vocab_size
+    vocab = EmbeddedEngine(folder).config.vocab_size
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, vocab, length).tolist() for length in rng.integers(5, 200, PROMPTS)]
     failed = False

@@ -33,7 +33,7 @@ def request(index: int, vocab: int) -> tuple[list[int], Sampling]:
 
 @pytest.mark.parametrize("folder", ["small", "shaped"])
 async def test_replies_are_the_same_alone_and_in_any_company(folder: str, request_: pytest.FixtureRequest) -> None:
-    async with EmbeddedEngine.load(request_.getfixturevalue(folder)) as engine:
+    async with EmbeddedEngine(request_.getfixturevalue(folder)) as engine:
         asked = [request(index, engine.config.vocab_size) for index in range(24)]
         alone = [bits(await engine.generate(prompt, sampling)) for prompt, sampling in asked]
         for seed in range(2):
@@ -57,7 +57,7 @@ def request_(request: pytest.FixtureRequest) -> pytest.FixtureRequest:
 
 
 def test_a_row_has_the_same_logits_whatever_rows_stand_beside_it(shaped: Path) -> None:
-    model = Qwen3.load(shaped)
+    model = Qwen3(shaped)
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 4096, (24, 70)).tolist()
 

@@ -56,7 +56,7 @@ class Client:
 
 @asynccontextmanager
 async def served(folder: Path, **settings: Any) -> AsyncIterator[Client]:
-    async with EmbeddedEngine.load(folder, "default") as engine:
+    async with EmbeddedEngine(folder, "default") as engine:
         runner = web.AppRunner(
             EngineServer(engine, folder, **settings).app(), handler_cancellation=True, shutdown_timeout=1
         )

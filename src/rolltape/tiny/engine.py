@@ -4,6 +4,7 @@ import asyncio
 import enum
 import threading
 import uuid
+import warnings
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -33,22 +34,29 @@ class InFlightPolicy(enum.StrEnum):
 
 
 class EmbeddedEngine:
-    """Generates replies: `async with EmbeddedEngine.load(folder) as engine: reply = await engine.generate(ids)`."""
+    """Generates replies: `async with EmbeddedEngine(folder) as engine: reply = await engine.generate(ids)`."""
 
     def __init__(
         self,
-        model: Qwen3,
-        texts: TokenTexts | None,
-        *,
+        folder: str | Path,
         version: str = "0",
+        *,
         max_running: int = 64,
         max_cached_tokens: int = 12_288,
         prefix_cache_mb: float = 64,
         context: int | None = None,
     ) -> None:
+        """Read a checkpoint folder; raises CheckpointError if it holds no Qwen3 model.
+
+        At most `max_running` requests run at once; one more begins while their tokens are fewer than
+        `max_cached_tokens`. `prefix_cache_mb` is for what prompts have in common with earlier ones; 0: nothing
+        is kept. `context` limits prompt and reply below what the model allows.
+        """
+        model = Qwen3(Path(folder))
+        file = Path(folder) / "tokenizer.json"
         self.config: ModelConfig = model.config
         self.context = model.config.context if context is None else min(context, model.config.context)
-        self.texts = texts  # None: the folder has no tokenizer.json, so there are neither texts nor stop strings
+        self.texts = TokenTexts(file) if file.is_file() else None  # None: neither texts nor stop strings
         self._version = version
         self._prefix_cache_mb = prefix_cache_mb
         self._batch = RequestBatch(
@@ -66,34 +74,10 @@ class EmbeddedEngine:
         self._stopped: str | None = None  # why; None: it runs, or has not begun
 
     @classmethod
-    def load(
-        cls,
-        folder: str | Path,
-        version: str = "0",
-        *,
-        max_running: int = 64,
-        max_cached_tokens: int = 12_288,
-        prefix_cache_mb: float = 64,
-        context: int | None = None,
-    ) -> Self:
-        """Read a checkpoint folder; raises CheckpointError if it holds no Qwen3 model.
-
-        At most `max_running` requests run at once; one more begins while their tokens are fewer than
-        `max_cached_tokens`. `prefix_cache_mb` is for what prompts have in common with earlier ones; 0: nothing
-        is kept. `context` limits prompt and reply below what the model allows.
-        """
-        folder = Path(folder)
-        model = Qwen3.load(folder)
-        file = folder / "tokenizer.json"
-        return cls(
-            model,
-            TokenTexts(file) if file.is_file() else None,
-            version=version,
-            max_running=max_running,
-            max_cached_tokens=max_cached_tokens,
-            prefix_cache_mb=prefix_cache_mb,
-            context=context,
-        )
+    def load(cls, folder: str | Path, version: str = "0", **options: Any) -> Self:
+        """The name of the constructor in 0.1, which goes with 0.3."""
+        warnings.warn("EmbeddedEngine.load(folder) is now EmbeddedEngine(folder)", DeprecationWarning, stacklevel=2)
+        return cls(folder, version, **options)
 
     @property
     def version(self) -> str:
@@ -190,7 +174,7 @@ class EmbeddedEngine:
 
         Returns how many running replies were aborted, or are finishing under the weights that they began with.
         """
-        model = await asyncio.to_thread(Qwen3.load, Path(folder))
+        model = await asyncio.to_thread(Qwen3, Path(folder))
         if _shape(model.config) != _shape(self.config):
             raise CheckpointError(f"{folder}: {_shape(model.config)} does not fit the engine's {_shape(self.config)}")
 

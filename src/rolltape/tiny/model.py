@@ -24,33 +24,21 @@ class _Layer(NamedTuple):
 class Qwen3:
     """The weights of one version. Immutable but for its table of rotations, which only grows."""
 
-    def __init__(
-        self, config: ModelConfig, layers: list[_Layer], final_norm: Floats, head: Linear, embed: Floats | None
-    ) -> None:
-        self.config = config
-        self._layers = layers
-        self._final_norm = final_norm
-        self._head = head
-        self._embed = embed  # None: tied to the head
-        linears = [head, *(linear for layer in layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down))]
-        self.tile = max(linear.tile for linear in linears)
-        self._safe = all(_scores_are_safe(layer.head_norms, config) for layer in layers)
-        self._turns = np.empty((0, 2, config.head_dim), dtype=np.float32)  # by position: cosines, and sines
-
-    @classmethod
-    def load(cls, folder: Path) -> "Qwen3":
+    def __init__(self, folder: Path) -> None:
         """Read a checkpoint folder; raises CheckpointError if it is none, or of another architecture."""
-        config = read_config(folder)
-        tensors = dict(read_tensors(folder))
-        shapes = _Shapes(config, tensors, folder)
+        config = self.config = read_config(folder)
+        tensors = _Tensors(folder)
         room = WeightArena(_linear_shapes(config))
-        layers = [_layer(shapes, config, f"model.layers.{index}.", room) for index in range(config.layers)]
-        final_norm = shapes.norm("model.norm.weight", config.hidden_size)
-        embed = shapes.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        if config.tied:
-            return cls(config, layers, final_norm, Linear(embed, room=room), None)
-        head = Linear(shapes.take("lm_head.weight", config.vocab_size, config.hidden_size), room=room)
-        return cls(config, layers, final_norm, head, embed)
+        self._layers = [_layer(tensors, config, f"model.layers.{index}.", room) for index in range(config.layers)]
+        self._final_norm = tensors.norm("model.norm.weight", config.hidden_size)
+        embed = tensors.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        head = embed if config.tied else tensors.take("lm_head.weight", config.vocab_size, config.hidden_size)
+        self._head = Linear(head, room=room)
+        self._embed = None if config.tied else embed  # None: tied to the head
+        in_layers = (linear for layer in self._layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down))
+        self.tile = max(linear.tile for linear in (self._head, *in_layers))
+        self._safe = all(_scores_are_safe(layer.head_norms, config) for layer in self._layers)
+        self._turns = np.empty((0, 2, config.head_dim), dtype=np.float32)  # by position: cosines, and sines
 
     def forward(self, spans: list[TokenSpan]) -> Floats:
         """Run the spans through the model, adding to their caches; the logits that they want, in order.
@@ -144,11 +132,11 @@ def _scores_are_safe(head_norms: Floats, config: ModelConfig) -> bool:
     return bool(most + np.log(config.context) < 80)
 
 
-class _Shapes:
+class _Tensors:
     """Hands out a checkpoint's tensors, each checked against the shape that the config promises."""
 
-    def __init__(self, config: ModelConfig, tensors: dict[str, Floats], folder: Path) -> None:
-        self._tensors, self._folder = tensors, folder
+    def __init__(self, folder: Path) -> None:
+        self._tensors, self._folder = dict(read_tensors(folder)), folder
 
     def take(self, name: str, *shape: int) -> Floats:
         tensor = self._tensors.pop(name, None)
@@ -171,26 +159,26 @@ def _linear_shapes(config: ModelConfig) -> list[tuple[int, int]]:
     return [*(of_layer * config.layers), (config.vocab_size, hidden)]
 
 
-def _layer(shapes: _Shapes, config: ModelConfig, name: str, room: WeightArena) -> _Layer:
+def _layer(tensors: _Tensors, config: ModelConfig, name: str, room: WeightArena) -> _Layer:
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     queries, keys = config.heads * dim, config.kv_heads * dim
-    query_norm = shapes.norm(f"{name}self_attn.q_norm.weight", dim) * np.float32(dim**-0.5)
-    key_norm = shapes.norm(f"{name}self_attn.k_norm.weight", dim)
-    attention_norm = shapes.norm(f"{name}input_layernorm.weight", hidden)
-    mlp_norm = shapes.norm(f"{name}post_attention_layernorm.weight", hidden)
+    query_norm = tensors.norm(f"{name}self_attn.q_norm.weight", dim) * np.float32(dim**-0.5)
+    key_norm = tensors.norm(f"{name}self_attn.k_norm.weight", dim)
+    attention_norm = tensors.norm(f"{name}input_layernorm.weight", hidden)
+    mlp_norm = tensors.norm(f"{name}post_attention_layernorm.weight", hidden)
     return _Layer(
         qkv=Linear(
-            shapes.take(f"{name}self_attn.q_proj.weight", queries, hidden) * attention_norm,
-            shapes.take(f"{name}self_attn.k_proj.weight", keys, hidden) * attention_norm,
-            shapes.take(f"{name}self_attn.v_proj.weight", keys, hidden) * attention_norm,
+            tensors.take(f"{name}self_attn.q_proj.weight", queries, hidden) * attention_norm,
+            tensors.take(f"{name}self_attn.k_proj.weight", keys, hidden) * attention_norm,
+            tensors.take(f"{name}self_attn.v_proj.weight", keys, hidden) * attention_norm,
             room=room,
         ),
         head_norms=np.concatenate([np.tile(query_norm, (config.heads, 1)), np.tile(key_norm, (config.kv_heads, 1))]),
-        out=Linear(shapes.take(f"{name}self_attn.o_proj.weight", hidden, queries), room=room),
+        out=Linear(tensors.take(f"{name}self_attn.o_proj.weight", hidden, queries), room=room),
         gate_up=Linear(
-            shapes.take(f"{name}mlp.gate_proj.weight", inner, hidden) * -mlp_norm,
-            shapes.take(f"{name}mlp.up_proj.weight", inner, hidden) * -mlp_norm,
+            tensors.take(f"{name}mlp.gate_proj.weight", inner, hidden) * -mlp_norm,
+            tensors.take(f"{name}mlp.up_proj.weight", inner, hidden) * -mlp_norm,
             room=room,
         ),
-        down=Linear(shapes.take(f"{name}mlp.down_proj.weight", hidden, inner), room=room),
+        down=Linear(tensors.take(f"{name}mlp.down_proj.weight", hidden, inner), room=room),
     )

@@ -72,7 +72,7 @@ def embedded_folder(specs: Sequence[str]) -> Path | None:
 
 def _embedded(place: str, **options: Any) -> Engine:
     folder = Path(place) if place else shipped_model()
-    return InProcessEngine(EmbeddedEngine.load(folder), model=folder.name, **options)
+    return InProcessEngine(EmbeddedEngine(folder), model=folder.name, **options)
 
 
 def _replay(place: str) -> Engine:

@@ -36,7 +36,7 @@ def serve_engine(
     """Serve a model, None being the shipped one, until SIGINT or SIGTERM; prints the address once it answers."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(name)s: %(message)s")
     folder = shipped_model() if model is None else model
-    engine = EmbeddedEngine.load(folder, weight_version, max_running=max_running, context=context)
+    engine = EmbeddedEngine(folder, weight_version, max_running=max_running, context=context)
     server = EngineServer(
         engine, folder, model_name=served_model_name, kind=logprobs, incremental=incremental, api_key=api_key
     )
