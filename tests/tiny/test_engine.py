@@ -58,9 +58,13 @@ async def test_a_stream_adds_up_to_the_whole_reply(small: Path) -> None:
         whole.logprobs(LogprobKind.AFTER_TRUNCATION)
 
 
-def test_the_old_constructor_warns(small: Path) -> None:
+def test_old_names_warn(small: Path) -> None:
     with pytest.warns(DeprecationWarning, match=r"is now EmbeddedEngine\(folder\)"):
-        assert EmbeddedEngine.load(small, "v7").version == "v7"
+        engine = EmbeddedEngine.load(small, "v7")
+    assert engine.version == "v7"
+    assert engine.texts is not None
+    with pytest.warns(DeprecationWarning, match=r"is now TokenTexts\.decode"):
+        assert engine.texts.text_of([3, 4]) == engine.texts.decode([3, 4])
 
 
 async def test_a_reply_ends_on_a_stop_id_which_is_its_last(small: Path) -> None:

@@ -1,8 +1,9 @@
 """The text of token ids as it grows, decoded by bytes, since a token may end inside a character."""
 
 import codecs
+import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -48,6 +49,11 @@ class TokenTexts:
                 parts.append(data if until is None else data[: max(until - at, 0)])
             at += len(data)
         return b"".join(parts).decode("utf-8", errors="replace")
+
+    def text_of(self, ids: list[int], **options: Any) -> str:
+        """The name of `decode` in 0.1, which goes with 0.3."""
+        warnings.warn("TokenTexts.text_of is now TokenTexts.decode", DeprecationWarning, stacklevel=2)
+        return self.decode(ids, **options)
 
 
 class StopMatch(NamedTuple):
