@@ -7,7 +7,7 @@ from rolltape.records.fork import Fork
 from rolltape.records.wording import plural, quoted
 from rolltape.samples.spelling import Spell, spell_at, token_texts
 from rolltape.tree import Tree, forks_of
-from rolltape.tree.drawing import Drawn, drawn_turns, headline, said_lines
+from rolltape.tree.drawing import Drawn, drawn_turns, headline, turn_lines
 
 _FIRST, _LAST, _FORKS = 120, 60, 120  # turns
 _INDENT, _DEEPEST = 18, 14  # pixels a column; columns further out are drawn on the last
@@ -50,7 +50,7 @@ def _row(drawn: Drawn, fork: Fork | None, spell: Spell | None) -> str:
     parts = [span("title", f"turn {name}"), " ", span("quiet", facts)]
     if fork is not None:
         parts += [" ", span("cause", fork.cause.value), div("quiet rt-mono", text(_departure(fork, spell)))]
-    parts += [div("mono", text(line)) for line in said_lines(placed, _MESSAGES)]
+    parts += [div("mono", text(line)) for line in turn_lines(placed, _MESSAGES)]
     kind = "turn" if drawn.column == 0 else "turn rt-off"
     left = min(drawn.column, _DEEPEST) * _INDENT
     passing = f"padding-left:{left}px;background-size:{left}px 100%"

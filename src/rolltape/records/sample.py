@@ -132,7 +132,7 @@ class Origin(enum.StrEnum):
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A stretch `[start, stop)` of a sample that came from one turn."""
+    """A range `[start, stop)` of a sample that came from one turn."""
 
     start: int
     stop: int

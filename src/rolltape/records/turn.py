@@ -159,7 +159,7 @@ _CONSTRAINTS = frozenset(
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
-    """A stretch `[start, stop)` of the sampled ids under one weight version.
+    """A range `[start, stop)` of the sampled ids under one weight version.
 
     Both versions are equal where it is known, differ where it lies between the two, and are None where
     the engine did not say.

@@ -114,15 +114,15 @@ def _linked(placed: PlacedTurn, links: dict[int, Link], policy: CutPolicy) -> Li
     while continued is not None and continued.sequence not in links:
         continued = continued.continues
     held = links[continued.sequence] if continued else None
-    told = _told_before(placed, links, policy)
-    if told is None or told is held:
+    by_messages = _message_link(placed, links, policy)
+    if by_messages is None or by_messages is held:
         return Link(turn, held, len(held.turn.tokens) if held else 0, held)
-    step = step_between(told.turn, turn, policy)
-    if step.same_sample and (held is None or len(held.turn.tokens) <= len(told.turn.prompt_tokens)):
-        return Link(turn, told, step.kept, told, step)
-    if held is not None and (told.continues is not held or step.kept <= len(held.turn.tokens)):
+    step = step_between(by_messages.turn, turn, policy)
+    if step.same_sample and (held is None or len(held.turn.tokens) <= len(by_messages.turn.prompt_tokens)):
+        return Link(turn, by_messages, step.kept, by_messages, step)
+    if held is not None and (by_messages.continues is not held or step.kept <= len(held.turn.tokens)):
         return Link(turn, held, len(held.turn.tokens), held)
-    return Link(turn, told, step.kept, held)
+    return Link(turn, by_messages, step.kept, held)
 
 
 def step_between(held: Turn, following: Turn, policy: CutPolicy) -> Step:
@@ -139,7 +139,7 @@ def step_between(held: Turn, following: Turn, policy: CutPolicy) -> Step:
     return Step(kept, policy.on_rewrite is OnRewrite.KEEP_HEAD and given_up <= policy.max_given_up_tokens, False)
 
 
-def _told_before(placed: PlacedTurn, links: dict[int, Link], policy: CutPolicy) -> Link | None:
+def _message_link(placed: PlacedTurn, links: dict[int, Link], policy: CutPolicy) -> Link | None:
     """The turn that this one follows by its messages: one whose rewritten reply the policy absorbs, else its parent."""
     node = placed.prompt_node.rewritten
     if policy.absorb_rewritten_messages and policy.on_rewrite is OnRewrite.KEEP_HEAD and node is not None:

@@ -134,7 +134,7 @@ def _reach(path: Sequence[Link], length: int) -> list[int]:
 
 
 def _spans(path: Sequence[Link], draft: Draft, claims: Claims) -> list[Span]:
-    """The sample's stretches in order: each turn cuts back to what it keeps, then adds its prompt and its reply."""
+    """The sample's spans in order: each turn cuts back to what it keeps, then adds its prompt and its reply."""
     spans: list[Span] = []
     for link in path:
         first_message = _cut_back(spans, link.kept)

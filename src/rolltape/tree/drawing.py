@@ -36,7 +36,7 @@ def new_messages(placed: PlacedTurn) -> list[Message]:
     return fresh[::-1]
 
 
-def said_lines(placed: PlacedTurn, most: int, arrow: str = "→") -> Iterator[str]:
+def turn_lines(placed: PlacedTurn, most: int, arrow: str = "→") -> Iterator[str]:
     """What a turn was asked anew, at most so many messages of it, and what it said."""
     messages = new_messages(placed)
     if len(messages) > most:

@@ -201,12 +201,12 @@ def _message_parent(placed: PlacedTurn) -> PlacedTurn | None:
     while node is not None:
         ended = [one for one in node.replies if one.had_ended(placed.turn)]
         if ended:
-            return ended[0] if len(ended) == 1 else _told_apart(ended, placed)
+            return ended[0] if len(ended) == 1 else _echoed_twin(ended, placed)
         node = node.parent.sampled if node.parent else None
     return None
 
 
-def _told_apart(twins: Sequence[PlacedTurn], placed: PlacedTurn) -> PlacedTurn:
+def _echoed_twin(twins: Sequence[PlacedTurn], placed: PlacedTurn) -> PlacedTurn:
     """Which of several turns with equal messages is echoed: by echoed id, else by ids, else the latest."""
     named = [twin for twin in twins if _is_named(twin, placed.turn)]
     if len(named) == 1:

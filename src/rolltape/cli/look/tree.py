@@ -87,7 +87,7 @@ def _tree_lines(tree: "Tree", forks: "Sequence[Fork]", spell: "Spell | None") ->
 
 
 def _turn_lines(placed: "PlacedTurn", fork: "Fork | None", spell: "Spell | None") -> Iterator[str]:
-    from rolltape.tree.drawing import said_lines
+    from rolltape.tree.drawing import turn_lines
 
     if fork is not None:
         place = "" if fork.message_index is None else f" at message {fork.message_index}"
@@ -95,7 +95,7 @@ def _turn_lines(placed: "PlacedTurn", fork: "Fork | None", spell: "Spell | None"
         if fork.text is not None:
             yield f"  text at {fork.text.at}: {_difference(fork.text, spell)}"
         yield f"  tokens at {fork.tokens.at}: {_difference(fork.tokens, spell)}"
-    yield from said_lines(placed, _MESSAGES_SHOWN, arrow())
+    yield from turn_lines(placed, _MESSAGES_SHOWN, arrow())
 
 
 def _difference(parted: "Difference", spell: "Spell | None") -> str:
