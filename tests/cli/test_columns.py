@@ -1,6 +1,6 @@
 """How a table gives way to a narrow terminal."""
 
-from rolltape.cli.output.columns import FittedTable, fit_columns
+from rolltape.cli.screen import FittedTable, fit_columns
 
 COLUMNS = ["rollout", "try", "task", "turns"]
 ROWS = [["857bc8a1", "0", "fix the parser of the tables", "8"], ["1f3d7f7f", "10", "日本語のタスク", "1,204"]]

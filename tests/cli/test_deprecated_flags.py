@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 from commands import Cli, rows
 from rolltape.cli.app import app
-from rolltape.cli.deprecated import RENAMED, with_current_flags
+from rolltape.cli.parameters import RENAMED, with_current_flags
 
 RENAMES = [(name, old, new) for name, flags in RENAMED.items() for old, new in flags.items()]
 

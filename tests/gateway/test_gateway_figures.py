@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateways import CALCULATOR, Rig, rig, scripted, slowly, user
 from rolltape.cli import run as rolltape_command
-from rolltape.cli.output import screen
+from rolltape.cli import screen
 from scripted_engine import Mishap
 
 

@@ -4,44 +4,26 @@ import contextlib
 import gc
 import io
 import sys
-from collections.abc import Callable, Sequence
+from collections import UserDict
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from rolltape.cli.deprecated import with_current_flags
 from rolltape.cli.exits import EXIT_CODES, Exit, exit_code
-from rolltape.cli.judge.filter import filter_rollouts
-from rolltape.cli.judge.score import score
-from rolltape.cli.keep.check import check
-from rolltape.cli.keep.prune import prune
-from rolltape.cli.keep.seal import seal
-from rolltape.cli.look.ls import ls
-from rolltape.cli.look.push import push
-from rolltape.cli.look.query import query
-from rolltape.cli.look.show import show
-from rolltape.cli.look.trace import trace
-from rolltape.cli.look.tree import tree
-from rolltape.cli.look.view import view
-from rolltape.cli.output.screen import discard_output, note, visible
-from rolltape.cli.parameters import with_options
-from rolltape.cli.record.collect import collect
-from rolltape.cli.record.engine import engine
-from rolltape.cli.record.serve import serve
-from rolltape.cli.record.status import status
-from rolltape.cli.train.export import export
-from rolltape.cli.train.ledger import ledger
-from rolltape.cli.train.samples import samples
-from rolltape.cli.train.tokens import tokens
+from rolltape.cli.parameters import with_current_flags, with_options
+from rolltape.cli.screen import discard_output, note, visible
 from rolltape.errors import RolltapeError
 
-STAGES: dict[str, dict[str, Callable[..., int]]] = {
-    "record": {"collect": collect, "serve": serve, "status": status, "engine": engine},
-    "look": {"view": view, "ls": ls, "show": show, "tree": tree, "trace": trace, "query": query, "push": push},
-    "judge": {"score": score, "filter": filter_rollouts},
-    "train": {"samples": samples, "ledger": ledger, "export": export, "tokens": tokens},
-    "keep": {"check": check, "seal": seal, "prune": prune},
+# The commands of each stage. `rolltape.cli.STAGE.COMMAND` defines a function of the command's name.
+STAGES: dict[str, tuple[str, ...]] = {
+    "record": ("collect", "serve", "status", "engine"),
+    "look": ("view", "ls", "show", "tree", "trace", "query", "push"),
+    "judge": ("score", "filter"),
+    "train": ("samples", "ledger", "export", "tokens"),
+    "keep": ("check", "seal", "prune"),
 }
 
 # `score RUN ROLLOUT -1`: a negative reward must not be taken for an option.
@@ -51,8 +33,27 @@ _SETTINGS: dict[str, dict[str, Any]] = {"score": {"ignore_unknown_options": True
 _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 
 
+class _Commands(UserDict[str, Any]):
+    """The commands by name, each imported when it is asked for: it need not wait for what the others use."""
+
+    def __getitem__(self, name: str) -> Any:
+        command = super().__getitem__(name)
+        return command if isinstance(command, TyperCommand) else self._load(name, stage=command)
+
+    def _load(self, name: str, stage: str) -> Any:
+        function = with_options(getattr(import_module(f"rolltape.cli.{stage}.{name}"), name))
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(name, cls=_SectionedCommand, epilog=EXIT_CODES, context_settings=_SETTINGS.get(name))(function)
+        self[name] = typer.main.get_command(single)
+        return self[name]
+
+
 class _StagedGroup(TyperGroup):
     """Lists the commands by stage, on one screen."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _Commands({name: stage for stage, names in STAGES.items() for name in names})
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
@@ -105,11 +106,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _commands in STAGES.values():
-    for _name, _command in _commands.items():
-        app.command(_name, cls=_SectionedCommand, epilog=EXIT_CODES, context_settings=_SETTINGS.get(_name))(
-            with_options(_command)
-        )
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,46 +1,45 @@
-"""Opening a run for a command, selecting rollouts, building their samples, and reporting what could not be read."""
+"""Opening a run for a command, selecting rollouts and samples, and reporting what could not be read."""
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
+import rolltape
 from rolltape.cli.exits import Exit
 from rolltape.cli.options import OneRollout, RolloutFilter
-from rolltape.cli.output.screen import note, plural, tracked
+from rolltape.cli.screen import note, plural, tracked
 from rolltape.errors import LedgerError, RecordError, RolltapeError, TapeError, UsageError
-from rolltape.records.policy import Credit, CutPolicy
-from rolltape.records.rollout import Rollout
+from rolltape.records.ids import is_sample_id_of_0_1, last_turn_of, names_sample
+from rolltape.records.policy import PRESETS, Credit, CutPolicy
+from rolltape.records.rollout import Rollout, Status
 from rolltape.records.sample import Sample
-
-if TYPE_CHECKING:
-    from rolltape.samples import Linearized
-    from rolltape.tape.run import RolloutRow, Run
+from rolltape.records.turn import Ids
+from rolltape.samples import Linearized, advantages_of, counted_tries, linearize, linearize_under
+from rolltape.samples.spelling import Spell, Spellings, speller, token_texts, tokenizer_in
+from rolltape.tape.run import RolloutRow, Run
 
 
 class OpenedRun(NamedTuple):
     """A run, and its rollouts as listed when the command began."""
 
-    run: "Run"
-    rows: list["RolloutRow"]
+    run: Run
+    rows: list[RolloutRow]
 
 
 def open_run(path: str) -> OpenedRun:
     """Open a run that holds at least one rollout."""
-    import rolltape
-
     return _list_rollouts(rolltape.read(path), path)
 
 
 @contextmanager
 def open_snapshot(path: str) -> Iterator[OpenedRun]:
     """As `open_run`, but everything read within the block is of the same moment."""
-    import rolltape
-
     with rolltape.read(path).snapshot() as run:
         yield _list_rollouts(run, path)
 
 
-def _list_rollouts(run: "Run", path: str) -> OpenedRun:
+def _list_rollouts(run: Run, path: str) -> OpenedRun:
     rows = run.index()
     if not rows:
         found = [f"{problem.where}: {problem.what}" for problem in run.problems()]
@@ -48,7 +47,7 @@ def _list_rollouts(run: "Run", path: str) -> OpenedRun:
     return OpenedRun(run, rows)
 
 
-def no_match(flags: str, run: "Run") -> UsageError:
+def no_match(flags: str, run: Run) -> UsageError:
     """The error for a filter that leaves nothing."""
     return UsageError(f"{flags}: no rollouts match in run {run.name}; `rolltape ls` lists them")
 
@@ -74,8 +73,6 @@ class SelectedRollouts:
         if one.rollout is not None:
             rows = _tries(opened, one.rollout, one.try_index)
         if counted_only or one.rollout is not None:
-            from rolltape.samples import counted_tries
-
             rows = counted_tries(rows)
         self.rows = [
             row
@@ -132,18 +129,14 @@ class SelectedRollouts:
         with self.named_in_errors():
             return next(iter(self))
 
-    def linearized(self, policy: CutPolicy, credit: Credit | None = None) -> Iterator["Linearized"]:
+    def linearized(self, policy: CutPolicy, credit: Credit | None = None) -> Iterator[Linearized]:
         """Each rollout under the policy, with a progress bar."""
-        from rolltape.samples import linearize
-
         versions = self.opened.run.versions()
         for rollout in tracked(self, policy.name, len(self)):
             yield linearize(rollout, policy, credit=credit, versions=versions)
 
     def samples(self, policy: CutPolicy, credit: Credit) -> Generator[Sample, None, None]:
         """Every sample, with advantages over whole groups."""
-        from rolltape.samples import advantages_of
-
         advantages = advantages_of(self.opened.rows, credit.advantage)
         for made in self.linearized(policy, credit):
             yield from made.samples(advantage=advantages.get(made.rollout.key))
@@ -155,7 +148,7 @@ def describe(error: Exception) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def _tries(opened: OpenedRun, rollout: str, try_index: int | None) -> list["RolloutRow"]:
+def _tries(opened: OpenedRun, rollout: str, try_index: int | None) -> list[RolloutRow]:
     """The tries of the one rollout with that id or prefix."""
     rows = [row for row in opened.rows if row.id.startswith(rollout) and try_index in (None, row.try_index)]
     exact = [row for row in rows if row.id == rollout]
@@ -173,3 +166,56 @@ def report_problems(opened: OpenedRun) -> int:
     if problems:
         note(f"{plural(len(problems), 'problem')} in this run; `rolltape check` lists them")
     return Exit.RUN if problems else Exit.OK
+
+
+def rollout_of_sample(sample_id: str) -> tuple[str, int]:
+    """The rollout and the try of a sample."""
+    parts = last_turn_of(sample_id).rsplit(".", 3)
+    if len(parts) != 4 or not parts[1].isdigit():
+        raise UsageError(f"ROLLOUT {sample_id}: not a sample id; `rolltape samples --json` lists them")
+    return parts[0], int(parts[1])
+
+
+def find_sample(tape: Run, rollout: Rollout, policy: CutPolicy, sample_id: str) -> Sample:
+    """The sample with that id."""
+    for sample in samples_named(tape, rollout, policy, sample_id):
+        return sample
+    raise UsageError(
+        f"ROLLOUT: there is no sample {sample_id}; give the --policy, --branches, and --max-sample-tokens that made it"
+    )
+
+
+def samples_named(tape: Run, rollout: Rollout, policy: CutPolicy, sample_id: str) -> Iterator[Sample]:
+    """The samples that an id may mean, under the given policy and the presets: one, unless the id is of 0.1.0.
+
+    An id of 0.1.0 begins with the name of its policy, whose samples come first.
+    """
+    policies = [policy, *PRESETS.values()]
+    if is_sample_id_of_0_1(sample_id):
+        policies.sort(key=lambda one: not sample_id.partition("@")[2].startswith(f"{one.name}-"))
+    running = rollout.status is Status.RUNNING
+    seen: set[str] = set()
+    for made in linearize_under(rollout, policies, versions=tape.versions(), as_if_finished=running):
+        for outline in made.outlines:
+            if outline.id not in seen and names_sample(sample_id, outline.id):
+                seen.add(outline.id)
+                yield made.sample(outline.index)
+
+
+def open_spellings(tokenizer: str | None, run: str) -> Spellings:
+    """What turns a run's ids into text. A given tokenizer is used for all sessions."""
+    if tokenizer is None:
+        return Spellings(run)
+    file = tokenizer_in(Path(tokenizer))
+    if file is None:
+        raise UsageError(f"--tokenizer {tokenizer}: not found; give a tokenizer.json or a folder with one")
+    try:
+        return Spellings(run, speller(file))
+    except ValueError as error:
+        raise UsageError(f"--tokenizer: {error}") from None
+
+
+def excerpt(ids: Ids, spell: Spell | None, limit: int = 12) -> str:
+    """The first few tokens as text, or as ids without a tokenizer."""
+    texts = token_texts(ids[:limit].tolist(), spell)
+    return " ".join(text.replace(" ", "␣") for text in texts) + (" …" if len(ids) > limit else "")

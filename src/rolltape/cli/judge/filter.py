@@ -2,24 +2,25 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
+import rolltape
 from rolltape.cli.options import DryRunOption, JsonOption, RolloutFilter, RunArgument
-from rolltape.cli.output.screen import count, note, plural, print_json, print_line, print_table, tracked
 from rolltape.cli.parameters import option
+from rolltape.cli.runs import OpenedRun, SelectedRollouts, open_snapshot, report_problems
+from rolltape.cli.screen import count, note, plural, print_json, print_line, print_table, tracked
+from rolltape.collect import filters
+from rolltape.collect.filters import Verdict, active_filters
 from rolltape.errors import UsageError
-
-if TYPE_CHECKING:
-    from rolltape.cli.runs import OpenedRun
-    from rolltape.collect.filters import Verdict
-    from rolltape.tape.journal.entries import NewEvent
-    from rolltape.tape.run import RolloutRow
+from rolltape.records.rollout import EventKind
+from rolltape.tape.journal.entries import NewEvent
+from rolltape.tape.run import RolloutRow
 
 _SHOWN_REASONS = 20
 _NOW, _ALREADY, _TAKEN_BACK = "filtered_now", "filtered_already", "taken_back"  # what happens to a filter
 
 
-def filter_rollouts(
+def filter(  # noqa: A001 - the name of the command
     run: RunArgument,
     *,
     no_spread: Annotated[bool, option("--no-spread", "Exclude groups whose rewards are all the same.")] = False,
@@ -40,9 +41,6 @@ def filter_rollouts(
 
     Without a rule, list what is excluded and why. Nothing is deleted from the tape.
     """
-    import rolltape
-    from rolltape.cli.runs import SelectedRollouts, open_snapshot, report_problems
-
     asked = {"--no-spread": no_spread, "--stale": stale is not None, "--reject": reject is not None, "--undo": undo}
     given = [flag for flag, is_given in asked.items() if is_given]
     if len(given) > 1:
@@ -75,7 +73,7 @@ class _Line(NamedTuple):
 
 class _Found(NamedTuple):
     lines: list[_Line]
-    statements: "Sequence[NewEvent]"  # to append to the tape
+    statements: Sequence[NewEvent]  # to append to the tape
     judged: int  # rollouts
     unjudged: Counter[str] = Counter()
     otherwise: str = "none filtered"  # the summary if there are no lines
@@ -83,11 +81,9 @@ class _Found(NamedTuple):
 
 
 def _rule(
-    tape: "OpenedRun", rows: Sequence["RolloutRow"], limit: int | None, function: str | None
-) -> "tuple[str, Iterable[Verdict]]":
+    tape: OpenedRun, rows: Sequence[RolloutRow], limit: int | None, function: str | None
+) -> tuple[str, Iterable[Verdict]]:
     """The rule to apply, by its name on the tape, and its verdicts."""
-    from rolltape.collect import filters
-
     if function is not None:
         by, reject = filters.reject_named(function)
         return by, tracked(filters.rejected(tape.run, rows, reject, by), by, len(rows))
@@ -99,10 +95,8 @@ def _rule(
     return filters.STALE, filters.stale(rows, versions, limit)
 
 
-def _apply(tape: "OpenedRun", by: str, given: "Iterable[Verdict]") -> _Found:
+def _apply(tape: OpenedRun, by: str, given: Iterable[Verdict]) -> _Found:
     """The changes that bring the filters of a rule up to date."""
-    from rolltape.collect import filters
-
     verdicts = list(given)
     statements = filters.changes(tape.run, verdicts, by)
     changed = {(one.rollout, one.try_index) for one in statements}
@@ -117,10 +111,7 @@ def _apply(tape: "OpenedRun", by: str, given: "Iterable[Verdict]") -> _Found:
     return _Found(lines, statements, len(verdicts) - unjudged.total(), unjudged)
 
 
-def _undo(tape: "OpenedRun", rows: Sequence["RolloutRow"], by: str | None) -> _Found:
-    from rolltape.collect import filters
-    from rolltape.records.rollout import EventKind
-
+def _undo(tape: OpenedRun, rows: Sequence[RolloutRow], by: str | None) -> _Found:
     known = {event.by for event in tape.run.remarks(EventKind.FILTER) if event.by is not None}
     if by is not None and by not in known:
         there_are = ", ".join(sorted(known)) or "none"
@@ -131,15 +122,13 @@ def _undo(tape: "OpenedRun", rows: Sequence["RolloutRow"], by: str | None) -> _F
     return _Found(lines, statements, len(rows), otherwise="nothing to undo")
 
 
-def _current(tape: "OpenedRun", rows: Sequence["RolloutRow"], change: str) -> list[_Line]:
+def _current(tape: OpenedRun, rows: Sequence[RolloutRow], change: str) -> list[_Line]:
     """The filters in effect."""
-    from rolltape.collect.filters import active_filters
-
     before = active_filters(tape.run)
     return [_Line(row.key, by, why, change) for row in rows for by, why in before.get(row.key, {}).items()]
 
 
-def _print(found: _Found, rows: "dict[tuple[str, int], RolloutRow]", *, as_json: bool, dry_run: bool) -> None:
+def _print(found: _Found, rows: dict[tuple[str, int], RolloutRow], *, as_json: bool, dry_run: bool) -> None:
     would = "would be " if dry_run else ""
     words = {_NOW: f"{would}filtered", _ALREADY: found.already, _TAKEN_BACK: f"{would}undone"}
     counts = Counter(change for _, change in {(line.key, line.change) for line in found.lines})
@@ -157,7 +146,7 @@ def _print(found: _Found, rows: "dict[tuple[str, int], RolloutRow]", *, as_json:
         note(f"{plural(times, 'rollout')} not judged: {why}")
 
 
-def _print_table(lines: Sequence[_Line], rows: "dict[tuple[str, int], RolloutRow]") -> None:
+def _print_table(lines: Sequence[_Line], rows: dict[tuple[str, int], RolloutRow]) -> None:
     rollouts: Counter[tuple[str, str]] = Counter()
     sampled: Counter[tuple[str, str]] = Counter()
     for key, by, reason, change in lines:

@@ -3,16 +3,18 @@
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import rolltape
 from rolltape.cli.options import DryRunOption, JsonOption, RolloutArgument, RunArgument, TryOption
-from rolltape.cli.output.screen import SHORT_ID, note, number, plural, print_json, print_line, print_table
 from rolltape.cli.parameters import argument, option
+from rolltape.cli.runs import open_snapshot, report_problems
+from rolltape.cli.screen import SHORT_ID, note, number, plural, print_json, print_line, print_table
+from rolltape.collect.rewards import LateReward, late_rewards, record_rewards
+from rolltape.collect.sources.entries import SourceEntry
+from rolltape.collect.sources.jsonfiles import json_lines_file, json_lines_stream
 from rolltape.errors import UsageError
-
-if TYPE_CHECKING:
-    from rolltape.collect.rewards import LateReward
-    from rolltape.collect.sources.entries import SourceEntry
+from rolltape.records.rollout import Status
 
 _SHOWN_REWARDS = 20
 
@@ -37,10 +39,6 @@ def score(
     The latest reward counts; earlier ones stay on the tape. With --from, each line is a JSON object with rollout and
     reward, and optionally terms, by, try, and turn. All lines are checked before the first is recorded.
     """
-    import rolltape
-    from rolltape.cli.runs import open_snapshot, report_problems
-    from rolltape.collect.rewards import late_rewards, record_rewards
-
     label, entries = _rewards(rollout, reward, terms, turn, try_index, source)
     with open_snapshot(run) as tape:
         rewards = late_rewards(tape.run, entries, label=label, by=by)
@@ -58,11 +56,8 @@ def _rewards(
     turn: str | None,
     try_index: int | None,
     source: str | None,
-) -> "tuple[str | None, Iterable[SourceEntry]]":
+) -> tuple[str | None, Iterable[SourceEntry]]:
     """The name of the file with the rewards, if there is one, and the rewards."""
-    from rolltape.collect.sources.entries import SourceEntry
-    from rolltape.collect.sources.jsonfiles import json_lines_file, json_lines_stream
-
     if rollout is not None and rollout.startswith("-"):
         raise UsageError(f"unknown option {rollout}; `rolltape score --help` lists them")
     if source is None:
@@ -95,7 +90,7 @@ def _number(text: str, otherwise: str) -> float:
         raise UsageError(otherwise) from None
 
 
-def _print(rewards: Sequence["LateReward"], *, as_json: bool, dry_run: bool) -> None:
+def _print(rewards: Sequence[LateReward], *, as_json: bool, dry_run: bool) -> None:
     fresh = [one for one in rewards if one.is_new]
     changed = sum(one.changes for one in fresh)
     if as_json:
@@ -113,7 +108,7 @@ def _print(rewards: Sequence["LateReward"], *, as_json: bool, dry_run: bool) -> 
         note(text)
 
 
-def _print_table(rewards: Sequence["LateReward"]) -> None:
+def _print_table(rewards: Sequence[LateReward]) -> None:
     print_table(
         ["rollout", "try", "step", "task", "attempt", "turn", "before", "reward", "by"],
         [
@@ -136,10 +131,8 @@ def _print_table(rewards: Sequence["LateReward"]) -> None:
     )
 
 
-def _notes(rewards: Sequence["LateReward"]) -> Iterator[str]:
+def _notes(rewards: Sequence[LateReward]) -> Iterator[str]:
     """Notes on rewards that may not have the expected effect."""
-    from rolltape.records.rollout import Status
-
     whole = [one for one in rewards if one.statement.turn is None]
     endless = sum(not math.isfinite(one.reward) for one in whole)
     running = sum(one.row.outcome.status is Status.RUNNING for one in whole)
@@ -155,7 +148,7 @@ def _notes(rewards: Sequence["LateReward"]) -> Iterator[str]:
         yield f"{plural(filtered, 'rollout')} filtered, and a reward does not change that; `rolltape filter` shows why"
 
 
-def _record(one: "LateReward") -> dict[str, object]:
+def _record(one: LateReward) -> dict[str, object]:
     statement = one.statement
     return {
         "rollout": statement.rollout,

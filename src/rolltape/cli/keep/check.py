@@ -1,17 +1,18 @@
 """`rolltape check`: verify a run."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+import rolltape
 from rolltape.cli.exits import Exit
 from rolltape.cli.options import JsonOption, RunArgument
-from rolltape.cli.output.screen import plural, print_json, print_line, print_long, tracked
-
-if TYPE_CHECKING:
-    from rolltape.records.policy import CutPolicy
-    from rolltape.records.rollout import Rollout
-    from rolltape.samples.verify import Breach
-    from rolltape.tape.run import RolloutRow, Run
+from rolltape.cli.runs import describe
+from rolltape.cli.screen import plural, print_json, print_line, print_long, tracked
+from rolltape.errors import DamagedTapeError, TapeError
+from rolltape.records.policy import PRESETS, CutPolicy
+from rolltape.records.rollout import Rollout
+from rolltape.samples.verify import Breach, verify_rollout
+from rolltape.tape.run import RolloutRow, Run
+from rolltape.traces.verify import problems_of
 
 
 def check(run: RunArgument, as_json: JsonOption = False) -> int:
@@ -19,11 +20,6 @@ def check(run: RunArgument, as_json: JsonOption = False) -> int:
 
     Samples are checked under every cut policy.
     """
-    import rolltape
-    from rolltape.errors import DamagedTapeError, TapeError
-    from rolltape.records.policy import PRESETS
-    from rolltape.samples.verify import Breach
-
     tape = rolltape.read(run)
     policies = list(PRESETS.values())
     found: list[Breach] = []
@@ -61,11 +57,8 @@ def check(run: RunArgument, as_json: JsonOption = False) -> int:
     return Exit.BROKEN if found else Exit.OK
 
 
-def _each(tape: "Run", rows: Sequence["RolloutRow"]) -> Iterator["Rollout | Breach"]:
+def _each(tape: Run, rows: Sequence[RolloutRow]) -> Iterator[Rollout | Breach]:
     """Every rollout, or the breach that kept it from loading."""
-    from rolltape.cli.runs import describe
-    from rolltape.samples.verify import Breach
-
     left = {row.key: row for row in rows}
     try:
         for rollout in tape.rollouts():
@@ -84,11 +77,7 @@ def _each(tape: "Run", rows: Sequence["RolloutRow"]) -> Iterator["Rollout | Brea
             yield Breach("readable", tape.location, f"a rollout cannot be loaded: {describe(error)}")
 
 
-def _breaches(rollout: "Rollout", policies: Sequence["CutPolicy"]) -> "list[Breach]":
-    from rolltape.cli.runs import describe
-    from rolltape.samples.verify import Breach, verify_rollout
-    from rolltape.traces.verify import problems_of
-
+def _breaches(rollout: Rollout, policies: Sequence[CutPolicy]) -> list[Breach]:
     try:
         breaches = verify_rollout(rollout, policies)
         return breaches + [Breach("trace", rollout.id, what) for what in problems_of(rollout)]
@@ -96,11 +85,8 @@ def _breaches(rollout: "Rollout", policies: Sequence["CutPolicy"]) -> "list[Brea
         return [Breach("samples", rollout.id, f"cannot be checked: {describe(error)}")]
 
 
-def _problems(tape: "Run") -> "Iterator[Breach]":
+def _problems(tape: Run) -> Iterator[Breach]:
     """Problems that the tape itself reports, or those found until it could not be read further."""
-    from rolltape.cli.runs import describe
-    from rolltape.samples.verify import Breach
-
     for find in (tape.problems, tape.verify_shards):
         try:
             problems = find()

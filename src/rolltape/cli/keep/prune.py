@@ -1,16 +1,18 @@
 """`rolltape prune`: delete turns or a side array; the tape keeps a record of what was deleted."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import msgspec
 import typer
 
+import rolltape
 from rolltape.cli.options import DryRunOption, JsonOption, RunArgument
 from rolltape.cli.parameters import option
+from rolltape.cli.runs import open_run, report_problems
+from rolltape.cli.screen import note, plural, print_json, print_line
 from rolltape.errors import UsageError
-
-if TYPE_CHECKING:
-    from rolltape.tape.shards.prune import PruneReport
+from rolltape.tape.shards.prune import PruneReport
 
 
 def prune(
@@ -29,12 +31,6 @@ def prune(
 
     The rollouts themselves, with their rewards and events, stay on the tape.
     """
-    import msgspec
-
-    import rolltape
-    from rolltape.cli.output.screen import note, print_json, print_line
-    from rolltape.cli.runs import open_run, report_problems
-
     if before_step is None and not step and side_array is None:
         raise UsageError("nothing to prune; give --before-step, --step, or --side-array")
     tape = open_run(run)
@@ -54,15 +50,13 @@ def prune(
     return report_problems(tape)
 
 
-def _described(report: "PruneReport") -> str:
-    from rolltape.cli.output.screen import plural
-
+def _described(report: PruneReport) -> str:
     turns = f"{plural(report.turns, 'turn')} with {plural(report.sampled_tokens, 'sampled token')}"
     what = turns if report.pruned == "turns" else f"the {report.pruned}"
     return f"{what} of {plural(report.rollouts, 'rollout')}"
 
 
-def _confirm(report: "PruneReport") -> None:
+def _confirm(report: PruneReport) -> None:
     if not sys.stdin.isatty():
         raise UsageError(f"--yes: required to delete {_described(report)}, as nobody can be asked")
     if not typer.confirm(f"Delete {_described(report)} permanently?", err=True):

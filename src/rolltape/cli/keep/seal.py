@@ -2,8 +2,13 @@
 
 from typing import Annotated
 
+import msgspec
+
+import rolltape
 from rolltape.cli.options import JsonOption, RunArgument
 from rolltape.cli.parameters import option
+from rolltape.cli.runs import open_run, report_problems
+from rolltape.cli.screen import plural, print_json, print_line, progress
 
 
 def seal(
@@ -13,12 +18,6 @@ def seal(
     as_json: JsonOption = False,
 ) -> int:
     """Write finished rollouts as Parquet shards."""
-    import msgspec
-
-    import rolltape
-    from rolltape.cli.output.screen import plural, print_json, print_line, progress
-    from rolltape.cli.runs import open_run, report_problems
-
     tape = open_run(run)
     with progress("sealing", len(tape.rows)) as advance:
         report = rolltape.seal(run, to, progress=lambda _done, _all: advance(1))

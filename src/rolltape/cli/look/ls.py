@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from rolltape.cli.options import JsonOption, RolloutFilter, RunArgument
-from rolltape.cli.output.screen import SHORT_ID, count, number, plural, print_json, print_line, print_table
 from rolltape.cli.parameters import option
-
-if TYPE_CHECKING:
-    from rolltape.tape.run import RolloutRow
+from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
+from rolltape.cli.screen import SHORT_ID, count, number, plural, print_json, print_line, print_table
+from rolltape.records.rollout import Status
+from rolltape.tape.run import RolloutRow
 
 
 def ls(
@@ -20,8 +20,6 @@ def ls(
     as_json: JsonOption = False,
 ) -> int:
     """List rollouts."""
-    from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
-
     tape = open_run(run)
     rows = SelectedRollouts(tape, only).rows
     shown = rows if limit is None else rows[-limit:]
@@ -34,7 +32,7 @@ def ls(
     return report_problems(tape)
 
 
-def _record(row: "RolloutRow") -> dict[str, object]:
+def _record(row: RolloutRow) -> dict[str, object]:
     return {
         "rollout": row.head.id,
         "try_index": row.head.try_index,
@@ -60,7 +58,7 @@ def _record(row: "RolloutRow") -> dict[str, object]:
     }
 
 
-def _print_rows(rows: Sequence["RolloutRow"]) -> None:
+def _print_rows(rows: Sequence[RolloutRow]) -> None:
     print_table(
         ["rollout", "try", "step", "task", "attempt", "status", "reward", "turns", "sampled"],
         [
@@ -83,10 +81,8 @@ def _print_rows(rows: Sequence["RolloutRow"]) -> None:
     )
 
 
-def _summary(rows: Sequence["RolloutRow"]) -> str:
+def _summary(rows: Sequence[RolloutRow]) -> str:
     """Counts and the mean reward. Rewards that are not finite are counted, not averaged."""
-    from rolltape.records.rollout import Status
-
     rewards = [reward for row in rows if (reward := row.reward) is not None]
     finite = [reward for reward in rewards if math.isfinite(reward)]
     finished = sum(row.status == Status.FINISHED for row in rows)
@@ -99,7 +95,7 @@ def _summary(rows: Sequence["RolloutRow"]) -> str:
     return ", ".join(parts)
 
 
-def _status(row: "RolloutRow") -> str:
+def _status(row: RolloutRow) -> str:
     remarks = ["filtered"] if row.filtered is not None else []
     remarks += [f"{part} pruned" for part in row.pruned]
     return row.status + (f" ({', '.join(remarks)})" if remarks else "")

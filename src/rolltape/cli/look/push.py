@@ -6,17 +6,18 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import rolltape
 from rolltape.cli.options import CutOptions, JsonOption, PolicyOption, RunArgument, StepOption
-from rolltape.cli.output.screen import note, number, plural, print_json, print_line
 from rolltape.cli.parameters import either, option
+from rolltape.cli.runs import OpenedRun, no_match, open_run, report_problems
+from rolltape.cli.screen import note, number, plural, print_json, print_line
 from rolltape.errors import UsageError
 from rolltape.records.choice import Choice
-
-if TYPE_CHECKING:
-    from rolltape.tracking import Tracker
-    from rolltape.tracking.push import Push, PushedStep
+from rolltape.tracking import Tracker
+from rolltape.tracking.push import Push, PushedStep
+from rolltape.tracking.sinks import Allowance
 
 _POLL_S = 2.0
 
@@ -41,11 +42,6 @@ def push(
     as_json: JsonOption = False,
 ) -> int:
     """Send a run's metrics and traces to a tracker."""
-    import rolltape
-    from rolltape.cli.runs import OpenedRun, no_match, open_run, report_problems
-    from rolltape.tracking.push import Push
-    from rolltape.tracking.sinks import Allowance
-
     tape = OpenedRun(rolltape.read(run), []) if follow else open_run(run)
     with _tracker(to, project, name or tape.run.name) as tracker:
         pushing = Push(
@@ -69,7 +65,7 @@ def push(
 
 
 @contextlib.contextmanager
-def _tracker(to: str, project: str, name: str) -> Iterator["Tracker"]:
+def _tracker(to: str, project: str, name: str) -> Iterator[Tracker]:
     """The tracker, closed at the end. What it prints goes to standard error, except on closing."""
     if to != "trackio" and not to.endswith(".jsonl"):
         raise UsageError(f"--to {to}: unknown tracker; use trackio, or a file ending in .jsonl")
@@ -89,14 +85,14 @@ def _tracker(to: str, project: str, name: str) -> Iterator["Tracker"]:
             tracker.close()
 
 
-def _rounds(pushing: "Push", follow: bool) -> Iterator["PushedStep"]:
+def _rounds(pushing: Push, follow: bool) -> Iterator[PushedStep]:
     while follow and pushing.run.writers():
         yield from pushing.round(follow=True)
         time.sleep(_POLL_S)
     yield from pushing.round(follow=False)
 
 
-def _printed(steps: Iterator["PushedStep"], as_json: bool) -> Iterator["PushedStep"]:
+def _printed(steps: Iterator[PushedStep], as_json: bool) -> Iterator[PushedStep]:
     """Yield the steps, and print each as it is pushed."""
     for pushed in steps:
         summary = pushed.shown.summary if pushed.shown is not None else None
@@ -120,7 +116,7 @@ def _printed(steps: Iterator["PushedStep"], as_json: bool) -> Iterator["PushedSt
         yield pushed
 
 
-def _print_totals(done: list["PushedStep"], to: str, project: str, as_json: bool) -> None:
+def _print_totals(done: list[PushedStep], to: str, project: str, as_json: bool) -> None:
     new = [one.shown for one in done if one.shown is not None]
     there = len(done) - len(new)
     if not as_json:

@@ -1,13 +1,17 @@
 """`rolltape trace`: print a rollout's prompts, replies, and rewards, step by step."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rolltape.cli.options import JsonOption, OneRollout, RunArgument, WholePromptsOption
-from rolltape.cli.output.screen import arrow, number, print_json, print_line
-
-if TYPE_CHECKING:
-    from rolltape.records.trace import Trace, TraceStep
+from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
+from rolltape.cli.screen import arrow, number, print_json, print_line
+from rolltape.records.jsonable import encode_numbers
+from rolltape.records.trace import Trace, TraceStep
+from rolltape.records.wording import message_line
+from rolltape.samples.facts import title
+from rolltape.traces import trace_of
+from rolltape.traces.transcript import NOT_RECORDED, remarks, reward_sum, step_facts
 
 
 def trace(
@@ -18,10 +22,6 @@ def trace(
     as_json: JsonOption = False,
 ) -> int:
     """Print a rollout's prompts, replies, and rewards by step."""
-    from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
-    from rolltape.samples.facts import title
-    from rolltape.traces import trace_of
-
     tape = open_run(run)
     selected = SelectedRollouts(tape, which, counted_only=True)
     rollout = selected.only()
@@ -36,9 +36,7 @@ def trace(
     return report_problems(tape)
 
 
-def _lines(trace: "Trace", whole_prompts: bool) -> Iterator[tuple[str, str]]:
-    from rolltape.traces.transcript import reward_sum
-
+def _lines(trace: Trace, whole_prompts: bool) -> Iterator[tuple[str, str]]:
     if trace.filtered is not None:
         yield f"filtered: {trace.filtered}", "yellow"
     for what in trace.pruned:
@@ -53,9 +51,7 @@ def _lines(trace: "Trace", whole_prompts: bool) -> Iterator[tuple[str, str]]:
     yield from _remarks(trace)
 
 
-def _headline(step: "TraceStep") -> str:
-    from rolltape.traces.transcript import step_facts
-
+def _headline(step: TraceStep) -> str:
     parts = [f"turn {turn.split('.', 2)[-1]}" for turn in step.turns]
     if step.prompt_tokens is not None:
         parts.append(f"prompt {step.prompt_tokens}")
@@ -67,9 +63,7 @@ def _headline(step: "TraceStep") -> str:
     return f"step {step.index}" + (f"  {', '.join(parts)}" if parts else "")
 
 
-def _messages(trace: "Trace", step: "TraceStep", whole_prompts: bool) -> Iterator[str]:
-    from rolltape.records.wording import message_line
-
+def _messages(trace: Trace, step: TraceStep, whole_prompts: bool) -> Iterator[str]:
     prompt = trace.whole_prompt(step.index) if whole_prompts else step.prompt
     if step.messages_from not in (None, step.index - 1) and not whole_prompts:
         yield f"… continues from {step.kept_messages} messages of step {step.messages_from}"
@@ -85,14 +79,10 @@ def _messages(trace: "Trace", step: "TraceStep", whole_prompts: bool) -> Iterato
         yield f"{arrow()} error: {step.error}"
 
 
-def _remarks(described: "Trace | TraceStep") -> Iterator[tuple[str, str]]:
-    from rolltape.traces.transcript import NOT_RECORDED, remarks
-
+def _remarks(described: Trace | TraceStep) -> Iterator[tuple[str, str]]:
     for name, text in remarks(described):
         yield f"  {name}: {text}", "yellow" if name == NOT_RECORDED else ""
 
 
 def _as_json(value: Any) -> str:
-    from rolltape.records.jsonable import encode_numbers
-
     return encode_numbers(value, "output").decode()

@@ -1,16 +1,19 @@
 """`rolltape tree`: draw the turns of a rollout as a tree, with the cause of each fork."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from rolltape.cli.options import JsonOption, OneRollout, RunArgument, TokenizerOption
-from rolltape.cli.output.screen import arrow, plural, print_json, print_line, quoted, visible, writes_unicode
-
-if TYPE_CHECKING:
-    from rolltape.records.fork import Difference, Fork
-    from rolltape.records.rollout import Rollout, Session
-    from rolltape.samples.spelling import Spell, Spellings
-    from rolltape.tree import PlacedTurn, Tree
+from rolltape.cli.runs import SelectedRollouts, open_run, open_spellings, report_problems
+from rolltape.cli.screen import arrow, plural, print_json, print_line, quoted, visible, writes_unicode
+from rolltape.records.fork import Difference, Fork
+from rolltape.records.rollout import Rollout, Session
+from rolltape.samples.facts import title
+from rolltape.samples.spelling import Spell, Spellings, token_texts
+from rolltape.tree import PlacedTurn, Tree, forks_of, tree_of
+from rolltape.tree.drawing import drawn_turns, headline, new_messages, turn_lines
 
 _MESSAGES_SHOWN = 3
 
@@ -23,11 +26,6 @@ def tree(
     as_json: JsonOption = False,
 ) -> int:
     """Draw a rollout's turns, with the cause of each fork."""
-    from rolltape.cli.output.spelling import open_spellings
-    from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
-    from rolltape.samples.facts import title
-    from rolltape.tree import forks_of, tree_of
-
     tape = open_run(run)
     spellings = open_spellings(tokenizer, run)
     selected = SelectedRollouts(tape, which, counted_only=True)
@@ -43,10 +41,8 @@ def tree(
     return report_problems(tape)
 
 
-def draw_trees(rollout: "Rollout", spellings: "Spellings") -> None:
+def draw_trees(rollout: Rollout, spellings: Spellings) -> None:
     """Print the tree of each session."""
-    from rolltape.tree import forks_of, tree_of
-
     for session in rollout.sessions:
         grown = tree_of(session)
         forks = forks_of(grown)
@@ -69,10 +65,8 @@ _UNICODE = _Strokes("├─", "│ ", "●")
 _ASCII = _Strokes("|-", "| ", "*")
 
 
-def _tree_lines(tree: "Tree", forks: "Sequence[Fork]", spell: "Spell | None") -> Iterator[tuple[str, str]]:
+def _tree_lines(tree: Tree, forks: Sequence[Fork], spell: Spell | None) -> Iterator[tuple[str, str]]:
     """Each line with its style. The latest continuation goes straight down; earlier ones branch off."""
-    from rolltape.tree.drawing import drawn_turns, headline
-
     strokes = _UNICODE if writes_unicode() else _ASCII
     fork_at = {fork.turn: fork for fork in forks}
     for placed, column, branches_off in drawn_turns(tree):
@@ -86,9 +80,7 @@ def _tree_lines(tree: "Tree", forks: "Sequence[Fork]", spell: "Spell | None") ->
             yield f"{left}{below}  {line}", "yellow" if line.startswith(("fork", "  ")) else ""
 
 
-def _turn_lines(placed: "PlacedTurn", fork: "Fork | None", spell: "Spell | None") -> Iterator[str]:
-    from rolltape.tree.drawing import turn_lines
-
+def _turn_lines(placed: PlacedTurn, fork: Fork | None, spell: Spell | None) -> Iterator[str]:
     if fork is not None:
         place = "" if fork.message_index is None else f" at message {fork.message_index}"
         yield f"fork: departs from turn {fork.departs_from.rpartition('.')[2]}{place}"
@@ -98,13 +90,11 @@ def _turn_lines(placed: "PlacedTurn", fork: "Fork | None", spell: "Spell | None"
     yield from turn_lines(placed, _MESSAGES_SHOWN, arrow())
 
 
-def _difference(parted: "Difference", spell: "Spell | None") -> str:
+def _difference(parted: Difference, spell: Spell | None) -> str:
     return f"{_side(parted.before, spell)} {arrow()} {_side(parted.after, spell)}"
 
 
-def _side(excerpt: str | tuple[int, ...], spell: "Spell | None") -> str:
-    from rolltape.samples.spelling import token_texts
-
+def _side(excerpt: str | tuple[int, ...], spell: Spell | None) -> str:
     if isinstance(excerpt, str):
         return quoted(excerpt, 32)
     if not excerpt:
@@ -113,11 +103,7 @@ def _side(excerpt: str | tuple[int, ...], spell: "Spell | None") -> str:
     return " ".join(shown) + (" …" if len(excerpt) > 6 else "")
 
 
-def _record(rollout: "Rollout", session: "Session", grown: "Tree", forks: "Sequence[Fork]") -> dict[str, object]:
-    import msgspec
-
-    from rolltape.tree.drawing import new_messages
-
+def _record(rollout: Rollout, session: Session, grown: Tree, forks: Sequence[Fork]) -> dict[str, object]:
     return {
         "rollout": rollout.id,
         "try_index": rollout.head.try_index,

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from rolltape.cli.options import HostOption, PortOption, require_key
 from rolltape.cli.parameters import argument, option
+from rolltape.cli.screen import note, plural, print_long, tracked
 from rolltape.errors import UsageError
 
 
@@ -59,7 +60,6 @@ def _has_display() -> bool:
 
 
 def _write(folder: Path, run: str, rollouts: list[str], *, mask: bool) -> int:
-    from rolltape.cli.output.screen import note, plural, print_long, tracked
     from rolltape.view.static import StaticPages
 
     with StaticPages(run, mask=mask) as pages:

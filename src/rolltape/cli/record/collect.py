@@ -4,14 +4,12 @@ import contextlib
 import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+from rolltape.cli.options import EngineOptions, engine_option, sampling_option
 from rolltape.cli.parameters import argument, option
-from rolltape.cli.record.engine_options import EngineOptions, engine_option, sampling_option
 from rolltape.errors import UsageError
-
-if TYPE_CHECKING:
-    from rolltape.traces import Capture
+from rolltape.traces import Capture
 
 _task_option = partial(option, section="Tasks")
 _run_option = partial(option, section="Run")
@@ -180,10 +178,8 @@ def collect(
     return run_collection(settings, run, out, cluster, resume=resume, as_json=as_json, max_ahead=max_ahead)
 
 
-def _parse_traces(given: str) -> "tuple[Capture, float | None]":
+def _parse_traces(given: str) -> tuple[Capture, float | None]:
     """Which rollouts --traces names, and the share if they are sampled."""
-    from rolltape.traces import Capture
-
     kind, colon, share = given.partition(":")
     with contextlib.suppress(ValueError):
         if not colon and kind in (Capture.ALL, Capture.OFF):

@@ -1,19 +1,36 @@
-"""Progress of a collection: a live line on a terminal, plain lines in a log, or JSON events for a script."""
+"""Progress of a collection, as a live line, plain lines or JSON events, and the report at its end."""
 
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rolltape.cli.output.columns import cell_width
-from rolltape.cli.output.screen import count, discard_output, note, number, plural, print_json, span
+from rolltape.cli.screen import (
+    SHORT_ID,
+    cell_width,
+    count,
+    discard_output,
+    note,
+    number,
+    plural,
+    print_json,
+    print_line,
+    print_long,
+    print_table,
+    span,
+    terminal_width,
+)
+from rolltape.collect.results import RolloutResult
+from rolltape.collect.stats import CollectionStats, Figures, RewardStats
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from rolltape.collect.collector import Launch
-    from rolltape.collect.results import RolloutResult
-    from rolltape.collect.stats import Figures
+
+_SHOWN_TASKS = 20
+_SHOWN_REASONS = 10
 
 _SHORTEST_BAR, _LONGEST_BAR = 6, 24  # columns
 _ECHO = 2  # columns for the ^C that a terminal echoes: it must not wrap the line
@@ -44,17 +61,17 @@ class LogProgress:
         elsewhere = f", {count(launch.running_elsewhere)} running elsewhere" if launch.running_elsewhere else ""
         _try_note(f"{plural(launch.tasks, 'task')}, {plural(launch.attempts, 'attempt')}{before}{elsewhere}")
 
-    def ended(self, results: "Sequence[RolloutResult]") -> None:
+    def ended(self, results: Sequence[RolloutResult]) -> None:
         """Attempts have ended; the next line counts them."""
 
-    def progress(self, figures: "Figures") -> None:
+    def progress(self, figures: Figures) -> None:
         _try_note(", ".join(figure_texts(figures)))
 
     def stopping(self, grace_s: float) -> None:
         """The user has asked the collection to stop."""
         _try_note(f"stopping: running attempts have {grace_s:g} s to finish; press Ctrl-C again to cancel them")
 
-    def over(self, figures: "Figures", end: dict[str, Any]) -> None:
+    def over(self, figures: Figures, end: dict[str, Any]) -> None:
         """Nothing runs any more; `end` is what a script needs to know besides. A report follows."""
 
     def close(self) -> None:
@@ -77,19 +94,19 @@ class LiveProgress(LogProgress):
         with suppress(OSError):
             self._live.start()
 
-    def progress(self, figures: "Figures") -> None:
+    def progress(self, figures: Figures) -> None:
         self._show(figures, figure_texts(figures))
 
-    def over(self, figures: "Figures", end: dict[str, Any]) -> None:
+    def over(self, figures: Figures, end: dict[str, Any]) -> None:
         self._show(figures, [*figure_texts(figures, over=True), f"took {span(figures.seconds)}"])
 
-    def _show(self, figures: "Figures", parts: Sequence[str]) -> None:
+    def _show(self, figures: Figures, parts: Sequence[str]) -> None:
         if not self._live.is_started:
             return
         with suppress(OSError):
             self._live.update(self._draw(figures, parts), refresh=True)
 
-    def _draw(self, figures: "Figures", parts: Sequence[str]) -> "RenderableType":
+    def _draw(self, figures: Figures, parts: Sequence[str]) -> "RenderableType":
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -115,19 +132,19 @@ class JsonProgress(LogProgress):
     def launched(self, launch: "Launch") -> None:
         self._event("launch", launch._asdict())
 
-    def ended(self, results: "Sequence[RolloutResult]") -> None:
+    def ended(self, results: Sequence[RolloutResult]) -> None:
         for result in results:
             values = {name: getattr(result, name) for name in _RESULT_FIELDS}
             self._event("rollout", {name: value for name, value in values.items() if value is not None})
 
-    def progress(self, figures: "Figures") -> None:
+    def progress(self, figures: Figures) -> None:
         self._event("progress", figures._asdict())
 
     def stopping(self, grace_s: float) -> None:
         super().stopping(grace_s)  # the sender of the signal may be at the terminal
         self._event("ending", {"grace_s": grace_s})
 
-    def over(self, figures: "Figures", end: dict[str, Any]) -> None:
+    def over(self, figures: Figures, end: dict[str, Any]) -> None:
         self._event("end", {**figures._asdict(), **end})
 
     def _event(self, kind: str, fields: dict[str, Any]) -> None:
@@ -142,7 +159,7 @@ class JsonProgress(LogProgress):
             _try_note(f"events cannot be written ({error.strerror or error}); the collection goes on without them")
 
 
-def figure_texts(figures: "Figures", *, over: bool = False) -> list[str]:
+def figure_texts(figures: Figures, *, over: bool = False) -> list[str]:
     """The figures of a collection in words."""
     parts = [f"{count(figures.done_before + figures.done)} of {count(figures.total)} done"]
     parts += [] if over else [f"{count(figures.running)} running"]
@@ -168,3 +185,89 @@ def fold(parts: Sequence[str], width: int) -> list[str]:
 def _try_note(text: str) -> None:
     with suppress(OSError):
         note(text)
+
+
+def print_report(tally: CollectionStats, run: Path, step: int, *, whole: bool) -> None:
+    """Print the report; `whole` says that nothing is left to run."""
+    _print_tasks(tally)
+    _print_endings(tally)
+    if tally.rollouts:
+        _print_totals(tally)
+    else:
+        print_line("nothing left to run" if whole else "no attempt ended")
+    _print_next(tally, run, step, whole=whole)
+
+
+def _print_tasks(tally: CollectionStats) -> None:
+    tasks = tally.by_task
+    if not tasks:
+        return
+    rows = [
+        [name, count(one.count), number(one.mean), number(one.spread), _range(one)]
+        for name, one in tasks[:_SHOWN_TASKS]
+    ]
+    print_table(["task", "rewards", "mean", "spread", "range"], rows, left=["task"], flexible=["task"])
+    if len(tasks) > _SHOWN_TASKS:
+        print_line(f"… and {count(len(tasks) - _SHOWN_TASKS)} more")
+    several = [one for _, one in tasks if one.count > 1]
+    if several:
+        apart = sum(one.least != one.most for one in several)
+        print_line(f"rewards differ in {count(apart)} of {plural(len(several), 'group')}")
+    print_line("")
+
+
+def _range(rewards: RewardStats) -> str:
+    least, most = rewards.least, rewards.most
+    return "" if least > most else f"{number(least)} to {number(most)}"  # all are NaN
+
+
+def _print_endings(tally: CollectionStats) -> None:
+    if not tally.endings:
+        return
+    most_first = sorted(tally.endings.items(), key=lambda item: -item[1].count)
+    rows = [
+        [status, count(one.count), number(one.rewards.mean), reason]
+        for (status, reason), one in most_first[:_SHOWN_REASONS]
+    ]
+    columns = ["status", "rollouts", "mean reward", "reason"]
+    print_table(columns, rows, left=["status", "reason"], flexible=["reason"], spare=["mean reward"])
+    if len(most_first) > _SHOWN_REASONS:
+        rest = sum(one.count for _, one in most_first[_SHOWN_REASONS:])
+        print_line(f"… and {plural(rest, 'rollout')} with {count(len(most_first) - _SHOWN_REASONS)} other reasons")
+    print_line("")
+
+
+def _print_totals(tally: CollectionStats) -> None:
+    mean = "" if tally.rewards.mean is None else f", mean reward {number(tally.rewards.mean)}"
+    unrewarded = f", {count(tally.unrewarded)} without reward" if tally.unrewarded else ""
+    print_long(
+        f"{plural(tally.rollouts, 'rollout')}, {plural(tally.turns, 'turn')}, "
+        f"{plural(tally.sampled_tokens, 'sampled token')}{mean}{unrewarded}"
+    )
+    if tally.fates:
+        fates = (f"{count(tokens)} {fate}" for fate, tokens in tally.fates.most_common())
+        print_long(f"ledger (exact): {', '.join(fates)}")
+
+
+def _print_next(tally: CollectionStats, run: Path, step: int, *, whole: bool) -> None:
+    lines = [(f"rolltape ls {run} --step {step}", "lists the rollouts")]
+    if tally.broken is not None:
+        lines.append(
+            (f"rolltape trace {run} {tally.broken.rollout[:SHORT_ID]}", f"shows a failed one ({tally.broken.task})")
+        )
+    if tally.worst is not None:
+        reward = number(tally.worst.reward)
+        lines.append(
+            (
+                f"rolltape trace {run} {tally.worst.rollout[:SHORT_ID]}",
+                f"shows the lowest reward ({tally.worst.task}: {reward})",
+            )
+        )
+    if tally.sampled_tokens:
+        lines.append((f"rolltape ledger {run} --step {step}", "accounts for every sampled token"))
+    if tally.failed or not whole:
+        lines.append(("the same command with --resume", "runs what has not finished"))
+    width, room = max(len(command) for command, _ in lines), terminal_width()
+    for command, what in lines:
+        line = f"{command:{width}}  {what}"
+        print_long(line if room is None or cell_width(line) <= room else command)

@@ -8,9 +8,8 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from rolltape.cli.exits import Exit
-from rolltape.cli.output.screen import note
-from rolltape.cli.record.collect_progress import LogProgress, open_progress
-from rolltape.cli.record.collect_report import print_report
+from rolltape.cli.record.collect_progress import LogProgress, open_progress, print_report
+from rolltape.cli.screen import note
 from rolltape.collect.collector import Collector, Launch
 from rolltape.collect.results import RecordFile, RolloutResult
 from rolltape.collect.runners.gateway import resolve_model

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
-from rolltape.cli.options import HostOption, PortOption, require_key
+from rolltape.cli.options import EngineOptions, HostOption, PortOption, engine_option, require_key, sampling_option
 from rolltape.cli.parameters import argument, option
-from rolltape.cli.record.engine_options import EngineOptions, engine_option, sampling_option
 from rolltape.errors import UsageError
 
 

@@ -1,10 +1,11 @@
 """`rolltape status`: show the status of a running gateway."""
 
+import json
 from typing import Annotated, Any
 
 from rolltape.cli.options import JsonOption
-from rolltape.cli.output.screen import count, print_json, print_line, print_table, span
 from rolltape.cli.parameters import argument, option
+from rolltape.cli.screen import count, print_json, print_line, print_table, span
 from rolltape.errors import UsageError
 
 
@@ -28,7 +29,6 @@ def status(
 
 
 def _fetch_status(url: str, admin_key: str | None) -> dict[str, Any]:
-    import json
     from urllib.error import HTTPError, URLError
     from urllib.request import Request, urlopen
 

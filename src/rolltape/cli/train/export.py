@@ -5,18 +5,18 @@ import sys
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+from rolltape import export as files
 from rolltape.cli.options import RunArgument, Selection, TrainingOptions, WholePromptsOption
-from rolltape.cli.output.screen import note, tracked
 from rolltape.cli.parameters import either, option
+from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
+from rolltape.cli.screen import note, tracked
 from rolltape.errors import UsageError
-
-if TYPE_CHECKING:
-    from rolltape.cli.runs import SelectedRollouts
-    from rolltape.export.formats import Choices
-    from rolltape.records.policy import Credit, CutPolicy
-    from rolltape.records.sample import Sample
+from rolltape.export.formats import FRAMEWORKS, Choices, write_samples_for
+from rolltape.records.policy import Credit, CutPolicy
+from rolltape.records.sample import Sample
+from rolltape.traces import trace_of
 
 
 class ExportKind(enum.StrEnum):
@@ -87,16 +87,12 @@ def export(
     if what is ExportKind.TRACES and form is ExportFormat.PARQUET:
         raise UsageError("--what traces: traces have no Parquet form; use --format jsonl")
 
-    from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
-
     tape = open_run(run)
     selected = SelectedRollouts(tape, which, counted_only=what is ExportKind.SAMPLES)
     with selected.named_in_errors():
         if form in OWN_FORMATS:
             written = _write(what, form, selected, policy, credit, out, whole_prompts=whole_prompts)
         else:
-            from rolltape.export.formats import Choices
-
             choices = Choices(
                 versions=tuple(tape.run.versions()),
                 temperature=temperature,
@@ -111,8 +107,6 @@ def export(
 
 def _resolve_format(asked: ExportFormat | None, out: str) -> ExportFormat:
     """The format that was asked for, else the one of the file's suffix. They must not contradict each other."""
-    from rolltape.export.formats import FRAMEWORKS
-
     suffix = Path(out).suffix
     if asked is not None and asked not in OWN_FORMATS:
         expected = FRAMEWORKS[asked].endings
@@ -128,17 +122,14 @@ def _resolve_format(asked: ExportFormat | None, out: str) -> ExportFormat:
 def _write(
     what: ExportKind,
     form: ExportFormat,
-    selected: "SelectedRollouts",
-    policy: "CutPolicy",
-    credit: "Credit",
+    selected: SelectedRollouts,
+    policy: CutPolicy,
+    credit: Credit,
     out: str,
     *,
     whole_prompts: bool,
 ) -> int:
     """Write in our own formats; how many rows were written."""
-    from rolltape import export as files
-    from rolltape.traces import trace_of
-
     parquet = form is ExportFormat.PARQUET
     if what is ExportKind.SAMPLES:
         write_samples = files.samples_to_parquet if parquet else files.samples_to_jsonl
@@ -153,10 +144,8 @@ def _write(
     return write_rollouts(rollouts, out)
 
 
-def _write_for_framework(framework: str, samples: "Generator[Sample, None, None]", out: str, choices: "Choices") -> int:
+def _write_for_framework(framework: str, samples: Generator[Sample, None, None], out: str, choices: Choices) -> int:
     """Write samples in a framework's format, and note the fields that it drops; how many were written."""
-    from rolltape.export.formats import write_samples_for
-
     # Closed before an error is printed, since a progress bar runs with it.
     with closing(samples):
         written = write_samples_for(framework, samples, out, choices)

@@ -2,15 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from rolltape.cli.options import CutOptions, JsonOption, RunArgument, Selection, TokenizerOption
-from rolltape.cli.output.screen import SHORT_ID, count, plural, print_json, print_line, print_table
 from rolltape.cli.parameters import option
-
-if TYPE_CHECKING:
-    from rolltape.samples import Linearized
-    from rolltape.samples.spelling import Spellings
+from rolltape.cli.runs import SelectedRollouts, excerpt, open_run, open_spellings, report_problems
+from rolltape.cli.screen import SHORT_ID, count, plural, print_json, print_line, print_table
+from rolltape.samples import Linearized
+from rolltape.samples.spelling import Spellings
 
 _SHOWN_REASONS = 5
 
@@ -25,9 +24,6 @@ def ledger(
     as_json: JsonOption = False,
 ) -> int:
     """Account for every sampled token: trained, or why not."""
-    from rolltape.cli.output.spelling import open_spellings
-    from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
-
     policy = cut.cut_policy()
     tape = open_run(run)
     spellings = open_spellings(tokenizer, run)
@@ -54,7 +50,7 @@ def ledger(
     return report_problems(tape)
 
 
-def _record(made: "Linearized", *, with_entries: bool) -> dict[str, object]:
+def _record(made: Linearized, *, with_entries: bool) -> dict[str, object]:
     held = made.ledger
     row: dict[str, object] = {
         "rollout": held.rollout,
@@ -72,9 +68,7 @@ def _record(made: "Linearized", *, with_entries: bool) -> dict[str, object]:
     return row
 
 
-def _entry_cells(made: "Linearized", spellings: "Spellings") -> Iterator[list[str]]:
-    from rolltape.cli.output.spelling import excerpt
-
+def _entry_cells(made: Linearized, spellings: Spellings) -> Iterator[list[str]]:
     held = {turn.id: (session, turn) for session in made.rollout.sessions for turn in session.turns}
     for entry in made.ledger.entries:
         session, turn = held[entry.turn]

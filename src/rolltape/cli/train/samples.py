@@ -1,20 +1,20 @@
 """`rolltape samples`: list training samples under a cut policy, or compare two policies."""
 
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from rolltape.cli.options import JsonOption, RunArgument, Selection, TokenizerOption, TrainingOptions
-from rolltape.cli.output.screen import SHORT_ID, count, number, plural, print_json, print_line, print_table, tracked
 from rolltape.cli.parameters import option
+from rolltape.cli.runs import SelectedRollouts, excerpt, open_run, open_spellings, report_problems
+from rolltape.cli.screen import SHORT_ID, count, number, plural, print_json, print_line, print_table, tracked
 from rolltape.errors import UsageError
-
-if TYPE_CHECKING:
-    from rolltape.cli.runs import SelectedRollouts
-    from rolltape.records.policy import Credit, CutPolicy
-    from rolltape.records.rollout import Rollout
-    from rolltape.records.sample import Sample
-    from rolltape.samples.compare import FateDifference
-    from rolltape.samples.spelling import Spellings
+from rolltape.export.schema import SAMPLE
+from rolltape.records.policy import Credit, CutPolicy
+from rolltape.records.rollout import Rollout
+from rolltape.records.sample import Sample
+from rolltape.samples import advantages_of
+from rolltape.samples.compare import FateDifference, compare
+from rolltape.samples.spelling import Spellings
 
 _KINDS = ("samples", "trained", "masked", "dropped")
 
@@ -29,9 +29,6 @@ def samples(
     as_json: JsonOption = False,
 ) -> int:
     """List training samples, or compare two cut policies."""
-    from rolltape.cli.output.spelling import open_spellings
-    from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
-
     policy, credit = training.cut_policy(), training.credit()
     other = None if compare is None else training.cut_policy(compare, "--compare")
     if compare == training.policy:
@@ -49,9 +46,7 @@ def samples(
     return report_problems(tape)
 
 
-def _print_table(selected: "SelectedRollouts", policy: "CutPolicy", credit: "Credit") -> None:
-    from rolltape.samples import advantages_of
-
+def _print_table(selected: SelectedRollouts, policy: CutPolicy, credit: Credit) -> None:
     rows: list[list[str]] = []
     tokens = trained = 0
     advantages = advantages_of(selected.opened.rows, credit.advantage)
@@ -83,21 +78,17 @@ def _print_table(selected: "SelectedRollouts", policy: "CutPolicy", credit: "Cre
     )
 
 
-def _record(sample: "Sample") -> dict[str, object]:
+def _record(sample: Sample) -> dict[str, object]:
     """A sample without its per-token arrays, which `rolltape export` writes."""
-    from rolltape.export.schema import SAMPLE
-
     arrays = ("ids", "trained_mask", "sampled_mask", "logprobs", "version_index", "side", "logprob_dtype")
     row = {name: value for name, value in SAMPLE.row(sample).items() if name not in arrays}
     return {**row, "tokens": len(sample.ids), "sampled_tokens": int(sample.sampled_mask.sum())}
 
 
 def _compare(
-    selected: "SelectedRollouts", one: "CutPolicy", other: "CutPolicy", spellings: "Spellings", *, as_json: bool
+    selected: SelectedRollouts, one: CutPolicy, other: CutPolicy, spellings: Spellings, *, as_json: bool
 ) -> None:
     """Print the totals under both policies, and the tokens on which they differ."""
-    from rolltape.samples.compare import compare
-
     versions = selected.opened.run.versions()
     totals: dict[str, Counter[str]] = {one.name: Counter(), other.name: Counter()}
     differing: list[list[str]] = []
@@ -132,9 +123,7 @@ def _compare(
     print_table(["turn", "tokens", *totals, "text"], differing, left=["turn", *totals, "text"], flexible=["text"])
 
 
-def _cells(rollout: "Rollout", apart: "FateDifference", spellings: "Spellings") -> list[str]:
-    from rolltape.cli.output.spelling import excerpt
-
+def _cells(rollout: Rollout, apart: FateDifference, spellings: Spellings) -> list[str]:
     session_id, _, sequence = apart.turn.rpartition(".")
     session = next(session for session in rollout.sessions if session.id == session_id)
     ids = session.turns[int(sequence)].sampled_ids[apart.start : apart.stop]

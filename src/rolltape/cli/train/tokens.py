@@ -1,16 +1,23 @@
 """`rolltape tokens`: list, summarize, and show a trainer's token records."""
 
 import enum
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import msgspec
 
 from rolltape.cli.exits import Exit
 from rolltape.cli.options import CutOptions, JsonOption, RunArgument, TokenizerOption
-from rolltape.cli.output.screen import note, plural
 from rolltape.cli.parameters import argument, either, option
+from rolltape.cli.screen import count, note, number, plural, print_json, print_line, print_table, tracked
+from rolltape.cli.train import token_texts
+from rolltape.cli.train.token_texts import RecordJoiner, find_record, short_sample
 from rolltape.errors import TapeError, UsageError
-
-if TYPE_CHECKING:
-    from rolltape.tokens.steps import TokenStep
+from rolltape.records.token_record import TOKEN_COLUMNS, TokenRecord
+from rolltape.tokens import list_steps
+from rolltape.tokens.files import read_step
+from rolltape.tokens.steps import TokenStep
+from rolltape.tokens.summary import QUANTILES, SUMMARY_COLUMNS, SequenceFigures, sequence_figures, summarize_step
 
 _DEFAULT_COLUMNS = ["trainer_logprobs", "inference_logprobs", "ratio", "mismatch_kl", "masked"]
 
@@ -41,16 +48,13 @@ def tokens(
     as_json: JsonOption = False,
 ) -> int:
     """List, summarize, and show a trainer's token records."""
-    from rolltape.cli.train import token_tables, token_texts
-    from rolltape.cli.train.token_join import RecordJoiner, find_record
-
     steps = _select_steps(run, step)
     if action is TokenAction.LIST and step is None:
-        token_tables.print_steps(steps, as_json=as_json)
+        print_steps(steps, as_json=as_json)
     elif action is TokenAction.LIST:
-        token_tables.print_records(steps, rank, as_json=as_json)
+        print_records(steps, rank, as_json=as_json)
     elif action is TokenAction.SUMMARY:
-        token_tables.print_summary(steps, rank, as_json=as_json)
+        print_summary(steps, rank, as_json=as_json)
     else:
         joiner = RecordJoiner(run, cut.cut_policy(), tokenizer)
         if action is TokenAction.WORST:
@@ -67,9 +71,7 @@ def tokens(
     return Exit.OK
 
 
-def _select_steps(run: str, step: int | None) -> list["TokenStep"]:
-    from rolltape.tokens import list_steps
-
+def _select_steps(run: str, step: int | None) -> list[TokenStep]:
     steps = list_steps(run)
     if not steps:
         raise TapeError(f"{run}: no token records; a trainer writes them with rolltape.TokenExporter")
@@ -82,8 +84,6 @@ def _select_steps(run: str, step: int | None) -> list["TokenStep"]:
 
 
 def _columns(asked: list[str] | None) -> list[str]:
-    from rolltape.records.token_record import TOKEN_COLUMNS
-
     unknown = [name for name in asked or () if name not in TOKEN_COLUMNS]
     if unknown:
         raise UsageError(f"--column {unknown[0]}: unknown column; columns are {', '.join(TOKEN_COLUMNS)}")
@@ -94,3 +94,133 @@ def _one_column(asked: list[str] | None) -> str:
     if asked and len(asked) > 1:
         raise UsageError("--column: worst takes only one column")
     return _columns(asked)[0] if asked else "mismatch_kl"
+
+
+def print_steps(steps: Sequence[TokenStep], *, as_json: bool) -> None:
+    """Print a line per step."""
+    rows = []
+    for step in steps:
+        files = [file for done in step.ranks for file in done.files]
+        about: dict[str, Any] = {
+            "step": step.step,
+            "format": step.file_format,
+            "stable": step.stable,
+            "ranks": len(step.ranks),
+            "writers": step.writers,
+            "records": sum(file.records for file in files),
+            "tokens": sum(file.tokens for file in files),
+            "bytes": sum(file.size for file in files),
+            "dropped_records": sum(done.dropped_records for done in step.ranks),
+            "lost_records": sum(done.lost_records for done in step.ranks),
+            "partial_ranks": step.partial_ranks,
+        }
+        if as_json:
+            print_json(about)
+        rows.append(
+            [
+                str(step.step),
+                _state(step),
+                count(about["records"]),
+                count(about["tokens"]),
+                f"{about['bytes'] / 1e6:,.1f} MB",
+                count(about["dropped_records"] + about["lost_records"]),
+            ]
+        )
+    if not as_json:
+        print_table(["step", "state", "records", "tokens", "size", "missing"], rows, left=["state"])
+        print_line(plural(len(steps), "step"))
+
+
+def print_records(steps: Sequence[TokenStep], rank: int | None, *, as_json: bool) -> None:
+    """Print a line per record."""
+    rows = []
+    for record in _records(steps, rank, ("mismatch_kl", "masked")):
+        figures = sequence_figures(record)
+        if as_json:
+            print_json({**msgspec.to_builtins(figures), **_facts(record)})
+            continue
+        rows.append(
+            [
+                figures.place,
+                short_sample(record.sample),
+                figures.env or "",
+                number(figures.reward),
+                count(figures.tokens),
+                count(figures.trained_tokens),
+                number(figures.mismatch_kl),
+                number(figures.max_mismatch_kl),
+                _share(figures.masked),
+            ]
+        )
+    if not as_json:
+        names = ["record", "sample", "env", "reward", "tokens", "trained", "mismatch KL", "max KL", "masked"]
+        print_table(names, rows, left=["record", "sample", "env"], spare=["env", "sample"])
+        print_line(plural(len(rows), "record"))
+
+
+def print_summary(steps: Sequence[TokenStep], rank: int | None, *, as_json: bool) -> None:
+    """Print figures per step, and the worst sequences of each."""
+    rows = []
+    worst: list[tuple[int, SequenceFigures]] = []
+    for step in tracked(steps, "steps", len(steps)):
+        figures = summarize_step(step.step, read_step(step, rank, SUMMARY_COLUMNS))
+        worst += [(step.step, one) for one in figures.worst]
+        if as_json:
+            print_json({**msgspec.to_builtins(figures), "stable": step.stable})
+            continue
+        rows.append(
+            [
+                str(step.step),
+                count(figures.records),
+                count(figures.trained_tokens),
+                number(figures.mismatch_kl),
+                number(figures.max_mismatch_kl),
+                *(_share(share) for share in (figures.masked, figures.masked_high, figures.masked_low)),
+                number(figures.entropy),
+                *(number(value) for value in figures.ratio_quantiles or [None] * len(QUANTILES)),
+                count(figures.not_finite),
+            ]
+        )
+    if as_json:
+        return
+    names = ["step", "records", "trained", "mismatch KL", "max KL", "masked", "high", "low", "entropy"]
+    quantiles = [f"ratio {share:.0%}" for share in QUANTILES]
+    print_table([*names, *quantiles, "not finite"], rows, spare=["records", "not finite", "max KL"])
+    print_line("")
+    print_table(
+        ["step", "worst record", "sample", "mismatch KL", "max KL", "masked", "reward"],
+        [
+            [
+                str(step),
+                one.place,
+                short_sample(one.sample),
+                number(one.mismatch_kl),
+                number(one.max_mismatch_kl),
+                _share(one.masked),
+                number(one.reward),
+            ]
+            for step, one in worst
+        ],
+        left=["worst record", "sample"],
+        spare=["sample", "max KL"],
+    )
+
+
+def _records(steps: Sequence[TokenStep], rank: int | None, columns: Sequence[str]) -> Iterable[TokenRecord]:
+    return (record for step in steps for record in read_step(step, rank, columns))
+
+
+def _facts(record: TokenRecord) -> dict[str, object]:
+    names = ("step", "rank", "micro_step", "micro_sequence", "sequence", "rollout", "group", "versions", "loss")
+    return {name: getattr(record, name) for name in names}
+
+
+def _state(step: TokenStep) -> str:
+    if step.stable:
+        return "stable"
+    half = f", {len(step.partial_ranks)} half-written" if step.partial_ranks else ""
+    return f"not stable, {len(step.ranks)} of {step.writers or '?'} ranks{half}"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"

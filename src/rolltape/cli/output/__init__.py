@@ -1,1 +1,0 @@
-"""Printing for all commands: tables, progress, token text."""
