@@ -33,12 +33,11 @@ What is where:
     errors      RolltapeError; the tree is in rolltape.errors
 """
 
-import warnings
-from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rolltape.errors import RolltapeError
+from rolltape.renamed import renamed
 
 if TYPE_CHECKING:
     from rolltape.collect.collector import Collector
@@ -93,7 +92,7 @@ _MODULES = {
     "rolltape.export": "read_rollouts read_samples read_traces read_turns rollouts_to_jsonl rollouts_to_parquet "
     "samples_to_jsonl samples_to_parquet traces_to_jsonl turns_to_jsonl turns_to_parquet",
     "rolltape.gateway.gateway": "Gateway",
-    "rolltape.groups": "Group RunAheadLimit",
+    "rolltape.groups": "Group RunAheadLimit groups=",
     "rolltape.records.policy": "Credit CutPolicy Policy cut_policy policy",
     "rolltape.records.rollout": "Rollout",
     "rolltape.records.sample": "Fate Ledger Sample",
@@ -106,7 +105,7 @@ _MODULES = {
     "rolltape.tape.journal.writing": "Durability",
     "rolltape.tape.recording.rollout": "RolloutRecorder",
     "rolltape.tape.recording.session": "SessionRecorder",
-    "rolltape.tape.recording.tape": "Tape open",
+    "rolltape.tape.recording.tape": "Tape open=open_tape",
     "rolltape.tape.run": "Run read",
     "rolltape.tape.shards.prune": "prune",
     "rolltape.tape.shards.seal": "seal",
@@ -115,8 +114,7 @@ _MODULES = {
     "rolltape.tracking": "jsonl_sink show_batch show_step traces_from_batch trackio_sink",
     "rolltape.tree": "forks_of tree_of",
 }
-_DEPRECATED = {"Policy": "CutPolicy and Credit", "Room": "RunAheadLimit"}
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
+__getattr__ = renamed(__name__, {"Policy": "CutPolicy and Credit", "Room": "RunAheadLimit"}, lazy=_MODULES)
 
 __all__ = [
     "CollectSettings",
@@ -174,19 +172,6 @@ __all__ = [
     "turns_to_jsonl",
     "turns_to_parquet",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "groups":
-        return import_module("rolltape.groups")
-    if name not in _MODULE_OF and name not in _DEPRECATED:
-        raise AttributeError(f"module 'rolltape' has no attribute {name!r}")
-    if name in _DEPRECATED:
-        warnings.warn(f"rolltape.{name} is deprecated; use {_DEPRECATED[name]}", DeprecationWarning, stacklevel=2)
-        return import_module(_MODULE_OF[name]).Policy if name == "Policy" else __getattr__(_DEPRECATED[name])
-    value = getattr(import_module(_MODULE_OF[name]), "open_tape" if name == "open" else name)
-    globals()[name] = value
-    return value
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`__getattr__` of modules: public names that have changed are given out for one more release, with a warning."""
+"""`__getattr__` of modules: names imported on first use, and old names, given for one release with a warning."""
 
 import sys
 import warnings
@@ -15,20 +15,26 @@ def renamed(
 
     __getattr__ = renamed(__name__, {"Room": "RunAheadLimit"})
 
-    A new name with dots is one of another module.
+    A new name with dots is one of another module. An old name that is among the lazy ones is given as it was. A lazy
+    name may differ from that in its module: `open=open_tape`; `groups=` is the module itself.
     """
-
-    homes = {name: home for home, listed in lazy.items() for name in listed.split()}
+    homes: dict[str, tuple[str, str]] = {}
+    for home, listed in lazy.items():
+        for name, equals, own in (one.partition("=") for one in listed.split()):
+            homes[name] = (home, own if equals else name)
 
     def take(name: str) -> Any:
         if name in names:
             warnings.warn(f"{module}.{name} is deprecated; use {names[name]}", DeprecationWarning, stacklevel=2)
-            home, _, new = names[name].rpartition(".")
-            return getattr(import_module(home) if home else sys.modules[module], new)
-        if name not in homes:
+            if name not in homes:
+                home, _, new = names[name].rpartition(".")
+                return getattr(import_module(home) if home else sys.modules[module], new)
+        elif name not in homes:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        value = getattr(import_module(homes[name]), name)
-        setattr(sys.modules[module], name, value)
+        home, own = homes[name]
+        value = getattr(import_module(home), own) if own else import_module(home)
+        if name not in names:
+            setattr(sys.modules[module], name, value)
         return value
 
     return take
