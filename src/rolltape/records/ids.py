@@ -58,7 +58,7 @@ def group_id(
     run: str, *, source: str | None, task_id: str | None, task: object, step: int, model: str | None, agent: str | None
 ) -> str:
     """The id that all attempts at one task at one step share."""
-    return _hashed("group", run, source, task_key(task_id, task), str(step), model, agent)
+    return digest_of("group", run, source, task_key(task_id, task), str(step), model, agent).hex()
 
 
 def join_source(source: str | None, split: str | None) -> str | None:
@@ -174,7 +174,3 @@ def task_key(task_id: str | None, task: object) -> bytes:
     if task is None:
         raise RecordError("a rollout needs a task: give task_id, or task with the content that identifies it")
     return b"content:" + canonical_json(task)
-
-
-def _hashed(*fields: bytes | str | None) -> str:
-    return _hasher(*fields).hexdigest()

@@ -1,8 +1,6 @@
 """Messages: stored as they came, compared in a canonical form, and chained into conversations."""
 
 import enum
-import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -11,7 +9,7 @@ from typing import Any, Self
 import msgspec
 
 from rolltape.errors import NotJsonError, RecordError
-from rolltape.records.jsonable import canonical_json, decode_json, encode_with_text_keys
+from rolltape.records.jsonable import canonical_json, decode_json, encode_with_text_keys, is_deep, parse_strict
 
 
 class Role(enum.StrEnum):
@@ -29,7 +27,7 @@ _WIRE_ONLY = frozenset({"id", "tool_call_id", "cache_control", "index", "status"
 _MARKS = frozenset({"cache_control"})
 _PART_IDS = frozenset({"id", "tool_use_id", "tool_call_id"})
 _ROLES = {role.value: role for role in Role}
-_MAX_DEPTH = 200  # of arguments; what is nested deeper is compared as text
+_DEEPEST_ARGUMENTS = 199  # levels; what is nested deeper is compared as text
 
 
 class _WithRole(msgspec.Struct, gc=False):
@@ -208,36 +206,11 @@ def _canonical_arguments(arguments: object) -> object:
     if not arguments.strip():
         return {}
     try:
-        value = json.loads(arguments, parse_constant=_refused, parse_float=_finite_float)
+        value = parse_strict(arguments)
     except (ValueError, RecursionError):
         # A malformed call keeps the text that the model wrote.
         return arguments
-    return value if _depth(value) <= _MAX_DEPTH else arguments
-
-
-def _refused(constant: str) -> float:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _finite_float(digits: str) -> float:
-    number = float(digits)
-    return number if math.isfinite(number) else _refused(digits)
-
-
-def _depth(value: object) -> int:
-    depth = 0
-    level = [value]
-    while level:
-        depth += 1
-        level = [
-            item
-            for one in level
-            if isinstance(one, dict | list)
-            for item in (one.values() if isinstance(one, dict) else one)
-        ]
-        if depth > _MAX_DEPTH:
-            break
-    return depth
+    return arguments if is_deep(value, _DEEPEST_ARGUMENTS) else value
 
 
 def content_text(content: object) -> str:

@@ -4,7 +4,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from rolltape.cli.screen import (
     SHORT_ID,
@@ -21,13 +27,9 @@ from rolltape.cli.screen import (
     span,
     terminal_width,
 )
+from rolltape.collect.collector import Launch
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.stats import CollectionStats, Figures, RewardStats
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
-    from rolltape.collect.collector import Launch
 
 _SHOWN_TASKS = 20
 _SHOWN_REASONS = 10
@@ -44,8 +46,6 @@ def open_progress(*, as_json: bool) -> "LogProgress":
     """The kind of progress that fits the output."""
     if as_json:
         return JsonProgress()
-    from rich.console import Console
-
     console = Console(stderr=True)
     return LiveProgress(console) if console.is_terminal and not console.is_dumb_terminal else LogProgress()
 
@@ -56,7 +56,7 @@ class LogProgress:
     every_s = 30.0  # how often `progress` is to be called
     lost = False  # whether something could not be written
 
-    def launched(self, launch: "Launch") -> None:
+    def launched(self, launch: Launch) -> None:
         before = f", {count(launch.done_before)} done before" if launch.done_before else ""
         elsewhere = f", {count(launch.running_elsewhere)} running elsewhere" if launch.running_elsewhere else ""
         _try_note(f"{plural(launch.tasks, 'task')}, {plural(launch.attempts, 'attempt')}{before}{elsewhere}")
@@ -83,13 +83,11 @@ class LiveProgress(LogProgress):
 
     every_s = 0.25
 
-    def __init__(self, console: "Console") -> None:
-        from rich.live import Live
-
+    def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=False)
 
-    def launched(self, launch: "Launch") -> None:
+    def launched(self, launch: Launch) -> None:
         super().launched(launch)
         with suppress(OSError):
             self._live.start()
@@ -106,11 +104,7 @@ class LiveProgress(LogProgress):
         with suppress(OSError):
             self._live.update(self._draw(figures, parts), refresh=True)
 
-    def _draw(self, figures: Figures, parts: Sequence[str]) -> "RenderableType":
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
+    def _draw(self, figures: Figures, parts: Sequence[str]) -> RenderableType:
         width = self._console.width - _ECHO
         text = ", ".join(parts)
         room = width - cell_width(text) - 2
@@ -129,7 +123,7 @@ class LiveProgress(LogProgress):
 class JsonProgress(LogProgress):
     """Prints JSON events. If they cannot be written, a note says so and the collection goes on."""
 
-    def launched(self, launch: "Launch") -> None:
+    def launched(self, launch: Launch) -> None:
         self._event("launch", launch._asdict())
 
     def ended(self, results: Sequence[RolloutResult]) -> None:
