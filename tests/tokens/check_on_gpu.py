@@ -1,4 +1,4 @@
-"""Token export from CUDA tensors gives the records that it gives from CPU ones. Needs a GPU:
+"""Token export from CUDA tensors gives the records that it gives from CPU ones. Without a GPU it checks nothing.
 
 python tests/tokens/check_on_gpu.py
 """
@@ -123,4 +123,7 @@ def _check_bad_lengths(run: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if torch.cuda.is_available():
+        main()
+    else:
+        print("no GPU here, or a torch without CUDA: nothing is checked")

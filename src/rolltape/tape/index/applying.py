@@ -13,7 +13,7 @@ from rolltape.records.rollout import EventKind, RolloutHead, Status, StopReason
 from rolltape.records.rollout_summary import SUMMARY_RULES, RolloutSummary
 from rolltape.tape.index.database import read_about, write_about
 from rolltape.tape.index.packing import pack_summary
-from rolltape.tape.index.sources import Ended, News, OpenRollout
+from rolltape.tape.index.sources import FoundEnd, News, OpenRollout
 from rolltape.tape.stored import FoundHead, Key, Problem, RolloutCounts, StoredEvent, decoded_event
 
 # What a rollout's row takes from the part that its owner wrote.
@@ -364,7 +364,7 @@ def store_summary(
     connection.execute("UPDATE rollouts SET revision = ? WHERE number = ?", (revision, number))
 
 
-def _ended_part(ended: Ended) -> dict[str, Any]:
+def _ended_part(ended: FoundEnd) -> dict[str, Any]:
     data = ended.finish.event.data
     stop_reason = data.get("stop_reason")
     return {

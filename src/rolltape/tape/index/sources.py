@@ -130,7 +130,7 @@ class Marks(msgspec.Struct):
     signature: str = ""  # of the files of a journal whose writer had ended
 
 
-class Ended(msgspec.Struct):
+class FoundEnd(msgspec.Struct):
     """The end of a rollout as its own source tells it."""
 
     finish: StoredEvent
@@ -150,7 +150,7 @@ class News:
         self.first_row = marks.next_rollout  # from here on its rollouts are new
         self.last_row = marks.next_rollout - 1
         self.fresh: set[Key] = set()  # the rollouts that are new
-        self.ended: dict[Key, Ended] = {}
+        self.ended: dict[Key, FoundEnd] = {}
         self.summaries: dict[Key, StoredEvent] = {}  # of rollouts that it holds itself
         self.apart: list[StoredEvent] = []  # about the run, or a rollout elsewhere, or said after the end
         self.grown: dict[Key, OpenRollout] = {}  # those that still run, or whose writer died, with their counts
@@ -187,7 +187,7 @@ def journal_news(journal: JournalSource, marks: Marks) -> News:
             del own[key]
             counts = _counts(journal, rollout, stored)
             first = rollout.first_event if rollout.last_event >= 0 else number
-            news.ended[key] = Ended(stored, None, first, number, rollout.row, counts)
+            news.ended[key] = FoundEnd(stored, None, first, number, rollout.row, counts)
         else:
             rollout.first_event = rollout.first_event if rollout.last_event >= 0 else number
             rollout.last_event = number
@@ -218,7 +218,7 @@ def shard_news(shard: ShardSource, marks: Marks) -> News:
         if is_own and ended is None:
             spans[key] = (spans.get(key, (number, number))[0], number)
             if stored.about.kind == EventKind.FINISH and stored.about.turn is None:
-                news.ended[key] = Ended(stored, None, spans[key][0], number, row, shard.counts(row))
+                news.ended[key] = FoundEnd(stored, None, spans[key][0], number, row, shard.counts(row))
             elif decides(stored.about):
                 news.apart.append(stored)
         elif is_own and ended is not None and previous is ended.finish and _is_score(stored):

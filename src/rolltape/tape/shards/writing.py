@@ -81,7 +81,7 @@ _SPLIT = {
 _GROUP_BYTES = 2 << 20  # of content in a row group: what loading one rollout may read in excess
 
 
-class _Column:
+class _ShardColumn:
     """The rows of one table, gathered into row groups."""
 
     def __init__(self, place: Place, shard: str, table: str) -> None:
@@ -151,7 +151,7 @@ class ShardWriter:
         self.content_bytes = 0
         self.latest_ns = 0  # of what is said in it
         self._contents: dict[bytes, int] = {}
-        self._tables = {table: _Column(place, shard, table) for table in _TABLES}
+        self._tables = {table: _ShardColumn(place, shard, table) for table in _TABLES}
 
     def __enter__(self) -> Self:
         return self
