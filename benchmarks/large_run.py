@@ -4,9 +4,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 import rolltape
+from rolltape.records.rollout import EventKind
+from rolltape.samples.summary import summarize
+from rolltape.tape.journal.entries import NewEvent
 
 TURNS = 10  # a rollout
 GROUP = 8
@@ -15,6 +19,7 @@ LONG_TOKENS = 200_000
 _GROUPS_A_STEP = 100
 _WORDS = 5000
 _AT_A_TIME = 64
+_SUMMARIES_AT_ONCE = 1_000
 
 
 def record_large(path: Path, rollouts: int) -> None:
@@ -60,6 +65,25 @@ def record_large(path: Path, rollouts: int) -> None:
             await asyncio.gather(*(take_turns(tape) for _ in range(_AT_A_TIME)))
 
     asyncio.run(record_all())
+
+
+def append_summaries(path: Path) -> None:
+    """Append the summaries that were left out because the run was recorded as fast as possible."""
+    run = rolltape.read(path)
+    run.index()
+    lacking = "SELECT id, try_index, changed FROM rollouts WHERE number NOT IN (SELECT rollout FROM summaries)"
+    keys = run.tape_index.ask(lambda connection: connection.execute(lacking).fetchall())
+    with rolltape.open(path) as tape:
+        for first in range(0, len(keys), _SUMMARIES_AT_ONCE):
+            tape.append_events(
+                NewEvent(
+                    EventKind.SUMMARY,
+                    id_,
+                    {**msgspec.to_builtins(summarize(run.tape_index.load((id_, try_index)))), "covers": changed},
+                    try_index=try_index,
+                )
+                for id_, try_index, changed in keys[first : first + _SUMMARIES_AT_ONCE]
+            )
 
 
 def record_special(path: Path) -> None:

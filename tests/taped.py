@@ -11,8 +11,12 @@ import numpy as np
 import rolltape
 from rolltape.records.rollout import Rollout
 from rolltape.records.turn import Turn
+from rolltape.samples.summary import summarize
+from rolltape.tape.index.index import Index
+from rolltape.tape.index.packing import pack_summary
 from rolltape.tape.recording.rollout import RolloutRecorder
 from rolltape.tape.recording.session import SessionRecorder
+from rolltape.tape.recording.tape import open_tape
 
 
 def user(text: str) -> dict[str, Any]:
@@ -63,10 +67,10 @@ def record_session(rollout: RolloutRecorder, turns: int, **fields: Any) -> list[
     return done
 
 
-def record_run(path: Path, rollouts: int = 3, turns: int = 4) -> list[str]:
+def record_run(path: Path, rollouts: int = 3, turns: int = 4, *, summaries: bool = True) -> list[str]:
     """A finished run by one writer that is closed; its rollouts' ids."""
     ids = []
-    with rolltape.open(path, name="exp") as tape:
+    with (rolltape.open if summaries else open_tape)(path, name="exp") as tape:
         for index in range(rollouts):
             with tape.rollout(task_id=f"task-{index}", step=index) as rollout:
                 record_session(rollout, turns)
@@ -101,6 +105,18 @@ def spelled_turn(turn: Turn) -> dict[str, Any]:
 
 def array(value: Any) -> Any:
     return None if value is None else (value.dtype.str, value.shape, np.ascontiguousarray(value).tobytes())
+
+
+def check_summaries(index: Index) -> int:
+    """Every summary in the index is that of the rollout as it is now; how many there are."""
+    index.advance()
+    columns = "id, try_index, branches, forks, samples, ledgers"
+    question = f"SELECT {columns} FROM summaries JOIN rollouts ON number = rollout"
+    found = index.ask(lambda connection: connection.execute(question).fetchall())
+    for id_, try_index, branches, *arrays in found:
+        now = summarize(index.load((id_, try_index)))
+        assert (branches, tuple(arrays)) == (now.branches, pack_summary(now))
+    return len(found)
 
 
 def python(code: str, *arguments: str) -> subprocess.Popen[str]:

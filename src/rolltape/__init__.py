@@ -68,12 +68,12 @@ if TYPE_CHECKING:
     from rolltape.records.turn import Turn
     from rolltape.samples import Linearized, linearize, samples_of_group
     from rolltape.samples.compare import Comparison, compare
+    from rolltape.samples.opening import open_for_recording as open  # noqa: A004 - rolltape.open is its public name
     from rolltape.samples.spelling import show
     from rolltape.tape.journal.writing import Durability
     from rolltape.tape.recording.rollout import RolloutRecorder
     from rolltape.tape.recording.session import SessionRecorder
     from rolltape.tape.recording.tape import Tape
-    from rolltape.tape.recording.tape import open_tape as open  # noqa: A004 - rolltape.open is its public name
     from rolltape.tape.run import Run, read
     from rolltape.tape.shards.prune import prune
     from rolltape.tape.shards.seal import seal
@@ -101,11 +101,12 @@ _MODULES = {
     "rolltape.records.turn": "Turn",
     "rolltape.samples": "Linearized linearize samples_of_group",
     "rolltape.samples.compare": "Comparison compare",
+    "rolltape.samples.opening": "open=open_for_recording",
     "rolltape.samples.spelling": "show",
     "rolltape.tape.journal.writing": "Durability",
     "rolltape.tape.recording.rollout": "RolloutRecorder",
     "rolltape.tape.recording.session": "SessionRecorder",
-    "rolltape.tape.recording.tape": "Tape open=open_tape",
+    "rolltape.tape.recording.tape": "Tape",
     "rolltape.tape.run": "Run read",
     "rolltape.tape.shards.prune": "prune",
     "rolltape.tape.shards.seal": "seal",

@@ -12,7 +12,7 @@ from rolltape.collect.plan import RolloutIdentity, check_model
 from rolltape.collect.sources import open_source
 from rolltape.errors import CollectError
 from rolltape.records.rollout import Status
-from rolltape.tape.index.catalog import Catalog
+from rolltape.tape.contents import RunContents
 from rolltape.tape.recording.tape import open_tape
 
 CHECK = """
@@ -62,11 +62,11 @@ def test_what_is_known_is_read_without_listing_rollouts_and_events(
     tape = rolltape.read(run)
     expected = {row.id for row in tape.index()}
 
-    def listed(_: Catalog) -> None:
+    def listed(_: RunContents) -> None:
         raise AssertionError("rollouts and events were listed")
 
     for name in ("entries", "events"):
-        monkeypatch.setattr(Catalog, name, property(listed))
+        monkeypatch.setattr(RunContents, name, property(listed))
     known = load_earlier(tape, "tasks.jsonl", 0)
     assert (known.attempts, known.running, known.some_unrewarded) == (12, 0, False)
     assert set(known.states([one.rollout for one in results])) == {RolloutState.FINISHED}

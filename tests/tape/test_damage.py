@@ -223,7 +223,7 @@ def test_a_newer_minor_version_opens_and_its_fields_survive_a_rewrite(tmp_path: 
     head = head[:-1] + b',"mood":{"x":[1]}}'
     newer.execute("UPDATE rollouts SET head = ?, crc = ?", (head, row_crc(1, rollout, 0, head)))
     body = event_body(2**61, "applause", rollout, 0, None, None, {"loud": True})[:-1] + b',"volume":11}'
-    newer.execute("INSERT INTO events VALUES (2, ?, ?)", (body, row_crc(2, body)))
+    newer.execute("INSERT INTO events VALUES (3, ?, ?)", (body, row_crc(3, body)))
     newer.commit()
     newer.close()
 

@@ -15,12 +15,13 @@ import pytest
 
 import rolltape
 from rolltape.records.rollout import Status, outcome_of
-from rolltape.tape.index.catalog import catalog_of
+from rolltape.tape.contents import open_contents
 from rolltape.tape.index.database import IndexFile
 from rolltape.tape.index.index import Index
 from rolltape.tape.index.loading import pruned_of
 from rolltape.tape.index.sources import RunSources
 from rolltape.tape.rundir import Place, RunDirectory
+from taped import check_summaries
 
 # A process that does to a run what it reads from its input, and says "ok" after each.
 WRITER = """
@@ -38,13 +39,15 @@ for line in sys.stdin:
             held[rest[0], "session"] = rollout.session()
         elif what == "turn":
             ids = [1, 2, int(rest[1])]
-            held[rest[0], "session"].record_turn(
+            held[rest[0], "turn"] = held[rest[0], "session"].record_turn(
                 prompt_messages=[{"role": "user", "content": rest[0]}], prompt_ids=ids, sampled_ids=[7, 8],
                 logprobs=[-0.5, -0.25], reply={"role": "assistant", "content": "a"}, finish="stop", weight_version="v1")
         elif what == "finish":
             held.pop(rest[0]).finish(reward=float(rest[1]))
         elif what == "fail":
             held.pop(rest[0]).fail("broken")
+        elif what == "deliver" and (rest[0], "turn") in held:
+            tape.mark_delivered(held[rest[0], "turn"].id, rest[1])
         elif what == "score":
             tape.score(rest[0], reward=float(rest[1]))
         elif what == "filter":
@@ -106,18 +109,12 @@ Seen = dict[tuple[str, int], Any]
 def from_scratch(run: Path) -> Seen:
     """What a run holds, worked out from all of its sources at once."""
     seen: Seen = {}
-    with catalog_of(RunDirectory.opened(run)) as catalog:
-        for key, entry in catalog.entries.items():
-            events = catalog.deciding(key)
-            held = entry.held
-            seen[key] = (
-                outcome_of(events, entry.source.alive),
-                len(held.turns),
-                sum(held.turns),
-                held.sampled_tokens,
-                held.versions,
-                pruned_of(events),
-            )
+    with open_contents(RunDirectory.opened(run)) as contents:
+        for key, entry in contents.entries.items():
+            events = contents.deciding(key)
+            turns, sampled_tokens, versions = entry.held.counts
+            outcome = outcome_of(events, entry.alive)
+            seen[key] = (outcome, len(turns), sum(turns), sampled_tokens, versions, pruned_of(events))
     return seen
 
 
@@ -158,13 +155,14 @@ class World:
             "score",
             "filter",
             "tag",
+            "deliver",
             "version",
             "seal",
             "prune",
             "die",
             "close",
         ]
-        kind = self._choice.choices(kinds, [5, 6, 5, 5, 6, 4, 2, 2, 1, 1.5, 0.5, 2, 0.5])[0]
+        kind = self._choice.choices(kinds, [5, 6, 5, 5, 6, 4, 2, 2, 4, 1, 1.5, 0.5, 2, 0.5])[0]
         self._change(writer, kind)
         self.states.append(from_scratch(self.run))
 
@@ -192,6 +190,9 @@ class World:
                 writer.do("filter", self._choice.choice(known), self._choice.choice(["bad", "-"]))
             case "tag" if known:
                 writer.do("tag", self._choice.choice(known), f"tag{self._choice.randrange(3)}")
+            case "deliver":
+                name = f"t{self._choice.randrange(6)}"
+                writer.do("deliver", name, self._choice.choice(["delivered", "undelivered"]))
             case "version":
                 writer.do("version", f"v{self._choice.randrange(4)}")
             case "seal":
@@ -258,10 +259,12 @@ def test_at_each_stop_the_index_is_a_state_that_the_run_had(seed: int, worlds: C
     calm = opened_index(world.run)
     calm.advance()
     assert spelled(indexed(calm)) == spelled(from_scratch(world.run))
+    check_summaries(calm)
     shutil.rmtree(world.run / "cache")
     anew = opened_index(world.run)
     anew.advance()
     assert spelled(indexed(anew)) == spelled(from_scratch(world.run)), "an index made anew says the same"
+    assert check_summaries(anew) > 0
     assert stops > 50
 
 

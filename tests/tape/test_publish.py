@@ -198,7 +198,7 @@ def test_a_session_begun_before_that_of_an_older_rollout_is_not_passed_over(
         begun: list[tuple[RolloutRecorder, SessionRecorder]] = []
 
         def rows(source: JournalSource, columns: str, table: str, *what: Any) -> Iterator[tuple[Any, ...]]:
-            if table == "sessions" and not begun:
+            if table == "events" and not begun:
                 younger = tape.rollout(task_id="younger")
                 begun.append((younger, younger.session()))
                 first_turn(older.session())

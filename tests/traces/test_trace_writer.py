@@ -16,6 +16,7 @@ from environments import guesses, only_rollout, trace_at, trace_events, traced
 from rolltape.errors import ClosedError, RecordError
 from rolltape.records.rollout import StopReason
 from rolltape.tape.journal.entries import Batch
+from rolltape.tape.recording.tape import open_tape
 from rolltape.traces import TraceWriter
 from taped import assistant, first_turn, next_turn, python, user
 
@@ -268,7 +269,7 @@ def test_on_an_event_loop_steps_need_no_await_and_share_a_commit(tmp_path: Path)
             await asyncio.sleep(0)
 
     async def main() -> list[str]:
-        with rolltape.open(tmp_path / "run") as tape:
+        with open_tape(tmp_path / "run") as tape:
             rollouts = [tape.rollout(task_id=str(task)) for task in range(8)]
             commits: list[str] = []
             connection = tape._writer._journal._connection

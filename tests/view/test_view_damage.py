@@ -54,7 +54,7 @@ def _spoil_shard(run: Path) -> None:
     ],
 )
 async def test_damage_is_said_and_the_rest_is_shown(tmp_path: Path, spoil: object, said: str, rollouts: int) -> None:
-    ids = record_run(tmp_path / "run")
+    ids = record_run(tmp_path / "run", summaries=False)
     assert callable(spoil)
     spoil(tmp_path / "run")
     for _ in range(2):  # with a cache it is known as well
@@ -68,7 +68,7 @@ async def test_damage_is_said_and_the_rest_is_shown(tmp_path: Path, spoil: objec
 
 
 def test_a_rollout_says_what_of_it_is_lost(tmp_path: Path) -> None:
-    ids = record_run(tmp_path / "run")
+    ids = record_run(tmp_path / "run", summaries=False)
     _spoil_turn(tmp_path / "run")
     with answers_for(tmp_path / "run") as answers:
         rows = [answers.row(one, None) for one in ids[:2]]

@@ -111,7 +111,7 @@ def test_an_index_of_a_run_that_was_here_before_is_made_again(tmp_path: Path) ->
 
 
 def test_before_anything_is_indexed_the_page_says_how_much_there_is_and_claims_nothing(tmp_path: Path) -> None:
-    record_run(tmp_path / "run", rollouts=2)
+    record_run(tmp_path / "run", rollouts=2, summaries=False)
     with rolltape.open(tmp_path / "run") as tape:
         rollout = tape.rollout(task_id="runs")
         first_turn(rollout.session())
@@ -203,7 +203,7 @@ def test_of_two_scores_in_the_same_nanosecond_the_same_one_counts_in_any_order_o
 def test_what_cannot_be_read_is_said_and_not_read_again_until_it_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record_run(tmp_path / "run")
+    record_run(tmp_path / "run", summaries=False)
     asked: list[object] = []
 
     def broken(index: Index, key: object) -> None:
@@ -238,7 +238,7 @@ def test_what_is_sealed_while_it_is_read_is_read_again(tmp_path: Path) -> None:
 
 
 def test_a_summary_that_was_made_while_something_was_said_is_made_again(tmp_path: Path) -> None:
-    record_run(tmp_path / "run", rollouts=1)
+    record_run(tmp_path / "run", rollouts=1, summaries=False)
     rolltape.seal(tmp_path / "run")
     run = ServedRun("run", str(tmp_path / "run"))
     run.index.advance()

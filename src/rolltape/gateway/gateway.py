@@ -20,8 +20,9 @@ from rolltape.gateway.server.app import http_log, make_app
 from rolltape.gateway.service import Finished, Service
 from rolltape.gateway.sessions import OpenSession, SessionSpec, base_urls
 from rolltape.gateway.settings import GatewaySettings
+from rolltape.samples.opening import open_for_recording
 from rolltape.serving import is_loopback, listening_url
-from rolltape.tape.recording.tape import Tape, open_tape
+from rolltape.tape.recording.tape import Tape
 
 log = logging.getLogger("rolltape.gateway")
 
@@ -138,7 +139,7 @@ class Gateway:
         log.info("%s", prompts.describe())
         if prompts.warning:
             log.warning("%s", prompts.warning)
-        tape = self._tape if isinstance(self._tape, Tape) else stack.enter_context(open_tape(self._tape))
+        tape = self._tape if isinstance(self._tape, Tape) else stack.enter_context(open_for_recording(self._tape))
         self.service = Service(
             tape,
             pool,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from rolltape.errors import NoSuchRollout
 from rolltape.records.rollout import Event, EventKind, Rollout
-from rolltape.tape.index.catalog import Catalog, catalog_of
+from rolltape.tape.contents import RunContents
 from rolltape.tape.index.database import IndexFile
 from rolltape.tape.index.index import Index, RolloutRow
 from rolltape.tape.index.sources import RunSources
@@ -97,10 +97,11 @@ class Run:
         """Weight versions, oldest first: those never announced as they first appear, then as they were announced."""
         return self._indexed().versions()
 
-    def events(self) -> list[Event]:
-        """Everything that was said after the fact, by all writers, in its order. Reads all events of the tape."""
-        with self._catalog() as catalog:
-            return [stored.event for stored in catalog.events.values()]
+    def events(self, *, summaries: bool = False) -> list[Event]:
+        """All events of all writers, in their order; summaries, which add nothing new, if asked for. Reads the tape."""
+        with self._contents() as contents:
+            found = contents.events.values()
+            return [one.event for one in found if summaries or one.about.kind != EventKind.SUMMARY]
 
     def remarks(self, kind: EventKind) -> list[Event]:
         """The events of one kind, in their order, without reading all events. Not for finishes, traces, deliveries,
@@ -119,10 +120,10 @@ class Run:
         """Everything on the tape that cannot be read or contradicts itself. Reads the whole tape."""
         for row in self._indexed().rows():
             self._loading().load(row.key)
-        with self._catalog() as catalog:
-            catalog.listed()
-            for journal in catalog.journals:
-                journal.check_whole()
+        with self._contents() as contents:
+            _ = contents.entries
+            for journal in contents.journals:
+                journal.source.check_whole()
         return self.noticed()
 
     def noticed(self) -> list[Problem]:
@@ -131,8 +132,8 @@ class Run:
 
     def verify_shards(self) -> list[Problem]:
         """Compare every sealed file with the checksum in its manifest."""
-        with self._catalog() as catalog:
-            return [problem for shard in catalog.shards for problem in shard.verify()]
+        with self._contents() as contents:
+            return [problem for shard in contents.shards for problem in shard.source.verify()]
 
     def _indexed(self) -> Index:
         """The index, up to date, or as it was when a snapshot was taken."""
@@ -145,12 +146,12 @@ class Run:
         return self.tape_index if self._of is None else self._of.tape_index
 
     @contextlib.contextmanager
-    def _catalog(self) -> Iterator[Catalog]:
-        with Catalog(None, [self._place]) if self.directory is None else catalog_of(self.directory) as catalog:
+    def _contents(self) -> Iterator[RunContents]:
+        with contextlib.closing(RunContents(RunSources(self.directory, self._place))) as contents:
             try:
-                yield catalog
+                yield contents
             finally:
-                self._found.update(dict.fromkeys(catalog.problems()))
+                self._found.update(dict.fromkeys(contents.problems()))
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, {self.location!r})"

@@ -1,19 +1,19 @@
 """A rollout as it lies on a tape, the same whether it comes from a journal or a shard, and what a place that holds some
 can be asked. JSON stays in bytes here, so that fields of a newer version survive whatever rewrites it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
-import numpy.typing as npt
 
 from rolltape.records.jsonable import decode_numbers
 from rolltape.records.messages import Message, Root
 from rolltape.records.rollout import Event, EventKind, RolloutHead, Status
 from rolltape.records.turn import Ids, Logprobs, SideArray
-from rolltape.tape.index.standing import Wanted, gathered, packed, unpacked
 
 Key = tuple[str, int]  # rollout and try
+
+LARGEST_ROW = 2**62
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -83,6 +83,11 @@ class StoredEvent(msgspec.Struct, frozen=True, gc=False):
         return (self.about.at_ns, self.writer, self.sequence)
 
     @property
+    def order_text(self) -> str:
+        """The order as a text: such texts sort as their events do."""
+        return f"{self.about.at_ns:020d} {self.writer} {self.sequence:012d}"
+
+    @property
     def event(self) -> Event:
         """All of it, made anew each time."""
         fields: dict[str, Any] = decode_numbers(self.body) if b'"$float"' in self.body else _decode(self.body)
@@ -97,29 +102,6 @@ class StoredEvent(msgspec.Struct, frozen=True, gc=False):
             by=fields.get("by"),
             data=fields["data"],
         )
-
-
-class HeldRollout(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout as a source lists it, without its turns."""
-
-    head: RolloutHead
-    raw_head: bytes
-    writer: str
-    status: Status | None  # as its finish has it; None: it has none
-    rewarded: bool  # by this source
-    turns: tuple[int, ...]  # per session
-    sampled_tokens: int
-    versions: tuple[str, ...]  # weight versions, as they first appear
-
-    @property
-    def key(self) -> Key:
-        return self.head.key
-
-
-def standings_of(held: Iterable[HeldRollout], unended: Status, wanted: Wanted) -> npt.NDArray[Any]:
-    """How listed rollouts stand; `unended` is the status of those that no finish tells of."""
-    stored = b"".join(packed(one.head, one.status or unended, rewarded=one.rewarded) for one in held)
-    return gathered([unpacked(stored)], wanted)
 
 
 class FoundHead(NamedTuple):
@@ -139,23 +121,43 @@ class RolloutCounts(NamedTuple):
     versions: tuple[str, ...]
 
 
+class HeldRollout(NamedTuple):
+    """A rollout that a source holds, without its turns."""
+
+    found: FoundHead
+    status: Status | None  # as its finish has it; None: it has none
+    counts: RolloutCounts
+
+    @property
+    def head(self) -> RolloutHead:
+        return self.found.head
+
+    @property
+    def key(self) -> Key:
+        return self.found.head.key
+
+    @property
+    def writer(self) -> str:
+        return self.found.writer
+
+
 class Source(Protocol):
-    """A journal or a shard."""
+    """A journal or a shard. What is damaged is left out and noted as a problem."""
 
     where: str
     alive: bool  # a process still writes it
     sealed: bool
 
-    def listing(self) -> Sequence[HeldRollout]:
-        """Its rollouts, without loading their turns."""
+    def heads(self, low: int = 0, high: int = LARGEST_ROW) -> Iterator[FoundHead]:
+        """The rollouts in the rows `[low, high]`."""
         ...
 
-    def events(self) -> Sequence[StoredEvent]:
-        """All events that it holds, about its own rollouts and others."""
+    def numbered_events(self, low: int = 0, high: int = LARGEST_ROW) -> Iterator[tuple[int, StoredEvent]]:
+        """The events `[low, high]` with their numbers, about its own rollouts and others."""
         ...
 
-    def load(self, key: Key) -> Sequence[StoredSession]:
-        """One rollout's sessions."""
+    def stored(self, row: int, head: RolloutHead) -> list[StoredSession]:
+        """The sessions of the rollout in a row, with their turns."""
         ...
 
     def problems(self) -> Sequence[Problem]:
@@ -179,13 +181,43 @@ def decides(about: About) -> bool:
     return about.turn is None and about.kind not in (EventKind.TRACE, EventKind.DELIVERY)
 
 
-def ends_in(events: Iterable[StoredEvent]) -> tuple[dict[Key, dict[str, Any]], set[Key]]:
-    """What the finishes among events say, and which rollouts the others reward."""
-    finishes: dict[Key, dict[str, Any]] = {}
-    rewarded: set[Key] = set()
-    for stored in events:
-        if stored.about.kind == EventKind.FINISH:
-            finishes[stored.about.key] = stored.event.data
-        elif stored.about.kind == EventKind.SCORE and stored.about.turn is None:
-            rewarded.add(stored.about.key)
-    return finishes, rewarded
+def counts_for(stored: StoredEvent, owner: str | None) -> bool:
+    """Whether an event counts for a rollout: only its own writer finishes it, anybody may say the rest."""
+    return stored.about.kind != EventKind.FINISH or stored.writer == owner
+
+
+def rank_part(epoch: int, *, ended: bool, started_ns: int, writer: str) -> tuple[int, bool, int, str]:
+    """Of all parts of a rollout the first by this rank is its owner's: that of the highest epoch.
+
+    If two writers recorded the same epoch by mistake: one that ended before one that did not, then the earlier one.
+    """
+    return (-epoch, not ended, started_ns, writer)
+
+
+def join_sessions(parts: Iterable[Sequence[StoredSession]]) -> list[StoredSession]:
+    """The sessions of a rollout's parts, given in the order of their epochs: each session once, with all its turns."""
+    first, *others = parts
+    if not others:
+        return list(first)
+    heads: dict[int, bytes] = {}
+    turns: dict[int, dict[int, StoredTurn]] = {}
+    for session in (session for part in (first, *others) for session in part):
+        heads[session.ordinal] = session.head
+        turns.setdefault(session.ordinal, {}).update({turn.sequence: turn for turn in session.turns})
+    return [StoredSession(heads[ordinal], ordinal, list(turns[ordinal].values())) for ordinal in sorted(heads)]
+
+
+def holds_part(whole: Sequence[StoredSession], part: Sequence[StoredSession]) -> bool:
+    """Whether sessions include all turns of a part, to the letter."""
+    turns = {(session.ordinal, turn.sequence): turn for session in whole for turn in session.turns}
+    return {session.ordinal for session in part} <= {session.ordinal for session in whole} and all(
+        _is_same(turns.get((session.ordinal, turn.sequence)), turn) for session in part for turn in session.turns
+    )
+
+
+def _is_same(one: StoredTurn | None, other: StoredTurn) -> bool:
+    return one is not None and _content(one) == _content(other)
+
+
+def _content(turn: StoredTurn) -> tuple[object, ...]:
+    return (turn.parent, turn.keep_tokens, turn.facts, turn.new_ids.tobytes(), turn.sampled_ids.tobytes())

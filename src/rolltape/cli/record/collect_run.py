@@ -18,8 +18,8 @@ from rolltape.collect.settings import CollectSettings
 from rolltape.collect.stats import CollectionStats
 from rolltape.errors import ExportError
 from rolltape.groups import RunAheadLimit
+from rolltape.samples.opening import open_for_recording
 from rolltape.serving import loop_factory
-from rolltape.tape.recording.tape import open_tape
 
 _SHOWN_WARNINGS = 20
 _LONGEST_WARNING = 300  # characters
@@ -41,7 +41,7 @@ def run_collection(
         resolve_model(settings.model, settings.model_name, settings.engines)  # raises before a run is created
     tally, progress = CollectionStats(), open_progress(as_json=as_json)
     with ExitStack() as stack:
-        tape = stack.enter_context(open_tape(run))
+        tape = stack.enter_context(open_for_recording(run))
         stack.enter_context(warnings_to(run / "logs" / "collect.log"))
         loop = stack.enter_context(asyncio.Runner(loop_factory=loop_factory()))
         collector = Collector(

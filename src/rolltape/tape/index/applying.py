@@ -14,7 +14,16 @@ from rolltape.records.rollout_summary import SUMMARY_RULES, RolloutSummary
 from rolltape.tape.index.database import read_about, write_about
 from rolltape.tape.index.packing import pack_summary
 from rolltape.tape.index.sources import FoundEnd, News, OpenRollout
-from rolltape.tape.stored import FoundHead, Key, Problem, RolloutCounts, StoredEvent, decoded_event
+from rolltape.tape.stored import (
+    FoundHead,
+    Key,
+    Problem,
+    RolloutCounts,
+    StoredEvent,
+    counts_for,
+    decoded_event,
+    rank_part,
+)
 
 # What a rollout's row takes from the part that its owner wrote.
 _PART = (
@@ -74,13 +83,13 @@ class Applier:
             ).fetchone()
             if known is not None:
                 self._add_part(known, row, one)
-                continue
-            number = self._connection.execute(_INSERT, row).lastrowid
-            self._connection.execute("INSERT OR REPLACE INTO heads VALUES (?, ?)", (number, one.raw))
-            if key in with_events:
-                self._apply(self._events_of(key), row["place"])
+            else:
+                number = self._connection.execute(_INSERT, row).lastrowid
+                self._connection.execute("INSERT OR REPLACE INTO heads VALUES (?, ?)", (number, one.raw))
+                if key in with_events:
+                    self._apply(self._events_of(key))
             if key in news.summaries:
-                self._apply([news.summaries[key]], row["place"])
+                self._apply([news.summaries[key]])
 
     def apply(self, news: News) -> None:
         """Take in what is new of rollouts that are in the index already."""
@@ -89,12 +98,15 @@ class Applier:
             if key in known:
                 self._change_part(key, ended.finish.writer, _ended_part(ended), news.name)
                 own = [ended.finish] if ended.score is None else [ended.finish, ended.score]
-                self._apply(own, news.name)
+                self._apply(own)
         for key, rollout in news.grown.items():
             if key in known:
                 self._change_part(key, None, _open_part(rollout), news.name)
-        self._apply(news.apart, news.name)
-        self._apply([one for key, one in news.summaries.items() if key not in news.fresh], news.name)
+        self._apply(news.apart)
+
+    def apply_summaries(self, news: News) -> None:
+        """Take in summaries of rollouts that lie elsewhere, once all rollouts are in."""
+        self._apply([one for key, one in news.summaries.items() if key not in news.fresh])
 
     def set_writer(self, place: str, writer: str, alive: bool) -> None:
         """Note whether a writer lives; its unfinished rollouts then run, or are lost."""
@@ -142,7 +154,7 @@ class Applier:
             **part,
             **dict.fromkeys(("scored", "reward", "terms", "rewarded_by", "filtered_at", "filter", "tagged", "tags")),
             "pruned": "[]",
-            "changed": "" if ended is None else order_of(ended.finish),
+            "changed": "" if ended is None else ended.finish.order_text,
             "revision": self.revision,
         }
         if ended is not None and ended.score is not None:
@@ -173,11 +185,16 @@ class Applier:
         return str(part["place"]).startswith("shard/") and part["place"] not in self._gone
 
     def _choose(self, number: int, parts: Sequence[dict[str, Any]], found: FoundHead | None = None) -> None:
-        """Give the row the part of its owner: the highest epoch, else one that ended, else the one that began first."""
+        """Give the row the part of its owner."""
         by_writer = {part["writer"]: part for part in parts}
         owner, *others = sorted(
             by_writer.values(),
-            key=lambda part: (-part["epoch"], part["finish"] is None, part["started_ns"], part["writer"]),
+            key=lambda part: rank_part(
+                part["epoch"],
+                ended=part["finish"] is not None,
+                started_ns=part["started_ns"],
+                writer=part["writer"],
+            ),
         )
         self._set_part(number, owner)
         if owner["finish"] is None:  # it was taken over: what is known of its content is no longer all
@@ -218,7 +235,7 @@ class Applier:
         rows = self._connection.execute("SELECT part FROM parts WHERE rollout = ?", (number,))
         return [msgspec.msgpack.decode(raw) for (raw,) in rows.fetchall()]
 
-    def _apply(self, events: Sequence[StoredEvent], place: str) -> None:
+    def _apply(self, events: Sequence[StoredEvent]) -> None:
         """Let events decide, each unless a later one of its kind has."""
         for stored in events:
             about = stored.about
@@ -232,18 +249,19 @@ class Applier:
             try:
                 self._apply_one(stored, *found)
             except _ODD as error:
-                what = f"what event {stored.sequence} of {stored.writer} ({about.kind}) says cannot be read: {error!r}"
-                self.set_problems(place, [Problem(place, what, "")], keep=True)
+                what = f"the {about.kind} of rollout {about.rollout} cannot be read: {error!r}"
+                problem = Problem(f"event {stored.sequence} of {stored.writer}", what, "")
+                self.set_problems("events", [problem], keep=True)  # it stays wherever the event is moved
 
     def _apply_one(self, stored: StoredEvent, number: int, writer: str, finish: str | None) -> None:
-        about, order = stored.about, order_of(stored)
+        about, order = stored.about, stored.order_text
         self._last_ns = max(self._last_ns, about.at_ns)
         match about.kind:
             case EventKind.DELIVERY if finish is not None:
                 self._outdate(number, order)
             case _ if about.turn is not None:
                 pass
-            case EventKind.FINISH if stored.writer == writer:
+            case EventKind.FINISH if counts_for(stored, writer):
                 self._outdate(number, order)
             case EventKind.SCORE:
                 self._set_latest(number, "scored", _score(stored))
@@ -342,11 +360,6 @@ class Applier:
 _SCORE_FIELDS = ("reward", "terms", "rewarded_by")
 
 
-def order_of(stored: StoredEvent) -> str:
-    """The order of an event among all writers', as a text that sorts as the events do: time, writer, sequence."""
-    return f"{stored.about.at_ns:020d} {stored.writer} {stored.sequence:012d}"
-
-
 def store_summary(
     connection: sqlite3.Connection,
     number: int,
@@ -402,7 +415,7 @@ def _score(stored: StoredEvent) -> dict[str, Any]:
     reward = float(event.data["reward"])
     terms = event.data.get("terms") or {}
     return {
-        "scored": order_of(stored),
+        "scored": stored.order_text,
         "reward": reward,
         "terms": encode_numbers(terms, "reward terms").decode() if terms else None,
         "rewarded_by": event.by,

@@ -227,6 +227,8 @@ class Follower:
                 applier.add_rollouts(one.name, source.heads(done, one.last_row), one)
                 applier.apply(one)
                 _set_source(connection, applier, one, source, alive)
+            for one, _, _ in news:
+                applier.apply_summaries(one)
             for name in gone:
                 connection.execute("DELETE FROM sources WHERE name = ?", (name,))
                 connection.execute("DELETE FROM problems WHERE source = ?", (name,))

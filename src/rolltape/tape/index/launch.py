@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from rolltape.errors import TapeError
 from rolltape.records.rollout import EventKind, Status
-from rolltape.tape.index.standing import STATUSES, key_of
 from rolltape.tape.journal.file import SELECT_FINISH, SELECT_TRIES, event_crc
 from rolltape.tape.journal.writing import Journal
 from rolltape.tape.rundir import Place, RunDirectory
@@ -29,6 +28,8 @@ _EVENTS = "SELECT sequence, body, crc FROM events WHERE sequence BETWEEN ? AND ?
 _LOOK_BACK = 256  # events: threads of one writer may write theirs in another order than they made them
 _FAR_LOOK_S = 30.0
 _PLACE = np.dtype([("shard", "u4"), ("status", "u1")])
+_STATUSES = (None, Status.FINISHED, Status.FAILED)
+_ID_BYTES = 16
 _FINISH = EventKind.FINISH
 
 
@@ -105,7 +106,7 @@ class FutureEvents:
         now_ns = time.time_ns()
         if source.manifest.get("latest_ns", now_ns) >= now_ns:
             with contextlib.suppress(TapeError, OSError):
-                for stored in source.events():
+                for _, stored in source.numbered_events():
                     self._hear(stored.about, now_ns)
 
     def _first(self, path: Path, now_ns: int) -> int:
@@ -127,9 +128,9 @@ class FutureEvents:
 
 
 class SealedTry(NamedTuple):
-    """A try, how it ended, and the shard that holds it."""
+    """A try, how it ended (None: it has no finish), and the shard that holds it."""
 
-    status: Status
+    status: Status | None
     source: ShardSource
 
 
@@ -149,7 +150,7 @@ class SealedTries:
         """The tries of a rollout in the shards that were found so far."""
         found: dict[int, SealedTry] = {}
         for try_index, sealed in self._copies(rollout):
-            if try_index not in found or sealed.status is not Status.LOST:  # one that was lost may go on elsewhere
+            if try_index not in found or sealed.status is not None:  # one that was lost may go on elsewhere
                 found[try_index] = sealed
         return found
 
@@ -159,14 +160,14 @@ class SealedTries:
 
     def _copies(self, rollout: str) -> Iterator[tuple[int, SealedTry]]:
         try:
-            first, last = key_of(rollout, 0), key_of(rollout, 2**64 - 1)
+            first, last = _packed_key(rollout, 0), _packed_key(rollout, 2**64 - 1)
         except ValueError:
             return
         for keys, places in self._arrays:
             start, stop = np.searchsorted(keys, first), np.searchsorted(keys, last, "right")
             for key, (shard, code) in zip(keys[start:stop], places[start:stop], strict=True):
                 # numpy gives a key without the zeros at its end
-                yield int.from_bytes(key[16:], "little"), SealedTry(STATUSES[code], self._sources[shard])
+                yield int.from_bytes(key[16:], "little"), SealedTry(_STATUSES[code], self._sources[shard])
 
     def look(self) -> None:
         """Look for new shards: here each time, at a far place now and then, since each look is a request."""
@@ -195,15 +196,23 @@ class SealedTries:
             pass  # a place out of reach must not stop the recording; readers name it
 
     def _add(self, source: ShardSource) -> None:
-        standings = source.standings()
-        places = np.empty(len(standings), _PLACE)
-        places["shard"], places["status"] = len(self._sources), standings["status"]
+        found = list(source.statuses())
+        places = np.empty(len(found), _PLACE)
+        places["shard"], places["status"] = len(self._sources), [_STATUSES.index(status) for _, status in found]
         self._sources.append(source)
-        self._arrays.append(_ordered(standings["key"], places))
+        self._arrays.append(_ordered(np.array([_packed_key(*key) for key, _ in found], "S24"), places))
         # Each is more than twice as large as the next: there are few to search, and each is copied a few times.
         while len(self._arrays) > 1 and len(self._arrays[-2][0]) <= 2 * len(self._arrays[-1][0]):
             keys, places = (np.concatenate(both) for both in zip(*self._arrays[-2:], strict=True))
             self._arrays[-2:] = [_ordered(keys, places)]
+
+
+def _packed_key(rollout: str, try_index: int) -> bytes:
+    """A rollout and try as one key; raises ValueError for what is no id of a rollout."""
+    own_id = bytes.fromhex(rollout)
+    if len(own_id) != _ID_BYTES:
+        raise ValueError(f"{rollout!r} is no id of a rollout")
+    return own_id + try_index.to_bytes(8, "little")
 
 
 def _ordered(keys: npt.NDArray[Any], places: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -270,10 +279,11 @@ class LaunchCheck:
         if finish is not None:
             return tuple(finish.get("turns", ()))
         sealed = self._sealed.of(key[0]).get(key[1])
-        if sealed is None or sealed.status is Status.LOST:
+        if sealed is None or sealed.status is None:
             return None
         with contextlib.closing(sealed.source) as source:
-            return source.turns_of(key)
+            row, _ = source.keys()[key]
+            return source.counts(row).turns
 
     def _status_of(self, key: Key) -> str | None:
         finish = self._finish_of(key)

@@ -22,9 +22,9 @@ Reader = JournalSource | ShardSource
 class RunSources:
     """The sources of one run. For one thread at a time."""
 
-    def __init__(self, directory: RunDirectory | None, place: Place) -> None:
+    def __init__(self, directory: RunDirectory | None, *places: Place) -> None:
         self.directory = directory
-        self._own = place
+        self._own = places
         self._published: dict[str, Place] = {}
         self._looked_at_s: dict[str, float] = {}
         self._listed: dict[str, list[ShardSource]] = {}
@@ -78,7 +78,7 @@ class RunSources:
             if url not in self._published:
                 with contextlib.suppress(TapeError):
                     self._published[url] = Place(url)
-        return [self._own, *(self._published[url] for url in published if url in self._published)]
+        return [*self._own, *(self._published[url] for url in published if url in self._published)]
 
     def _shards_at(self, place: Place, known: set[str]) -> list[ShardSource]:
         """The shards of one place; those of a place out of reach are what they were."""
@@ -185,7 +185,7 @@ def journal_news(journal: JournalSource, marks: Marks) -> News:
                 news.apart.append(stored)
         elif stored.about.kind == EventKind.FINISH and stored.about.turn is None:
             del own[key]
-            counts = _counts(journal, rollout, stored)
+            counts = count_rollout(journal, rollout, stored)
             first = rollout.first_event if rollout.last_event >= 0 else number
             news.ended[key] = FoundEnd(stored, None, first, number, rollout.row, counts)
         else:
@@ -252,9 +252,9 @@ def _is_score(stored: StoredEvent) -> bool:
     return stored.about.kind == EventKind.SCORE and stored.about.turn is None
 
 
-def _counts(journal: JournalSource, rollout: OpenRollout, finish: StoredEvent) -> RolloutCounts:
-    """The counts of a rollout that has ended, as its finish states them, else by its turns."""
-    data = finish.event.data
+def count_rollout(journal: JournalSource, rollout: OpenRollout, finish: StoredEvent | None) -> RolloutCounts:
+    """The counts of a rollout as its finish states them, else by its turns."""
+    data = {} if finish is None else finish.event.data
     if "sampled_tokens" in data:
         return RolloutCounts(tuple(data["turns"]), int(data["sampled_tokens"]), tuple(data.get("versions", ())))
     _count(journal, rollout)

@@ -21,7 +21,7 @@ _COLUMNS = {
     "turns": 14,
     "side_arrays": 8,
     "events": 3,
-    "ends": 3,
+    "ends": 2,
 }
 _INSERTS = {table: f"INSERT INTO {table} VALUES ({', '.join('?' * count)})" for table, count in _COLUMNS.items()}
 _encode_facts = msgspec.json.Encoder().encode
@@ -158,15 +158,14 @@ class LoggedEvent(msgspec.Struct, frozen=True):
 
 
 class EndedRollout(msgspec.Struct, frozen=True):
-    """The end of a rollout: its finish, the score that comes with it, and how it stands by that."""
+    """The end of a rollout: its finish, and the score that comes with it."""
 
     rollout: int
-    standing: bytes
     finish: LoggedEvent
     score: LoggedEvent | None
 
     def write(self, batch: Batch) -> None:
-        batch.rows["ends"].append((self.rollout, batch.next_event, self.standing))
+        batch.rows["ends"].append((self.rollout, batch.next_event))
         self.finish.write(batch)
         if self.score is not None:
             self.score.write(batch)

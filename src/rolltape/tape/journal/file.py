@@ -4,8 +4,8 @@ A turn's key is its session's key and its sequence number in one integer, so a s
 without a further index. Rows refer to messages, tools and template options by key; the checksum of a turn
 covers their digests, so a reference that was damaged cannot go unnoticed.
 
-`ends` adds nothing new: the status of each rollout that has ended, and the number of its finish among the events. It
-spares a reader who wants just that all other events.
+`ends` adds nothing new: the number of the finish among the events, for each rollout that has ended. It spares a reader
+who wants just that all other events.
 
 `fences` names the rollouts of this journal that another writer took over; its own writer adds nothing more to them.
 
@@ -45,7 +45,7 @@ CREATE TABLE turns (pk INTEGER PRIMARY KEY, parent INTEGER, keep_tokens INTEGER 
 CREATE TABLE side_arrays (turn INTEGER NOT NULL, name TEXT NOT NULL, start INTEGER NOT NULL, dtype TEXT NOT NULL,
     shape TEXT NOT NULL, data BLOB NOT NULL, counts BLOB, crc INTEGER NOT NULL, PRIMARY KEY (turn, name));
 CREATE TABLE events (sequence INTEGER PRIMARY KEY, body BLOB NOT NULL, crc INTEGER NOT NULL);
-CREATE TABLE ends (rollout INTEGER PRIMARY KEY, finish INTEGER NOT NULL, standing BLOB NOT NULL);
+CREATE TABLE ends (rollout INTEGER PRIMARY KEY, finish INTEGER NOT NULL);
 CREATE INDEX sessions_by_rollout ON sessions (rollout);
 """
 FENCES = """

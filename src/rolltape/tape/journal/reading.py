@@ -3,17 +3,17 @@
 import contextlib
 import sqlite3
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import msgspec
 
 from rolltape.errors import DamagedTapeError
 from rolltape.records.jsonable import decode_numbers, decode_record
 from rolltape.records.messages import Message
-from rolltape.records.rollout import EarlierParts, RolloutHead, Status
+from rolltape.records.rollout import EarlierParts, EventKind, RolloutHead
 from rolltape.tape.journal.file import (
     MAX_TURNS,
     SEQUENCE_BITS,
@@ -28,33 +28,18 @@ from rolltape.tape.journal.rows import TURN_COLUMNS, Contents, TurnReader, opene
 from rolltape.tape.repair.salvage import Hole
 from rolltape.tape.rundir import SCHEMA
 from rolltape.tape.stored import (
+    LARGEST_ROW,
     FoundHead,
-    HeldRollout,
     Key,
     Problem,
     StoredEvent,
     StoredSession,
     StoredTurn,
     decoded_event,
-    ends_in,
 )
 
-T = TypeVar("T")
-
-_LARGEST = 2**62
 _NO_EARLIER = EarlierParts((), 0, ())
 _OUT_OF_ORDER = 256  # events: threads of one writer may write theirs in another order than they made them
-
-
-class Since(NamedTuple):
-    """From which rows on a journal is read: the keys of the first rollout, session and event that matter."""
-
-    rollout: int = 0
-    session: int = 0
-    event: int = 0
-
-
-BEGINNING = Since()
 
 
 class JournalSource:
@@ -62,9 +47,8 @@ class JournalSource:
 
     sealed = False
 
-    def __init__(self, path: Path, since: Since = BEGINNING) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._since = since
         self.where = f"journal {path.name}"
         self.writer = path.stem
         self.alive = is_alive(path)
@@ -145,123 +129,15 @@ class JournalSource:
             )
 
     @cached_property
-    def _rollouts(self) -> dict[int, tuple[RolloutHead, bytes]]:
-        found: dict[int, tuple[RolloutHead, bytes]] = {}
-        for pk, id_, try_index, raw, crc in self._rows(
-            "id, try_index, head, crc", "rollouts", "pk", "rollouts", self._since.rollout
-        ):
-            if row_crc(pk, id_, try_index, raw) != crc:
-                self._problem(f"row {pk} of rollouts is damaged", f"rollout {id_} (try {try_index})")
-                continue
-            with self._noting(f"rollout {id_} (try {try_index})"):
-                found[pk] = (decode_record(raw, RolloutHead, f"rollout {id_}"), raw)
-        self._check_count("rollouts", len(found))
-        return found
-
-    @cached_property
-    def _pk_of(self) -> dict[Key, int]:
-        return {head.key: pk for pk, (head, _) in self._rollouts.items()}
-
-    @cached_property
     def _sessions(self) -> dict[int, list[tuple[int, int, bytes]]]:
         """Per rollout's key: its sessions' keys, ordinals and heads."""
         found: dict[int, list[tuple[int, int, bytes]]] = {}
-        count = 0
-        for pk, rollout, ordinal, raw, crc in self._rows(
-            "rollout, ordinal, head, crc", "sessions", "pk", "sessions", self._since.session
-        ):
+        for pk, rollout, ordinal, raw, crc in self._rows("rollout, ordinal, head, crc", "sessions", "pk", "sessions"):
             if row_crc(pk, rollout, ordinal, raw) != crc:
                 self._problem(f"row {pk} of sessions is damaged", f"session {pk} of this journal, with its turns")
                 continue
             found.setdefault(rollout, []).append((pk, ordinal, raw))
-            count += 1
-        self._check_count("sessions", count)
         return found
-
-    def listing(self) -> Sequence[HeldRollout]:
-        finishes, rewarded = ends_in(self._events.values())
-        held = []
-        for pk, (head, raw) in list(self._rollouts.items()):
-            data = finishes.get(head.key)
-            counts = data if data is not None and "sampled_tokens" in data else self._counted(pk)
-            held.append(
-                HeldRollout(
-                    head=head,
-                    raw_head=raw,
-                    writer=self.writer,
-                    status=None if data is None else Status(data["status"]),
-                    rewarded=head.key in rewarded,
-                    turns=tuple(counts["turns"]),
-                    sampled_tokens=counts["sampled_tokens"],
-                    versions=tuple(counts.get("versions", ())),
-                )
-            )
-        return held
-
-    def _counted(self, rollout: int) -> dict[str, Any]:
-        """The counts of a rollout that has no finish to say them."""
-        earlier = self.earlier_parts(rollout)
-        turns: list[int] = []
-        sampled = earlier.sampled_tokens
-        versions = dict.fromkeys(earlier.versions)
-        for pk, ordinal, _ in self._sessions.get(rollout, []):
-            rows = list(self._rows("length(sampled), facts", "turns", "pk", "turns", *_range(pk)))
-            before = earlier.turns[ordinal] if ordinal < len(earlier.turns) else 0
-            turns.append(max((row[0] & (MAX_TURNS - 1) for row in rows), default=before - 1) + 1)
-            sampled += sum(row[1] // 4 for row in rows if isinstance(row[1], int))
-            for _, _, facts in rows:
-                with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-                    for segment in decode_numbers(facts)["segments"]:
-                        fields = ("first_version", "last_version")
-                        versions.update({segment[field]: None for field in fields if segment.get(field) is not None})
-        return {"turns": turns, "sampled_tokens": sampled, "versions": list(versions)}
-
-    def events(self) -> Sequence[StoredEvent]:
-        return list(self._events.values())
-
-    @cached_property
-    def _events(self) -> dict[int, StoredEvent]:
-        found: dict[int, StoredEvent] = {}
-        expected = self._since.event
-        for sequence, body, crc in self._rows("body, crc", "events", "sequence", "events", expected):
-            if sequence != expected:
-                self._problem(f"events {expected} to {sequence - 1} are missing", "what they said")
-            expected = sequence + 1
-            try:
-                if event_crc(sequence, body) != crc:
-                    raise DamagedTapeError(f"event {sequence} is damaged")
-                found[sequence] = decoded_event(self.writer, sequence, body)
-            except (DamagedTapeError, msgspec.MsgspecError, TypeError) as error:
-                self._problem(str(error), "what it said")
-        self._check_count("events", expected)
-        return found
-
-    def read_sessions(self) -> None:
-        """Take note of the sessions that there are now."""
-        _ = self._sessions
-
-    def since(self, waiting: Collection[Key], event: int) -> Since:
-        """From where to read it the next time, if of the rollouts read now only these still matter.
-
-        For a journal that is being written the sessions must have been read before the rollouts.
-        """
-        rollouts = {self._pk_of[key] for key in waiting}
-        sessions = {pk: [session for session, _, _ in self._sessions.get(pk, [])] for pk in rollouts}
-        # A session has its key before its row is written: as long as a rollout has none, an earlier one may come.
-        first_session = self._since.session
-        if all(sessions.values()):
-            last = max((pk for found in self._sessions.values() for pk, _, _ in found), default=first_session - 1)
-            first_session = min((pk for found in sessions.values() for pk in found), default=last + 1)
-        last_rollout = max(self._rollouts, default=self._since.rollout - 1)
-        return Since(min(rollouts, default=last_rollout + 1), first_session, event)
-
-    def load(self, key: Key) -> Sequence[StoredSession]:
-        pk = self._pk_of[key]
-        contents: Contents = {}
-        return [
-            StoredSession(raw, ordinal, list(self._turns(session, f"{key[0]}.{key[1]}.{ordinal}", contents)))
-            for session, ordinal, raw in self._sessions.get(pk, [])
-        ]
 
     def _turns(self, session: int, name: str, contents: Contents) -> Iterator[StoredTurn]:
         reader = TurnReader(self._connection, contents, self._problem)
@@ -274,7 +150,7 @@ class JournalSource:
                 self._problem(f"{turn} is damaged: {made[1]}", turn)
 
     def _rows(
-        self, columns: str, table: str, key: str, what: str, low: int = 0, high: int = _LARGEST
+        self, columns: str, table: str, key: str, what: str, low: int = 0, high: int = LARGEST_ROW
     ) -> Iterator[tuple[Any, ...]]:
         # Keys are dense, and a row takes more than eight bytes: so far a search among damaged pages needs to go.
         most = low + (self.path.stat().st_size if self.path.exists() else 0) // 8
@@ -291,8 +167,7 @@ class JournalSource:
         for pk, id_, try_index in self._rows("id, try_index", "rollouts", "pk", "rollouts", low):
             yield pk, (id_, try_index)
 
-    def heads(self, low: int, high: int = _LARGEST) -> Iterator[FoundHead]:
-        """The rollouts `[low, high]`."""
+    def heads(self, low: int = 0, high: int = LARGEST_ROW) -> Iterator[FoundHead]:
         for pk, id_, try_index, raw, crc in self._rows(
             "id, try_index, head, crc", "rollouts", "pk", "rollouts", low, high
         ):
@@ -302,15 +177,26 @@ class JournalSource:
             with self._noting(f"rollout {id_} (try {try_index})"):
                 yield FoundHead(pk, raw, decode_record(raw, RolloutHead, f"rollout {id_}"), self.writer)
 
-    def numbered_events(self, low: int, high: int = _LARGEST) -> Iterator[tuple[int, StoredEvent]]:
-        """The events `[low, high]` with their numbers."""
+    def numbered_events(self, low: int = 0, high: int = LARGEST_ROW) -> Iterator[tuple[int, StoredEvent]]:
+        expected = low
         for sequence, body, crc in self._rows("body, crc", "events", "sequence", "events", low, high):
+            if sequence != expected:
+                self._problem(f"events {expected} to {sequence - 1} are missing", "what they said")
+            expected = sequence + 1
             try:
                 if event_crc(sequence, body) != crc:
                     raise DamagedTapeError(f"event {sequence} is damaged")
                 yield sequence, decoded_event(self.writer, sequence, body)
             except (DamagedTapeError, msgspec.MsgspecError, TypeError) as error:
                 self._problem(str(error), "what it said")
+
+    def events_about(self, key: Key, low: int) -> list[StoredEvent]:
+        """The events about a rollout from a number on. The others are not decoded, and damage is not looked for."""
+        rows = self._connection.execute(
+            "SELECT sequence, body FROM events WHERE sequence >= ? AND instr(body, ?)", (low, key[0].encode())
+        )
+        found = (decoded_event(self.writer, *row) for row in rows)
+        return [one for one in found if one.about.key == key]
 
     def first_event_since(self, at_ns: int) -> int:
         """An event number before which none is as late as that time, found by halving."""
@@ -360,7 +246,6 @@ class JournalSource:
             yield pk & (MAX_TURNS - 1), size // 4 if isinstance(size, int) else 0, facts
 
     def stored(self, row: int, head: RolloutHead) -> list[StoredSession]:
-        """The sessions of the rollout in a row, with their turns."""
         name, contents = f"{head.id}.{head.try_index}", dict[int, Any]()
         return [
             StoredSession(raw, ordinal, list(self._turns(pk, f"{name}.{ordinal}", contents)))
@@ -379,9 +264,10 @@ class JournalSource:
                 yield from reader.messages(keys if reply is None else keys + array("q", [reply]).tobytes())
 
     def check_whole(self) -> None:
-        """Note rows that belong to nothing that is readable, and closing counts that do not agree."""
+        """Note rows that belong to nothing that is readable, and counts that do not agree."""
+        rows = {found.head.key: found.row for found in self.heads()}
         for rollout, sessions in self._sessions.items():
-            if rollout not in self._rollouts:
+            if rollout not in rows.values():
                 names = ", ".join(_session_name(raw) for _, _, raw in sessions)
                 self._problem(f"the rollout of session {names} is missing", f"session {names}")
         known = {pk for sessions in self._sessions.values() for pk, _, _ in sessions}
@@ -390,16 +276,19 @@ class JournalSource:
             counts[pk >> SEQUENCE_BITS] = counts.get(pk >> SEQUENCE_BITS, 0) + 1
         for session in counts.keys() - known:
             self._problem(f"session {session} is missing", f"{counts[session]} turns of session {session}")
+        finishes = {one.about.key for _, one in self.numbered_events() if one.about.kind == EventKind.FINISH}
+        self._check_count("rollouts", len(rows))
+        self._check_count("sessions", len(known))
         self._check_count("turns", sum(counts.values()))
-        self._check_ends()
+        self._check_count("events", self.last_event() + 1)
+        self._check_ends(sum(key in rows for key in finishes))
 
-    def _check_ends(self) -> None:
+    def _check_ends(self, finishes: int) -> None:
         """Compare the list of ends, by which a finish is found, with the finishes themselves."""
         try:
             ((listed,),) = self._connection.execute("SELECT count(*) FROM ends").fetchall()
         except sqlite3.DatabaseError:
             return  # its writer was of a version that listed none
-        finishes = sum(key in self._pk_of for key in ends_in(self._events.values())[0])
         if listed != finishes:
             self._problem(f"{listed} rollouts are listed as ended, {finishes} have a finish", "")
 

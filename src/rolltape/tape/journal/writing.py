@@ -98,7 +98,7 @@ class Journal:
         self._commit_lock = threading.Lock()
         self._known: dict[bytes, int] = {}
         self._next_content = 1
-        self._next_event = 0
+        self.next_event = 0
         self._fences: dict[Key, Fence] = {}
         ((self._data_version,),) = self._connection.execute("PRAGMA data_version").fetchall()
         self._rows = {"rollouts": 0, "sessions": 0, "turns": 0, "ends": 0}
@@ -175,7 +175,7 @@ class Journal:
         tickets = [ticket for ticket in tickets if not self._is_settled(ticket)]
         if not tickets:
             return True
-        batch = Batch(self._known, self._next_content, self._next_event)
+        batch = Batch(self._known, self._next_content, self.next_event)
         try:
             for ticket in tickets:
                 for entry in ticket.entries:
@@ -191,7 +191,7 @@ class Journal:
             if len(tickets) == 1:
                 tickets[0].settle(self._refusal(f"{error}; this was not recorded, all before it was", error))
             return False
-        self._next_content, self._next_event = batch.next_content, batch.next_event
+        self._next_content, self.next_event = batch.next_content, batch.next_event
         for table in self._rows:
             self._rows[table] += len(batch.rows[table])
         self._remember(batch.fresh)
@@ -260,7 +260,7 @@ class Journal:
             self._commit_queued()
             self._closed = True
             # Before the log goes: without either, a journal looks as if a part of it was lost.
-            self._owner.note_closing({**self._rows, "events": self._next_event})
+            self._owner.note_closing({**self._rows, "events": self.next_event})
             with contextlib.suppress(sqlite3.Error):  # a full disk: everything is in the log, where readers find it
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 self._connection.close()

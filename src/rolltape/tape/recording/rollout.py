@@ -11,7 +11,6 @@ from rolltape.records.ids import session_id
 from rolltape.records.jsonable import as_float
 from rolltape.records.rollout import Event, EventKind, RolloutHead, SessionHead, Status, StopReason
 from rolltape.records.turn import LogprobKind
-from rolltape.tape.index.standing import packed
 from rolltape.tape.journal.entries import EndedRollout, LoggedEvent, StartedSession
 from rolltape.tape.journal.ticks import running_loop
 from rolltape.tape.journal.writing import Journal, Ticket
@@ -51,6 +50,7 @@ class RolloutRecorder:
         self._writer = writer
         self._journal = journal
         self._row = row
+        self._first_event = journal.next_event
         self._lock = threading.RLock()
         self._sessions = [SessionRecorder(self, key, intake) for key, intake in sessions]
         self._ended: str | None = None
@@ -193,10 +193,9 @@ class RolloutRecorder:
             scored = None
             if score is not None:
                 scored = self._writer.encode_event(EventKind.SCORE, self.head.key, score, after_ns=after_ns)
-            standing = packed(self.head, status, rewarded=scored is not None, row=self._row)
-            journal.append(EndedRollout(self._row, standing, finish, scored), rollout=self.head.key)
+            journal.append(EndedRollout(self._row, finish, scored), rollout=self.head.key)
             self._ended = status.value
-            self._writer.ended(self.head.key)
+            self._writer.ended(self.head, self._row, self._first_event)
 
     def encode_event(self, kind: EventKind, data: dict[str, Any]) -> LoggedEvent:
         """An event about this rollout, for `append_event`."""

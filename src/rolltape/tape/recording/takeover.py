@@ -9,13 +9,14 @@ import msgspec
 from rolltape.errors import DamagedTapeError, RecordError
 from rolltape.records.messages import Root
 from rolltape.records.rollout import EarlierParts, RolloutHead, Session
-from rolltape.tape.index.loading import join_sessions, rebuilt
+from rolltape.tape.contents import SourceContents
+from rolltape.tape.index.loading import rebuilt
 from rolltape.tape.journal.fences import Fence, JournalPart, find_part, load_part, take_part
 from rolltape.tape.journal.writing import Journal
 from rolltape.tape.recording.intake import CodedTurn, SessionIntake
 from rolltape.tape.rundir import RunDirectory
 from rolltape.tape.shards.reading import ShardSource
-from rolltape.tape.stored import HeldRollout, Key, StoredSession
+from rolltape.tape.stored import HeldRollout, Key, StoredSession, join_sessions
 
 _LOOKS = 5  # a journal may be sealed and removed between being found and being fenced
 _DEFAULTS = ("model", "renderer", "fingerprint", "logprob_kind")
@@ -113,18 +114,16 @@ def _refuse_own(part: JournalPart, own: Path) -> None:
 
 def _sealed_part(shards: Sequence[ShardSource], key: Key) -> _SealedPart | None:
     """The copy of the highest epoch."""
-    found: list[tuple[HeldRollout, ShardSource]] = []
-    for shard in shards:
-        source = ShardSource(shard.place, shard.shard, shard.manifest)
-        found += [(held, source) for held in source.listing() if held.key == key]
-    if not found:
+    found = [SourceContents(ShardSource(shard.place, shard.shard, shard.manifest)) for shard in shards]
+    holders = [one for one in found if key in one.rollouts]
+    if not holders:
         return None
-    held, source = max(found, key=lambda one: one[0].head.epoch)
-    sessions = source.load(key)
-    for _, one in found:
-        one.close()
+    best = max(holders, key=lambda one: one.rollouts[key].head.epoch)
+    held, sessions = best.rollouts[key], best.load(key)
+    for one in found:
+        one.source.close()
     counts = [max((turn.sequence + 1 for turn in one.turns), default=0) for one in sessions]
-    if held.status is None and counts != list(held.turns):
+    if held.status is None and counts != list(held.counts.turns):
         raise DamagedTapeError(
             f"rollout {key[0]} (try {key[1]}): its turns are damaged or were pruned; start another with new_try=True"
         )

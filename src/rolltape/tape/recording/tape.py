@@ -15,6 +15,7 @@ from rolltape.tape.journal.entries import NewEvent
 from rolltape.tape.journal.writing import Durability
 from rolltape.tape.recording.fields import as_count, as_items, as_member, as_settings, as_snapshot, as_text, as_version
 from rolltape.tape.recording.rollout import RolloutRecorder, score_data
+from rolltape.tape.recording.summaries import Summarize
 from rolltape.tape.recording.takeover import take_over
 from rolltape.tape.recording.writer import EncodedEvents, TapeWriter
 from rolltape.tape.run import Run, read
@@ -44,10 +45,15 @@ class Tape:
             rollout.finish(reward=1.0)
     """
 
-    def __init__(self, directory: RunDirectory, durability: Durability = Durability.PROCESS) -> None:
+    def __init__(
+        self,
+        directory: RunDirectory,
+        durability: Durability = Durability.PROCESS,
+        summarize: Summarize | None = None,
+    ) -> None:
         self.directory = directory
         self.durability = durability
-        self._writer = TapeWriter(directory, durability)
+        self._writer = TapeWriter(directory, durability, summarize)
 
     @property
     def name(self) -> str:
@@ -291,16 +297,14 @@ def _append(encoded: EncodedEvents) -> None:
 
 
 def open_tape(
-    path: str | os.PathLike[str], name: str | None = None, durability: Durability | str = Durability.PROCESS
+    path: str | os.PathLike[str],
+    name: str | None = None,
+    durability: Durability | str = Durability.PROCESS,
+    summarize: Summarize | None = None,
 ) -> Tape:
-    """Open the run at `path` for recording. A new run is created if there is none, named after its directory.
-
-    Example:
-
-        tape = rolltape.open("runs/exp1")
-    """
+    """Open a run for recording. `summarize` computes the summary of a rollout that has ended; None: nobody does."""
     level = as_member(Durability, durability, f"run {os.fspath(path)}")
-    return Tape(RunDirectory.made_or_opened(path, name), level)
+    return Tape(RunDirectory.made_or_opened(path, name), level, summarize)
 
 
 def as_tags(tags: Sequence[str], where: str) -> tuple[str, ...]:

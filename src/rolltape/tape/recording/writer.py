@@ -18,6 +18,7 @@ from rolltape.tape.journal.writing import Durability, Journal
 from rolltape.tape.recording.fields import as_count, as_member, as_text
 from rolltape.tape.recording.intake import SessionIntake
 from rolltape.tape.recording.rollout import RolloutRecorder
+from rolltape.tape.recording.summaries import EndedHere, Summarize, SummaryThread
 from rolltape.tape.rundir import RunDirectory
 from rolltape.tape.stored import Key
 
@@ -35,9 +36,10 @@ class EncodedEvents(NamedTuple):
 class TapeWriter:
     """Writes one run from this process. Threads may share it; a forked child gets a journal of its own."""
 
-    def __init__(self, directory: RunDirectory, durability: Durability) -> None:
+    def __init__(self, directory: RunDirectory, durability: Durability, summarize: Summarize | None) -> None:
         self.directory = directory
         self.durability = durability
+        self._summarize = summarize
         self.lock = threading.RLock()
         self._clock_lock = threading.Lock()  # taken last: rollouts take it while they hold their own
         self._open: dict[Key, RolloutRecorder] = {}
@@ -49,8 +51,9 @@ class TapeWriter:
     def _begin_journal(self) -> None:
         self._journal = Journal(self.directory, self.durability)
         self.launch = LaunchCheck(self.directory, self._journal)
+        self._summaries = None if self._summarize is None else SummaryThread(self._journal, self._summarize)
         # Also runs when the program ends without a close; rollouts still open are then found as lost.
-        self._closer = weakref.finalize(self, self._journal.close)
+        self._closer = weakref.finalize(self, _close, self._journal, self._summaries)
 
     def journal(self) -> Journal:
         """The journal of this process."""
@@ -82,9 +85,11 @@ class TapeWriter:
         recorder = self._open[head.key] = RolloutRecorder(self, journal, row, head, keyed)
         return recorder
 
-    def ended(self, rollout: Key) -> None:
-        """Take a rollout off the list of open ones."""
-        self._open.pop(rollout, None)
+    def ended(self, head: RolloutHead, row: int, first_event: int) -> None:
+        """Take a rollout off the list of open ones, and have it summarized if this journal holds all of it."""
+        self._open.pop(head.key, None)
+        if self._summaries is not None and not head.epoch:
+            self._summaries.add(EndedHere(head.key, row, first_event))
 
     def close(self) -> None:
         """Record open rollouts as failed, and let go of the journal. Twice is fine."""
@@ -200,6 +205,12 @@ class TapeWriter:
         self.lock = threading.RLock()
         self._clock_lock = threading.Lock()
         self._open = {}
+
+
+def _close(journal: Journal, summaries: SummaryThread | None) -> None:
+    if summaries is not None:
+        summaries.close()
+    journal.close()
 
 
 # SQLite connections must not be carried across a fork, not even to close them: a child keeps them unused.

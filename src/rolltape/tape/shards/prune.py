@@ -8,14 +8,14 @@ import msgspec
 
 from rolltape.errors import TapeError
 from rolltape.records.rollout import EventKind, RolloutHead
-from rolltape.tape.index.catalog import Catalog, catalog_of
-from rolltape.tape.index.loading import pruned_of
+from rolltape.tape.contents import RunContents, SourceContents, open_contents
+from rolltape.tape.index.loading import pruned_of, without
 from rolltape.tape.journal.entries import event_body
 from rolltape.tape.rundir import RunDirectory, locked
 from rolltape.tape.shards.reading import ShardSource
 from rolltape.tape.shards.seal import seal, shard_id
 from rolltape.tape.shards.writing import ShardWriter
-from rolltape.tape.stored import HeldRollout, Key, StoredEvent, StoredSession, decoded_event
+from rolltape.tape.stored import HeldRollout, Key, StoredEvent, decoded_event
 
 _OWN_KEYS = {"schema", "shard", "files", "rollouts", "turns", "sampled_tokens", "latest_ns", "replaces"}
 
@@ -57,82 +57,77 @@ def prune(
 
     if not dry_run:
         seal(run_path)
-    with locked(directory.path, "seal.lock"), catalog_of(directory) as catalog:
+    with locked(directory.path, "seal.lock"), open_contents(directory) as contents:
         skipped = {
-            held.key: f"its writer {journal.writer} is alive"
-            for journal in catalog.journals
-            if journal.alive
-            for held in journal.listing()
+            key: f"its writer {journal.source.writer} is alive"
+            for journal in contents.journals
+            if journal.source.alive
+            for key, held in journal.rollouts.items()
             if chosen(held.head)
         }
         wanted = {
             key: entry.held
-            for key, entry in catalog.entries.items()
-            if chosen(entry.held.head) and key not in skipped and _has(catalog, key, side_array)
+            for key, entry in contents.entries.items()
+            if chosen(entry.held.head) and key not in skipped and _has(contents, key, side_array)
         }
         said = {f"{rollout} (try {try_index})": why for (rollout, try_index), why in skipped.items()}
-        freed = 0 if dry_run else sum(_rewritten(shard, wanted, what, said) for shard in catalog.shards)
+        freed = 0 if dry_run else sum(_rewritten(shard, wanted, what, said) for shard in contents.shards)
     return PruneReport(
         pruned=what,
         rollouts=len(wanted),
-        turns=sum(sum(held.turns) for held in wanted.values()),
-        sampled_tokens=sum(held.sampled_tokens for held in wanted.values()),
+        turns=sum(sum(held.counts.turns) for held in wanted.values()),
+        sampled_tokens=sum(held.counts.sampled_tokens for held in wanted.values()),
         bytes_freed=freed,
         skipped=said,
         dry_run=dry_run,
     )
 
 
-def _has(catalog: Catalog, key: Key, side_array: str | None) -> bool:
+def _has(contents: RunContents, key: Key, side_array: str | None) -> bool:
     """Whether there is something to prune: not said to be pruned, or said and, after a crash, still there."""
-    if side_array is None:
-        said = "turns" in pruned_of(catalog.deciding(key))
-        return not said or any(shard.holds_turns(key) for shard in catalog.shards)
-    shards = [shard for shard in catalog.shards if key in shard.writers]
-    held = [one.load(key) for one in shards] or [catalog.entries[key].load()]
-    return any(side_array in turn.side for sessions in held for session in sessions for turn in session.turns)
+    if side_array is None and "turns" not in pruned_of(contents.deciding(key)):
+        return True
+    held = [one.load(key) for one in contents.shards if key in one.rollouts]
+    if side_array is not None:
+        held = held or [contents.entries[key].load()]
+    turns = (turn for sessions in held for session in sessions for turn in session.turns)
+    return any(side_array is None or side_array in turn.side for turn in turns)
 
 
-def _rewritten(shard: ShardSource, wanted: dict[Key, HeldRollout], what: str, skipped: dict[str, str]) -> int:
+def _rewritten(
+    shard: SourceContents[ShardSource], wanted: dict[Key, HeldRollout], what: str, skipped: dict[str, str]
+) -> int:
     """Put a shard without the pruned parts in the place of this one; how many bytes that frees."""
-    own = [held for held in shard.listing() if held.key in wanted]
+    own = [held for key, held in shard.rollouts.items() if key in wanted]
     if not own:
         return 0
-    place, fresh = shard.place, shard_id()
+    source, fresh = shard.source, shard_id()
+    place, manifest = source.place, source.manifest
     with ShardWriter(place, fresh) as writer:
-        for held in shard.listing():
-            sessions = shard.load(held.key)
-            writer.add_rollout(held, [_without(one, what) for one in sessions] if held.key in wanted else sessions)
+        for key, held in shard.rollouts.items():
+            sessions = shard.load(key)
+            writer.add_rollout(held, [without(one, (what,)) for one in sessions] if key in wanted else sessions)
+        events = [*shard.events, *_said(own, what, f"prune-{fresh}")]
         if shard.problems():
             # What cannot be read would be gone for good after a rewrite.
-            skipped[shard.where] = f"it is damaged: {shard.problems()[0].what}"
+            skipped[source.where] = f"it is damaged: {shard.problems()[0].what}"
             place.remove_shard(fresh)
             return 0
-        writer.add_events([*shard.events(), *_said(own, what, f"prune-{fresh}")])
-        old = [shard.shard, *shard.manifest.get("replaces", [])]
-        further = {key: value for key, value in shard.manifest.items() if key not in _OWN_KEYS}
-        manifest = writer.commit(**further, replaces=old)
-    shard.close()
+        writer.add_events(events)
+        old = [source.shard, *manifest.get("replaces", [])]
+        further = {key: value for key, value in manifest.items() if key not in _OWN_KEYS}
+        written = writer.commit(**further, replaces=old)
+    source.close()
     for one in old:
         place.remove_shard(one)
-    return _size(shard.manifest) - _size(manifest)
-
-
-def _without(session: StoredSession, what: str) -> StoredSession:
-    if what == "turns":
-        return StoredSession(session.head, session.ordinal, [])
-    gone = what.removeprefix("side array ")
-    turns = [
-        msgspec.structs.replace(turn, side={name: side for name, side in turn.side.items() if name != gone})
-        for turn in session.turns
-    ]
-    return StoredSession(session.head, session.ordinal, turns)
+    return _size(manifest) - _size(written)
 
 
 def _said(pruned: list[HeldRollout], what: str, writer: str) -> list[StoredEvent]:
     events = []
     for sequence, held in enumerate(pruned):
-        data = {"pruned": what, "turns": sum(held.turns), "sampled_tokens": held.sampled_tokens}
+        counts = held.counts
+        data = {"pruned": what, "turns": sum(counts.turns), "sampled_tokens": counts.sampled_tokens}
         body = event_body(time.time_ns(), EventKind.PRUNE.value, *held.key, None, None, data)
         events.append(decoded_event(writer, sequence, body))
     return events

@@ -2,20 +2,20 @@
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from rolltape.errors import DamagedTapeError
-from rolltape.records.rollout import EventKind
-from rolltape.tape.index.catalog import Catalog
-from rolltape.tape.index.loading import Listed
+from rolltape.records.rollout import EventKind, Status
+from rolltape.tape.contents import Listed, RunContents, SourceContents
+from rolltape.tape.index.sources import Marks, RunSources, journal_news, key_named
 from rolltape.tape.journal.fences import find_part, read_fences
 from rolltape.tape.journal.file import is_alive
-from rolltape.tape.journal.reading import JournalSource, Since
+from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.rundir import Place, RunDirectory, locked
 from rolltape.tape.shards.reading import ShardSource, shards_at
 from rolltape.tape.shards.seal import remove_journal, written
-from rolltape.tape.stored import Key, StoredEvent
+from rolltape.tape.stored import HeldRollout, Key, StoredEvent
 
 log = logging.getLogger("rolltape.tape")
 
@@ -27,32 +27,30 @@ class Publisher:
         self._directory = tape.directory
         self._path = tape.directory.journals / f"{tape.writer}.sqlite"
         self._place = place
-        self._since = Since()
-        self._rollouts: set[Key] = set()  # published, of those that are read again
-        self._events: set[int] = set()
+        self._marks = Marks(1)  # how far the journal was published; events of rollouts that run wait for their end
 
     def publish(self) -> frozenset[Key]:
         """Write what has ended since the last time; those rollouts. What cannot be written is tried again then."""
-        with contextlib.closing(JournalSource(self._path, self._since)) as source:
-            # Events first: a rollout that ends meanwhile then counts as running, and is for the next time. Sessions
-            # before rollouts: then each of them is of a rollout that is read, also if it began meanwhile.
-            events = {stored.sequence: stored for stored in source.events()}
-            source.read_sessions()
-            ended = _ended(events.values()) | self._rollouts
-            listed = {held.key: held for held in source.listing()}
-            running = listed.keys() - ended
-            fresh = {key: Listed(held, (source,)) for key, held in listed.items() if key in ended - self._rollouts}
+        with contextlib.closing(JournalSource(self._path)) as source:
+            source.pin()
+            news = journal_news(source, self._marks)
+            running = {key_named(name) for name in news.marks.open}
             said = {
-                sequence: stored
-                for sequence, stored in events.items()
-                if sequence not in self._events and stored.about.key not in running
+                one.sequence: one for one in (*news.apart, *news.summaries.values()) if one.about.key not in running
             }
-            self._write(fresh, list(said.values()))
-            done = self._events | said.keys()
-            first_event = next((sequence for sequence in events if sequence not in done), _after(events, self._since))
-            self._since = source.since(running, first_event)
-            self._events = {sequence for sequence in done if sequence >= first_event}
-            self._rollouts = {key for key in listed if key not in running}
+            if news.ended:
+                first = min(ended.first_event for ended in news.ended.values())
+                events = source.numbered_events(first, news.marks.next_event - 1)
+                said |= {number: one for number, one in events if one.about.key in news.ended}
+            source.unpin()
+            journal, fresh = SourceContents(source), dict[Key, Listed]()
+            for key, ended in news.ended.items():
+                for found in source.heads(ended.row, ended.row):
+                    status = Status(ended.finish.event.data["status"])
+                    journal.rollouts[key] = HeldRollout(found, status, ended.counts)
+                    fresh[key] = Listed(journal.rollouts[key], (journal,))
+            self._write(fresh, [said[number] for number in sorted(said)])
+            self._marks = news.marks
             return frozenset(fresh)
 
     def _write(self, fresh: dict[Key, Listed], said: list[StoredEvent]) -> None:
@@ -60,18 +58,14 @@ class Publisher:
         taken = {key for key, entry in fresh.items() if entry.held.head.epoch}
         with contextlib.ExitStack() as stack:
             if taken:
-                catalog = stack.enter_context(_catalog_of(taken, self._directory, self._place))
-                fresh = fresh | {key: catalog.entries[key] for key in taken}
-                known = {stored.key for shard in _shards_of(catalog, self._place) for stored in shard.events()}
+                contents = stack.enter_context(_open_contents(taken, self._directory, self._place))
+                fresh = fresh | {key: contents.entries[key] for key in taken}
+                known = {stored.key for shard in _shards_at(contents, self._place) for stored in shard.events}
                 known |= {stored.key for stored in said}
-                earlier = (stored for stored in catalog.events.values() if stored.about.key in taken)
+                earlier = (stored for stored in contents.events.values() if stored.about.key in taken)
                 said = [*said, *(stored for stored in earlier if stored.key not in known)]
             for _ in written(self._place, fresh, said):
                 pass
-
-
-def _after(events: Collection[int], since: Since) -> int:
-    return max(events, default=since.event - 1) + 1
 
 
 def publish_left(directory: RunDirectory, place: Place) -> frozenset[Key]:
@@ -86,10 +80,11 @@ def publish_left(directory: RunDirectory, place: Place) -> frozenset[Key]:
             if is_alive(path):
                 continue
             with contextlib.closing(JournalSource(path)) as source:
-                is_needed = _publish_all(source, directory, place)
-                published |= _ended(source.events())
+                journal = SourceContents(source)
+                is_needed = _publish_all(journal, directory, place)
+                published |= {one.about.key for one in journal.events if one.about.kind == EventKind.FINISH}
                 source.check_whole()
-                problems = source.problems()
+                problems = journal.problems()
             if is_needed:
                 continue
             if problems:
@@ -100,43 +95,42 @@ def publish_left(directory: RunDirectory, place: Place) -> frozenset[Key]:
     return frozenset(published)
 
 
-def _publish_all(source: JournalSource, directory: RunDirectory, place: Place) -> bool:
+def _publish_all(journal: SourceContents[JournalSource], directory: RunDirectory, place: Place) -> bool:
     """Publish whatever of a journal the place lacks; whether the journal is still needed for a rollout that runs."""
     held: set[Key] = set()
     said: set[tuple[str, int]] = set()
-    for shard in shards_at(place)[0]:
-        with contextlib.closing(shard):
-            held.update(key for key, writer in shard.writers.items() if writer == source.writer)
-            said.update(stored.key for stored in shard.events() if stored.writer == source.writer)
-    listed = {one.key: one for one in source.listing()}
-    taken = {key for key, one in listed.items() if one.head.epoch} | (read_fences(source.path).keys() & listed.keys())
-    fresh = {key: Listed(one, (source,)) for key, one in listed.items() if key not in held | taken}
+    writer = journal.source.writer
+    for shard in map(SourceContents, shards_at(place)[0]):
+        with contextlib.closing(shard.source):
+            held.update(key for key, one in shard.rollouts.items() if one.writer == writer)
+            said.update(stored.key for stored in shard.events if stored.writer == writer)
+    listed = journal.rollouts
+    taken = {key for key, one in listed.items() if one.head.epoch}
+    taken |= read_fences(journal.source.path).keys() & listed.keys()
+    fresh = {key: Listed(one, (journal,)) for key, one in listed.items() if key not in held | taken}
     running: set[Key] = set()
     with contextlib.ExitStack() as stack:
         if taken:
-            catalog = stack.enter_context(_catalog_of(taken, directory, place))
-            there = {one for shard in _shards_of(catalog, place) for one in shard.epochs.items()}
-            running = {key for key in taken if catalog.entries[key].source.alive}
-            ended = {key: catalog.entries[key] for key in taken - running}
+            contents = stack.enter_context(_open_contents(taken, directory, place))
+            shards = _shards_at(contents, place)
+            there = {(key, one.head.epoch) for shard in shards for key, one in shard.rollouts.items()}
+            running = {key for key in taken if contents.entries[key].alive}
+            ended = {key: contents.entries[key] for key in taken - running}
             fresh |= {key: entry for key, entry in ended.items() if (key, entry.held.head.epoch) not in there}
-        for _ in written(place, fresh, [stored for stored in source.events() if stored.key not in said]):
+        for _ in written(place, fresh, [stored for stored in journal.events if stored.key not in said]):
             pass
     return bool(running)
 
 
-def _catalog_of(rollouts: Collection[Key], directory: RunDirectory, place: Place) -> Catalog:
+def _open_contents(rollouts: Collection[Key], directory: RunDirectory, place: Place) -> contextlib.closing[RunContents]:
     """What is known of some rollouts, among others, on this machine and at a place."""
     holders = []
     for path in directory.journal_paths():
         with contextlib.suppress(DamagedTapeError):
             if any(find_part(path, key) for key in rollouts):
                 holders.append(path)
-    return Catalog(directory, [Place(directory.path), place], holders)
+    return contextlib.closing(RunContents(RunSources(directory, Place(directory.path), place), holders))
 
 
-def _shards_of(catalog: Catalog, place: Place) -> list[ShardSource]:
-    return [shard for shard in catalog.shards if shard.place.url == place.url]
-
-
-def _ended(events: Iterable[StoredEvent]) -> set[Key]:
-    return {stored.about.key for stored in events if stored.about.kind == EventKind.FINISH}
+def _shards_at(contents: RunContents, place: Place) -> list[SourceContents[ShardSource]]:
+    return [shard for shard in contents.shards if shard.source.place.url == place.url]

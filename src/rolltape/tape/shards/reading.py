@@ -3,12 +3,10 @@
 import contextlib
 import json
 from collections.abc import Collection, Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from rolltape.errors import DamagedTapeError, NewerTapeError
@@ -16,13 +14,12 @@ from rolltape.records.jsonable import decode_record
 from rolltape.records.messages import Message, Root
 from rolltape.records.rollout import EventKind, RolloutHead, Status
 from rolltape.records.turn import NO_IDS, SideArray
-from rolltape.tape.index.standing import Wanted, gathered, told, unpacked
 from rolltape.tape.rundir import SCHEMA, Place
 from rolltape.tape.shards.rowgroups import RowFile
 from rolltape.tape.shards.writing import MANIFEST
 from rolltape.tape.stored import (
+    LARGEST_ROW,
     FoundHead,
-    HeldRollout,
     Key,
     Problem,
     RolloutCounts,
@@ -30,11 +27,10 @@ from rolltape.tape.stored import (
     StoredSession,
     StoredTurn,
     decoded_event,
-    ends_in,
-    standings_of,
 )
 
-_UNREADABLE = (
+_STANDINGS = {1: Status.FINISHED, 2: Status.FAILED}
+UNREADABLE = (
     OSError,
     pa.ArrowException,
     msgspec.MsgspecError,
@@ -83,16 +79,15 @@ class ShardSource:
             found[key] = (row, group.value("writer", index))
         return found
 
-    def heads(self, low: int, high: int | None = None) -> Iterator[FoundHead]:
-        """The rollouts `[low, high]`, as far as they can be read."""
+    def heads(self, low: int = 0, high: int = LARGEST_ROW) -> Iterator[FoundHead]:
         file = self._file("rollouts")
-        for row in range(low, file.rows if high is None else min(high + 1, file.rows)):
+        for row in range(low, min(high + 1, file.rows)):
             group, index = file.place_of(row)
             try:
                 raw = group.value("head", index)
                 head = decode_record(raw, RolloutHead, "a rollout")
                 yield FoundHead(row, raw, head, group.value("writer", index))
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 self._problem(str(error), f"row {row} of its rollouts")
 
     def counts(self, row: int) -> RolloutCounts:
@@ -101,25 +96,24 @@ class ShardSource:
         turns, versions = group.value("turns", index), group.value("versions", index)
         return RolloutCounts(tuple(turns), group.value("sampled_tokens", index), tuple(versions))
 
-    def numbered_events(self, low: int, high: int | None = None) -> Iterator[tuple[int, StoredEvent]]:
-        """The events `[low, high]` with their numbers in this shard."""
+    def numbered_events(self, low: int = 0, high: int = LARGEST_ROW) -> Iterator[tuple[int, StoredEvent]]:
         file = self._file("events")
-        for row in range(low, file.rows if high is None else min(high + 1, file.rows)):
+        for row in range(low, min(high + 1, file.rows)):
             group, index = file.place_of(row)
             try:
                 writer, sequence = group.value("writer", index), group.value("sequence", index)
                 yield row, decoded_event(writer, sequence, group.value("body", index))
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 self._problem(str(error), "what it said")
 
     def stored(self, row: int, head: RolloutHead) -> list[StoredSession]:
-        """The sessions of the rollout in a row, with their turns."""
         group, index = self._file("rollouts").place_of(row)
         names = ("side_start", "side_stop", "turn_start", "turn_stop", "ordinals", "sessions", "rollout")
         try:
             return self._loaded({name: group.value(name, index) for name in names})
-        except (*_UNREADABLE, OSError) as error:
-            self._problem(f"rollout {head.id} cannot be read: {error}", f"all turns of rollout {head.id}")
+        except UNREADABLE as error:
+            lost = f"all turns of rollout {head.id} (try {head.try_index})"
+            self._problem(f"rollout {head.id} cannot be read: {error}", lost)
             return []
 
     def messages(self, row: int) -> Iterator[Message]:
@@ -130,7 +124,7 @@ class ShardSource:
             own, at = turns.place_of(number)
             reply = own.value("reply", at)
             for one in (*own.value("messages", at), *(() if reply is None else (reply,))):
-                with contextlib.suppress(*_UNREADABLE):
+                with contextlib.suppress(*UNREADABLE):
                     yield contents.message(one)
 
     def _file(self, table: str) -> RowFile:
@@ -138,92 +132,24 @@ class ShardSource:
             self._files[table] = RowFile(self.place, self.shard, f"{table}.parquet")
         return self._files[table]
 
-    @cached_property
-    def _rows(self) -> dict[Key, dict[str, Any]]:
-        try:
-            rows = list(self._file("rollouts").each())
-        except _UNREADABLE as error:
-            self._problem(f"its rollouts cannot be read: {error}", f"{self.manifest.get('rollouts')} rollouts")
-            return {}
-        return {(row["rollout"], row["try_index"]): row for row in rows}
+    def statuses(self) -> Iterator[tuple[Key, Status | None]]:
+        """The rollouts, and how each ended; None: it has no finish."""
+        file = self._file("rollouts")
+        column = next((name for name in ("status", "standing") if name in file.columns), None)
+        finishes = {} if column else self._finishes()
+        for row in file.each(["rollout", "try_index", "writer", *([column] if column else [])]):
+            key = (row["rollout"], row["try_index"])
+            if column == "status":
+                yield key, row["status"] and Status(row["status"])
+            elif column == "standing":  # of version 0.1.0: fixed fields, one of which is the status
+                yield key, _STANDINGS.get(row["standing"][52])
+            else:
+                finish = finishes.get((key, row["writer"]))
+                yield key, None if finish is None else Status(finish.event.data["status"])
 
-    def listing(self) -> Sequence[HeldRollout]:
-        held = []
-        for key, row in self._rows.items():
-            try:
-                head = decode_record(row["head"], RolloutHead, f"rollout {row['rollout']}")
-            except DamagedTapeError as error:
-                self._problem(str(error), f"rollout {row['rollout']}")
-                continue
-            standing = row.get("standing")
-            status, rewarded = self._ends.get(key, (None, False)) if standing is None else told(standing)
-            held.append(
-                HeldRollout(
-                    head=head,
-                    raw_head=row["head"],
-                    writer=row["writer"],
-                    status=status,
-                    rewarded=rewarded,
-                    turns=tuple(row["turns"]),
-                    sampled_tokens=row["sampled_tokens"],
-                    versions=tuple(row["versions"]),
-                )
-            )
-        return held
-
-    @cached_property
-    def _ends(self) -> dict[Key, tuple[Status | None, bool]]:
-        """What events say, for a shard that was written without standings."""
-        finishes, rewarded = ends_in(stored for stored in self._events if self._is_own(stored))
-        return {key: (Status(data["status"]), key in rewarded) for key, data in finishes.items()}
-
-    def _is_own(self, said: StoredEvent) -> bool:
-        return said.about.kind != EventKind.FINISH or self.writers.get(said.about.key) == said.writer
-
-    def standings(self, wanted: Wanted = None) -> npt.NDArray[Any]:
-        try:
-            return gathered(map(unpacked, self._file("rollouts").binaries("standing")), wanted)
-        except _UNREADABLE:  # also a KeyError: it was written without
-            return standings_of(self.listing(), Status.LOST, wanted)
-
-    def turns_of(self, key: Key) -> tuple[int, ...]:
-        """How many turns each session of a rollout has that is in here."""
-        return tuple(self._rows[key]["turns"])
-
-    @cached_property
-    def writers(self) -> dict[Key, str]:
-        """The rollouts in it, and which writer each came from."""
-        return {key: row["writer"] for key, row in self._rows.items()}
-
-    @cached_property
-    def epochs(self) -> dict[Key, int]:
-        """The rollouts in it, and up to which epoch each is whole."""
-        return {key: epoch_in(row["head"]) for key, row in self._rows.items()}
-
-    def holds_turns(self, key: Key) -> bool:
-        """Whether turns of that rollout are stored here."""
-        row = self._rows.get(key)
-        return row is not None and row["turn_stop"] > row["turn_start"]
-
-    def events(self) -> Sequence[StoredEvent]:
-        return self._events
-
-    @cached_property
-    def _events(self) -> list[StoredEvent]:
-        try:
-            rows = self._file("events").each()
-            return [decoded_event(row["writer"], row["sequence"], row["body"]) for row in rows]
-        except _UNREADABLE as error:
-            self._problem(f"its events cannot be read: {error}", "what they said, rewards and finishes included")
-            return []
-
-    def load(self, key: Key) -> Sequence[StoredSession]:
-        row = self._rows[key]
-        try:
-            return self._loaded(row)
-        except _UNREADABLE as error:
-            self._problem(f"rollout {key[0]} cannot be read: {error}", f"all turns of rollout {key[0]} (try {key[1]})")
-            return []
+    def _finishes(self) -> dict[tuple[Key, str], StoredEvent]:
+        events = (one for _, one in self.numbered_events())
+        return {(one.about.key, one.writer): one for one in events if one.about.kind == EventKind.FINISH}
 
     def _loaded(self, row: dict[str, Any]) -> list[StoredSession]:
         sides = self._side_arrays(row["side_start"], row["side_stop"])
@@ -268,7 +194,7 @@ class ShardSource:
         for name, about in self.manifest.get("files", {}).items():
             try:
                 size, checksum = self.place.checksum("shards", self.shard, name)
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 problems.append(Problem(self.where, f"{name} cannot be read: {error}", name))
                 continue
             if (size, checksum) != (about["bytes"], about["sha256"]):
@@ -284,12 +210,10 @@ class ShardSource:
         self._problems[Problem(self.where, what, lost)] = None
 
     def close(self) -> None:
-        """Close its files and let go of what was read; asked again, it reads again."""
+        """Close its files; asked again, it opens them again."""
         for file in self._files.values():
             file.close()
         self._files = {}
-        for read in ("_rows", "_events", "_ends", "writers", "epochs"):
-            self.__dict__.pop(read, None)
 
 
 class _Contents:
@@ -314,11 +238,6 @@ class _Contents:
             group, index = self._file.place_of(row)
             self._roots[row] = Root(group.value("raw", index))
         return self._roots[row]
-
-
-def epoch_in(head: bytes) -> int:
-    """The epoch that a rollout's stored head names, without decoding most heads, which name none."""
-    return decode_record(head, RolloutHead, "a rollout").epoch if b'"epoch"' in head else 0
 
 
 def _or_no_ids(ids: Any) -> Any:

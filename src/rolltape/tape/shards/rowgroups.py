@@ -29,17 +29,14 @@ class RowFile:
     def rows(self) -> int:
         return self._starts[-1]
 
-    def each(self) -> Iterator[dict[str, Any]]:
-        """All rows, in their order."""
-        for batch in self._file.iter_batches(batch_size=_ROWS_AT_ONCE):
-            yield from batch.to_pylist()
+    @property
+    def columns(self) -> list[str]:
+        return list(self._file.schema_arrow.names)
 
-    def binaries(self, name: str) -> Iterator[memoryview]:
-        """A column of binaries of one size, so many rows at a time; raises KeyError if there is none of that name."""
-        for batch in self._file.iter_batches(columns=[name]):
-            part: Any = batch.column(name)
-            size = part.type.byte_width
-            yield memoryview(part.buffers()[1])[part.offset * size : (part.offset + len(part)) * size]
+    def each(self, columns: list[str]) -> Iterator[dict[str, Any]]:
+        """Some columns of all rows, in their order."""
+        for batch in self._file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=columns):
+            yield from batch.to_pylist()
 
     def place_of(self, row: int) -> tuple["RowGroup", int]:
         """The row group that holds a row, and the row's number in it."""

@@ -16,13 +16,13 @@ import msgspec
 
 from rolltape.errors import TapeError
 from rolltape.records.rollout import Event, Status, outcome_of
-from rolltape.tape.index.catalog import Catalog, catalog_of
-from rolltape.tape.index.loading import Listed, holds_part, join_sessions, pruned_of, rebuilt
+from rolltape.tape.contents import Listed, RunContents, SourceContents, open_contents
+from rolltape.tape.index.loading import pruned_of, rebuilt
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.rundir import RUN_FILE, Place, RunDirectory, checked_about, locked
 from rolltape.tape.shards.reading import ShardSource
 from rolltape.tape.shards.writing import MANIFEST, ShardWriter
-from rolltape.tape.stored import HeldRollout, Key, StoredEvent
+from rolltape.tape.stored import HeldRollout, Key, StoredEvent, holds_part, join_sessions
 
 _SHARD_BYTES = 1 << 30  # of content before compression
 _LEFT_OVER_S = 3600
@@ -62,11 +62,11 @@ def seal(
             make_run(place, directory)
             directory.add_published(place.url)
         _clean(directory)
-        with catalog_of(directory) as catalog:
-            pending, running = _pending(catalog, None if to is None else place)
-            manifests = list(written(place, pending, _unsealed_events(catalog, place, to is None, running), progress))
-        with catalog_of(directory) as catalog:
-            removed, kept = _spent(catalog)
+        with open_contents(directory) as contents:
+            pending, running = _pending(contents, None if to is None else place)
+            manifests = list(written(place, pending, _unsealed_events(contents, place, to is None, running), progress))
+        with open_contents(directory) as contents:
+            removed, kept = _spent(contents)
         for path in removed:
             remove_journal(path)
     return SealReport(
@@ -117,18 +117,18 @@ def _age_s(shard: str) -> float:
     return time.time() - int(began_ns) / 1e9 if began_ns.isdecimal() else _LEFT_OVER_S + 1
 
 
-def _pending(catalog: Catalog, target: Place | None) -> tuple[dict[Key, Listed], set[Key]]:
+def _pending(contents: RunContents, target: Place | None) -> tuple[dict[Key, Listed], set[Key]]:
     """The rollouts to seal, and those that still run. A target gets whatever it does not hold itself."""
     sealed = {
-        (key, epoch)
-        for shard in catalog.shards
-        if target is None or shard.place.url == target.url
-        for key, epoch in shard.epochs.items()
+        (key, held.head.epoch)
+        for shard in contents.shards
+        if target is None or shard.source.place.url == target.url
+        for key, held in shard.rollouts.items()
     }
     pending: dict[Key, Listed] = {}
     running: set[Key] = set()
-    for key, entry in catalog.entries.items():
-        outcome = outcome_of(catalog.deciding(key), entry.source.alive)
+    for key, entry in contents.entries.items():
+        outcome = outcome_of(contents.deciding(key), entry.alive)
         if outcome.status is Status.RUNNING:
             running.add(key)
         elif (key, entry.held.head.epoch) not in sealed:
@@ -136,15 +136,18 @@ def _pending(catalog: Catalog, target: Place | None) -> tuple[dict[Key, Listed],
     return pending, running
 
 
-def _unsealed_events(catalog: Catalog, place: Place, anywhere: bool, running: set[Key]) -> list[StoredEvent]:
+def _unsealed_events(contents: RunContents, place: Place, anywhere: bool, running: set[Key]) -> list[StoredEvent]:
     """Events that no shard holds yet, less those about rollouts that still run."""
     sealed = {
-        stored.key for shard in catalog.shards if anywhere or shard.place.url == place.url for stored in shard.events()
+        stored.key
+        for shard in contents.shards
+        if anywhere or shard.source.place.url == place.url
+        for stored in shard.events
     }
-    dead = {journal.writer for journal in catalog.journals if not journal.alive}
+    dead = {journal.source.writer for journal in contents.journals if not journal.source.alive}
     return [
         stored
-        for stored in catalog.events.values()
+        for stored in contents.events.values()
         if stored.key not in sealed and (stored.writer in dead or stored.about.key not in running)
     ]
 
@@ -182,63 +185,59 @@ def shard_id() -> str:
     return f"{time.time_ns():020d}-{secrets.token_hex(4)}"
 
 
-def _spent(catalog: Catalog) -> tuple[list[Path], dict[str, str]]:
+def _spent(contents: RunContents) -> tuple[list[Path], dict[str, str]]:
     """Journals of dead writers of which every row is in a shard, and why the others stay."""
-    said = {stored.key for shard in catalog.shards for stored in shard.events()}
-    holders: dict[Key, list[ShardSource]] = {}
-    for shard in catalog.shards:
-        for key in shard.epochs:
-            holders.setdefault(key, []).append(shard)
+    said = {stored.key for shard in contents.shards for stored in shard.events}
     removed: list[Path] = []
     kept: dict[str, str] = {}
-    for journal in catalog.journals:
-        why = _why_kept(journal, catalog, holders, said)
+    for journal in contents.journals:
+        why = _why_kept(journal, contents, said)
         if why is None:
-            removed.append(journal.path)
+            removed.append(journal.source.path)
         else:
-            kept[journal.writer] = why
+            kept[journal.source.writer] = why
     return removed, kept
 
 
-def _why_kept(
-    journal: JournalSource, catalog: Catalog, holders: dict[Key, list[ShardSource]], said: set[tuple[str, int]]
-) -> str | None:
-    if journal.alive:
+def _why_kept(journal: SourceContents[JournalSource], contents: RunContents, said: set[tuple[str, int]]) -> str | None:
+    if journal.source.alive:
         return "its writer is alive"
-    sealed = {held.key: _sealed(held, journal, holders.get(held.key, []), catalog) for held in journal.listing()}
+    sealed = {key: _sealed(held, journal, contents) for key, held in journal.rollouts.items()}
     unsealed = sum(shard is None for shard in sealed.values())
     if unsealed:
         return f"{unsealed} of its rollouts are not sealed"
-    if any(stored.key not in said for stored in journal.events()):
+    if any(stored.key not in said for stored in journal.events):
         return "some of its events are not sealed"
-    journal.check_whole()
+    journal.source.check_whole()
     said_of: dict[Key, list[Event]] = {}
-    for stored in journal.events():
+    for stored in journal.events:
         said_of.setdefault(stored.about.key, []).append(stored.event)
-    for held in journal.listing():
+    for key, held in journal.rollouts.items():
         # Read once more in full: a journal that hides something is never removed.
-        sessions, shard = journal.load(held.key), sealed[held.key]
-        if shard is not None and shard.epochs[held.key]:  # a part has a meaning only with the others
-            sessions = join_sessions([shard.load(held.key), sessions])
-            if "turns" in pruned_of(catalog.deciding(held.key)):
+        sessions, shard = journal.load(key), sealed[key]
+        if shard is not None and shard.rollouts[key].head.epoch:  # a part has a meaning only with the others
+            sessions = join_sessions([shard.load(key), sessions])
+            if "turns" in pruned_of(contents.deciding(key)):
                 continue
-        if rebuilt(held.head, sessions, said_of.get(held.key, []), False, journal.where)[1]:
+        if rebuilt(held.head, sessions, said_of.get(key, []), False, journal.source.where)[1]:
             return "it is damaged"
     return "it is damaged" if journal.problems() else None
 
 
 def _sealed(
-    held: HeldRollout, journal: JournalSource, shards: list[ShardSource], catalog: Catalog
-) -> ShardSource | None:
-    """The one of the shards that holds all that a journal has of a rollout, with or without parts of later writers."""
-    for shard in shards:
-        epoch = shard.epochs[held.key]
-        if epoch == held.head.epoch and shard.writers[held.key] == held.writer:
+    held: HeldRollout, journal: SourceContents[JournalSource], contents: RunContents
+) -> SourceContents[ShardSource] | None:
+    """The shard that holds all that a journal has of a rollout, with or without parts of later writers."""
+    for shard in contents.shards:
+        there = shard.rollouts.get(held.key)
+        if there is None:
+            continue
+        if (there.head.epoch, there.writer) == (held.head.epoch, held.writer):
             return shard
-        if epoch > held.head.epoch and (
-            "turns" in pruned_of(catalog.deciding(held.key)) or holds_part(shard.load(held.key), journal.load(held.key))
-        ):
-            return shard
+        if there.head.epoch > held.head.epoch:
+            is_pruned = "turns" in pruned_of(contents.deciding(held.key))
+            if is_pruned or holds_part(shard.load(held.key), journal.load(held.key)):
+                return shard
     return None
 
 

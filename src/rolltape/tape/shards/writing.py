@@ -19,9 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rolltape.errors import TapeWriteError
-from rolltape.records.rollout import Status
 from rolltape.records.turn import NO_IDS
-from rolltape.tape.index.standing import STANDING, packed
 from rolltape.tape.rundir import SCHEMA, Place
 from rolltape.tape.stored import HeldRollout, StoredEvent, StoredSession, StoredTurn
 
@@ -44,7 +42,7 @@ _COLUMNS: dict[str, list[tuple[str, Any]]] = {
         ("turn_stop", pa.int64()),
         ("side_start", pa.int64()),
         ("side_stop", pa.int64()),
-        ("standing", pa.binary(STANDING.itemsize)),
+        ("status", pa.string()),  # as its finish has it; absent: it has none
     ],
     "turns": [
         ("session", pa.int32()),
@@ -169,16 +167,16 @@ class ShardWriter:
         for session in sessions:
             for turn in session.turns:
                 self._add_turn(session.ordinal, turn)
-        head = held.head
+        head, counts = held.head, held.counts
         row = (
-            *(head.id, head.try_index, head.step, held.raw_head, [session.head for session in sessions]),
+            *(head.id, head.try_index, head.step, held.found.raw, [session.head for session in sessions]),
             [session.ordinal for session in sessions],
-            *(list(held.turns), held.sampled_tokens, list(held.versions), held.writer),
+            *(list(counts.turns), counts.sampled_tokens, list(counts.versions), held.writer),
             *(turn_start, turns.rows, side_start, sides.rows),
-            packed(head, held.status or Status.LOST, rewarded=held.rewarded),
+            held.status,
         )
-        self._tables["rollouts"].add(row, len(held.raw_head))
-        self.sampled_tokens += held.sampled_tokens
+        self._tables["rollouts"].add(row, len(held.found.raw))
+        self.sampled_tokens += counts.sampled_tokens
 
     def _add_turn(self, ordinal: int, turn: StoredTurn) -> None:
         turns = self._tables["turns"]

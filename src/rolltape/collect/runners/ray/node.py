@@ -22,7 +22,7 @@ from rolltape.collect.runners.gateway import make_gateway
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
-from rolltape.tape.recording.tape import open_tape
+from rolltape.samples.opening import open_for_recording
 from rolltape.tape.rundir import Place
 from rolltape.tape.shards.publish import Publisher, publish_left
 from rolltape.tape.stored import Key
@@ -74,7 +74,7 @@ class ClusterNode:
         sys.path.extend(one for one in settings.search if one not in sys.path and Path(one).is_dir())
         self._agent = agent_named(settings.collect.agent)
         self._environments = Environments(settings.collect.environment, settings.collect.judge)
-        tape = open_tape(node_folder(settings), settings.about["name"])
+        tape = open_for_recording(node_folder(settings), settings.about["name"])
         self._directory = tape.directory
         async with AsyncExitStack() as stack:
             stack.callback(tape.close)

@@ -1,0 +1,108 @@
+"""Summaries of rollouts that have just ended: computed in the background, and appended to the journal as events."""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from rolltape.errors import ClosedError
+from rolltape.records.rollout import EventKind, Rollout
+from rolltape.records.rollout_summary import RolloutSummary
+from rolltape.tape.index.loading import rebuilt
+from rolltape.tape.journal.entries import LoggedEvent, event_body
+from rolltape.tape.journal.reading import JournalSource
+from rolltape.tape.journal.writing import Journal
+from rolltape.tape.stored import Key
+
+log = logging.getLogger("rolltape.tape")
+
+Summarize = Callable[[Rollout], RolloutSummary]
+
+_MOST_WAITING = 1_000  # rollouts; the summaries of further ones are left to readers
+_CLOSE_S = 2.0  # that closing a tape waits for those that are due
+
+
+class EndedHere(NamedTuple):
+    """A rollout that this process has finished, and where its journal has it."""
+
+    key: Key
+    row: int
+    first_event: int  # none before it is about the rollout
+
+
+class SummaryThread:
+    """Summarizes the rollouts of one journal, one at a time, in a thread that lives while there are any.
+
+    It works at most half of the time, so that recording goes on. A summary that fails, or for which there is no time,
+    is left out: whoever reads the run computes it.
+    """
+
+    def __init__(self, journal: Journal, summarize: Summarize) -> None:
+        self._journal = journal
+        self._summarize = summarize
+        self._lock = threading.Lock()
+        self._waiting: deque[EndedHere] = deque()
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+
+    def add(self, ended: EndedHere) -> None:
+        """Have a rollout summarized whose finish is durable. Returns at once."""
+        with self._lock:
+            if self._closing.is_set() or len(self._waiting) >= _MOST_WAITING:
+                return
+            self._waiting.append(ended)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="rolltape-summaries", daemon=True)
+                try:
+                    self._thread.start()
+                except RuntimeError:  # the program is ending, or has too many threads
+                    self._thread = None
+
+    def close(self) -> None:
+        """Summarize what is due as far as that is quick, and end the thread. In a forked child there is none."""
+        if self._journal.pid != os.getpid():
+            return
+        with self._lock:
+            self._closing.set()
+            thread = self._thread
+        if thread is not None:
+            thread.join(_CLOSE_S)
+            self._waiting.clear()
+
+    def _work(self) -> None:
+        source: JournalSource | None = None
+        while (ended := self._next()) is not None:
+            start_s = time.monotonic()
+            try:
+                source = source or JournalSource(self._journal.path)
+                self._append(source, ended)
+            except ClosedError:
+                break
+            except Exception as error:  # noqa: BLE001 - what a recorded message may hold has no end, nor the ways it can fail
+                log.warning("rollout %s has no summary, readers will compute it: %s", ended.key[0], error)
+            self._closing.wait(time.monotonic() - start_s)
+        if source is not None:
+            source.close()
+
+    def _next(self) -> EndedHere | None:
+        with self._lock:
+            if self._waiting:
+                return self._waiting.popleft()
+            self._thread = None
+            return None
+
+    def _append(self, source: JournalSource, ended: EndedHere) -> None:
+        ((_, _, head, _),) = source.heads(ended.row, ended.row)
+        events = source.events_about(head.key, ended.first_event)
+        stored = source.stored(ended.row, head)
+        rollout, problems = rebuilt(head, stored, [one.event for one in events], False, source.where)
+        if problems:
+            raise ValueError(str(problems[0]))
+        data = msgspec.to_builtins(self._summarize(rollout)) | {"covers": max(one.order_text for one in events)}
+        body = event_body(time.time_ns(), EventKind.SUMMARY.value, *head.key, None, None, data)
+        self._journal.append(LoggedEvent(body), rollout=head.key)
