@@ -44,6 +44,18 @@ class Nodes:
         node, _ = self._held.pop(0)
         self._cluster.remove_node(node, allow_graceful=False)
 
+    def processes(self) -> list[int]:
+        """The processes of Rolltape's actors in this cluster."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, StopIteration):
+                if folder.name.isdecimal() and b"ray::ClusterNode" in (folder / "cmdline").read_bytes():
+                    lines = (folder / "status").read_text().splitlines()
+                    parent = next(line.split()[1] for line in lines if line.startswith("PPid:"))
+                    if self.address.encode() in Path("/proc", parent, "cmdline").read_bytes():
+                        found.append(int(folder.name))
+        return found
+
     def journals(self) -> list[Path]:
         """Those on the disks of nodes that live."""
         return [path for _, disk in self._held for path in disk.glob("rolltape/*/journals/*.sqlite")]
@@ -100,16 +112,6 @@ async def collected_by(
         runner = RayRunner(how, tape, ClusterSettings(address=nodes.address, publish=publish, folder=on_nodes))
         await Collector(how, tape, resume=resume, runner=runner).run(lambda launch: None, told)
     return results
-
-
-def node_processes() -> list[int]:
-    """The processes of Rolltape's actors."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if folder.name.isdecimal() and b"ray::ClusterNode" in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-    return found
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:

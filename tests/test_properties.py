@@ -262,7 +262,7 @@ def _borne_out(rollout: Rollout, relations: Relations, chosen: CutPolicy, turn: 
     delivered = facts.delivery is Delivery.DELIVERED
     position = len(turn.prompt_ids) + offset
     later = [other for other in rollout.turns if other.session == turn.session and other.sequence > turn.sequence]
-    echoed = relations.is_continued(turn) or _is_surely_echoed(relations, turn, later)
+    echoed = relations.is_continued(turn) or _is_surely_echoed(relations, turn)
     came_back = relations.may_have_arrived(turn)
     failed = rollout.status is not Status.FINISHED
     reason = {
@@ -332,13 +332,14 @@ def _departed_from(turn: Turn, later: Sequence[Turn]) -> bool:
     return any(asked <= count < len(ids) for count in shared)
 
 
-def _is_surely_echoed(relations: Relations, turn: Turn, later: Sequence[Turn]) -> bool:
-    """Whether later prompts hold a turn's reply, which no other turn has in that place, and none did too early."""
+def _is_surely_echoed(relations: Relations, turn: Turn) -> bool:
+    """Whether later prompts hold a turn's reply, which no other turn has in that place, and no prompt did too early."""
     said = relations.spelled(turn, with_reply=True)
-    alike = [other for other in relations.turns_beside(turn) if relations.spelled(other, with_reply=True) == said]
-    holding = [other for other in later if relations.spelled(other)[: len(said)] == said]
-    is_sure = turn.reply is not None and alike == [turn]
-    return is_sure and bool(holding) and all(had_ended(turn, other) for other in holding)
+    beside = relations.turns_beside(turn)
+    alike = [other for other in beside if relations.spelled(other, with_reply=True) == said]
+    holding = [other for other in beside if relations.spelled(other)[: len(said)] == said]
+    came_after = all(other.sequence > turn.sequence and had_ended(turn, other) for other in holding)
+    return turn.reply is not None and alike == [turn] and bool(holding) and came_after
 
 
 def _bytes_of(sample: Sample) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ import pytest
 import ray
 
 import rolltape
-from clusters import Nodes, cluster_at, collected_by, node_processes, wait_until
+from clusters import Nodes, cluster_at, collected_by, wait_until
 from collecting import EXAMPLES, SUMS, collected, command, finished_per_task, instant, rollouts, task_file
 from commands import Cli
 from rolltape.collect.results import RolloutResult
@@ -115,7 +115,7 @@ async def test_what_had_ended_when_a_nodes_process_died_is_not_run_again(nodes: 
         nonlocal kills
         if results and not kills:
             kills += 1
-            os.kill(node_processes()[0], signal.SIGKILL)
+            os.kill(nodes.processes()[0], signal.SIGKILL)
 
     async with instant(slow) as engine:
         results = await collected_by(
@@ -251,7 +251,7 @@ async def test_a_connection_that_a_program_has_to_the_cluster_stays_its_own(node
         async with instant() as engine:
             await collected_by(nodes, task_file(tmp_path), tmp_path / "run", engine, group_size=1)
         assert ray.is_initialized()
-        wait_until(lambda: node_processes() == [])
+        wait_until(lambda: nodes.processes() == [])
     finally:
         ray.shutdown()
     assert finished_per_task(tmp_path / "run") == {task["id"]: 1 for task in SUMS}
