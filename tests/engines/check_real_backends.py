@@ -20,7 +20,7 @@ from engines.wanted import generation
 from rolltape.errors import EngineError
 from rolltape.gateway.engines.opening import open_engine
 from rolltape.gateway.engines.protocol import Engine, Generated
-from rolltape.gateway.engines.sampled import check_generated
+from rolltape.gateway.engines.sampled import describe_generated
 from rolltape.records.turn import Finish, LogprobKind
 from rolltape.tiny import EmbeddedEngine, Sampling, shipped_model
 from tool_sessions import QUESTIONS, largest_difference, tool_session
@@ -57,7 +57,7 @@ class Checks:
     async def stop_id(self) -> None:
         wanted = generation(self.hello, stop_ids=self.end)
         given = await self.engine.generate(wanted)
-        self.holds("says what it gives:", True, check_generated(self.engine, wanted, given).line)
+        self.holds("says what it gives:", True, describe_generated(self.engine, wanted, given))
         self.holds("ends on a stop id, which stays", given.finish is Finish.STOP and given.ids[-1] in self.end)
 
     async def logprobs(self) -> None:

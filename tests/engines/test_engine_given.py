@@ -9,7 +9,7 @@ from engines.wanted import generation
 from rolltape.errors import CheckpointError, EngineError, EngineFault, RunNotFound
 from rolltape.gateway.engines.opening import open_engine
 from rolltape.gateway.engines.protocol import Generated
-from rolltape.gateway.engines.sampled import check_generated
+from rolltape.gateway.engines.sampled import check_generated, describe_generated
 from rolltape.records.turn import Finish, LogprobKind, Segment
 
 ENGINE = open_engine("vllm:http://127.0.0.1:1")
@@ -22,17 +22,17 @@ def given(ids: list[int], **fields: Any) -> Generated:
 
 def test_a_trimmed_stop_id_and_missing_logprobs_stand_out() -> None:
     wanted = generation([1], stop_ids=[9])
-    seen = check_generated(ENGINE, wanted, given([3, 4], logprobs=np.array([-0.5, np.nan])))
-    assert seen.line.endswith("ids, logprobs of unknown kind, MISSING for 1, the stop id TRIMMED, no weight version")
-    seen = check_generated(ENGINE, wanted, given([3, 9], logprobs=None))
-    assert "NO logprobs, the stop id kept" in seen.line
-    seen = check_generated(ENGINE, wanted, given([3], finish=Finish.LENGTH, logprob_kind=LogprobKind.RAW))
-    assert "logprobs raw, the stop id not seen yet" in seen.line
+    line = describe_generated(ENGINE, wanted, given([3, 4], logprobs=np.array([-0.5, np.nan])))
+    assert line.endswith("ids, logprobs of unknown kind, MISSING for 1, the stop id TRIMMED, no weight version")
+    line = describe_generated(ENGINE, wanted, given([3, 9], logprobs=None))
+    assert "NO logprobs, the stop id kept" in line
+    line = describe_generated(ENGINE, wanted, given([3], finish=Finish.LENGTH, logprob_kind=LogprobKind.RAW))
+    assert "logprobs raw, the stop id not seen yet" in line
 
 
 def test_text_alone_is_said_to_train_nothing() -> None:
     engine = open_engine("openai:http://127.0.0.1:1/v1")
-    assert "nothing of it can be trained" in check_generated(engine, generation([1]), given([], logprobs=None)).line
+    assert "nothing of it can be trained" in describe_generated(engine, generation([1]), given([], logprobs=None))
 
 
 def test_parts_that_do_not_belong_together_are_a_fault() -> None:

@@ -11,7 +11,7 @@ from engines.wanted import generation
 from rolltape.errors import EngineDied, EngineError, EngineFault, EngineUnreachable
 from rolltape.gateway.engines import pool as pool_module
 from rolltape.gateway.engines.pool import EnginePool
-from rolltape.gateway.engines.sampled import check_generated
+from rolltape.gateway.engines.sampled import describe_generated
 from rolltape.gateway.engines.sglang import SglangEngine
 from scripted_engine import ScriptedEngine
 
@@ -114,5 +114,5 @@ async def test_what_an_engine_gives_is_said_in_one_line(tokenizer: Tokenizer) ->
     async with serving(tokenizer, 1) as (servers, pool):
         (engine,) = pool.engines
         wanted = generation([1], stop_ids=[servers[0].end_id])
-        line = check_generated(engine, wanted, await engine.generate(wanted)).line
+        line = describe_generated(engine, wanted, await engine.generate(wanted))
         assert line == f"{engine.name}: ids, logprobs after temperature, the stop id kept, weight version v0"

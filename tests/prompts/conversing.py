@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rolltape.gateway.prompts import Bridged, BridgeRefusal, ChatPrompts
+from rolltape.gateway.prompts import BridgeRefusal, ChatPrompts, PromptIds
 from rolltape.records.turn import Ids, TokenChain
 
 TINY = Path(__file__).parents[2] / "src/rolltape/tiny/models/tiny"
@@ -46,9 +46,9 @@ def ids_of(prompts: ChatPrompts, text: str, *, stopped: bool = True) -> Ids:
 
 def bridged(
     prompts: ChatPrompts, prompt: Ids, reply: Ids, new: Sequence[dict[str, Any]], thinking: bool | None = None
-) -> Bridged:
+) -> PromptIds:
     given = prompts.bridge(TokenChain(prompt), reply, new, [LOOK], thinking)
-    assert isinstance(given, Bridged), given
+    assert isinstance(given, PromptIds), given
     return given
 
 

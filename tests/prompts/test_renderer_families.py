@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from prompts.conversing import ASKED, HEARD, LOOK, SYSTEM, TINY, called
 from rolltape.errors import CheckpointError
-from rolltape.gateway.prompts import Bridged, ChatPrompts, families
+from rolltape.gateway.prompts import ChatPrompts, PromptIds, families
 from rolltape.gateway.prompts.families import READS_PROMPT_END
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer
 from rolltape.records.turn import TokenChain
@@ -76,10 +76,10 @@ def test_the_end_of_a_prompt_does_for_the_whole(
         ready = prompts._prepared(new, opening=False).messages
         whole = renderer.bridge_to_next_turn(prompt.tolist(), reply, ready, tools=[LOOK])
         got = prompts.bridge(TokenChain(prompt), np.array(reply, np.int32), new, [LOOK], None)
-        assert isinstance(got, Bridged) == (whole is not None)
-        if isinstance(got, Bridged) and whole is not None:
+        assert isinstance(got, PromptIds) == (whole is not None)
+        if isinstance(got, PromptIds) and whole is not None:
             assert prompt.tolist() + reply + got.ids.tolist() == whole.token_ids
-            assert len(got.message_starts) == len(new)
+            assert len(got.message_starts or ()) == len(new)
 
 
 def test_calls_under_ids_of_the_models_own_keep_them(scratch: Path) -> None:

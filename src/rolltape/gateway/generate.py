@@ -15,7 +15,7 @@ import numpy as np
 from rolltape.errors import EngineDied, EngineFailed, EngineFault, EngineUnreachable
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Engine, Generated, Generation
-from rolltape.gateway.engines.sampled import check_generated
+from rolltape.gateway.engines.sampled import check_generated, describe_generated
 from rolltape.gateway.settings import Patience
 from rolltape.gateway.weights import Weights
 from rolltape.records.turn import Finish
@@ -94,10 +94,10 @@ class Generator:
 
     def _look_at_first(self, engine: Engine, wanted: Generation, given: Generated) -> None:
         """Say once what an engine really gives; raises EngineFault for what cannot be a reply."""
-        seen = check_generated(engine, wanted, given)
+        check_generated(engine, wanted, given)
         if engine.name not in self._seen and given.finish is not Finish.ABORT:
             self._seen.add(engine.name)
-            log.warning("%s", seen.line)
+            log.warning("%s", describe_generated(engine, wanted, given))
 
     async def _engine(self, session: str, caller: Caller) -> Engine | None:
         """The engine of a session, when generating is allowed; None: the caller has left meanwhile."""

@@ -225,7 +225,7 @@ class Turns:
             else {
                 "after": prompt.after,
                 "new_messages": [] if begun.resumed else place.messages[len(place.messages) - place.new :],
-                "new_prompt_ids": prompt.new_ids,
+                "new_prompt_ids": prompt.new.ids,
             }
         )
         faithful = all(stretch.engine.token_faithful for stretch in stretches)
@@ -236,7 +236,7 @@ class Turns:
             segments=build_segments(stretches) or None,
             sampled_ids=None if stretches else (),
             side_arrays=join_side_arrays(stretches) or None,
-            message_starts=prompt.message_starts,
+            message_starts=prompt.new.message_starts,
             reply=outcome.message,
             tools=begun.ask.tools,
             template_options=self._prompts.template_options(begun.thinking),
@@ -276,7 +276,7 @@ def _flags(begun: Begun, outcome: ReplyOutcome) -> list[TurnFlag]:
     flags = {
         TurnFlag.MALFORMED_CALL: outcome.malformed,
         TurnFlag.DENIED_TOOL: bool(outcome.denied),
-        TurnFlag.SPECIAL_TOKEN_TEXT: begun.prompt.special_text > 0,
+        TurnFlag.SPECIAL_TOKEN_TEXT: begun.prompt.new.special_text > 0,
         TurnFlag.REPAIRED_UNICODE: begun.ask.repaired,
     }
     return [flag for flag, is_set in flags.items() if is_set]
@@ -296,8 +296,8 @@ def _extra(begun: Begun, stretches: list[Stretch], outcome: ReplyOutcome) -> dic
         "engine": last.engine.name if last else None,
         "cached_tokens": last.given.cached_tokens if last else None,
         "stop_string": outcome.stop_string,
-        "folded": begun.prompt.folded,
-        "special_text": begun.prompt.special_text,
+        "folded": bool(begun.prompt.new.folded),
+        "special_text": begun.prompt.new.special_text,
         "over_budget": begun.over_budget,
     }
     return {name: fact for name, fact in facts.items() if fact}

@@ -24,18 +24,18 @@ class BridgeRefusal(enum.StrEnum):
     OTHER = "other"  # the renderer does not say why
 
 
-class Bridged(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The ids that follow the held prompt and its reply, up to where the next reply begins."""
+class PromptIds(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The ids of a whole prompt, or those that follow a held prompt and its reply, up to where a reply begins."""
 
     ids: Ids
-    message_starts: tuple[int, ...]  # of the new messages, in these ids
-    special_text: int
-    folded: int
+    message_starts: tuple[int, ...] | None  # of the messages, in these ids; None: the folder's template does not say
+    special_text: int = 0  # special tokens spelled out in user and tool text
+    folded: int = 0  # system messages that became part of another message
 
 
 def bridge(
     name: str, renderer: Renderer, prompt_end: Ids, reply: Ids, new: Prepared, tools: Tools
-) -> Bridged | BridgeRefusal:
+) -> PromptIds | BridgeRefusal:
     """Continue a prompt, of which `prompt_end` is as much as the renderer reads, and its reply.
 
     A refusal means that the held ids cannot be continued: render the whole conversation.
@@ -54,7 +54,7 @@ def bridge(
         return BridgeRefusal.HELD_CHANGED
     ids = np.asarray(given.token_ids[held:], dtype=np.int32)
     starts = message_starts(given.message_indices[held:], new.places)
-    return Bridged(ids=ids, message_starts=starts, special_text=new.special_text, folded=new.folded)
+    return PromptIds(ids=ids, message_starts=starts, special_text=new.special_text, folded=new.folded)
 
 
 def _refused_unasked(name: str, new: Chat) -> BridgeRefusal | None:

@@ -5,12 +5,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.prompts import bridging, reply
-from rolltape.gateway.prompts.bridging import Bridged, BridgeRefusal, message_starts
+from rolltape.gateway.prompts.bridging import BridgeRefusal, PromptIds, message_starts
 from rolltape.gateway.prompts.choosing import choose, renders_call_ids, takes_system_anywhere
 from rolltape.gateway.prompts.families import DEFAULT, READS_PROMPT_END, Renderer, Tools, make, version
 from rolltape.gateway.prompts.messages import Prepared, prepared
@@ -22,15 +21,6 @@ Retention = Literal["template", "tool_cycle", "all"]
 Messages = Sequence[dict[str, Any]]
 
 _PROMPT_END = 64  # ids: more than any family's generation prompt
-
-
-class Rendered(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A whole prompt, up to where the reply begins."""
-
-    ids: Ids
-    message_starts: tuple[int, ...] | None  # None: the folder's template does not say
-    special_text: int  # special tokens spelled out in user and tool text
-    folded: int  # system messages that became part of another message
 
 
 class ChatPrompts:
@@ -93,7 +83,7 @@ class ChatPrompts:
         """What of a prompt's options departs from the model's defaults: to be recorded, and part of its root."""
         return self._options | self._switch(self._setting(thinking))
 
-    def render(self, messages: Messages, tools: Tools, thinking: bool | None) -> Rendered:
+    def render(self, messages: Messages, tools: Tools, thinking: bool | None) -> PromptIds:
         """The whole prompt; raises BadRequest for messages that the model's template cannot take."""
         ready = self._prepared(messages, opening=True)
         renderer, tools = self._renderer(thinking), tools or None  # an empty list is something else to templates
@@ -106,7 +96,7 @@ class ChatPrompts:
                 ids, starts = given.token_ids, message_starts(given.message_indices, ready.places)
         except Exception as error:  # renderers and templates refuse with errors of many kinds
             raise BadRequest(f"the messages cannot be rendered for this model ({self.renderer}): {error}") from error
-        return Rendered(
+        return PromptIds(
             ids=np.asarray(ids, dtype=np.int32),
             message_starts=starts,
             special_text=ready.special_text,
@@ -115,7 +105,7 @@ class ChatPrompts:
 
     def bridge(
         self, held_prompt: TokenChain, reply_ids: Ids, new_messages: Messages, tools: Tools, thinking: bool | None
-    ) -> Bridged | BridgeRefusal:
+    ) -> PromptIds | BridgeRefusal:
         """The ids that follow a held prompt and its reply; costs what is new, for families that allow it."""
         new = self._prepared(new_messages, opening=False)
         end = self._prompt_end(held_prompt)
