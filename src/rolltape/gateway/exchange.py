@@ -9,7 +9,7 @@ from rolltape.records.turn import Finish
 
 
 class Api(enum.StrEnum):
-    """By which API a request came."""
+    """The API that a request came by."""
 
     CHAT = "chat"  # OpenAI Chat Completions
     RESPONSES = "responses"  # OpenAI Responses
@@ -40,7 +40,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return given
 
     def over(self, other: "SamplingParams") -> "SamplingParams":
-        """These, and the other's where these say nothing."""
+        """These parameters, and the other's where these are None."""
         given = {name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) is not None}
         return msgspec.structs.replace(other, **given)
 

@@ -66,7 +66,7 @@ class GatewaySession:
         return await self._gateway.service.finish(self.id, _converted(ending, Ending))
 
     async def drop(self, reason: str) -> None:
-        """End it at once; its rollout has failed for that reason."""
+        """End the session at once; its rollout fails with this reason."""
         await self._gateway.service.drop(self.id, reason)
 
 
@@ -181,15 +181,15 @@ class Gateway:
         return GatewaySession(self, self.service.open_session(spec or _converted(fields, SessionSpec)))
 
     async def pause(self) -> int:
-        """Let no request begin, and interrupt replies in flight; returns when the engines have let go, of how many."""
+        """Hold new requests and interrupt replies in flight. Returns how many, once the engines have ended them."""
         return await self.service.weights.pause()
 
     def announce(self, version: str) -> None:
-        """Say which weights the engines have from now on."""
+        """Announce the weight version that the engines have from now on."""
         self.service.weights.announce(version)
 
     async def resume(self, version: str | None = None) -> None:
-        """Go on after `pause`; interrupted replies continue where they were, as the agents' one reply."""
+        """Continue after `pause`. Interrupted replies go on where they were; agents see one reply."""
         await self.service.resume(version)
 
     def status(self) -> Mapping[str, Any]:

@@ -53,7 +53,7 @@ class Metrics:
         )
 
     def gauge(self, name: str, about: str, value: Any) -> None:
-        """A figure that is looked up when it is asked for."""
+        """Add a gauge whose value is read on each request."""
         Gauge(f"rolltape_{name}", about, registry=self.registry).set_function(value)
 
     def count(self, name: str, *labels: str, shown_as: str | None = None, by: int = 1) -> None:
@@ -92,7 +92,7 @@ class Metrics:
             self._recent.popleft()
 
     def rates(self) -> dict[str, float]:
-        """Turns and tokens per second over the last minute, and what is added to a turn: the median, and most."""
+        """Turns and tokens per second in the last minute; median and 99th percentile of time added to a turn."""
         now = time.time()
         self._forget(now)
         span = min(max(now - self.began_at, 1e-9), _WINDOW_S)
@@ -105,6 +105,6 @@ class Metrics:
         }
 
     def exposition(self) -> bytes:
-        """In Prometheus' text form."""
+        """All metrics in Prometheus' text format."""
         text: bytes = generate_latest(self.registry)
         return text

@@ -234,7 +234,7 @@ class Service:
         )
 
     async def resume(self, version: str | None = None) -> None:
-        """Go on after a pause, with the weights that are told, or else those that the engines report."""
+        """Continue after a pause, with the given weight version or else the one that the engines report."""
         health = await self.pool.look()
         reported = {one.facts.version for one in health if one.facts is not None}
         version = version or (reported.pop() if len(reported) == 1 else None)
@@ -243,7 +243,7 @@ class Service:
         self.weights.resume()
 
     async def drop(self, session_id: str, reason: str) -> None:
-        """End a session at once; its rollout has failed for that reason."""
+        """End a session at once; its rollout fails with this reason."""
         if not reason:
             raise BadRequest("reason: say in words why the session is dropped")
         session = self.sessions.of_id(session_id)
@@ -256,7 +256,7 @@ class Service:
         session.rollout.let_go()
 
     def _leave(self, session: OpenSession) -> None:
-        """Keep nothing of a session; raises NoSuchSession if it was ended meanwhile."""
+        """Forget a session; raises NoSuchSession if it was ended meanwhile."""
         self.sessions.remove(session)
         self.pool.release(session.id)
         session.attempts.clear()
@@ -264,7 +264,7 @@ class Service:
         self._unasked = {name: one for name, one in self._unasked.items() if one is not session}
 
     def status(self) -> dict[str, Any]:
-        """What there is to watch, as JSON."""
+        """The figures of `rolltape status`, as JSON."""
         tally, metrics = self.metrics.tally, self.metrics
         return {
             "run": self.tape.name,
@@ -290,7 +290,7 @@ class Service:
         await asyncio.gather(*(one.close("ended with the gateway", drain_s) for one in self.sessions))
 
     def hurry(self) -> None:
-        """Have turns in flight end now; a `drain` that waits for them goes on."""
+        """End turns in flight now; a `drain` that waits for them returns."""
         self._hurried = True
         for session in self.sessions:
             session.interrupt()

@@ -119,7 +119,7 @@ class OpenSession:
         self._idle.clear()
 
     def end(self, attempt: Attempt) -> None:
-        """A turn has ended and its reply was handed over, or could not be."""
+        """Note that a turn has ended, and that its reply was delivered or could not be."""
         self._in_flight.discard(attempt)
         if not self._in_flight:
             self._idle.set()
@@ -137,13 +137,13 @@ class OpenSession:
         return len(turns)
 
     def interrupt(self) -> None:
-        """Have the turns in flight end with what there is."""
+        """End the turns in flight with what was sampled so far."""
         for attempt in self._in_flight:
             attempt.caller.leave()
 
 
 class Sessions:
-    """The open ones, by id and by key."""
+    """The open sessions, by id and by key."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, OpenSession] = {}
@@ -194,5 +194,5 @@ class Sessions:
 
 
 def _lookup(key: str) -> str:
-    """Under which a key is kept: a digest, so that how long the look-up takes says nothing of the key."""
+    """A digest under which a key is kept, so that the time of a look-up tells nothing about the key."""
     return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -7,7 +7,7 @@ from rolltape.gateway.prompts.chat import Retention
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long engines are waited for."""
+    """How long the gateway waits for engines, and how many errors it accepts."""
 
     faults: int = 3  # errors in a row until the reply is given up
     no_engine_s: float = 60.0  # that none answers
@@ -17,7 +17,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every choice there is; what the gateway runs (engines, model, tape) is given apart."""
+    """All settings of a gateway; engines, model and tape are given separately."""
 
     host: str = "127.0.0.1"
     port: int = 0  # 0: any that is free

@@ -27,7 +27,7 @@ class Weights:
         return len(self._in_flight)
 
     async def opened(self, left: asyncio.Event) -> None:
-        """Wait until generating is allowed, or nobody waits for it any more."""
+        """Wait until generating is allowed, or until the caller has left."""
         while self.paused and not left.is_set():
             waits = [asyncio.ensure_future(event.wait()) for event in (self._open, left)]
             try:
@@ -37,7 +37,7 @@ class Weights:
                     wait.cancel()
 
     def begin(self, generation: str, interrupt: Interrupt) -> None:
-        """A generation is on its way; calling `interrupt` has it end with what there is."""
+        """Note that a generation runs; `interrupt` ends it with what was sampled so far."""
         self._in_flight[generation] = interrupt
         self._idle.clear()
 
@@ -47,7 +47,7 @@ class Weights:
             self._idle.set()
 
     async def pause(self) -> int:
-        """Let nothing begin, interrupt what is in flight, and return when the engines have let go: of how many."""
+        """Hold new generations and interrupt those in flight. Returns how many, once the engines have ended them."""
         self._open.clear()
         interrupts = list(self._in_flight.values())
         await asyncio.gather(*(interrupt() for interrupt in interrupts))
@@ -58,7 +58,7 @@ class Weights:
         self._open.set()
 
     def announce(self, version: str) -> None:
-        """Say which weights the engines have from now on."""
+        """Announce the weight version that the engines have from now on."""
         if version != self.version:
             self._announce(version)
             self.version = version

@@ -324,7 +324,7 @@ class EmbeddedEngine:
         self._wake_up(requests)
 
     def _tell(self, requests: list[Request]) -> None:
-        """Let those know that wait for a piece, or for the end that has come."""
+        """Wake the callers that wait for a piece, or for an end that has come."""
         self._wake_up([request for request in requests if request.streams or request.finish is not None])
 
     def _wake_up(self, requests: list[Request]) -> None:

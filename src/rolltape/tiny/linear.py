@@ -130,7 +130,7 @@ _before: list[int] = []
 
 @contextmanager
 def one_blas_thread() -> Iterator[Callable[[], None]]:
-    """Holds for the whole process, as BLAS keeps it; the last user to end gives the threads back.
+    """Limit BLAS to one thread in the whole process; the last user to end gives the threads back.
 
     Yields what makes it hold again, cheap enough for every step: others in the process may change it.
     """

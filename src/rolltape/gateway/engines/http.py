@@ -34,7 +34,7 @@ class Connections:
         self._later: set[asyncio.Task[None]] = set()
 
     async def get(self, *paths: str) -> bytes:
-        """What the first of these paths that the engine knows answers; EngineUnreachable if nothing does."""
+        """The answer of the first of these paths that the engine knows; EngineUnreachable if it does not answer."""
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 for path in paths[:-1]:
@@ -49,7 +49,7 @@ class Connections:
             raise EngineUnreachable(str(error)) from None
 
     async def post(self, path: str, body: bytes) -> bytes:
-        """The answer, however long it takes."""
+        """The answer; there is no timeout."""
         async with self._response("POST", path, body) as response:
             return await self._body(response, path)
 
@@ -66,7 +66,7 @@ class Connections:
                         yield line[5:].strip()
 
     def post_later(self, path: str, body: bytes) -> None:
-        """Send something for which nobody waits, and whose failure changes nothing; `close` waits for it."""
+        """Send a request in the background; a failure is ignored. `close` waits for it."""
 
         async def send() -> None:
             with suppress(EngineError, TimeoutError):
@@ -121,7 +121,7 @@ def decoded(data: bytes, decoder: "msgspec.json.Decoder[_T]", where: str) -> _T:
 
 
 def error_text(value: Any) -> str:
-    """The message of an error body, in any of the usual places."""
+    """The message in an error body, under any of the usual keys."""
     while isinstance(value, dict):
         inner = next((value[key] for key in ("error", "message", "detail", "msg") if value.get(key)), None)
         if inner is None:
@@ -158,7 +158,7 @@ class HttpEngine:
         await self._http.close()
 
     async def _run(self, generation_id: str, work: Coroutine[None, None, _T]) -> _T | None:
-        """The work's result; None: it was aborted. Cancelling the caller, too, ends the work."""
+        """The work's result; None: it was aborted. Cancelling the caller ends the work too."""
         task = asyncio.get_running_loop().create_task(work)
         self._in_flight[generation_id] = task
         try:

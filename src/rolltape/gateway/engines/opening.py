@@ -19,7 +19,7 @@ KNOWN = "sglang:URL, vllm:URL, llamacpp:URL, openai:URL, embedded, embedded:FOLD
 
 
 def parse_spec(spec: str) -> tuple[str, str]:
-    """The kind of engine that a text names, and where it is; EngineError if it names none."""
+    """The kind of engine in a text such as `sglang:URL`, and its place; EngineError if it names none."""
     kind, _, place = spec.partition(":")
     if kind not in _OPENERS or (not place and kind != "embedded"):
         raise EngineError(f"{spec!r} names no engine; known are {KNOWN}")

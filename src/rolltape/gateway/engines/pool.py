@@ -64,12 +64,12 @@ class EnginePool:
         return min((context for context in contexts if context is not None), default=None)
 
     async def look(self) -> list[EngineHealth]:
-        """Ask all of them for their facts now, as at the start and after new weights; who does not answer is aside."""
+        """Ask every engine for its facts; one that does not answer is set aside."""
         await asyncio.gather(*(self._look_at(member) for member in self._members))
         return self.health()
 
     def pick(self, session: str) -> Engine:
-        """The engine that the session had, or else the one with the fewest; EngineUnreachable if all are down."""
+        """The session's engine, or else the one with the fewest sessions; EngineUnreachable if all are down."""
         member = self._of_session.get(session)
         if member is not None and member.up:
             return member.engine
@@ -84,13 +84,13 @@ class EnginePool:
         return chosen.engine
 
     def release(self, session: str) -> None:
-        """The session needs no engine any more."""
+        """Forget which engine a session had."""
         member = self._of_session.pop(session, None)
         if member is not None:
             member.sessions -= 1
 
     def failed(self, engine: Engine, error: EngineError) -> None:
-        """An engine gave an error: one that went away is left aside at once, any other is asked how it is."""
+        """Note an engine's error. One that is gone is set aside at once; any other is probed."""
         member = next(one for one in self._members if one.engine is engine)
         member.error = str(error)
         if isinstance(error, EngineUnreachable | EngineDied):
@@ -121,7 +121,7 @@ class EnginePool:
             member.probe = asyncio.get_running_loop().create_task(self._probe(member))
 
     async def _probe(self, member: _Member) -> None:
-        """Ask until it answers, at growing intervals; in the meantime it may have been put aside."""
+        """Ask an engine until it answers, at growing intervals."""
         pause = _FIRST_PROBE_S
         try:
             while not await self._answers(member):

@@ -42,7 +42,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Generated(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What an engine gave: whole, or as far as it came (`finish` ABORT)."""
+    """What an engine returned: the whole continuation, or with finish ABORT a part of it."""
 
     ids: Ids
     logprobs: npt.NDArray[np.float32] | npt.NDArray[np.float64] | None  # None: it gave none
@@ -68,14 +68,14 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Engine(Protocol):
-    """A place that continues prompts."""
+    """What continues prompts: SGLang, vLLM, llama.cpp, the tiny engine, a replay."""
 
     name: str  # its kind and address, for people: "sglang http://127.0.0.1:30000"
     token_faithful: bool  # false: text in, text out
     applies: frozenset[str]  # the fields of SamplingParams that it applies
 
     async def facts(self) -> EngineFacts:
-        """What it says of itself; raises EngineUnreachable if it does not answer. Also its health check."""
+        """What the engine reports about itself; a health check too. Raises EngineUnreachable without an answer."""
 
     async def generate(self, wanted: Generation) -> Generated:
         """The continuation, when it has ended. Cancelling the caller aborts it in the engine.
@@ -85,7 +85,7 @@ class Engine(Protocol):
         """
 
     async def abort(self, generation_id: str) -> None:
-        """Have a generation end now: its `generate` returns what there is, with finish ABORT."""
+        """End a generation now: its `generate` returns what was sampled so far, with finish ABORT."""
 
     async def close(self) -> None:
-        """Give up its connections."""
+        """Close its connections."""

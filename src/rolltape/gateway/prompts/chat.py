@@ -70,7 +70,7 @@ class ChatPrompts:
         return self._choice.thinking_option is not None
 
     def describe(self) -> str:
-        """What makes the prompts, and why, in a line for people."""
+        """One line that says which renderer makes the prompts, and why."""
         by_default = self._renderers[None]
         thinking = {None: "as the template has it", True: "on", False: "off"}[self._thinking]
         return (
@@ -154,7 +154,7 @@ class ChatPrompts:
 
 
 def _fingerprint(tokenizer: FolderTokenizer, renderer: str, by_default: Renderer, options: dict[str, Any]) -> str:
-    """Of all that decides which ids a conversation becomes, a request's own options aside."""
+    """A digest of all that decides which ids a conversation becomes, except a request's own options."""
     template = "" if tokenizer.template is None else tokenizer.template.source
     digest = blake2b(digest_size=8)
     for part in (tokenizer.source, template.encode(), renderer.encode(), repr(by_default.config).encode()):

@@ -60,7 +60,7 @@ class Response(Protocol):
 
 
 class Renderer(Protocol):
-    """As much of a renderer as is used here."""
+    """The part of a renderer's interface that is used here."""
 
     config: Any
     effective_thinking_retention: str
@@ -79,7 +79,7 @@ class Renderer(Protocol):
 
 
 def version() -> str:
-    """Of the renderers package."""
+    """The version of the `renderers` package."""
     return str(_package().__version__)
 
 

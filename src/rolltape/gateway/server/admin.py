@@ -120,7 +120,7 @@ class Admin:
         return web.Response(body=self._service.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _read(self, request: web.Request, kind: type[T]) -> T:
-        """A body of that kind, for those who may; nothing stands for an empty one."""
+        """Parse a body of that kind after checking the admin key; no body counts as an empty object."""
         self._guard.admit_admin(request)
         body = await request.read()
         try:
@@ -130,7 +130,7 @@ class Admin:
 
 
 def described(session: OpenSession) -> dict[str, Any]:
-    """A session for people and scripts; not its key."""
+    """A session as JSON, without its key."""
     return {
         "session": session.id,
         "rollout": session.rollout.id,

@@ -67,7 +67,7 @@ class Agents:
         return web.Response(body=MESSAGES.counted(len(begun.prompt.ids)), content_type="application/json")
 
     def _session(self, request: web.Request, wire: Wire | None = None) -> OpenSession:
-        """The session of a request, in whose API's shape an error is to be."""
+        """The session of a request; errors from here on are written in the form of `wire`."""
         if wire is not None:
             request[WIRE] = wire
         if self._service.settings.open:
@@ -119,7 +119,7 @@ class _Exchange:
         self._attempt = attempt
 
     async def served(self) -> web.StreamResponse:
-        """Give the reply, and say on the tape whether it arrived."""
+        """Send the reply, and record whether it was delivered."""
         attempt = self._attempt
         attempt.join()
         delivery = Delivery.UNDELIVERED
@@ -183,7 +183,7 @@ class _Exchange:
 
 
 class StreamFailed(GatewayError):
-    """An error that the client was told of within its stream, which has ended."""
+    """An error that was sent within a stream, which has ended."""
 
     def __init__(self, status: int, message: str, response: web.StreamResponse) -> None:
         super().__init__(message)

@@ -52,7 +52,7 @@ def make_app(service: Service, public_url: Callable[[], str]) -> web.Application
 
 
 def _answering(service: Service) -> Middleware:
-    """Every request passes here: what fails is answered in its API's shape, and only that is logged."""
+    """Middleware of every request: errors are answered in their API's form and logged."""
 
     @web.middleware
     async def answering(request: web.Request, handler: _Handler) -> web.StreamResponse:

@@ -13,14 +13,14 @@ def given_key(request: web.Request) -> str | None:
 
 
 class GatewayGuard:
-    """The gateway's door for whoever runs it."""
+    """Checks who may use the gateway's session API."""
 
     def __init__(self, admin_key: str | None, *, loopback: bool) -> None:
         self._admin_key = admin_key  # None: whoever reaches the port on this machine may
         self._loopback = loopback
 
     def admit_local(self, request: web.Request) -> None:
-        """Where no key is asked for, let no page through that a browser on this machine shows; raises NotAllowed.
+        """Where no key is required, raise NotAllowed for requests of web pages in a browser on this machine.
 
         Such a page reaches loopback under a name of its own, or else the browser says where it came from.
         """
@@ -32,7 +32,7 @@ class GatewayGuard:
             )
 
     def admit_admin(self, request: web.Request) -> None:
-        """Let those through who may open, look at and end sessions; raises NotAllowed."""
+        """Raise NotAllowed unless the request may open, inspect and end sessions."""
         if self._admin_key is None:
             self.admit_local(request)
             return

@@ -75,7 +75,7 @@ class MessagesWire:
         return read_counting(body)
 
     def counted(self, prompt_tokens: int) -> bytes:
-        """The answer to it."""
+        """The answer to `/v1/messages/count_tokens`."""
         return _encode({"input_tokens": prompt_tokens})
 
 

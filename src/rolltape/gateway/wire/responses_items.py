@@ -37,7 +37,7 @@ def output_items(ask: Ask, reply: Reply) -> list[dict[str, Any]]:
 
 
 def draft_id(item_id: str | None) -> str | None:
-    """Of which reply an item is; None: it is none of ours, or came without its id."""
+    """The id of the reply that an item belongs to; None: it is not ours, or came without its id."""
     found = _ITEM_ID.fullmatch(item_id or "")
     return found[1] if found else None
 
