@@ -10,7 +10,7 @@ from aiohttp import web
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.exchange import Ask, Draft, Reply, Usage
-from rolltape.gateway.wire.protocol import Wire
+from rolltape.gateway.wire.protocol import Dialect
 from rolltape.records.turn import Finish
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -27,7 +27,7 @@ class Refusal(NamedTuple):
 class CannedServer:
     """Answers every request with `answer`, and keeps what was asked."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Dialect) -> None:
         self.wire = wire
         self.url = ""
         self.answer: Reply | Refusal = Refusal(500, "no answer was set")
@@ -35,7 +35,7 @@ class CannedServer:
 
     async def reply(self, request: web.Request) -> web.StreamResponse:
         try:
-            ask = self.wire.read(await request.read(), request.headers)
+            ask = self.wire.read(await request.read())
         except BadRequest as error:
             return self._refused(Refusal(error.status, str(error)))
         self.asks.append(ask)
@@ -66,7 +66,7 @@ class CannedServer:
 
 
 @contextmanager
-def canned_server(wire: Wire, path: str, **more: Callable[[bytes], bytes]) -> Iterator[CannedServer]:
+def canned_server(wire: Dialect, path: str, **more: Callable[[bytes], bytes]) -> Iterator[CannedServer]:
     """The server on a free port, in a thread of its own. `more` are paths below `path` with what they answer."""
     server = CannedServer(wire)
     app = web.Application()

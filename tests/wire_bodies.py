@@ -10,7 +10,7 @@ import pytest
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.exchange import Ask
-from rolltape.gateway.wire.protocol import Wire
+from rolltape.gateway.wire.protocol import Dialect
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
@@ -56,18 +56,18 @@ def _places(value: Any) -> Any:
             yield from _places(value[key])
 
 
-def read_or_refused(wire: Wire, raw: bytes) -> Ask | None:
+def read_or_refused(wire: Dialect, raw: bytes) -> Ask | None:
     """What is read; None if it is refused, and then the refusal names the place."""
     try:
-        return wire.read(raw, {})
+        return wire.read(raw)
     except BadRequest as error:
         said = str(error)
     assert _PATH.match(said), said
     return None
 
 
-def refusal(wire: Wire, **body: Any) -> str:
+def refusal(wire: Dialect, **body: Any) -> str:
     """The message with which a body is refused."""
     with pytest.raises(BadRequest) as caught:
-        wire.read(json.dumps(body).encode(), {})
+        wire.read(json.dumps(body).encode())
     return str(caught.value)

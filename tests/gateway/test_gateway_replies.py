@@ -20,12 +20,12 @@ from rolltape.gateway.exchange import Api
 from rolltape.gateway.gateway import Gateway
 from rolltape.gateway.wire.chat import CHAT
 from rolltape.gateway.wire.messages import MESSAGES
-from rolltape.gateway.wire.protocol import Wire
+from rolltape.gateway.wire.protocol import Dialect
 from rolltape.gateway.wire.responses import RESPONSES
 from scripted_engine import tool_call
 
 APIS = list(Api)
-WIRES: dict[Api, Wire] = {Api.CHAT: CHAT, Api.RESPONSES: RESPONSES, Api.MESSAGES: MESSAGES}
+WIRES: dict[Api, Dialect] = {Api.CHAT: CHAT, Api.RESPONSES: RESPONSES, Api.MESSAGES: MESSAGES}
 QUESTION = "What is 12 + 7?"
 
 

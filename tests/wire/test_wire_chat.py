@@ -41,7 +41,7 @@ def client(server: CannedServer) -> Iterator[Any]:
 
 
 def read(**fields: Any) -> Ask:
-    return CHAT.read(json.dumps({"model": "tiny", "messages": [USER]} | fields).encode(), {})
+    return CHAT.read(json.dumps({"model": "tiny", "messages": [USER]} | fields).encode())
 
 
 def chunks(ask: Ask, reply: Reply) -> list[dict[str, Any]]:
@@ -328,7 +328,7 @@ def test_a_broken_body_is_read_or_refused_and_never_raises_otherwise(raw: bytes)
 
 
 def test_text_that_is_no_unicode_is_replaced_and_said() -> None:
-    ask = CHAT.read(b'{"model": "tiny", "messages": [{"role": "user", "content": "a\\ud800b"}]}', {})
+    ask = CHAT.read(b'{"model": "tiny", "messages": [{"role": "user", "content": "a\\ud800b"}]}')
     assert ask.messages == [{"role": "user", "content": "a\ufffdb"}]
     assert ask.repaired
     assert not read().repaired

@@ -142,7 +142,7 @@ def test_each_event_is_one_of_the_sdk(client: Any, server: CannedServer) -> None
 
 
 def test_no_event_line_is_longer_than_readers_take() -> None:
-    ask = MESSAGES.read(json.dumps({"model": "m", "max_tokens": 1, "messages": [USER]}).encode(), {})
+    ask = MESSAGES.read(json.dumps({"model": "m", "max_tokens": 1, "messages": [USER]}).encode())
     message = {"content": "\u2028" * 40_000, "tool_calls": [call("write", json.dumps({"text": "\U0001f600" * 40_000}))]}
     lines = b"".join(MESSAGES.closing(ask, canned(message))).split(b"\n")
     assert max(map(len, lines)) < 2**17

@@ -31,7 +31,7 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 def read(**fields: Any) -> Ask:
-    return MESSAGES.read(json.dumps(body(**fields)).encode(), {})
+    return MESSAGES.read(json.dumps(body(**fields)).encode())
 
 
 def history(*messages: tuple[str, Any], **fields: Any) -> list[dict[str, Any]]:
@@ -221,7 +221,7 @@ def test_a_reply_cannot_be_begun_for_the_model() -> None:
 
 
 def test_text_that_is_no_unicode_is_replaced_and_said() -> None:
-    ask = MESSAGES.read(json.dumps(body(system="\ud800")).encode(), {})
+    ask = MESSAGES.read(json.dumps(body(system="\ud800")).encode())
     assert (ask.repaired, ask.messages[0]["content"]) == (True, "\ufffd")
 
 

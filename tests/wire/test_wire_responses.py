@@ -44,7 +44,7 @@ def client(server: CannedServer) -> Iterator[Any]:
 
 
 def read(**fields: Any) -> Ask:
-    return RESPONSES.read(json.dumps({"model": "tiny", "input": "go"} | fields).encode(), {})
+    return RESPONSES.read(json.dumps({"model": "tiny", "input": "go"} | fields).encode())
 
 
 def whole(ask: Ask, reply: Reply) -> dict[str, Any]:

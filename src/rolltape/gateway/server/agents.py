@@ -16,12 +16,12 @@ from rolltape.gateway.sessions import OpenSession
 from rolltape.gateway.turns import Begun
 from rolltape.gateway.wire.chat import CHAT
 from rolltape.gateway.wire.messages import MESSAGES
-from rolltape.gateway.wire.protocol import Wire
+from rolltape.gateway.wire.protocol import Dialect
 from rolltape.gateway.wire.responses import RESPONSES
 from rolltape.records.turn import Delivery, Turn
 
 # What is known of a request, for whoever answers and logs it if it fails.
-WIRE: web.RequestKey[Wire] = web.RequestKey("wire", Wire)
+DIALECT: web.RequestKey[Dialect] = web.RequestKey("dialect", Dialect)
 SESSION: web.RequestKey[str] = web.RequestKey("session", str)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -50,12 +50,12 @@ class Agents:
         found.append(web.get("/s/{key}", _hello))
         return found
 
-    def _handler(self, wire: Wire) -> Handler:
+    def _handler(self, dialect: Dialect) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            session = self._session(request, wire)
-            ask = keyed(wire.read(await request.read(), request.headers))
+            session = self._session(request, dialect)
+            ask = keyed(dialect.read(await request.read()))
             attempt = self._service.attempt(session, ask, request_digest(ask), request.headers)
-            exchange = _Exchange(self._service, request, wire, ask, session, attempt)
+            exchange = _Exchange(self._service, request, dialect, ask, session, attempt)
             return await exchange.served()
 
         return handle
@@ -66,10 +66,10 @@ class Agents:
         begun = await self._service.turns.begin(session, ask)
         return web.Response(body=MESSAGES.counted(len(begun.prompt.ids)), content_type="application/json")
 
-    def _session(self, request: web.Request, wire: Wire | None = None) -> OpenSession:
-        """The session of a request; errors from here on are written in the form of `wire`."""
-        if wire is not None:
-            request[WIRE] = wire
+    def _session(self, request: web.Request, dialect: Dialect | None = None) -> OpenSession:
+        """The session of a request; errors from here on are written in the form of `dialect`."""
+        if dialect is not None:
+            request[DIALECT] = dialect
         if self._service.settings.open:
             self._guard.admit_local(request)
         session = self._service.find_session(given_key(request), request.headers)
@@ -109,11 +109,11 @@ class _Exchange:
     """One request and its reply on the wire."""
 
     def __init__(
-        self, service: Service, request: web.Request, wire: Wire, ask: Ask, session: OpenSession, attempt: Attempt
+        self, service: Service, request: web.Request, dialect: Dialect, ask: Ask, session: OpenSession, attempt: Attempt
     ) -> None:
         self._service = service
         self._request = request
-        self._wire = wire
+        self._dialect = dialect
         self._ask = ask
         self._session = session
         self._attempt = attempt
@@ -143,7 +143,7 @@ class _Exchange:
 
     async def _whole(self, begun: Begun) -> web.StreamResponse:
         turn, reply = await self._reply()
-        body = self._wire.whole(self._ask, reply)
+        body = self._dialect.whole(self._ask, reply)
         headers = {**_headers(begun), "x-rolltape-turn": turn.id}
         if turn.facts.flags:
             headers["x-rolltape-flags"] = ",".join(turn.facts.flags)
@@ -157,22 +157,22 @@ class _Exchange:
         headers = {**_headers(begun), "Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
         response = web.StreamResponse(headers=headers)
         await response.prepare(self._request)
-        await response.write(self._wire.opening(self._ask, begun.draft))
+        await response.write(self._dialect.opening(self._ask, begun.draft))
         coming = asyncio.ensure_future(self._reply())
         try:
             while not (await asyncio.wait({coming}, timeout=self._service.settings.keepalive_s))[0]:
-                await response.write(self._wire.keepalive)
+                await response.write(self._dialect.keepalive)
             try:
                 _, reply = coming.result()
             except RolltapeError as error:
                 status = error.status if isinstance(error, GatewayError) else 500
-                await response.write(self._wire.error_event(status, str(error), begun.draft))
+                await response.write(self._dialect.error_event(status, str(error), begun.draft))
                 await response.write_eof()
                 raise StreamFailed(status, str(error), response) from error
         finally:
             coming.cancel()
         self._drain_all()
-        await response.write(b"".join(self._wire.closing(self._ask, reply)))
+        await response.write(b"".join(self._dialect.closing(self._ask, reply)))
         await response.write_eof()
         return response
 

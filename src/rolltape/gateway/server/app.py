@@ -11,12 +11,12 @@ from aiohttp.typedefs import Middleware
 
 from rolltape.errors import GatewayError, RolltapeError
 from rolltape.gateway.server.admin import Admin
-from rolltape.gateway.server.agents import SESSION, WIRE, Agents, StreamFailed
+from rolltape.gateway.server.agents import DIALECT, SESSION, Agents, StreamFailed
 from rolltape.gateway.server.guard import GatewayGuard
 from rolltape.gateway.service import Service
 from rolltape.gateway.wire.chat import CHAT
 from rolltape.gateway.wire.messages import MESSAGES
-from rolltape.gateway.wire.protocol import Wire
+from rolltape.gateway.wire.protocol import Dialect
 from rolltape.serving import is_loopback
 
 log = logging.getLogger("rolltape.access")
@@ -104,9 +104,9 @@ def _answering(service: Service) -> Middleware:
 
 
 def _refusal(request: web.Request, status: int, message: str, *, final: bool) -> web.Response:
-    wire: Wire = request.get(WIRE) or (MESSAGES if "anthropic-version" in request.headers else CHAT)
+    dialect: Dialect = request.get(DIALECT) or (MESSAGES if "anthropic-version" in request.headers else CHAT)
     headers = {"x-should-retry": "false"} if final else {}
-    body = wire.error(status, message)
+    body = dialect.error(status, message)
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 

@@ -1,6 +1,6 @@
 """OpenAI's Chat Completions API."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from rolltape.gateway.exchange import Api, Ask, Draft, Reply
@@ -12,13 +12,13 @@ from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
 
 
-class ChatWire:
+class ChatDialect:
     """Chat Completions, with `reasoning_content` for thinking as DeepSeek, vLLM and SGLang have it."""
 
     api = Api.CHAT
     keepalive = COMMENT
 
-    def read(self, body: bytes, headers: Mapping[str, str]) -> Ask:
+    def read(self, body: bytes) -> Ask:
         return read_ask(body)
 
     def whole(self, ask: Ask, reply: Reply) -> bytes:
@@ -49,7 +49,7 @@ class ChatWire:
         return event(error_body(status, message))
 
 
-CHAT = ChatWire()
+CHAT = ChatDialect()
 
 
 def _message(ask: Ask, reply: Reply) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Anthropic's Messages API, as Claude Code and Anthropic's SDKs speak it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -33,7 +33,7 @@ def _event(data: dict[str, Any]) -> bytes:
     return event(_encode(data), data["type"])
 
 
-class MessagesWire:
+class MessagesDialect:
     """`/v1/messages`."""
 
     api = Api.MESSAGES
@@ -41,8 +41,8 @@ class MessagesWire:
     # nothing does.
     keepalive = _event({"type": "message_delta", "delta": _UNENDED, "usage": {"output_tokens": 0}})
 
-    def read(self, body: bytes, headers: Mapping[str, str]) -> Ask:
-        """A request's body; its headers (versions, betas) ask for nothing that could be given or refused here."""
+    def read(self, body: bytes) -> Ask:
+        """A request's body. Its headers (versions, betas) ask for nothing that could be given or refused here."""
         return read_request(body)
 
     def whole(self, ask: Ask, reply: Reply) -> bytes:
@@ -79,7 +79,7 @@ class MessagesWire:
         return _encode({"input_tokens": prompt_tokens})
 
 
-MESSAGES = MessagesWire()
+MESSAGES = MessagesDialect()
 
 
 def _message(draft: Draft, usage: dict[str, Any]) -> dict[str, Any]:

@@ -1,18 +1,18 @@
 """The protocol of a wire API: parse requests, write replies, server-sent events and errors."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Protocol
 
 from rolltape.gateway.exchange import Api, Ask, Draft, Reply
 
 
-class Wire(Protocol):
+class Dialect(Protocol):
     """One API's form of requests, replies, events and errors."""
 
     api: Api
     keepalive: bytes  # an event that its clients pass over, sent while the engine works
 
-    def read(self, body: bytes, headers: Mapping[str, str]) -> Ask:
+    def read(self, body: bytes) -> Ask:
         """A request's body; raises BadRequest, naming the field, for what is malformed or cannot be honored."""
 
     def whole(self, ask: Ask, reply: Reply) -> bytes:

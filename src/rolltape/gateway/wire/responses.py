@@ -1,6 +1,6 @@
 """OpenAI's Responses API. Nothing is stored: each request brings its whole input."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from rolltape.errors import EngineFailed
@@ -15,13 +15,13 @@ from rolltape.records.turn import Finish
 _OPENING = ("response.created", "response.in_progress")
 
 
-class ResponsesWire:
+class ResponsesDialect:
     """Responses, as Codex and the SDKs speak it."""
 
     api = Api.RESPONSES
     keepalive = COMMENT
 
-    def read(self, body: bytes, headers: Mapping[str, str]) -> Ask:
+    def read(self, body: bytes) -> Ask:
         return read_ask(body)
 
     def whole(self, ask: Ask, reply: Reply) -> bytes:
@@ -53,7 +53,7 @@ class ResponsesWire:
         return _sent(ResponsesEvent("response.failed", {"response": response}), len(_OPENING))
 
 
-RESPONSES = ResponsesWire()
+RESPONSES = ResponsesDialect()
 
 
 def _ended(ask: Ask, reply: Reply, items: list[dict[str, Any]]) -> dict[str, Any]:
