@@ -3,7 +3,7 @@
 Knows no tree. Where the words leave room (what counts as a version of a message), it gives bounds.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from rolltape.records.messages import Message, Role
 from rolltape.records.rollout import Rollout, Session
@@ -72,10 +72,6 @@ class Relations:
         messages = turn.messages.to_list() if with_reply else turn.prompt.to_list()
         matter = self._session_of[turn.id].head.tool_ids_matter
         return turn.root.digest, *(one.canonical_with_ids if matter else one.canonical for one in messages)
-
-    def ties(self) -> Iterator[tuple[list[Turn], Turn]]:
-        """Turns with equal ids of which one is continued, and that one."""
-        return ((self.tied[turn], before) for turn, before in self.continued.items() if before is not None)
 
     def turns_beside(self, turn: Turn) -> tuple[Turn, ...]:
         """The turns of the same session, itself included."""

@@ -32,8 +32,6 @@ def test_a_turn_continues_the_turn_with_the_longest_ids_that_its_prompt_begins_w
     for placed in tree_of(session).turns:
         expected = relations.continued[placed.turn.id]
         assert (placed.continues.turn.id if placed.continues else None) == (expected.id if expected else None)
-        lost = any(placed.turn in tied and before is not placed.turn for tied, before in relations.ties())
-        assert placed.lost_tie == lost
 
 
 @searching
@@ -89,7 +87,6 @@ def _shape(tree: Tree) -> list[object]:
             turn.parent.turn.id if turn.parent else None,
             turn.continues.turn.id if turn.continues else None,
             turn.message_parent.turn.id if turn.message_parent else None,
-            turn.lost_tie,
             turn.prompt_node.id,
             turn.reply_node.id if turn.reply_node else None,
         )

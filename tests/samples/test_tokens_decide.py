@@ -174,6 +174,22 @@ def test_another_model_with_the_same_tokenizer_never_joins_a_sample() -> None:
         ]
 
 
+def test_another_model_that_is_asked_about_a_reply_does_not_abandon_it() -> None:
+    recording = Recording()
+    first = recording.ask([], "a", prompt_ids=[1, 2], reply=None)
+    after(recording, first, [], "good", model="judge")
+    recording.ask([], "b", prompt_ids=[1, 2, 3], model="scout", reply=None)
+    assert totals(recording).keys() == {"trained"}
+
+
+def test_of_many_turns_with_equal_ids_the_one_whose_id_is_echoed_is_continued() -> None:
+    recording = Recording()
+    turns = [recording.ask([user("u")], call(f"minted_{number}")) for number in range(100)]
+    recording.go_on(turns[3], [tool("ok")], "done")
+    placed = tree_of(recording.session()).turns
+    assert placed[-1].continues is placed[-1].message_parent is placed[3]
+
+
 def test_another_tokenizer_never_joins_a_sample_though_ids_agree() -> None:
     recording = Recording()
     first = recording.ask([user("u")], "a", fingerprint="one")

@@ -1,6 +1,6 @@
 """Which turns follow which under a cut policy, and which of the branches become samples."""
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,31 +55,43 @@ class Branching:
             else:
                 yield link
 
-    def main_end(self, may_train: Set[int]) -> Link | None:
-        """The last turn that may train on the way to the session's last turn."""
-        return last_that_may_train(self.links[max(self.links)], may_train) if self.links else None
+    def ends(self, may_train: Set[int]) -> dict[int, Link | None]:
+        """For each turn the nearest one on the way up its branch that may train, where a draft ends."""
+        found: dict[int, Link | None] = {}
+        for sequence, link in self.links.items():
+            above = found[link.before.turn.sequence] if link.before else None
+            found[sequence] = link if sequence in may_train else above
+        return found
 
 
 def branching(tree: Tree, left_out: Set[int], policy: CutPolicy) -> Branching:
     """Link each turn to the one before it, absorbing rewritten replies as the policy says."""
     demoted = _demoted(tree, policy)
     links: dict[int, Link] = {}
+    by_messages: dict[
+        int, PlacedTurn | None
+    ] = {}  # for each turn the nearest that is linked, itself or up its messages
     ranks: dict[int, int] = {}
     for placed in tree.turns:
         if demoted:
             ranks[placed.sequence] = _rank(placed, demoted, ranks)
+        above = by_messages[placed.message_parent.sequence] if placed.message_parent else None
         if placed.sequence in left_out or placed.sequence in demoted:
+            by_messages[placed.sequence] = above
             continue
-        link = links[placed.sequence] = _linked(placed, links, policy)
+        link = links[placed.sequence] = _linked(placed, links, above, policy)
+        by_messages[placed.sequence] = placed
         if link.continues and not len(link.turn.sampled_ids) and link.turn.facts.finish is Finish.LENGTH:
             link.continues.ran_out = True
     return Branching(links, ranks, demoted)
 
 
-def chosen_leaves(branches: Branching, may_train: Set[int], policy: CutPolicy) -> list[Link]:
+def chosen_leaves(
+    branches: Branching, may_train: Set[int], ends: Mapping[int, Link | None], policy: CutPolicy
+) -> list[Link]:
     """The ends of the branches that the policy wants, in the order in which they claim tokens."""
     if policy.branches is Branches.MAIN:
-        end = branches.main_end(may_train)
+        end = ends[max(ends)] if ends else None
         return [] if end is None else [end]
     leaves = list(branches.leaves(may_train))
     if policy.branches is Branches.ALL or not leaves:
@@ -88,13 +100,6 @@ def chosen_leaves(branches: Branching, may_train: Set[int], policy: CutPolicy) -
     for sequence, link in branches.links.items():
         sampled[sequence] = len(link.turn.sampled_ids) + (sampled[link.before.turn.sequence] if link.before else 0)
     return [max(leaves, key=lambda leaf: (sampled[leaf.turn.sequence], -leaf.turn.sequence))]
-
-
-def last_that_may_train(link: Link | None, may_train: Set[int]) -> Link | None:
-    """The nearest turn on the way up a branch that may train, where a draft ends."""
-    while link is not None and link.turn.sequence not in may_train:
-        link = link.before
-    return link
 
 
 def path_to(link: Link) -> Sequence[Link]:
@@ -107,14 +112,14 @@ def path_to(link: Link) -> Sequence[Link]:
     return path[::-1]
 
 
-def _linked(placed: PlacedTurn, links: dict[int, Link], policy: CutPolicy) -> Link:
+def _linked(placed: PlacedTurn, links: dict[int, Link], above: PlacedTurn | None, policy: CutPolicy) -> Link:
     """A turn goes on in the sample that its ids continue, or over a drift in the one that its messages go on from."""
     turn = placed.turn
     continued = placed.continues
     while continued is not None and continued.sequence not in links:
         continued = continued.continues
     held = links[continued.sequence] if continued else None
-    by_messages = _message_link(placed, links, policy)
+    by_messages = _message_link(placed, links, above, policy)
     if by_messages is None or by_messages is held:
         return Link(turn, held, len(held.turn.tokens) if held else 0, held)
     step = step_between(by_messages.turn, turn, policy)
@@ -139,23 +144,22 @@ def step_between(held: Turn, following: Turn, policy: CutPolicy) -> Step:
     return Step(kept, policy.on_rewrite is OnRewrite.KEEP_HEAD and given_up <= policy.max_given_up_tokens, False)
 
 
-def _message_link(placed: PlacedTurn, links: dict[int, Link], policy: CutPolicy) -> Link | None:
+def _message_link(
+    placed: PlacedTurn, links: dict[int, Link], above: PlacedTurn | None, policy: CutPolicy
+) -> Link | None:
     """The turn that this one follows by its messages: one whose rewritten reply the policy absorbs, else its parent."""
     node = placed.prompt_node.rewritten
     if policy.absorb_rewritten_messages and policy.on_rewrite is OnRewrite.KEEP_HEAD and node is not None:
-        changed, sampled = node.rewrites, placed.prompt_node.sampled
+        changed = node.rewrites
         if (
             changed is not None
             and changed.sequence in links
             and changed.sampler == placed.sampler
-            and (sampled is None or sampled.depth < node.depth)
+            and not placed.prompt_node.is_answered_below(node)
             and step_between(changed.turn, placed.turn, policy).same_sample
         ):
             return links[changed.sequence]
-    parent = placed.message_parent
-    while parent is not None and parent.sequence not in links:
-        parent = parent.message_parent
-    return links[parent.sequence] if parent is not None and parent.sampler == placed.sampler else None
+    return links[above.sequence] if above is not None and above.sampler == placed.sampler else None
 
 
 def _demoted(tree: Tree, policy: CutPolicy) -> Set[int]:
@@ -171,8 +175,8 @@ def _demoted(tree: Tree, policy: CutPolicy) -> Set[int]:
 
 def _rank(placed: PlacedTurn, demoted: Set[int], ranks: dict[int, int]) -> int:
     """What goes on from a demoted turn takes that turn's place among its siblings, as in slime's tree of messages."""
-    node, sampled = placed.prompt_node.rewritten, placed.prompt_node.sampled
+    node = placed.prompt_node.rewritten
     changed = node.rewrites if node is not None else None
     if changed is None or node is None or changed.sequence not in demoted:
         return placed.sequence
-    return ranks[changed.sequence] if sampled is None or sampled.depth < node.depth else placed.sequence
+    return placed.sequence if placed.prompt_node.is_answered_below(node) else ranks[changed.sequence]

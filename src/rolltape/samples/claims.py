@@ -1,13 +1,13 @@
 """A session's tree → its drafts, and who trains which token: each at most once, decided after branches are cut."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from rolltape.records.policy import CutPolicy
 from rolltape.records.sample import Fate
 from rolltape.records.turn import Finish
-from rolltape.samples.branches import Link, branching, chosen_leaves, last_that_may_train
+from rolltape.samples.branches import Link, branching, chosen_leaves
 from rolltape.samples.fates import Run, Staleness, token_runs, turn_fate, unlinked_fate
 from rolltape.tree import Arrivals, Tree
 
@@ -29,7 +29,8 @@ def cut(tree: Tree, arrivals: Arrivals, whole_fate: Fate | None, policy: CutPoli
         shared = shared or (Fate.MASKED_REWRITTEN if placed.sequence in branches.rewritten else None)
         runs[placed.sequence] = token_runs(placed.turn, shared, policy, staleness)
     claims = Claims(runs, policy)
-    return Cut(claims, claims.along(chosen_leaves(branches, claims.may_train, policy)))
+    ends = branches.ends(claims.may_train)
+    return Cut(claims, claims.along(chosen_leaves(branches, claims.may_train, ends, policy), ends))
 
 
 @dataclass(slots=True, eq=False)
@@ -56,13 +57,15 @@ class Claims:
         self.may_train = {sequence for sequence, own in runs.items() if any(run.fate is None for run in own)}
         self._policy = policy
         self._drafts: dict[int, Draft] = {}  # by the sequence number of their last turn
-        self._settled: set[int] = set()  # turns from which on upwards nothing is left to claim
+        self._ends: Mapping[int, Link | None] = {}  # the nearest turn that may train, at or above each
+        self._reached: dict[int, int] = {}  # up to which of a turn's ids, and of those above, nothing is left to claim
         self._first_branch: dict[int, int] = {}  # slime: the branch that reached a turn first
         self._out_of_reach: dict[int, Fate] = {}  # why the first draft that holds a turn cannot train all of it
         self._visited: set[int] = set()
 
-    def along(self, leaves: Iterable[Link]) -> list[Draft]:
+    def along(self, leaves: Iterable[Link], ends: Mapping[int, Link | None]) -> list[Draft]:
         """The drafts that train something, in the order of their last turns."""
+        self._ends = ends
         if self._policy.claim_before_cut:
             self._claim_by_branch(leaves)
         else:
@@ -93,30 +96,24 @@ class Claims:
         whole, most = len(end.turn.tokens), self._policy.max_sample_tokens
         length = whole if most is None else min(whole, most)
         draft = self._drafts[end.turn.sequence] = Draft(end, len(self._drafts), length)
-        walked: list[Link] = []
         link: Link | None = end
         limit, replaced = draft.length, False
-        while link is not None and link.turn.sequence not in self._settled:
+        while link is not None and self._reached.get(link.turn.sequence, -1) < limit:
+            self._reached[link.turn.sequence] = limit
             self._claim_turn(draft, link, branch, limit, replaced)
-            walked.append(link)
-            other = None if link.before is link.continues else last_that_may_train(link.before, self.may_train)
+            before = link.before
+            other = self._ends[before.turn.sequence] if before and before is not link.continues else None
             if other is not None:
                 inner[other.turn.sequence] = other
-            limit, replaced = (limit, False) if link.step is None else (min(limit, link.kept), link.step.replaces_reply)
-            link = link.continues
-        for passed in reversed(walked):
-            above = passed.continues
-            if self._has_pending(passed) or (above and above.turn.sequence not in self._settled):
-                break
-            self._settled.add(passed.turn.sequence)
-
-    def _has_pending(self, link: Link) -> bool:
-        return any(run.fate is None for run in self.runs[link.turn.sequence])
+            step, link = link.step, link.continues
+            replaced = step is not None and step.replaces_reply
+            if step is not None and link is not None:
+                limit = min(limit, len(link.turn.prompt_tokens) if replaced else step.kept)
 
     def _claim_turn(self, draft: Draft, link: Link, branch: int, limit: int, replaced: bool) -> None:
         sequence, start, count = link.turn.sequence, len(link.turn.prompt_tokens), len(link.turn.sampled_ids)
         self._visited.add(sequence)
-        reach = 0 if replaced else min(max(limit - start, 0), count)
+        reach = min(max(limit - start, 0), count)
         if self._policy.claim_before_cut and self._first_branch.setdefault(sequence, branch) != branch:
             claimed = Run(0, reach, Fate.MASKED_TRAINED_IN_OTHER_SAMPLE)
         else:

@@ -1,15 +1,19 @@
 """Which replies arrived, as far as anything later shows, and which were thrown away by the agent."""
 
 import math
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence, Set
+from itertools import islice
 from typing import NamedTuple
 
 from rolltape.records.messages import Message, Role
-from rolltape.records.turn import Delivery, Finish
-from rolltape.tree.evidence import is_edit_of, is_version_of
+from rolltape.records.turn import Delivery, Finish, Turn
+from rolltape.tree.evidence import is_edit_of, spellings
 from rolltape.tree.nodes import Node, Place
-from rolltape.tree.placement import PlacedTurn, Tree
+from rolltape.tree.placement import PlacedTurn, Sampler, Tree
+
+_MOST_EDITED = 16  # replies to one prompt that are compared with a message which may be an edited one of them
 
 
 class Arrivals(NamedTuple):
@@ -40,34 +44,38 @@ def _is_in_doubt(placed: PlacedTurn) -> bool:
 
 
 def _left_turns(tree: Tree) -> set[int]:
-    """The turns whose prompt was asked again after they had ended, or whose place the agent went on from."""
-    left = {placed.sequence for placed in tree.turns if placed.lost_tie}
+    """The turns whose prompt was asked again, or gone on from without them, after they had ended."""
     places: dict[Place, None] = {}
+    repeats: dict[Place, None] = {}
     for placed in tree.turns:
         places[placed.prompt_node] = None
         if placed.id_place is not None:
             places[placed.id_place] = None
+        if placed.reply_place is not None and len(placed.reply_place.replies) > 1:
+            repeats[placed.reply_place] = None
+    left: set[int] = set()
     for place in places:
         if len(place.asked) + len(place.passed) > 1:
-            left.update(_left_at(place))
+            by_sampler: dict[Sampler, list[PlacedTurn]] = {}
+            for placed in place.asked:
+                by_sampler.setdefault(placed.sampler, []).append(placed)
+            for asked in by_sampler.values():
+                left.update(_left_by([*place.passed, *asked], asked))
+    for place in repeats:
+        # Of turns with the same ids one is continued.
+        left.update(_left_by([one for placed in place.replies for one in placed.continuations], place.replies))
     return left
 
 
-def _left_at(place: Place) -> Iterable[int]:
-    """The turns asked in a place that another turn, asked after they had ended, left behind there."""
-    passed_at = -math.inf  # when the place was left last, by the turns looked at so far
-    asked_at: dict[object, float] = {}  # when the same model was asked last
-    asked = set(place.asked)
-    for placed in sorted((*place.asked, *place.passed), key=lambda turn: turn.sequence, reverse=True):
+def _left_by(others: Sequence[PlacedTurn], turns: Sequence[PlacedTurn]) -> Iterator[int]:
+    """Those of the turns that had ended when a later one of the others was asked."""
+    own, leaving, left_at = set(turns), set(others), -math.inf  # the latest time, by those looked at so far
+    for placed in sorted(own | leaving, key=lambda turn: turn.sequence, reverse=True):
         started_at, ended_at = placed.turn.facts.started_at, placed.turn.facts.ended_at
-        start = math.inf if started_at is None else started_at
-        if placed not in asked:
-            passed_at = max(passed_at, start)
-            continue
-        left_at = max(passed_at, asked_at.get(placed.sampler, -math.inf))
-        if left_at > -math.inf and (ended_at is None or ended_at <= left_at):
+        if placed in own and left_at > -math.inf and (ended_at is None or ended_at <= left_at):
             yield placed.sequence
-        asked_at[placed.sampler] = max(asked_at.get(placed.sampler, -math.inf), start)
+        if placed in leaving:
+            left_at = math.inf if started_at is None else max(left_at, started_at)
 
 
 def _shown_in_place(doubtful: Sequence[PlacedTurn]) -> tuple[set[int], set[int]]:
@@ -81,23 +89,34 @@ def _shown_in_place(doubtful: Sequence[PlacedTurn]) -> tuple[set[int], set[int]]
     for placed in doubtful:
         by_place.setdefault(placed.prompt_node, []).append(placed)
     for place, turns in by_place.items():
-        for node in place.below:
+        echoes = [node for node in place.below if _is_foreign_reply(node)]
+        by_spelling: dict[bytes, list[PlacedTurn]] = {}
+        for placed in turns if echoes else ():
+            for spelling in spellings(placed.turn.reply) if placed.turn.reply else ():
+                by_spelling.setdefault(spelling, []).append(placed)
+        for node in echoes:
             message, since = node.message, node.since
-            if message is None or since is None or message.role is not Role.ASSISTANT or node.replies:
+            if message is None or since is None:
                 continue
-            known = shown | edited
-            latest_first = [
-                placed
-                for placed in reversed(turns)
-                if placed.sequence < since.sequence and placed.sequence not in known and placed.had_ended(since)
-            ]
-            repeated = next((one for one in latest_first if is_version_of(one.turn.reply, message)), None)
+            equals = [_latest(by_spelling.get(one, ()), since, shown) for one in spellings(message, as_echo=True)]
+            repeated = max((one.sequence for found in equals for one in found), default=None)
             if repeated is not None:
-                shown.add(repeated.sequence)
+                shown.add(repeated)
                 continue
-            kept = (one for one in latest_first if one.turn.reply is None or is_edit_of(one.turn.reply, message))
-            edited.update(one.sequence for one in (next(kept, None),) if one)
+            others = _latest(turns, since, shown | edited, _MOST_EDITED)
+            kept = (one for one in others if one.turn.reply is None or is_edit_of(one.turn.reply, message))
+            edited.update(one.sequence for one in islice(kept, 1))
     return shown, edited
+
+
+def _is_foreign_reply(node: Node) -> bool:
+    return node.message is not None and node.message.role is Role.ASSISTANT and not node.replies
+
+
+def _latest(turns: Sequence[PlacedTurn], since: Turn, known: Set[int], most: int = 1) -> list[PlacedTurn]:
+    """The latest of some turns, in order, that had ended when another was asked and are not known yet."""
+    before = turns[: bisect_left(turns, since.sequence, key=lambda one: one.sequence)]
+    return list(islice((one for one in reversed(before) if one.sequence not in known and one.had_ended(since)), most))
 
 
 def _shown_by_id(tree: Tree, turns: Sequence[PlacedTurn]) -> set[int]:
@@ -113,10 +132,13 @@ def _shown_by_id(tree: Tree, turns: Sequence[PlacedTurn]) -> set[int]:
     if not wanted:
         return set()
     found: set[int] = set()
+    seen: set[int] = set()  # the identities of chains; the turns keep them alive
     for placed in tree.turns:
         chain = placed.turn.prompt
         # What a prompt shares with an earlier turn was looked at there, but for that turn's reply.
-        shared = chain.parent.own[: chain.keep - chain.parent.keep] if chain.parent else ()
+        is_new = chain.parent is not None and id(chain.parent) not in seen
+        shared = chain.parent.own[: chain.keep - chain.parent.keep] if chain.parent and is_new else ()
+        seen.update((id(chain), id(chain.parent)))
         for message in (*shared, *chain.own):
             found.update(
                 wanted[wire_id]

@@ -28,9 +28,16 @@ def reply_change(before: Message | None, after: Message) -> ForkCause:
     return ForkCause.REPLY_REWRITTEN
 
 
-def is_version_of(before: Message | None, after: Message | None) -> bool:
-    """Whether a message repeats all that a reply says, white space and thinking aside: so the reply did arrive."""
-    return before is not None and after is not None and reply_change(before, after) is not ForkCause.REPLY_REWRITTEN
+def spellings(message: Message, *, as_echo: bool = False) -> list[bytes]:
+    """Keys of which a reply and a message share one if the message repeats all that the reply says.
+
+    White space does not count. Thinking may be left out of the message, which is given `as_echo`.
+    """
+    value = canonical_message(message.to_dict())
+    found = [_without_space(value)]
+    if as_echo or _has_thinking(value):
+        found.append(b"without thinking" + _without_space(_without_thinking(value)))
+    return found
 
 
 def drift_cause(before: Turn, after: Turn, shared: int) -> ForkCause:

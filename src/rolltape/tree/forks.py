@@ -17,6 +17,8 @@ from rolltape.tree.evidence import (
 from rolltape.tree.nodes import Node, Place
 from rolltape.tree.placement import PlacedTurn, Tree
 
+_MOST_ASKED = 64  # turns of one prompt among which the one is looked for whose reply a prompt departs from
+
 
 def forks_of(tree: Tree) -> list[Fork]:
     """The turns that do not simply go on from an earlier one, each with its cause. Auxiliary calls are no forks.
@@ -46,7 +48,7 @@ def _goes_on(placed: PlacedTurn) -> bool:
     before = placed.continues
     if before is None or len(placed.turn.prompt_tokens) == len(before.turn.prompt_tokens):
         return False
-    return next(one for one in before.continuations if one.is_task) is placed
+    return before.first_continuation is placed
 
 
 def _fork(turns: Sequence[PlacedTurn], index: int, latest: "LatestUnder") -> Fork | None:
@@ -54,7 +56,7 @@ def _fork(turns: Sequence[PlacedTurn], index: int, latest: "LatestUnder") -> For
     if not placed.prompt_node.depth:
         return _fork_without_messages(turns, index)
     echoed = placed.message_parent
-    if echoed is not None and echoed is not placed.continues and _is_first_echo(placed, echoed):
+    if echoed is not None and echoed is not placed.continues and echoed.first_echo is placed:
         if placed.id_place is None or echoed.id_place is None:
             return None
         shared = echoed.turn.tokens.common_prefix(placed.turn.prompt_tokens)
@@ -68,31 +70,23 @@ def _fork(turns: Sequence[PlacedTurn], index: int, latest: "LatestUnder") -> For
     return _fork_at_root(turns, index, latest)
 
 
-def _is_first_echo(placed: PlacedTurn, echoed: PlacedTurn) -> bool:
-    """Whether no earlier turn of the task holds the same reply as a message."""
-    others = (*echoed.echoes, *(one for one in echoed.continuations if one.message_parent is echoed))
-    return not any(one.is_task and one.sequence < placed.sequence for one in others)
-
-
 def _fork_without_messages(turns: Sequence[PlacedTurn], index: int) -> Fork:
     """A turn of which only ids are known: where they leave those of an earlier turn says why."""
     placed = turns[index]
-    place = placed.id_place
-    twin = _latest_asked(place, placed.sequence) if place else None
-    if twin is not None:
-        return _explained(placed, twin, _asked_again(twin, placed), None, None)
-    while place is not None and _latest_asked(place, placed.sequence) is None:
-        place = place.parent
+    place, before = placed.asked_place, placed.continues
     if place is None:
         return _explained(placed, turns[index - 1], ForkCause.SUB_AGENT, None, None)
-    before = placed.continues
+    asked = place.asked[: _index_before(place.asked, placed)]
+    if place is placed.id_place:
+        return _explained(placed, asked[-1], _asked_again(asked[-1], placed), None, None)
     if before is not None and before.id_place is place:
-        others = [one for one in before.continuations if one.is_task and one.sequence < placed.sequence]
-        return _explained(placed, others[-1], ForkCause.HISTORY_EDITED, None, None)
-    asked = [one for one in place.asked if one.sequence < placed.sequence]
-    shared = [one.turn.tokens.common_prefix(placed.turn.prompt_tokens) for one in asked]
-    cause = ForkCause.RETOKENIZED if max(shared) > place.length else ForkCause.ABANDONED_REPLY
-    return _explained(placed, asked[shared.index(max(shared))], cause, None, None)
+        others = before.continuations[: _index_before(before.continuations, placed)]
+        latest = next(one for one in reversed(others) if one.is_task)
+        return _explained(placed, latest, ForkCause.HISTORY_EDITED, None, None)
+    shared = [(one.turn.tokens.common_prefix(placed.turn.prompt_tokens), one) for one in asked[-_MOST_ASKED:]]
+    longest, departs_from = max(shared, key=lambda one: one[0])
+    cause = ForkCause.RETOKENIZED if longest > place.length else ForkCause.ABANDONED_REPLY
+    return _explained(placed, departs_from, cause, None, None)
 
 
 def _asked_again(asked: PlacedTurn, placed: PlacedTurn) -> ForkCause:
@@ -108,7 +102,7 @@ def _holder(turn: PlacedTurn, token: int) -> PlacedTurn:
 
 def _fork_at(turns: Sequence[PlacedTurn], index: int, reference: PlacedTurn, meeting: Node) -> Fork:
     placed = turns[index]
-    asked = _latest_asked(meeting, placed.sequence)
+    asked = _latest_asked(meeting, placed)
     old, new = _message_below(meeting, reference.tip), _message_below(meeting, placed.prompt_node)
     text = text_difference(old, new)
     if new is None:
@@ -118,7 +112,7 @@ def _fork_at(turns: Sequence[PlacedTurn], index: int, reference: PlacedTurn, mee
         given = asked.turn.reply
         text = text_difference(given, new)
         return _explained(placed, asked, reply_change(given, new), meeting.depth, text)
-    if asked and not any(one.is_task for one in (*asked.continuations, *asked.echoes)):
+    if asked and not (asked.first_continuation or asked.first_echo):
         return _explained(placed, asked, ForkCause.ABANDONED_REPLY, meeting.depth, None)
     cause = _history_cause(turns, index, reference, meeting, old, new)
     return _explained(placed, reference, cause, meeting.depth, text)
@@ -169,10 +163,15 @@ def _fork_at_root(turns: Sequence[PlacedTurn], index: int, latest: "LatestUnder"
     return _explained(placed, reference, ForkCause.SUB_AGENT, shared, text_difference(old, new))
 
 
-def _latest_asked(place: Place, before: int) -> PlacedTurn | None:
+def _latest_asked(place: Place, placed: PlacedTurn) -> PlacedTurn | None:
     """The last turn that was sampled from a place before another."""
-    index = bisect_left(place.asked, before, key=lambda turn: turn.sequence)
+    index = _index_before(place.asked, placed)
     return place.asked[index - 1] if index else None
+
+
+def _index_before(turns: Sequence[PlacedTurn], placed: PlacedTurn) -> int:
+    """How many of some turns, which are in order, came before one."""
+    return bisect_left(turns, placed.sequence, key=lambda turn: turn.sequence)
 
 
 def _explained(

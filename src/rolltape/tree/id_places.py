@@ -1,7 +1,12 @@
 """Places in ids: a radix tree of every prompt, and of every prompt with its reply, that a session holds."""
 
+from typing import TYPE_CHECKING
+
 from rolltape.records.turn import NO_IDS, Ids, TokenChain, common_prefix
 from rolltape.tree.nodes import Place
+
+if TYPE_CHECKING:
+    from rolltape.tree.placement import PlacedTurn
 
 
 class IdPlace(Place):
@@ -31,7 +36,8 @@ class IdTree:
     """Finds the place of a sequence at the cost of what it does not share with the one that it is stored against."""
 
     def __init__(self) -> None:
-        self._root = IdPlace(None, NO_IDS)
+        self.root = IdPlace(None, NO_IDS)
+        self._stamp = 0
         self._ends: dict[int, IdPlace] = {}  # by the identity of a chain; turns and chains keep each other alive
 
     def place(self, chain: TokenChain) -> IdPlace:
@@ -41,10 +47,20 @@ class IdTree:
         while link is not None and id(link) not in self._ends:
             new.append(link)
             link = link.parent
-        place = self._root if link is None else self._ends[id(link)]
+        place = self.root if link is None else self._ends[id(link)]
         for link in reversed(new):
             place = self._ends[id(link)] = _below(_cut_at(place, link.keep), link.own)
         return place
+
+    def add_reply(self, placed: "PlacedTurn") -> IdPlace:
+        """Add a turn's reply where its ids end, and give that place."""
+        place = self.place(placed.turn.tokens)
+        self._stamp += place.add_reply(placed)
+        return place
+
+    def sampled(self, place: IdPlace | None) -> IdPlace | None:
+        """The nearest place with replies, at or above."""
+        return place.sampled(self._stamp) if place is not None else None
 
     def take_apart(self) -> None:
         """Let go of all places and turns."""
@@ -54,7 +70,7 @@ class IdTree:
                 above = place.parent
                 place.let_go()
                 place = above
-        self._root, self._ends = IdPlace(None, NO_IDS), {}
+        self.root, self._ends = IdPlace(None, NO_IDS), {}
 
 
 def _cut_at(place: IdPlace, length: int) -> IdPlace:

@@ -23,7 +23,7 @@ def with_turn(turns: "Sequence[PlacedTurn]", placed: "PlacedTurn") -> "Sequence[
 class Place:
     """A beginning that prompts share, of messages or of ids: which turns were asked here, and what came of it."""
 
-    __slots__ = ("_child", "_children", "asked", "parent", "passed", "replies", "sampled")
+    __slots__ = ("_child", "_children", "_sampled", "_stamp", "asked", "parent", "passed", "replies")
 
     def __init__(self, parent: Self | None) -> None:
         self.parent = parent
@@ -31,9 +31,13 @@ class Place:
         self._child: Self | None = None
         self._children: dict[object, Self] | None = None  # by key; None: there is at most the one
         self.asked: Sequence[PlacedTurn] = ()  # the task's turns whose prompt ends here
-        self.passed: Sequence[PlacedTurn] = ()  # the task's turns that went on from here, perhaps without a reply
+        self.passed: Sequence[PlacedTurn] = ()  # the task's turns that went on from here, and held no reply since
         self.replies: Sequence[PlacedTurn] = ()  # the turns whose reply ends here
-        self.sampled: Self | None = parent.sampled if parent else None  # the nearest place with replies, at or above
+        # The nearest place with replies at or above it, as it was found when the tree had this stamp.
+        self._sampled: Self | None = None
+        self._stamp = 0
+        if parent is not None:
+            self._sampled, self._stamp = parent if parent.replies else parent._sampled, parent._stamp
 
     @property
     def key(self) -> object:
@@ -57,19 +61,25 @@ class Place:
     def let_go(self) -> None:
         """Forget all turns and other places."""
         self.asked = self.passed = self.replies = ()
-        self.parent = self.sampled = self._child = self._children = None
+        self.parent = self._sampled = self._child = self._children = None
 
-    def add_reply(self, placed: "PlacedTurn") -> None:
-        """A turn's reply ends here. What lies below and was here before has a nearer place with replies from now on."""
+    def sampled(self, stamp: int) -> Self | None:
+        """The nearest place with replies, at or above. The stamp is another one whenever that may have changed."""
+        passed: list[Self] = []
+        at: Self | None = self
+        while at is not None and at._stamp != stamp and not at.replies:
+            passed.append(at)
+            at = at.parent
+        found = at if at is None or at.replies else at._sampled
+        for place in passed:
+            place._sampled, place._stamp = found, stamp
+        return found
+
+    def add_reply(self, placed: "PlacedTurn") -> bool:
+        """A turn's reply ends here. Gives whether what lies below has a nearer place with replies from now on."""
+        is_news = not self.replies and bool(self.below)
         self.replies = with_turn(self.replies, placed)
-        if self.sampled is self:
-            return
-        before, stack = self.sampled, [self]
-        while stack:
-            place = stack.pop()
-            if place.sampled is before:
-                place.sampled = self
-                stack.extend(place.below)
+        return is_news
 
 
 class Node(Place):
@@ -155,6 +165,15 @@ class Node(Place):
         while node.depth > depth and node.parent is not None:
             node = node.jump if node.jump.depth >= depth else node.parent
         return node
+
+    def is_answered_below(self, above: "Node") -> bool:
+        """Whether a reply stands at this node, or on the way up to one above it, that one included."""
+        node: Node | None = self
+        while node is not None and node.depth >= above.depth:
+            if node.replies:
+                return True
+            node = node.parent
+        return False
 
     def shared_depth(self, other: "Node") -> int:
         """How many leading messages two conversations share, under whatever tools."""

@@ -1,13 +1,19 @@
 """Where each turn hangs in its session's tree: which earlier turn its ids continue, and which its messages follow."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from rolltape.records.messages import Message, MessageChain, Role, Root
 from rolltape.records.rollout import Session
 from rolltape.records.turn import Delivery, Turn, TurnFlag
 from rolltape.tree.id_places import IdPlace, IdTree
 from rolltape.tree.nodes import Node, Place, with_turn
+
+# Of more turns with equal ids or messages than these, the earlier ones are found by an echoed id alone.
+_MOST_EQUALS = 64
+Sampler = tuple[str | None, str | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -19,13 +25,16 @@ class PlacedTurn:
     known_depth: int  # how many of its prompt's messages the tree held before
     reply_node: Node | None = None  # None: it has no reply message
     id_place: IdPlace | None = None  # of its prompt; None: its ids are not the engine's, or it has no prompt
+    asked_place: IdPlace | None = None  # the nearest at or above that where an earlier turn of the task was asked
+    reply_place: IdPlace | None = None  # of its prompt and reply, if it is of the task
     # By ids: the turn whose prompt and reply its prompt begins with, and the turns that so continue it.
     continues: "PlacedTurn | None" = None
     continuations: "Sequence[PlacedTurn]" = ()
-    lost_tie: bool = False  # a turn with the same ids was continued in its stead
+    first_continuation: "PlacedTurn | None" = None  # of the task
     # By messages: the turn whose reply is the last sampled one in its prompt, and the turns that so hold its own.
     message_parent: "PlacedTurn | None" = None
     echoes: "Sequence[PlacedTurn]" = ()  # those that do not continue it as well
+    first_echo: "PlacedTurn | None" = None  # of the task, whether it continues it as well or not
     rewritten: bool = False  # another message stands in the place of its reply, which nothing had gone on from
     # Of both the one that shares more ids with its prompt; None: it starts from nothing sampled.
     parent: "PlacedTurn | None" = None
@@ -41,7 +50,7 @@ class PlacedTurn:
         return self.turn.facts.auxiliary is None
 
     @property
-    def sampler(self) -> tuple[str | None, str | None]:
+    def sampler(self) -> Sampler:
         """The model and the fingerprint of its tokenizer: turns of different ones never share a sample."""
         return (self.turn.facts.model, self.turn.facts.fingerprint)
 
@@ -78,33 +87,43 @@ class Tree:
         self.tokenizers = tokenizers  # where the text of its ids may be found, best first
         self.tool_ids_matter = tool_ids_matter
         self.roots: dict[bytes, Node] = {}  # by digest of tools and template options
-        self._ids = IdTree()
+        self.ids: dict[Sampler, IdTree] = {}  # ids of another model or tokenizer are nobody's beginning
+        self._stamp = 0  # of the message nodes
+        self._earliest_end = math.inf  # of all turns so far
+        self._by_wire_id: dict[str, PlacedTurn | None] = {}  # of the first turns; None: several have that id
+        self._wire_ids_read = 0  # how many turns these are
         # The nodes at the ends of the chains that later prompts are coded against; the turns keep the chains alive.
         self._ends: dict[tuple[int, bytes], Node] = {}
 
     def add(self, turn: Turn) -> PlacedTurn:
         """Find the places of a turn's prompt among messages and ids, what it goes on from there, and add its reply."""
         placed = PlacedTurn(turn, *self._prompt_node(turn))
+        ids = None
         if len(turn.prompt_tokens) and TurnFlag.NOT_TOKEN_FAITHFUL not in turn.facts.flags:
-            placed.id_place = self._ids.place(turn.prompt_tokens)
-            placed.continues = _continued(placed.id_place, placed)
-        placed.message_parent = _message_parent(placed)
+            ids = self.ids.setdefault(placed.sampler, IdTree())
+            placed.id_place = ids.place(turn.prompt_tokens)
+            placed.continues = self._continued(placed, ids)
+        placed.message_parent = self._message_parent(placed)
         _join_parents(placed)
+        if not placed.prompt_node.depth:
+            placed.asked_place = _nearest_asked(placed.id_place)
         if placed.is_task:
             parent, before = placed.message_parent, placed.continues
             _note_passed(placed.prompt_node, placed, parent, parent.prompt_node if parent else None)
             if placed.prompt_node.depth:
                 placed.prompt_node.asked = with_turn(placed.prompt_node.asked, placed)
-            if placed.id_place is not None:
+            if ids is not None and placed.id_place is not None:
                 _note_passed(placed.id_place, placed, before, before.id_place if before else None)
                 placed.id_place.asked = with_turn(placed.id_place.asked, placed)
-                self._ids.place(turn.tokens).add_reply(placed)
+                placed.reply_place = ids.add_reply(placed)
         if turn.reply is not None:
             node = placed.prompt_node
             placed.reply_node = node.child(turn.reply) or Node(node, turn.reply, turn)
-            placed.reply_node.add_reply(placed)
+            self._stamp += placed.reply_node.add_reply(placed)
         self._ends[id(turn.prompt), turn.root.digest] = placed.prompt_node
         self._ends[id(turn.messages), turn.root.digest] = placed.tip
+        ended_at = turn.facts.ended_at
+        self._earliest_end = min(self._earliest_end, -math.inf if ended_at is None else ended_at)
         self.turns.append(placed)
         return placed
 
@@ -113,6 +132,7 @@ class Tree:
         for placed in self.turns:
             placed.parent = placed.continues = placed.message_parent = placed.id_place = None
             placed.continuations = placed.echoes = ()
+            placed.first_continuation = placed.first_echo = placed.asked_place = placed.reply_place = None
             node: Node | None = placed.tip
             while node is not None and node.parent is not None:
                 above = node.parent
@@ -121,8 +141,9 @@ class Tree:
                 node = above
         for root in self.roots.values():
             root.let_go()
-        self._ids.take_apart()
-        self.turns, self.roots, self._ends = [], {}, {}
+        for ids in self.ids.values():
+            ids.take_apart()
+        self.turns, self.roots, self.ids, self._ends, self._by_wire_id = [], {}, {}, {}, {}
 
     def _repr_html_(self) -> str:
         from rolltape.notebook import tree_html
@@ -156,6 +177,50 @@ class Tree:
             found = self.roots[root.digest] = Node(None, None, None, root.digest, self.tool_ids_matter)
         return found
 
+    def _continued(self, placed: PlacedTurn, ids: IdTree) -> PlacedTurn | None:
+        """The turn of the same sampler with the longest ids that the prompt begins with, of those that had ended."""
+        place = ids.sampled(placed.id_place) if self._any_ended(placed) else None
+        while place is not None:
+            if equals := self._ended(place.replies, placed):
+                return max(equals, key=lambda one: _evidence(one, placed)) if len(equals) > 1 else equals[0]
+            place = ids.sampled(place.parent)
+        return None
+
+    def _message_parent(self, placed: PlacedTurn) -> PlacedTurn | None:
+        """The turn whose reply is the last sampled one in the prompt's conversation."""
+        node = placed.prompt_node.sampled(self._stamp) if self._any_ended(placed) else None
+        while node is not None:
+            if equals := self._ended(node.replies, placed):
+                return equals[0] if len(equals) == 1 else _echoed_twin(equals, placed)
+            node = node.parent.sampled(self._stamp) if node.parent else None
+        return None
+
+    def _any_ended(self, placed: PlacedTurn) -> bool:
+        """Whether any turn at all had ended when one was asked. By a clock that is wrong, none may have."""
+        started_at = placed.turn.facts.started_at
+        return started_at is None or started_at >= self._earliest_end
+
+    def _ended(self, equals: Sequence[PlacedTurn], placed: PlacedTurn) -> list[PlacedTurn]:
+        """Those of several turns that had ended when one was asked, latest first: not too many, and what it names."""
+        ended = list(islice((one for one in reversed(equals) if one.had_ended(placed.turn)), _MOST_EQUALS))
+        if len(ended) == _MOST_EQUALS:
+            # Whatever its ids name is worth a look, however early it was.
+            depth = equals[-1].prompt_node.depth
+            message = message_at(placed.turn.prompt, depth) if depth < len(placed.turn.prompt) else None
+            for wire_id in message.wire_ids if message else ():
+                named = self._with_wire_id(wire_id)
+                if named is not None and named in equals and named not in ended and named.had_ended(placed.turn):
+                    ended.append(named)
+        return ended
+
+    def _with_wire_id(self, wire_id: str) -> PlacedTurn | None:
+        """The only turn whose reply carries an id."""
+        for placed in islice(self.turns, self._wire_ids_read, None):
+            for own in placed.turn.reply.wire_ids if placed.turn.reply else ():
+                self._by_wire_id[own] = None if own in self._by_wire_id else placed
+        self._wire_ids_read = len(self.turns)
+        return self._by_wire_id.get(wire_id)
+
 
 def tree_of(session: Session) -> Tree:
     """The tree of a session's turns.
@@ -170,40 +235,11 @@ def tree_of(session: Session) -> Tree:
     return tree
 
 
-def _continued(place: IdPlace, placed: PlacedTurn) -> PlacedTurn | None:
-    """The turn of the same sampler with the longest ids that the prompt begins with, of those that had ended."""
-    held = place.sampled
-    while held is not None:
-        ended = [one for one in held.replies if one.sampler == placed.sampler and one.had_ended(placed.turn)]
-        if ended:
-            return ended[0] if len(ended) == 1 else _tie_winner(ended, placed)
-        held = held.parent.sampled if held.parent else None
-    return None
-
-
-def _tie_winner(tied: Sequence[PlacedTurn], placed: PlacedTurn) -> PlacedTurn:
-    """Of turns with equal ids the one that is continued: by echoed id, by messages, by delivery, or the latest."""
-
-    def evidence(one: PlacedTurn) -> tuple[bool, bool, bool, int]:
-        is_echoed = placed.prompt_node.ancestor(one.tip.depth) is one.tip
-        is_delivered = one.turn.facts.delivery is Delivery.DELIVERED
-        return (_is_named(one, placed.turn), is_echoed, is_delivered, one.sequence)
-
-    winner = max(tied, key=evidence)
-    for one in tied:
-        one.lost_tie |= one is not winner
-    return winner
-
-
-def _message_parent(placed: PlacedTurn) -> PlacedTurn | None:
-    """The turn whose reply is the last sampled one in the prompt's conversation."""
-    node = placed.prompt_node.sampled
-    while node is not None:
-        ended = [one for one in node.replies if one.had_ended(placed.turn)]
-        if ended:
-            return ended[0] if len(ended) == 1 else _echoed_twin(ended, placed)
-        node = node.parent.sampled if node.parent else None
-    return None
+def _evidence(one: PlacedTurn, placed: PlacedTurn) -> tuple[bool, bool, bool, int]:
+    """What tells one of several turns with equal ids: an echoed id, messages, delivery, and else it is the latest."""
+    is_echoed = placed.prompt_node.ancestor(one.tip.depth) is one.tip
+    is_delivered = one.turn.facts.delivery is Delivery.DELIVERED
+    return (_is_named(one, placed.turn), is_echoed, is_delivered, one.sequence)
 
 
 def _echoed_twin(twins: Sequence[PlacedTurn], placed: PlacedTurn) -> PlacedTurn:
@@ -232,6 +268,10 @@ def _join_parents(placed: PlacedTurn) -> None:
     placed.parent, placed.shared_tokens = by_ids, shared_by_ids
     if by_ids is not None:
         by_ids.continuations = with_turn(by_ids.continuations, placed)
+        if by_ids.first_continuation is None and placed.is_task:
+            by_ids.first_continuation = placed
+    if by_messages is not None and by_messages.first_echo is None and placed.is_task:
+        by_messages.first_echo = placed
     if by_messages is not None and by_messages is not by_ids:
         by_messages.echoes = with_turn(by_messages.echoes, placed)
         shared = by_messages.turn.tokens.common_prefix(placed.turn.prompt_tokens)
@@ -240,17 +280,21 @@ def _join_parents(placed: PlacedTurn) -> None:
 
 
 def _note_passed(place: Place, placed: PlacedTurn, held: PlacedTurn | None, asked_at: Place | None) -> None:
-    """Tell the places that a prompt goes on from: up to where the reply that it holds was asked for, or the nearest.
+    """Tell the nearest place above where a turn was asked that another one goes on from there, perhaps without it.
 
-    What lies further up was passed by the turns before it.
+    What lies further up was passed by the turns that were asked in between.
     """
     at = None if place is asked_at else place.parent
-    while at is not None:
-        if at.asked and (len(at.asked) > 1 or at.asked[0] is not held):
-            at.passed = with_turn(at.passed, placed)
-        if at is asked_at or (held is None and at.asked):
-            break
+    while at is not None and at is not asked_at and not at.asked:
         at = at.parent
+    if at is not None and at.asked and (len(at.asked) > 1 or at.asked[0] is not held):
+        at.passed = with_turn(at.passed, placed)
+
+
+def _nearest_asked(place: IdPlace | None) -> IdPlace | None:
+    while place is not None and not place.asked:
+        place = place.parent
+    return place
 
 
 def _note_rewrite(place: Node, below: Node, message: Message) -> None:
