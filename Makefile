@@ -57,7 +57,7 @@ test-fast: setup
 
 test-release: setup npm chromium
 	for time in 1 2 3; do $(BIN)/python -m pytest $(TEST_ARGS) || exit; done
-	$(BIN)/python -m tests.under_load 20 tests/view tests/tracking tests/groups tests/tape tests/gateway/test_gateway_process.py
+	$(BIN)/python tests/under_load.py 20 tests/view tests/tracking tests/groups tests/tape tests/gateway/test_gateway_process.py
 	ROLLTAPE_SEEDS=100 $(BIN)/python -m pytest $(TEST_ARGS) tests/tape/test_index_follows.py
 	ROLLTAPE_EXAMPLES=2000 $(BIN)/python -m pytest $(TEST_ARGS) tests/test_properties*.py tests/export/test_properties.py
 	$(MAKE) check-engines check-gpu

@@ -1,4 +1,4 @@
-"""Runs tests again and again while two processes keep the cores busy: `python -m tests.under_load 20 tests/view …`."""
+"""Runs tests again and again while two processes keep the cores busy: `python tests/under_load.py 20 tests/view …`."""
 
 import subprocess
 import sys
