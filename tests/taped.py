@@ -12,8 +12,8 @@ import rolltape
 from rolltape.records.rollout import Rollout
 from rolltape.records.turn import Turn
 from rolltape.samples.summary import summarize
+from rolltape.tape.index.database import pack_summary
 from rolltape.tape.index.index import Index
-from rolltape.tape.index.packing import pack_summary
 from rolltape.tape.recording.rollout import RolloutRecorder
 from rolltape.tape.recording.session import SessionRecorder
 from rolltape.tape.recording.tape import open_tape

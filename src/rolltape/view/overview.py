@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from rolltape.records.rollout import Status
-from rolltape.tape.index.packing import CAUSES, FATES
+from rolltape.tape.index.database import CAUSES, FATES
 from rolltape.view.answers import to_plain
 from rolltape.view.listing import Listing
 from rolltape.view.rows import STATUS_CODE, STATUSES, Array

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.records.rollout import Status
-from rolltape.tape.index.packing import CAUSES, FATES, POLICIES
+from rolltape.tape.index.database import CAUSES, FATES, POLICIES
 from rolltape.tape.index.queries import STATUS
 
 T = TypeVar("T", bound=Hashable)

@@ -11,8 +11,7 @@ from rolltape.records.jsonable import encode_numbers
 from rolltape.records.policy import PRESETS
 from rolltape.records.rollout import EventKind, RolloutHead, Status, StopReason
 from rolltape.records.rollout_summary import SUMMARY_RULES, RolloutSummary
-from rolltape.tape.index.database import read_about, write_about
-from rolltape.tape.index.packing import pack_summary
+from rolltape.tape.index.database import pack_summary, read_about, write_about
 from rolltape.tape.index.sources import FoundEnd, News, OpenRollout
 from rolltape.tape.stored import (
     FoundHead,

@@ -17,12 +17,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rolltape.tape.index.packing import LAYOUT
+import numpy as np
+
+from rolltape.records.fork import ForkCause
+from rolltape.records.ids import digest_of
+from rolltape.records.policy import PRESETS
+from rolltape.records.rollout_summary import SUMMARY_RULES, RolloutSummary
+from rolltape.records.sample import Fate
 from rolltape.tape.rundir import write_whole
 
 FORMAT = 1
 FOLDER = "cache"
 POINTER = "index.json"
+# Summaries are fixed arrays over these, so that those of a hundred thousand rollouts are read as one.
+CAUSES = tuple(ForkCause)
+FATES = tuple(Fate)
+POLICIES = tuple(PRESETS)
+# An index whose arrays are of another layout, or of other rules, is made again.
+LAYOUT = digest_of(str(SUMMARY_RULES), *CAUSES, *FATES, *(one.key for one in PRESETS.values())).hex()
 _BUSY_S = 5.0  # a transaction takes a fraction of it
 
 TABLES = """
@@ -245,6 +257,15 @@ def _is_network(folder: Path) -> bool:
         if (path == place or path.startswith(place.rstrip("/") + "/")) and len(place) >= len(best):
             best, kind = place, found
     return kind in kinds
+
+
+def pack_summary(summary: RolloutSummary) -> tuple[bytes, bytes, bytes]:
+    """Forks by cause, samples by policy, and sampled tokens by policy and fate."""
+    policies = [summary.policies[name] for name in POLICIES]
+    forks = np.array([summary.forks.get(cause.value, 0) for cause in CAUSES], "<i4")
+    samples = np.array([one.samples for one in policies], "<i4")
+    ledgers = np.array([[one.ledger.get(fate.value, 0) for fate in FATES] for one in policies], "<i8")
+    return forks.tobytes(), samples.tobytes(), ledgers.tobytes()
 
 
 def read_about(connection: sqlite3.Connection, key: str, default: Any = None) -> Any:
