@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 import uvloop
 
 from rolltape.collect.collector import Collector, Launch
-from rolltape.collect.earlier import EarlierRollouts, load_earlier
 from rolltape.collect.environments.protocol import AGENT
-from rolltape.collect.plan import RolloutIdentity, check_resumable, plan_attempts
+from rolltape.collect.plan import EarlierRollouts, RolloutIdentity, check_resumable, load_earlier, plan_attempts
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import open_source

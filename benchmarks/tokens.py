@@ -17,8 +17,8 @@ from torch import Tensor
 
 from benchmarks.figures import Figure, main, seconds
 from rolltape.tokens import Dppo, TokenExporter, list_steps
-from rolltape.tokens.layout import plan_layout
 from rolltape.tokens.micro_batch import parse_micro_batch
+from rolltape.tokens.snapshot import plan_layout
 
 TOKENS = 1 << 20
 LENGTH = 4096

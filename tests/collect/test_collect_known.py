@@ -7,8 +7,7 @@ import pytest
 
 import rolltape
 from collecting import SUMS, collected_at_once, finished_per_task, task_file
-from rolltape.collect.earlier import RolloutState, load_earlier
-from rolltape.collect.plan import RolloutIdentity, check_model
+from rolltape.collect.plan import RolloutIdentity, RolloutState, check_model, load_earlier
 from rolltape.collect.sources import open_source
 from rolltape.errors import CollectError
 from rolltape.records.rollout import Status

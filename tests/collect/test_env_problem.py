@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rolltape.collect import Task
 from rolltape.collect.environments import AGENT, Ended, Score, environment_named
-from rolltape.collect.environments.checks import last_number
+from rolltape.collect.environments.scoring import last_number
 from rolltape.errors import NoSuchFunction, NotJsonError, TaskError
 from rolltape.records.rollout import StopReason
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from environments import trace_at, traced
 from rolltape.records.rollout import Rollout
 from rolltape.traces import trace_of
-from rolltape.traces.conversations import Conversations
+from rolltape.traces.values import Conversations
 from rolltape.traces.verify import problems_of
 from sessions import Recording
 from strategies import rollouts, searching

@@ -5,9 +5,16 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from rolltape.collect.comparisons import GroupComparisons
-from rolltape.collect.earlier import EarlierRollouts, load_earlier
 from rolltape.collect.environments import Environments
-from rolltape.collect.plan import PlannedAttempt, RolloutIdentity, check_model, check_resumable, plan_attempts
+from rolltape.collect.plan import (
+    EarlierRollouts,
+    PlannedAttempt,
+    RolloutIdentity,
+    check_model,
+    check_resumable,
+    load_earlier,
+    plan_attempts,
+)
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.runners.local import LocalRunner
 from rolltape.collect.runners.protocol import AttemptQueue, Runner

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TypeGuard
 
-from rolltape.collect.earlier import EarlierRollouts, RolloutState
 from rolltape.collect.environments.protocol import AGENT, Ended, Environment, GroupEnvironment, Score
-from rolltape.collect.plan import RolloutIdentity
+from rolltape.collect.plan import EarlierRollouts, RolloutIdentity, RolloutState
 from rolltape.collect.results import RolloutResult, add_score, build_record, describe_error
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import TaskSource

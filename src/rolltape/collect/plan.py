@@ -1,20 +1,90 @@
-"""Which attempts a collection has, which of them are left to run, and whether a run may be resumed."""
+"""Plan a collection: which attempts it has, which of them a run already holds, and whether it may be resumed."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+import enum
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from rolltape.collect.earlier import EarlierRollouts, RolloutState
+import numpy as np
+import numpy.typing as npt
+
 from rolltape.collect.environments.protocol import AGENT
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import TaskSource
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
 from rolltape.records.ids import rollout_ids
-from rolltape.records.rollout import EventKind
+from rolltape.records.rollout import EventKind, Status
+from rolltape.tape.index.index import STATUS_CODES
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.run import Run
 
+
+class RolloutState(enum.IntFlag):
+    """What a run holds of a rollout, over all its tries; 0 if it was never started."""
+
+    FINISHED = 1
+    BROKEN = 2  # failed or lost
+    RUNNING = 4  # in a process that is alive
+    UNREWARDED = 8  # finished, and without a reward so far
+    TAKEN = FINISHED | RUNNING  # not to be run again
+
+
 _TAKEN = int(RolloutState.TAKEN)  # a plain number: a flag takes ten times as long
+_STATES = {
+    Status.RUNNING: RolloutState.RUNNING,
+    Status.FINISHED: RolloutState.FINISHED,
+    Status.FAILED: RolloutState.BROKEN,
+    Status.LOST: RolloutState.BROKEN,
+}
+
+
+class EarlierRollouts:
+    """The rollouts of a source at a step that a run already holds, by id."""
+
+    def __init__(self, rows: npt.NDArray[Any], models: frozenset[str]) -> None:
+        """`rows` are those of `Run.standings`, `models` the names of the models that were asked."""
+        self.models = models
+        finished = rows["status"] == STATUS_CODES[Status.FINISHED]
+        states = np.array([_STATES[status] for status in sorted(STATUS_CODES, key=STATUS_CODES.__getitem__)], np.uint8)
+        self._ids, places = np.unique(rows["id"], return_inverse=True)
+        self._states = np.zeros(len(self._ids), np.uint8)
+        np.bitwise_or.at(self._states, places, states[rows["status"]])
+        np.bitwise_or.at(self._states, places[finished & ~rows["rewarded"]], np.uint8(RolloutState.UNREWARDED))
+        self.attempts = _count_distinct(rows["attempt"][finished])  # an attempt of several seats counts once
+        self.running = int((self._states & RolloutState.TAKEN == RolloutState.RUNNING).sum())
+
+    @property
+    def some_unrewarded(self) -> bool:
+        """Whether one of them has finished without a reward so far."""
+        return bool((self._states & RolloutState.UNREWARDED).any())
+
+    def __bool__(self) -> bool:
+        return len(self._ids) > 0
+
+    def states(self, rollouts: Sequence[str]) -> list[int]:
+        """The RolloutState of each of these, as plain numbers."""
+        if not self:
+            return [0] * len(rollouts)
+        ids = np.frombuffer(bytes.fromhex("".join(rollouts)), self._ids.dtype)
+        places = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
+        states: list[int] = np.where(self._ids[places] == ids, self._states[places], 0).tolist()
+        return states
+
+
+def _count_distinct(values: npt.NDArray[Any]) -> int:
+    # Much quicker here than numpy's unique.
+    return int(np.count_nonzero(np.diff(np.sort(values)))) + bool(len(values))
+
+
+def load_earlier(run: Run, source: str, step: int) -> EarlierRollouts:
+    """Read what a run holds of a source at a step."""
+    models = {
+        str(event.data["model"])
+        for event in run.remarks(EventKind.COLLECT)
+        if (event.data["settings"].get("step"), event.data["settings"].get("source")) == (step, source)
+        and "model" in event.data
+    }
+    return EarlierRollouts(run.standings(step=step, source=source), frozenset(models))
 
 
 class PlannedAttempt(NamedTuple):

@@ -17,8 +17,7 @@ from rolltape.records.rollout import Rollout, Status, StopReason
 from rolltape.records.trace import Trace
 from rolltape.records.turn import Turn
 from rolltape.traces import trace_of
-from rolltape.traces.branch import main_branch
-from rolltape.traces.rewards import final_reward
+from rolltape.traces.build import final_reward, main_branch
 
 RECORD_SCHEMA = "rolltape.collected/1"  # a field may be added; a change of meaning raises the version
 

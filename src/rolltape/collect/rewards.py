@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rolltape.collect.sources.entries import SHOWN_PROBLEMS, SourceEntry, describe_problems
+from rolltape.collect.sources.entries import EntryProblems, SourceEntry
 from rolltape.errors import NoSuchRollout, RecordError, RolltapeError
 from rolltape.records.ids import parse_turn_id, parse_turn_of
 from rolltape.records.jsonable import non_finite, shown
@@ -60,8 +60,7 @@ def late_rewards(
         rollouts, latest = _RolloutPrefixes(held.index()), _latest_scores(held.events())
     places: dict[_Subject, str] = {}
     found: list[LateReward] = []
-    problems: list[str] = []
-    count = 0
+    problems = EntryProblems()
     for entry in entries:
         try:
             row, statement = _build_event(entry, rollouts, by)
@@ -69,17 +68,15 @@ def late_rewards(
             if subject in places:
                 raise RecordError(f"its reward is given in {places[subject]} already; keep one of them")
         except RolltapeError as error:
-            count += 1
-            if count <= SHOWN_PROBLEMS:
-                problems.append(f"{entry.where}: {error}")
+            problems.add(entry, error)
             continue
         places[subject] = entry.where
         where = entry.where if label is None else f"{label}, {entry.where}"
         found.append(_compare(where, row, statement, latest.get(subject)))
-    if count == 1 and label is None:
-        raise RecordError(problems[0])
-    if count:
-        raise RecordError(describe_problems(label or "rewards", problems, count, "no reward was recorded"))
+    if problems.count == 1 and label is None:
+        raise RecordError(problems.first[0])
+    if problems.count:
+        raise RecordError(problems.describe(label or "rewards", "no reward was recorded"))
     return found
 
 

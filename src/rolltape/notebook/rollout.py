@@ -1,21 +1,22 @@
-"""Runs and rollouts in a notebook: a run's totals, a rollout's facts, trees and transcript, or its samples."""
+"""Runs, rollouts and trees in a notebook: a run's totals; a rollout's facts, trees, transcript or samples."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from rolltape.notebook.html import clipped, details, div, framed, gap, span, table, text
 from rolltape.notebook.sample import sample_parts
-from rolltape.notebook.tree import tree_parts
 from rolltape.records.fork import Fork
 from rolltape.records.rollout import Rollout, Session, Status
-from rolltape.records.wording import SHORT_ID, count, number, plural
+from rolltape.records.wording import SHORT_ID, count, number, plural, quoted
 from rolltape.samples.facts import fact_lines, title
 from rolltape.samples.linearize import Linearized, linearize
+from rolltape.samples.spelling import Spell, spell_at, token_texts
 from rolltape.tape.run import Run
 from rolltape.traces import trace_of
 from rolltape.traces.transcript import Passage, session_transcript, transcript_of
 from rolltape.tree import Tree, forks_of, tree_of
+from rolltape.tree.drawing import Drawn, drawn_turns, headline, turn_lines
 
 _RUN_ROWS = 20
 _FIRST, _LAST = 30, 20  # turns of a transcript
@@ -23,6 +24,9 @@ _PARTS = 24  # of one turn: messages, their thinking, their calls
 _BEGINNING, _END = 1_500, 500  # characters of a text
 _SESSIONS = 8
 _SAMPLES, _SAMPLE_TOKENS = 4, 400
+_TREE_FIRST, _TREE_LAST, _TREE_FORKS = 120, 60, 120  # turns of a tree
+_TREE_MESSAGES = 2  # of a turn
+_INDENT, _DEEPEST = 18, 14  # pixels per column of a tree; columns further out are drawn on the last
 
 
 def run_html(run: Run) -> str:
@@ -117,3 +121,65 @@ def _part(kind: str, content: str) -> str:
         body = text(content[:_BEGINNING]) + left_out + text(content[-_END:])
     quiet = " rt-quiet" if kind == "thinks" else ""
     return div("part", span("quiet", kind), div(f"text{quiet}", body))
+
+
+def tree_html(tree: Tree) -> str:
+    """A tree alone."""
+    forks = forks_of(tree)
+    return framed(
+        div("title", f"{plural(len(tree.turns), 'turn')}, {plural(len(forks), 'fork')}"), tree_parts(tree, forks)
+    )
+
+
+def tree_parts(tree: Tree, forks: Sequence[Fork]) -> str:
+    """The turns from top to bottom; of many the first, the last, and those that fork."""
+    at = {fork.turn: fork for fork in forks}
+    spell = spell_at(tree.tokenizers)
+    return div("box", *_rows(list(drawn_turns(tree)), at, spell))
+
+
+def _rows(drawn: Sequence[Drawn], forks: dict[str, Fork], spell: Spell | None) -> Iterator[str]:
+    hidden = 0
+    forked = 0
+    for position, one in enumerate(drawn):
+        fork = forks.get(one.placed.turn.id)
+        forked += fork is not None
+        if (
+            position < _TREE_FIRST
+            or position >= len(drawn) - _TREE_LAST
+            or (fork is not None and forked <= _TREE_FORKS)
+        ):
+            if hidden:
+                yield div("left-out", gap(f"{plural(hidden, 'turn')} left out"))
+            hidden = 0
+            yield _row(one, fork, spell)
+        else:
+            hidden += 1
+
+
+def _row(drawn: Drawn, fork: Fork | None, spell: Spell | None) -> str:
+    placed = drawn.placed
+    name, _, facts = headline(placed, None).partition("  ")
+    parts = [span("title", f"turn {name}"), " ", span("quiet", facts)]
+    if fork is not None:
+        parts += [" ", span("cause", fork.cause.value), div("quiet rt-mono", text(_departure(fork, spell)))]
+    parts += [div("mono", text(line)) for line in turn_lines(placed, _TREE_MESSAGES)]
+    kind = "turn" if drawn.column == 0 else "turn rt-off"
+    left = min(drawn.column, _DEEPEST) * _INDENT
+    passing = f"padding-left:{left}px;background-size:{left}px 100%"
+    return div("row" if placed.parent else "row rt-root", div(kind, *parts), style=passing)
+
+
+def _departure(fork: Fork, spell: Spell | None) -> str:
+    where = "" if fork.message_index is None else f" at message {fork.message_index}"
+    difference = fork.tokens if fork.text is None else fork.text
+    return (
+        f"departs from turn {fork.departs_from.rpartition('.')[2]}{where}: "
+        f"{_side(difference.before, spell)} → {_side(difference.after, spell)}"
+    )
+
+
+def _side(excerpt: str | tuple[int, ...], spell: Spell | None) -> str:
+    if isinstance(excerpt, str):
+        return quoted(excerpt, 40)
+    return quoted(("" if spell else " ").join(token_texts(excerpt[:12], spell)), 40) if excerpt else "(end)"

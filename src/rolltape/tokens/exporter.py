@@ -12,7 +12,6 @@ except ModuleNotFoundError as error:
     raise ImportError("rolltape.tokens.TokenExporter needs torch; install rolltape[torch], or torch itself") from error
 
 from rolltape.errors import RecordError
-from rolltape.tokens.layout import plan_layout
 from rolltape.tokens.losses import LossSpec
 from rolltape.tokens.micro_batch import parse_micro_batch
 from rolltape.tokens.parquet import write_parquet
@@ -20,7 +19,7 @@ from rolltape.tokens.pipeline import Pipeline
 from rolltape.tokens.primerl import write_lines
 from rolltape.tokens.rank_files import RankFiles
 from rolltape.tokens.report import ExportReport, Reporter
-from rolltape.tokens.snapshot import DeviceSnapshotter
+from rolltape.tokens.snapshot import DeviceSnapshotter, plan_layout
 from rolltape.tokens.steps import Format, token_folder
 
 _BYTES_PER_TOKEN = 72  # with every column that there can be

@@ -1,18 +1,70 @@
-"""Build the trace of a rollout from its events and turns."""
+"""Build the trace of a rollout from its events and the turns of its main branches, and add up its rewards."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from rolltape.records.rollout import Event, EventKind, Rollout, Status
+from rolltape.records.messages import Message, MessageChain
+from rolltape.records.rollout import Event, EventKind, Rollout, Session, Status
 from rolltape.records.trace import Fields, Trace, TraceStep
 from rolltape.records.turn import Turn
-from rolltape.traces.branch import NewMessages, unrecorded_turns
-from rolltape.traces.rewards import final_reward, summed
+from rolltape.tree import PlacedTurn, tree_of
 
 _FROM_HEAD = ("run", "try_index", "group", "step", "attempt", "source", "task_id", "model", "agent")
 _FROM_OUTCOME = ("status", "reason", "stop_reason", "filtered", "reward_terms")
+_ROUNDING = 1e-6  # an environment may add its rewards up in single precision
+
+
+def summed(rewards: Iterable[float]) -> float:
+    """The sum, NaN and infinity included."""
+    rewards = list(rewards)
+    return math.fsum(rewards) if all(map(math.isfinite, rewards)) else sum(rewards)
+
+
+def agree(total: float, rewards: Iterable[float]) -> bool:
+    """Whether rewards add up to a total, up to the rounding of floats."""
+    rewards = list(rewards)
+    found = summed(rewards)
+    if not (math.isfinite(total) and math.isfinite(found)):
+        return total == found or (math.isnan(total) and math.isnan(found))
+    return abs(total - found) <= _ROUNDING * summed(map(abs, rewards))
+
+
+def final_reward(total: float, step_rewards: list[float], given: float | None) -> float | None:
+    """The final reward that makes up a total together with the steps' rewards.
+
+    That is the one that was given, if it does. Otherwise the total was set later, and the final reward is the rest.
+    """
+    rewards = step_rewards if given is None else [*step_rewards, given]
+    if rewards and agree(total, rewards):
+        return given
+    return summed([total, *(-reward for reward in step_rewards)])
+
+
+class NewMessages:
+    """Remembers which step had a conversation first, to find what a later prompt adds to it."""
+
+    def __init__(self) -> None:
+        self._step_of: dict[int, int] = {}  # by the identity of a chain, which its turn keeps alive
+
+    def add(self, step: int, *chains: MessageChain) -> None:
+        """Remember a step whose conversation begins with these chains."""
+        for chain in chains:
+            self._step_of.setdefault(id(chain), step)
+
+    def find(self, prompt: MessageChain) -> tuple[int | None, int, list[Message]]:
+        """The step that a prompt continues (None: none), how many of its messages it keeps, and those that follow."""
+        new: list[Message] = []
+        limit = len(prompt)
+        link: MessageChain | None = prompt
+        while link is not None and id(link) not in self._step_of:
+            new.extend(reversed(link.own[: max(limit - link.keep, 0)]))
+            limit = min(limit, link.keep)
+            link = link.parent
+        step = None if link is None or not limit else self._step_of[id(link)]
+        return step, limit if step is not None else 0, new[::-1]
 
 
 class TraceEvents(NamedTuple):
@@ -142,3 +194,27 @@ def _versions(rollout: Rollout) -> list[str]:
 def _pruned(rollout: Rollout) -> list[str]:
     found = (event.data.get("pruned") for event in rollout.events if event.kind == EventKind.PRUNE)
     return list(dict.fromkeys(str(what) for what in found if what))
+
+
+def unrecorded_turns(rollout: Rollout, named: Iterable[Turn]) -> Iterator[Turn]:
+    """The turns of main branches after the last turn that a step names; all of them if no step names a turn."""
+    last: dict[str, int] = {}
+    for turn in named:
+        last[turn.session] = max(turn.sequence, last.get(turn.session, -1))
+    for session in rollout.sessions:
+        if last and session.id not in last:
+            continue
+        start = last.get(session.id, -1) + 1
+        if session.turns and session.turns[-1].sequence >= start:
+            yield from (turn for turn in main_branch(session) if turn.sequence >= start)
+
+
+def main_branch(session: Session) -> list[Turn]:
+    """The turns on the path to a session's last turn that is not auxiliary."""
+    own = (placed for placed in reversed(tree_of(session).turns) if placed.turn.facts.auxiliary is None)
+    placed: PlacedTurn | None = next(own, None)
+    branch: list[Turn] = []
+    while placed is not None:
+        branch.append(placed.turn)
+        placed = placed.parent
+    return branch[::-1]

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from rolltape.records.rollout import EventKind, Rollout
 from rolltape.records.trace import Trace
-from rolltape.traces.build import TraceEvents, merge_events, trace_of
-from rolltape.traces.rewards import agree, summed
+from rolltape.traces.build import TraceEvents, agree, merge_events, summed, trace_of
 
 
 def problems_of(rollout: Rollout) -> list[str]:

@@ -20,9 +20,16 @@ from rolltape.tape.recording.fields import as_count
 from rolltape.tape.recording.rollout import RolloutRecorder
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.stored import decoded_event
-from rolltape.traces.conversations import Conversations, PlacedPrompt
-from rolltape.traces.rewards import agree, summed
-from rolltape.traces.values import Fields, check_fields, check_names, reading_errors, salvage_fields
+from rolltape.traces.build import agree, summed
+from rolltape.traces.values import (
+    Conversations,
+    Fields,
+    PlacedPrompt,
+    check_fields,
+    check_names,
+    reading_errors,
+    salvage_fields,
+)
 
 log = logging.getLogger("rolltape.traces")
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from rolltape.records.fork import ForkCause
 from rolltape.records.messages import Message
 from rolltape.records.rollout import Rollout
-from rolltape.traces.branch import main_branch
+from rolltape.traces.build import main_branch
 from rolltape.tree import PlacedTurn, forks_of, tree_of
 from rolltape.view.messages import render_message
 

@@ -1,10 +1,8 @@
 """Agents: what attempts a task, through a session of the gateway."""
 
 from rolltape.collect.agents.chat import ChatAgent
-from rolltape.collect.agents.claude_code import claude_code_agent
-from rolltape.collect.agents.codex import codex_agent
-from rolltape.collect.agents.command import command_agent
 from rolltape.collect.agents.function import FunctionAgent
+from rolltape.collect.agents.launchers import claude_code_agent, codex_agent, command_agent
 from rolltape.collect.agents.protocol import Agent, AgentOutcome, Assignment, Connection, StepRecord
 from rolltape.collect.agents.workspace import discard, scratch_folder
 from rolltape.collect.functions import function_named

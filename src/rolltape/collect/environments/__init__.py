@@ -1,6 +1,10 @@
 """Environments: how a task is asked, how the model's replies are answered, and what an attempt is worth."""
 
+from rolltape.collect.environments.game import GameEnvironment
 from rolltape.collect.environments.games import Game
+from rolltape.collect.environments.judge import Judge
+from rolltape.collect.environments.message import MessageEnvironment
+from rolltape.collect.environments.preference import PreferenceEnvironment
 from rolltape.collect.environments.protocol import (
     AGENT,
     Answer,
@@ -13,8 +17,12 @@ from rolltape.collect.environments.protocol import (
     Score,
     Tool,
 )
-from rolltape.collect.environments.registry import ENVIRONMENT_NAMES, Environments, environment_named
+from rolltape.collect.environments.rubric import RubricEnvironment
+from rolltape.collect.environments.single import DistillEnvironment, ProblemEnvironment
 from rolltape.collect.environments.tools import ToolAnswer
+from rolltape.collect.functions import PREFIX, function_named
+from rolltape.collect.tasks import Task
+from rolltape.errors import TaskError
 
 __all__ = [
     "AGENT",
@@ -33,3 +41,59 @@ __all__ = [
     "ToolAnswer",
     "environment_named",
 ]
+
+_KINDS: tuple[type[Environment], ...] = (
+    ProblemEnvironment,
+    DistillEnvironment,
+    MessageEnvironment,
+    GameEnvironment,
+)
+_JUDGED: dict[str, type[RubricEnvironment | PreferenceEnvironment]] = {
+    kind.name: kind for kind in (RubricEnvironment, PreferenceEnvironment)
+}
+_BY_NAME: dict[str, Environment] = {kind.name: kind() for kind in _KINDS}
+
+ENVIRONMENT_NAMES = frozenset({*_BY_NAME, *_JUDGED})
+
+
+def environment_named(name: str, judge: Judge | None = None) -> Environment:
+    """The environment of that name, or one made by calling what "python:module:Class" names; TaskError if none.
+
+    `judge` fills in what a task's own judge leaves open.
+    """
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    if name in _JUDGED:
+        return _JUDGED[name](judge)
+    if not name.startswith(PREFIX):
+        there = ", ".join(sorted(ENVIRONMENT_NAMES))
+        raise TaskError(f"there is no environment {name!r}; there are {there}, and python:module:Class")
+    made = function_named(name)()
+    missing = [part for part in ("name", "check", "begin") if not hasattr(made, part)]
+    if missing:
+        raise TaskError(f"{name} makes something without {', '.join(missing)}; see docs/environments.md")
+    return made  # type: ignore[no-any-return]
+
+
+class Environments:
+    """The environments that tasks name, each made once."""
+
+    def __init__(self, default: str, judge: Judge | None = None) -> None:
+        """`default` is for tasks that name no environment, `judge` for what a task's own judge leaves open."""
+        self._default = default
+        self._judge = judge
+        self._made: dict[str, Environment] = {}
+
+    def of(self, task: Task) -> Environment:
+        """The environment of a task."""
+        name = task.environment or self._default
+        if name not in self._made:
+            self._made[name] = environment_named(name, self._judge)
+        return self._made[name]
+
+    def seats(self, task: Task) -> tuple[str, ...]:
+        """The seats of a task's episodes."""
+        try:
+            return tuple(self.of(task).begin(task, 0).seats)
+        except Exception:  # noqa: BLE001 - anybody's environment; its attempts will fail with the reason
+            return (AGENT,)

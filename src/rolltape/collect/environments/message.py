@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from rolltape.collect.environments.checks import CheckFields, parse_checks, run_checks
 from rolltape.collect.environments.protocol import AGENT, Answer, Ended, Episode, Message, Opening, Score, Tool
-from rolltape.collect.environments.scoring import parse_score, score_unfinished
+from rolltape.collect.environments.scoring import CheckFields, parse_checks, parse_score, run_checks, score_unfinished
 from rolltape.collect.environments.task_fields import (
     build_opening,
     check_prompt,

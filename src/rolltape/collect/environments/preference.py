@@ -13,7 +13,7 @@ import msgspec
 from rolltape.collect.environments.judge import (
     Judge,
     JudgeClient,
-    Unreadable,
+    UnreadableAnswer,
     connect_judge,
     find_object,
     mark_text,
@@ -221,23 +221,19 @@ def _points(lead: float) -> float:
     return 0.5 if lead == 0 else float(lead > 0)
 
 
-def _parse_better(answer: str) -> tuple[float, str] | Unreadable:
+def _parse_better(answer: str) -> tuple[float, str]:
     given = find_object(answer)
-    if isinstance(given, Unreadable):
-        return given
     better = given.get("better")
     if not isinstance(better, str) or better not in _POINTS:
-        return Unreadable(f'"better" is {shown(better)}, and not "A", "B" or "tie"')
+        raise UnreadableAnswer(f'"better" is {shown(better)}, and not "A", "B" or "tie"')
     return _POINTS[better], str(given.get("reason", ""))
 
 
-def _parse_ranking(count: int, answer: str) -> tuple[Sequence[int], str] | Unreadable:
+def _parse_ranking(count: int, answer: str) -> tuple[Sequence[int], str]:
     given = find_object(answer)
-    if isinstance(given, Unreadable):
-        return given
     ranking = given.get("ranking")
     if not isinstance(ranking, list) or sorted(map(str, ranking)) != sorted(map(str, range(1, count + 1))):
-        return Unreadable(f'"ranking" is {shown(ranking)}, and not each number from 1 to {count} once')
+        raise UnreadableAnswer(f'"ranking" is {shown(ranking)}, and not each number from 1 to {count} once')
     return [int(number) for number in ranking], str(given.get("reason", ""))
 
 

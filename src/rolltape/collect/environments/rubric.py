@@ -8,7 +8,7 @@ import msgspec
 
 from rolltape.collect.environments.judge import (
     Judge,
-    Unreadable,
+    UnreadableAnswer,
     connect_judge,
     find_object,
     mark_text,
@@ -120,25 +120,18 @@ def _question(fields: RubricFields, reply: str) -> list[str]:
     return [render_request(fields), mark_text("reply", reply), f"Criteria:\n{criteria}", how]
 
 
-def _parse_grades(fields: RubricFields, answer: str) -> dict[str, Grade] | Unreadable:
+def _parse_grades(fields: RubricFields, answer: str) -> dict[str, Grade]:
     given = find_object(answer)
-    if isinstance(given, Unreadable):
-        return given
-    grades: dict[str, Grade] = {}
-    for one in fields.named:
-        read = _parse_grade(given.get(one.name), fields.scale)
-        if isinstance(read, Unreadable):
-            return Unreadable(f"{one.name}: {read.why}")
-        grades[one.name] = read
-    return grades
+    return {one.name: _parse_grade(one.name, given.get(one.name), fields.scale) for one in fields.named}
 
 
-def _parse_grade(given: Any, scale: tuple[float, float]) -> Grade | Unreadable:
+def _parse_grade(name: str, given: Any, scale: tuple[float, float]) -> Grade:
     if not isinstance(given, dict):
         given = {"grade": given}
     grade, reason = given.get("grade"), given.get("reason", "")
     if isinstance(grade, bool) or not isinstance(grade, int | float) or not math.isfinite(grade):
-        return Unreadable("there is no grade" if grade is None else f"the grade {shown(grade)} is not a number")
+        why = "there is no grade" if grade is None else f"the grade {shown(grade)} is not a number"
+        raise UnreadableAnswer(f"{name}: {why}")
     if not scale[0] <= grade <= scale[1]:
-        return Unreadable(f"the grade {grade:g} is not between {scale[0]:g} and {scale[1]:g}")
+        raise UnreadableAnswer(f"{name}: the grade {grade:g} is not between {scale[0]:g} and {scale[1]:g}")
     return Grade(float(grade), reason if isinstance(reason, str) else str(reason))

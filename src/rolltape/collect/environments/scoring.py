@@ -1,15 +1,18 @@
-"""Scores: of attempts that ran into a limit, from a user's function, and the text or file that is scored."""
+"""Score attempts: by the checkers of a task, by a user's function, or as attempts that ran into a limit."""
 
 import os
+import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from rolltape.collect.environments.protocol import Ended, Score
-from rolltape.collect.environments.task_fields import PromptFields
+from rolltape.collect.environments.task_fields import PromptFields, check_path
+from rolltape.collect.functions import PREFIX, call_function, function_named
+from rolltape.errors import TaskError
 from rolltape.records.jsonable import as_float
 from rolltape.records.rollout import StopReason
 
@@ -17,6 +20,11 @@ Worth = float | Literal["check"]
 
 _FINISHED = (StopReason.COMPLETED, StopReason.TOOL_STOPPED)
 _MAX_FILE_BYTES = 16 * 2**20
+_KINDS = ("exact", "number", "regex", "function")
+# A minus after a digit or a bracket is an operator.
+_NUMBER = re.compile(
+    r"(?:(?<![0-9)\]])[-−])?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+)
 
 
 class RewardFields(PromptFields, frozen=True, kw_only=True):
@@ -81,3 +89,146 @@ def read_submission(ended: Ended, file: str | None) -> Submission:
     if len(content) > _MAX_FILE_BYTES:
         return Submission(missing=f"{file} has more than {_MAX_FILE_BYTES} bytes")
     return Submission(content.decode(errors="replace"))
+
+
+class AnswerCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One checker. Exactly one of the first four fields is given, and names its kind."""
+
+    exact: str | None = None  # the whole text, without white space around it
+    number: float | None = None  # the last number in the text
+    regex: str | None = None  # found anywhere in the text
+    function: str | None = None  # "python:module:function", called with the task's entry and the Ended
+    tolerance: float = 1e-6  # of a number: absolute
+    relative_tolerance: float = 0.0  # of a number: as a share of the right one
+    ignore_case: bool = False
+    extract: str | None = None  # a regular expression: its last match, or the first group of that, is checked
+    file: str | None = None  # of the working directory, checked instead of the last text
+
+    @property
+    def kind(self) -> str:
+        return next(kind for kind in _KINDS if getattr(self, kind) is not None)
+
+
+class CheckFields(RewardFields, frozen=True, kw_only=True):
+    """Fields of a task with a reference answer or a checker."""
+
+    answer: Any = None
+    check: str | AnswerCheck | list[AnswerCheck] | None = None
+
+
+def parse_checks(fields: CheckFields) -> tuple[AnswerCheck, ...]:
+    """A task's checkers; TaskError if it has none, or one that cannot work."""
+    given = fields.check
+    checks = (
+        given if isinstance(given, list) else [given if isinstance(given, AnswerCheck) else _check_by_answer(fields)]
+    )
+    if not checks:
+        raise TaskError("its check is an empty list; give at least one checker")
+    for check in checks:
+        _validate(check)
+    return tuple(checks)
+
+
+async def run_checks(checks: Sequence[AnswerCheck], entry: Mapping[str, Any], ended: Ended) -> Score:
+    """Run all checkers. The reward is the least of theirs."""
+    scores = [await _run_check(check, entry, ended) for check in checks]
+    if len(scores) == 1:
+        return scores[0]
+    rewards = [score.reward for score in scores if score.reward is not None]
+    return Score(
+        reward=min(rewards) if len(rewards) == len(scores) else None,
+        terms={name: term for score in scores for name, term in score.terms.items()},
+        reward_data={"checks": [dict(score.reward_data or {}) for score in scores]},
+        ungraded=next((score.ungraded for score in scores if score.ungraded), None),
+    )
+
+
+def last_number(text: str) -> float | None:
+    """The last number of a text, with or without commas between thousands."""
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "").replace("−", "-")) if found else None
+
+
+def _check_by_answer(fields: CheckFields) -> AnswerCheck:
+    """The checker for `answer`: the one that `check` names, or else by the type of the answer."""
+    how, answer = fields.check, fields.answer
+    if isinstance(how, str) and how.startswith(PREFIX):
+        return AnswerCheck(function=how)
+    if answer is None:
+        wanted = "neither an answer nor a check" if how is None else f"the check {how!r} and no answer"
+        raise TaskError(f'it has {wanted}; add "answer" (text or a number), or a "check" that says what is right')
+    is_number = isinstance(answer, int | float) and not isinstance(answer, bool)
+    if how is None and not is_number and not isinstance(answer, str):
+        raise TaskError(f'its answer is of type {type(answer).__name__}; give text or a number, or a "check" for it')
+    how = how or ("number" if is_number else "exact")
+    if how == "number":
+        number = float(answer) if is_number else last_number(str(answer))
+        if number is None:
+            raise TaskError(f"its check is 'number', and there is none in its answer {answer!r}; correct one of them")
+        return AnswerCheck(number=number)
+    if how in ("exact", "regex"):
+        return AnswerCheck(**{how: str(answer)})  # type: ignore[arg-type]
+    raise TaskError(f"its check is {how!r}; there are exact, number, regex, python:module:function, and objects")
+
+
+def _validate(check: AnswerCheck) -> None:
+    kinds = [kind for kind in _KINDS if getattr(check, kind) is not None]
+    if len(kinds) != 1:
+        has = " and ".join(kinds) or "none of them"
+        raise TaskError(f"its check has {has}; give one of {', '.join(_KINDS)}")
+    for name in ("regex", "extract"):
+        pattern = getattr(check, name)
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise TaskError(f"its check.{name} {pattern!r} is not a regular expression: {error}; correct it") from None
+    if check.tolerance < 0 or check.relative_tolerance < 0:
+        raise TaskError("its check has a tolerance below 0; give 0 or more")
+    if check.function is not None:
+        function_named(check.function)
+    if check.file is not None:
+        check_path(check.file, "its check.file")
+
+
+async def _run_check(check: AnswerCheck, entry: Mapping[str, Any], ended: Ended) -> Score:
+    if check.function is not None:
+        return parse_score(await call_function(function_named(check.function), entry, ended), check.function)
+    submission = read_submission(ended, check.file)
+    text = submission.text if submission.missing is None else None
+    why = submission.missing
+    if text is not None and check.extract is not None:
+        text = _extract(check.extract, text)
+        why = None if text is not None else f"nothing matches {check.extract!r}"
+    right, seen = (False, None) if text is None else _CHECKERS[check.kind](check, text)
+    data = {"check": check.kind, "wanted": getattr(check, check.kind), "seen": seen, "right": right, "why": why}
+    return Score(reward=float(right), reward_data={name: value for name, value in data.items() if value is not None})
+
+
+def _extract(pattern: str, text: str) -> str | None:
+    found = list(re.finditer(pattern, text))
+    return None if not found else found[-1][1 if found[-1].re.groups else 0]
+
+
+def _check_exact(check: AnswerCheck, text: str) -> tuple[bool, object]:
+    wanted, seen = (check.exact or "").strip(), text.strip()
+    same = wanted.casefold() == seen.casefold() if check.ignore_case else wanted == seen
+    return same, seen
+
+
+def _check_number(check: AnswerCheck, text: str) -> tuple[bool, object]:
+    seen, wanted = last_number(text), check.number or 0.0
+    if seen is None:
+        return False, None
+    return abs(seen - wanted) <= max(check.tolerance, check.relative_tolerance * abs(wanted)), seen
+
+
+def _check_regex(check: AnswerCheck, text: str) -> tuple[bool, object]:
+    found = re.search(check.regex or "", text, re.IGNORECASE if check.ignore_case else 0)
+    return found is not None, None if found is None else found[0]
+
+
+_CHECKERS: dict[str, Callable[[AnswerCheck, str], tuple[bool, object]]] = {
+    "exact": _check_exact,
+    "number": _check_number,
+    "regex": _check_regex,
+}

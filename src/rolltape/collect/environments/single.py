@@ -3,9 +3,8 @@
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from rolltape.collect.environments.checks import AnswerCheck, CheckFields, parse_checks, run_checks
 from rolltape.collect.environments.protocol import AGENT, Answer, Ended, Episode, Message, Opening, Score
-from rolltape.collect.environments.scoring import score_unfinished
+from rolltape.collect.environments.scoring import AnswerCheck, CheckFields, parse_checks, run_checks, score_unfinished
 from rolltape.collect.environments.task_fields import (
     PromptFields,
     build_opening,

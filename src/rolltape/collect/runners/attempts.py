@@ -2,19 +2,23 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
-from rolltape.collect.agents import Agent, AgentOutcome, Assignment, discard
-from rolltape.collect.environments.protocol import Environment, Episode, Score
+from rolltape.collect.agents import Agent, AgentOutcome, Assignment, discard, scratch_folder
+from rolltape.collect.environments import Environments
+from rolltape.collect.environments.protocol import Episode, Score
 from rolltape.collect.plan import PlannedAttempt, RolloutIdentity
 from rolltape.collect.results import RolloutResult, describe_error
+from rolltape.collect.runners.gateway import make_gateway
 from rolltape.collect.runners.seats import SeatSessions
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task, seed_of
 from rolltape.errors import TapeWriteError
 from rolltape.gateway.gateway import Gateway
 from rolltape.records.jsonable import as_float
+from rolltape.tape.recording.tape import Tape
 
 log = logging.getLogger("rolltape.collect")
 
@@ -23,31 +27,28 @@ class AttemptRunner:
     """Runs attempts through one gateway."""
 
     def __init__(
-        self, gateway: Gateway, agent: Agent, settings: CollectSettings, identity: RolloutIdentity, scratch: Path
+        self, gateway: Gateway, agent: Agent, settings: CollectSettings, environments: Environments, scratch: Path
     ) -> None:
+        self.model_name = gateway.service.model_name
         self._gateway = gateway
         self._agent = agent
         self._settings = settings
-        self._identity = identity
+        self._environments = environments
         self._logs = Path(gateway.service.tape.directory.path) / "logs"
         self._scratch = scratch
         self.cancelled: list[RolloutResult] = []  # of attempts whose `run` was cancelled
 
     async def run(
-        self,
-        task: Task,
-        environment: Environment,
-        planned: PlannedAttempt,
-        tries: Mapping[str, int] | None = None,
+        self, task: Task, planned: PlannedAttempt, identity: RolloutIdentity, tries: Mapping[str, int] | None = None
     ) -> list[RolloutResult]:
         """Attempt a task, and return a result for each seat. An error here fails this attempt alone.
 
         `tries` has the number of the try for each seat, where the caller counts them; otherwise the tape does.
         """
-        seed = seed_of(self._identity.rollout_id(task, planned.attempt))
-        seats = SeatSessions(self._gateway, self._settings, self._identity, task, planned, tries or {})
+        seed = seed_of(identity.rollout_id(task, planned.attempt))
+        seats = SeatSessions(self._gateway, self._settings, identity, task, planned, tries or {})
         try:
-            episode = environment.begin(task, seed)
+            episode = self._environments.of(task).begin(task, seed)
         except Exception as error:
             log.warning("%s, attempt %d: its environment could not begin", task.where, planned.attempt, exc_info=error)
             for seat in planned.seats:
@@ -96,6 +97,16 @@ class AttemptRunner:
         for seat in episode.seats:
             await seats.finish(seat, ended[seat], scores[seat], outcome)
         return seats.results
+
+
+@asynccontextmanager
+async def open_attempts(
+    settings: CollectSettings, tape: Tape, environments: Environments, agent: Agent, gateway: Gateway | None = None
+) -> AsyncIterator[AttemptRunner]:
+    """Run attempts within the block, through a gateway that runs already or through one of their own."""
+    with scratch_folder(tape.directory.path) as scratch:
+        async with make_gateway(settings, tape) if gateway is None else nullcontext(gateway) as used:
+            yield AttemptRunner(used, agent, settings, environments, scratch)
 
 
 def _check_score(score: Score) -> Score:

@@ -4,12 +4,11 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import Self
 
-from rolltape.collect.agents import agent_named, scratch_folder
+from rolltape.collect.agents import agent_named
 from rolltape.collect.environments import Environments
 from rolltape.collect.plan import RolloutIdentity
 from rolltape.collect.results import RolloutResult
-from rolltape.collect.runners.attempts import AttemptRunner
-from rolltape.collect.runners.gateway import make_gateway
+from rolltape.collect.runners.attempts import open_attempts
 from rolltape.collect.runners.protocol import NO_ROOM_S, AttemptQueue, OnEnded, run_with_grace
 from rolltape.collect.settings import CollectSettings
 from rolltape.gateway.gateway import Gateway
@@ -23,22 +22,13 @@ class LocalRunner:
         self, settings: CollectSettings, tape: Tape, environments: Environments, *, gateway: Gateway | None = None
     ) -> None:
         """Without a `gateway` that runs already, it starts one of its own."""
-        self._given_gateway = gateway
         self._settings = settings
-        self._tape = tape
-        self._environments = environments
         self._agent = agent_named(settings.agent)
+        self._opening = open_attempts(settings, tape, environments, self._agent, gateway)
         self._stack = AsyncExitStack()
-        self.cancelled: list[RolloutResult] = []
 
     async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            self._scratch = stack.enter_context(scratch_folder(self._tape.directory.path))
-            if self._given_gateway is None:
-                self._gateway = await stack.enter_async_context(make_gateway(self._settings, self._tape))
-            else:
-                self._gateway = self._given_gateway
-            self._stack = stack.pop_all()
+        self._attempts = await self._stack.enter_async_context(self._opening)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -46,23 +36,24 @@ class LocalRunner:
 
     @property
     def model_name(self) -> str:
-        return self._gateway.service.model_name
+        return self._attempts.model_name
 
     @property
     def agent_name(self) -> str:
         return self._agent.name
 
+    @property
+    def cancelled(self) -> list[RolloutResult]:
+        return self._attempts.cancelled
+
     async def run(
         self, queue: AttemptQueue, identity: RolloutIdentity, on_ended: OnEnded, stopping: asyncio.Event
     ) -> None:
-        attempts = AttemptRunner(self._gateway, self._agent, self._settings, identity, self._scratch)
-        self.cancelled = attempts.cancelled
-
         async def work() -> None:
             while not stopping.is_set() and not queue.is_exhausted:
                 if (one := await queue.next()) is not None:
                     planned, task = one
-                    await on_ended(planned, await attempts.run(task, self._environments.of(task), planned))
+                    await on_ended(planned, await self._attempts.run(task, planned, identity))
                 elif not queue.is_exhausted:
                     await asyncio.sleep(NO_ROOM_S)
 

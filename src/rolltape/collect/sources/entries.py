@@ -1,6 +1,6 @@
 """What every kind of source is read as before its tasks are checked: a name, a split, and entries."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -8,7 +8,7 @@ import msgspec
 from rolltape.errors import SourceError
 from rolltape.records.ids import join_source
 
-SHOWN_PROBLEMS = 10
+_SHOWN_PROBLEMS = 10
 
 
 class SourceEntry(msgspec.Struct, frozen=True):
@@ -54,12 +54,24 @@ def join_names(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
-def describe_problems(label: str, problems: Sequence[str], count: int, consequence: str) -> str:
-    """One message about all entries that cannot be used: the first `problems` of `count`, and the consequence."""
-    if count == 1:
-        return f"{label}, {problems[0]}"
-    more = [f"and {count - len(problems)} more"] if count > len(problems) else []
-    return "\n  ".join([f"{label}: {count} entries cannot be used, and {consequence}", *problems, *more])
+class EntryProblems:
+    """Why entries of a source cannot be used: all are counted, and the first ones kept."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: list[str] = []
+
+    def add(self, entry: SourceEntry, error: Exception) -> None:
+        self.count += 1
+        if self.count <= _SHOWN_PROBLEMS:
+            self.first.append(f"{entry.where}: {error}")
+
+    def describe(self, label: str, consequence: str) -> str:
+        """One message about all of them."""
+        if self.count == 1:
+            return f"{label}, {self.first[0]}"
+        more = [f"and {self.count - len(self.first)} more"] if self.count > len(self.first) else []
+        return "\n  ".join([f"{label}: {self.count} entries cannot be used, and {consequence}", *self.first, *more])
 
 
 @contextmanager

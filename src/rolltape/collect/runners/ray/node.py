@@ -13,12 +13,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rolltape.collect.agents import agent_named, scratch_folder
+from rolltape.collect.agents import agent_named
 from rolltape.collect.environments import Environments
 from rolltape.collect.plan import PlannedAttempt, RolloutIdentity
 from rolltape.collect.results import RolloutResult
-from rolltape.collect.runners.attempts import AttemptRunner
-from rolltape.collect.runners.gateway import make_gateway
+from rolltape.collect.runners.attempts import open_attempts
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
@@ -55,7 +54,6 @@ class ClusterNode:
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
         self._stack = AsyncExitStack()
-        self._attempts: AttemptRunner | None = None
         self._running: set[asyncio.Task[list[RolloutResult]]] = set()
         self._publishing = asyncio.Lock()
 
@@ -72,8 +70,8 @@ class ClusterNode:
             )
         os.environ.update(settings.judging)
         sys.path.extend(one for one in settings.search if one not in sys.path and Path(one).is_dir())
-        self._agent = agent_named(settings.collect.agent)
-        self._environments = Environments(settings.collect.environment, settings.collect.judge)
+        agent = agent_named(settings.collect.agent)
+        environments = Environments(settings.collect.environment, settings.collect.judge)
         tape = open_for_recording(node_folder(settings), settings.about["name"])
         self._directory = tape.directory
         async with AsyncExitStack() as stack:
@@ -81,19 +79,16 @@ class ClusterNode:
             left = await asyncio.to_thread(publish_left, self._directory, self._place)
             await asyncio.to_thread(self._publish_logs, left)
             self._publisher = Publisher(tape, self._place)
-            self._scratch = stack.enter_context(scratch_folder(self._directory.path))
-            self._gateway = await stack.enter_async_context(make_gateway(settings.collect, tape))
+            opening = open_attempts(settings.collect, tape, environments, agent)
+            self._attempts = await stack.enter_async_context(opening)
             self._stack = stack.pop_all()
-        return NodeReady(host, self._gateway.service.model_name, self._agent.name, left)
+        return NodeReady(host, self._attempts.model_name, agent.name, left)
 
     async def attempt(
         self, task: Task, planned: PlannedAttempt, identity: RolloutIdentity, tries: dict[str, int]
     ) -> list[RolloutResult] | None:
         """Attempt a task; None if it was cancelled. Only this machine has the rollouts until `publish` returns them."""
-        if self._attempts is None:
-            settings = self._settings.collect
-            self._attempts = AttemptRunner(self._gateway, self._agent, settings, identity, self._scratch)
-        running = asyncio.ensure_future(self._attempts.run(task, self._environments.of(task), planned, tries))
+        running = asyncio.ensure_future(self._attempts.run(task, planned, identity, tries))
         self._running.add(running)
         try:
             await asyncio.wait({running})
@@ -113,7 +108,7 @@ class ClusterNode:
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
-        return [] if self._attempts is None else self._attempts.cancelled
+        return self._attempts.cancelled
 
     async def close(self) -> None:
         """Cancel what runs, publish everything, and close."""
