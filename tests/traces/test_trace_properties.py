@@ -12,7 +12,7 @@ from environments import trace_at, traced
 from rolltape.records.rollout import Rollout
 from rolltape.traces import trace_of
 from rolltape.traces.values import Conversations
-from rolltape.traces.verify import problems_of
+from rolltape.traces.verify import find_problems
 from sessions import Recording
 from strategies import rollouts, searching
 
@@ -84,6 +84,6 @@ def test_a_derived_trace_has_the_prompts_and_replies_of_its_turns(made: tuple[Ro
         rollout.status,
         rollout.outcome.filtered,
     )
-    assert problems_of(rollout) == []
+    assert find_problems(rollout) == []
     if trace.total_reward is not None:
         assert trace.final_reward == trace.total_reward

@@ -12,7 +12,7 @@ from rolltape.errors import NoSuchRollout, RecordError
 from rolltape.records.rollout import Event, EventKind, Rollout, StopReason
 from rolltape.tape.journal.entries import LoggedEvent, event_body
 from rolltape.traces import amend, trace_of
-from rolltape.traces.verify import problems_of
+from rolltape.traces.verify import find_problems
 from sessions import Recording, event, rollout_of, tool
 from taped import assistant, first_turn, next_turn, record_run, record_session, spelled, user
 
@@ -114,7 +114,7 @@ def test_of_what_is_said_again_the_latest_counts_and_the_rest_stays(tmp_path: Pa
     assert trace.reward_data == {"grade": "A"}
     assert (trace.total_reward, trace.final_reward) == (1.0, 0.75)
     assert len([one for one in read.events if one.kind == EventKind.TRACE]) == 4
-    assert problems_of(read) == []
+    assert find_problems(read) == []
 
 
 def test_a_derived_step_can_be_amended(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_derived_step_can_be_amended(tmp_path: Path) -> None:
     read = only_rollout(tmp_path / "run")
     assert [step.reward_data for step in trace_of(read).steps] == [None, {"grade": 0.5}, None]
     assert [step.derived for step in trace_of(read).steps] == [True] * 3
-    assert problems_of(read) == []
+    assert find_problems(read) == []
 
 
 def test_a_bad_amendment_is_refused(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_sealing_changes_no_trace_and_pruned_turns_leave_their_steps(tmp_path: P
     assert pruned.pruned == ("turns",)
     assert [step.reward for step in pruned.steps] == [float("inf"), 0.0, 0.0, 0.0]
     assert (pruned.steps[0].prompt, pruned.steps[1].prompt) == (None, [user("guess a number")])
-    assert problems_of(only_rollout(path)) == []
+    assert find_problems(only_rollout(path)) == []
 
 
 def test_an_older_program_that_does_not_know_the_kind_keeps_it(tmp_path: Path) -> None:
@@ -209,4 +209,4 @@ def told(*data: dict[str, Any], reward: float | None = None) -> Rollout:
     ],
 )
 def test_what_contradicts_itself_is_named(data: list[dict[str, Any]], problem: str) -> None:
-    assert problems_of(told(*data, reward=1.0)) == [problem]
+    assert find_problems(told(*data, reward=1.0)) == [problem]

@@ -110,13 +110,10 @@ class GroupComparisons:
         if settings.with_records:
             traced = is_captured(rollout.id, settings.capture, settings.trace_fraction)
             record = build_record(rollout, task_index=task_index, traced=traced)
-        return RolloutResult(
-            rollout=rollout.id,
-            try_index=rollout.head.try_index,
-            task_index=task_index,
-            task=rollout.head.task_id or rollout.head.group[:8],
-            attempt=rollout.head.attempt,
-            seat=AGENT,
+        return RolloutResult.of(
+            rollout.head,
+            task_index,
+            AGENT,
             status=rollout.status,
             reward=rollout.reward,
             stop_reason=rollout.outcome.stop_reason,

@@ -13,7 +13,7 @@ import msgspec
 from rolltape.collect.environments.protocol import Ended, Message, Score
 from rolltape.errors import RecordError
 from rolltape.records.jsonable import encode_numbers
-from rolltape.records.rollout import Rollout, Status, StopReason
+from rolltape.records.rollout import Rollout, RolloutHead, Status, StopReason
 from rolltape.records.trace import Trace
 from rolltape.records.turn import Turn
 from rolltape.traces import trace_of
@@ -90,6 +90,12 @@ class RolloutResult(NamedTuple):
     before: bool = False  # it had ended in an earlier process, and is compared with others only now
     record: CollectedRecord | None = None  # where `CollectSettings.with_records` asks for it
     fates: dict[str, int] | None = None  # tokens by fate under the default policy, where `with_fates` asks for it
+
+    @classmethod
+    def of(cls, head: RolloutHead, task_index: int, seat: str, **fields: Any) -> "RolloutResult":
+        """The result of the rollout with this head."""
+        task = head.task_id or head.group[:8]
+        return cls(head.id, head.try_index, task_index, task, head.attempt, seat, **fields)
 
 
 def describe_error(error: BaseException) -> str:

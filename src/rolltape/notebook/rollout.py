@@ -14,7 +14,7 @@ from rolltape.samples.linearize import Linearized, linearize
 from rolltape.samples.spelling import Spell, spell_at, token_texts
 from rolltape.tape.run import Run
 from rolltape.traces import trace_of
-from rolltape.traces.transcript import Passage, session_transcript, transcript_of
+from rolltape.traces.transcript import Passage, build_transcript, session_transcript
 from rolltape.tree import Tree, forks_of, tree_of
 from rolltape.tree.drawing import Drawn, drawn_turns, headline, turn_lines
 
@@ -68,7 +68,7 @@ def rollout_html(rollout: Rollout) -> str:
     trees = [_tree(one.session, one.tree, one.forks) for one in made.sessions[:_SESSIONS]]
     if len(made.sessions) > _SESSIONS:
         trees.append(gap(f"{plural(len(made.sessions) - _SESSIONS, 'session')} left out"))
-    return framed(_facts(made), *trees, _transcript(list(transcript_of(rollout, trace_of(rollout)))))
+    return framed(_facts(made), *trees, _transcript(list(build_transcript(rollout, trace_of(rollout)))))
 
 
 def session_html(session: Session) -> str:

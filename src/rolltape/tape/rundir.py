@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -185,7 +186,7 @@ def _holder(descriptor: int) -> str:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file so that a reader, or a crash, finds the old content or the new one."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")  # two threads may write it
     with fresh.open("wb") as handle:
         handle.write(data)
         handle.flush()

@@ -25,7 +25,7 @@ class Passage(NamedTuple):
     parts: list[Part]
 
 
-def transcript_of(rollout: Rollout, trace: Trace) -> Iterator[Passage]:
+def build_transcript(rollout: Rollout, trace: Trace) -> Iterator[Passage]:
     """The passages of a rollout. What an environment recorded for a step follows the step's last turn."""
     known = {turn.id for turn in rollout.turns}
     steps = _steps_by_last_turn(trace, known)

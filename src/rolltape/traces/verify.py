@@ -7,7 +7,7 @@ from rolltape.records.trace import Trace
 from rolltape.traces.build import TraceEvents, agree, merge_events, summed, trace_of
 
 
-def problems_of(rollout: Rollout) -> list[str]:
+def find_problems(rollout: Rollout) -> list[str]:
     """What is wrong with a rollout's trace, one sentence each."""
     merged = merge_events(rollout.events)
     if not merged.steps and not merged.final:

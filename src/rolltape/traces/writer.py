@@ -65,10 +65,7 @@ class TraceWriter:
 
     Example:
 
-        traces = rolltape.TraceWriter(rollout)
-        traces.step(turn=turn, reward=0.5, env_state={"moves": 3})
-
-        trace = TraceWriter(rollout)
+        trace = rolltape.TraceWriter(rollout)
         trace.step(turn=turn, reward=0.5, env_state={"score": 3})
         rollout.finish(reward=trace.final(reward=1.0))
 

@@ -14,14 +14,9 @@ from rolltape.view.state import RunState
 
 MOST_ROWS = 500
 SHORT_ID = 8
-_NAMED = ("stop_reason", "task", "environment", "agent", "model")
+_TEXTS = ("stop_reason", "task", "environment", "agent", "model", "group")
 _LOST = outcome_of((), writer_alive=False).reason
 _RUNNING, _PRUNED, _FILTERED = (FATE_CODE[f"dropped:{why}"] for why in ("running", "pruned", "filtered"))
-
-_SORTS = (
-    "started, ended, reward, turns, tokens, trained, forks, status, step, attempt, "
-    "task, group, environment, agent, model, stop_reason"
-)
 
 Query = Mapping[str, str]
 
@@ -102,11 +97,9 @@ class Listing:
         if query.get("status"):
             names = query["status"].split(",")
             keep &= np.isin(self.statuses, [code for code, status in enumerate(STATUSES) if status.value in names])
-        for name in _NAMED:
-            if query.get(name) is not None and query[name] != "":
+        for name in _TEXTS:
+            if query.get(name):
                 keep &= columns[name] == rows.texts[name].known(query[name])
-        if query.get("group"):
-            keep &= columns["group"] == rows.texts["group"].known(query["group"])
         if query.get("tag"):
             keep &= self._tagged(query["tag"])
         if query.get("cause"):
@@ -152,26 +145,23 @@ class Listing:
 
     def _keys(self, name: str) -> Array:
         columns, texts = self.state.rows.columns, self.state.rows.texts
-        match name:
-            case "reward":
-                return self.rewards
-            case "turns" | "step" | "attempt":
-                return columns[name]
-            case "tokens":
-                return columns["sampled_tokens"]
-            case "trained":
-                return self.trained
-            case "forks":
-                return self.forks
-            case "ended":
-                return np.where(columns["ended_ns"] == 0, np.nan, columns["ended_ns"].astype(np.float64))
-            case "status":
-                return self.statuses
-            case "task" | "agent" | "environment" | "model" | "stop_reason" | "group":
-                ranks = texts[name].ranks().astype(np.float64)
-                ranks[0] = np.nan
-                return ranks[columns[name]]
-        raise NoAnswer(f"sort is {name[:40]!r}; give one of {_SORTS}, with a - before it for the largest first")
+        if name in _TEXTS:
+            ranks = texts[name].ranks().astype(np.float64)
+            ranks[0] = np.nan
+            return ranks[columns[name]]
+        numbers = {
+            "reward": self.rewards,
+            "tokens": columns["sampled_tokens"],
+            "trained": self.trained,
+            "forks": self.forks,
+            "status": self.statuses,
+            "ended": np.where(columns["ended_ns"] == 0, np.nan, columns["ended_ns"].astype(np.float64)),
+            **{one: columns[one] for one in ("turns", "step", "attempt")},
+        }
+        if name not in numbers:
+            sorts = ", ".join(("started", *numbers, *_TEXTS))
+            raise NoAnswer(f"sort is {name[:40]!r}; give one of {sorts}, with a - before it for the largest first")
+        return numbers[name]
 
     def row(self, row: int) -> dict[str, Any]:
         """One rollout as a row of the table."""

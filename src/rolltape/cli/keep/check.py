@@ -12,7 +12,7 @@ from rolltape.records.policy import PRESETS, CutPolicy
 from rolltape.records.rollout import Rollout
 from rolltape.samples.verify import Breach, verify_rollout
 from rolltape.tape.run import RolloutRow, Run
-from rolltape.traces.verify import problems_of
+from rolltape.traces.verify import find_problems
 
 
 def check(run: RunArgument, as_json: JsonOption = False) -> int:
@@ -80,7 +80,7 @@ def _each(tape: Run, rows: Sequence[RolloutRow]) -> Iterator[Rollout | Breach]:
 def _breaches(rollout: Rollout, policies: Sequence[CutPolicy]) -> list[Breach]:
     try:
         breaches = verify_rollout(rollout, policies)
-        return breaches + [Breach("trace", rollout.id, what) for what in problems_of(rollout)]
+        return breaches + [Breach("trace", rollout.id, what) for what in find_problems(rollout)]
     except Exception as error:  # noqa: BLE001 - as above
         return [Breach("samples", rollout.id, f"cannot be checked: {describe(error)}")]
 

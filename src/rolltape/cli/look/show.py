@@ -38,7 +38,7 @@ from rolltape.samples import Linearized, linearize, spelling
 from rolltape.samples.facts import fact_lines, title
 from rolltape.samples.spelling import Spellings
 from rolltape.traces import trace_of
-from rolltape.traces.transcript import NOT_RECORDED, transcript_of
+from rolltape.traces.transcript import NOT_RECORDED, build_transcript
 from rolltape.view.trainer import TokenRecords
 
 _LABEL = 13
@@ -214,7 +214,7 @@ def _plain(given: MeasuredTokens, sample: Sample) -> list[float | str | None]:
 def transcript_lines(rollout: Rollout, *, width: int | None, full: bool) -> Iterator[tuple[str, str]]:
     """Each line with its style; wrapped at `width` cells unless that is None, and folded unless `full`."""
     layout = _LabeledText(width, full=full)
-    for passage in transcript_of(rollout, trace_of(rollout)):
+    for passage in build_transcript(rollout, trace_of(rollout)):
         if passage.cause is None:
             yield passage.title, "bold"
         else:

@@ -181,13 +181,10 @@ class SeatSessions:
         session = self._sessions.pop(seat)
         settings = self._settings
         rollout = self._build_rollout(seat, session, end) if settings.with_records or settings.with_fates else None
-        result = RolloutResult(
-            rollout=session.rollout.id,
-            try_index=session.rollout.try_index,
-            task_index=self._planned.task_index,
-            task=self._task.id or session.rollout.group[:8],
-            attempt=self._planned.attempt,
-            seat=seat,
+        result = RolloutResult.of(
+            session.rollout.head,
+            self._planned.task_index,
+            seat,
             status=end.status,
             reward=end.reward,
             stop_reason=end.stop_reason,

@@ -5,10 +5,8 @@ import logging
 from collections import Counter
 from typing import Any
 
-from rolltape.collect.plan import PlannedAttempt, RolloutIdentity
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.runners.ray.node import ClusterNode, NodeReady, NodeSettings
-from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
 from rolltape.tape.stored import Key
 
@@ -34,40 +32,33 @@ class ClusterMember:
         self.is_lost = False
         self._actor = actor
 
-    async def attempt(
-        self, task: Task, planned: PlannedAttempt, identity: RolloutIdentity, tries: dict[str, int]
-    ) -> list[RolloutResult] | None:
+    async def attempt(self, *arguments: Any) -> list[RolloutResult] | None:
         """As `ClusterNode.attempt`."""
         self.running += 1
         try:
-            results: list[RolloutResult] | None = await self._call(
-                self._actor.attempt.remote(task, planned, identity, tries)
-            )
-            return results
+            return await self._call("attempt", *arguments)  # type: ignore[no-any-return]
         finally:
             self.running -= 1
 
     async def publish(self) -> frozenset[Key]:
         """As `ClusterNode.publish`."""
-        published: frozenset[Key] = await self._call(self._actor.publish.remote())
-        return published
+        return await self._call("publish")  # type: ignore[no-any-return]
 
     async def cancel(self) -> list[RolloutResult]:
         """As `ClusterNode.cancel`."""
-        cancelled: list[RolloutResult] = await self._call(self._actor.cancel.remote())
-        return cancelled
+        return await self._call("cancel")  # type: ignore[no-any-return]
 
     async def close(self) -> None:
         """As `ClusterNode.close`, as far as the node answers in time."""
         async with asyncio.timeout(_CLOSING_S):
-            await self._call(self._actor.close.remote())
+            await self._call("close")
 
-    async def _call(self, reference: Any) -> Any:
-        """Wait for a call of the actor; MemberLost if it fails."""
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the actor; MemberLost if it fails."""
         if self.is_lost:
             raise MemberLost(f"node {self.host} is lost")
         try:
-            return await reference
+            return await getattr(self._actor, method).remote(*arguments)
         except Exception as error:  # whatever fails there fails that node alone
             self.is_lost = True
             raise MemberLost(f"node {self.host}: {describe_ray_error(error)}") from error

@@ -216,16 +216,7 @@ class RayRunner:
             try_index=job.tries[seat],
         )
         rollout.fail(reason)
-        return RolloutResult(
-            rollout=rollout.id,
-            try_index=rollout.try_index,
-            task_index=job.planned.task_index,
-            task=task.id or rollout.group[:8],
-            attempt=job.planned.attempt,
-            seat=seat,
-            status=Status.FAILED,
-            reason=reason,
-        )
+        return RolloutResult.of(rollout.head, job.planned.task_index, seat, status=Status.FAILED, reason=reason)
 
     async def _publish_when_due(self) -> None:
         """Have nodes publish what has ended there, at intervals and at the end."""
