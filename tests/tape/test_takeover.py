@@ -22,6 +22,7 @@ from rolltape.errors import DamagedTapeError, RecordError, TakenOverError, TapeW
 from rolltape.records.rollout import Status
 from rolltape.tape.journal import fences
 from rolltape.tape.journal.file import log_of, row_crc
+from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.journal.writing import Journal
 from rolltape.tape.recording import tape as recording
 from rolltape.tape.recording.rollout import RolloutRecorder
@@ -694,14 +695,13 @@ def test_a_journal_that_is_sealed_and_removed_meanwhile_is_found_in_its_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left_by_a_dead_process(tmp_path / "run", three_turns)
-    taken = fences._check_log
 
-    def sealed_meanwhile(path: Path) -> None:
-        monkeypatch.setattr(fences, "_check_log", taken)
+    def sealed_meanwhile(path: Path) -> JournalSource:
+        monkeypatch.setattr(fences, "JournalSource", JournalSource)
         seal(tmp_path / "run")
-        taken(path)
+        return JournalSource(path)
 
-    monkeypatch.setattr(fences, "_check_log", sealed_meanwhile)
+    monkeypatch.setattr(fences, "JournalSource", sealed_meanwhile)
     with rolltape.open(tmp_path / "run") as tape:
         rollout = tape.rollout(task_id="a", resume=True)
         assert rollout.sessions[0].turn_count == 3

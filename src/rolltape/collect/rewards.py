@@ -3,20 +3,20 @@
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rolltape.collect.sources.entries import EntryProblems, SourceEntry
 from rolltape.errors import NoSuchRollout, RecordError, RolltapeError
 from rolltape.records.ids import parse_turn_id, parse_turn_of
 from rolltape.records.jsonable import non_finite, shown
-from rolltape.records.rollout import Event, EventKind
+from rolltape.records.rollout import EventKind
 from rolltape.samples import counted_tries
 from rolltape.tape.journal.entries import NewEvent
 from rolltape.tape.recording.fields import as_count, as_text
 from rolltape.tape.recording.rollout import score_data
 from rolltape.tape.recording.tape import Tape
-from rolltape.tape.run import RolloutRow, Run
+from rolltape.tape.run import RolloutRow, Run, Score
 
 _NEEDED = ("rollout", "reward")
 _FIELDS = (*_NEEDED, "terms", "by", "try", "turn")
@@ -56,8 +56,7 @@ def late_rewards(
     entries = (
         one if isinstance(one, SourceEntry) else SourceEntry(f"reward {at}", one) for at, one in enumerate(rewards)
     )
-    with run.snapshot() as held:
-        rollouts, latest = _RolloutPrefixes(held.index()), _latest_scores(held.events())
+    rollouts = _RolloutPrefixes(run.index())
     places: dict[_Subject, str] = {}
     found: list[LateReward] = []
     problems = EntryProblems()
@@ -72,7 +71,7 @@ def late_rewards(
             continue
         places[subject] = entry.where
         where = entry.where if label is None else f"{label}, {entry.where}"
-        found.append(_compare(where, row, statement, latest.get(subject)))
+        found.append(_compare(where, row, statement, _latest_score(run, row, statement.turn)))
     if problems.count == 1 and label is None:
         raise RecordError(problems.first[0])
     if problems.count:
@@ -181,23 +180,23 @@ class _RolloutPrefixes:
         return alike[0]
 
 
-def _latest_scores(events: Sequence[Event]) -> dict[_Subject, Event]:
-    return {
-        (event.rollout, event.try_index, event.turn): event
-        for event in events
-        if event.kind == EventKind.SCORE and event.rollout is not None and event.try_index is not None
-    }
+def _latest_score(run: Run, row: RolloutRow, turn: str | None) -> Score | None:
+    """The score of a rollout or of one of its turns that counts so far; None: there is none."""
+    if turn is None:
+        return row.score
+    events = run.rollout(*row.key).events
+    scores = [event for event in events if event.kind == EventKind.SCORE and event.turn == turn]
+    return Score(scores[-1].data["reward"], scores[-1].data.get("terms", {}), scores[-1].by) if scores else None
 
 
-def _compare(where: str, row: RolloutRow, statement: NewEvent, last: Event | None) -> LateReward:
-    before = None if last is None else last.data["reward"]
+def _compare(where: str, row: RolloutRow, statement: NewEvent, last: Score | None) -> LateReward:
     is_same = (
         last is not None
         and last.by == statement.by
-        and _same(last.data["reward"], statement.data["reward"])
-        and _same_terms(last.data.get("terms", {}), statement.data["terms"])
+        and _same(last.reward, statement.data["reward"])
+        and _same_terms(last.terms, statement.data["terms"])
     )
-    return LateReward(where, row, statement, before, not is_same)
+    return LateReward(where, row, statement, None if last is None else last.reward, not is_same)
 
 
 def _same_terms(some: Mapping[str, float], others: Mapping[str, float]) -> bool:

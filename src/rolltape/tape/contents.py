@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from rolltape.errors import DamagedTapeError
 from rolltape.records.rollout import Event, EventKind, Status
-from rolltape.tape.index.sources import OpenRollout, RunSources, count_rollout
+from rolltape.tape.index.sources import FoundRollout, RunSources, count_rollout
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.rundir import Place, RunDirectory
 from rolltape.tape.shards.reading import UNREADABLE, ShardSource
@@ -59,7 +59,9 @@ class SourceContents(Generic[S]):
                 if isinstance(self.source, ShardSource):
                     counts = self.source.counts(found.row)
                 else:
-                    counts = count_rollout(self.source, OpenRollout(found.row, 0), finish)
+                    rollout = FoundRollout(found.row, finish=finish)
+                    count_rollout(self.source, rollout)
+                    counts = rollout.counts
                 held[found.head.key] = HeldRollout(found, status, counts)
         return held
 

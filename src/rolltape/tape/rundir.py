@@ -256,24 +256,15 @@ class Place:
     def write(self, data: bytes, *names: str) -> None:
         """A whole file; a local one is complete under its name, or not there."""
         if self.is_local:
-            final = Path(self.path(*names))
-            fresh = final.with_name(f".{final.name}")
-            self.write_through(fresh, data)
-            fresh.replace(final)
-            sync_directory(final.parent)
+            path = Path(self.path(*names))
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, data)
+            except OSError as error:
+                raise TapeWriteError(f"{path}: {error}") from error
             return
         with self.open("wb", *names) as handle:
             handle.write(data)
-
-    def write_through(self, path: Path, data: bytes) -> None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as handle:
-                handle.write(data)
-                handle.flush()
-                os.fsync(handle.fileno())
-        except OSError as error:
-            raise TapeWriteError(f"{path}: {error}") from error
 
     def put(self, folder: Path, *names: str) -> None:
         """Copy the files of a local folder here."""

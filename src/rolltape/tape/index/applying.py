@@ -12,12 +12,11 @@ from rolltape.records.policy import PRESETS
 from rolltape.records.rollout import EventKind, RolloutHead, Status, StopReason
 from rolltape.records.rollout_summary import SUMMARY_RULES, RolloutSummary
 from rolltape.tape.index.database import pack_summary, read_about, write_about
-from rolltape.tape.index.sources import FoundEnd, News, OpenRollout
+from rolltape.tape.index.sources import FoundRollout, News
 from rolltape.tape.stored import (
     FoundHead,
     Key,
     Problem,
-    RolloutCounts,
     StoredEvent,
     counts_for,
     decoded_event,
@@ -51,15 +50,7 @@ class Applier:
     def add_events(self, events: Sequence[StoredEvent]) -> None:
         """Keep events that lie apart from their rollout's own."""
         rows = [
-            (
-                one.writer,
-                one.sequence,
-                one.about.at_ns,
-                one.about.kind,
-                one.about.rollout,
-                one.about.try_index,
-                one.body,
-            )
+            (*one.key, one.about.at_ns, one.about.kind, one.about.rollout, one.about.try_index, one.body)
             for one in events
         ]
         self._connection.executemany(
@@ -92,15 +83,9 @@ class Applier:
 
     def apply(self, news: News) -> None:
         """Take in what is new of rollouts that are in the index already."""
-        known = self._known_keys([key for key in (*news.ended, *news.grown) if key not in news.fresh])
-        for key, ended in news.ended.items():
-            if key in known:
-                self._change_part(key, ended.finish.writer, _ended_part(ended), news.name)
-                own = [ended.finish] if ended.score is None else [ended.finish, ended.score]
-                self._apply(own)
-        for key, rollout in news.grown.items():
-            if key in known:
-                self._change_part(key, None, _open_part(rollout), news.name)
+        for key, rollout in news.rollouts.items():
+            if key not in news.fresh:
+                self._change_part(key, rollout, news.name)
         self._apply(news.apart)
 
     def apply_summaries(self, news: News) -> None:
@@ -130,8 +115,8 @@ class Applier:
         write_about(self._connection, "last_activity_ns", last_ns)
 
     def _row(self, place: str, found: FoundHead, news: News) -> dict[str, Any]:
-        head, ended = found.head, news.ended.get(found.head.key)
-        part = _ended_part(ended) if ended else _open_part(news.grown.get(head.key) or OpenRollout(found.row, 0))
+        head = found.head
+        rollout = news.rollouts.get(head.key) or FoundRollout(found.row)
         row: dict[str, Any] = {
             "id": head.id,
             "try_index": head.try_index,
@@ -150,14 +135,14 @@ class Applier:
             "epoch": head.epoch,
             "place": place,
             "row": found.row,
-            **part,
+            **_part(rollout),
             **dict.fromkeys(("scored", "reward", "terms", "rewarded_by", "filtered_at", "filter", "tagged", "tags")),
             "pruned": "[]",
-            "changed": "" if ended is None else ended.finish.order_text,
+            "changed": "" if rollout.finish is None else rollout.finish.order_text,
             "revision": self.revision,
         }
-        if ended is not None and ended.score is not None:
-            row |= _score(ended.score)
+        if rollout.score is not None:
+            row |= _score(rollout.score)
         return row
 
     def _add_part(self, known: tuple[Any, ...], row: dict[str, Any], found: FoundHead) -> None:
@@ -207,21 +192,22 @@ class Applier:
             [(number, part["writer"], msgspec.msgpack.encode(part)) for part in others],
         )
 
-    def _change_part(self, key: Key, writer: str | None, changes: dict[str, Any], place: str) -> None:
-        """Change what the writer of a source, None: whoever wrote it there, says of a rollout."""
+    def _change_part(self, key: Key, rollout: FoundRollout, place: str) -> None:
+        """Change what is known of the part of a rollout that lies at a place; it may have ended."""
         known = self._connection.execute(
             f"SELECT number, {', '.join(_PART)} FROM rollouts WHERE id = ? AND try_index = ?", key
         ).fetchone()
-        number, part = known[0], dict(zip(_PART, known[1:], strict=True))
-        if part["place"] == place or (writer == part["writer"] and not str(part["place"]).startswith("shard/")):
-            self._set_part(number, {**part, **changes})
+        if known is None:
             return
+        number, part = known[0], dict(zip(_PART, known[1:], strict=True))
         others = self._parts(number)
-        for other in others:
-            if other["place"] == place:
-                other.update(changes)
-                self._choose(number, [part, *others])
-                return
+        writer = rollout.finish.writer if rollout.finish else None
+        if part["place"] == place or (writer == part["writer"] and not str(part["place"]).startswith("shard/")):
+            self._set_part(number, part | _part(rollout))
+        elif any(other["place"] == place for other in others):
+            changed = [other | _part(rollout) if other["place"] == place else other for other in others]
+            self._choose(number, [part, *changed])
+        self._apply([one for one in (rollout.finish, rollout.score) if one is not None])
 
     def _set_part(self, number: int, part: Mapping[str, Any]) -> None:
         changes = ", ".join(f"{name} = :{name}" for name in _PART)
@@ -326,29 +312,16 @@ class Applier:
         )
         return set(rows.fetchall())
 
-    def _known_keys(self, keys: Sequence[Key]) -> set[Key]:
-        return {
-            key
-            for key in keys
-            if self._connection.execute("SELECT 1 FROM rollouts WHERE id = ? AND try_index = ?", key).fetchone()
-        }
-
     def _collected_environments(self) -> dict[str | None, str]:
-        found: dict[str | None, str] = {}
         rows = self._connection.execute(
             "SELECT writer, sequence, body FROM events WHERE rollout IS NULL AND kind = 'collect' "
             "ORDER BY at_ns, writer, sequence"
-        )
-        for row in rows.fetchall():
-            settings = decoded_event(*row).event.data.get("settings", {})
-            if isinstance(settings.get("environment"), str):
-                found[settings.get("source")] = settings["environment"]
-        return found
+        ).fetchall()
+        return dict(named for row in rows if (named := _collected_environment(decoded_event(*row))))
 
     def _name_environment(self, stored: StoredEvent) -> None:
-        settings = stored.event.data.get("settings", {})
-        source, environment = settings.get("source"), settings.get("environment")
-        if isinstance(environment, str):
+        if named := _collected_environment(stored):
+            source, environment = named
             self._environments[source] = environment
             self._connection.execute(
                 "UPDATE rollouts SET environment = ?, revision = ? WHERE environment IS NULL AND source IS ?",
@@ -376,35 +349,21 @@ def store_summary(
     connection.execute("UPDATE rollouts SET revision = ? WHERE number = ?", (revision, number))
 
 
-def _ended_part(ended: FoundEnd) -> dict[str, Any]:
-    data = ended.finish.event.data
-    stop_reason = data.get("stop_reason")
-    return {
-        **_counted(ended.counts),
-        "first_event": ended.first_event,
-        "last_event": ended.last_event,
-        "finish": Status(data["status"]).value,
-        "ended_ns": ended.finish.about.at_ns,
-        "stop_reason": StopReason(stop_reason).value if stop_reason else None,
-        "reason": data.get("reason"),
-    }
-
-
-def _open_part(rollout: OpenRollout) -> dict[str, Any]:
-    return {
-        **_counted(rollout.counts()),
-        "first_event": rollout.first_event,
-        "last_event": rollout.last_event,
-        **dict.fromkeys(("finish", "ended_ns", "stop_reason", "reason")),
-    }
-
-
-def _counted(counts: RolloutCounts) -> dict[str, Any]:
+def _part(rollout: FoundRollout) -> dict[str, Any]:
+    """What a rollout's row takes from a part as it was read."""
+    data = rollout.finish.event.data if rollout.finish else {}
+    stop_reason, counts = data.get("stop_reason"), rollout.counts
     return {
         "sessions": len(counts.turns),
         "turns": sum(counts.turns),
         "sampled_tokens": counts.sampled_tokens,
         "versions": _text_list(counts.versions),
+        "first_event": rollout.first_event,
+        "last_event": rollout.last_event,
+        "finish": Status(data["status"]).value if rollout.finish else None,
+        "ended_ns": rollout.finish.about.at_ns if rollout.finish else None,
+        "stop_reason": StopReason(stop_reason).value if stop_reason else None,
+        "reason": data.get("reason"),
     }
 
 
@@ -426,6 +385,13 @@ def _environment(head: RolloutHead) -> str | None:
     task: Any = head.task if isinstance(head.task, dict) else {}
     named = task.get("environment") or head.extra.get("environment")
     return named if isinstance(named, str) else None
+
+
+def _collected_environment(stored: StoredEvent) -> tuple[str | None, str] | None:
+    """The source and the environment that a collection was begun with; None: it names no environment."""
+    settings = stored.event.data.get("settings", {})
+    environment = settings.get("environment")
+    return (settings.get("source"), environment) if isinstance(environment, str) else None
 
 
 def _resume_key(head: RolloutHead) -> bytes:

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -42,6 +42,14 @@ _ROW = f"""number, id, try_index, grp, step, attempt, source, task, environment,
     place, sessions, turns, sampled_tokens, versions,
     {STATUS},
     ended_ns, stop_reason, reason, scored, reward, terms, rewarded_by, filter, tags, pruned, revision"""
+
+
+class Score(NamedTuple):
+    """A reward, what it is made of, and who gave it."""
+
+    reward: float
+    terms: dict[str, float]
+    by: str | None
 
 
 class RolloutRow(msgspec.Struct, frozen=True, dict=True):
@@ -90,14 +98,14 @@ class RolloutRow(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def outcome(self) -> Outcome:
         """What its events come to."""
-        rewarded = self._is_rewarded
+        score = self.score if self.status == Status.FINISHED else None
         return Outcome(
             status=Status(self.status),
             stop_reason=StopReason(self.stop_reason) if self.stop_reason else None,
             reason=_LOST_REASON if self.status == Status.LOST else self.reason,
-            reward=self.reward,
-            reward_terms=decode_numbers(self.terms_json.encode()) if rewarded and self.terms_json else {},
-            rewarded_by=self.rewarded_by if rewarded else None,
+            reward=score and score.reward,
+            reward_terms=score.terms if score else {},
+            rewarded_by=score and score.by,
             filtered=self.filtered,
             tags=tuple(msgspec.json.decode(self.tags_json)) if self.tags_json else (),
         )
@@ -105,13 +113,18 @@ class RolloutRow(msgspec.Struct, frozen=True, dict=True):
     @property
     def reward(self) -> float | None:
         """The reward that counts; None: there is none, or it did not finish."""
-        if not self._is_rewarded:
+        if self.scored is None or self.status != Status.FINISHED:
             return None
         return float("nan") if self.reward_value is None else self.reward_value
 
     @property
-    def _is_rewarded(self) -> bool:
-        return self.scored is not None and self.status == Status.FINISHED
+    def score(self) -> Score | None:
+        """The latest score, also of a rollout that did not finish; None: there is none."""
+        if self.scored is None:
+            return None
+        reward = float("nan") if self.reward_value is None else self.reward_value
+        terms = decode_numbers(self.terms_json.encode()) if self.terms_json else {}
+        return Score(reward, terms, self.rewarded_by)
 
     @property
     def scored_at_ns(self) -> int | None:

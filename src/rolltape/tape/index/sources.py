@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -107,18 +108,26 @@ class RunSources:
         return self._listed[place.url]
 
 
-class OpenRollout(msgspec.Struct, array_like=True):
-    """A rollout that has not ended, as far as its journal was read."""
+class FoundRollout(msgspec.Struct, array_like=True):
+    """A rollout, or a writer's part of it, as far as its own source was read."""
 
     row: int
-    first_event: int
-    last_event: int = -1
+    first_event: int = 0  # its events lie from here on, among those of others,
+    last_event: int = -1  # to here; less than the first: none was found
     sessions: dict[int, int] = {}  # turns counted so far, by session
     sampled_tokens: int = 0
     versions: list[str] = []
+    finish: StoredEvent | None = None
+    score: StoredEvent | None = None  # that came with the finish
 
+    @property
     def counts(self) -> RolloutCounts:
         return RolloutCounts(tuple(self.sessions.values()), self.sampled_tokens, tuple(self.versions))
+
+    @counts.setter
+    def counts(self, counts: RolloutCounts) -> None:
+        self.sessions = dict(enumerate(counts.turns))
+        self.sampled_tokens, self.versions = counts.sampled_tokens, list(counts.versions)
 
 
 class Marks(msgspec.Struct):
@@ -126,19 +135,8 @@ class Marks(msgspec.Struct):
 
     next_rollout: int = 0
     next_event: int = 0
-    open: dict[str, OpenRollout] = {}  # by rollout and try, as `mark_name` spells them
+    open: dict[str, FoundRollout] = {}  # by rollout and try, as `mark_name` spells them
     signature: str = ""  # of the files of a journal whose writer had ended
-
-
-class FoundEnd(msgspec.Struct):
-    """The end of a rollout as its own source tells it."""
-
-    finish: StoredEvent
-    score: StoredEvent | None
-    first_event: int
-    last_event: int
-    row: int
-    counts: RolloutCounts
 
 
 class News:
@@ -150,14 +148,38 @@ class News:
         self.first_row = marks.next_rollout  # from here on its rollouts are new
         self.last_row = marks.next_rollout - 1
         self.fresh: set[Key] = set()  # the rollouts that are new
-        self.ended: dict[Key, FoundEnd] = {}
-        self.summaries: dict[Key, StoredEvent] = {}  # of rollouts that it holds itself
+        self.rollouts: dict[Key, FoundRollout] = {}  # those that are new, have grown, or have ended
+        self.summaries: dict[Key, StoredEvent] = {}
         self.apart: list[StoredEvent] = []  # about the run, or a rollout elsewhere, or said after the end
-        self.grown: dict[Key, OpenRollout] = {}  # those that still run, or whose writer died, with their counts
 
     @property
     def is_empty(self) -> bool:
-        return self.last_row < self.first_row and not (self.ended or self.apart or self.grown or self.summaries)
+        return self.last_row < self.first_row and not (self.rollouts or self.apart or self.summaries)
+
+    def add_events(
+        self, events: Iterable[tuple[int, StoredEvent]], own: Mapping[Key, FoundRollout], writers: Mapping[Key, str]
+    ) -> None:
+        """Take events as those of the source's own rollouts, by the writer of each, or apart from them."""
+        last: StoredEvent | None = None
+        for number, stored in events:
+            self.marks.next_event = number + 1
+            about = stored.about
+            rollout = own.get(about.key) if stored.writer == writers.get(about.key) else None
+            if rollout is not None and rollout.finish is None:
+                rollout.first_event = rollout.first_event if rollout.last_event >= 0 else number
+                rollout.last_event = number
+                if about.kind == EventKind.FINISH and about.turn is None:
+                    rollout.finish = stored
+                elif decides(about):
+                    self.apart.append(stored)
+            elif rollout is not None and last is rollout.finish and about.kind == EventKind.SCORE and not about.turn:
+                # The score that comes with a finish follows it at once, in the same transaction.
+                rollout.score, rollout.last_event = stored, number
+            elif about.kind == EventKind.SUMMARY:
+                self.summaries[about.key] = stored
+            else:
+                self.apart.append(stored)
+            last = stored
 
 
 def journal_news(journal: JournalSource, marks: Marks) -> News:
@@ -167,37 +189,15 @@ def journal_news(journal: JournalSource, marks: Marks) -> News:
     news.last_row = journal.last_rollout()
     own = {key_named(name): one for name, one in marks.open.items()}
     for row, key in journal.keys(news.first_row) if news.last_row >= news.first_row else ():
-        own[key] = OpenRollout(row, marks.next_event)
+        own[key] = FoundRollout(row, marks.next_event)
         news.fresh.add(key)
-    last: StoredEvent | None = None
-    for number, stored in journal.numbered_events(marks.next_event):
-        marks.next_event = number + 1
-        key = stored.about.key
-        rollout = own.get(key)
-        if rollout is None:
-            ended = news.ended.get(key)
-            # The score that comes with a finish follows it at once, in the same transaction.
-            if ended is not None and last is ended.finish and _is_score(stored):
-                ended.score, ended.last_event = stored, number
-            elif stored.about.kind == EventKind.SUMMARY:
-                news.summaries[key] = stored
-            else:
-                news.apart.append(stored)
-        elif stored.about.kind == EventKind.FINISH and stored.about.turn is None:
-            del own[key]
-            counts = count_rollout(journal, rollout, stored)
-            first = rollout.first_event if rollout.last_event >= 0 else number
-            news.ended[key] = FoundEnd(stored, None, first, number, rollout.row, counts)
-        else:
-            rollout.first_event = rollout.first_event if rollout.last_event >= 0 else number
-            rollout.last_event = number
-            if decides(stored.about):
-                news.apart.append(stored)
-        last = stored
+    news.add_events(journal.numbered_events(marks.next_event), own, dict.fromkeys(own, journal.writer))
     for key, rollout in own.items():
-        if _count(journal, rollout) or rollout.row >= news.first_row or not journal.alive:
-            news.grown[key] = rollout
-    marks.open = {mark_name(key): one for key, one in own.items()} if journal.alive else {}
+        grew = count_rollout(journal, rollout)
+        if grew or rollout.finish is not None or rollout.row >= news.first_row or not journal.alive:
+            news.rollouts[key] = rollout
+    running = {mark_name(key): one for key, one in own.items() if one.finish is None}
+    marks.open = running if journal.alive else {}
     marks.next_rollout = news.last_row + 1
     return news
 
@@ -208,31 +208,10 @@ def shard_news(shard: ShardSource, marks: Marks) -> News:
     news.last_row = shard.last_rollout()
     rows = shard.keys()
     news.fresh.update(rows)
-    spans: dict[Key, tuple[int, int]] = {}
-    previous: StoredEvent | None = None
-    for number, stored in shard.numbered_events(0):
-        key = stored.about.key
-        row, writer = rows.get(key, (-1, ""))
-        ended = news.ended.get(key)
-        is_own = stored.writer == writer
-        if is_own and ended is None:
-            spans[key] = (spans.get(key, (number, number))[0], number)
-            if stored.about.kind == EventKind.FINISH and stored.about.turn is None:
-                news.ended[key] = FoundEnd(stored, None, spans[key][0], number, row, shard.counts(row))
-            elif decides(stored.about):
-                news.apart.append(stored)
-        elif is_own and ended is not None and previous is ended.finish and _is_score(stored):
-            ended.score, ended.last_event = stored, number
-        elif stored.about.kind == EventKind.SUMMARY:
-            news.summaries[key] = stored
-        else:
-            news.apart.append(stored)
-        previous = stored
-    for key, (row, _) in rows.items():
-        if key not in news.ended:
-            counts, span = shard.counts(row), spans.get(key, (0, -1))
-            turns = dict(enumerate(counts.turns))
-            news.grown[key] = OpenRollout(row, *span, turns, counts.sampled_tokens, list(counts.versions))
+    news.rollouts = {key: FoundRollout(row) for key, (row, _) in rows.items()}
+    news.add_events(shard.numbered_events(), news.rollouts, {key: writer for key, (_, writer) in rows.items()})
+    for rollout in news.rollouts.values():
+        rollout.counts = shard.counts(rollout.row)
     news.marks.next_rollout, news.marks.next_event = news.last_row + 1, shard.last_event() + 1
     return news
 
@@ -248,21 +227,13 @@ def key_named(name: str) -> Key:
     return rollout, int(try_index)
 
 
-def _is_score(stored: StoredEvent) -> bool:
-    return stored.about.kind == EventKind.SCORE and stored.about.turn is None
-
-
-def count_rollout(journal: JournalSource, rollout: OpenRollout, finish: StoredEvent | None) -> RolloutCounts:
-    """The counts of a rollout as its finish states them, else by its turns."""
-    data = {} if finish is None else finish.event.data
+def count_rollout(journal: JournalSource, rollout: FoundRollout) -> bool:
+    """Count a rollout as its finish states, else the turns that were not counted yet; whether there are more."""
+    data = {} if rollout.finish is None else rollout.finish.event.data
     if "sampled_tokens" in data:
-        return RolloutCounts(tuple(data["turns"]), int(data["sampled_tokens"]), tuple(data.get("versions", ())))
-    _count(journal, rollout)
-    return rollout.counts()
-
-
-def _count(journal: JournalSource, rollout: OpenRollout) -> bool:
-    """Count the turns that were not counted yet; whether there is something new."""
+        versions = tuple(data.get("versions", ()))
+        rollout.counts = RolloutCounts(tuple(data["turns"]), int(data["sampled_tokens"]), versions)
+        return True
     grew = False
     sessions = journal.sessions_of(rollout.row)
     earlier = journal.earlier_parts(rollout.row) if sessions and not rollout.sessions else None

@@ -9,14 +9,14 @@ import sqlite3
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from rolltape.errors import DamagedTapeError, RecordError
 from rolltape.records.jsonable import decode_record
 from rolltape.records.rollout import RolloutHead
-from rolltape.tape.journal.file import FENCES, MAX_TURNS, closing_counts, described, has_log, is_alive, row_crc, turn_pk
-from rolltape.tape.journal.rows import TURN_COLUMNS, Contents, TurnReader, opened_to_read
-from rolltape.tape.stored import Key, StoredSession, StoredTurn
+from rolltape.tape.journal.file import FENCES, described, is_alive, row_crc
+from rolltape.tape.journal.reading import JournalSource
+from rolltape.tape.stored import Key, StoredSession
 
 _WAIT_FOR_LOCK_S = 10.0
 _SELECT_PART = (
@@ -74,8 +74,8 @@ def find_part(path: Path, key: Key) -> JournalPart | None:
 
 def load_part(part: JournalPart) -> list[StoredSession]:
     """The sessions of a rollout in a journal that nobody adds to. Raises DamagedTapeError if one cannot be read."""
-    with _naming(part.path), contextlib.closing(_connect(part.path, "ro")) as connection:
-        return _sessions_in(connection, part)
+    with _naming(part.path), contextlib.closing(JournalSource(part.path)) as source:
+        return _sessions_in(source, part)
 
 
 def take_part(part: JournalPart, fence: Fence, *, force: bool) -> list[StoredSession]:
@@ -89,17 +89,15 @@ def take_part(part: JournalPart, fence: Fence, *, force: bool) -> list[StoredSes
             f"rollout {part.head.id} (try {part.head.try_index}) is being recorded by {described(part.writer)}, which "
             'is alive; wait for it, or end it and resume then. If it hangs, resume="force" takes the rollout from it'
         )
-    if not alive:
-        _check_log(part.path)
     # Closed after the connection that writes: what closes last may only read, so that it leaves the log (-wal) alone,
     # whose absence a reader would take for a loss.
-    with _naming(part.path), contextlib.closing(_connect(part.path, "ro")) as reading:
-        reading.execute("SELECT count(*) FROM about").fetchone()
-        if alive and not _has_fences(reading):
-            raise RecordError(f"{described(part.writer)} runs version 0.1.0, which cannot be refused; end it first")
+    with _naming(part.path), contextlib.closing(JournalSource(part.path)) as source:
+        _refuse_damage(source)  # to write to a journal whose log is torn would destroy what can still be read
         with contextlib.closing(_connect(part.path, "rw")) as writing:
+            if alive and not _has_fences(writing):
+                raise RecordError(f"{described(part.writer)} runs version 0.1.0, which cannot be refused; end it first")
             _set_fence(writing, part, fence)
-        return _sessions_in(reading, part)
+        return _sessions_in(source, part)
 
 
 def _set_fence(connection: sqlite3.Connection, part: JournalPart, fence: Fence) -> None:
@@ -116,39 +114,15 @@ def _set_fence(connection: sqlite3.Connection, part: JournalPart, fence: Fence) 
     connection.execute("COMMIT")
 
 
-def _check_log(path: Path) -> None:
-    """Refuse a journal whose log is torn or missing: to write to it would destroy what can still be read."""
-    if closing_counts(path) is None and not has_log(path):
-        raise DamagedTapeError(
-            f"journal {path}: it was not closed, and its log (-wal) is missing; see `rolltape check`"
-        )
-    opened = opened_to_read(path, alive=False)
-    opened.connection.close()
-    if opened.copy is not None:
-        opened.copy.cleanup()
-    if opened.damage is not None:
-        raise DamagedTapeError(f"journal {path}: {opened.damage}; see `rolltape check`")
+def _sessions_in(source: JournalSource, part: JournalPart) -> list[StoredSession]:
+    sessions = source.stored(part.pk, part.head)
+    _refuse_damage(source)
+    return sorted(sessions, key=lambda session: session.ordinal)
 
 
-def _sessions_in(connection: sqlite3.Connection, part: JournalPart) -> list[StoredSession]:
-    rows = connection.execute(
-        "SELECT pk, ordinal, head, crc FROM sessions WHERE rollout = ? ORDER BY ordinal", (part.pk,)
-    ).fetchall()
-    reader = TurnReader(connection, Contents(), _refuse)
-    for pk, ordinal, raw, crc in rows:
-        if row_crc(pk, part.pk, ordinal, raw) != crc:
-            raise DamagedTapeError(f"row {pk} of sessions is damaged")
-    return [StoredSession(raw, ordinal, list(_turns(connection, reader, pk))) for pk, ordinal, raw, _ in rows]
-
-
-def _turns(connection: sqlite3.Connection, reader: TurnReader, session: int) -> Iterator[StoredTurn]:
-    select = f"SELECT pk, {TURN_COLUMNS} FROM turns WHERE pk BETWEEN ? AND ? ORDER BY pk"
-    for row in connection.execute(select, (turn_pk(session, 0), turn_pk(session, MAX_TURNS - 1))):
-        yield reader.turn(row)
-
-
-def _refuse(what: str, lost: str) -> NoReturn:
-    raise DamagedTapeError(f"{what}; lost: {lost}")
+def _refuse_damage(source: JournalSource) -> None:
+    if source.problems():
+        raise DamagedTapeError(f"{source.problems()[0]}; see `rolltape check`")
 
 
 def _has_fences(connection: sqlite3.Connection) -> bool:

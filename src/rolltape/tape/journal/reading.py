@@ -265,9 +265,10 @@ class JournalSource:
 
     def check_whole(self) -> None:
         """Note rows that belong to nothing that is readable, and counts that do not agree."""
-        rows = {found.head.key: found.row for found in self.heads()}
+        heads = list(self.heads())
+        keys, rows = {found.head.key for found in heads}, {found.row for found in heads}
         for rollout, sessions in self._sessions.items():
-            if rollout not in rows.values():
+            if rollout not in rows:
                 names = ", ".join(_session_name(raw) for _, _, raw in sessions)
                 self._problem(f"the rollout of session {names} is missing", f"session {names}")
         known = {pk for sessions in self._sessions.values() for pk, _, _ in sessions}
@@ -281,7 +282,7 @@ class JournalSource:
         self._check_count("sessions", len(known))
         self._check_count("turns", sum(counts.values()))
         self._check_count("events", self.last_event() + 1)
-        self._check_ends(sum(key in rows for key in finishes))
+        self._check_ends(len(finishes & keys))
 
     def _check_ends(self, finishes: int) -> None:
         """Compare the list of ends, by which a finish is found, with the finishes themselves."""

@@ -38,17 +38,20 @@ class Publisher:
             said = {
                 one.sequence: one for one in (*news.apart, *news.summaries.values()) if one.about.key not in running
             }
-            if news.ended:
-                first = min(ended.first_event for ended in news.ended.values())
+            ended = {key: one for key, one in news.rollouts.items() if one.finish is not None}
+            if ended:
+                first = min(one.first_event for one in ended.values())
                 events = source.numbered_events(first, news.marks.next_event - 1)
-                said |= {number: one for number, one in events if one.about.key in news.ended}
+                said |= {number: one for number, one in events if one.about.key in ended}
             source.unpin()
-            journal, fresh = SourceContents(source), dict[Key, Listed]()
-            for key, ended in news.ended.items():
-                for found in source.heads(ended.row, ended.row):
-                    status = Status(ended.finish.event.data["status"])
-                    journal.rollouts[key] = HeldRollout(found, status, ended.counts)
-                    fresh[key] = Listed(journal.rollouts[key], (journal,))
+            journal = SourceContents(source)
+            journal.rollouts = {
+                key: HeldRollout(found, Status(one.finish.event.data["status"]), one.counts)
+                for key, one in ended.items()
+                for found in source.heads(one.row, one.row)
+                if one.finish is not None
+            }
+            fresh = {key: Listed(held, (journal,)) for key, held in journal.rollouts.items()}
             self._write(fresh, [said[number] for number in sorted(said)])
             self._marks = news.marks
             return frozenset(fresh)

@@ -188,10 +188,14 @@ def shard_id() -> str:
 def _spent(contents: RunContents) -> tuple[list[Path], dict[str, str]]:
     """Journals of dead writers of which every row is in a shard, and why the others stay."""
     said = {stored.key for shard in contents.shards for stored in shard.events}
+    holders: dict[Key, list[SourceContents[ShardSource]]] = {}
+    for shard in contents.shards:
+        for key in shard.rollouts:
+            holders.setdefault(key, []).append(shard)
     removed: list[Path] = []
     kept: dict[str, str] = {}
     for journal in contents.journals:
-        why = _why_kept(journal, contents, said)
+        why = _why_kept(journal, contents, holders, said)
         if why is None:
             removed.append(journal.source.path)
         else:
@@ -199,10 +203,15 @@ def _spent(contents: RunContents) -> tuple[list[Path], dict[str, str]]:
     return removed, kept
 
 
-def _why_kept(journal: SourceContents[JournalSource], contents: RunContents, said: set[tuple[str, int]]) -> str | None:
+def _why_kept(
+    journal: SourceContents[JournalSource],
+    contents: RunContents,
+    holders: dict[Key, list[SourceContents[ShardSource]]],
+    said: set[tuple[str, int]],
+) -> str | None:
     if journal.source.alive:
         return "its writer is alive"
-    sealed = {key: _sealed(held, journal, contents) for key, held in journal.rollouts.items()}
+    sealed = {key: _sealed(held, journal, holders.get(key, []), contents) for key, held in journal.rollouts.items()}
     unsealed = sum(shard is None for shard in sealed.values())
     if unsealed:
         return f"{unsealed} of its rollouts are not sealed"
@@ -225,13 +234,14 @@ def _why_kept(journal: SourceContents[JournalSource], contents: RunContents, sai
 
 
 def _sealed(
-    held: HeldRollout, journal: SourceContents[JournalSource], contents: RunContents
+    held: HeldRollout,
+    journal: SourceContents[JournalSource],
+    shards: list[SourceContents[ShardSource]],
+    contents: RunContents,
 ) -> SourceContents[ShardSource] | None:
-    """The shard that holds all that a journal has of a rollout, with or without parts of later writers."""
-    for shard in contents.shards:
-        there = shard.rollouts.get(held.key)
-        if there is None:
-            continue
+    """The one of the shards that holds all that a journal has of a rollout, with or without parts of later writers."""
+    for shard in shards:
+        there = shard.rollouts[held.key]
         if (there.head.epoch, there.writer) == (held.head.epoch, held.writer):
             return shard
         if there.head.epoch > held.head.epoch:
