@@ -174,6 +174,7 @@ def resident_mb() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+@pytest.mark.slow
 async def test_64_at_once_with_random_cancellations_neither_leak_nor_mix(small: Path) -> None:
     async with EmbeddedEngine(small, max_running=48) as engine:
         expected = {

@@ -159,6 +159,7 @@ async def test_it_can_be_turned_off(small: Path) -> None:
         assert len(engine._batch.weights.prefixes) == 0
 
 
+@pytest.mark.slow
 async def test_64_at_once_with_random_cancellations_share_and_do_not_leak(small: Path) -> None:
     trunks = [ids(index, 400) for index in range(4)]
     prompts = [[*trunks[index % 4][: 100 + 5 * index], *ids(index, index)] for index in range(64)]
