@@ -13,8 +13,8 @@ from rolltape.gateway.echo import EchoRule, is_text_alone, match_echo
 from rolltape.gateway.exchange import Ask
 from rolltape.records.messages import Message, Role, Root
 from rolltape.records.turn import Turn
-from rolltape.tree.nodes import Node
 from rolltape.tree.placement import Tree
+from rolltape.tree.places import Node
 
 
 class PrefixMiss(enum.StrEnum):

@@ -2,7 +2,7 @@
 
 from rolltape.tree.arrival import Arrivals, arrivals_of
 from rolltape.tree.forks import forks_of
-from rolltape.tree.nodes import Node
 from rolltape.tree.placement import PlacedTurn, Tree, tree_of
+from rolltape.tree.places import Node
 
 __all__ = ["Arrivals", "Node", "PlacedTurn", "Tree", "arrivals_of", "forks_of", "tree_of"]

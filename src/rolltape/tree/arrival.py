@@ -10,8 +10,8 @@ from typing import NamedTuple
 from rolltape.records.messages import Message, Role
 from rolltape.records.turn import Delivery, Finish, Turn
 from rolltape.tree.evidence import is_edit_of, spellings
-from rolltape.tree.nodes import Node, Place
 from rolltape.tree.placement import PlacedTurn, Sampler, Tree
+from rolltape.tree.places import Node, Place
 
 _MOST_EDITED = 16  # replies to one prompt that are compared with a message which may be an edited one of them
 

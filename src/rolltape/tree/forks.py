@@ -14,8 +14,8 @@ from rolltape.tree.evidence import (
     text_difference,
     token_difference,
 )
-from rolltape.tree.nodes import Node, Place
 from rolltape.tree.placement import PlacedTurn, Tree
+from rolltape.tree.places import Node, Place
 
 _MOST_ASKED = 64  # turns of one prompt among which the one is looked for whose reply a prompt departs from
 

@@ -8,8 +8,7 @@ from itertools import islice
 from rolltape.records.messages import Message, MessageChain, Role, Root
 from rolltape.records.rollout import Session
 from rolltape.records.turn import Delivery, Turn, TurnFlag
-from rolltape.tree.id_places import IdPlace, IdTree
-from rolltape.tree.nodes import Node, Place, with_turn
+from rolltape.tree.places import IdPlace, IdTree, Node, Place, with_turn
 
 # Of more turns with equal ids or messages than these, the earlier ones are found by an echoed id alone.
 _MOST_EQUALS = 64
