@@ -1,7 +1,7 @@
 """Places where prompts end and replies stand, in messages and in ids.
 
-Message nodes are a Merkle chain from tools and template options down. Places in ids are a radix tree of every prompt, and
-of every prompt with its reply, that a session holds.
+Message nodes are a Merkle chain from tools and template options down. Places in ids are a radix tree of every prompt,
+and of every prompt with its reply, that a session holds.
 """
 
 from collections.abc import Collection, Sequence
