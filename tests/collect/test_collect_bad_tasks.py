@@ -55,7 +55,7 @@ def test_a_bad_task_is_refused_with_its_place_and_nothing_runs(
     ("name", "content", "message"),
     [
         ("none.jsonl", None, "none.jsonl: there is no such file"),
-        ("empty.jsonl", "\n", "empty.jsonl is empty: there is no task in it"),
+        ("empty.jsonl", "\n", "empty.jsonl is empty: there is no task in it; give a source with tasks"),
         ("tasks.txt", GOOD, "tasks.txt is not a task file"),
         ("tasks.json", GOOD, "tasks.json holds one object, without a list in it"),
     ],

@@ -105,9 +105,9 @@ def test_bad_line_is_refused_with_its_place(line: str, message: str) -> None:
 
 
 BAD_JSON = {
-    "empty": ("", "x.json is empty: there is no task in it"),
-    "blank": (" \n", "x.json is empty: there is no task in it"),
-    "empty list": ("[ ]", "x.json is empty: there is no task in it"),
+    "empty": ("", "x.json is empty: there is no task in it; give a source with tasks"),
+    "blank": (" \n", "x.json is empty: there is no task in it; give a source with tasks"),
+    "empty list": ("[ ]", "x.json is empty: there is no task in it; give a source with tasks"),
     "syntax": (
         '[\n{"id": 1},\n{"id" 2}]',
         "x.json, line 3, column 7: not valid JSON (expecting ':' delimiter); correct it there",
@@ -158,7 +158,7 @@ def test_file_of_no_known_kind_is_refused() -> None:
 
 def test_empty_json_lines_are_refused() -> None:
     Path("x.jsonl").write_text("\n \n")
-    assert refusal("x.jsonl") == "x.jsonl is empty: there is no task in it"
+    assert refusal("x.jsonl") == "x.jsonl is empty: there is no task in it; give a source with tasks"
 
 
 def test_limit_below_one_is_refused() -> None:
@@ -235,7 +235,7 @@ def test_bad_parquet_is_refused() -> None:
     pq.write_table(pa.table([pa.array([1]), pa.array([2])], names=["id", "id"]), "y.parquet")
     assert refusal("y.parquet") == "y.parquet has two columns of one name: id; rename one of each"
     pq.write_table(pa.table({"id": pa.array([], pa.int64())}), "z.parquet")
-    assert refusal("z.parquet") == "z.parquet is empty: there is no task in it"
+    assert refusal("z.parquet") == "z.parquet is empty: there is no task in it; give a source with tasks"
 
 
 BAD_FUNCTIONS = """

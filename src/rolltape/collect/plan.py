@@ -168,7 +168,10 @@ def check_resumable(tape: Tape, run: Run, settings: CollectSettings, source_name
         differ = [name for name in fixed if name not in before or before[name] != fixed[name]]
         if differ:
             changes = "; ".join(f"{name} was {before.get(name)!r} and is {fixed[name]!r}" for name in differ)
-            raise CollectError(f"run {tape.name} cannot be resumed at step {settings.step}: {changes}")
+            raise CollectError(
+                f"run {tape.name} cannot be resumed at step {settings.step}: {changes}; "
+                "give them as they were, or another --step"
+            )
 
 
 def check_model(tape: Tape, earlier: EarlierRollouts, model: str, step: int) -> None:
@@ -176,5 +179,6 @@ def check_model(tape: Tape, earlier: EarlierRollouts, model: str, step: int) -> 
     others = sorted(name for name in earlier.models if name != model)
     if others:
         raise CollectError(
-            f"run {tape.name} cannot be resumed at step {step}: model_name was {others[0]!r} and is {model!r}"
+            f"run {tape.name} cannot be resumed at step {step}: model_name was {others[0]!r} and is {model!r}; "
+            "use the same model, or another --step"
         )

@@ -32,7 +32,7 @@ class ConsumerClaim:
 
     def __init__(self, directory: RunDirectory, consumer: str) -> None:
         if not isinstance(consumer, str) or not _NAME.fullmatch(consumer):
-            raise GroupsError(f"consumer {consumer!r}: give a name of letters, digits, dots and dashes")
+            raise GroupsError(f"consumer is {consumer!r}; give a name of letters, digits, dots and dashes")
         self._run = directory.name
         self._consumer = consumer
         self._path = directory.path / "consumers" / f"{consumer}.lock"

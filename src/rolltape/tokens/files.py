@@ -71,7 +71,9 @@ def score_sample(sample: Sample, logprobs: npt.ArrayLike) -> TokenRecord:
     """
     theirs = np.asarray(logprobs, np.float32)
     if theirs.shape != sample.ids.shape:
-        raise MisalignedError(f"sample {sample.id}: {len(sample.ids)} ids, but logprobs of shape {theirs.shape}")
+        raise MisalignedError(
+            f"sample {sample.id}: {len(sample.ids)} ids, but logprobs of shape {theirs.shape}; give one per id"
+        )
     ours = sample.logprobs.astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are worth seeing
         log_ratio = theirs - ours
@@ -170,5 +172,7 @@ def _as_stored(record: TokenRecord, column: TokenColumn, values: npt.NDArray[Any
     """A column in the type that files hold it in."""
     stored = np.asarray(values, column.dtype)
     if column.dtype is np.int32 and not np.array_equal(stored, values):
-        raise RecordError(f"token record of sample {record.sample}: {column.name} are not all 32-bit integers")
+        raise RecordError(
+            f"token record of sample {record.sample}: {column.name} are not all 32-bit integers; give smaller ones"
+        )
     return stored

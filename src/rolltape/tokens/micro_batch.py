@@ -147,7 +147,9 @@ def _lengths(batch: Mapping[str, Any], ids: Tensor, where: str) -> tuple[npt.NDA
         return whole, _real_tokens(bounds, ids, where)
     if not on_host:
         if not len(bounds) and ids.numel():
-            raise MisalignedError(f"{where}: {given[0]} has no sequence, but there are {ids.numel()} tokens")
+            raise MisalignedError(
+                f"{where}: {given[0]} has no sequence, but there are {ids.numel()} tokens; give one length per sequence"
+            )
         return bounds, None
     lengths = bounds.numpy().astype(np.int64)
     check_lengths(lengths, ids.numel(), where)

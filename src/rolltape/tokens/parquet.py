@@ -75,7 +75,10 @@ def read_parquet(path: Path, columns: Collection[str] | None = None) -> Iterator
         with pq.ParquetFile(path) as file:
             found = (file.schema_arrow.metadata or {}).get(SCHEMA_KEY, b"none").decode()
             if found != TOKEN_SCHEMA:
-                raise DamagedTapeError(f"{path}: schema is {found!r}, but this version reads {TOKEN_SCHEMA!r}")
+                raise DamagedTapeError(
+                    f"{path}: schema is {found!r}, but this version reads {TOKEN_SCHEMA!r}; "
+                    "read it with the version that wrote it"
+                )
             wanted = [name for name in file.schema_arrow.names if _is_wanted(name, columns)]
             for batch in file.iter_batches(batch_size=64, columns=wanted):
                 yield from _records(batch)

@@ -98,7 +98,7 @@ class TokenStep(msgspec.Struct, frozen=True, kw_only=True):
                 except OSError as error:
                     raise DamagedTapeError(f"{path}: cannot be read: {error.strerror}") from None
                 if size != file.size:
-                    raise DamagedTapeError(f"{path}: has {size} bytes, but {file.size} were written")
+                    raise DamagedTapeError(f"{path}: has {size} bytes, but {file.size} were written; copy it again")
                 yield path
 
 
@@ -117,7 +117,7 @@ def list_steps(run: str | Path) -> list[TokenStep]:
 def token_folder(run: str | os.PathLike[str], file_format: Format) -> Path:
     """Where the token records of a run are written."""
     if "://" in os.fspath(run):
-        raise RecordError(f"run {os.fspath(run)}: token records are written to a path, not to a URL")
+        raise RecordError(f"run {os.fspath(run)}: token records are written to a path, not to a URL; give a path")
     return Path(run).expanduser().absolute() / file_format.folder
 
 

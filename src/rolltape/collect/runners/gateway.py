@@ -56,7 +56,9 @@ def resolve_model(model: str | None, name: str | None, engines: Sequence[str]) -
         own = tuple(f"{_EMBEDDED}:{model}" if engine == _EMBEDDED else engine for engine in engines)
         return ResolvedModel(Path(model), name, None, own)
     if _EMBEDDED in kinds:
-        raise CollectError(f"--model {model}: there is no such folder, and the embedded engine runs a folder's model")
+        raise CollectError(
+            f"--model {model}: there is no such folder, and the embedded engine runs a folder's model; check the path"
+        )
     folder = _find_cached(model) or (shipped_model() if text_only else None)
     if folder is None:
         raise CollectError(

@@ -134,7 +134,7 @@ def check_tasks(
     if problems.count:
         raise BadTasks(problems.describe(raw.label, "nothing was run"), tuple(problems.first), problems.count)
     if not first_places:
-        raise SourceError(f"{raw.label} is empty: there is no task in it")
+        raise SourceError(f"{raw.label} is empty: there is no task in it; give a source with tasks")
 
 
 def _parse_task(entry: SourceEntry, raw: RawSource, environments: Collection[str] | None) -> Task:
