@@ -1,6 +1,6 @@
 """Task sources: files, standard input, datasets and functions, read as a checked sequence of tasks."""
 
 from rolltape.collect.sources.opening import CheckTask, open_source
-from rolltape.collect.sources.source import TaskSource
+from rolltape.collect.tasks import TaskSource
 
 __all__ = ["CheckTask", "TaskSource", "open_source"]

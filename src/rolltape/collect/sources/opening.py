@@ -17,8 +17,7 @@ import msgspec
 from rolltape.collect.functions import PREFIX, function_named
 from rolltape.collect.sources.entries import EntryProblems, RawSource, SourceEntry, join_names
 from rolltape.collect.sources.jsonfiles import json_file, json_lines_file, json_lines_stream
-from rolltape.collect.sources.source import TaskSource, shuffled
-from rolltape.collect.tasks import Task, environment_name, id_text
+from rolltape.collect.tasks import Task, TaskSource, environment_name, id_text, shuffled
 from rolltape.errors import BadTasks, NotJsonError, SourceError, TaskError
 from rolltape.records.jsonable import encode_with_text_keys, shown
 from rolltape.tape.recording.fields import is_unicode
