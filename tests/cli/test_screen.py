@@ -25,6 +25,7 @@ def test_help_fits_one_screen(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 COMMANDS = [name for commands in STAGES.values() for name in commands]
+SUMMARIES = {name: summary for commands in STAGES.values() for name, summary in commands.items()}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -37,6 +38,7 @@ def test_every_command_has_a_summary_exit_codes_and_help_for_every_flag(name: st
     command = group.commands[name]
     summary = (command.help or "").splitlines()[0]
     assert re.fullmatch(r"[A-Z][a-z]+,? .*\.", summary), "a sentence in one line"
+    assert summary == SUMMARIES[name], "as in the list of commands"
     assert len(summary) <= 61, "fits the list of commands"
     without = [one.name for one in command.params if not (getattr(one, "help", None) or "").endswith((".", ")."))]
     assert without == []

@@ -17,13 +17,39 @@ from rolltape.cli.parameters import with_current_flags, with_options
 from rolltape.cli.screen import discard_output, note, visible
 from rolltape.errors import RolltapeError
 
-# The commands of each stage. `rolltape.cli.STAGE.COMMAND` defines a function of the command's name.
-STAGES: dict[str, tuple[str, ...]] = {
-    "record": ("collect", "serve", "status", "engine"),
-    "look": ("view", "ls", "show", "tree", "trace", "query", "push"),
-    "judge": ("score", "filter"),
-    "train": ("samples", "ledger", "export", "tokens"),
-    "keep": ("check", "seal", "prune"),
+# The commands of each stage, with the first line of their help. `rolltape.cli.STAGE.COMMAND` defines a function of the
+# command's name; it is imported when it is needed, and a list of commands needs none.
+STAGES: dict[str, dict[str, str]] = {
+    "record": {
+        "collect": "Run an agent on tasks and record the rollouts.",
+        "serve": "Run the gateway: serve agents and record every turn.",
+        "status": "Show gateway status.",
+        "engine": "Serve a small Qwen3 model over HTTP with SGLang's API.",
+    },
+    "look": {
+        "view": "Show runs in a web page, live or finished.",
+        "ls": "List rollouts.",
+        "show": "Show a rollout: tree, transcript, and tokens in color.",
+        "tree": "Draw a rollout's turns, with the cause of each fork.",
+        "trace": "Print a rollout's prompts, replies, and rewards by step.",
+        "query": "Run SQL over rollouts, turns, messages, and samples.",
+        "push": "Send a run's metrics and traces to a tracker.",
+    },
+    "judge": {
+        "score": "Set rewards of rollouts or turns, also after they finished.",
+        "filter": "Exclude rollouts from training by a rule, or undo that.",
+    },
+    "train": {
+        "samples": "List training samples, or compare two cut policies.",
+        "ledger": "Account for every sampled token: trained, or why not.",
+        "export": "Write samples, turns, rollouts, or traces to a file.",
+        "tokens": "List, summarize, and show a trainer's token records.",
+    },
+    "keep": {
+        "check": "Verify a run: files, records, traces, and samples.",
+        "seal": "Write finished rollouts as Parquet shards.",
+        "prune": "Delete turns by step, or a side array.",
+    },
 }
 
 # `score RUN ROLLOUT -1`: a negative reward must not be taken for an option.
@@ -61,9 +87,9 @@ class _StagedGroup(TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, STAGES)) + 2
         lines = [
-            (f"{stage if place == 0 else '':{width}}{name}", self.commands[name].get_short_help_str(limit=80))
+            (f"{stage if place == 0 else '':{width}}{name}", summary)
             for stage, commands in STAGES.items()
-            for place, name in enumerate(commands)
+            for place, (name, summary) in enumerate(commands.items())
         ]
         with formatter.section("Commands"):
             formatter.write_dl(lines)

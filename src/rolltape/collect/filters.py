@@ -20,7 +20,7 @@ from rolltape.records.policy import Advantage
 from rolltape.records.rollout import EventKind, Rollout, Status
 from rolltape.renamed import renamed
 from rolltape.samples import counted_tries, group_advantages
-from rolltape.samples.fates import Staleness
+from rolltape.samples.claims import Staleness
 from rolltape.tape.journal.entries import NewEvent
 from rolltape.tape.recording.fields import as_text
 from rolltape.tape.run import RolloutRow, Run

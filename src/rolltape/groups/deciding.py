@@ -12,7 +12,7 @@ from rolltape.records.group import Late
 from rolltape.records.policy import Advantage, Credit, CutPolicy
 from rolltape.records.rollout import Status
 from rolltape.records.sample import Sample
-from rolltape.samples.fates import Staleness
+from rolltape.samples.claims import Staleness
 from rolltape.tape.run import RolloutRow
 
 

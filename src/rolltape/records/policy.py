@@ -1,7 +1,9 @@
 """Cut policies, which decide how turns become samples, and credit, which assigns numbers to those samples."""
 
 import enum
+import math
 import warnings
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -125,6 +127,20 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         _coerce(self, "credit", reward_share=RewardShare, advantage=Advantage, loss_weight=LossWeight)
+
+    def shares(self, reward: float | None, samples: int) -> list[float | None]:
+        """Each sample's reward: the rollout's whole one, or even shares that sum to it."""
+        if reward is None or self.reward_share is RewardShare.FULL or samples < 2 or not math.isfinite(reward):
+            return [reward] * samples
+        parts = [reward / samples] * (samples - 1)
+        return [*parts, math.fsum([reward, *(-part for part in parts)])]
+
+    def weights(self, trained_tokens: Sequence[int]) -> list[float]:
+        """A rollout's weight of 1, shared among its samples."""
+        if self.loss_weight is LossWeight.EVEN:
+            return [1 / len(trained_tokens) for _ in trained_tokens]
+        total = sum(trained_tokens)
+        return [tokens / total for tokens in trained_tokens]
 
 
 P = TypeVar("P", bound=CutPolicy)

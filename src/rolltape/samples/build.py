@@ -14,12 +14,11 @@ from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Fate, Origin, Sample, SampleOutline, SampleSide, Span
 from rolltape.records.turn import Logprobs, Segment, SideArray, Turn, TurnFlag
 from rolltape.samples.branches import Link, path_to
-from rolltape.samples.claims import Claims, Draft
-from rolltape.samples.fates import NOBODY, Run, equal_runs
+from rolltape.samples.claims import NOBODY, Claims, FateRun, SampleDraft, equal_runs
 
 
 def trained_ranges(
-    turns: Sequence[Turn], runs: Mapping[int, Sequence[Run]], drafts: Sequence[Draft]
+    turns: Sequence[Turn], runs: Mapping[int, Sequence[FateRun]], drafts: Sequence[SampleDraft]
 ) -> list[list[tuple[int, int]]]:
     """For each draft the ranges of its tokens that train; `runs` says for each turn's tokens which draft that is."""
     found: dict[int, list[tuple[int, int]]] = {draft.number: [] for draft in drafts}
@@ -38,7 +37,7 @@ def trained_ranges(
 
 
 def outlined(
-    draft: Draft, index: int, trained: Sequence[tuple[int, int]], reward: float | None, loss_weight: float
+    draft: SampleDraft, index: int, trained: Sequence[tuple[int, int]], reward: float | None, loss_weight: float
 ) -> SampleOutline:
     """What is known of a sample before its arrays are made."""
     path, last = path_to(draft.end), draft.end.turn
@@ -63,7 +62,7 @@ def outlined(
 
 
 def built_sample(
-    draft: Draft,
+    draft: SampleDraft,
     claims: Claims,
     outline: SampleOutline,
     rollout: Rollout,
@@ -133,7 +132,7 @@ def _reach(path: Sequence[Link], length: int) -> list[int]:
     return reach[::-1]
 
 
-def _spans(path: Sequence[Link], draft: Draft, claims: Claims) -> list[Span]:
+def _spans(path: Sequence[Link], draft: SampleDraft, claims: Claims) -> list[Span]:
     """The sample's spans in order: each turn cuts back to what it keeps, then adds its prompt and its reply."""
     spans: list[Span] = []
     for link in path:
@@ -168,7 +167,7 @@ def _prompt_spans(turn: Turn, start: int, first_message: int) -> Iterator[Span]:
             yield Span(begin, end, Origin.PROMPT, turn.id, begin, (message, max(next_message, message)), None)
 
 
-def _reply_spans(turn: Turn, draft: Draft, claims: Claims) -> Iterator[Span]:
+def _reply_spans(turn: Turn, draft: SampleDraft, claims: Claims) -> Iterator[Span]:
     begin = len(turn.prompt_tokens)
     message = (len(turn.prompt), len(turn.messages))
     temperature, kind = turn.temperature, turn.facts.logprob_kind

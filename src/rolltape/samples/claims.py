@@ -1,29 +1,61 @@
-"""A session's tree → its drafts, and who trains which token: each at most once, decided after branches are cut."""
+"""A session's tree → its drafts, and the fate of each sampled token.
 
-from collections.abc import Iterable, Iterator, Mapping
+First it is decided which tokens may train at all, then branches are cut, then each draft claims its tokens: every token
+trains at most once.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from rolltape.records.policy import CutPolicy
+from rolltape.records.rollout import Outcome, Status
 from rolltape.records.sample import Fate
-from rolltape.records.turn import Finish
+from rolltape.records.turn import Delivery, Finish, Segment, Turn, TurnFlag
 from rolltape.samples.branches import Link, branching, chosen_leaves
-from rolltape.samples.fates import Run, Staleness, token_runs, turn_fate, unlinked_fate
 from rolltape.tree import Arrivals, Tree
+
+NOBODY = -1
+
+
+class FateRun(NamedTuple):
+    """Sampled tokens `[start, stop)` of one turn that have one fate."""
+
+    start: int
+    stop: int
+    fate: Fate | None  # None: some draft may still claim them
+    draft: int = NOBODY  # the number of the draft that trains them
+
+
+class Staleness:
+    """How old a weight version is, by the run's versions in their order and the one that trains now."""
+
+    def __init__(self, versions: Sequence[str] = (), current: str | None = None) -> None:
+        self._order = {version: index for index, version in enumerate(versions)}
+        self._now = len(versions) - 1 if current is None else self._order.get(current)
+
+    def of(self, version: str | None) -> int | None:
+        """How many versions lie between it and the current one; None: it, or the current one, is unknown."""
+        index = None if version is None else self._order.get(version)
+        return None if index is None or self._now is None else self._now - index
 
 
 class Cut(NamedTuple):
     """A session cut into drafts, and who trains which of its tokens."""
 
     claims: "Claims"
-    drafts: "list[Draft]"
+    drafts: "list[SampleDraft]"
 
 
 def cut(tree: Tree, arrivals: Arrivals, whole_fate: Fate | None, policy: CutPolicy, staleness: Staleness) -> Cut:
     """Decide which tokens may train, link the turns, choose the branches, and let each claim its tokens."""
     unlinked = {placed.sequence: fate for placed in tree.turns if (fate := unlinked_fate(placed.turn)) is not None}
     branches = branching(tree, unlinked.keys(), policy)
-    runs: dict[int, list[Run]] = {}
+    runs: dict[int, list[FateRun]] = {}
     for placed in tree.turns:
         shared = whole_fate or unlinked.get(placed.sequence) or turn_fate(placed.turn, arrivals, policy)
         shared = shared or (Fate.MASKED_REWRITTEN if placed.sequence in branches.rewritten else None)
@@ -34,7 +66,7 @@ def cut(tree: Tree, arrivals: Arrivals, whole_fate: Fate | None, policy: CutPoli
 
 
 @dataclass(slots=True, eq=False)
-class Draft:
+class SampleDraft:
     """A sample before its arrays are made: it ends with `end`, and its ids are the first `length` of that turn's."""
 
     end: Link
@@ -52,18 +84,18 @@ class Draft:
 class Claims:
     """One session's tokens: the fate of each and the draft that trains it, as runs of equal ones."""
 
-    def __init__(self, runs: dict[int, list[Run]], policy: CutPolicy) -> None:
+    def __init__(self, runs: dict[int, list[FateRun]], policy: CutPolicy) -> None:
         self.runs = runs  # by sequence number
         self.may_train = {sequence for sequence, own in runs.items() if any(run.fate is None for run in own)}
         self._policy = policy
-        self._drafts: dict[int, Draft] = {}  # by the sequence number of their last turn
+        self._drafts: dict[int, SampleDraft] = {}  # by the sequence number of their last turn
         self._ends: Mapping[int, Link | None] = {}  # the nearest turn that may train, at or above each
         self._reached: dict[int, int] = {}  # up to which of a turn's ids, and of those above, nothing is left to claim
         self._first_branch: dict[int, int] = {}  # slime: the branch that reached a turn first
         self._out_of_reach: dict[int, Fate] = {}  # why the first draft that holds a turn cannot train all of it
         self._visited: set[int] = set()
 
-    def along(self, leaves: Iterable[Link], ends: Mapping[int, Link | None]) -> list[Draft]:
+    def along(self, leaves: Iterable[Link], ends: Mapping[int, Link | None]) -> list[SampleDraft]:
         """The drafts that train something, in the order of their last turns."""
         self._ends = ends
         if self._policy.claim_before_cut:
@@ -95,7 +127,7 @@ class Claims:
             return
         whole, most = len(end.turn.tokens), self._policy.max_sample_tokens
         length = whole if most is None else min(whole, most)
-        draft = self._drafts[end.turn.sequence] = Draft(end, len(self._drafts), length)
+        draft = self._drafts[end.turn.sequence] = SampleDraft(end, len(self._drafts), length)
         link: Link | None = end
         limit, replaced = draft.length, False
         while link is not None and self._reached.get(link.turn.sequence, -1) < limit:
@@ -110,14 +142,14 @@ class Claims:
             if step is not None and link is not None:
                 limit = min(limit, len(link.turn.prompt_tokens) if replaced else step.kept)
 
-    def _claim_turn(self, draft: Draft, link: Link, branch: int, limit: int, replaced: bool) -> None:
+    def _claim_turn(self, draft: SampleDraft, link: Link, branch: int, limit: int, replaced: bool) -> None:
         sequence, start, count = link.turn.sequence, len(link.turn.prompt_tokens), len(link.turn.sampled_ids)
         self._visited.add(sequence)
         reach = min(max(limit - start, 0), count)
         if self._policy.claim_before_cut and self._first_branch.setdefault(sequence, branch) != branch:
-            claimed = Run(0, reach, Fate.MASKED_TRAINED_IN_OTHER_SAMPLE)
+            claimed = FateRun(0, reach, Fate.MASKED_TRAINED_IN_OTHER_SAMPLE)
         else:
-            claimed = Run(0, reach, Fate.TRAINED, draft.number)
+            claimed = FateRun(0, reach, Fate.TRAINED, draft.number)
         runs = self.runs[sequence] = list(_with_claim(self.runs[sequence], claimed))
         draft.trained_tokens += sum(run.stop - run.start for run in runs if run.draft == draft.number)
         if reach < count:
@@ -132,7 +164,7 @@ class Claims:
             self.runs[sequence] = [run if run.fate else run._replace(fate=reason) for run in runs]
 
 
-def _with_claim(runs: Iterable[Run], claimed: Run) -> Iterator[Run]:
+def _with_claim(runs: Iterable[FateRun], claimed: FateRun) -> Iterator[FateRun]:
     """A reply's runs after what nobody had yet of its beginning was claimed."""
     for run in runs:
         if run.fate is not None or run.start >= claimed.stop:
@@ -141,3 +173,68 @@ def _with_claim(runs: Iterable[Run], claimed: Run) -> Iterator[Run]:
         yield claimed._replace(start=run.start, stop=min(run.stop, claimed.stop))
         if claimed.stop < run.stop:
             yield run._replace(start=claimed.stop)
+
+
+def rollout_fate(outcome: Outcome, *, as_if_finished: bool) -> Fate | None:
+    """The fate that all tokens of a rollout share; None: each has its own."""
+    if outcome.status in (Status.FAILED, Status.LOST):
+        return Fate.DROPPED_ROLLOUT_FAILED
+    if outcome.status is Status.RUNNING and not as_if_finished:
+        return Fate.DROPPED_RUNNING
+    return Fate.DROPPED_FILTERED if outcome.filtered is not None else None
+
+
+def unlinked_fate(turn: Turn) -> Fate | None:
+    """The fate of a turn that is no part of any branch; None: it is."""
+    if turn.facts.auxiliary is not None:
+        return Fate.DROPPED_AUXILIARY
+    if TurnFlag.NOT_TOKEN_FAITHFUL in turn.facts.flags:
+        return Fate.DROPPED_NOT_FAITHFUL
+    return Fate.DROPPED_EMPTY_PROMPT if not len(turn.prompt_tokens) else None
+
+
+def turn_fate(turn: Turn, arrivals: Arrivals, policy: CutPolicy) -> Fate | None:
+    """The fate that all tokens of a turn share; None: they may train. What a later prompt shows did arrive."""
+    facts, unproven = turn.facts, turn.sequence in arrivals.unproven
+    if facts.finish is Finish.ERROR:
+        return Fate.MASKED_ENGINE_ERROR
+    if facts.finish is Finish.ABORT and unproven:
+        return Fate.MASKED_ABORTED
+    if facts.delivery is not Delivery.DELIVERED and unproven:
+        return Fate.MASKED_UNDELIVERED
+    if turn.sequence in arrivals.abandoned and not policy.train_abandoned:
+        return Fate.MASKED_ABANDONED
+    return Fate.MASKED_CONSTRAINED if facts.is_constrained and not policy.train_constrained else None
+
+
+def token_runs(turn: Turn, shared: Fate | None, policy: CutPolicy, staleness: Staleness) -> list[FateRun]:
+    """The fates of a turn's tokens: the shared one, or none yet, with single tokens masked."""
+    count = len(turn.sampled_ids)
+    if shared is None and turn.logprobs is None and not policy.train_without_logprobs:
+        shared = Fate.MASKED_NO_LOGPROB
+    if shared is not None or not count:
+        return [FateRun(0, count, shared)] if count else []
+    stale = [one for one in turn.facts.segments if _is_stale(one, policy, staleness)]
+    missing = None if turn.logprobs is None or policy.train_without_logprobs else np.isnan(turn.logprobs)
+    if not stale and (missing is None or not missing.any()):
+        return [FateRun(0, count, None)]
+    codes = np.zeros(count, dtype=np.uint8)
+    for segment in stale:
+        codes[segment.start : segment.stop] = 1
+    if missing is not None:
+        codes[missing] = 2
+    fates = (None, Fate.MASKED_STALE, Fate.MASKED_NO_LOGPROB)
+    return [FateRun(start, stop, fates[codes[start]]) for start, stop in equal_runs(codes)]
+
+
+def _is_stale(segment: Segment, policy: CutPolicy, staleness: Staleness) -> bool:
+    if policy.max_staleness is None:
+        return False
+    age = staleness.of(segment.first_version)
+    return age is None or age > policy.max_staleness
+
+
+def equal_runs(values: npt.NDArray[Any]) -> list[tuple[int, int]]:
+    """The ranges `[start, stop)` of equal values in an array, in order."""
+    bounds = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
+    return list(pairwise(bounds)) if len(values) else []

@@ -1,10 +1,10 @@
-"""Credit: the reward, advantage and weight that samples carry. Everything counts rollouts, never samples."""
+"""Advantages within groups, and which try of a rollout counts. Everything counts rollouts, never samples."""
 
 import math
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from rolltape.records.policy import Advantage, LossWeight, RewardShare
+from rolltape.records.policy import Advantage
 from rolltape.records.rollout import Outcome, RolloutHead, Status
 
 _SPREAD_OF_EQUALS = 1e-12  # relative to the largest reward
@@ -20,22 +20,6 @@ class RewardedRollout(Protocol):
 
 
 A = TypeVar("A", bound=RewardedRollout)
-
-
-def reward_shares(reward: float | None, samples: int, share: RewardShare) -> list[float | None]:
-    """Each sample's reward: the whole one, or even shares that sum to it."""
-    if reward is None or share is RewardShare.FULL or samples < 2 or not math.isfinite(reward):
-        return [reward] * samples
-    parts = [reward / samples] * (samples - 1)
-    return [*parts, math.fsum([reward, *(-part for part in parts)])]
-
-
-def loss_weights(trained_tokens: Sequence[int], share: LossWeight) -> list[float]:
-    """A rollout's weight of 1, shared among its samples."""
-    if share is LossWeight.EVEN:
-        return [1 / len(trained_tokens) for _ in trained_tokens]
-    total = sum(trained_tokens)
-    return [tokens / total for tokens in trained_tokens]
 
 
 def group_advantages(rewards: Sequence[float | None], kind: Advantage | str) -> list[float | None]:

@@ -11,9 +11,8 @@ from rolltape.records.policy import Credit, CutPolicy, cut_and_credit
 from rolltape.records.rollout import EventKind, Rollout, Session
 from rolltape.records.sample import Fate, Ledger, LedgerEntry, Sample, SampleOutline
 from rolltape.samples.build import built_sample, outlined, trained_ranges
-from rolltape.samples.claims import Cut, Draft, cut
-from rolltape.samples.credit import advantages_of, counted_tries, loss_weights, reward_shares
-from rolltape.samples.fates import Run, Staleness, rollout_fate
+from rolltape.samples.claims import Cut, FateRun, SampleDraft, Staleness, cut, rollout_fate
+from rolltape.samples.credit import advantages_of, counted_tries
 from rolltape.tree import Arrivals, Tree, arrivals_of, forks_of, tree_of
 
 
@@ -72,8 +71,8 @@ class Linearized:
     def outlines(self) -> tuple[SampleOutline, ...]:
         """Each sample without its arrays, which take as long to make as all branches are together."""
         drafts = [draft for _, draft in self._drafts]
-        rewards = reward_shares(self.rollout.reward, len(drafts), self.credit.reward_share)
-        weights = loss_weights([draft.trained_tokens for draft in drafts], self.credit.loss_weight)
+        rewards = self.credit.shares(self.rollout.reward, len(drafts))
+        weights = self.credit.weights([draft.trained_tokens for draft in drafts])
         ranges = [
             found for one in self.sessions for found in trained_ranges(one.session.turns, one.claims.runs, one.drafts)
         ]
@@ -102,7 +101,7 @@ class Linearized:
         return next((outline.index for outline in self.outlines if outline.id == sample_id), None)
 
     @cached_property
-    def _drafts(self) -> list[tuple[LinearizedSession, Draft]]:
+    def _drafts(self) -> list[tuple[LinearizedSession, SampleDraft]]:
         return [(session, draft) for session in self.sessions for draft in session.drafts]
 
     def _repr_html_(self) -> str:
@@ -224,7 +223,7 @@ def pruned_tokens(rollout: Rollout) -> int:
     return max((int(data.get("sampled_tokens", 0)) for data in said if data.get("pruned") == "turns"), default=0)
 
 
-def _entries(turn: str, runs: Iterable[Run]) -> Iterator[LedgerEntry]:
+def _entries(turn: str, runs: Iterable[FateRun]) -> Iterator[LedgerEntry]:
     for fate, equal in groupby(runs, key=lambda run: run.fate):
         first, *others = equal
         if fate is None:

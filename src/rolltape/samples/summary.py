@@ -11,8 +11,7 @@ from rolltape.records.policy import PRESETS, CutPolicy
 from rolltape.records.rollout import EventKind, Rollout, outcome_of
 from rolltape.records.rollout_summary import SUMMARY_RULES, PolicySummary, RolloutSummary
 from rolltape.records.sample import Fate
-from rolltape.samples.claims import Cut, cut
-from rolltape.samples.fates import Staleness, rollout_fate
+from rolltape.samples.claims import Cut, Staleness, cut, rollout_fate
 from rolltape.samples.linearize import pruned_tokens
 from rolltape.tree import Arrivals, Tree, arrivals_of, forks_of, tree_of
 

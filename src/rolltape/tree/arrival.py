@@ -11,7 +11,7 @@ from rolltape.records.messages import Message, Role
 from rolltape.records.turn import Delivery, Finish, Turn
 from rolltape.tree.evidence import is_edit_of, spellings
 from rolltape.tree.placement import PlacedTurn, Sampler, Tree
-from rolltape.tree.places import Node, Place
+from rolltape.tree.places import Node, SharedPrefix
 
 _MOST_EDITED = 16  # replies to one prompt that are compared with a message which may be an edited one of them
 
@@ -45,8 +45,8 @@ def _is_in_doubt(placed: PlacedTurn) -> bool:
 
 def _left_turns(tree: Tree) -> set[int]:
     """The turns whose prompt was asked again, or gone on from without them, after they had ended."""
-    places: dict[Place, None] = {}
-    repeats: dict[Place, None] = {}
+    places: dict[SharedPrefix, None] = {}
+    repeats: dict[SharedPrefix, None] = {}
     for placed in tree.turns:
         places[placed.prompt_node] = None
         if placed.id_place is not None:

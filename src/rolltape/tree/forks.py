@@ -15,7 +15,7 @@ from rolltape.tree.evidence import (
     token_difference,
 )
 from rolltape.tree.placement import PlacedTurn, Tree
-from rolltape.tree.places import Node, Place
+from rolltape.tree.places import Node, SharedPrefix
 
 _MOST_ASKED = 64  # turns of one prompt among which the one is looked for whose reply a prompt departs from
 
@@ -163,7 +163,7 @@ def _fork_at_root(turns: Sequence[PlacedTurn], index: int, latest: "LatestUnder"
     return _explained(placed, reference, ForkCause.SUB_AGENT, shared, text_difference(old, new))
 
 
-def _latest_asked(place: Place, placed: PlacedTurn) -> PlacedTurn | None:
+def _latest_asked(place: SharedPrefix, placed: PlacedTurn) -> PlacedTurn | None:
     """The last turn that was sampled from a place before another."""
     index = _index_before(place.asked, placed)
     return place.asked[index - 1] if index else None

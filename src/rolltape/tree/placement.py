@@ -8,7 +8,7 @@ from itertools import islice
 from rolltape.records.messages import Message, MessageChain, Role, Root
 from rolltape.records.rollout import Session
 from rolltape.records.turn import Delivery, Turn, TurnFlag
-from rolltape.tree.places import IdPlace, IdTree, Node, Place, with_turn
+from rolltape.tree.places import IdPlace, IdTree, Node, SharedPrefix, with_turn
 
 # Of more turns with equal ids or messages than these, the earlier ones are found by an echoed id alone.
 _MOST_EQUALS = 64
@@ -278,7 +278,9 @@ def _join_parents(placed: PlacedTurn) -> None:
             placed.parent, placed.shared_tokens = by_messages, shared
 
 
-def _note_passed(place: Place, placed: PlacedTurn, held: PlacedTurn | None, asked_at: Place | None) -> None:
+def _note_passed(
+    place: SharedPrefix, placed: PlacedTurn, held: PlacedTurn | None, asked_at: SharedPrefix | None
+) -> None:
     """Tell the nearest place above where a turn was asked that another one goes on from there, perhaps without it.
 
     What lies further up was passed by the turns that were asked in between.

@@ -24,7 +24,7 @@ def with_turn(turns: "Sequence[PlacedTurn]", placed: "PlacedTurn") -> "Sequence[
     return turns
 
 
-class Place:
+class SharedPrefix:
     """A beginning that prompts share, of messages or of ids: which turns were asked here, and what came of it."""
 
     __slots__ = ("_child", "_children", "_sampled", "_stamp", "asked", "parent", "passed", "replies")
@@ -86,7 +86,7 @@ class Place:
         return is_news
 
 
-class Node(Place):
+class Node(SharedPrefix):
     """A conversation up to one message."""
 
     __slots__ = (
@@ -191,7 +191,7 @@ class Node(Place):
         return low
 
 
-class IdPlace(Place):
+class IdPlace(SharedPrefix):
     """A beginning of ids: what its parent holds, then `ids`."""
 
     __slots__ = ("ids", "length")
