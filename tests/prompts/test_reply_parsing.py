@@ -113,11 +113,10 @@ def test_of_two_equal_keys_the_last_one_counts(prompts: ChatPrompts) -> None:
     assert [one.arguments for one in reply.calls] == ['{"city": "b"}']
 
 
-def test_text_after_calls_is_told_apart(prompts: ChatPrompts) -> None:
+def test_text_after_calls_is_not_part_of_the_message(prompts: ChatPrompts) -> None:
     reply = read(prompts, f"Both.\n{GOOD}\nand\n{GOOD}\nSo long.")
     assert reply.content == "Both."
     assert len(reply.calls) == 2
-    assert reply.left_out == "and\n\nSo long."
 
 
 def test_unfinished_thinking_is_thinking(prompts: ChatPrompts) -> None:

@@ -25,13 +25,15 @@ class ParsedCall(msgspec.Struct, frozen=True):
 
 
 class Parsed(msgspec.Struct, frozen=True, kw_only=True):
-    """A reply taken apart. If any of its calls is malformed or cut off, there are none: all of it is text."""
+    """A reply taken apart. If any of its calls is malformed or cut off, there are none: all of it is text.
+
+    What the model wrote between and after its calls has no place in a message.
+    """
 
     content: str
     reasoning: str | None = None
     calls: tuple[ParsedCall, ...] = ()
     malformed: bool = False
-    left_out: str = ""  # what the model wrote between and after its calls, for which a message has no place
     reasoning_tokens: int = 0
 
     def to_message(self, call_ids: Sequence[str]) -> dict[str, Any]:
@@ -73,7 +75,6 @@ def parse(
         content=_cut(response.content, stop_string).strip(),
         reasoning=_cut(response.reasoning_content or "", unfinished).strip() or None,
         calls=good,
-        left_out=_left_out(tokenizer, ids, response.tool_calls),
         reasoning_tokens=_reasoning_tokens(tokenizer, ids, response),
     )
 
@@ -155,13 +156,6 @@ def _as_text(tokenizer: FolderTokenizer, ids: list[int], response: Response | No
 def _cut(text: str, stop_string: str | None) -> str:
     at = -1 if not stop_string else text.find(stop_string)
     return text if at < 0 else text[:at]
-
-
-def _left_out(tokenizer: FolderTokenizer, ids: list[int], calls: Sequence[Call]) -> str:
-    spans = sorted(call.token_span for call in calls if call.token_span)
-    ends = [stop for _, stop in spans]
-    begins = [start for start, _ in spans[1:]] + [len(ids)]
-    return "".join(tokenizer.decode(ids[end:begin]) for end, begin in zip(ends, begins, strict=False)).strip()
 
 
 def _reasoning_tokens(tokenizer: FolderTokenizer, ids: list[int], response: Response) -> int:

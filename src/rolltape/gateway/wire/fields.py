@@ -1,7 +1,7 @@
 """Read a request field by field; a wrong value is a BadRequest that names its JSON path."""
 
 import sys
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -11,6 +11,7 @@ from rolltape.records.jsonable import decode_json, encode_json, is_deep, parse_s
 _DEEPEST = 150  # levels, and so within what a record may have
 _NAMED = 16  # unread fields
 _LARGEST = sys.float_info.max
+_T = TypeVar("_T")
 
 
 class Fields:
@@ -70,11 +71,12 @@ class Fields:
         if len(names) > _NAMED:
             self.ignore(f"{len(names) - _NAMED} more fields: ignored")
 
-    def maybe_text(self, name: str) -> str | None:
+    def _maybe(self, name: str, kind: type[_T], wanted: str) -> _T | None:
         value = self.get(name)
-        if value is not None and not isinstance(value, str):
-            self.refuse(name, "give a text")
-        return value
+        return value if value is None or isinstance(value, kind) else self.refuse(name, wanted)
+
+    def maybe_text(self, name: str) -> str | None:
+        return self._maybe(name, str, "give a text")
 
     def text(self, name: str) -> str:
         """A text that must be there; it may be empty."""
@@ -86,10 +88,7 @@ class Fields:
         return self.text(name) or self.refuse(name, "give a text that is not empty")
 
     def maybe_flag(self, name: str) -> bool | None:
-        value = self.get(name)
-        if value is not None and not isinstance(value, bool):
-            self.refuse(name, "give true or false")
-        return value
+        return self._maybe(name, bool, "give true or false")
 
     def maybe_number(self, name: str, least: float = -_LARGEST, most: float = _LARGEST) -> float | None:
         """A number within bounds."""
@@ -117,10 +116,7 @@ class Fields:
         return value
 
     def maybe_list(self, name: str) -> list[Any] | None:
-        value = self.get(name)
-        if value is not None and not isinstance(value, list):
-            self.refuse(name, "give a list")
-        return value
+        return self._maybe(name, list, "give a list")
 
     def maybe_texts(self, name: str) -> list[str] | None:
         """A list of texts."""

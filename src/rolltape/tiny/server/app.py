@@ -65,14 +65,10 @@ class EngineServer:
             "/flush_cache": ("GET POST", self.flush),
             "/health": ("GET", self.health),
             "/health_generate": ("GET", self.health_generate),
-            "/get_model_info": ("GET", self.model_info),
-            "/model_info": ("GET", self.model_info),
-            "/get_server_info": ("GET", self.server_info),
-            "/server_info": ("GET", self.server_info),
-            "/get_weight_version": ("GET", self.weight_version),
-            "/weight_version": ("GET", self.weight_version),
             "/v1/models": ("GET", self.models),
         }
+        for info in (self.model_info, self.server_info, self.weight_version):  # under their old names, too
+            routes |= {f"/{prefix}{info.__name__}": ("GET", info) for prefix in ("", "get_")}
         for path, (methods, handler) in routes.items():
             for method in methods.split():
                 app.router.add_route(method, path, handler)
