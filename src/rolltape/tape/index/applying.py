@@ -61,12 +61,12 @@ class Applier:
             if one.about.kind == EventKind.COLLECT and one.about.rollout is None:
                 self._name_environment(one)
 
-    def add_rollouts(self, place: str, found: Iterable[FoundHead], news: News) -> None:
+    def add_rollouts(self, news: News, found: Iterable[FoundHead]) -> None:
         """Put rollouts in, or, if they are known, where they lie now and what became of them."""
         with_events = self._with_events()
         for one in found:
             key = one.head.key
-            row = self._row(place, one, news)
+            row = self._row(one, news)
             self._last_ns = max(self._last_ns, one.head.started_at_ns)
             known = self._connection.execute(
                 f"SELECT number, {', '.join(_PART)} FROM rollouts WHERE id = ? AND try_index = ?", key
@@ -114,7 +114,7 @@ class Applier:
         last_ns = max(self._last_ns, int(read_about(self._connection, "last_activity_ns", 0)))
         write_about(self._connection, "last_activity_ns", last_ns)
 
-    def _row(self, place: str, found: FoundHead, news: News) -> dict[str, Any]:
+    def _row(self, found: FoundHead, news: News) -> dict[str, Any]:
         head = found.head
         rollout = news.rollouts.get(head.key) or FoundRollout(found.row)
         row: dict[str, Any] = {
@@ -133,7 +133,7 @@ class Applier:
             "started_ns": head.started_at_ns,
             "writer": found.writer,
             "epoch": head.epoch,
-            "place": place,
+            "place": news.name,
             "row": found.row,
             **_part(rollout),
             **dict.fromkeys(("scored", "reward", "terms", "rewarded_by", "filtered_at", "filter", "tagged", "tags")),

@@ -36,10 +36,9 @@ Stop = Callable[[str], None]  # called between any two reads, with what comes ne
 
 
 class _Pinned(NamedTuple):
-    """A journal as it was at one moment."""
+    """A journal as it was at one moment, with what was known before that moment of its writer being alive."""
 
     journal: JournalSource
-    alive: bool  # before that moment
     last_event: int
 
 
@@ -133,9 +132,9 @@ class Follower:
             for journal in opened:
                 self._stop(f"pin {journal.writer}")
                 # Alive or not is asked first: all that a dead writer wrote is then there to be seen.
-                alive = journal.probe()
+                journal.probe()
                 try:
-                    pinned.append(_Pinned(journal, alive, journal.pin()))
+                    pinned.append(_Pinned(journal, journal.pin()))
                 except sqlite3.DatabaseError as error:
                     if journal.path.exists():
                         problem = Problem(journal.where, str(error), "possibly everything in it")
@@ -179,19 +178,19 @@ class Follower:
         self, pinned: list[_Pinned], shards: list[ShardSource], marks: dict[str, Marks], gone: set[str]
     ) -> bool:
         """Read what is new, and write it into the index; whether there was something."""
-        news: list[tuple[News, JournalSource | ShardSource, bool]] = []
+        news: list[News] = []
         unreadable: dict[str, Problem] = {}
-        for journal, alive, _ in pinned:
+        for journal, _ in pinned:
             self._stop(f"read {journal.writer}")
             try:
-                news.append((journal_news(journal, marks.get(journal.name, Marks(1))), journal, alive))
+                news.append(journal_news(journal, marks.get(journal.name, Marks(1))))
             except _UNREADABLE as error:
                 if journal.path.exists():  # else it was sealed and removed meanwhile
                     unreadable[journal.name] = Problem(journal.where, str(error), "everything in it")
         for shard in shards:
             self._stop(f"read {shard.shard}")
             try:
-                news.append((shard_news(shard, Marks()), shard, False))
+                news.append(shard_news(shard))
             except _UNREADABLE as error:
                 if shard.place.read("shards", shard.shard, MANIFEST) is not None:
                     unreadable[shard.name] = Problem(shard.where, str(error), "everything in it")
@@ -202,14 +201,8 @@ class Follower:
             shard.close()
         return changed
 
-    def _write(
-        self,
-        news: list[tuple[News, JournalSource | ShardSource, bool]],
-        marks: dict[str, Marks],
-        gone: set[str],
-        unreadable: dict[str, Problem],
-    ) -> bool:
-        size = sum(one.last_row - one.first_row + 1 for one, _, _ in news)
+    def _write(self, news: list[News], marks: dict[str, Marks], gone: set[str], unreadable: dict[str, Problem]) -> bool:
+        size = sum(one.last_row - one.first_row + 1 for one in news)
         place_problems = self._sources.problems()
         if not self._is_worth_it(news, gone, unreadable, place_problems):
             return False
@@ -220,14 +213,14 @@ class Follower:
             if not _are_current(connection, marks):
                 return True  # another follower was here meanwhile; the next look goes on from there
             applier = Applier(connection, gone)
-            for one, _, _ in news:
+            for one in news:
                 applier.add_events(one.apart)
-            for one, source, alive in news:
+            for one in news:
                 done = marks[one.name].next_rollout if one.name in marks else one.first_row
-                applier.add_rollouts(one.name, source.heads(done, one.last_row), one)
+                applier.add_rollouts(one, one.source.heads(done, one.last_row))
                 applier.apply(one)
-                _set_source(connection, applier, one, source, alive)
-            for one, _, _ in news:
+                _set_source(connection, applier, one)
+            for one in news:
                 applier.apply_summaries(one)
             for name in gone:
                 connection.execute("DELETE FROM sources WHERE name = ?", (name,))
@@ -239,69 +232,56 @@ class Follower:
             applier.finish()
         return True
 
-    def _write_pieces(self, news: list[tuple[News, JournalSource | ShardSource, bool]], gone: set[str]) -> None:
+    def _write_pieces(self, news: list[News], gone: set[str]) -> None:
         """Write most of what is new a piece at a time, so that nobody waits long; the rest is left to `_write`.
 
         What is said of rollouts goes in first: a row is then complete as soon as it is there.
         """
-        for one, _, _ in news:
+        for one in news:
             with self._file.writing() as connection:
                 applier = Applier(connection, gone)
                 applier.add_events(one.apart)
                 applier.finish()
         known = set(self._file.connection().execute("SELECT id, try_index FROM rollouts"))
-        unknown = {key for one, _, _ in news for key in one.fresh} - known  # others have moved
-        for one, source, alive in news:
+        unknown = {key for one in news for key in one.fresh} - known  # others have moved
+        for one in news:
             first = one.first_row
             while one.last_row - first >= _PIECE:
                 self._stop("piece")
                 self._sign()
-                heads = list(source.heads(first, first + _PIECE - 1))
+                heads = list(one.source.heads(first, first + _PIECE - 1))
                 first += _PIECE
                 unknown.difference_update(found.head.key for found in heads)
                 with self._file.writing() as connection:
                     applier = Applier(connection, gone)
-                    applier.add_rollouts(one.name, heads, one)
+                    applier.add_rollouts(one, heads)
                     raw = connection.execute("SELECT marks FROM sources WHERE name = ?", (one.name,)).fetchone()
                     held = msgspec.msgpack.decode(raw[0], type=Marks) if raw else Marks()
                     held.next_rollout = first
                     # Its events count as unread, and are read again should this be cut short.
                     connection.execute(
                         "INSERT OR REPLACE INTO sources VALUES (?, ?, ?)",
-                        (one.name, msgspec.msgpack.encode(held), alive),
+                        (one.name, msgspec.msgpack.encode(held), one.source.alive),
                     )
                     write_about(connection, "behind", len(unknown))
                     applier.finish()
 
     def _is_worth_it(
-        self,
-        news: list[tuple[News, JournalSource | ShardSource, bool]],
-        gone: set[str],
-        unreadable: dict[str, Problem],
-        places: list[Problem],
+        self, news: list[News], gone: set[str], unreadable: dict[str, Problem], places: list[Problem]
     ) -> bool:
         """Whether there is anything to write down."""
-        if gone or any(not one.is_empty for one, _, _ in news):
-            return True
         connection = self._file.connection()
-        known = {
-            name: (bool(alive), raw)
-            for name, alive, raw in connection.execute("SELECT name, alive, marks FROM sources")
-        }
-        for one, _, alive in news:
-            if one.name not in known or known[one.name][0] != alive or not alive:
-                return True
+        alive = {name for (name,) in connection.execute("SELECT name FROM sources WHERE alive")}
+        if gone or any(not one.is_empty or one.name not in alive or not one.source.alive for one in news):
+            return True
         held: dict[str, set[str]] = {}
         for source, problem in connection.execute("SELECT source, problem FROM problems"):
             held.setdefault(source, set()).add(problem)
-        wanted = {"run": {msgspec.json.encode(one).decode() for one in places}}
-        wanted |= {name: {msgspec.json.encode(one).decode()} for name, one in unreadable.items()}
-        wanted |= {
-            one.name: {msgspec.json.encode(problem).decode() for problem in source.problems()}
-            for one, source, _ in news
-        }
+        wanted = {"run": places, **{name: [one] for name, one in unreadable.items()}}
+        wanted |= {one.name: list(one.source.problems()) for one in news}
         return bool(read_about(connection, "behind", 0)) or any(
-            held.get(name, set()) != problems for name, problems in wanted.items()
+            held.get(name, set()) != {msgspec.json.encode(one).decode() for one in problems}
+            for name, problems in wanted.items()
         )
 
     def _has_journal(self, name: str) -> bool:
@@ -322,7 +302,7 @@ class Follower:
 
     def _let_go(self, pinned: list[_Pinned]) -> None:
         """Close the journals of writers that have ended, and those that are gone."""
-        dead = {one.journal.path for one in pinned if not one.alive}
+        dead = {one.journal.path for one in pinned if not one.journal.alive}
         for path in [path for path in self._journals if path in dead or not path.exists()]:
             self._journals.pop(path).close()
 
@@ -332,17 +312,14 @@ def _are_current(connection: sqlite3.Connection, marks: dict[str, Marks]) -> boo
     return {name: msgspec.msgpack.decode(raw, type=Marks) for name, raw in rows} == marks
 
 
-def _set_source(
-    connection: sqlite3.Connection, applier: Applier, news: News, source: JournalSource | ShardSource, alive: bool
-) -> None:
+def _set_source(connection: sqlite3.Connection, applier: Applier, news: News) -> None:
     """Note how far a source was read."""
-    marks = news.marks
+    marks, source = news.marks, news.source
     if isinstance(source, JournalSource):
-        marks.signature = "" if alive else _signature(source.path)
-        applier.set_writer(news.name, source.writer, alive)
+        marks.signature = "" if source.alive else _signature(source.path)
+        applier.set_writer(news.name, source.writer, source.alive)
     connection.execute(
-        "INSERT OR REPLACE INTO sources VALUES (?, ?, ?)",
-        (news.name, msgspec.msgpack.encode(marks), alive),
+        "INSERT OR REPLACE INTO sources VALUES (?, ?, ?)", (news.name, msgspec.msgpack.encode(marks), source.alive)
     )
     applier.set_problems(news.name, list(source.problems()))
 

@@ -142,8 +142,9 @@ class Marks(msgspec.Struct):
 class News:
     """What is new in one source. Events that lie apart from their rollout's own are kept whole."""
 
-    def __init__(self, name: str, marks: Marks) -> None:
-        self.name = name
+    def __init__(self, source: Reader, marks: Marks) -> None:
+        self.source = source
+        self.name = source.name
         self.marks = marks
         self.first_row = marks.next_rollout  # from here on its rollouts are new
         self.last_row = marks.next_rollout - 1
@@ -185,7 +186,7 @@ class News:
 def journal_news(journal: JournalSource, marks: Marks) -> News:
     """What came into a pinned journal since `marks`, which it leaves as they are."""
     marks = msgspec.msgpack.decode(msgspec.msgpack.encode(marks), type=Marks)
-    news = News(journal.name, marks)
+    news = News(journal, marks)
     news.last_row = journal.last_rollout()
     own = {key_named(name): one for name, one in marks.open.items()}
     for row, key in journal.keys(news.first_row) if news.last_row >= news.first_row else ():
@@ -202,9 +203,9 @@ def journal_news(journal: JournalSource, marks: Marks) -> News:
     return news
 
 
-def shard_news(shard: ShardSource, marks: Marks) -> News:
+def shard_news(shard: ShardSource) -> News:
     """Everything in a shard."""
-    news = News(shard.name, msgspec.structs.replace(marks))
+    news = News(shard, Marks())
     news.last_row = shard.last_rollout()
     rows = shard.keys()
     news.fresh.update(rows)
