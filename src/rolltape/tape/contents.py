@@ -16,8 +16,9 @@ from rolltape.records.rollout import Event, EventKind, Status
 from rolltape.tape.index.sources import FoundRollout, RunSources, count_rollout
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.rundir import Place, RunDirectory
-from rolltape.tape.shards.reading import UNREADABLE, ShardSource
+from rolltape.tape.shards.reading import ShardSource
 from rolltape.tape.stored import (
+    UNREADABLE,
     HeldRollout,
     Key,
     Problem,

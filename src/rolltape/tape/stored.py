@@ -1,11 +1,14 @@
 """A rollout as it lies on a tape, the same whether it comes from a journal or a shard, and what a place that holds some
 can be asked. JSON stays in bytes here, so that fields of a newer version survive whatever rewrites it."""
 
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+import pyarrow as pa
 
+from rolltape.errors import TapeError
 from rolltape.records.jsonable import decode_numbers
 from rolltape.records.messages import Message, Root
 from rolltape.records.rollout import Event, EventKind, RolloutHead, Status
@@ -14,6 +17,11 @@ from rolltape.records.turn import Ids, Logprobs, SideArray
 Key = tuple[str, int]  # rollout and try
 
 LARGEST_ROW = 2**62
+# What reading a source may raise that is damaged, out of reach, or no longer there.
+UNREADABLE = (
+    *(TapeError, OSError, sqlite3.Error, pa.ArrowException, msgspec.MsgspecError),
+    *(ValueError, LookupError, TypeError, AttributeError),
+)
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import pyarrow as pa
 
-from rolltape.errors import DamagedTapeError, TapeError
+from rolltape.errors import DamagedTapeError
 from rolltape.tape.index.applying import Applier
 from rolltape.tape.index.database import IndexFile, read_about, write_about
 from rolltape.tape.index.sources import Marks, News, RunSources, journal_news, shard_news
@@ -25,12 +24,11 @@ from rolltape.tape.journal.file import is_alive
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.shards.reading import ShardSource
 from rolltape.tape.shards.writing import MANIFEST
-from rolltape.tape.stored import Problem
+from rolltape.tape.stored import UNREADABLE, Problem
 
 _PIECE = 4_000  # rollouts in a transaction
 _STUCK_S = 5.0  # without a sign of the process that holds the lock
 _CUT_TRIES = 40  # to see all journals at moments between which nobody wrote
-_UNREADABLE = (TapeError, OSError, sqlite3.Error, pa.ArrowException, ValueError, KeyError, TypeError)
 
 Stop = Callable[[str], None]  # called between any two reads, with what comes next: for tests
 
@@ -158,7 +156,7 @@ class Follower:
         self._stop(f"open {path.stem}")
         try:
             journal = self._journals[path] = JournalSource(path)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             if path.exists():
                 problem = error.args[0] if isinstance(error, DamagedTapeError) else str(error)
                 self._note_problem(name, Problem(f"journal {path.name}", str(problem), "everything in it"))
@@ -184,14 +182,14 @@ class Follower:
             self._stop(f"read {journal.writer}")
             try:
                 news.append(journal_news(journal, marks.get(journal.name, Marks(1))))
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 if journal.path.exists():  # else it was sealed and removed meanwhile
                     unreadable[journal.name] = Problem(journal.where, str(error), "everything in it")
         for shard in shards:
             self._stop(f"read {shard.shard}")
             try:
                 news.append(shard_news(shard))
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 if shard.place.read("shards", shard.shard, MANIFEST) is not None:
                     unreadable[shard.name] = Problem(shard.where, str(error), "everything in it")
                 shard.close()

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
-import pyarrow as pa
 
-from rolltape.errors import DamagedTapeError, TapeError
+from rolltape.errors import DamagedTapeError
 from rolltape.records.ids import session_id
 from rolltape.records.jsonable import decode_record
 from rolltape.records.messages import Message, MessageChain
@@ -16,10 +15,18 @@ from rolltape.records.rollout import Event, EventKind, Rollout, RolloutHead, Ses
 from rolltape.records.turn import Delivery, TokenChain, Turn, TurnFacts
 from rolltape.tape.index.sources import Reader, RunSources
 from rolltape.tape.journal.reading import JournalSource
-from rolltape.tape.stored import Key, Problem, StoredEvent, StoredSession, StoredTurn, counts_for, join_sessions
+from rolltape.tape.stored import (
+    UNREADABLE,
+    Key,
+    Problem,
+    StoredEvent,
+    StoredSession,
+    StoredTurn,
+    counts_for,
+    join_sessions,
+)
 
 _SOURCES_HELD = 8
-_GONE = (TapeError, OSError, sqlite3.Error, KeyError, IndexError, ValueError, TypeError, pa.ArrowException)
 
 
 class PartPlace(NamedTuple):
@@ -58,7 +65,7 @@ class Loader:
         for fresh in (False, True):
             try:
                 rollout, problems = self._loaded(located, fresh=fresh)
-            except _GONE as error:
+            except UNREADABLE as error:
                 failure = error
                 continue
             # What is missing may be so because the file was replaced by another meanwhile.
@@ -78,7 +85,7 @@ class Loader:
                 self._head(source, part, located.key)
                 for message in source.messages(part.row):
                     found.setdefault(message.digest, message)
-        except _GONE as error:
+        except UNREADABLE as error:
             raise DamagedTapeError(f"rollout {located.key[0]}: {error}") from error
         return list(found.values())
 

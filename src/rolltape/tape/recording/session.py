@@ -12,7 +12,7 @@ from rolltape.tape.journal.entries import RecordedTurn, facts_json
 from rolltape.tape.journal.file import MAX_TURNS
 from rolltape.tape.journal.writing import Journal, Ticket
 from rolltape.tape.recording.fields import TurnFields
-from rolltape.tape.recording.intake import CodedTurn, SessionIntake
+from rolltape.tape.recording.intake import CodedTurn, SessionIntake, weight_versions
 
 if TYPE_CHECKING:
     from rolltape.tape.recording.rollout import RolloutRecorder
@@ -201,7 +201,4 @@ class SessionRecorder:
     def _count(self, turn: Turn) -> None:
         self.turn_count += 1
         self.sampled_tokens += len(turn.sampled_ids)
-        for segment in turn.facts.segments:
-            for version in (segment.first_version, segment.last_version):
-                if version is not None:
-                    self.versions[version] = None
+        self.versions |= dict.fromkeys(weight_versions([turn]))

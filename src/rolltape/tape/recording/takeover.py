@@ -13,7 +13,7 @@ from rolltape.tape.contents import SourceContents
 from rolltape.tape.index.loading import rebuilt
 from rolltape.tape.journal.fences import Fence, JournalPart, find_part, load_part, take_part
 from rolltape.tape.journal.writing import Journal
-from rolltape.tape.recording.intake import CodedTurn, SessionIntake
+from rolltape.tape.recording.intake import CodedTurn, SessionIntake, weight_versions
 from rolltape.tape.rundir import RunDirectory
 from rolltape.tape.shards.reading import ShardSource
 from rolltape.tape.stored import HeldRollout, Key, StoredSession, join_sessions
@@ -168,15 +168,8 @@ def _restored(head: RolloutHead, stored: list[StoredSession]) -> list[SessionInt
 
 def _counts(sessions: Sequence[SessionIntake]) -> EarlierParts:
     turns = [turn for session in sessions for turn in session.turns]
-    versions = {
-        version: None
-        for turn in turns
-        for segment in turn.facts.segments
-        for version in (segment.first_version, segment.last_version)
-        if version is not None
-    }
     sampled = sum(len(turn.sampled_ids) for turn in turns)
-    return EarlierParts(tuple(len(session.turns) for session in sessions), sampled, tuple(versions))
+    return EarlierParts(tuple(len(session.turns) for session in sessions), sampled, tuple(weight_versions(turns)))
 
 
 def _intake(session: Session, stored: StoredSession) -> SessionIntake:

@@ -5,9 +5,7 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
-import pyarrow as pa
 
 from rolltape.errors import DamagedTapeError, NewerTapeError
 from rolltape.records.jsonable import decode_record
@@ -19,6 +17,7 @@ from rolltape.tape.shards.rowgroups import RowFile
 from rolltape.tape.shards.writing import MANIFEST
 from rolltape.tape.stored import (
     LARGEST_ROW,
+    UNREADABLE,
     FoundHead,
     Key,
     Problem,
@@ -30,16 +29,6 @@ from rolltape.tape.stored import (
 )
 
 _STANDINGS = {1: Status.FINISHED, 2: Status.FAILED}
-UNREADABLE = (
-    OSError,
-    pa.ArrowException,
-    msgspec.MsgspecError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    DamagedTapeError,
-)
 
 
 class ShardSource:
