@@ -365,6 +365,48 @@ def test_slime_gives_a_shared_reply_to_the_branch_of_a_rewritten_reply_that_came
     ]
 
 
+def test_slime_trains_a_reply_in_the_first_sample_of_its_branch() -> None:
+    recording = Recording()
+    first = recording.ask([user("u")], "a")
+    second = recording.go_on(first, [user("v")], "b c")
+    drifts(recording, second, "w")
+    assert lines(recording, "slime", max_reply_tokens=1) == [
+        "<user> u <eot> <gen> «a» «<eot>» <user> v <eot> <gen> «b» «c» «<eot>»",
+        "<user> u <eot> <gen> ‹a› ‹<eot>› <user> v <eot> <gen> ‹b› D <eot> <user> w <eot> <gen> «so» «<eot>»",
+    ]
+    assert lines(recording) == [
+        "<user> u <eot> <gen> ‹a› ‹<eot>› <user> v <eot> <gen> «b» «c» «<eot>»",
+        "<user> u <eot> <gen> «a» «<eot>» <user> v <eot> <gen> ‹b› D <eot> <user> w <eot> <gen> «so» «<eot>»",
+    ]
+
+
+def test_slime_trains_a_reply_that_a_later_branch_gives_up() -> None:
+    recording = Recording()
+    first = recording.ask([user("u")], "a b")
+    drifts(recording, first, "v")
+    second = recording.turns[1]
+    ids = [*second.tokens.slice(0, len(second.prompt_ids) + 1).tolist(), *recording.words.ids("E <eot>")]
+    for word, reply in (("w", "one two three four"), ("x", "y")):
+        ids = [*ids, *recording.render([user(word)])]
+        recording.ask([*held(second), user("w"), *([user("x")] if word == "x" else [])], reply, prompt_ids=ids)
+    totals_of_turns = linearize(
+        rollout_of(recording.session()), cut_policy("slime", max_reply_tokens=4)
+    ).ledger.by_turn()
+    assert totals_of_turns[second.id] == {Fate.TRAINED: 2}
+
+
+def test_of_a_reply_and_an_empty_one_after_it_that_lost_the_tie_the_reply_is_continued() -> None:
+    recording = Recording()
+    first = recording.ask([user("u")], "a", started_at=1.0, ended_at=5.0)
+    ids = first.tokens.to_numpy()
+    empty = {"sampled_ids": [], "finish": Finish.LENGTH, "delivery": Delivery.UNKNOWN}
+    recording.ask([*held(first), user("v")], "b", prompt_ids=ids, started_at=4.0, ended_at=4.5, **empty)
+    recording.ask([*held(recording.turns[1]), user("w")], "c", prompt_ids=[*ids, 77], started_at=6.0, ended_at=7.0)
+    placed = tree_of(recording.session()).turns
+    assert (placed[2].continues, placed[2].message_parent) == (placed[0], placed[1])
+    assert len(lines(recording)) == 1
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

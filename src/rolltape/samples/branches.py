@@ -1,7 +1,7 @@
 """Which turns follow which under a cut policy, and which of the branches become samples."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rolltape.records.policy import Branches, CutPolicy, OnRewrite
@@ -27,6 +27,10 @@ class Link:
     continues: "Link | None"  # None: its sample starts with its own prompt
     step: Step | None = None  # how it goes on in that sample over a drift; None: its ids extend those before
     ran_out: bool = False  # whether the next turn of its sample had no room for a reply
+    extends: "Link | None" = field(init=False)  # the nearest turn of its sample that its ids extend
+
+    def __post_init__(self) -> None:
+        self.extends = self.continues.extends if self.continues and self.step else self.continues
 
 
 class Branching:
@@ -123,9 +127,11 @@ def _linked(placed: PlacedTurn, links: dict[int, Link], above: PlacedTurn | None
     if by_messages is None or by_messages is held:
         return Link(turn, held, len(held.turn.tokens) if held else 0, held)
     step = step_between(by_messages.turn, turn, policy)
-    if step.same_sample and (held is None or len(held.turn.tokens) <= len(by_messages.turn.prompt_tokens)):
+    # Where nothing drifts, the turn that it continues has the same ids, or more of them.
+    drifts = step.kept < len(by_messages.turn.tokens)
+    if step.same_sample and (held is None or (drifts and len(held.turn.tokens) <= len(by_messages.turn.prompt_tokens))):
         return Link(turn, by_messages, step.kept, by_messages, step)
-    if held is not None and (by_messages.continues is not held or step.kept <= len(held.turn.tokens)):
+    if held is not None and (by_messages.extends is not held or step.kept <= len(held.turn.tokens)):
         return Link(turn, held, len(held.turn.tokens), held)
     return Link(turn, by_messages, step.kept, held)
 

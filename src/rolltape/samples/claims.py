@@ -109,22 +109,30 @@ class Claims:
         """Leaves first, then the ends inside of branches, later ones first: a draft comes after all that contain it."""
         inner: dict[int, Link] = {}
         for leaf in leaves:
-            self._claim(leaf, 0, inner)
+            inner.update(self._claim(leaf))
         for sequence in reversed(self.runs):
             if sequence in inner:
-                self._claim(inner[sequence], 0, inner)
+                inner.update(self._claim(inner[sequence]))
 
     def _claim_by_branch(self, leaves: Iterable[Link]) -> None:
-        """One branch after the other, each with all the drafts that it is cut into, as slime does."""
+        """One branch after the other, each with all the drafts that it is cut into from its start on, as slime does."""
+        seen: set[int] = set()
         for branch, leaf in enumerate(leaves):
-            waiting = {leaf.turn.sequence: leaf}
-            while waiting:
-                self._claim(waiting.pop(max(waiting)), branch, waiting)
+            ends = [leaf]
+            link: Link | None = leaf
+            while link is not None and link.turn.sequence not in seen:
+                seen.add(link.turn.sequence)
+                if (other := self._inner_end(link)) is not None:
+                    ends.append(other)
+                link = link.before
+            for end in reversed(ends):
+                self._claim(end, branch)
 
-    def _claim(self, end: Link, branch: int, inner: dict[int, Link]) -> None:
-        """Claim what a draft may train, from its end upwards; the ends of other drafts that it passes go to `inner`."""
+    def _claim(self, end: Link, branch: int = 0) -> dict[int, Link]:
+        """Claim what a draft may train, from its end upwards. Gives the ends of other drafts that it passes."""
+        inner: dict[int, Link] = {}
         if end.turn.sequence in self._drafts:
-            return
+            return inner
         whole, most = len(end.turn.tokens), self._policy.max_sample_tokens
         length = whole if most is None else min(whole, most)
         draft = self._drafts[end.turn.sequence] = SampleDraft(end, len(self._drafts), length)
@@ -133,14 +141,18 @@ class Claims:
         while link is not None and self._reached.get(link.turn.sequence, -1) < limit:
             self._reached[link.turn.sequence] = limit
             self._claim_turn(draft, link, branch, limit, replaced)
-            before = link.before
-            other = self._ends[before.turn.sequence] if before and before is not link.continues else None
-            if other is not None:
+            if (other := self._inner_end(link)) is not None:
                 inner[other.turn.sequence] = other
             step, link = link.step, link.continues
             replaced = step is not None and step.replaces_reply
             if step is not None and link is not None:
                 limit = min(limit, len(link.turn.prompt_tokens) if replaced else step.kept)
+        return inner
+
+    def _inner_end(self, link: Link) -> Link | None:
+        """The end of the draft that a branch leaves at a turn to begin another one; None: it goes on in the same."""
+        before = link.before
+        return self._ends[before.turn.sequence] if before is not None and before is not link.continues else None
 
     def _claim_turn(self, draft: SampleDraft, link: Link, branch: int, limit: int, replaced: bool) -> None:
         sequence, start, count = link.turn.sequence, len(link.turn.prompt_tokens), len(link.turn.sampled_ids)
