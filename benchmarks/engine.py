@@ -1,4 +1,4 @@
-"""The embedded engine beside transformers on the same checkpoint: tokens a second, loading, memory.
+"""The tiny engine beside transformers on the same checkpoint: tokens a second, loading, memory.
 
 `python -m benchmarks.engine ours|transformers FOLDER` is one measurement in a process of its own.
 """
@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.figures import Figure
 from rolltape.errors import CheckpointError
-from rolltape.tiny import EmbeddedEngine, EngineReply, Sampling, shipped_model
+from rolltape.tiny import EngineReply, Sampling, TinyEngine, shipped_model
 
 PROMPT_TOKENS = 64
 ALONE_TOKENS = 256
@@ -74,7 +74,7 @@ def _measured(which: str, folder: Path) -> dict[str, float]:
 
 async def _ours(folder: Path) -> dict[str, float]:
     started = time.perf_counter()
-    engine = EmbeddedEngine(folder)
+    engine = TinyEngine(folder)
     load_s = time.perf_counter() - started
     rng = np.random.default_rng(0)
     prompts = rng.integers(0, engine.config.vocab_size, (BATCH, PROMPT_TOKENS)).tolist()
@@ -105,7 +105,7 @@ async def _ours(folder: Path) -> dict[str, float]:
     }
 
 
-async def _second_turn_s(engine: EmbeddedEngine, *, warm: bool) -> float:
+async def _second_turn_s(engine: TinyEngine, *, warm: bool) -> float:
     """The seconds to the first token of a second turn, with or without what was read for the first."""
     before, replied, new = TURN_TOKENS
     rng = np.random.default_rng(1)

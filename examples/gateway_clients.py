@@ -102,7 +102,7 @@ def calculated(arguments: str) -> str:
 async def record(path: Path) -> None:
     """Every task several times, all at once, through one gateway."""
     with rolltape.open(path) as tape:
-        async with Gateway(engine="embedded", tape=tape) as gateway:
+        async with Gateway(engine="tiny", tape=tape) as gateway:
             print(f"gateway at {gateway.url}, {gateway.service.prompts.describe()}")
             works = (multiply, guess_the_number, use_the_calculator)
             await asyncio.gather(*(work(gateway, attempt) for attempt in range(ATTEMPTS) for work in works))

@@ -1,6 +1,6 @@
 """What a trainer that holds the weights in bfloat16 makes of samples, next to what the engine gave when it sampled.
 
-It stands in for a trainer where there is none: the embedded engine reads each sample with rounded weights, and
+It stands in for a trainer where there is none: the tiny engine reads each sample with rounded weights, and
 what it finds is written as token records.
 """
 
@@ -20,7 +20,7 @@ import rolltape
 from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Sample
 from rolltape.records.token_record import TokenRecord
-from rolltape.tiny import EmbeddedEngine, Sampling, shipped_model
+from rolltape.tiny import Sampling, TinyEngine, shipped_model
 from rolltape.tokens import score_sample, write_tokens
 
 
@@ -37,7 +37,7 @@ def rescore(run: Path) -> int:
 
 
 async def _scored(model: Path, samples: Sequence[Sample]) -> list[TokenRecord]:
-    async with EmbeddedEngine(model) as engine:
+    async with TinyEngine(model) as engine:
 
         async def one(sample: Sample) -> TokenRecord:
             reply = await engine.generate(sample.ids.tolist(), Sampling(max_tokens=0, prompt_logprobs_from=0))

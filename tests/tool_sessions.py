@@ -1,4 +1,4 @@
-"""Tool sessions through a gateway, and what the embedded engine says of the ids that were sampled in them."""
+"""Tool sessions through a gateway, and what the tiny engine says of the ids that were sampled in them."""
 
 import math
 from pathlib import Path
@@ -9,7 +9,7 @@ from openai import AsyncOpenAI
 import rolltape
 from gateways import CALCULATOR
 from rolltape.records.turn import LogprobKind
-from rolltape.tiny import EmbeddedEngine, Sampling
+from rolltape.tiny import Sampling, TinyEngine
 
 QUESTIONS = ["What is 23 * 17?", "What is 48 + 77?", "What is 91 - 35?", "What is 12 * 12?"]
 
@@ -32,8 +32,8 @@ async def tool_session(gateway: rolltape.Gateway, question: str, temperature: fl
     await session.finish(reward=1.0, samples=False)
 
 
-async def largest_difference(run: Path, embedded: EmbeddedEngine, temperature: float) -> tuple[float, int]:
-    """Between the recorded logprobs of a run and the embedded engine's on the same ids, and over how many ids."""
+async def largest_difference(run: Path, tiny_engine: TinyEngine, temperature: float) -> tuple[float, int]:
+    """Between the recorded logprobs of a run and the tiny engine's on the same ids, and over how many ids."""
     worst, compared = 0.0, 0
     for rollout in rolltape.read(run).rollouts():
         for turn in rollout.turns:
@@ -42,7 +42,7 @@ async def largest_difference(run: Path, embedded: EmbeddedEngine, temperature: f
             scoring = Sampling(max_tokens=0, prompt_logprobs_from=len(prompt))
             if turn.facts.logprob_kind is not LogprobKind.RAW and temperature != 1.0:
                 raise AssertionError(f"logprobs are {turn.facts.logprob_kind}; compare at temperature 1")
-            scored = await embedded.generate([*prompt, *turn.sampled_ids.tolist()], scoring)
+            scored = await tiny_engine.generate([*prompt, *turn.sampled_ids.tolist()], scoring)
             for ours, theirs in zip(scored.prompt_logprobs, turn.logprobs.tolist(), strict=True):
                 if not math.isnan(theirs):
                     assert ours is not None

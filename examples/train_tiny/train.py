@@ -22,7 +22,7 @@ from rolltape.gateway.exchange import SamplingParams
 from rolltape.records.policy import Advantage
 from rolltape.records.sample import Sample
 from rolltape.tape.recording.tape import Tape
-from rolltape.tiny import EmbeddedEngine, shipped_model
+from rolltape.tiny import TinyEngine, shipped_model
 from rolltape.tokens import TokenExporter
 
 CREDIT = rolltape.Credit(advantage=Advantage.NORMALIZED)
@@ -62,7 +62,7 @@ class Training:
         seed: int,
         tape: Tape,
         gateway: rolltape.Gateway,
-        engine: EmbeddedEngine,
+        engine: TinyEngine,
         trainer: Trainer,
         thread: ThreadPoolExecutor,
     ) -> None:
@@ -107,7 +107,7 @@ class Training:
 @asynccontextmanager
 async def training(run: Path, seed: int, recipe: Recipe) -> AsyncIterator[Training]:
     """Everything that a training needs, on a run of its own."""
-    engine = EmbeddedEngine(shipped_model(), version="0")
+    engine = TinyEngine(shipped_model(), version="0")
     with (
         rolltape.open(run, name=f"train-tiny-{seed}") as tape,
         TokenExporter(run, rank=0, world_size=1, loss=recipe.clip) as exporter,

@@ -88,7 +88,7 @@ def test_resuming_what_is_done_says_so_and_runs_nothing(tmp_path: Path, cli: Cli
         (["--max-reply-tokens", "0"], "--max-reply-tokens 0: Expected `int` >= 1"),
         (["--force", "min_p=many"], "--force min_p=many: "),
         (["--force", "luck=1"], "--force luck=1: give NAME=VALUE"),
-        (["--routed-experts"], "routed_experts is given, which embedded does not take"),
+        (["--routed-experts"], "routed_experts is given, which tiny does not take"),
         (["--thinking-retention", "some"], "--thinking-retention some: "),
     ],
 )

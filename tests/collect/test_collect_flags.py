@@ -138,7 +138,7 @@ async def test_a_text_cut_at_its_limit_is_no_overflow(tmp_path: Path) -> None:
     assert result.stop_reason is StopReason.MAX_TOKENS
 
 
-def test_a_model_folder_is_what_the_embedded_engine_runs(tmp_path: Path, cli: Cli) -> None:
+def test_a_model_folder_is_what_the_tiny_engine_runs(tmp_path: Path, cli: Cli) -> None:
     folder = tmp_path / "mine"
     folder.symlink_to(shipped_model())
     result = cli("collect", task_file(tmp_path, SUMS[:1]), "--run", tmp_path / "run", "-g", 1, "--model", folder)
@@ -154,7 +154,7 @@ SGLANG, OPENAI = "sglang:http://127.0.0.1:1", "openai:http://127.0.0.1:1/v1"
     [
         ("Qwen/Nobody", SGLANG, "--model Qwen/Nobody: there is no such folder, and no tokenizer of that name in the"),
         ("./nothing here", SGLANG, "--model ./nothing here: there is no such folder"),
-        ("qwen", "embedded", "--model qwen: there is no such folder, and the embedded engine runs a folder's model"),
+        ("qwen", "tiny", "--model qwen: there is no such folder, and the tiny engine runs a folder's model"),
         (None, SGLANG, f"--engine {SGLANG}: the model is not known; give --model"),
         (None, OPENAI, f"--engine {OPENAI}: the model is not known; give --model"),
     ],

@@ -2,7 +2,7 @@
 
     python tests/engines/check_real_backends.py sglang:http://127.0.0.1:30000 vllm:http://127.0.0.1:8000
 
-Each must serve the shipped model (or --model) in float32; the embedded engine scores the very ids that it gives.
+Each must serve the shipped model (or --model) in float32; the tiny engine scores the very ids that it gives.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from rolltape.gateway.engines.opening import open_engine
 from rolltape.gateway.engines.protocol import Engine, Generated
 from rolltape.gateway.engines.sampled import describe_generated
 from rolltape.records.turn import Finish, LogprobKind
-from rolltape.tiny import EmbeddedEngine, Sampling, shipped_model
+from rolltape.tiny import Sampling, TinyEngine, shipped_model
 from tool_sessions import QUESTIONS, largest_difference, tool_session
 
 TOLERANCE = 1e-3
@@ -32,7 +32,7 @@ HELLO = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
 class Checks:
     """Every check of one engine; `failed` counts those that did not hold."""
 
-    def __init__(self, engine: Engine, own: EmbeddedEngine) -> None:
+    def __init__(self, engine: Engine, own: TinyEngine) -> None:
         assert own.texts is not None
         self.engine, self.own, self.texts = engine, own, own.texts
         self.failed = 0
@@ -131,7 +131,7 @@ class Checks:
 
 async def checked(specs: list[str], folder: Path) -> int:
     failed = 0
-    async with EmbeddedEngine(folder) as own:
+    async with TinyEngine(folder) as own:
         for spec in specs:
             engine = open_engine(spec)
             checks = Checks(engine, own)

@@ -49,11 +49,16 @@ def test_parts_that_do_not_belong_together_are_a_fault() -> None:
         ("vllm:http://127.0.0.1:8000", "vllm http://127.0.0.1:8000"),
         ("llamacpp:http://127.0.0.1:8080", "llamacpp http://127.0.0.1:8080"),
         ("openai:http://127.0.0.1:8000/v1", "openai http://127.0.0.1:8000/v1"),
-        ("embedded", "embedded tiny"),
+        ("tiny", "tiny engine (tiny)"),
     ],
 )
 def test_a_text_names_an_engine(spec: str, name: str) -> None:
     assert open_engine(spec).name == name
+
+
+def test_the_tiny_engine_is_found_under_its_old_name() -> None:
+    with pytest.warns(DeprecationWarning, match="now `tiny`"):
+        assert open_engine("embedded").name == "tiny engine (tiny)"
 
 
 @pytest.mark.parametrize("spec", ["", "sglang", "sglang:", "http://127.0.0.1:1", "tgi:http://127.0.0.1:1", "replay:"])
@@ -70,6 +75,6 @@ def test_what_an_engine_cannot_take_is_refused() -> None:
     with pytest.raises(EngineError, match="write replay:RUN#ROLLOUT"):
         open_engine("replay:somewhere")
     with pytest.raises(CheckpointError):
-        open_engine("embedded:/nowhere")
+        open_engine("tiny:/nowhere")
     with pytest.raises(RunNotFound):
         open_engine("replay:/nowhere#r")

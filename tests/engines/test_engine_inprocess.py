@@ -1,4 +1,4 @@
-"""The embedded engine behind the engine protocol."""
+"""The tiny engine behind the engine protocol."""
 
 import asyncio
 from pathlib import Path
@@ -11,13 +11,13 @@ from rolltape.errors import EngineFault, EngineUnreachable
 from rolltape.gateway.engines.inprocess import InProcessEngine
 from rolltape.gateway.engines.protocol import Engine
 from rolltape.records.turn import Finish, LogprobKind
-from rolltape.tiny import EmbeddedEngine, Sampling, shipped_model
+from rolltape.tiny import Sampling, TinyEngine, shipped_model
 
 PROMPT = list(range(30, 50))
 
 
 def loaded(folder: Path | None = None) -> InProcessEngine:
-    return InProcessEngine(EmbeddedEngine(folder or shipped_model(), "w1"))
+    return InProcessEngine(TinyEngine(folder or shipped_model(), "w1"))
 
 
 async def test_it_starts_at_its_first_use_and_gives_what_the_engine_gives() -> None:

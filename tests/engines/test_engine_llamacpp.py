@@ -13,7 +13,7 @@ from rolltape.errors import EngineFault, EngineUnreachable
 from rolltape.gateway.engines.llamacpp import LlamaCppEngine, placed
 from rolltape.gateway.engines.protocol import Engine, Generated
 from rolltape.records.turn import Finish, LogprobKind
-from rolltape.tiny import EmbeddedEngine, Sampling, shipped_model
+from rolltape.tiny import Sampling, TinyEngine, shipped_model
 from tiny.gguf_file import write_gguf
 from tiny.test_agreement_llamacpp import serve
 
@@ -64,15 +64,15 @@ async def test_the_stop_id_stays_and_has_a_logprob(url: str, hello: list[int]) -
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
-async def test_logprobs_are_raw_and_those_of_the_embedded_engine(url: str, temperature: float) -> None:
+async def test_logprobs_are_raw_and_those_of_the_tiny_engine(url: str, temperature: float) -> None:
     rng = np.random.default_rng(2)
     compared = 0
-    async with EmbeddedEngine(shipped_model(), context=2048) as embedded:
+    async with TinyEngine(shipped_model(), context=2048) as tiny_engine:
         for seed in range(6):
             prompt = rng.integers(10, 2000, 60).tolist()
             given = await once(url, prompt, temperature=temperature, seed=seed, max_tokens=60)
             assert given.logprob_kind is LogprobKind.RAW
-            scored = await embedded.generate(
+            scored = await tiny_engine.generate(
                 [*prompt, *given.ids.tolist()], Sampling(max_tokens=0, prompt_logprobs_from=len(prompt))
             )
             assert given.logprobs is not None

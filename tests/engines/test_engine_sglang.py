@@ -17,7 +17,7 @@ from rolltape.errors import EngineDied, EngineFault, EngineUnreachable
 from rolltape.gateway.engines.protocol import Engine, Generated
 from rolltape.gateway.engines.sglang import SglangEngine
 from rolltape.records.turn import Finish, LogprobKind, Segment
-from rolltape.tiny import EmbeddedEngine, Sampling, shipped_model
+from rolltape.tiny import Sampling, TinyEngine, shipped_model
 from rolltape.tiny.server import EngineServer
 from scripted_engine import Mishap, Script, ScriptedEngine, Step
 
@@ -317,19 +317,19 @@ async def test_an_engine_that_goes_away_in_mid_reply_has_died(tokenizer: Tokeniz
 
 @pytest.mark.parametrize("kind", [LogprobKind.AFTER_TEMPERATURE, LogprobKind.RAW])
 async def test_rolltapes_own_server_gives_what_the_engine_behind_it_gives(kind: LogprobKind) -> None:
-    async with EmbeddedEngine(shipped_model(), "w1") as embedded:
-        runner = web.AppRunner(EngineServer(embedded, shipped_model(), kind=kind).app(), handler_cancellation=True)
+    async with TinyEngine(shipped_model(), "w1") as tiny_engine:
+        runner = web.AppRunner(EngineServer(tiny_engine, shipped_model(), kind=kind).app(), handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         engine = SglangEngine(f"http://127.0.0.1:{runner.addresses[0][1]}")
         facts = await engine.facts()
         prompt = list(range(20, 60))
-        stop_ids = embedded.config.eos_ids
+        stop_ids = tiny_engine.config.eos_ids
         given = await engine.generate(generation(prompt, temperature=0.8, seed=3, stop_ids=stop_ids, max_tokens=30))
-        own = await embedded.generate(prompt, Sampling(temperature=0.8, seed=3, max_tokens=30, stop_ids=stop_ids))
+        own = await tiny_engine.generate(prompt, Sampling(temperature=0.8, seed=3, max_tokens=30, stop_ids=stop_ids))
         await engine.close()
         await runner.cleanup()
-    assert (facts.version, facts.context) == ("w1", embedded.context)
+    assert (facts.version, facts.context) == ("w1", tiny_engine.context)
     assert given.ids.tolist() == own.ids.tolist()
     assert given.logprobs is not None
     np.testing.assert_allclose(given.logprobs, own.logprobs(kind), atol=1e-4)
@@ -338,17 +338,17 @@ async def test_rolltapes_own_server_gives_what_the_engine_behind_it_gives(kind: 
 
 
 async def test_cancelling_ends_the_request_in_rolltapes_own_server() -> None:
-    async with EmbeddedEngine(shipped_model(), "w1") as embedded:
-        runner = web.AppRunner(EngineServer(embedded, shipped_model()).app(), handler_cancellation=True)
+    async with TinyEngine(shipped_model(), "w1") as tiny_engine:
+        runner = web.AppRunner(EngineServer(tiny_engine, shipped_model()).app(), handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         engine = SglangEngine(f"http://127.0.0.1:{runner.addresses[0][1]}")
         task = asyncio.create_task(engine.generate(generation([5, 6], max_tokens=2000)))
-        while not embedded.in_flight:
+        while not tiny_engine.in_flight:
             await asyncio.sleep(0.01)
         task.cancel()
         async with asyncio.timeout(5):
-            while embedded.in_flight:
+            while tiny_engine.in_flight:
                 await asyncio.sleep(0.01)
         await engine.close()
         await runner.cleanup()
@@ -360,8 +360,8 @@ def test_a_key_is_not_in_any_text_about_the_engine() -> None:
 
 
 async def test_a_wrong_key_is_told(tokenizer: Tokenizer) -> None:
-    async with EmbeddedEngine(shipped_model()) as embedded:
-        runner = web.AppRunner(EngineServer(embedded, shipped_model(), api_key="right").app())
+    async with TinyEngine(shipped_model()) as tiny_engine:
+        runner = web.AppRunner(EngineServer(tiny_engine, shipped_model(), api_key="right").app())
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"

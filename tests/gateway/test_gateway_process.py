@@ -206,7 +206,7 @@ def test_a_port_in_use_is_told_in_a_line(run: Path, capsys: pytest.CaptureFixtur
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        said = failed(capsys, "serve", str(run), "--engine", "embedded", "--port", port)
+        said = failed(capsys, "serve", str(run), "--engine", "tiny", "--port", port)
     assert port in said
     assert "in use" in said
 
@@ -217,7 +217,7 @@ def test_a_port_in_use_is_told_in_a_line(run: Path, capsys: pytest.CaptureFixtur
         (["--engine", "warp:9"], "warp:9"),
         (["--engine", "sglang:http://127.0.0.1:9", "--model", str(shipped_model())], "127.0.0.1:9"),
         (["--engine", "sglang:nonsense"], "nonsense"),
-        (["--engine", "embedded:/nowhere"], "/nowhere"),
+        (["--engine", "tiny:/nowhere"], "/nowhere"),
         (["--model", "/nowhere"], "/nowhere"),
         (["--host", "0.0.0.0"], "--admin-key"),
         (["--host", "0.0.0.0", "--admin-key", "k", "--open"], "open gateway"),
@@ -227,7 +227,7 @@ def test_a_port_in_use_is_told_in_a_line(run: Path, capsys: pytest.CaptureFixtur
         (["--thinking-retention", "some"], "some"),
         (["--special-text", "some"], "some"),
         (["--renderer", "nobody"], "nobody"),
-        (["--routed-experts"], "routed_experts is given, which embedded does not take"),
+        (["--routed-experts"], "routed_experts is given, which tiny does not take"),
     ],
 )
 def test_what_cannot_start_says_why_in_a_line(

@@ -9,7 +9,7 @@ import pytest
 import rolltape
 from rolltape.records.sample import Fate
 from rolltape.records.turn import Finish
-from rolltape.tiny import EmbeddedEngine, shipped_model
+from rolltape.tiny import TinyEngine, shipped_model
 from tiny.gguf_file import write_gguf
 from tiny.test_agreement_llamacpp import serve
 from tiny.test_agreement_transformers import Reference
@@ -19,7 +19,7 @@ TEMPERATURE = 0.7
 
 
 async def test_importance_ratios_of_trained_tokens_are_one_and_stop_tokens_train(run: Path) -> None:
-    async with rolltape.Gateway(engine="embedded", tape=run) as gateway:
+    async with rolltape.Gateway(engine="tiny", tape=run) as gateway:
         for question in QUESTIONS:
             await tool_session(gateway, question, TEMPERATURE)
     reference = Reference(shipped_model())
@@ -53,12 +53,12 @@ def llamacpp(tmp_path: Path) -> Iterator[str]:
     del server
 
 
-async def test_llamacpp_behind_the_gateway_gives_the_embedded_engines_logprobs(run: Path, llamacpp: str) -> None:
+async def test_llamacpp_behind_the_gateway_gives_the_tiny_engines_logprobs(run: Path, llamacpp: str) -> None:
     engine = f"llamacpp:{llamacpp}"
     async with rolltape.Gateway(engine=engine, model=shipped_model(), tape=run) as gateway:
         for question in QUESTIONS[:2]:
             await tool_session(gateway, question, TEMPERATURE)
-    async with EmbeddedEngine(shipped_model()) as embedded:
-        worst, compared = await largest_difference(run, embedded, TEMPERATURE)
+    async with TinyEngine(shipped_model()) as tiny_engine:
+        worst, compared = await largest_difference(run, tiny_engine, TEMPERATURE)
     assert worst < 1e-3
     assert compared > 100

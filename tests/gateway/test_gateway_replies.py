@@ -30,17 +30,17 @@ QUESTION = "What is 12 + 7?"
 
 
 @asynccontextmanager
-async def embedded(run: Path, **settings: Any) -> AsyncIterator[Rig]:
+async def tiny_gateway(run: Path, **settings: Any) -> AsyncIterator[Rig]:
     """A gateway before the shipped model."""
     async with (
-        Gateway(engine="embedded", tape=run, **settings) as gateway,
+        Gateway(engine="tiny", tape=run, **settings) as gateway,
         aiohttp.ClientSession() as http,
     ):
         yield Rig(gateway, scripted(()), run, http)
 
 
 async def test_a_streamed_reply_says_what_the_whole_one_says_on_the_shipped_model(run: Path) -> None:
-    async with embedded(run, forced={"seed": 7, "max_tokens": 48}) as it:
+    async with tiny_gateway(run, forced={"seed": 7, "max_tokens": 48}) as it:
         for api in APIS:
             whole = await it.ask(await it.open(task_id=f"{api} whole"), QUESTION, api)
             usage: dict[str, Any] = {"stream_options": {"include_usage": True}} if api is Api.CHAT else {}

@@ -31,12 +31,12 @@ ADMIN = [
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
 def test_another_host_than_loopback_is_refused_without_an_admin_key(run: Path, host: str) -> None:
     with pytest.raises(NotAllowed, match="admin key"):
-        Gateway(engine="embedded", model=shipped_model(), tape=run, host=host)
+        Gateway(engine="tiny", model=shipped_model(), tape=run, host=host)
 
 
 def test_an_open_gateway_is_for_loopback_alone(run: Path) -> None:
     with pytest.raises(NotAllowed, match="open"):
-        Gateway(engine="embedded", model=shipped_model(), tape=run, host="0.0.0.0", admin_key="k", open=True)
+        Gateway(engine="tiny", model=shipped_model(), tape=run, host="0.0.0.0", admin_key="k", open=True)
 
 
 async def test_by_default_it_listens_on_loopback(run: Path) -> None:

@@ -1,9 +1,9 @@
-"""Check that real vLLM and SGLang give the embedded engine's logprobs on the same checkpoint.
+"""Check that real vLLM and SGLang give the tiny engine's logprobs on the same checkpoint.
 
     python tests/tiny/check_real_engines.py [--model FOLDER] [--engine sglang|vllm]
 
 Each engine that is installed is started on the CPU or GPU that it finds, samples replies at temperature 1, and
-the embedded engine scores the very ids. What is not installed is said, and is no failure unless it was named.
+the tiny engine scores the very ids. What is not installed is said, and is no failure unless it was named.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rolltape.tiny import EmbeddedEngine, Sampling, shipped_model
+from rolltape.tiny import Sampling, TinyEngine, shipped_model
 
 TOLERANCE = 1e-3
 READY_TIMEOUT_S = 600
@@ -112,9 +112,9 @@ ENGINES: dict[str, Callable[[Path, list[list[int]], Path], list[Sampled]]] = {"s
 
 
 async def worst_difference(folder: Path, prompts: list[list[int]], sampled: list[Sampled]) -> float:
-    """The largest difference of any token's logprob from the embedded engine's for the same ids."""
+    """The largest difference of any token's logprob from the tiny engine's for the same ids."""
     worst = 0.0
-    async with EmbeddedEngine(folder) as engine:
+    async with TinyEngine(folder) as engine:
         for prompt, theirs in zip(prompts, sampled, strict=True):
             scoring = Sampling(max_tokens=0, prompt_logprobs_from=len(prompt))
             ours = await engine.generate([*prompt, *theirs.ids], scoring)
@@ -129,7 +129,7 @@ def main() -> int:
     parser.add_argument("--engine", action="append", choices=list(ENGINES), help="by default each that is installed")
     asked = parser.parse_args()
     folder = shipped_model() if asked.model is None else asked.model
-    vocab = EmbeddedEngine(folder).config.vocab_size
+    vocab = TinyEngine(folder).config.vocab_size
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, vocab, length).tolist() for length in rng.integers(5, 200, PROMPTS)]
     failed = False

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xllamacpp  # type: ignore[import-untyped, unused-ignore]
 
-from rolltape.tiny import EmbeddedEngine, Sampling, shipped_model
+from rolltape.tiny import Sampling, TinyEngine, shipped_model
 from tiny.gguf_file import write_gguf
 from tiny.test_agreement_transformers import folders
 
@@ -61,7 +61,7 @@ async def test_sampled_and_greedy_replies_agree(which: str, shaped: Path, tmp_pa
     server = serve(write_gguf(folder, tmp_path / "model.gguf"))
     rng = np.random.default_rng(1)
     compared = 0
-    async with EmbeddedEngine(folder, context=2048) as engine:
+    async with TinyEngine(folder, context=2048) as engine:
         for seed in range(60):
             prompt = rng.integers(10, 2000, 100).tolist()
             theirs = complete(server, prompt, n_predict=400, temperature=1.0, seed=seed)

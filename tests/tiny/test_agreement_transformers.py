@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rolltape.errors import CheckpointError
-from rolltape.tiny import EmbeddedEngine, EngineReply, Sampling, shipped_model
+from rolltape.tiny import EngineReply, Sampling, TinyEngine, shipped_model
 from tiny.checkpoints import LIKE_SHIPPED, config_of, random_tensors, write_checkpoint, write_safetensors
 
 TOLERANCE = 1e-4
@@ -66,7 +66,7 @@ def folders() -> list[str]:
 async def test_every_token_of_long_dialogues_alone_and_batched(which: str, shaped: Path) -> None:
     folder = shaped if which == "random" else shipped_model()
     reference = Reference(folder)
-    async with EmbeddedEngine(folder, context=1200) as engine:
+    async with TinyEngine(folder, context=1200) as engine:
         # A dialogue: each prompt is all that was said before, with something new.
         said = prompts(1, engine.config.vocab_size, 60)[0]
         rng = np.random.default_rng(5)
@@ -112,7 +112,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 async def test_checkpoints_of_other_shapes_and_formats(name: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, seed=3, **SHAPES[name])
     reference = Reference(folder)
-    async with EmbeddedEngine(folder) as engine:
+    async with TinyEngine(folder) as engine:
         for index, prompt in enumerate(prompts(3, engine.config.vocab_size, 200)):
             reply = await engine.generate(
                 prompt, Sampling(seed=index, max_tokens=60, stop_ids=(), prompt_logprobs_from=0)
@@ -123,7 +123,7 @@ async def test_checkpoints_of_other_shapes_and_formats(name: str, tmp_path: Path
 async def test_far_positions_turn_as_in_transformers(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, **{**LIKE_SHIPPED, "num_hidden_layers": 2})
     reference = Reference(folder)
-    async with EmbeddedEngine(folder) as engine:
+    async with TinyEngine(folder) as engine:
         prompt = np.random.default_rng(0).integers(0, 4096, 3500).tolist()
         reply = await engine.generate(prompt, Sampling(seed=1, max_tokens=20, stop_ids=(), prompt_logprobs_from=0))
         check(reference, prompt, reply)
@@ -137,7 +137,7 @@ async def test_scores_that_would_overflow_exp(tmp_path: Path) -> None:
             tensors[name] *= 6  # scores reach 150
     write_safetensors(folder / "model.safetensors", tensors)
     prompt = prompts(1, 320, 200)[0]
-    async with EmbeddedEngine(folder) as engine:
+    async with TinyEngine(folder) as engine:
         reply = await engine.generate(prompt, Sampling(seed=1, max_tokens=60, stop_ids=()))
     expected = Reference(folder).logprobs([*prompt, *reply.ids.tolist()])[len(prompt) - 1 :]
     # Wider than elsewhere: differences between scores this large are rounded that much.

@@ -8,7 +8,7 @@ from threadpoolctl import (  # type: ignore[import-not-found, import-untyped, un
     threadpool_limits,
 )
 
-from rolltape.tiny import EmbeddedEngine, Sampling
+from rolltape.tiny import Sampling, TinyEngine
 from rolltape.tiny.linear import one_blas_thread
 
 
@@ -19,7 +19,7 @@ def threads() -> set[int]:
 async def test_engines_that_overlap_each_run_on_one_thread_and_the_last_gives_them_back(small: Path) -> None:
     before = threads()
     sampling = Sampling(seed=1, max_tokens=3, stop_ids=())
-    first, second = EmbeddedEngine(small), EmbeddedEngine(small)
+    first, second = TinyEngine(small), TinyEngine(small)
     assert threads() == before
     async with first:
         await first.generate([1], sampling)
@@ -32,7 +32,7 @@ async def test_engines_that_overlap_each_run_on_one_thread_and_the_last_gives_th
 
 
 async def test_it_holds_again_when_something_else_changed_it(small: Path) -> None:
-    async with EmbeddedEngine(small) as engine:
+    async with TinyEngine(small) as engine:
         await engine.generate([1], Sampling(max_tokens=1))
         with threadpool_limits(limits=2, user_api="blas"):
             reply = asyncio.create_task(engine.generate([1], Sampling(max_tokens=50, stop_ids=())))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rolltape.errors import CheckpointError
-from rolltape.tiny import EmbeddedEngine
+from rolltape.tiny import TinyEngine
 from rolltape.tiny.checkpoint import read_config, read_tensors
 from tiny.checkpoints import config_of, random_tensors, write_checkpoint, write_safetensors
 
@@ -50,22 +50,22 @@ def test_what_ends_a_turn_comes_from_the_generation_config_first(tmp_path: Path)
 def test_other_architectures_are_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of(**changes)))
     with pytest.raises(CheckpointError, match=says):
-        EmbeddedEngine(tmp_path)
+        TinyEngine(tmp_path)
 
 
 def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json"):
-        EmbeddedEngine(tmp_path / "nothing")
+        TinyEngine(tmp_path / "nothing")
     folder = write_checkpoint(tmp_path / "one")
     file = folder / "model.safetensors"
     whole = file.read_bytes()
     for damaged in (b"", whole[:5], whole[:100], whole[:-100], b"\xff" * 200, whole[:8] + b"[]" + whole[10:]):
         file.write_bytes(damaged)
         with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-            EmbeddedEngine(folder)
+            TinyEngine(folder)
     file.unlink()
     with pytest.raises(CheckpointError, match="safetensors"):
-        EmbeddedEngine(folder)
+        TinyEngine(folder)
 
 
 def test_tensors_must_fit_the_config(tmp_path: Path) -> None:
@@ -74,11 +74,11 @@ def test_tensors_must_fit_the_config(tmp_path: Path) -> None:
     del tensors["model.layers.1.mlp.up_proj.weight"]
     write_safetensors(folder / "model.safetensors", tensors)
     with pytest.raises(CheckpointError, match=r"no tensor model\.layers\.1\.mlp\.up_proj"):
-        EmbeddedEngine(folder)
+        TinyEngine(folder)
     tensors["model.layers.1.mlp.up_proj.weight"] = np.zeros((3, 3), dtype=np.float32)
     write_safetensors(folder / "model.safetensors", tensors)
     with pytest.raises(CheckpointError, match=r"shape \(3, 3\), but config.json says \(160, 64\)"):
-        EmbeddedEngine(folder)
+        TinyEngine(folder)
 
 
 def test_an_index_names_no_files_outside_its_folder(tmp_path: Path) -> None:
@@ -86,4 +86,4 @@ def test_an_index_names_no_files_outside_its_folder(tmp_path: Path) -> None:
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "../../secret.safetensors"}}))
     with pytest.raises(CheckpointError, match="outside"):
-        EmbeddedEngine(folder)
+        TinyEngine(folder)

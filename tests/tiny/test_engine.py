@@ -15,13 +15,13 @@ import pytest
 
 from rolltape.errors import CheckpointError, EngineError, EngineStopped, PromptError, SamplingError
 from rolltape.records.turn import Finish, LogprobKind
-from rolltape.tiny import EmbeddedEngine, EngineReply, InFlightPolicy, Sampling
+from rolltape.tiny import EngineReply, InFlightPolicy, Sampling, TinyEngine
 from tiny.checkpoints import IM_END, config_of, random_tensors, write_checkpoint, write_safetensors
 
 ENDLESS = Sampling(seed=1, max_tokens=4000, stop_ids=())
 
 
-async def some(count: int, engine: EmbeddedEngine, *, prompt: list[int] | None = None) -> "asyncio.Task[EngineReply]":
+async def some(count: int, engine: TinyEngine, *, prompt: list[int] | None = None) -> "asyncio.Task[EngineReply]":
     """A reply that has sampled at least so many ids and goes on."""
     started = asyncio.Event()
 
@@ -39,7 +39,7 @@ async def some(count: int, engine: EmbeddedEngine, *, prompt: list[int] | None =
 
 
 async def test_a_stream_adds_up_to_the_whole_reply(small: Path) -> None:
-    async with EmbeddedEngine(small, "v7") as engine:
+    async with TinyEngine(small, "v7") as engine:
         sampling = Sampling(seed=3, max_tokens=50, stop_ids=(), top_logprobs=2)
         whole = await engine.generate([1, 2, 3], sampling)
         pieces = [piece async for piece in engine.stream([1, 2, 3], sampling)]
@@ -59,8 +59,8 @@ async def test_a_stream_adds_up_to_the_whole_reply(small: Path) -> None:
 
 
 def test_old_names_warn(small: Path) -> None:
-    with pytest.warns(DeprecationWarning, match=r"is now EmbeddedEngine\(folder\)"):
-        engine = EmbeddedEngine.load(small, "v7")
+    with pytest.warns(DeprecationWarning, match=r"is now TinyEngine\(folder\)"):
+        engine = TinyEngine.load(small, "v7")
     assert engine.version == "v7"
     assert engine.texts is not None
     with pytest.warns(DeprecationWarning, match=r"is now TokenTexts\.decode"):
@@ -68,7 +68,7 @@ def test_old_names_warn(small: Path) -> None:
 
 
 async def test_a_reply_ends_on_a_stop_id_which_is_its_last(small: Path) -> None:
-    async with EmbeddedEngine(small) as engine:
+    async with TinyEngine(small) as engine:
         free = await engine.generate([1], Sampling(seed=5, max_tokens=30, stop_ids=()))
         stop = int(free.ids[12])
         until = free.ids.tolist().index(stop) + 1
@@ -79,7 +79,7 @@ async def test_a_reply_ends_on_a_stop_id_which_is_its_last(small: Path) -> None:
 
 
 async def test_the_checkpoint_says_what_ends_a_turn(small: Path, tmp_path: Path) -> None:
-    async with EmbeddedEngine(small) as engine:
+    async with TinyEngine(small) as engine:
         for seed in range(400):
             reply = await engine.generate([1], Sampling(seed=seed, temperature=3.0, max_tokens=40))
             if reply.finish is Finish.STOP:
@@ -90,7 +90,7 @@ async def test_the_checkpoint_says_what_ends_a_turn(small: Path, tmp_path: Path)
 
 
 async def test_a_stop_string_ends_the_reply_with_all_ids_that_spell_it(small: Path) -> None:
-    async with EmbeddedEngine(small) as engine:
+    async with TinyEngine(small) as engine:
         assert engine.texts is not None
         free = await engine.generate([1], Sampling(seed=5, max_tokens=60, stop_ids=()))
         text = engine.texts.decode(free.ids.tolist())
@@ -106,7 +106,7 @@ async def test_a_stop_string_ends_the_reply_with_all_ids_that_spell_it(small: Pa
 
 
 async def test_no_tokens_asked_for_scores_the_prompt_alone(small: Path) -> None:
-    async with EmbeddedEngine(small) as engine:
+    async with TinyEngine(small) as engine:
         prompt = np.random.default_rng(0).integers(0, 320, 300).tolist()
         scored = await engine.generate(prompt, Sampling(max_tokens=0, prompt_logprobs_from=0, top_logprobs=1))
         assert (len(scored.ids), scored.finish) == (0, Finish.LENGTH)
@@ -117,7 +117,7 @@ async def test_no_tokens_asked_for_scores_the_prompt_alone(small: Path) -> None:
 
 
 async def test_the_context_ends_a_reply_and_longer_prompts_are_refused(small: Path) -> None:
-    async with EmbeddedEngine(small, context=64) as engine:
+    async with TinyEngine(small, context=64) as engine:
         reply = await engine.generate([1] * 60, Sampling(seed=0, max_tokens=100, stop_ids=()))
         assert (len(reply.ids), reply.finish) == (4, Finish.LENGTH)
         with pytest.raises(PromptError, match="64 ids, the context 64; shorten"):
@@ -131,7 +131,7 @@ async def test_the_context_ends_a_reply_and_longer_prompts_are_refused(small: Pa
 
 
 async def test_an_id_in_flight_cannot_be_used_twice(small: Path) -> None:
-    async with EmbeddedEngine(small) as engine:
+    async with TinyEngine(small) as engine:
         task = asyncio.create_task(engine.generate([1], ENDLESS, request_id="mine"))
         await asyncio.sleep(0)
         with pytest.raises(EngineError, match="mine is in flight"):
@@ -142,7 +142,7 @@ async def test_an_id_in_flight_cannot_be_used_twice(small: Path) -> None:
 
 
 async def test_an_aborted_reply_keeps_what_it_has(small: Path) -> None:
-    async with EmbeddedEngine(small) as engine:
+    async with TinyEngine(small) as engine:
         whole = await engine.generate([3, 4, 5], Sampling(seed=1, max_tokens=300, stop_ids=()))
         task = await some(5, engine)
         assert engine.abort_all() == 1
@@ -155,7 +155,7 @@ async def test_an_aborted_reply_keeps_what_it_has(small: Path) -> None:
 
 
 async def test_leaving_a_stream_or_cancelling_a_caller_aborts(small: Path) -> None:
-    async with EmbeddedEngine(small) as engine:
+    async with TinyEngine(small) as engine:
         async with aclosing(engine.stream([1], ENDLESS)) as pieces:
             async for _ in pieces:
                 break
@@ -176,7 +176,7 @@ def resident_mb() -> float:
 
 @pytest.mark.slow
 async def test_64_at_once_with_random_cancellations_neither_leak_nor_mix(small: Path) -> None:
-    async with EmbeddedEngine(small, max_running=48) as engine:
+    async with TinyEngine(small, max_running=48) as engine:
         expected = {
             seed: (await engine.generate([seed], Sampling(seed=seed, max_tokens=60, stop_ids=()))).ids.tolist()
             for seed in range(64)
@@ -227,7 +227,7 @@ def live_caches() -> int:
 
 
 async def test_a_long_prompt_does_not_stall_the_others(small: Path) -> None:
-    async with EmbeddedEngine(small) as engine:
+    async with TinyEngine(small) as engine:
         running = await some(3, engine)
         long = asyncio.create_task(engine.generate([7] * 4000, Sampling(seed=1, max_tokens=1, stop_ids=())))
         short = await engine.generate([9, 9], Sampling(seed=2, max_tokens=5, stop_ids=()))
@@ -239,14 +239,14 @@ async def test_a_long_prompt_does_not_stall_the_others(small: Path) -> None:
 
 
 async def test_more_than_may_run_wait_their_turn(small: Path) -> None:
-    async with EmbeddedEngine(small, max_running=2, max_cached_tokens=50) as engine:
+    async with TinyEngine(small, max_running=2, max_cached_tokens=50) as engine:
         sampling = Sampling(seed=4, max_tokens=20, stop_ids=())
         replies = await asyncio.gather(*(engine.generate([index] * 30, sampling) for index in range(8)))
         assert all(len(reply.ids) == 20 for reply in replies)
 
 
 async def test_new_weights_abort_replies_in_flight_if_asked(small: Path, small_next: Path) -> None:
-    async with EmbeddedEngine(small, "1") as engine:
+    async with TinyEngine(small, "1") as engine:
         task = await some(5, engine)
         assert await engine.load_weights(small_next, "2", in_flight=InFlightPolicy.ABORT) == 1
         reply = await task
@@ -255,14 +255,14 @@ async def test_new_weights_abort_replies_in_flight_if_asked(small: Path, small_n
         assert engine.version == "2"
         after = await engine.generate([1, 2], Sampling(seed=9, max_tokens=20, stop_ids=()))
         assert after.version == "2"
-    async with EmbeddedEngine(small_next) as fresh:
+    async with TinyEngine(small_next) as fresh:
         same = await fresh.generate([1, 2], Sampling(seed=9, max_tokens=20, stop_ids=()))
         assert after.ids.tolist() == same.ids.tolist()
 
 
 async def test_or_they_finish_under_the_weights_that_they_began_with(small: Path, small_next: Path) -> None:
     sampling = Sampling(seed=1, max_tokens=400, stop_ids=())
-    async with EmbeddedEngine(small, "1") as engine:
+    async with TinyEngine(small, "1") as engine:
         undisturbed = await engine.generate([3, 4, 5], sampling)
         first = weakref.ref(engine._batch.weights.model)
         pieces = engine.stream([3, 4, 5], sampling)
@@ -284,7 +284,7 @@ async def test_or_they_finish_under_the_weights_that_they_began_with(small: Path
 
 async def test_weights_of_another_shape_or_none_change_nothing(small: Path, tmp_path: Path) -> None:
     other = write_checkpoint(tmp_path / "other", num_hidden_layers=3)
-    async with EmbeddedEngine(small, "1") as engine:
+    async with TinyEngine(small, "1") as engine:
         for folder in (other, tmp_path / "nothing"):
             with pytest.raises(CheckpointError):
                 await engine.load_weights(folder, "2")
@@ -295,7 +295,7 @@ async def test_weights_of_another_shape_or_none_change_nothing(small: Path, tmp_
 
 
 async def test_while_paused_requests_wait_and_those_in_flight_end_or_are_held(small: Path) -> None:
-    async with EmbeddedEngine(small) as engine:
+    async with TinyEngine(small) as engine:
         held = await some(3, engine)
         assert await engine.pause(in_flight=InFlightPolicy.FINISH) == 1
         waiting = asyncio.create_task(engine.generate([1], Sampling(max_tokens=2, stop_ids=())))
@@ -310,7 +310,7 @@ async def test_while_paused_requests_wait_and_those_in_flight_end_or_are_held(sm
 
 
 async def test_a_stopped_engine_says_so(small: Path) -> None:
-    engine = EmbeddedEngine(small)
+    engine = TinyEngine(small)
     with pytest.raises(EngineStopped, match="async with"):
         await engine.generate([1])
     async with engine:
@@ -323,7 +323,7 @@ async def test_a_stopped_engine_says_so(small: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_a_failing_thread_fails_its_requests_and_does_not_hang(small: Path) -> None:
-    engine = EmbeddedEngine(small)
+    engine = TinyEngine(small)
     async with engine:
         task = await some(2, engine)
 
@@ -342,7 +342,7 @@ async def test_weights_that_are_no_numbers_end_the_reply_as_an_error(tmp_path: P
     tensors = random_tensors(config_of())
     tensors["model.norm.weight"][3] = np.nan
     write_safetensors(folder / "model.safetensors", tensors)
-    async with EmbeddedEngine(folder) as engine:
+    async with TinyEngine(folder) as engine:
         reply = await engine.generate([1, 2])
         assert reply.finish is Finish.ERROR
         assert reply.error == "logits at position 2 are not finite; are the weights?"
@@ -351,14 +351,14 @@ async def test_weights_that_are_no_numbers_end_the_reply_as_an_error(tmp_path: P
 async def test_stop_strings_need_a_tokenizer(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path)
     (folder / "tokenizer.json").unlink()
-    async with EmbeddedEngine(folder) as engine:
+    async with TinyEngine(folder) as engine:
         with pytest.raises(SamplingError, match=r"tokenizer\.json"):
             await engine.generate([1], Sampling(stop_strings=("a",)))
         assert len((await engine.generate([1], Sampling(max_tokens=3, stop_ids=()))).ids) == 3
 
 
 async def test_the_event_loop_goes_on_while_the_model_runs(shaped: Path) -> None:
-    async with EmbeddedEngine(shaped) as engine:
+    async with TinyEngine(shaped) as engine:
         tasks = [asyncio.create_task(engine.generate([index], ENDLESS)) for index in range(16)]
         ticks, end = 0, time.monotonic() + 0.5
         while time.monotonic() < end:

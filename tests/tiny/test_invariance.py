@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rolltape.tiny import EmbeddedEngine, EngineReply, Sampling
+from rolltape.tiny import EngineReply, Sampling, TinyEngine
 from rolltape.tiny import linear as linear_module
 from rolltape.tiny.attention import Cache, TokenSpan
 from rolltape.tiny.linear import Linear, one_blas_thread, proven_row_counts
@@ -33,7 +33,7 @@ def request(index: int, vocab: int) -> tuple[list[int], Sampling]:
 
 @pytest.mark.parametrize("folder", ["small", "shaped"])
 async def test_replies_are_the_same_alone_and_in_any_company(folder: str, request_: pytest.FixtureRequest) -> None:
-    async with EmbeddedEngine(request_.getfixturevalue(folder)) as engine:
+    async with TinyEngine(request_.getfixturevalue(folder)) as engine:
         asked = [request(index, engine.config.vocab_size) for index in range(24)]
         alone = [bits(await engine.generate(prompt, sampling)) for prompt, sampling in asked]
         for seed in range(2):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolltape.records.turn import Finish
-from rolltape.tiny import EmbeddedEngine, EngineReply, InFlightPolicy, Sampling
+from rolltape.tiny import EngineReply, InFlightPolicy, Sampling, TinyEngine
 from rolltape.tiny.attention import Cache
 from rolltape.tiny.checkpoint import ModelConfig
 from rolltape.tiny.prefixes import PROMPT_PIECE, Prefixes
@@ -29,9 +29,9 @@ def ids(seed: int, count: int) -> list[int]:
 
 
 @asynccontextmanager
-async def cold_and_warm(folder: Path) -> AsyncIterator[tuple[EmbeddedEngine, EmbeddedEngine]]:
+async def cold_and_warm(folder: Path) -> AsyncIterator[tuple[TinyEngine, TinyEngine]]:
     """One engine that keeps nothing, one that does."""
-    async with EmbeddedEngine(folder, prefix_cache_mb=0) as cold, EmbeddedEngine(folder) as warm:
+    async with TinyEngine(folder, prefix_cache_mb=0) as cold, TinyEngine(folder) as warm:
         yield cold, warm
 
 
@@ -91,7 +91,7 @@ async def test_the_last_token_and_those_that_are_scored_are_always_read(small: P
 
 
 async def test_the_least_recently_used_gives_way(small: Path) -> None:
-    async with EmbeddedEngine(small, prefix_cache_mb=4 * PIECE_MB) as engine:
+    async with TinyEngine(small, prefix_cache_mb=4 * PIECE_MB) as engine:
         first, second, third = ids(1, 300), ids(2, 300), ids(3, 300)
 
         async def cached(prompt: list[int]) -> int:
@@ -107,9 +107,9 @@ async def test_the_least_recently_used_gives_way(small: Path) -> None:
 
 async def test_other_weights_begin_without_any(small: Path, small_next: Path) -> None:
     prompt = ids(0, 300)
-    async with EmbeddedEngine(small_next) as fresh:
+    async with TinyEngine(small_next) as fresh:
         expected = bits(await fresh.generate(prompt, SHORT))
-    async with EmbeddedEngine(small, "1") as engine:
+    async with TinyEngine(small, "1") as engine:
         await engine.generate(prompt, SHORT)
         await engine.announce("1b")
         assert (await engine.generate(prompt, SHORT)).cached_tokens == 256  # the same weights by another name
@@ -147,13 +147,13 @@ async def test_what_an_aborted_request_has_read_is_there_for_the_next(small: Pat
 
 
 async def test_a_piece_of_a_stream_says_how_much_was_taken_over(small: Path) -> None:
-    async with EmbeddedEngine(small) as engine:
+    async with TinyEngine(small) as engine:
         await engine.generate(ids(0, 300), SHORT)
         assert {piece.cached_tokens async for piece in engine.stream(ids(0, 300), SHORT)} == {256}
 
 
 async def test_it_can_be_turned_off(small: Path) -> None:
-    async with EmbeddedEngine(small, prefix_cache_mb=0) as engine:
+    async with TinyEngine(small, prefix_cache_mb=0) as engine:
         for _ in range(2):
             assert (await engine.generate(ids(0, 300), SHORT)).cached_tokens == 0
         assert len(engine._batch.weights.prefixes) == 0
@@ -164,12 +164,12 @@ async def test_64_at_once_with_random_cancellations_share_and_do_not_leak(small:
     trunks = [ids(index, 400) for index in range(4)]
     prompts = [[*trunks[index % 4][: 100 + 5 * index], *ids(index, index)] for index in range(64)]
     samplings = [Sampling(seed=index, max_tokens=20, stop_ids=()) for index in range(64)]
-    async with EmbeddedEngine(small, prefix_cache_mb=0) as cold:
+    async with TinyEngine(small, prefix_cache_mb=0) as cold:
         expected = [
             bits(await cold.generate(prompt, sampling)) for prompt, sampling in zip(prompts, samplings, strict=True)
         ]
     dice = random.Random(0)
-    async with EmbeddedEngine(small, max_running=48, prefix_cache_mb=7 * PIECE_MB) as engine:
+    async with TinyEngine(small, max_running=48, prefix_cache_mb=7 * PIECE_MB) as engine:
 
         async def one(index: int) -> EngineReply | None:
             task = asyncio.create_task(engine.generate(prompts[index], samplings[index]))

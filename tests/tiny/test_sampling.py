@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import chisquare  # type: ignore[import-untyped, unused-ignore]
 
 from rolltape.errors import SamplingError
-from rolltape.tiny import EmbeddedEngine, Sampling
+from rolltape.tiny import Sampling, TinyEngine
 from rolltape.tiny.sampling import Draws, choose, kept, pick
 
 
@@ -88,7 +88,7 @@ def test_draws_are_a_function_of_seed_and_position() -> None:
 
 async def test_the_engine_samples_the_models_distribution_on_a_slice(small: Path) -> None:
     """The first token of many replies, against the logprobs that the engine reports for the likeliest ids."""
-    async with EmbeddedEngine(small) as engine:
+    async with TinyEngine(small) as engine:
         prompt = [5, 9, 20]
         first = await engine.generate(prompt, Sampling(seed=0, max_tokens=1, stop_ids=(), top_logprobs=320))
         probabilities = np.zeros(engine.config.vocab_size)
@@ -106,7 +106,7 @@ async def test_the_engine_samples_the_models_distribution_on_a_slice(small: Path
 
 
 async def test_greedy_takes_the_best_and_reports_raw_logprobs(small: Path) -> None:
-    async with EmbeddedEngine(small) as engine:
+    async with TinyEngine(small) as engine:
         sampling = Sampling(temperature=0, max_tokens=30, stop_ids=(), top_logprobs=1)
         reply = await engine.generate([1, 2, 3], sampling)
         assert reply.ids.tolist() == [top[0].id for top in reply.top_logprobs]
@@ -116,7 +116,7 @@ async def test_greedy_takes_the_best_and_reports_raw_logprobs(small: Path) -> No
 
 
 async def test_a_reply_cut_and_continued_is_the_uninterrupted_one(small: Path) -> None:
-    async with EmbeddedEngine(small) as engine:
+    async with TinyEngine(small) as engine:
         whole = await engine.generate([4, 5], Sampling(seed=11, max_tokens=40, stop_ids=()))
         head = await engine.generate([4, 5], Sampling(seed=11, max_tokens=15, stop_ids=()))
         rest = await engine.generate([4, 5, *head.ids.tolist()], Sampling(seed=11, max_tokens=25, stop_ids=()))

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from rolltape.tiny import EmbeddedEngine, Sampling
+from rolltape.tiny import Sampling, TinyEngine
 from rolltape.tiny.server import EngineServer
 
 GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
@@ -22,7 +22,7 @@ ENDLESS = {"sampling_seed": 1, "max_new_tokens": 4000, "ignore_eos": True}
 class Client:
     """A server on a free port, and a session that talks to it."""
 
-    def __init__(self, session: aiohttp.ClientSession, engine: EmbeddedEngine, folder: Path) -> None:
+    def __init__(self, session: aiohttp.ClientSession, engine: TinyEngine, folder: Path) -> None:
         self.session, self.engine, self.folder = session, engine, folder
 
     async def post(self, path: str, body: Any = None, *, status: int = 200) -> Any:
@@ -56,7 +56,7 @@ class Client:
 
 @asynccontextmanager
 async def served(folder: Path, **settings: Any) -> AsyncIterator[Client]:
-    async with EmbeddedEngine(folder, "default") as engine:
+    async with TinyEngine(folder, "default") as engine:
         runner = web.AppRunner(
             EngineServer(engine, folder, **settings).app(), handler_cancellation=True, shutdown_timeout=1
         )

@@ -128,8 +128,8 @@ class EngineOptions:
         list[str] | None,
         engine_option(
             "--engine ENGINE",
-            "sglang:URL, vllm:URL, llamacpp:URL, openai:URL, embedded[:FOLDER], or "
-            "replay:RUN#ROLLOUT; repeatable (default: embedded).",
+            "sglang:URL, vllm:URL, llamacpp:URL, openai:URL, tiny[:FOLDER], or "
+            "replay:RUN#ROLLOUT; repeatable (default: tiny).",
         ),
     ] = None
     engine_key: Annotated[
@@ -168,7 +168,7 @@ class EngineOptions:
 
     @property
     def engines(self) -> list[str]:
-        return self.engine or ["embedded"]
+        return self.engine or ["tiny"]
 
     def retention(self) -> "Retention | None":
         """What --thinking-retention names; None if it is not given."""

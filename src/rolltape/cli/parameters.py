@@ -36,7 +36,7 @@ RENAMED: dict[str, dict[str, str]] = {
     "query": _TRAINING,
 }
 # Values that were spelled differently. Remove in 0.3.
-RESPELLED = {("--advantage", "centred"): "centered"}
+RESPELLED = {("--advantage", "centred"): "centered", ("--engine", "embedded"): "tiny"}
 
 
 def option(spelling: str, help: str, *, section: str | None = None, **more: Any) -> Any:  # noqa: A002 - as typer has it

@@ -26,8 +26,8 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None  # of the shuffle; None: tasks in their order
     environment: str = "problem"  # for tasks that name no environment
     agent: str = "chat"
-    engines: tuple[str, ...] = ("embedded",)
-    model: str | None = None  # a folder with the tokenizer, or a name; None: the embedded engine's own
+    engines: tuple[str, ...] = ("tiny",)
+    model: str | None = None  # a folder with the tokenizer, or a name; None: the tiny engine's own
     model_name: str | None = None  # in the record; None: the engine's, or the name that `model` is
     engine_key: str | None = None  # of engines at an address; never recorded
     logprob_kind: LogprobKind | None = None  # None: as the engine has it

@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from rolltape.errors import BadRequest, EngineError, EngineUnreachable, GatewayError, NotAllowed
-from rolltape.gateway.engines.opening import embedded_folder, open_engine
+from rolltape.gateway.engines.opening import open_engine, tiny_folder
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Engine
 from rolltape.gateway.finished import Ending
@@ -93,7 +93,7 @@ class Gateway:
         settings: GatewaySettings | None = None,
         **options: Any,
     ) -> None:
-        """`model` is a folder with the model's tokenizer, or None for an embedded engine's own; for `options` see
+        """`model` is a folder with the model's tokenizer, or None for an tiny engine's own; for `options` see
         GatewaySettings, which may also be given whole."""
         self._settings = settings or GatewaySettings()
         if options:
@@ -171,7 +171,7 @@ class Gateway:
     def _tokenizer_folder(self) -> Path:
         if self._model is not None:
             return Path(self._model)
-        folder = embedded_folder([one for one in self._engines if isinstance(one, str)])
+        folder = tiny_folder([one for one in self._engines if isinstance(one, str)])
         if folder is not None:
             return folder
         raise EngineError("no model: give the folder with the tokenizer of the model that the engine serves")

@@ -85,7 +85,7 @@ def read_config(folder: Path) -> ModelConfig:
     }
     for what, found in unsupported.items():
         if found:
-            raise CheckpointError(f"{file}: {what}; the embedded engine runs plain Qwen3 models only")
+            raise CheckpointError(f"{file}: {what}; the tiny engine runs plain Qwen3 models only")
     kv_heads = raw.num_attention_heads if raw.num_key_value_heads is None else raw.num_key_value_heads
     sizes = (raw.hidden_size, raw.intermediate_size, raw.num_hidden_layers, raw.vocab_size, raw.head_dim, kv_heads)
     if min(sizes) < 1 or raw.num_attention_heads % kv_heads or raw.head_dim % 2:

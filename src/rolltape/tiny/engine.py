@@ -33,8 +33,8 @@ class InFlightPolicy(enum.StrEnum):
     FINISH = "finish"  # they go on under the weights that they began with
 
 
-class EmbeddedEngine:
-    """Generates replies: `async with EmbeddedEngine(folder) as engine: reply = await engine.generate(ids)`."""
+class TinyEngine:
+    """Generates replies: `async with TinyEngine(folder) as engine: reply = await engine.generate(ids)`."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class EmbeddedEngine:
     @classmethod
     def load(cls, folder: str | Path, version: str = "0", **options: Any) -> Self:
         """The name of the constructor in 0.1, which goes with 0.3."""
-        warnings.warn("EmbeddedEngine.load(folder) is now EmbeddedEngine(folder)", DeprecationWarning, stacklevel=2)
+        warnings.warn("TinyEngine.load(folder) is now TinyEngine(folder)", DeprecationWarning, stacklevel=2)
         return cls(folder, version, **options)
 
     @property

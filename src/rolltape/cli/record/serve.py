@@ -38,7 +38,7 @@ def serve(
     ] = 32_768,
 ) -> int:
     """Run the gateway: serve agents and record every turn."""
-    from rolltape.gateway.engines.opening import embedded_folder, open_engines
+    from rolltape.gateway.engines.opening import open_engines, tiny_folder
     from rolltape.gateway.serve import serve_gateway
     from rolltape.gateway.settings import GatewaySettings
 
@@ -66,5 +66,5 @@ def serve(
         logprob_kind=engines.logprobs,
         routed_experts=engines.routed_experts,
     )
-    serve_gateway(opened, run, model or embedded_folder(engines.engines), settings)
+    serve_gateway(opened, run, model or tiny_folder(engines.engines), settings)
     return 0

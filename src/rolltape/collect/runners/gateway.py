@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from rolltape.collect.settings import CollectSettings
 from rolltape.errors import CollectError
-from rolltape.gateway.engines.opening import embedded_folder, open_engines, parse_spec
+from rolltape.gateway.engines.opening import open_engines, parse_spec, tiny_folder
 from rolltape.gateway.gateway import Gateway
 from rolltape.gateway.settings import GatewaySettings
 from rolltape.tape.recording.tape import Tape
 from rolltape.tiny import shipped_model
 
-_EMBEDDED, _TEXT_ONLY = "embedded", "openai"  # kinds of engines
+_TINY, _TEXT_ONLY = "tiny", "openai"  # kinds of engines
 _TOKENIZER = "tokenizer.json"
 
 
@@ -51,13 +51,13 @@ def resolve_model(model: str | None, name: str | None, engines: Sequence[str]) -
     if model is None and text_only:
         model = name
     if model is None:
-        return _resolve_embedded(name, engines)
+        return _resolve_tiny(name, engines)
     if Path(model).exists():
-        own = tuple(f"{_EMBEDDED}:{model}" if engine == _EMBEDDED else engine for engine in engines)
+        own = tuple(f"{_TINY}:{model}" if engine == _TINY else engine for engine in engines)
         return ResolvedModel(Path(model), name, None, own)
-    if _EMBEDDED in kinds:
+    if _TINY in kinds:
         raise CollectError(
-            f"--model {model}: there is no such folder, and the embedded engine runs a folder's model; check the path"
+            f"--model {model}: there is no such folder, and the tiny engine runs a folder's model; check the path"
         )
     folder = _find_cached(model) or (shipped_model() if text_only else None)
     if folder is None:
@@ -68,8 +68,8 @@ def resolve_model(model: str | None, name: str | None, engines: Sequence[str]) -
     return ResolvedModel(folder, name or model, model, tuple(engines))
 
 
-def _resolve_embedded(name: str | None, engines: Sequence[str]) -> ResolvedModel:
-    folder = embedded_folder(engines)
+def _resolve_tiny(name: str | None, engines: Sequence[str]) -> ResolvedModel:
+    folder = tiny_folder(engines)
     if folder is not None:
         return ResolvedModel(folder, name, None, tuple(engines))
     raise CollectError(

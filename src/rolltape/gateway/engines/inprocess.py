@@ -3,24 +3,24 @@
 from rolltape.errors import EngineDied, EngineFault, EngineStopped, EngineUnreachable, PromptError, SamplingError
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.records.turn import Finish, LogprobKind
-from rolltape.tiny import EmbeddedEngine, Sampling
+from rolltape.tiny import Sampling, TinyEngine
 
 
 class InProcessEngine:
-    """An EmbeddedEngine, started at its first use and ended by `close`; with `running`, its owner does both."""
+    """An TinyEngine, started at its first use and ended by `close`; with `running`, its owner does both."""
 
     token_faithful = True
     applies = frozenset({"temperature", "top_p", "top_k", "seed", "max_tokens", "stop"})
 
     def __init__(
         self,
-        engine: EmbeddedEngine,
+        engine: TinyEngine,
         *,
-        model: str = "embedded",
+        model: str = "tiny",
         logprob_kind: LogprobKind = LogprobKind.AFTER_TEMPERATURE,
         running: bool = False,
     ) -> None:
-        self.name = f"embedded {model}"
+        self.name = f"tiny engine ({model})"
         self.engine = engine
         self._model = model
         self._kind = logprob_kind

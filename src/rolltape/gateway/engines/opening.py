@@ -1,5 +1,6 @@
 """Open an engine from the text that names it on a command line."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,18 @@ from rolltape.gateway.engines.replay import ReplayEngine
 from rolltape.gateway.engines.sglang import SglangEngine
 from rolltape.gateway.engines.vllm import VllmEngine
 from rolltape.records.turn import LogprobKind
-from rolltape.tiny import EmbeddedEngine, shipped_model
+from rolltape.tiny import TinyEngine, shipped_model
 
-KNOWN = "sglang:URL, vllm:URL, llamacpp:URL, openai:URL, embedded, embedded:FOLDER, replay:RUN#ROLLOUT"
+KNOWN = "sglang:URL, vllm:URL, llamacpp:URL, openai:URL, tiny, tiny:FOLDER, replay:RUN#ROLLOUT"
 
 
 def parse_spec(spec: str) -> tuple[str, str]:
     """The kind of engine in a text such as `sglang:URL`, and its place; EngineError if it names none."""
     kind, _, place = spec.partition(":")
-    if kind not in _OPENERS or (not place and kind != "embedded"):
+    if kind == "embedded":
+        warnings.warn("the engine `embedded` is now `tiny`", DeprecationWarning, stacklevel=3)
+        kind = "tiny"
+    if kind not in _OPENERS or (not place and kind != "tiny"):
         raise EngineError(f"{spec!r} names no engine; known are {KNOWN}")
     return kind, place
 
@@ -64,15 +68,15 @@ def open_engines(
     ]
 
 
-def embedded_folder(specs: Sequence[str]) -> Path | None:
-    """The folder of the first embedded engine, whose tokenizer is the model's; None: there is none."""
-    places = [place for kind, place in map(parse_spec, specs) if kind == "embedded"]
+def tiny_folder(specs: Sequence[str]) -> Path | None:
+    """The folder of the first tiny engine, whose tokenizer is the model's; None: there is none."""
+    places = [place for kind, place in map(parse_spec, specs) if kind == "tiny"]
     return (Path(places[0]) if places[0] else shipped_model()) if places else None
 
 
-def _embedded(place: str, **options: Any) -> Engine:
+def _tiny(place: str, **options: Any) -> Engine:
     folder = Path(place) if place else shipped_model()
-    return InProcessEngine(EmbeddedEngine(folder), model=folder.name, **options)
+    return InProcessEngine(TinyEngine(folder), model=folder.name, **options)
 
 
 def _replay(place: str) -> Engine:
@@ -87,6 +91,6 @@ _OPENERS: dict[str, tuple[Callable[..., Engine], tuple[str, ...]]] = {
     "vllm": (VllmEngine, ("api_key", "model", "logprob_kind")),
     "llamacpp": (LlamaCppEngine, ("api_key",)),
     "openai": (OpenAITextEngine, ("api_key", "model")),
-    "embedded": (_embedded, ("logprob_kind",)),
+    "tiny": (_tiny, ("logprob_kind",)),
     "replay": (_replay, ()),
 }

@@ -12,7 +12,7 @@ from aiohttp import web
 from rolltape.errors import CheckpointError, EngineError, EngineStopped
 from rolltape.records.turn import LogprobKind
 from rolltape.serving import bearer_token, same_key
-from rolltape.tiny.engine import EmbeddedEngine, InFlightPolicy
+from rolltape.tiny.engine import InFlightPolicy, TinyEngine
 from rolltape.tiny.sampling import Sampling
 from rolltape.tiny.server.answers import Json, SglangAnswer
 from rolltape.tiny.server.bodies import (
@@ -37,7 +37,7 @@ class EngineServer:
 
     def __init__(
         self,
-        engine: EmbeddedEngine,
+        engine: TinyEngine,
         folder: Path,
         *,
         model_name: str | None = None,

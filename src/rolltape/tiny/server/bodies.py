@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from rolltape.errors import EngineError, PromptError, SamplingError
-from rolltape.tiny.engine import EmbeddedEngine
+from rolltape.tiny.engine import TinyEngine
 from rolltape.tiny.sampling import Sampling
 
 _Body = TypeVar("_Body")
@@ -117,7 +117,7 @@ def decode_generate(data: bytes) -> GenerateBody:
     given = decode(data, dict[str, Any])
     for name in _UNSUPPORTED_FIELDS:
         if given.get(name) not in (None, False, [], {}):
-            raise BodyError(f"{name} is not supported by the embedded engine")
+            raise BodyError(f"{name} is not supported by the tiny engine")
     params = given.get("sampling_params")
     for one in params if isinstance(params, list) else [params]:
         if isinstance(one, dict):
@@ -132,14 +132,14 @@ def _drop_unsupported(params: dict[str, Any]) -> None:
     for name, harmless in _WITHOUT_EFFECT.items():
         value = params.pop(name, None)
         if value not in harmless:
-            raise SamplingError(f"{name} {value!r} is not supported by the embedded engine")
+            raise SamplingError(f"{name} {value!r} is not supported by the tiny engine")
 
 
 def _unexpected(error: Exception) -> BodyError:
     return BodyError(f"the body is not as expected: {error}")
 
 
-def parse_prompts(body: GenerateBody, engine: EmbeddedEngine) -> tuple[list[Asked], bool]:
+def parse_prompts(body: GenerateBody, engine: TinyEngine) -> tuple[list[Asked], bool]:
     """What the body asks for, and whether it is a list, so that the answer is one."""
     prompts, many = _prompts(body, engine)
     if not prompts:
@@ -163,7 +163,7 @@ def parse_prompts(body: GenerateBody, engine: EmbeddedEngine) -> tuple[list[Aske
     return asked, many
 
 
-def _prompts(body: GenerateBody, engine: EmbeddedEngine) -> tuple[list[list[int]], bool]:
+def _prompts(body: GenerateBody, engine: TinyEngine) -> tuple[list[list[int]], bool]:
     if (body.text is None) == (body.input_ids is None):
         raise BodyError("give either text or input_ids")
     if body.text is not None:
@@ -194,7 +194,7 @@ def _spread(value: _Value | list[_Value] | None, count: int, many: bool, name: s
 
 def _asked(
     body: GenerateBody,
-    engine: EmbeddedEngine,
+    engine: TinyEngine,
     prompt: list[int],
     params: SglangSampling | None,
     request_id: str | None,
@@ -219,7 +219,7 @@ def _asked(
     )
 
 
-def _sampling(params: SglangSampling, engine: EmbeddedEngine, *, prompt_from: int | None, top: int) -> Sampling:
+def _sampling(params: SglangSampling, engine: TinyEngine, *, prompt_from: int | None, top: int) -> Sampling:
     stops = [params.stop] if isinstance(params.stop, str) else params.stop or []
     # With ignore_eos SGLang minds no stop ids at all, not even those given.
     stop_ids = () if params.ignore_eos else (*engine.config.eos_ids, *(params.stop_token_ids or ()))

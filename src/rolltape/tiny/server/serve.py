@@ -13,7 +13,7 @@ from aiohttp import web
 from rolltape.errors import EngineError
 from rolltape.records.turn import LogprobKind
 from rolltape.serving import listening_url, loop_factory
-from rolltape.tiny import EmbeddedEngine, shipped_model
+from rolltape.tiny import TinyEngine, shipped_model
 from rolltape.tiny.server.app import EngineServer
 
 # How long replies in flight may go on after the first signal; a second one ends them at once.
@@ -36,7 +36,7 @@ def serve_engine(
     """Serve a model, None being the shipped one, until SIGINT or SIGTERM; prints the address once it answers."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(name)s: %(message)s")
     folder = shipped_model() if model is None else model
-    engine = EmbeddedEngine(folder, weight_version, max_running=max_running, context=context)
+    engine = TinyEngine(folder, weight_version, max_running=max_running, context=context)
     server = EngineServer(
         engine, folder, model_name=served_model_name, kind=logprobs, incremental=incremental, api_key=api_key
     )
@@ -65,7 +65,7 @@ async def _listening(app: web.Application, host: str, port: int) -> AsyncIterato
         await runner.cleanup()
 
 
-async def _wait_for_end(engine: EmbeddedEngine) -> None:
+async def _wait_for_end(engine: TinyEngine) -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
 
