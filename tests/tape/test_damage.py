@@ -266,3 +266,17 @@ def test_a_rollout_in_progress_is_no_problem(tmp_path: Path) -> None:
         record_session(rollout, 3)
         assert tape.run().problems() == []
         rollout.finish()
+
+
+@pytest.mark.parametrize("table", ["rollouts", "events"])
+def test_a_damaged_shard_does_not_stop_the_recording(tmp_path: Path, table: str) -> None:
+    record_run(tmp_path / "run")
+    rolltape.seal(tmp_path / "run")
+    (path,) = (tmp_path / "run" / "shards").glob(f"*/{table}.parquet")
+    path.write_bytes(b"PAR1 no longer PAR1")
+    with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="another") as rollout:
+        rollout.finish(reward=1.0)
+        tape.score(rollout.id, reward=0.5)
+    run = rolltape.read(tmp_path / "run")
+    assert [row.outcome.reward for row in run.index() if row.id == rollout.id] == [0.5]
+    assert run.noticed()

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from rolltape.errors import TapeError
 from rolltape.records.rollout import EventKind, Status
@@ -22,7 +23,7 @@ from rolltape.tape.journal.file import SELECT_FINISH, SELECT_TRIES, event_crc
 from rolltape.tape.journal.writing import Journal
 from rolltape.tape.rundir import Place, RunDirectory
 from rolltape.tape.shards.reading import ShardSource, shards_at
-from rolltape.tape.stored import About, Key, about_of, decoded_event
+from rolltape.tape.stored import UNREADABLE, About, Key, about_of, decoded_event
 
 _EVENTS = "SELECT sequence, body, crc FROM events WHERE sequence BETWEEN ? AND ? ORDER BY sequence"
 _LOOK_BACK = 256  # events: threads of one writer may write theirs in another order than they made them
@@ -105,7 +106,7 @@ class FutureEvents:
         """Hear what a shard holds."""
         now_ns = time.time_ns()
         if source.manifest.get("latest_ns", now_ns) >= now_ns:
-            with contextlib.suppress(TapeError, OSError):
+            with contextlib.suppress(*UNREADABLE):
                 for _, stored in source.numbered_events():
                     self._hear(stored.about, now_ns)
 
@@ -188,15 +189,18 @@ class SealedTries:
         known = self._known.setdefault(place.url, set())
         try:
             for source in shards_at(place, known)[0]:
-                self._add(source)
-                self._on_shard(source)
-                source.close()
+                with contextlib.closing(source):
+                    self._add(source)
+                    self._on_shard(source)
                 known.add(source.shard)
         except (TapeError, OSError):
             pass  # a place out of reach must not stop the recording; readers name it
 
     def _add(self, source: ShardSource) -> None:
-        found = list(source.statuses())
+        try:
+            found = list(source.statuses())
+        except (pa.ArrowException, LookupError, ValueError, TypeError):
+            return  # nor must damage
         places = np.empty(len(found), _PLACE)
         places["shard"], places["status"] = len(self._sources), [_STATUSES.index(status) for _, status in found]
         self._sources.append(source)
