@@ -1,4 +1,4 @@
-"""Snapshot a micro-batch's columns and copy them to the host while the training thread goes on."""
+"""Snapshot a micro-batch's columns into one buffer, and copy it to the host while the training thread goes on."""
 
 import threading
 from collections.abc import Iterable, Mapping

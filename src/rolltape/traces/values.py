@@ -1,4 +1,7 @@
-"""Check what an environment hands over for a trace: keep what can be stored, and tell why the rest cannot."""
+"""Check what an environment hands over for a trace, and find which messages of a prompt are new.
+
+What can be stored is kept, and a reason given for the rest.
+"""
 
 import contextlib
 import marshal

@@ -1,1 +1,1 @@
-"""The web page over a run: what its server knows, answers and ships. It only reads; all it writes is a cache."""
+"""The web page over runs: its server, its answers and its built files. It reads runs, and writes only their index."""
