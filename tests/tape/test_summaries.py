@@ -1,6 +1,7 @@
 """Summaries of rollouts: computed in the background at a finish, kept as events, outdated by later ones."""
 
 import contextlib
+import gc
 import os
 import shutil
 import threading
@@ -14,6 +15,7 @@ from rolltape.records.rollout import EventKind, Rollout
 from rolltape.records.rollout_summary import SUMMARY_RULES, RolloutSummary
 from rolltape.samples.summary import summarize
 from rolltape.tape.index.background import fill
+from rolltape.tape.journal.file import is_alive
 from rolltape.tape.recording import summaries
 from rolltape.tape.recording.tape import Tape, open_tape
 from rolltape.tape.run import Run
@@ -151,6 +153,22 @@ def test_a_summary_that_fails_is_left_out(tmp_path: Path, caplog: pytest.LogCapt
 def test_closed_tapes_leave_no_thread(tmp_path: Path) -> None:
     record_run(tmp_path / "run")
     assert [thread for thread in threading.enumerate() if thread.name == THREAD] == []
+
+
+def test_a_tape_that_is_dropped_without_a_close_is_closed_once_its_summaries_are_written(
+    tmp_path: Path, held: HeldSummaries
+) -> None:
+    tape = open_tape(tmp_path / "run", summarize=held)
+    finish_one(tape, "a")
+    journal = tmp_path / "run" / "journals" / f"{tape.writer}.sqlite"
+    assert held.begun.acquire(timeout=60)
+    del tape
+    gc.collect()
+    held.may_end.set()
+    wait_for_threads()
+    gc.collect()
+    assert len(written(tmp_path / "run")) == 1
+    assert not is_alive(journal)
 
 
 def test_a_forked_child_summarizes_its_own_rollouts(tmp_path: Path, held: HeldSummaries) -> None:

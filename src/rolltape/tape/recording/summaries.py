@@ -1,5 +1,6 @@
 """Summaries of rollouts that have just ended: computed in the background, and appended to the journal as events."""
 
+import contextlib
 import logging
 import os
 import threading
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rolltape.errors import ClosedError
+from rolltape.errors import ClosedError, DamagedTapeError
 from rolltape.records.rollout import EventKind, Rollout
 from rolltape.records.rollout_summary import RolloutSummary
 from rolltape.tape.index.loading import rebuilt
@@ -48,20 +49,23 @@ class SummaryThread:
         self._lock = threading.Lock()
         self._waiting: deque[EndedHere] = deque()
         self._thread: threading.Thread | None = None
+        self._is_working = False
         self._closing = threading.Event()
 
-    def add(self, ended: EndedHere) -> None:
-        """Have a rollout summarized whose finish is durable. Returns at once."""
+    def add(self, ended: EndedHere, tape: object) -> None:
+        """Have a rollout summarized whose finish is durable. Returns at once.
+
+        `tape` is kept alive until the thread has ended: what closes it must not run amid a commit of the thread.
+        """
         with self._lock:
             if self._closing.is_set() or len(self._waiting) >= _MOST_WAITING:
                 return
             self._waiting.append(ended)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="rolltape-summaries", daemon=True)
-                try:
+            if not self._is_working:
+                self._thread = threading.Thread(target=self._work, args=(tape,), name="rolltape-summaries", daemon=True)
+                with contextlib.suppress(RuntimeError):  # the program is ending, or has too many threads
                     self._thread.start()
-                except RuntimeError:  # the program is ending, or has too many threads
-                    self._thread = None
+                    self._is_working = True
 
     def close(self) -> None:
         """Summarize what is due as far as that is quick, and end the thread. In a forked child there is none."""
@@ -70,11 +74,12 @@ class SummaryThread:
         with self._lock:
             self._closing.set()
             thread = self._thread
-        if thread is not None:
+        if thread is not None and thread.ident is not None and thread is not threading.current_thread():
             thread.join(_CLOSE_S)
+        with self._lock:
             self._waiting.clear()
 
-    def _work(self) -> None:
+    def _work(self, _: object) -> None:
         source: JournalSource | None = None
         while (ended := self._next()) is not None:
             start_s = time.monotonic()
@@ -91,18 +96,17 @@ class SummaryThread:
 
     def _next(self) -> EndedHere | None:
         with self._lock:
-            if self._waiting:
-                return self._waiting.popleft()
-            self._thread = None
-            return None
+            self._is_working = bool(self._waiting)
+            return self._waiting.popleft() if self._waiting else None
 
     def _append(self, source: JournalSource, ended: EndedHere) -> None:
         ((_, _, head, _),) = source.heads(ended.row, ended.row)
         events = source.events_about(head.key, ended.first_event)
         stored = source.stored(ended.row, head)
         rollout, problems = rebuilt(head, stored, [one.event for one in events], False, source.where)
+        problems += source.problems()
         if problems:
-            raise ValueError(str(problems[0]))
+            raise DamagedTapeError(str(problems[0]))
         data = msgspec.to_builtins(self._summarize(rollout)) | {"covers": max(one.order_text for one in events)}
         body = event_body(time.time_ns(), EventKind.SUMMARY.value, *head.key, None, None, data)
         self._journal.append(LoggedEvent(body), rollout=head.key)

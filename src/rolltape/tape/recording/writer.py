@@ -89,7 +89,7 @@ class TapeWriter:
         """Take a rollout off the list of open ones, and have it summarized if this journal holds all of it."""
         self._open.pop(head.key, None)
         if self._summaries is not None and not head.epoch:
-            self._summaries.add(EndedHere(head.key, row, first_event))
+            self._summaries.add(EndedHere(head.key, row, first_event), self)
 
     def close(self) -> None:
         """Record open rollouts as failed, and let go of the journal. Twice is fine."""
