@@ -44,7 +44,7 @@ _ROW = f"""number, id, try_index, grp, step, attempt, source, task, environment,
     ended_ns, stop_reason, reason, scored, reward, terms, rewarded_by, filter, tags, pruned, revision"""
 
 
-class Score(NamedTuple):
+class LatestScore(NamedTuple):
     """A reward, what it is made of, and who gave it."""
 
     reward: float
@@ -118,13 +118,13 @@ class RolloutRow(msgspec.Struct, frozen=True, dict=True):
         return float("nan") if self.reward_value is None else self.reward_value
 
     @property
-    def score(self) -> Score | None:
+    def score(self) -> LatestScore | None:
         """The latest score, also of a rollout that did not finish; None: there is none."""
         if self.scored is None:
             return None
         reward = float("nan") if self.reward_value is None else self.reward_value
         terms = decode_numbers(self.terms_json.encode()) if self.terms_json else {}
-        return Score(reward, terms, self.rewarded_by)
+        return LatestScore(reward, terms, self.rewarded_by)
 
     @property
     def scored_at_ns(self) -> int | None:
