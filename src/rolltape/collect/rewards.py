@@ -16,7 +16,7 @@ from rolltape.tape.journal.entries import NewEvent
 from rolltape.tape.recording.fields import as_count, as_text
 from rolltape.tape.recording.rollout import score_data
 from rolltape.tape.recording.tape import Tape
-from rolltape.tape.run import RolloutRow, Run, Score
+from rolltape.tape.run import LatestScore, RolloutRow, Run
 
 _NEEDED = ("rollout", "reward")
 _FIELDS = (*_NEEDED, "terms", "by", "try", "turn")
@@ -180,16 +180,16 @@ class _RolloutPrefixes:
         return alike[0]
 
 
-def _latest_score(run: Run, row: RolloutRow, turn: str | None) -> Score | None:
+def _latest_score(run: Run, row: RolloutRow, turn: str | None) -> LatestScore | None:
     """The score of a rollout or of one of its turns that counts so far; None: there is none."""
     if turn is None:
         return row.score
     events = run.rollout(*row.key).events
     scores = [event for event in events if event.kind == EventKind.SCORE and event.turn == turn]
-    return Score(scores[-1].data["reward"], scores[-1].data.get("terms", {}), scores[-1].by) if scores else None
+    return LatestScore(scores[-1].data["reward"], scores[-1].data.get("terms", {}), scores[-1].by) if scores else None
 
 
-def _compare(where: str, row: RolloutRow, statement: NewEvent, last: Score | None) -> LateReward:
+def _compare(where: str, row: RolloutRow, statement: NewEvent, last: LatestScore | None) -> LateReward:
     is_same = (
         last is not None
         and last.by == statement.by
