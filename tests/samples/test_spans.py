@@ -110,3 +110,29 @@ def test_turn_rewards_reach_the_sample_that_trains_the_turn() -> None:
     recording.go_on(first, [user("w")], "z", reward=-1)
     rewards = [sample.turn_rewards for sample in linearize(rollout_of(recording.session())).samples()]
     assert rewards == [{"r.0.0.0": 0.5}, {"r.0.0.2": -1.0}]
+
+
+def test_side_arrays_of_different_widths_are_joined_in_the_wider_one() -> None:
+    recording = Recording()
+    first = recording.ask(
+        [user("u")], "x", side_arrays={"k": np.array([1, 2], np.int16), "p": np.array([0.1, 0.2], np.float32)}
+    )
+    second = recording.go_on(first, [user("v")], "y", side_arrays={"k": [2**40, 4], "p": [0.3, 0.4]})
+    recording.go_on(second, [user("w")], "z", sampled_ids=[], side_arrays={"k": [], "p": []}, finish="length")
+    recording.go_on(second, [user("w")], "z", side_arrays={"k": np.array([5, 6], np.uint8), "p": [0.5, 0.6]})
+    side = only_sample(recording).side
+    assert side["k"].values[[4, 5, 10, 11, 16, 17]].tolist() == [1, 2, 2**40, 4, 5, 6]
+    assert side["p"].values[[4, 5, 10, 11]].tolist() == [*np.array([0.1, 0.2], np.float32).tolist(), 0.3, 0.4]
+
+
+def test_the_side_array_of_an_empty_reply_has_no_kind() -> None:
+    recording = Recording()
+    first = recording.ask([user("u")], "", sampled_ids=[], side_arrays={"experts": []}, finish="length", reply=None)
+    recording.record(
+        prompt_messages=[user("u")],
+        prompt_ids=first.prompt_ids,
+        **recording.answered("x", side_arrays={"experts": np.array([[1, 2], [3, 4]], np.int32)}),
+    )
+    side = only_sample(recording).side["experts"]
+    assert side.values.dtype == np.int32
+    assert side.values[4:].tolist() == [[1, 2], [3, 4]]

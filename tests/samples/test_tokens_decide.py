@@ -166,6 +166,7 @@ def test_another_model_with_the_same_tokenizer_never_joins_a_sample() -> None:
     first = recording.ask([user("u")], "plan")
     scout = recording.go_on(first, [user("find it")], "found", model="scout")
     recording.go_on(scout, [user("fix it")], "fixed")
+    assert causes(recording) == [ForkCause.SUB_AGENT]
     for name in ("exact", "keep-head", "slime"):
         assert lines(recording, name) == [
             "<user> u <eot> <gen> plan <eot> <user> find it <eot> <gen> «found» «<eot>»",
@@ -382,17 +383,14 @@ def test_slime_trains_a_reply_in_the_first_sample_of_its_branch() -> None:
 
 def test_slime_trains_a_reply_that_a_later_branch_gives_up() -> None:
     recording = Recording()
-    first = recording.ask([user("u")], "a b")
-    drifts(recording, first, "v")
-    second = recording.turns[1]
-    ids = [*second.tokens.slice(0, len(second.prompt_ids) + 1).tolist(), *recording.words.ids("E <eot>")]
-    for word, reply in (("w", "one two three four"), ("x", "y")):
-        ids = [*ids, *recording.render([user(word)])]
-        recording.ask([*held(second), user("w"), *([user("x")] if word == "x" else [])], reply, prompt_ids=ids)
-    totals_of_turns = linearize(
-        rollout_of(recording.session()), cut_policy("slime", max_reply_tokens=4)
-    ).ledger.by_turn()
-    assert totals_of_turns[second.id] == {Fate.TRAINED: 2}
+    drifting = recording.go_on(recording.ask([user("t")], "z"), [user("u")], "a b")
+    drifts(recording, drifting, "v")
+    given_up = recording.turns[2]
+    ids = [*given_up.tokens.slice(0, len(given_up.prompt_ids) + 1).tolist(), *recording.words.ids("E <eot>")]
+    for new, reply in (([user("w")], "one two three four"), ([user("w"), user("x")], "y")):
+        recording.ask([*held(given_up), *new], reply, prompt_ids=[*ids, *recording.render(new)])
+    made = linearize(rollout_of(recording.session()), cut_policy("slime", max_reply_tokens=4))
+    assert made.ledger.by_turn()[given_up.id] == {Fate.TRAINED: 2}
 
 
 def test_of_a_reply_and_an_empty_one_after_it_that_lost_the_tie_the_reply_is_continued() -> None:

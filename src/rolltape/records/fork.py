@@ -8,7 +8,7 @@ import msgspec
 class ForkCause(enum.StrEnum):
     """Why a turn does not continue the one before it."""
 
-    SUB_AGENT = "sub_agent"  # another conversation beside the first
+    SUB_AGENT = "sub_agent"  # another conversation beside the first, or another model in the same one
     COMPACTION = "compaction"  # history replaced by something shorter
     RETRY = "retry"  # the same prompt sampled again
     SIBLING = "sibling"  # the same prompt sampled beside a reply to it that had not ended

@@ -211,9 +211,12 @@ def _joined_sides(turns: Sequence[Turn], reach: Sequence[int], length: int) -> d
 
 
 def _joined(name: str, parts: Sequence[tuple[Turn, SideArray, int]], length: int) -> SampleSide:
+    # A part that covers no token, as that of an empty reply, is of no kind.
+    parts = [part for part in parts if part[1].start < min(part[1].stop, part[2])] or parts[:1]
     first_turn, first, _ = parts[0]
+    dtype = np.result_type(*(side.values.dtype for _, side, _ in parts))
     for turn, side, _ in parts:
-        if _kind(side) != _kind(first):
+        if not (_may_be_joined(side, first) and _may_be_joined(first, side)):
             raise MisalignedError(
                 f"side array {name!r} is {_kind(first)} in turn {first_turn.id} but {_kind(side)} in turn {turn.id}; "
                 "give it one kind throughout a session"
@@ -224,17 +227,20 @@ def _joined(name: str, parts: Sequence[tuple[Turn, SideArray, int]], length: int
         speaker[side.start : min(side.stop, reach)] = number
     missing = tuple((start, stop) for start, stop in equal_runs(speaker) if speaker[start] == -1)
     if first.counts is None:
-        values = np.zeros((length, *first.values.shape[1:]), dtype=first.values.dtype)
+        values = np.zeros((length, *first.values.shape[1:]), dtype=dtype)
         for start, stop in equal_runs(speaker):
             if speaker[start] >= 0:
                 side = parts[speaker[start]][1]
                 values[start:stop] = side.values[start - side.start : stop - side.start]
         return SampleSide(values, None, missing)
-    return _joined_ragged([side for _, side, _ in parts], speaker, missing)
+    return _joined_ragged([side for _, side, _ in parts], dtype, speaker, missing)
 
 
 def _joined_ragged(
-    sides: Sequence[SideArray], speaker: npt.NDArray[np.int32], missing: tuple[tuple[int, int], ...]
+    sides: Sequence[SideArray],
+    dtype: np.dtype[Any],
+    speaker: npt.NDArray[np.int32],
+    missing: tuple[tuple[int, int], ...],
 ) -> SampleSide:
     counts = np.zeros(len(speaker), dtype=np.int32)
     pieces: list[npt.NDArray[Any]] = []
@@ -247,12 +253,18 @@ def _joined_ragged(
         own = slice(start - side.start, stop - side.start)
         counts[start:stop] = _counts(side)[own]
         pieces.append(side.values[offset[own.start] : offset[own.stop]])
-    empty = sides[0].values[:0]
-    return SampleSide(np.concatenate(pieces) if pieces else empty, counts, missing)
+    return SampleSide(np.concatenate([sides[0].values[:0], *pieces]).astype(dtype, copy=False), counts, missing)
 
 
 def _kind(side: SideArray) -> str:
     return f"{side.values.dtype}{list(side.values.shape[1:])}{'' if side.counts is None else ' ragged'}"
+
+
+def _may_be_joined(side: SideArray, other: SideArray) -> bool:
+    """Whether two side arrays have rows of one shape, and numbers of one sort in perhaps different widths."""
+    mine, theirs = side.values, other.values
+    sorts = {kind.replace("u", "i") for kind in (mine.dtype.kind, np.promote_types(mine.dtype, theirs.dtype).kind)}
+    return len(sorts) == 1 and mine.shape[1:] == theirs.shape[1:] and (side.counts is None) == (other.counts is None)
 
 
 def _counts(side: SideArray) -> npt.NDArray[np.int32]:

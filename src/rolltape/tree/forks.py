@@ -59,6 +59,8 @@ def _fork(turns: Sequence[PlacedTurn], index: int, latest: "LatestUnder") -> For
     if echoed is not None and echoed is not placed.continues and echoed.first_echo is placed:
         if placed.id_place is None or echoed.id_place is None:
             return None
+        if placed.sampler != echoed.sampler:
+            return _explained(placed, echoed, ForkCause.SUB_AGENT, None, None)
         shared = echoed.turn.tokens.common_prefix(placed.turn.prompt_tokens)
         return _explained(placed, echoed, drift_cause(_holder(echoed, shared).turn, placed.turn, shared), None, None)
     meeting: Node | None = placed.prompt_node.ancestor(placed.known_depth)
