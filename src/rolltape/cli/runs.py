@@ -130,10 +130,13 @@ class SelectedRollouts:
             return next(iter(self))
 
     def linearized(self, policy: CutPolicy, credit: Credit | None = None) -> Iterator[Linearized]:
-        """Each rollout under the policy, with a progress bar."""
+        """Each rollout under the policy, with a progress bar. Use it before you ask for the next: its trees go then."""
         versions = self.opened.run.versions()
         for rollout in tracked(self, policy.name, len(self)):
-            yield linearize(rollout, policy, credit=credit, versions=versions)
+            made = linearize(rollout, policy, credit=credit, versions=versions)
+            yield made
+            for tree in made.trees:
+                tree.take_apart()
 
     def samples(self, policy: CutPolicy, credit: Credit) -> Generator[Sample, None, None]:
         """Every sample, with advantages over whole groups."""

@@ -39,8 +39,9 @@ def print_table(
 
     On a narrow terminal `flexible` columns are shortened, then `spare` ones are left out, and a note names them.
     """
-    shown = [[visible(cell) for cell in row] for row in rows]
     names = [visible(column) for column in columns]
+    # Nearly all text is printable: a look at whole rows spares one at each of their cells.
+    shown = [row if "".join(row).isprintable() else [visible(cell) for cell in row] for row in rows]
     (header, *lines), left_out = fit_columns(
         names, shown, left=left, flexible=flexible, spare=spare, width=terminal_width()
     )
@@ -233,6 +234,8 @@ def _shared(least: Sequence[int], natural: Sequence[int], room: int) -> list[int
 
 
 def _padded(texts: Sequence[str], width: int, *, left_aligned: bool) -> list[str]:
-    paddings = [" " * (width - wide) for wide in _widths(texts)]
+    if "".join(texts).isascii():
+        return [text.ljust(width) for text in texts] if left_aligned else [text.rjust(width) for text in texts]
+    paddings = [" " * (width - cell_width(text)) for text in texts]
     sides = (texts, paddings) if left_aligned else (paddings, texts)
     return [before + after for before, after in zip(*sides, strict=True)]

@@ -212,6 +212,8 @@ class TurnFacts(OpenRecord, frozen=True, kw_only=True, omit_defaults=True):
         """Whether a flag, or a sampling parameter as applied, says that decoding was constrained."""
         if TurnFlag.CONSTRAINED in self.flags:
             return True
+        if not self.sampling:
+            return False
         given = (self.sampling[name] for name in _CONSTRAINTS & self.sampling.keys())
         return any(one and not (isinstance(one, dict) and one.get("type") == "text") for one in given)
 
