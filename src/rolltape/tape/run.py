@@ -74,9 +74,8 @@ class Run:
         self, *, step: int | None = None, group: str | None = None, task_id: str | None = None
     ) -> Iterator[Rollout]:
         """Rollouts in the order of their start, loaded one at a time."""
-        for row in self._indexed().rows(step=step, group=group):
-            if task_id in (None, row.task_id):
-                yield self._loading().load(row.key)
+        rows = self._indexed().rows(step=step, group=group)
+        yield from self._loading().load_each([row.key for row in rows if task_id in (None, row.task_id)])
 
     def rollout(self, rollout_id: str, try_index: int | None = None) -> Rollout:
         """One rollout by its id or the beginning of it; its latest try, unless told which."""
