@@ -39,8 +39,8 @@ def patched(monkeypatch: pytest.MonkeyPatch, rollout_id: str, change: Callable[[
     """Change what is read of one rollout."""
     load = Index.load
 
-    def changed(index: Index, key: Any) -> Any:
-        rollout = load(index, key)
+    def changed(index: Index, *key_and_place: Any) -> Any:
+        rollout = load(index, *key_and_place)
         return change(rollout) if rollout.id == rollout_id else rollout
 
     monkeypatch.setattr(Index, "load", changed)
