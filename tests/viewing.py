@@ -10,7 +10,7 @@ import aiohttp
 
 import rolltape
 from rolltape.records.rollout import Rollout, Status
-from rolltape.view.rollout_answers import RolloutAnswers
+from rolltape.view.rollout.rollout_answers import RolloutAnswers
 from rolltape.view.serve import served
 from rolltape.view.served_runs import ServedRun
 from sessions import Recording, whole

@@ -15,7 +15,7 @@ from rolltape.records.policy import PRESETS, Credit
 from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Sample
 from rolltape.samples.credit import advantages_of
-from rolltape.view.rollout_answers import RolloutAnswers
+from rolltape.view.rollout.rollout_answers import RolloutAnswers
 from sessions import Recording
 from strategies import rollouts, searching
 from taped import assistant, first_turn, next_turn, record_run, spelled

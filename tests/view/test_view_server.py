@@ -13,7 +13,7 @@ import pytest
 
 import rolltape
 from rolltape.errors import RunNotFound, ViewError
-from rolltape.view import rollout_answers
+from rolltape.view.rollout import rollout_answers
 from rolltape.view.serve import served
 from taped import assistant, finished, first_turn, next_turn, python, record_run, user
 from viewing import Asking, asking

@@ -14,8 +14,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import rolltape
 from rolltape.tape.recording import tape as tape_module
-from rolltape.view import messages, static
-from rolltape.view.masking import MASKED, Mask
+from rolltape.view import static
+from rolltape.view.rollout import messages
+from rolltape.view.rollout.masking import MASKED, Mask
 from rolltape.view.static import StaticPages
 from taped import assistant, first_turn, next_turn, record_run, user
 

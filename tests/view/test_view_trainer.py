@@ -13,9 +13,9 @@ from rolltape.records.policy import Advantage, Credit, CutPolicy
 from rolltape.records.sample import Sample
 from rolltape.tokens import Dppo, read_tokens
 from rolltape.tokens.summary import largest_tokens, summarize_step
-from rolltape.view.state import TokenPlace
-from rolltape.view.tokens import TRAINER_COLUMNS
-from rolltape.view.trainer import changed_figures
+from rolltape.view.rollout.tokens import TRAINER_COLUMNS
+from rolltape.view.run.state import TokenPlace
+from rolltape.view.run.trainer import changed_figures
 from taped import first_turn, record_run
 from token_batches import exported, packed, sequence_columns
 from view_columns import unpacked

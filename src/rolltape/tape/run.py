@@ -12,7 +12,8 @@ from rolltape.errors import NoSuchRollout
 from rolltape.records.rollout import Event, EventKind, Rollout
 from rolltape.tape.contents import RunContents
 from rolltape.tape.index.database import IndexFile
-from rolltape.tape.index.index import Index, LatestScore, RolloutRow
+from rolltape.tape.index.index import Index
+from rolltape.tape.index.rows import LatestScore, RolloutRow
 from rolltape.tape.index.sources import RunSources
 from rolltape.tape.rundir import Place, RunDirectory, find_run
 from rolltape.tape.stored import Problem

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from rolltape.tape.index.database import POINTER, IndexFile
 from rolltape.tape.rundir import find_run
-from rolltape.view.state import RunState, TrainerFigures
+from rolltape.view.run.state import RunState, TrainerFigures
 
 if TYPE_CHECKING:  # what reads shards takes longer to import than the first page takes
     from rolltape.tape.index.index import Index
     from rolltape.tape.run import Run
-    from rolltape.view.trainer import TokenRecords
+    from rolltape.view.run.trainer import TokenRecords
 
 _POLL_S = 0.3
 _TRAINER_S = 5.0
@@ -60,7 +60,7 @@ class ServedRun:
     @cached_property
     def records(self) -> "TokenRecords | None":
         """The trainer's token records; None: the run is not on this machine."""
-        from rolltape.view.trainer import TokenRecords
+        from rolltape.view.run.trainer import TokenRecords
 
         return None if self._path is None else TokenRecords(self._path)
 
@@ -68,7 +68,7 @@ class ServedRun:
         """Figures of the trainer's steps that have changed. For a thread."""
         if self._path is None or next(self._path.glob("token*/step_*"), None) is None:
             return []
-        from rolltape.view.trainer import changed_figures
+        from rolltape.view.run.trainer import changed_figures
 
         return list(changed_figures(self._path, {step: one.mark for step, one in self.state.trainer.items()}))
 

@@ -16,11 +16,11 @@ from rolltape.errors import NoAnswer, RolltapeError, TapeError
 from rolltape.view.answers import encode_answer, parse_count, parse_step
 from rolltape.view.guard import HEADERS, ViewGuard
 from rolltape.view.page_files import KINDS, page_files
-from rolltape.view.run_answers import RunAnswers, Work
+from rolltape.view.run.run_answers import RunAnswers, Work
 from rolltape.view.served_runs import ServedRun, ServedRuns
 
 if TYPE_CHECKING:
-    from rolltape.view.rollout_answers import RolloutAnswers
+    from rolltape.view.rollout.rollout_answers import RolloutAnswers
 
 log = logging.getLogger("rolltape.view")
 
@@ -215,7 +215,7 @@ class ViewServer:
 
 
 def _make_rollout_answers(run: ServedRun) -> "RolloutAnswers":
-    from rolltape.view.rollout_answers import RolloutAnswers
+    from rolltape.view.rollout.rollout_answers import RolloutAnswers
 
     return RolloutAnswers(run)
 

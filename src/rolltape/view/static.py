@@ -13,9 +13,9 @@ import msgspec
 
 from rolltape.errors import ExportError, ViewError
 from rolltape.view.answers import encode_answer
-from rolltape.view.masking import Mask
 from rolltape.view.page_files import page_files
-from rolltape.view.rollout_answers import RolloutAnswers
+from rolltape.view.rollout.masking import Mask
+from rolltape.view.rollout.rollout_answers import RolloutAnswers
 from rolltape.view.served_runs import ServedRun
 
 _INDEX = "index.html"

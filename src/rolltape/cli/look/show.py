@@ -39,7 +39,7 @@ from rolltape.samples.facts import fact_lines, title
 from rolltape.samples.spelling import Spellings
 from rolltape.traces import trace_of
 from rolltape.traces.transcript import NOT_RECORDED, build_transcript
-from rolltape.view.trainer import TokenRecords
+from rolltape.view.run.trainer import TokenRecords
 
 _LABEL = 13
 _LEAST_ROOM = 16

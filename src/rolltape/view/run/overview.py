@@ -8,9 +8,9 @@ import numpy as np
 from rolltape.records.rollout import Status
 from rolltape.tape.index.database import CAUSES, FATES
 from rolltape.view.answers import to_plain
-from rolltape.view.listing import Listing
-from rolltape.view.rows import STATUS_CODE, STATUSES, Array
-from rolltape.view.state import RunState
+from rolltape.view.run.listing import Listing
+from rolltape.view.run.rows import STATUS_CODE, STATUSES, Array
+from rolltape.view.run.state import RunState
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 _BINS = 30

@@ -9,8 +9,8 @@ from rolltape.errors import NoAnswer
 from rolltape.records.rollout import Status, outcome_of
 from rolltape.tape.index.queries import ordered_versions
 from rolltape.view.answers import parse_count, parse_number, parse_step
-from rolltape.view.rows import CAUSE_CODE, FATE_CODE, STATUS_CODE, STATUSES, Array
-from rolltape.view.state import RunState
+from rolltape.view.run.rows import CAUSE_CODE, FATE_CODE, STATUS_CODE, STATUSES, Array
+from rolltape.view.run.state import RunState
 
 MOST_ROWS = 500
 SHORT_ID = 8

@@ -9,7 +9,7 @@ from rolltape.records.messages import Message
 from rolltape.records.rollout import Rollout
 from rolltape.traces.build import main_branch
 from rolltape.tree import PlacedTurn, forks_of, tree_of
-from rolltape.view.messages import render_message
+from rolltape.view.rollout.messages import render_message
 
 
 class Conversation(NamedTuple):

@@ -19,7 +19,7 @@ from rolltape.samples.spelling import Spell, Spellings
 from rolltape.traces import trace_of
 from rolltape.tree import PlacedTurn, Tree
 from rolltape.view.answers import to_plain
-from rolltape.view.messages import MessageRenderer
+from rolltape.view.rollout.messages import MessageRenderer
 
 _ELSEWHERE = (EventKind.TRACE, EventKind.DELIVERY)  # among the trace, and with the turns
 _SAMPLES_WITH_SPANS = 64  # spans are as many as the turns of a branch

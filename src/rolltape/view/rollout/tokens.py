@@ -14,9 +14,9 @@ from rolltape.samples.spelling import Spell, spelled
 from rolltape.tree import PlacedTurn
 from rolltape.tree.placement import message_at
 from rolltape.view.answers import encode_answer
-from rolltape.view.masking import Mask
-from rolltape.view.rows import Array
-from rolltape.view.trainer import ExportedSample
+from rolltape.view.rollout.masking import Mask
+from rolltape.view.run.rows import Array
+from rolltape.view.run.trainer import ExportedSample
 
 _ALIGNED_TO = 8
 _DOT = "•".encode()

@@ -16,12 +16,12 @@ from rolltape.samples.spelling import Spellings
 from rolltape.tape.index.search import distinct_messages
 from rolltape.tape.stored import Key, Problem
 from rolltape.view.answers import to_plain
-from rolltape.view.detail import build_comparison, build_detail, build_raw, linearize_now
-from rolltape.view.grouping import build_group
-from rolltape.view.masking import Mask
-from rolltape.view.run_answers import RunAnswers, Work
+from rolltape.view.rollout.detail import build_comparison, build_detail, build_raw, linearize_now
+from rolltape.view.rollout.grouping import build_group
+from rolltape.view.rollout.masking import Mask
+from rolltape.view.rollout.tokens import pack_sample, pack_turn, read_turn
+from rolltape.view.run.run_answers import RunAnswers, Work
 from rolltape.view.served_runs import ServedRun
-from rolltape.view.tokens import pack_sample, pack_turn, read_turn
 
 _ROLLOUTS_HELD = 4
 _MOST_IN_A_GROUP = 256

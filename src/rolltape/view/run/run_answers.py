@@ -10,9 +10,9 @@ from rolltape.errors import NoAnswer
 from rolltape.records.rollout import Status
 from rolltape.tape.index.database import read_about
 from rolltape.tape.index.search import find, search_terms
-from rolltape.view.listing import Listing, Query
-from rolltape.view.overview import build_headline, build_overview
-from rolltape.view.rows import STATUS_CODE, Array
+from rolltape.view.run.listing import Listing, Query
+from rolltape.view.run.overview import build_headline, build_overview
+from rolltape.view.run.rows import STATUS_CODE, Array
 from rolltape.view.served_runs import ServedRun
 
 Work = Callable[[], Any]

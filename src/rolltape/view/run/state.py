@@ -11,7 +11,7 @@ from rolltape.records.rollout import Status
 from rolltape.tape.index.database import IndexFile, read_about
 from rolltape.tape.index.queries import Progress, announced_versions, count_behind, count_rollouts, source_problems
 from rolltape.tape.rundir import RUN_FILE, RunDirectory
-from rolltape.view.rows import STATUS_CODE, Rows
+from rolltape.view.run.rows import STATUS_CODE, Rows
 
 
 class TokenPlace(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from rolltape.tokens.files import read_step
 from rolltape.tokens.primerl import read_lines
 from rolltape.tokens.steps import Format, TokenStep, list_steps
 from rolltape.tokens.summary import SUMMARY_COLUMNS, summarize_step
-from rolltape.view.state import TokenPlace, TrainerFigures
+from rolltape.view.run.state import TokenPlace, TrainerFigures
 
 _FIGURES = ("mismatch_kl", "max_mismatch_kl", "entropy", "masked", "masked_high", "masked_low")
 
