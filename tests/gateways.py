@@ -25,7 +25,7 @@ CALCULATOR: dict[str, Any] = {
     },
 }
 # Times that a test can wait for.
-QUICK = {"look_every_s": 0.1, "let_go_s": 1.0, "no_engine_s": 1.0, "reply_s": 20.0}
+QUICK = {"look_every_s": 0.1, "let_go_s": 1.0, "retry_s": 1.0, "reply_s": 20.0}
 PATHS = {Api.CHAT: "/v1/chat/completions", Api.RESPONSES: "/v1/responses", Api.MESSAGES: "/v1/messages"}
 
 

@@ -31,6 +31,9 @@ class Mishap(enum.Enum):
     NO_STOP_ID = "the id that ended the reply is trimmed"
     DIES = "the connection closes in the middle of the answer"
     ABORTED = "it ends half way, as by a change of weights"
+    ABORTED_AT_ONCE = "it ends before the first token"
+    REFUSED = "it is answered with 400"
+    BUSY = "it is answered with 503, to be asked again after 7 s"
 
 
 class Step(NamedTuple):
@@ -170,6 +173,10 @@ class ScriptedEngine:
         mishap = self.mishaps.get(asked.number)
         if mishap is Mishap.ERROR_500:
             return web.json_response({"error": {"message": "the script says so"}}, status=500)
+        if mishap is Mishap.REFUSED:
+            return web.json_response({"error": "no such thing"}, status=400)
+        if mishap is Mishap.BUSY:
+            return web.json_response({"error": "busy"}, status=503, headers={"Retry-After": "7"})
         await self._takes.wait()
         aborted = self._running[body["rid"]] = asyncio.Event()
         try:
@@ -201,6 +208,8 @@ class ScriptedEngine:
         assert finish == "length" or self.end_id in params["stop_token_ids"], params
         if len(ids) > params["max_new_tokens"]:
             ids, finish = ids[: params["max_new_tokens"]], "length"
+        if mishap is Mishap.ABORTED_AT_ONCE:
+            aborted.set()
         count = len(ids) // 2 if mishap is Mishap.ABORTED else len(ids)
         if mishap is Mishap.HANG:
             await aborted.wait()

@@ -152,7 +152,12 @@ class EngineUnreachable(EngineError):
 
 
 class EngineFault(EngineError):
-    """The engine answered with an error or an impossible reply."""
+    """The engine answered with an error or an impossible reply. `status` is that of HTTP, None without one."""
+
+    def __init__(self, message: str, *, status: int | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
 
 
 class EngineDied(EngineError):

@@ -40,17 +40,18 @@ async def test_a_fault_that_stays_is_told_in_the_apis_shape_and_recorded(
     run: Path, api: Api, stream: bool, mishap: Mishap
 ) -> None:
     engine = scripted(["before", "after"])
-    async with rig(run, engine) as it:
+    async with rig(run, engine, patience={**QUICK, "retry_s": 0.2}) as it:
         opened = await it.open()
         first = await it.ask(opened, "hello", api)
-        engine.mishaps |= dict.fromkeys(range(1, 4), mishap)
+        engine.mishaps |= dict.fromkeys(range(1, 99), mishap)
         failed = await it.ask(opened, "go on", api, stream=stream)
+        engine.mishaps.clear()
         if stream:
             assert failed.status == 200
             _assert_error_event(api, failed.events[-1])
         else:
             assert failed.status == 502
-            assert "3 errors of the engine" in failed.error
+            assert "errors of the engine" in failed.error
             assert failed.json.get("type") == ("error" if api is Api.MESSAGES else None)
         assert text_of(api, await it.ask(opened, "go on", api, retry=1)) == "after"
         looked = (await it.call("GET", f"/sessions/{opened['session']}")).json
@@ -59,7 +60,7 @@ async def test_a_fault_that_stays_is_told_in_the_apis_shape_and_recorded(
     turns = it.turns()
     assert turns[0].id == first.headers["x-rolltape-turn"]
     assert turns[1].facts.finish is Finish.ERROR
-    assert "3 errors of the engine" in (turns[1].facts.error or "")
+    assert "errors of the engine" in (turns[1].facts.error or "")
     assert rolltape_command(["check", str(run)]) == 0
 
 
@@ -75,8 +76,8 @@ def _assert_error_event(api: Api, event: Json) -> None:
 
 async def test_what_an_engine_gave_before_it_failed_for_good_is_recorded(run: Path) -> None:
     engine = scripted([LONG])
-    engine.mishaps |= {0: Mishap.ABORTED, 1: Mishap.ERROR_500, 2: Mishap.ERROR_500, 3: Mishap.ERROR_500}
-    async with rig(run, engine) as it:
+    engine.mishaps |= {0: Mishap.ABORTED, **dict.fromkeys(range(1, 99), Mishap.ERROR_500)}
+    async with rig(run, engine, patience={**QUICK, "retry_s": 0.2}) as it:
         opened = await it.open()
         assert (await it.ask(opened, "hello")).status == 502
         done = await it.finish(opened)
@@ -111,7 +112,7 @@ async def test_an_engine_that_never_answers_is_given_up(run: Path) -> None:
 
 async def test_an_engine_that_goes_away_and_comes_back_within_patience_is_waited_for(run: Path) -> None:
     engine = scripted(lambda _: "ok")
-    async with rig(run, engine, patience={**QUICK, "no_engine_s": 10.0}) as it:
+    async with rig(run, engine, patience={**QUICK, "retry_s": 10.0}) as it:
         opened = await it.open()
         await engine.refuse()
         asking = it.asking(opened, "hello")
@@ -124,7 +125,7 @@ async def test_an_engine_that_goes_away_and_comes_back_within_patience_is_waited
 
 @pytest.mark.parametrize("api", APIS)
 async def test_without_any_engine_the_agent_is_told(run: Path, api: Api) -> None:
-    async with rig(run, ["ok"], patience={**QUICK, "no_engine_s": 0.2}) as it:
+    async with rig(run, ["ok"], patience={**QUICK, "retry_s": 0.2}) as it:
         opened = await it.open()
         await it.engine.refuse()
         answer = await it.ask(opened, "hello", api)
@@ -135,7 +136,7 @@ async def test_without_any_engine_the_agent_is_told(run: Path, api: Api) -> None
 
 async def test_an_engine_that_dies_in_a_reply_and_no_longer_answers_is_noticed(run: Path) -> None:
     engine = scripted(lambda asked: Step("ok", token_delay_s=0 if asked.number else 5))
-    async with rig(run, engine, patience={**QUICK, "no_engine_s": 10.0}) as it:
+    async with rig(run, engine, patience={**QUICK, "retry_s": 10.0}) as it:
         opened = await it.open()
         asking = it.asking(opened, "hello")
         await it.requested(1)

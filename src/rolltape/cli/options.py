@@ -149,6 +149,10 @@ class EngineOptions:
     routed_experts: Annotated[
         bool, engine_option("--routed-experts", "Record routed experts (SGLang engines that return them).")
     ] = False
+    engine_retry_s: Annotated[
+        float,
+        engine_option("--engine-retry SECONDS", "Time to retry an engine that is down, or answers 429 or 5xx.", min=0),
+    ] = 60.0
     renderer: Annotated[
         str | None, engine_option("--renderer NAME", "Chat renderer, such as qwen3 (default: by the model).")
     ] = None

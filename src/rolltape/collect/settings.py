@@ -30,6 +30,7 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None  # a folder with the tokenizer, or a name; None: the tiny engine's own
     model_name: str | None = None  # in the record; None: the engine's, or the name that `model` is
     engine_key: str | None = None  # of engines at an address; never recorded
+    engine_retry_s: float = 60.0  # that an engine is asked again which is down, or answers 429 or 5xx
     logprob_kind: LogprobKind | None = None  # None: as the engine has it
     routed_experts: bool = False
     renderer: str | None = None  # None: found by the model's own template
@@ -70,7 +71,7 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
 # May differ when a collection is resumed: where it runs, how fast, and what is written besides the rollouts.
 _FREE = frozenset(
     {
-        *("engines", "model", "engine_key", "logprob_kind", "routed_experts"),
+        *("engines", "model", "engine_key", "engine_retry_s", "logprob_kind", "routed_experts"),
         *("capture", "trace_fraction", "with_records", "with_fates", "max_concurrent", "grace_s"),
     }
 )

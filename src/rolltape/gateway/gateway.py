@@ -18,7 +18,7 @@ from rolltape.gateway.finished import Ending
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.gateway.server.app import http_log, make_app
 from rolltape.gateway.service import Finished, Service
-from rolltape.gateway.sessions import OpenSession, SessionSpec, base_urls
+from rolltape.gateway.sessions import EngineWait, OpenSession, SessionSpec, base_urls
 from rolltape.gateway.settings import GatewaySettings
 from rolltape.samples.opening import open_for_recording
 from rolltape.serving import is_loopback, listening_url
@@ -60,6 +60,16 @@ class GatewaySession:
     def anthropic_base_url(self) -> str:
         """For clients of Anthropic's API; the key is in it too."""
         return base_urls(self._gateway.public_url, self.key)["anthropic_base_url"]
+
+    def engine_wait(self) -> EngineWait:
+        """Whether engines keep this session waiting, and their last error: whose fault a timeout is.
+
+        Example:
+
+            if session.engine_wait().turns:
+                print("no engine has given the reply yet")
+        """
+        return self._session.engine_wait()
 
     async def finish(self, **ending: Any) -> Finished:
         """End the session; the fields are those of `Ending`."""

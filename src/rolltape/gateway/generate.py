@@ -6,15 +6,17 @@ available, and no token is sampled twice.
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from rolltape.errors import EngineDied, EngineFailed, EngineFault, EngineUnreachable
+from rolltape.errors import EngineDied, EngineError, EngineFault, EngineUnreachable
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Engine, Generated, Generation
+from rolltape.gateway.engines.retries import Retries
 from rolltape.gateway.engines.sampled import check_generated, describe_generated
 from rolltape.gateway.settings import Patience
 from rolltape.gateway.weights import Weights
@@ -38,6 +40,8 @@ class Caller:
     def __init__(self) -> None:
         self.left = asyncio.Event()
         self.on_leave: Callable[[], object] | None = None
+        self.engine_owes_since: float | None = None  # monotonic: when it was asked, or last gave; None: nothing is owed
+        self.engine_errors: list[str] = []
 
     @property
     def gone(self) -> bool:
@@ -53,44 +57,88 @@ class Caller:
 class Generator:
     """Continues prompts on the engines there are."""
 
-    def __init__(self, pool: EnginePool, weights: Weights, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        pool: EnginePool,
+        weights: Weights,
+        patience: Patience | None = None,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`now` and `sleep` are the clock by which errors are retried."""
         self._pool = pool
         self._weights = weights
         self._patience = patience or Patience()
+        self._now = now
+        self._sleep = sleep
         self._count = 0
         self._seen: set[str] = set()  # engines whose first reply was looked at
 
     async def run(self, wanted: Generation, caller: Caller, stretches: list[Stretch]) -> None:
         """Append to `stretches` until the reply has ended or its caller has left. What there is stays there."""
-        faults = 0
-        while not caller.gone and _room(wanted, stretches) > 0:
-            engine = await self._engine(wanted.session, caller)
-            if engine is None:
-                return
-            given: Generated | None = None
-            announced = self._weights.version
-            try:
-                rest = self._rest(wanted, stretches)
-                given = await self._once(engine, rest, caller)
-                self._look_at_first(engine, rest, given)
-            except EngineUnreachable as error:
-                self._pool.failed(engine, error)
-                continue
-            except (EngineFault, EngineDied) as error:
-                self._pool.failed(engine, error)
-                partial = getattr(error, "partial", None)
-                given = partial if isinstance(partial, Generated) else None
-                faults += 1
-                log.warning("%s: %s (%d of %d)", engine.name, error, faults, self._patience.faults)
-                if given is None and faults >= self._patience.faults:
-                    raise EngineFailed(f"no reply after {faults} errors of the engine, the last: {error}") from error
-            if given is not None and (len(given.ids) or given.finish is not Finish.ABORT):
-                faults = 0 if len(given.ids) else faults
-                stretches.append(Stretch(engine, given, announced, self._weights.version))
-                if given.finish is not Finish.ABORT:
+        caller.engine_owes_since = time.monotonic()
+        retries = Retries(self._patience, self._now)
+        try:
+            while not caller.gone and _room(wanted, stretches) > 0:
+                if self._weights.paused:
+                    await self._weights.opened(caller.left)
+                    retries.start_over()
+                elif await self._go_on(wanted, caller, stretches, retries):
                     return
-            elif given is not None:
-                await asyncio.sleep(0.05)  # aborted before it began, and not by us: its weights are being changed
+        finally:
+            caller.engine_owes_since = None
+
+    async def _go_on(self, wanted: Generation, caller: Caller, stretches: list[Stretch], retries: Retries) -> bool:
+        """Ask an engine for what is left, or wait after its error; whether the reply has ended."""
+        engine: Engine | None = None
+        announced = self._weights.version
+        try:
+            engine = self._pool.pick(wanted.session)
+            given = await self._ask(engine, self._rest(wanted, stretches), caller)
+        except (EngineUnreachable, EngineFault, EngineDied) as error:
+            if engine is not None:
+                self._note(engine, error, caller)
+            await self._wait(retries.next_pause_s(error), caller)
+            return False
+        if given.finish is Finish.ABORT and not len(given.ids):
+            return False
+        retries.start_over()
+        caller.engine_owes_since = time.monotonic()
+        stretches.append(Stretch(engine, given, announced, self._weights.version))
+        return given.finish is not Finish.ABORT
+
+    def _note(self, engine: Engine, error: EngineError, caller: Caller) -> None:
+        self._pool.failed(engine, error)
+        if not isinstance(error, EngineUnreachable):
+            log.warning("%s: %s", engine.name, error)
+        if str(error) not in caller.engine_errors[-1:]:
+            caller.engine_errors.append(str(error))
+
+    async def _wait(self, pause_s: float, caller: Caller) -> None:
+        """Wait, but not for a caller who leaves."""
+        waits = [asyncio.ensure_future(self._sleep(pause_s)), asyncio.ensure_future(caller.left.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _ask(self, engine: Engine, wanted: Generation, caller: Caller) -> Generated:
+        """What an engine gives, checked; empty only where it was interrupted from here."""
+        try:
+            given, interrupted = await self._once(engine, wanted, caller)
+        except EngineDied as error:
+            if not isinstance(error.partial, Generated) or not len(error.partial.ids):
+                raise
+            self._note(engine, error, caller)
+            given, interrupted = error.partial, False
+        self._look_at_first(engine, wanted, given)
+        if given.finish is Finish.ABORT and not len(given.ids) and not interrupted:
+            # As a server does while its weights are changed; it passes, or the time for errors does.
+            why = "it aborts the reply before the first token; pause the gateway while weights are changed"
+            raise EngineFault(f"{engine.name}: {why}", status=503)
+        return given
 
     def _look_at_first(self, engine: Engine, wanted: Generation, given: Generated) -> None:
         """Say once what an engine really gives; raises EngineFault for what cannot be a reply."""
@@ -99,25 +147,15 @@ class Generator:
             self._seen.add(engine.name)
             log.warning("%s", describe_generated(engine, wanted, given))
 
-    async def _engine(self, session: str, caller: Caller) -> Engine | None:
-        """The engine of a session, when generating is allowed; None: the caller has left meanwhile."""
-        deadline = asyncio.get_running_loop().time() + self._patience.no_engine_s
-        while True:
-            await self._weights.opened(caller.left)
-            if caller.gone:
-                return None
-            try:
-                return self._pool.pick(session)
-            except EngineUnreachable as error:
-                if asyncio.get_running_loop().time() > deadline:
-                    raise EngineFailed(f"no engine answers: {error}") from error
-                await asyncio.sleep(min(0.5, self._patience.no_engine_s / 4))
-
-    async def _once(self, engine: Engine, wanted: Generation, caller: Caller) -> Generated:
+    async def _once(self, engine: Engine, wanted: Generation, caller: Caller) -> tuple[Generated, bool]:
+        """What an engine gives, and whether it was interrupted from here."""
+        interrupted = False
         task = asyncio.ensure_future(engine.generate(wanted))
         letting_go: set[asyncio.Task[None]] = set()
 
         def interrupt() -> "asyncio.Task[None]":
+            nonlocal interrupted
+            interrupted = True
             ending = asyncio.ensure_future(self._let_go(engine, wanted.id, task))
             letting_go.add(ending)
             ending.add_done_callback(letting_go.discard)
@@ -126,11 +164,11 @@ class Generator:
         self._weights.begin(wanted.id, interrupt)
         caller.on_leave = interrupt
         try:
-            return await self._watched(engine, task)
+            return await self._watched(engine, task), interrupted
         except asyncio.CancelledError:
             if not task.cancelled() or (this := asyncio.current_task()) is None or this.cancelling():
                 raise
-            return _nothing()  # it did not end when it was aborted, and was left behind
+            return _nothing(), True  # it did not end when it was aborted, and was left behind
         finally:
             caller.on_leave = None
             self._weights.end(wanted.id)

@@ -7,11 +7,11 @@ import secrets
 import time
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from rolltape.errors import NoSuchSession, SessionEnded, TurnCapReached
+from rolltape.errors import EngineFailed, NoSuchSession, SessionEnded, TurnCapReached
 from rolltape.gateway.attempts import Attempt, Attempts
 from rolltape.gateway.engines.protocol import IdsAsJson
 from rolltape.gateway.exchange import SamplingParams
@@ -72,6 +72,14 @@ def base_urls(public_url: str, key: str) -> dict[str, str]:
     }
 
 
+class EngineWait(NamedTuple):
+    """What a session's turns wait for from the engines now, and what went wrong there last."""
+
+    turns: int  # whose reply no engine has given in full; 0: nobody waits for an engine
+    longest_s: float  # since the oldest of them was asked, or an engine last gave a part of it
+    error: str | None  # an engine's latest, in a turn that waits or the last one to end; None: that went well
+
+
 class OpenSession:
     """A session that takes turns, until it is closed."""
 
@@ -94,6 +102,7 @@ class OpenSession:
         self.ids_json = IdsAsJson()
         self.deliveries = deliveries  # by turn, of all sessions of the rollout
         self.ended: str | None = None  # why it takes no more turns; None: it does
+        self._engine_failure: str | None = None  # of the turn that ended last
         self._in_flight: set[Attempt] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -121,8 +130,20 @@ class OpenSession:
     def end(self, attempt: Attempt) -> None:
         """Note that a turn has ended, and that its reply was delivered or could not be."""
         self._in_flight.discard(attempt)
+        if attempt.taken is not None and attempt.taken.done() and not attempt.taken.cancelled():
+            error = attempt.taken.exception()
+            self._engine_failure = str(error) if isinstance(error, EngineFailed) else None
         if not self._in_flight:
             self._idle.set()
+
+    def engine_wait(self) -> EngineWait:
+        """Whether engines keep this session waiting."""
+        callers = [attempt.caller for attempt in self._in_flight]
+        waiting = [caller for caller in callers if caller.engine_owes_since is not None]
+        since = min((caller.engine_owes_since or 0.0 for caller in waiting), default=None)
+        errors = [caller.engine_errors[-1] for caller in waiting if caller.engine_errors]
+        longest_s = 0.0 if since is None else time.monotonic() - since
+        return EngineWait(len(waiting), longest_s, errors[-1] if errors else self._engine_failure)
 
     async def close(self, why: str, drain_s: float) -> int:
         """Take no more turns, wait for those in flight, and interrupt what takes longer; how many those were."""

@@ -1,5 +1,7 @@
 """The gateway's settings, read once at its start."""
 
+import warnings
+
 import msgspec
 
 from rolltape.gateway.exchange import SamplingParams
@@ -9,11 +11,18 @@ from rolltape.gateway.prompts.chat import Retention
 class Patience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long the gateway waits for engines, and how many errors it accepts."""
 
-    faults: int = 3  # errors in a row until the reply is given up
-    no_engine_s: float = 60.0  # that none answers
+    faults: int = 3  # impossible replies and broken connections in a row until the reply is given up
+    retry_s: float = 60.0  # that no engine takes it: none answers, or they answer 429 or 5xx, or abort it at once
     reply_s: float = 3600.0  # that one reply takes
     look_every_s: float = 10.0  # whether an engine that is generating still answers
     let_go_s: float = 10.0  # that an engine may take to end what was aborted
+    no_engine_s: float | None = None  # the name of `retry_s` in 0.1
+
+    def __post_init__(self) -> None:
+        if self.no_engine_s is not None:
+            warnings.warn("patience: no_engine_s is now retry_s", DeprecationWarning, stacklevel=2)
+            msgspec.structs.force_setattr(self, "retry_s", self.no_engine_s)
+            msgspec.structs.force_setattr(self, "no_engine_s", None)
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

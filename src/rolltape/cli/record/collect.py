@@ -154,6 +154,7 @@ def collect(
         model=model,
         model_name=engines.served_model_name,
         engine_key=engines.engine_key,
+        engine_retry_s=engines.engine_retry_s,
         logprob_kind=engines.logprobs,
         routed_experts=engines.routed_experts,
         renderer=engines.renderer,

@@ -40,7 +40,7 @@ def serve(
     """Run the gateway: serve agents and record every turn."""
     from rolltape.gateway.engines.opening import open_engines, tiny_folder
     from rolltape.gateway.serve import serve_gateway
-    from rolltape.gateway.settings import GatewaySettings
+    from rolltape.gateway.settings import GatewaySettings, Patience
 
     require_key(host, admin_key, "--admin-key")
     if special_text not in ("pass", "plain"):
@@ -58,6 +58,7 @@ def serve(
         special_text=special_text,
         forced=engines.forced_sampling(),
         max_reply_tokens=default_max_reply_tokens,
+        patience=Patience(retry_s=engines.engine_retry_s),
         drain_s=drain_s,
     )
     opened = open_engines(

@@ -8,7 +8,7 @@ from rolltape.collect.settings import CollectSettings
 from rolltape.errors import CollectError
 from rolltape.gateway.engines.opening import open_engines, parse_spec, tiny_folder
 from rolltape.gateway.gateway import Gateway
-from rolltape.gateway.settings import GatewaySettings
+from rolltape.gateway.settings import GatewaySettings, Patience
 from rolltape.tape.recording.tape import Tape
 from rolltape.tiny import shipped_model
 
@@ -36,7 +36,10 @@ def make_gateway(settings: CollectSettings, tape: Tape) -> Gateway:
         routed_experts=settings.routed_experts,
     )
     gateway_settings = GatewaySettings(
-        model_name=model.name, renderer=settings.renderer, thinking_retention=settings.thinking_retention
+        model_name=model.name,
+        renderer=settings.renderer,
+        thinking_retention=settings.thinking_retention,
+        patience=Patience(retry_s=settings.engine_retry_s),
     )
     return Gateway(engine=engines, tape=tape, model=model.folder, settings=gateway_settings)
 

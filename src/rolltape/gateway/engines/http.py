@@ -1,8 +1,10 @@
 """HTTP to an engine: responses as bytes, failures as the errors of the engine protocol."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 import aiohttp
@@ -107,7 +109,11 @@ class Connections:
     async def _body(self, response: aiohttp.ClientResponse, path: str) -> bytes:
         body = await response.read()
         if response.status >= 400:
-            raise EngineFault(f"{self._name}: {path} answered {response.status}: {_body_text(body)}")
+            raise EngineFault(
+                f"{self._name}: {path} answered {response.status}: {_body_text(body)}",
+                status=response.status,
+                retry_after_s=_retry_after_s(response.headers.get("Retry-After")),
+            )
         return body
 
 
@@ -128,6 +134,18 @@ def error_text(value: Any) -> str:
             break
         value = inner
     return _short(value if isinstance(value, str) else str(value)) or "nothing"
+
+
+def _retry_after_s(value: str | None) -> float | None:
+    """The seconds that a Retry-After header asks to wait, given as such or as a date; None: it does not say."""
+    if value is None:
+        return None
+    if value.strip().isdecimal():
+        return float(value)
+    try:
+        return max(parsedate_to_datetime(value).timestamp() - time.time(), 0.0)
+    except ValueError:
+        return None
 
 
 def _body_text(body: bytes) -> str:

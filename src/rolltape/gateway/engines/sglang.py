@@ -194,7 +194,9 @@ class SglangEngine(HttpEngine):
 def _finish(reason: _FinishReason, wanted: Generation, where: str) -> tuple[Finish, str | None]:
     finish = parse_finish(reason.type, FINISHES, where)
     if finish is Finish.ABORT and reason.status_code is not None:
-        raise EngineFault(f"{where}: it was given up with status {reason.status_code}: {reason.message}")
+        raise EngineFault(
+            f"{where}: it was given up with status {reason.status_code}: {reason.message}", status=reason.status_code
+        )
     if finish is not Finish.STOP or not isinstance(reason.matched, str):
         return finish, None
     if reason.matched not in (wanted.sampling.stop or ()):
