@@ -258,3 +258,85 @@ def test_a_long_rewritten_reply_in_the_middle_is_explained_at_its_place() -> Non
     recording.ask([*messages, tool("ok")], "done")
     fork = only_fork(recording)
     assert (fork.cause, fork.departs_from, fork.message_index) == (ForkCause.REPLY_REWRITTEN, turns[1].id, 4)
+
+
+SUMMARY = "The tests fail in parser.py at line 3 .\nNext the edit of line 3 has to be tried again ."
+
+
+def causes(recording: Recording) -> list[ForkCause]:
+    return [fork.cause for fork in forks_of(tree_of(recording.session()))]
+
+
+def test_a_compaction_by_a_request_without_tools_is_one_each_time() -> None:
+    recording = Recording(tools=[{"name": "run"}])
+    task = [system("you are a coder"), user("fix the bug")]
+    messages = task
+    for number in range(3):
+        summary = f"{SUMMARY}\nThis was summary number {number} of the whole work ."
+        turn = recording.ask(messages, call("run", "{}", f"c{number}"))
+        asked = [*held(turn), tool("failed " * 90, f"c{number}"), user("write a summary")]
+        recording.ask(asked, summary, tools=[], prompt_ids=recording.render(asked))
+        messages = [*task, user(f"another model began this . its summary :\n{summary}")]
+    recording.ask(messages, "done")
+    assert causes(recording) == [ForkCause.COMPACTION] * 6
+
+
+def test_a_summary_that_is_cut_and_framed_is_a_compaction_though_the_message_looks_edited() -> None:
+    recording = Recording()
+    reminder = "today is monday . " * 20
+    first = recording.ask([system("s"), user(f"{reminder} fix the bug")], call("run", "{}", "c0"))
+    last = recording.go_on(first, [tool("failed " * 90, "c0")], "all done now")
+    without_last = [*held(first), tool("failed " * 90, "c0"), user("write a summary")]
+    asked = recording.ask(without_last, f"<analysis>\nwhat was this all about , I wonder\n</analysis>\n{SUMMARY}")
+    recording.ask([system("s"), user(f"{reminder} go on from : {SUMMARY}"), says(last), user("and now ?")], "done")
+    forks = forks_of(tree_of(recording.session()))
+    assert [fork.cause for fork in forks] == [ForkCause.COMPACTION] * 2
+    assert forks[1].departs_from == asked.id
+
+
+def test_a_reply_handed_to_another_conversation_is_no_compaction() -> None:
+    recording = Recording()
+    first = recording.ask([system("s"), user("make a plan for this long piece of work " * 9)], SUMMARY)
+    recording.ask([system("s"), user(f"what do you think of this ?\n{SUMMARY}")], "fine")
+    recording.go_on(first, [user("a reviewer finds it fine")], "good")
+    assert causes(recording) == [ForkCause.SUB_AGENT]
+
+
+def test_a_tool_added_in_mid_task_though_a_sub_agent_had_those_tools_before() -> None:
+    recording = Recording(tools=[{"name": "run"}])
+    more = [{"name": "run"}, {"name": "edit"}]
+    main = recording.ask([system("s"), user("fix it")], call("run", "{}", "c0"))
+    recording.ask([system("scout"), user("look")], "found it", tools=more)
+    recording.ask([*held(main), tool("failed", "c0")], "done", tools=more)
+    forks = forks_of(tree_of(recording.session()))
+    assert [fork.cause for fork in forks] == [ForkCause.SUB_AGENT, ForkCause.TOOLS_CHANGED]
+    assert forks[1].departs_from == main.id
+
+
+def test_a_tool_that_the_system_prompt_names_too_is_added_in_mid_task() -> None:
+    recording = Recording(tools=[{"name": "run"}])
+    main = recording.ask([system("tools : run"), user("fix it")], call("run", "{}", "c0"))
+    messages = [system("tools : run edit"), user("fix it"), says(main), tool("failed", "c0")]
+    recording.ask(messages, "done", tools=[{"name": "run"}, {"name": "edit"}])
+    fork = only_fork(recording)
+    assert (fork.cause, fork.message_index) == (ForkCause.TOOLS_CHANGED, 0)
+
+
+def test_empty_thinking_left_out_by_the_template() -> None:
+    recording = Recording()
+    marks = [901, 902]
+    body = recording.body({"role": "assistant", "content": "look around"})
+    first = recording.ask([user("u")], "look around", sampled_ids=[*marks, *body, 0])
+    recording.ask([*held(first), user("more")], "done")
+    assert only_fork(recording).cause is ForkCause.THINKING_STRIPPED
+
+
+def test_thinking_that_the_prompt_opened_is_left_out_by_the_template() -> None:
+    recording = Recording()
+    asked = [*recording.render([user("u")]), 901]
+    body = recording.body({"role": "assistant", "content": "look around"})
+    reply = {"role": "assistant", "content": "look around", "reasoning_content": "hm"}
+    first = recording.ask([user("u")], reply, prompt_ids=asked, sampled_ids=[77, 902, *body, 0])
+    plain = recording.render([user("u"), {"role": "assistant", "content": "look around"}, user("more")])
+    recording.ask([*held(first), user("more")], "done", prompt_ids=plain)
+    assert only_fork(recording).cause is ForkCause.THINKING_STRIPPED

@@ -3,7 +3,7 @@
 import msgspec
 
 # Raised when the same rollout would come to other counts than before.
-SUMMARY_RULES = 2
+SUMMARY_RULES = 3
 
 
 class PolicySummary(msgspec.Struct, frozen=True):

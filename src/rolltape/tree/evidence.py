@@ -13,6 +13,8 @@ from rolltape.records.turn import Turn
 
 _EXCERPT_CHARACTERS = 80
 _EXCERPT_TOKENS = 12
+_OPENING = 8  # tokens that open an assistant's message and its thinking, at most
+_TOLD_LINE, _TOLD = 24, 40  # characters: of a line that is not found by chance, and of all that are found
 _THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
@@ -44,7 +46,10 @@ def drift_cause(before: Turn, after: Turn, shared: int) -> ForkCause:
     """Why ids depart though the messages are equal: thinking left out by the template, or another tokenization."""
     reply = before.reply
     start = len(before.prompt_tokens)
-    if reply is None or shared < start or not (reply.reasoning or "<think>" in reply.text):
+    # A prompt may open the thinking itself. A reply whose thinking is empty shows none, but begins with its marks.
+    if reply is None or not start - _OPENING <= shared < len(before.tokens):
+        return ForkCause.RETOKENIZED
+    if shared > start + _OPENING and not (reply.reasoning or "<think>" in reply.text):
         return ForkCause.RETOKENIZED
     # Stripped thinking is a deletion: the end of the reply, from the text after the thinking on, follows at once.
     held = before.tokens.slice(shared)
@@ -54,6 +59,13 @@ def drift_cause(before: Turn, after: Turn, shared: int) -> ForkCause:
         if np.array_equal(now[: len(rest)], rest):
             return ForkCause.THINKING_STRIPPED
     return ForkCause.RETOKENIZED
+
+
+def is_retold(reply: Message, text: str) -> bool:
+    """Whether a text holds a good part of what a reply says, line by line. Agents cut summaries and frame them anew."""
+    lines = [line for one in reply.text.splitlines() if len(line := one.strip()) >= _TOLD_LINE]
+    found = sum(len(line) for line in lines if line in text)
+    return found >= _TOLD and 4 * found >= sum(map(len, lines))
 
 
 def text_difference(before: Message | None, after: Message | None) -> Difference | None:

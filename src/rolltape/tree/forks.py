@@ -4,11 +4,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
+import msgspec
+
 from rolltape.records.fork import Difference, Fork, ForkCause
 from rolltape.records.messages import Message, Role
 from rolltape.tree.evidence import (
     drift_cause,
     is_edit_of,
+    is_retold,
     raw_difference,
     reply_change,
     text_difference,
@@ -17,6 +20,16 @@ from rolltape.tree.evidence import (
 from rolltape.tree.placement import PlacedTurn, Tree
 from rolltape.tree.places import Node, SharedPrefix
 
+_RECENT = 8  # turns before it among which the summary is looked for that a prompt holds
+_WHILE_COMPACTING = frozenset(
+    {
+        ForkCause.COMPACTION,
+        ForkCause.HISTORY_EDITED,
+        ForkCause.SUB_AGENT,
+        ForkCause.TOOLS_CHANGED,
+        ForkCause.ABANDONED_REPLY,
+    }
+)
 _MOST_ASKED = 64  # turns of one prompt among which the one is looked for whose reply a prompt departs from
 
 
@@ -33,14 +46,51 @@ def forks_of(tree: Tree) -> list[Fork]:
     if not any(departing):
         return []
     latest = LatestUnder(tree.roots.values())
-    forks = []
+    forks: dict[str, Fork] = {}
     for index, placed in enumerate(turns):
         fork = _fork(turns, index, latest) if departing[index] else None
         if fork is not None:
-            forks.append(fork)
+            forks[fork.turn] = fork
+            summary = _summary_used(turns, index, fork)
+            if summary is not None:
+                forks[fork.turn] = _compaction(placed, summary, fork)
+                # The request for the summary is a part of it, whatever else it changed.
+                request = forks.get(summary.turn.id)
+                if request is not None and request.cause in _WHILE_COMPACTING:
+                    forks[request.turn] = msgspec.structs.replace(request, cause=ForkCause.COMPACTION)
         if placed.prompt_node.depth:
             latest.note(placed.tip, index)
-    return forks
+    return list(forks.values())
+
+
+def _summary_used(turns: Sequence[PlacedTurn], index: int, fork: Fork) -> PlacedTurn | None:
+    """The recent turn whose reply takes the place of history in this one's prompt; None: there is none.
+
+    Agents give a summary back within a message of their own.
+    """
+    placed = turns[index]
+    if fork.cause not in _WHILE_COMPACTING or not fork.message_index or not placed.prompt_node.depth:
+        return None
+    recent = turns[max(0, index - _RECENT) : index]
+    if len(placed.turn.prompt_tokens) >= max(len(one.turn.prompt_tokens) for one in recent):
+        return None
+    told = [
+        message.text
+        for message in _messages_below(placed.prompt_node.ancestor(fork.message_index), placed.prompt_node)
+        if message.role not in (Role.ASSISTANT, Role.TOOL)
+    ]
+    for one in reversed(recent):
+        is_over = not any(child.is_task and child.sequence > placed.sequence for child in one.children)
+        if is_over and one.turn.reply is not None and any(is_retold(one.turn.reply, text) for text in told):
+            return one
+    return None
+
+
+def _compaction(placed: PlacedTurn, summary: PlacedTurn, fork: Fork) -> Fork:
+    """The fork of a turn that goes on from a summary, told against the turn that wrote it."""
+    shared = min(fork.message_index or 0, summary.prompt_node.depth)
+    old, new = (_message_below(tip.ancestor(shared), tip) for tip in (summary.prompt_node, placed.prompt_node))
+    return _explained(placed, summary, ForkCause.COMPACTION, shared, text_difference(old, new))
 
 
 def _goes_on(placed: PlacedTurn) -> bool:
@@ -63,13 +113,15 @@ def _fork(turns: Sequence[PlacedTurn], index: int, latest: "LatestUnder") -> For
             return _explained(placed, echoed, ForkCause.SUB_AGENT, None, None)
         shared = echoed.turn.tokens.common_prefix(placed.turn.prompt_tokens)
         return _explained(placed, echoed, drift_cause(_holder(echoed, shared).turn, placed.turn, shared), None, None)
-    meeting: Node | None = placed.prompt_node.ancestor(placed.known_depth)
-    while meeting is not None:
-        reference = latest.under(meeting)
-        if reference is not None:
-            return _fork_at(turns, index, turns[reference], meeting)
+    meeting = placed.prompt_node.ancestor(placed.known_depth)
+    reference = latest.under(meeting)
+    while reference is None and meeting.parent is not None:
         meeting = meeting.parent  # the messages were known from an auxiliary call alone
-    return _fork_at_root(turns, index, latest)
+        reference = latest.under(meeting)
+    twin = _twin_below(meeting, placed.prompt_node, latest)
+    if twin is not None or reference is None:
+        return _fork_under_other_tools(turns, index, twin)
+    return _fork_at(turns, index, turns[reference], meeting)
 
 
 def _fork_without_messages(turns: Sequence[PlacedTurn], index: int) -> Fork:
@@ -133,12 +185,7 @@ def _history_cause(
     if reference.tip.depth <= meeting.depth:
         return ForkCause.HISTORY_EDITED
     is_shorter = placed.prompt_node.depth < reference.prompt_node.depth
-    said = {
-        message.canonical for message in _messages_below(meeting, placed.prompt_node) if message.role is Role.ASSISTANT
-    }
-    # The left-out turns are looked through only where the new prompt holds replies at all.
-    left_out = _sampled_below(meeting, reference) if said else ()
-    if any(turn.turn.reply is not None and turn.turn.reply.canonical in said for turn in left_out):
+    if _repeats(placed, reference, meeting.depth):
         return ForkCause.COMPACTION if is_shorter else ForkCause.HISTORY_EDITED
     goes_on_later = any(child.is_task and child.sequence > placed.sequence for child in reference.children)
     # A sub-agent that starts after another one has ended follows a turn of the agent that called it.
@@ -147,22 +194,46 @@ def _history_cause(
     return ForkCause.COMPACTION if is_shorter and not is_edit_of(old, new) else ForkCause.HISTORY_EDITED
 
 
-def _fork_at_root(turns: Sequence[PlacedTurn], index: int, latest: "LatestUnder") -> Fork:
-    """A turn under tools or template options that no earlier one had: the same conversation, or another."""
-    placed = turns[index]
-    node: Node | None = placed.prompt_node
-    while node is not None:
+def _twin_below(meeting: Node, tip: Node, latest: "LatestUnder") -> tuple[int, int] | None:
+    """The latest turn under other tools or template options that shares more messages than are known under these, and
+    how many it shares; None: there is none."""
+    node = tip
+    while node.depth > meeting.depth:
         twin = latest.twin(node)
         found = latest.under(twin) if twin is not None else None
         if found is not None:
-            break
+            return found, node.depth
+        assert node.parent is not None
         node = node.parent
-    reference, shared = (turns[index - 1], 0) if node is None or found is None else (turns[found], node.depth)
-    if shared >= min(placed.prompt_node.depth, reference.prompt_node.depth) > 0:
+    return None
+
+
+def _fork_under_other_tools(turns: Sequence[PlacedTurn], index: int, twin: tuple[int, int] | None) -> Fork:
+    """A turn under other tools or template options than those of the turn that it is most like: the same conversation,
+    or another."""
+    placed = turns[index]
+    found, shared = (index - 1, 0) if twin is None else twin
+    reference = turns[found]
+    if shared >= min(placed.prompt_node.depth, reference.prompt_node.depth) > 0 or _repeats(placed, reference, shared):
         tools = raw_difference(reference.turn.root.raw.decode(), placed.turn.root.raw.decode())
-        return _explained(placed, reference, ForkCause.TOOLS_CHANGED, None, tools)
+        message_index = shared if shared < reference.prompt_node.depth else None
+        return _explained(placed, reference, ForkCause.TOOLS_CHANGED, message_index, tools)
     old, new = (tip.ancestor(shared + 1).message for tip in (reference.tip, placed.prompt_node))
     return _explained(placed, reference, ForkCause.SUB_AGENT, shared, text_difference(old, new))
+
+
+def _repeats(placed: PlacedTurn, reference: PlacedTurn, shared: int) -> bool:
+    """Whether a prompt holds a reply that the turn's conversation gave after the first messages that they share."""
+    below = placed.prompt_node.ancestor(shared)
+    said = {one.canonical for one in _messages_below(below, placed.prompt_node) if one.role is Role.ASSISTANT}
+    if not said:
+        return False
+    turn: PlacedTurn | None = reference
+    while turn is not None and turn.tip.depth > shared:
+        if turn.turn.reply is not None and turn.turn.reply.canonical in said:
+            return True
+        turn = turn.message_parent
+    return False
 
 
 def _latest_asked(place: SharedPrefix, placed: PlacedTurn) -> PlacedTurn | None:
@@ -200,14 +271,6 @@ def _messages_below(meeting: Node, tip: Node) -> Iterator[Message]:
     while node is not None and node.message is not None and node.depth > meeting.depth:
         yield node.message
         node = node.parent
-
-
-def _sampled_below(meeting: Node, last: PlacedTurn) -> Iterator[PlacedTurn]:
-    """The turns of a conversation that come after a node, latest first."""
-    turn: PlacedTurn | None = last
-    while turn is not None and turn.tip.depth > meeting.depth:
-        yield turn
-        turn = turn.message_parent
 
 
 class LatestUnder:
