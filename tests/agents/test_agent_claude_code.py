@@ -95,6 +95,21 @@ async def test_a_sub_agent_is_the_one_fork_and_says_so(tmp_path: Path) -> None:
     assert made.ledger.totals() == {Fate.TRAINED: made.ledger.sampled}
 
 
+async def test_a_compaction_is_called_so_and_all_that_was_sampled_trains(tmp_path: Path) -> None:
+    summary = "<analysis>\nIt was about counting.\n</analysis>\n\n<summary>\n1. All numbers were to be counted.\n"
+    summary += "2. They were counted one after the other, and nothing is left to do.\n</summary>"
+    count = thinks("On.", "I count.", ("Bash", {"command": "seq 1 3"}))
+    script = [count, count, DONE, thinks("Briefly.", summary), thinks("", "Well.")]
+    async with stage(tmp_path, script, engine={"conversation": lambda asked: None}) as it:
+        ran = [await run_claude(it, "Count."), await run_claude(it, "--continue", "/compact")]
+        ran.append(await run_claude(it, "--continue", "And now?"))
+        await it.session.finish()
+    assert [one.code for one in ran] == [0, 0, 0]
+    made = recorded(it)
+    assert [fork.cause for fork in made.forks] == [ForkCause.COMPACTION] * 2
+    assert made.ledger.totals() == {Fate.TRAINED: made.ledger.sampled}
+
+
 async def test_the_title_it_asks_for_on_the_side_is_recorded_and_does_not_train(tmp_path: Path) -> None:
     script = [thinks("", "", WRITE), DONE]
 

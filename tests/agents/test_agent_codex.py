@@ -3,9 +3,11 @@
 from pathlib import Path
 
 from agent_installs import codex
-from agent_runs import Ran, Stage, assert_one_branch, cut_off, echoes, stage, thinks
+from agent_runs import Ran, Stage, assert_one_branch, cut_off, echoes, recorded, stage, thinks
+from rolltape.records.fork import ForkCause
+from rolltape.records.sample import Fate
 from rolltape.records.turn import TurnFlag
-from scripted_engine import Step
+from scripted_engine import Asked, Step
 
 # Codex asks again after a 503, whatever its headers say: 4 times for each of 5 reconnections, unless it is told.
 CONFIG = """
@@ -33,10 +35,10 @@ DONE = thinks("All is well.\n\n  Indeed.", "out.txt  has two lines.\n\n")
 WRITE = ("exec_command", {"cmd": "printf 'a\\n5000\\n' > out.txt"})
 
 
-async def run_codex(it: Stage, *arguments: str, model: str = "scripted") -> Ran:
+async def run_codex(it: Stage, *arguments: str, model: str = "scripted", first: str = "") -> Ran:
     home = it.home / ".codex"
     home.mkdir(exist_ok=True)
-    (home / "config.toml").write_text(CONFIG.format(model=model, url=it.session.openai_base_url))
+    (home / "config.toml").write_text(first + CONFIG.format(model=model, url=it.session.openai_base_url))
     options = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
     return await it.agent([codex(), "exec", *arguments, *options], {"CODEX_HOME": str(home)})
 
@@ -76,6 +78,23 @@ async def test_a_custom_tool_and_a_resumed_conversation_go_on_in_the_same_branch
     made = assert_one_branch(it, turns=4)
     assert echoes(made) == set()
     assert [TurnFlag.MALFORMED_CALL in turn.facts.flags for turn in made.rollout.turns] == [False, True, False, False]
+
+
+async def test_each_compaction_is_called_so_and_all_that_was_sampled_trains(tmp_path: Path) -> None:
+    def said(asked: Asked) -> str:
+        if "<tools>" not in asked.prompt:  # Codex asks for the summary without tools
+            return thinks("Briefly.", f"So far the numbers were counted, and this is summary {asked.number}.")
+        if asked.number < 4:
+            return thinks("On.", "I count.", ("exec_command", {"cmd": f"seq 1 {1500 + asked.number}"}))
+        return DONE
+
+    async with stage(tmp_path, said, engine={"conversation": lambda asked: None}) as it:
+        ran = await run_codex(it, "Count.", first="model_auto_compact_token_limit = 5000\n")
+        await it.session.finish()
+    assert ran.code == 0
+    made = recorded(it)
+    assert [fork.cause for fork in made.forks] == [ForkCause.COMPACTION] * 4
+    assert made.ledger.totals() == {Fate.TRAINED: made.ledger.sampled}
 
 
 async def test_a_refusal_ends_it_within_seconds(tmp_path: Path) -> None:

@@ -18,14 +18,27 @@ def ask(*messages: dict[str, Any], tools: list[dict[str, Any]] | None = None, ma
 
 
 def test_a_title_and_a_probe_are_recognized() -> None:
-    assert auxiliary_reason(ask(TITLE, TASK)) == "session title"
+    assert auxiliary_reason(ask(TITLE, TASK), "Fix it.") == "session title"
     # As Claude Code and opencode put it, in other words.
     for said in (
         "A short title (5 words) that says what the goal of this coding session is.",
         "Give a thread title only.",
     ):
-        assert auxiliary_reason(ask({"role": "system", "content": said}, TASK)) == "session title"
-    assert auxiliary_reason(ask({"role": "user", "content": "quota"}, max_tokens=1)) == "probe"
+        assert auxiliary_reason(ask({"role": "system", "content": said}, TASK), "Fix it.") == "session title"
+    assert auxiliary_reason(ask({"role": "user", "content": "quota"}, max_tokens=1), "Fix it.") == "probe"
+
+
+MEMORY = {"role": "system", "content": "You act as the memory extraction agent of a coding assistant. Be brief."}
+AGO = [TASK, {"role": "assistant", "content": "Done."}, {"role": "user", "content": "What is worth keeping?"}]
+
+
+def test_an_agent_that_keeps_memories_is_aside_unless_that_is_the_task() -> None:
+    kept = ask(MEMORY, *AGO, tools=[TOOL])
+    assert auxiliary_reason(kept, "Fix it.") == "memory extraction"
+    assert auxiliary_reason(kept, None) is None
+    assert auxiliary_reason(kept, str(MEMORY["content"])) is None
+    late = {"role": "system", "content": "You are a coder. " * 30 + "Do not extract memories."}
+    assert auxiliary_reason(ask(late, TASK, tools=[TOOL]), "Fix it.") is None
 
 
 @pytest.mark.parametrize(
@@ -43,4 +56,4 @@ def test_a_title_and_a_probe_are_recognized() -> None:
     ],
 )
 def test_what_only_resembles_one_trains(part_of_the_task: Ask) -> None:
-    assert auxiliary_reason(part_of_the_task) is None
+    assert auxiliary_reason(part_of_the_task, "Fix it.") is None

@@ -12,7 +12,7 @@ import msgspec
 
 from rolltape.errors import BadRequest, NotAllowed, PolicyError, RecordError, SessionEnded, TapeError
 from rolltape.gateway.attempts import Attempt
-from rolltape.gateway.auxiliary import auxiliary_reason
+from rolltape.gateway.auxiliary import auxiliary_reason, instructions_of
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.exchange import Ask
 from rolltape.gateway.finished import Ending, rollout_of
@@ -147,8 +147,10 @@ class Service:
             if known.has_reply:
                 return known
         attempt = Attempt(lambda ended: self._over(session, ended))
-        counts = known is None and auxiliary_reason(ask) is None
+        counts = known is None and auxiliary_reason(ask, session.task_instructions) is None
         session.begin(attempt, counts=counts)
+        if counts and session.task_instructions is None:
+            session.task_instructions = instructions_of(ask)
         task = asyncio.ensure_future(self._take(session, ask, attempt, known, counts=counts))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -97,6 +97,7 @@ class OpenSession:
         self.history = History(tool_ids_matter=recorder.head.tool_ids_matter)
         self.opened_at = time.time()
         self.turns = 0  # begun, auxiliary ones aside
+        self.task_instructions: str | None = None  # system messages of the first of them; None: there is none yet
         self.refused_turns = 0  # above the cap
         self.attempts = Attempts()
         self.ids_json = IdsAsJson()

@@ -137,7 +137,7 @@ class Turns:
             room=room,
             thinking=thinking,
             resumed=resumed,
-            auxiliary=auxiliary_reason(ask),
+            auxiliary=auxiliary_reason(ask, session.task_instructions),
             ignored_params=(*ask.ignored_params, *self._ignored_params(ask, applied), *withheld),
             started_at=started_at,
         )

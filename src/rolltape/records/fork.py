@@ -9,15 +9,15 @@ class ForkCause(enum.StrEnum):
     """Why a turn does not continue the one before it."""
 
     SUB_AGENT = "sub_agent"  # another conversation beside the first, or another model in the same one
-    COMPACTION = "compaction"  # history replaced by something shorter
+    COMPACTION = "compaction"  # history replaced by something shorter, and the request for the summary
     RETRY = "retry"  # the same prompt sampled again
     SIBLING = "sibling"  # the same prompt sampled beside a reply to it that had not ended
     ABANDONED_REPLY = "abandoned_reply"  # goes on without the reply it was given
     REPLY_WHITESPACE = "reply_whitespace"  # a reply came back with other white space
-    THINKING_STRIPPED = "thinking_stripped"  # a reply came back without its thinking
+    THINKING_STRIPPED = "thinking_stripped"  # a reply came back without its thinking, or the template left it out
     REPLY_REWRITTEN = "reply_rewritten"  # a reply came back changed in another way
     RETOKENIZED = "retokenized"  # equal messages, other tokens
-    TOOLS_CHANGED = "tools_changed"  # equal messages under other tools or template options
+    TOOLS_CHANGED = "tools_changed"  # the same conversation under other tools or template options
     HISTORY_EDITED = "history_edited"  # a message that the model did not write was changed, added or removed
 
 
