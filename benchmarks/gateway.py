@@ -28,6 +28,7 @@ from rolltape.tiny import shipped_model
 
 _SESSIONS, _TURNS, _LAST_BODY = 8, 30, 66 * 1024
 _CONTEXT = 100_000
+_ADMIN_KEY = "benchmark"
 _MANY_SESSIONS, _IN_FLIGHT, _MANY_TURNS = 1_000, 64, 20_000
 _REPLY = "I look at the next file and see what it holds."
 
@@ -217,7 +218,8 @@ async def _open_peer(client: aiohttp.ClientSession, url: str) -> str:
 
 
 async def _post(client: aiohttp.ClientSession, url: str, body: bytes) -> dict[str, Any]:
-    async with client.post(url, data=body, headers={"Content-Type": "application/json"}) as answer:
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {_ADMIN_KEY}"}
+    async with client.post(url, data=body, headers=headers) as answer:
         given = await answer.read()
         if answer.status != 200:
             raise RuntimeError(f"{url}: {answer.status} {given[:300]!r}")
@@ -229,7 +231,7 @@ async def _post(client: aiohttp.ClientSession, url: str, body: bytes) -> dict[st
 def _gateway(folder: Path, engine: str) -> Iterator[tuple[str, Path]]:
     run = Path(tempfile.mkdtemp()) / "run"
     command = [sys.executable, "-m", "rolltape.cli", "serve", str(run), "--engine", f"sglang:{engine}"]
-    options = ["--model", str(folder), "--renderer", "qwen3", "--no-thinking", "--port", "0"]
+    options = ["--model", str(folder), "--renderer", "qwen3", "--no-thinking", "--port", "0", "--admin-key", _ADMIN_KEY]
     with served([*command, *options], pid_file=run.parent / "pid") as url:
         yield url, run
 

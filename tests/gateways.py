@@ -26,6 +26,7 @@ CALCULATOR: dict[str, Any] = {
 }
 # Times that a test can wait for.
 QUICK = {"look_every_s": 0.1, "let_go_s": 1.0, "retry_s": 1.0, "reply_s": 20.0}
+ADMIN_PATHS = ("/sessions", "/weights", "/status", "/metrics")
 PATHS = {Api.CHAT: "/v1/chat/completions", Api.RESPONSES: "/v1/responses", Api.MESSAGES: "/v1/messages"}
 
 
@@ -107,8 +108,11 @@ class Rig:
         self.http = http
 
     async def call(self, method: str, path: str, body: Json | bytes | None = None, **headers: str) -> Answer:
+        """A request; those for whoever runs the gateway carry its key, unless the headers have one."""
         data = json.dumps(body).encode() if isinstance(body, dict) else body
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        if path.startswith(ADMIN_PATHS) and not {"authorization", "x-api-key"} & {name.lower() for name in sent}:
+            sent["Authorization"] = f"Bearer {self.gateway.admin_key}"
         async with self.http.request(method, self.gateway.url + path, data=data, headers=sent) as response:
             return Answer(response.status, dict(response.headers), await response.read())
 

@@ -88,7 +88,7 @@ async def test_the_command_shows_the_figures_within_the_terminal(
     monkeypatch.setattr(screen, "terminal_width", lambda: columns)
     engine = scripted([*_script(), "last"])
     engine.mishaps |= dict.fromkeys(range(4, 7), Mishap.ERROR_500)
-    async with rig(run, engine) as it:
+    async with rig(run, engine, keep_admin_key=True) as it:
         await _busy(it)
         await it.ask((await it.call("POST", "/sessions", {"task_id": "u"})).json, "fails")
         code = await asyncio.to_thread(rolltape_command, ["status", it.gateway.url])
@@ -109,7 +109,7 @@ async def test_the_command_says_what_is_wrong_in_a_line(run: Path, capsys: pytes
             (["status", it.gateway.url, "--admin-key", "wrong"], "401"),
             (["status", it.engine.url], "404"),
             (["status", "http://127.0.0.1:9"], "no gateway answers"),
-            (["status", "nowhere"], "give the gateway's address"),
+            (["status", "nowhere"], "no gateway of yours records there"),
         ):
             assert await asyncio.to_thread(rolltape_command, arguments) == 2
             said = capsys.readouterr().err

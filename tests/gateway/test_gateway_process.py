@@ -18,6 +18,7 @@ import pytest
 import rolltape
 from gateways import PATHS, Answer, body_of, scripted, streamed_text_of, text_of
 from rolltape.cli import run as rolltape_command
+from rolltape.gateway.admin_key import read_admin_key
 from rolltape.gateway.exchange import Api
 from rolltape.records.rollout import Status
 from rolltape.records.turn import Finish, LogprobKind
@@ -32,6 +33,11 @@ class Served(NamedTuple):
 
     process: "subprocess.Popen[str]"
     url: str
+    run: Path
+
+    def client(self) -> aiohttp.ClientSession:
+        """One who may open sessions."""
+        return aiohttp.ClientSession(headers={"Authorization": f"Bearer {read_admin_key(self.run)}"})
 
     def ended(self, within_s: float = 15.0) -> str:
         """What it said on standard error, once it has ended."""
@@ -49,7 +55,7 @@ def served(run: Path, engine: str, *options: str) -> Iterator[Served]:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
         assert url.startswith("http://"), process.communicate()
-        yield Served(process, url)
+        yield Served(process, url, run)
     finally:
         process.kill()
         process.communicate()
@@ -82,9 +88,10 @@ async def _posted(http: aiohttp.ClientSession, url: str, body: Json) -> Answer:
         return Answer(response.status, dict(response.headers), await response.read())
 
 
-async def _agent(url: str, name: str, received: list[str]) -> None:
+async def _agent(gateway: Served, name: str, received: list[str]) -> None:
     """Ask without end, streamed and not, by all three APIs, and keep what came in full."""
-    async with aiohttp.ClientSession() as http:
+    url = gateway.url
+    async with gateway.client() as http:
         opened = (await _posted(http, f"{url}/sessions", {"task_id": name})).json
         for number in range(10_000):
             api, stream = list(Api)[number % 3], number % 2 == 0
@@ -98,7 +105,7 @@ async def _agent(url: str, name: str, received: list[str]) -> None:
 async def _until_killed(gateway: Served, tag: str, enough: int) -> list[str]:
     """Load from several agents, then kill -9 in the middle of it; what they had received in full by then."""
     received: list[str] = []
-    agents = [asyncio.ensure_future(_agent(gateway.url, f"{tag}-{index}", received)) for index in range(6)]
+    agents = [asyncio.ensure_future(_agent(gateway, f"{tag}-{index}", received)) for index in range(6)]
     async with asyncio.timeout(60):
         while len(received) < enough:
             await asyncio.sleep(0.005)
@@ -125,9 +132,10 @@ def test_after_kill_9_every_reply_that_was_received_is_on_the_tape(
     assert {rollout.outcome.status for rollout in rollouts} == {Status.LOST}
 
 
-async def _through(url: str, engine: ScriptedEngine, gateway: Served, signals: int) -> tuple[Answer, Answer, Answer]:
+async def _through(engine: ScriptedEngine, gateway: Served, signals: int) -> tuple[Answer, Answer, Answer]:
     """A reply in flight while the gateway is told to end; and what a new session and a new turn get then."""
-    async with aiohttp.ClientSession() as http:
+    url = gateway.url
+    async with gateway.client() as http:
         opened = (await _posted(http, f"{url}/sessions", {"task_id": "t"})).json
         path = f"{url}/s/{opened['key']}{PATHS[Api.CHAT]}"
         asking = asyncio.ensure_future(_posted(http, path, body_of(Api.CHAT, "hello")))
@@ -148,7 +156,7 @@ def test_sigterm_lets_replies_in_flight_complete_and_refuses_new_ones(run: Path)
         scripted(lambda _: Step("a b c d e f g h i j", token_delay_s=0.1), unusual=False).in_thread() as engine,
         served(run, f"sglang:{engine.url}") as gateway,
     ):
-        reply, new_session, new_turn = asyncio.run(_through(gateway.url, engine, gateway, 1))
+        reply, new_session, new_turn = asyncio.run(_through(engine, gateway, 1))
         said = gateway.ended()
         assert gateway.process.returncode == 0
     assert text_of(Api.CHAT, reply) == "a b c d e f g h i j"
@@ -166,7 +174,7 @@ def test_a_second_sigterm_ends_at_once_and_what_was_sampled_is_recorded(run: Pat
         served(run, f"sglang:{engine.url}") as gateway,
     ):
         began = time.monotonic()
-        reply, _, _ = asyncio.run(_through(gateway.url, engine, gateway, 2))
+        reply, _, _ = asyncio.run(_through(engine, gateway, 2))
         said = gateway.ended()
         assert time.monotonic() - began < 10
         assert engine.aborted
@@ -180,14 +188,14 @@ def test_a_second_sigterm_ends_at_once_and_what_was_sampled_is_recorded(run: Pat
 
 @pytest.mark.slow
 def test_what_an_engine_does_not_say_can_be_told(run: Path, engine: ScriptedEngine) -> None:
-    async def ask(url: str) -> None:
-        async with aiohttp.ClientSession() as http:
-            opened = (await _posted(http, f"{url}/sessions", {"task_id": "t"})).json
-            path = f"{url}/s/{opened['key']}{PATHS[Api.CHAT]}"
+    async def ask(gateway: Served) -> None:
+        async with gateway.client() as http:
+            opened = (await _posted(http, f"{gateway.url}/sessions", {"task_id": "t"})).json
+            path = f"{gateway.url}/s/{opened['key']}{PATHS[Api.CHAT]}"
             assert (await _posted(http, path, body_of(Api.CHAT, "hello"))).status == 200
 
     with served(run, f"sglang:{engine.url}", "--logprobs", "raw", "--engine-key", "secret") as gateway:
-        asyncio.run(ask(gateway.url))
+        asyncio.run(ask(gateway))
     (turn,) = next(rolltape.read(run).rollouts()).turns
     assert turn.facts.logprob_kind is LogprobKind.RAW
 

@@ -16,6 +16,7 @@ from rolltape.records.jsonable import encode_numbers
 from rolltape.records.rollout import Rollout, RolloutHead, Status, StopReason
 from rolltape.records.trace import Trace
 from rolltape.records.turn import Turn
+from rolltape.tape.rundir import PRIVATE_FILE, is_in_run
 from rolltape.traces import trace_of
 from rolltape.traces.build import final_reward, main_branch
 
@@ -203,7 +204,8 @@ class RecordFile:
         self.path = path
         self.lost = 0
         self._report = report
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        mode = PRIVATE_FILE if is_in_run(path) else 0o666
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, mode)
         self._plain = stat.S_ISREG(os.fstat(self._file).st_mode)
 
     def add(self, record: CollectedRecord) -> None:

@@ -34,6 +34,7 @@ from rolltape.records.rollout import Outcome, Rollout, RolloutHead
 from rolltape.records.sample import Sample
 from rolltape.records.trace import Trace
 from rolltape.records.turn import Turn
+from rolltape.tape.rundir import is_in_run, open_private
 
 Destination = str | os.PathLike[str]
 
@@ -346,7 +347,7 @@ def destination(out: Destination) -> Iterator[IO[bytes]]:
                 yield stream
             return
         try:
-            with partial.open("wb") as stream:
+            with open_private(partial) if is_in_run(path) else partial.open("wb") as stream:
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())

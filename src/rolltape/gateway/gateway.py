@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from rolltape.errors import BadRequest, EngineError, EngineUnreachable, GatewayError, NotAllowed
+from rolltape.gateway.admin_key import RunningGateway, announced, keep_admin_key, make_admin_key
 from rolltape.gateway.engines.opening import open_engine, tiny_folder
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Engine
@@ -88,9 +89,13 @@ class Gateway:
         async with rolltape.Gateway(engine="sglang:http://127.0.0.1:30000", tape="runs/exp1", model=folder) as gateway:
             session = await gateway.open_session(task_id="t1")
             print(session.openai_base_url, session.key)
+
+    A program that opens and ends sessions over HTTP sends `gateway.admin_key` as a bearer token. Agents never get it:
+    a session's key is good for that session's model calls alone.
     """
 
     service: Service
+    admin_key: str  # opens the routes under /sessions, /weights, /status and /metrics to programs of your own
     url: str  # its own address
     public_url: str  # by which agents reach it
 
@@ -109,7 +114,7 @@ class Gateway:
         if options:
             known = msgspec.to_builtins(self._settings)
             self._settings = _converted({**known, **msgspec.to_builtins(options)}, GatewaySettings)
-        if self._settings.admin_key is None and not is_loopback(self._settings.host):
+        if not self._settings.admin_key and not is_loopback(self._settings.host):
             raise NotAllowed(f"host {self._settings.host} is not loopback; give an admin key too")
         if self._settings.open and not is_loopback(self._settings.host):
             raise NotAllowed(f"host {self._settings.host} is not loopback; an open gateway would serve everybody there")
@@ -160,11 +165,16 @@ class Gateway:
             version=facts.version,
         )
         stack.push_async_callback(self.service.close)
+        directory = tape.directory.path
+        keeps = settings.keep_admin_key and settings.admin_key is None
+        self.admin_key = settings.admin_key or (keep_admin_key(directory) if keeps else make_admin_key())
         await self._listen(stack)
+        if keeps:
+            stack.enter_context(announced(RunningGateway(self.url, directory)))
 
     async def _listen(self, stack: AsyncExitStack) -> None:
         settings = self._settings
-        app = make_app(self.service, lambda: self.public_url)
+        app = make_app(self.service, self.admin_key, lambda: self.public_url)
         # Turns have been waited for when it comes to this, and clients that do not read are not waited for.
         runner = web.AppRunner(app, access_log=None, logger=http_log, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()

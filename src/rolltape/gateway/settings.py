@@ -31,7 +31,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     host: str = "127.0.0.1"
     port: int = 0  # 0: any that is free
     public_url: str | None = None  # by which agents reach it; None: its own address
-    admin_key: str | None = None  # needed off loopback
+    admin_key: str | None = None  # None: one is made; off loopback it must be given
+    keep_admin_key: bool = False  # one that is made: in the run, where `rolltape status` finds it; else in memory
     open: bool = False  # requests without a session get one
     model_name: str | None = None  # in /v1/models; None: the engine's, or the folder's
     renderer: str | None = None  # None: resolved from the model's folder

@@ -15,7 +15,7 @@ from rolltape.records.group import GroupState
 from rolltape.records.rollout import Event, EventKind, Rollout
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.run import RolloutRow
-from rolltape.tape.rundir import RunDirectory
+from rolltape.tape.rundir import RunDirectory, make_private_folder, private_opener
 
 _MOMENT_S = 0.05
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -85,8 +85,8 @@ class ConsumerClaim:
 
     def _lock_file(self) -> int:
         try:
-            self._path.parent.mkdir(exist_ok=True)
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            make_private_folder(self._path.parent)
+            descriptor = private_opener(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         except OSError as error:
             raise TapeWriteError(f"{self._path}: cannot be written: {error}") from error
         if not _try_lock(descriptor, fcntl.LOCK_EX):

@@ -32,6 +32,7 @@ from rolltape.tape.recording.fields import is_unicode
 SCHEMA = "1.0"
 RUN_FILE = "run.json"
 PUBLISHED_FILE = "published.json"
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700  # for their owner alone: a run holds prompts, replies and keys
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(:|//)")
 
@@ -52,8 +53,7 @@ class RunDirectory:
         if name is not None and (not isinstance(name, str) or not name.strip() or not is_unicode(name)):
             raise RecordError(f"run {root}: its name is {name!r}; give a text that is not empty, and valid Unicode")
         try:
-            root.mkdir(parents=True, exist_ok=True)
-            (root / "journals").mkdir(exist_ok=True)
+            make_private_folder(root / "journals")
             with locked(root):
                 if not (root / RUN_FILE).exists():
                     about = {"schema": SCHEMA, "name": name or root.name, "created": time.time()}
@@ -148,7 +148,7 @@ def locked(directory: Path, name: str = "run.lock", wait_s: float | None = None)
     Whoever holds it for longer than `wait_s`, such as a process that was stopped, is named in an error.
     """
     try:
-        handle = (directory / name).open("ab")
+        handle = open_private(directory / name, "ab")
     except OSError as error:
         raise TapeWriteError(f"run {directory}: cannot be written: {error}") from error
     with handle:
@@ -184,10 +184,57 @@ def _holder(descriptor: int) -> str:
     return "?"
 
 
+def open_private(path: Path, mode: str = "wb") -> IO[bytes]:
+    """Open a file of a run for writing. One that is made is for its owner alone, whatever the umask."""
+    handle: IO[bytes] = open(path, mode, opener=private_opener)  # noqa: SIM115 - the caller closes it
+    return handle
+
+
+def private_opener(path: str | os.PathLike[str], flags: int) -> int:
+    """As `open_private`, for whoever needs a descriptor: `os.open` with the right mode."""
+    try:
+        descriptor = os.open(path, flags | os.O_EXCL, PRIVATE_FILE) if flags & os.O_CREAT else -1
+    except FileExistsError:
+        if flags & os.O_EXCL:
+            raise
+        descriptor = -1
+    if descriptor < 0:
+        return os.open(path, flags, PRIVATE_FILE)
+    os.fchmod(descriptor, PRIVATE_FILE)
+    return descriptor
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder of a run for its owner alone, whatever the umask, and the run's own before it.
+
+    A folder that is there stays as it is: whoever shares a run sets its mode.
+    """
+    path.parent.parent.mkdir(parents=True, exist_ok=True)
+    for folder in (path.parent, path):
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(PRIVATE_FOLDER)
+            folder.chmod(PRIVATE_FOLDER)
+
+
+def make_private_file(path: Path) -> None:
+    """Make an empty file for a library that would make it with other rights. SQLite gives its logs the same."""
+    os.close(private_opener(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC))
+
+
+def is_in_run(path: Path) -> bool:
+    """Whether a file lies, or would lie, in a run's directory."""
+    return any((folder / RUN_FILE).exists() for folder in path.absolute().parents)
+
+
+def user_cache() -> Path:
+    """The folder for what this user's programs can make again; RuntimeError where there is no home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "rolltape"
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file so that a reader, or a crash, finds the old content or the new one."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")  # two threads may write it
-    with fresh.open("wb") as handle:
+    with open_private(fresh, "wb") as handle:
         handle.write(data)
         handle.flush()
         os.fsync(handle.fileno())
@@ -244,13 +291,17 @@ class Place:
         return data
 
     def open(self, mode: str, *names: str) -> IO[Any]:
+        path = self.path(*names)
         try:
+            if mode == "wb" and self.is_local:
+                make_private_folder(Path(path).parent)
+                return open_private(Path(path))
             if mode == "wb":
                 self._files.makedirs(self.path(*names[:-1]), exist_ok=True)
-            handle: IO[Any] = self._files.open(self.path(*names), mode)
+            handle: IO[Any] = self._files.open(path, mode)
         except OSError as error:
             kind = TapeWriteError if mode == "wb" else TapeError
-            raise kind(f"{self.path(*names)}: {error}") from error
+            raise kind(f"{path}: {error}") from error
         return handle
 
     def write(self, data: bytes, *names: str) -> None:
@@ -258,7 +309,7 @@ class Place:
         if self.is_local:
             path = Path(self.path(*names))
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_private_folder(path.parent)
                 write_whole(path, data)
             except OSError as error:
                 raise TapeWriteError(f"{path}: {error}") from error

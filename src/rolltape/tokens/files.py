@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rolltape.errors import MisalignedError, RecordError, TapeWriteError
 from rolltape.records.sample import Sample
 from rolltape.records.token_record import FACT_COLUMNS, TOKEN_COLUMNS, TokenColumn, TokenRecord
-from rolltape.tape.rundir import write_whole
+from rolltape.tape.rundir import make_private_folder, write_whole
 from rolltape.tokens.parquet import read_parquet, write_parquet
 from rolltape.tokens.primerl import read_lines
 from rolltape.tokens.sequences import PART_TOKENS, Sequences
@@ -114,10 +114,10 @@ def write_tokens(run: str | os.PathLike[str], step: int, records: Iterable[Token
     root = token_folder(run, Format.PARQUET)
     folder = step_folder(root, step)
     _check_own(folder)
-    root.mkdir(parents=True, exist_ok=True)
+    make_private_folder(root)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=root) as aside:
         made = Path(aside) / folder.name
-        made.mkdir()
+        make_private_folder(made)
         files = _write_files(made, step, records)
         done = RankDone(rank=0, world_size=1, writers=1, exporter=_OWN, attempt=uuid.uuid4().hex[:12], files=files)
         write_whole(made / "rank_0.done", msgspec.json.encode(done))

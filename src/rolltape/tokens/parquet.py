@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from rolltape.errors import DamagedTapeError
 from rolltape.records.token_record import FACT_COLUMNS, TOKEN_COLUMNS, TOKEN_SCHEMA, Shape, TokenColumn, TokenRecord
+from rolltape.tape.rundir import make_private_file
 from rolltape.tokens.sequences import Sequences
 
 SCHEMA_KEY = b"rolltape.schema"
@@ -54,6 +55,7 @@ def write_parquet(path: Path, step: int, rank: int, first: int, held: Sequence[S
         batches.append(_record_batch(step, rank, first, sequences))
         first += len(sequences)
     table = pa.Table.from_batches(batches, SCHEMA)
+    make_private_file(path)
     with (
         pa.OSFile(str(path), "wb") as sink,
         pq.ParquetWriter(

@@ -13,6 +13,7 @@ import numpy as np
 
 from rolltape.errors import DamagedTapeError, RecordError
 from rolltape.records.token_record import TOKEN_COLUMNS, TokenRecord
+from rolltape.tape.rundir import open_private
 from rolltape.tokens.sequences import Sequences
 
 _SCHEMA_VERSION = 1
@@ -58,7 +59,7 @@ _encode = msgspec.json.Encoder().encode  # numbers that are not finite become nu
 
 def write_lines(path: Path, step: int, rank: int, first: int, held: Sequence[Sequences]) -> None:
     """Write sequences of one step and rank; the first of them is number `first` of the rank."""
-    with path.open("wb") as out:
+    with open_private(path, "wb") as out:
         for sequences in held:
             ends = sequences.lengths.cumsum().tolist()
             for place, (start, stop) in enumerate(zip([0, *ends], ends, strict=False)):

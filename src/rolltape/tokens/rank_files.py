@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from rolltape.errors import TapeWriteError
-from rolltape.tape.rundir import write_whole
+from rolltape.tape.rundir import make_private_folder, open_private, write_whole
 from rolltape.tokens.steps import (
     STABLE,
     Announced,
@@ -49,7 +49,7 @@ class RankFiles:
     def announce(self) -> None:
         """Make this exporter the current one of its rank, in place of any earlier one."""
         path = announcement_path(self._root, self._rank)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         with self._locked():
             write_whole(path, msgspec.json.encode(Announced(self._exporter)))
         self._announced = True
@@ -62,7 +62,7 @@ class RankFiles:
         with self._locked():
             if not self._is_own():
                 raise self._replaced()
-            folder.mkdir(exist_ok=True)
+            make_private_folder(folder)
             # The marker goes before STABLE, so that nobody can write STABLE again in between.
             (folder / f"rank_{self._rank}.done").unlink(missing_ok=True)
             (folder / STABLE).unlink(missing_ok=True)
@@ -142,7 +142,7 @@ class RankFiles:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        with (self._root / ".lock").open("ab") as handle:
+        with open_private(self._root / ".lock", "ab") as handle:
             # Where the file system has no locks, a reader can still tell an outdated STABLE: it names the attempts.
             with contextlib.suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX)
@@ -164,7 +164,7 @@ def _remove(folder: Path, *patterns: str) -> None:
 def _join_parts(folder: Path, parts: Sequence[TokenFile], empty: Path) -> TokenFile:
     """Append the parts to the first of them; without any, create the file `empty`."""
     whole = folder / parts[0].name if parts else empty
-    with whole.open("ab") as out:
+    with open_private(whole, "ab") as out:
         for part in parts[1:]:
             path = folder / part.name
             with path.open("rb") as lines:

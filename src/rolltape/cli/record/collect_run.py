@@ -20,6 +20,7 @@ from rolltape.errors import ExportError
 from rolltape.groups import RunAheadLimit
 from rolltape.samples.opening import open_for_recording
 from rolltape.serving import loop_factory
+from rolltape.tape.rundir import make_private_file, make_private_folder
 
 _SHOWN_WARNINGS = 20
 _LONGEST_WARNING = 300  # characters
@@ -181,7 +182,8 @@ class _NotedWarnings(logging.Handler):
 class _WarningFile(logging.FileHandler):
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):
-            Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
+            make_private_folder(Path(self.baseFilename).parent)
+            make_private_file(Path(self.baseFilename))
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802

@@ -15,7 +15,12 @@ def serve(
     port: PortOption = 8400,
     public_url: Annotated[str | None, option("--public-url URL", "Address at which agents reach the gateway.")] = None,
     admin_key: Annotated[
-        str | None, option("--admin-key KEY", "Key required to open sessions.", envvar="ROLLTAPE_ADMIN_KEY")
+        str | None,
+        option(
+            "--admin-key KEY",
+            "Key required to open sessions (default: one that is kept in RUN/admin.header).",
+            envvar="ROLLTAPE_ADMIN_KEY",
+        ),
     ] = None,
     open_: Annotated[bool, option("--open", "Accept requests without a session: each API key gets its own.")] = False,
     drain_s: Annotated[float, option("--drain SECONDS", "Time for turns in flight to finish at shutdown.")] = 30.0,
@@ -49,7 +54,8 @@ def serve(
         host=host,
         port=port,
         public_url=public_url,
-        admin_key=admin_key,
+        admin_key=admin_key or None,
+        keep_admin_key=True,
         open=open_,
         model_name=engines.served_model_name,
         renderer=engines.renderer,

@@ -8,19 +8,26 @@ from rolltape.cli.parameters import argument, option
 from rolltape.cli.screen import count, print_json, print_line, print_table, span
 from rolltape.errors import UsageError
 
+_EXAMPLE = "http://127.0.0.1:8400"
+
 
 def status(
-    url: Annotated[
-        str, argument("URL", "Address of the gateway (default: http://127.0.0.1:8400).")
-    ] = "http://127.0.0.1:8400",
+    gateway: Annotated[
+        str, argument("GATEWAY", "Address of the gateway, or the run that it records in (default: port 8400 here).")
+    ] = _EXAMPLE,
     *,
     admin_key: Annotated[
-        str | None, option("--admin-key KEY", "Admin key of the gateway.", envvar="ROLLTAPE_ADMIN_KEY")
+        str | None,
+        option(
+            "--admin-key KEY",
+            "Admin key of the gateway (default: found in the run of a gateway that you started here).",
+            envvar="ROLLTAPE_ADMIN_KEY",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Show gateway status."""
-    answer = _fetch_status(url.rstrip("/"), admin_key)
+    answer = _fetch_status(*_find(gateway.rstrip("/"), admin_key))
     if as_json:
         print_json(answer)
     else:
@@ -28,18 +35,30 @@ def status(
     return 0
 
 
+def _find(gateway: str, admin_key: str | None) -> tuple[str, str | None]:
+    """The address and the key of a gateway, which may be given by its run."""
+    from rolltape.gateway.admin_key import find_gateway, read_admin_key
+
+    found = find_gateway(gateway)
+    if found is not None:
+        admin_key = admin_key or read_admin_key(found.run)
+    if gateway.startswith(("http://", "https://")):
+        return gateway, admin_key
+    if found is None:
+        raise UsageError(f"GATEWAY {gateway}: no gateway of yours records there; give an address such as {_EXAMPLE}")
+    return found.url, admin_key
+
+
 def _fetch_status(url: str, admin_key: str | None) -> dict[str, Any]:
     from urllib.error import HTTPError, URLError
     from urllib.request import Request, urlopen
 
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"URL {url}: give the gateway's address, such as http://127.0.0.1:8400")
     request = Request(f"{url}/status", headers={"Authorization": f"Bearer {admin_key}"} if admin_key else {})
     try:
         with urlopen(request, timeout=10) as response:
             answer: dict[str, Any] = json.load(response)
     except HTTPError as error:
-        raise UsageError(f"{url}: {error.code} {error.reason}; check --admin-key") from None
+        raise UsageError(f"{url}: {error.code} {error.reason}; give the gateway's key with --admin-key") from None
     except (URLError, TimeoutError, OSError) as error:
         raise UsageError(f"{url}: no gateway answers ({getattr(error, 'reason', error)})") from None
     except ValueError:

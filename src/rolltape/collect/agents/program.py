@@ -20,9 +20,11 @@ from rolltape.collect.environments.protocol import Ended, Message, Opening
 from rolltape.errors import AgentError
 from rolltape.records.messages import content_text
 from rolltape.records.rollout import StopReason
+from rolltape.tape.rundir import make_private_file, make_private_folder
 
 ATTEMPT_VARIABLE = "ROLLTAPE_ATTEMPT"  # names the attempt of a process; all that a program starts inherits it
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
+_LOGS = ("stdout.txt", "stderr.txt")
 MAX_LOG_BYTES = 10_000_000  # of each of stdout and stderr
 # Nothing else of the collector's environment reaches a program: keys and tokens stay here.
 _INHERITED = ("PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TERM", "TZ", "SHELL", "USER", "LOGNAME")
@@ -82,7 +84,9 @@ class ProgramAgent:
 
 
 def _prepare(launch: ProgramLaunch, assignment: Assignment, workspace: Workspace) -> supervisor.Order:
-    assignment.logs.mkdir(parents=True, exist_ok=True)
+    make_private_folder(assignment.logs)
+    for name in _LOGS:
+        make_private_file(assignment.logs / name)
     stdin = workspace.root / "stdin"
     stdin.write_bytes(launch.stdin.encode("utf-8", "replace"))
     for name, text in launch.home_files.items():
@@ -95,8 +99,8 @@ def _prepare(launch: ProgramLaunch, assignment: Assignment, workspace: Workspace
         env={**_inherited_variables(), **own, **launch.env, ATTEMPT_VARIABLE: assignment.rollout},
         cwd=str(workspace.work),
         stdin=str(stdin),
-        stdout=str(assignment.logs / "stdout.txt"),
-        stderr=str(assignment.logs / "stderr.txt"),
+        stdout=str(assignment.logs / _LOGS[0]),
+        stderr=str(assignment.logs / _LOGS[1]),
         max_log_bytes=MAX_LOG_BYTES,
         grace_s=GRACE_S,
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rolltape.collect.agents.protocol import AgentOutcome
 from rolltape.errors import AgentError
-from rolltape.tape.rundir import locked
+from rolltape.tape.rundir import locked, make_private_folder
 
 
 class Workspace:
@@ -77,7 +77,7 @@ def scratch_folder(run: Path) -> Iterator[Path]:
     """
     parent = run / "scratch"
     with locked(run):
-        parent.mkdir(exist_ok=True)
+        make_private_folder(parent)
         for folder in parent.iterdir():
             _remove_if_unused(folder)
         path = Path(tempfile.mkdtemp(dir=parent))

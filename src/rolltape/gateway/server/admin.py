@@ -69,6 +69,7 @@ class Admin:
             {
                 "id": turn.id,
                 "finish": turn.facts.finish.value,
+                "error": turn.facts.error,
                 "prompt_tokens": len(turn.prompt_tokens),
                 "sampled_tokens": len(turn.sampled_ids),
                 "delivery": session.deliveries.get(turn.id, turn.facts.delivery).value,

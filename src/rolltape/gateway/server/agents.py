@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from aiohttp import web
 
-from rolltape.errors import GatewayError, RolltapeError, SessionEnded
+from rolltape.errors import EngineFailed, GatewayError, RolltapeError, SessionEnded
 from rolltape.gateway.attempts import Attempt, request_digest
 from rolltape.gateway.exchange import Ask, Reply
 from rolltape.gateway.history import keyed
@@ -166,7 +166,7 @@ class _Exchange:
                 _, reply = coming.result()
             except RolltapeError as error:
                 status = error.status if isinstance(error, GatewayError) else 500
-                await response.write(self._dialect.error_event(status, str(error), begun.draft))
+                await response.write(self._dialect.error_event(status, told_to_agent(error), begun.draft))
                 await response.write_eof()
                 raise StreamFailed(status, str(error), response) from error
         finally:
@@ -180,6 +180,13 @@ class _Exchange:
         """Have the last write return when all of it is out of this process, however large it is."""
         if self._request.transport is not None:
             self._request.transport.set_write_buffer_limits(0)
+
+
+def told_to_agent(error: RolltapeError) -> str:
+    """What an agent is told of an error. Addresses of engines and local paths are in the log and on the turn alone."""
+    if isinstance(error, EngineFailed):
+        return "no engine gave a reply; ask again, or see the gateway's log"
+    return str(error) if isinstance(error, GatewayError) else "the gateway failed; its log says how"
 
 
 class StreamFailed(GatewayError):

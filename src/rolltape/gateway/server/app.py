@@ -11,8 +11,8 @@ from aiohttp.typedefs import Middleware
 
 from rolltape.errors import GatewayError, RolltapeError
 from rolltape.gateway.server.admin import Admin
-from rolltape.gateway.server.agents import DIALECT, SESSION, Agents, StreamFailed
-from rolltape.gateway.server.guard import GatewayGuard
+from rolltape.gateway.server.agents import DIALECT, SESSION, Agents, StreamFailed, told_to_agent
+from rolltape.gateway.server.guard import ADMIN, GatewayGuard
 from rolltape.gateway.service import Service
 from rolltape.gateway.wire.chat import CHAT
 from rolltape.gateway.wire.messages import MESSAGES
@@ -23,7 +23,7 @@ log = logging.getLogger("rolltape.access")
 http_log = logging.getLogger("rolltape.http")  # of connections whose requests could not be read
 
 _KEY_IN_PATH = re.compile(r"^/+s/+[^/]+")
-_KEY = re.compile(r"rts-[\w-]{32}")  # a session's, wherever somebody put it
+_KEY = re.compile(r"(rts|rta)-[\w-]{32,}")  # a session's or the gateway's, wherever somebody put it
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -36,11 +36,11 @@ def _hide_bytes(record: logging.LogRecord) -> bool:
 http_log.addFilter(_hide_bytes)
 
 
-def make_app(service: Service, public_url: Callable[[], str]) -> web.Application:
+def make_app(service: Service, admin_key: str, public_url: Callable[[], str]) -> web.Application:
     """The gateway as an application; `public_url` is asked once it listens."""
     settings = service.settings
     app = web.Application(client_max_size=settings.max_body_mib * 2**20, middlewares=[_answering(service)])
-    guard = GatewayGuard(settings.admin_key, loopback=is_loopback(settings.host))
+    guard = GatewayGuard(admin_key, loopback=is_loopback(settings.host))
     app.add_routes([*Agents(service, guard).routes(), *Admin(service, guard, public_url).routes()])
 
     async def health(_: web.Request) -> web.Response:
@@ -52,7 +52,7 @@ def make_app(service: Service, public_url: Callable[[], str]) -> web.Application
 
 
 def _answering(service: Service) -> Middleware:
-    """Middleware of every request: errors are answered in their API's form and logged."""
+    """Middleware of every request: errors are answered in their API's form and logged, without keys."""
 
     @web.middleware
     async def answering(request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -78,11 +78,12 @@ def _answering(service: Service) -> Middleware:
             return _refusal(request, status, why, final=True)
         except GatewayError as error:
             status, why = error.status, str(error)
-            return _refusal(request, error.status, str(error), final=error.final)
+            return _refusal(request, error.status, told_to_agent(error), final=error.final)
         except RolltapeError as error:
             status, why = 500, str(error)
             log.exception("%s %s", request.method, _shown(request))
-            return _refusal(request, 500, f"{type(error).__name__}: {error}", final=False)
+            told = f"{type(error).__name__}: {error}" if request.get(ADMIN) else told_to_agent(error)
+            return _refusal(request, 500, told, final=False)
         except (ConnectionResetError, asyncio.CancelledError):
             why = "the client has gone"
             raise
@@ -97,8 +98,15 @@ def _answering(service: Service) -> Middleware:
                 service.metrics.count("errors", str(status))
             if failed or took_s > service.settings.slow_s:
                 session = request.get(SESSION, "-")
-                why = _KEY.sub("rts-…", why)
-                log.warning("%s %s %s %.1f s %s: %s", request.method, _shown(request), status, took_s, session, why)
+                log.warning(
+                    "%s %s %s %.1f s %s: %s",
+                    request.method,
+                    _shown(request),
+                    status,
+                    took_s,
+                    session,
+                    _without_keys(why),
+                )
 
     return answering
 
@@ -112,4 +120,8 @@ def _refusal(request: web.Request, status: int, message: str, *, final: bool) ->
 
 def _shown(request: web.Request) -> str:
     """A request's path as it came, without the key that may be in it."""
-    return _KEY.sub("rts-…", _KEY_IN_PATH.sub("/s/…", request.rel_url.raw_path))
+    return _without_keys(_KEY_IN_PATH.sub("/s/…", request.rel_url.raw_path))
+
+
+def _without_keys(text: str) -> str:
+    return _KEY.sub(r"\1-…", text)

@@ -1,9 +1,12 @@
-"""Access checks: a session's key opens that session, the admin key everything else."""
+"""Access checks: a session's key is good for its model calls, the admin key for everything else."""
 
 from aiohttp import web
 
 from rolltape.errors import NotAllowed
 from rolltape.serving import bearer_token, host_in, is_loopback, same_key
+
+# Set on a request that carried the admin key.
+ADMIN: web.RequestKey[bool] = web.RequestKey("admin", bool)
 
 
 def given_key(request: web.Request) -> str | None:
@@ -13,29 +16,25 @@ def given_key(request: web.Request) -> str | None:
 
 
 class GatewayGuard:
-    """Checks who may use the gateway's session API."""
+    """Checks who may use which routes."""
 
-    def __init__(self, admin_key: str | None, *, loopback: bool) -> None:
-        self._admin_key = admin_key  # None: whoever reaches the port on this machine may
+    def __init__(self, admin_key: str, *, loopback: bool) -> None:
+        self._admin_key = admin_key
         self._loopback = loopback
 
     def admit_local(self, request: web.Request) -> None:
-        """Where no key is required, raise NotAllowed for requests of web pages in a browser on this machine.
+        """Where any key opens a session, raise NotAllowed for requests of web pages in a browser on this machine.
 
         Such a page reaches loopback under a name of its own, or else the browser says where it came from.
         """
         names = [f"//{request.host}", *request.headers.getall("Origin", ())]
         strange = next((name for name in names if not is_loopback(host_in(name))), None)
         if self._loopback and strange is not None:
-            raise NotAllowed(
-                f"asked as {strange.lstrip('/')!r}; ask as localhost, or start the gateway with an admin key"
-            )
+            raise NotAllowed(f"asked as {strange.lstrip('/')!r}; ask as localhost, or start the gateway without --open")
 
     def admit_admin(self, request: web.Request) -> None:
-        """Raise NotAllowed unless the request may open, inspect and end sessions."""
-        if self._admin_key is None:
-            self.admit_local(request)
-            return
+        """Raise NotAllowed unless the request carries the admin key, and may so open, inspect and end sessions."""
         key = given_key(request)
         if key is None or not same_key(key, self._admin_key):
-            raise NotAllowed("give the gateway's admin key as a bearer token")
+            raise NotAllowed("this needs the gateway's admin key, which agents have not, as a bearer token")
+        request[ADMIN] = True

@@ -15,6 +15,7 @@ from rolltape.tape.index import search
 from rolltape.tape.index.applying import store_summary
 from rolltape.tape.index.database import IndexFile, read_about, write_about
 from rolltape.tape.index.queries import ENDED
+from rolltape.tape.rundir import open_private
 from rolltape.tape.stored import Key, Problem
 
 _AT_ONCE = 64  # rollouts in a transaction
@@ -110,7 +111,7 @@ class Filler:
         self._store(read)
 
     def _locked(self) -> bool:
-        handle = self._lock.enter_context((self._index.file.folder / "background.lock").open("ab"))
+        handle = self._lock.enter_context(open_private(self._index.file.folder / "background.lock", "ab"))
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True

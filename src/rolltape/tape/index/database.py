@@ -24,7 +24,7 @@ from rolltape.records.ids import digest_of
 from rolltape.records.policy import PRESETS
 from rolltape.records.rollout_summary import SUMMARY_RULES, RolloutSummary
 from rolltape.records.sample import Fate
-from rolltape.tape.rundir import write_whole
+from rolltape.tape.rundir import make_private_file, make_private_folder, user_cache, write_whole
 
 FORMAT = 1
 FOLDER = "cache"
@@ -140,8 +140,9 @@ class IndexFile:
     def replace(self, *, keep: bool) -> None:
         """Make another generation, with all that the present one holds or empty, and have everybody use that."""
         old, old_connection = self.path, self._connection
-        self.folder.mkdir(exist_ok=True)  # it may be deleted at any time
+        make_private_folder(self.folder)  # it may be deleted at any time
         fresh = self.folder / f"index-{FORMAT}-{secrets.token_hex(6)}.sqlite"
+        make_private_file(fresh)
         with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as making:
             if keep and old_connection is not None:
                 old_connection.backup(making)
@@ -224,8 +225,7 @@ _temporary: dict[str, tempfile.TemporaryDirectory[str]] = {}
 def _folder(run: Path | None, url: str) -> Path:
     """RUN/cache; where that cannot be written, a folder in the user's cache; else one that ends with this process."""
     name = hashlib.sha256(url.encode("utf-8", "replace")).hexdigest()[:32]
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    for folder in ([] if run is None else [run / FOLDER]) + [home / "rolltape" / name]:
+    for folder in ([] if run is None else [run / FOLDER]) + [user_cache() / name]:
         if _is_usable(folder):
             return folder
     if name not in _temporary:
@@ -236,7 +236,7 @@ def _folder(run: Path | None, url: str) -> Path:
 def _is_usable(folder: Path) -> bool:
     """Whether SQLite files can be kept there: it is writable, and on a disk of this machine."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
     except OSError:
         return False
     return os.access(folder, os.W_OK | os.X_OK) and not _is_network(folder)

@@ -22,6 +22,7 @@ from rolltape.tape.index.database import IndexFile, read_about, write_about
 from rolltape.tape.index.sources import Marks, News, RunSources, journal_news, shard_news
 from rolltape.tape.journal.file import is_alive
 from rolltape.tape.journal.reading import JournalSource
+from rolltape.tape.rundir import make_private_folder, open_private
 from rolltape.tape.shards.reading import ShardSource
 from rolltape.tape.shards.writing import MANIFEST
 from rolltape.tape.stored import UNREADABLE, Problem
@@ -93,8 +94,8 @@ class Follower:
         """Hold the follower's lock, or go on without it if its holder shows no sign of life: all writing is safe."""
         with contextlib.ExitStack() as held:
             try:
-                self._file.folder.mkdir(exist_ok=True)  # it may be deleted at any time
-                handle = held.enter_context(self._file.lock_path.open("ab"))
+                make_private_folder(self._file.folder)  # it may be deleted at any time
+                handle = held.enter_context(open_private(self._file.lock_path, "ab"))
             except OSError:  # a full disk: this process then indexes for itself
                 yield
                 return

@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rolltape.errors import TapeWriteError
+from rolltape.tape.rundir import private_opener
 
 SEQUENCE_BITS = 24
 MAX_TURNS = 1 << SEQUENCE_BITS
@@ -167,7 +168,7 @@ class Owner:
     def __init__(self, journal: Path) -> None:
         self.path = journal.with_suffix(".owner")
         try:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._descriptor = private_opener(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         except OSError as error:
             raise TapeWriteError(f"{self.path}: cannot be written: {error}") from error

@@ -16,7 +16,7 @@ from rolltape.tape.journal.entries import Batch, Entry
 from rolltape.tape.journal.fences import Fence, fences_in
 from rolltape.tape.journal.file import SELECT_FINISH, SELECT_TRIES, TABLES, Owner, described, writer_name
 from rolltape.tape.journal.ticks import Ticks
-from rolltape.tape.rundir import SCHEMA, RunDirectory, sync_directory
+from rolltape.tape.rundir import SCHEMA, RunDirectory, make_private_file, sync_directory
 from rolltape.tape.stored import Key
 
 _PAGES_BEFORE_CHECKPOINT = 4096  # 16 MiB: a checkpoint syncs, so fewer and larger ones cost less
@@ -270,6 +270,7 @@ class Journal:
 def _made(path: Path, run: RunDirectory, writer: str, durability: Durability) -> sqlite3.Connection:
     """A fresh journal. It gets its name when its tables are there, so no reader meets one without."""
     fresh = path.with_suffix(".making")
+    make_private_file(fresh)
     with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as making:
         making.executescript("PRAGMA synchronous = OFF; BEGIN;" + TABLES)
         about = {"schema": SCHEMA, "run": run.name, "writer": writer}

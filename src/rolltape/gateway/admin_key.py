@@ -1,0 +1,125 @@
+"""The gateway's admin key: how one is made, where `rolltape serve` keeps it, and how this user's programs find it.
+
+    RUN/admin.header                        the header that admin requests carry: `curl -H @RUN/admin.header …`
+    ~/.cache/rolltape/gateways/…            one file for each gateway that runs, which says where its run is
+
+The key itself is in the run alone, and only its owner can read it.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from rolltape.errors import TapeError
+from rolltape.serving import is_loopback
+from rolltape.tape.rundir import locked, make_private_folder, open_private, user_cache, write_whole
+
+HEADER_FILE = "admin.header"
+
+_BEARER = "Authorization: Bearer "
+
+
+class RunningGateway(NamedTuple):
+    """A gateway that listens, and the run that it records in."""
+
+    url: str
+    run: Path
+
+
+def make_admin_key() -> str:
+    """A key that nobody can guess."""
+    return f"rta-{secrets.token_urlsafe(32)}"
+
+
+def read_admin_key(run: str | os.PathLike[str]) -> str | None:
+    """The admin key of the gateways that record in a run; None if the run has none, or another user's.
+
+    Example:
+
+        headers = {"Authorization": f"Bearer {read_admin_key('runs/exp1')}"}
+    """
+    try:
+        line = (Path(run).expanduser() / HEADER_FILE).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return line.removeprefix(_BEARER) if line.startswith(_BEARER) else None
+
+
+def keep_admin_key(run: Path) -> str:
+    """The admin key that a run keeps for all its gateways, made if there is none."""
+    with locked(run):
+        key = read_admin_key(run)
+        if key is None:
+            if (run / HEADER_FILE).exists():
+                raise TapeError(f"{run / HEADER_FILE}: no admin key can be read there; remove it, and one is made")
+            key = make_admin_key()
+            write_whole(run / HEADER_FILE, f"{_BEARER}{key}\n".encode())
+    return key
+
+
+@contextlib.contextmanager
+def announced(gateway: RunningGateway) -> Iterator[None]:
+    """Let this user's programs find a gateway by its address or by its run, within the block."""
+    try:
+        folder = _folder()
+        make_private_folder(folder)
+        path = folder / secrets.token_hex(8)
+        handle = open_private(path, "xb")
+    except (OSError, RuntimeError):  # without a home, whoever asks must give the key
+        yield
+        return
+    with handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # it goes with the process, and tells a file that was left behind
+        handle.write(json.dumps({"url": gateway.url, "run": str(gateway.run.absolute())}).encode())
+        handle.flush()
+        for left_behind in (one for one in folder.iterdir() if not _is_locked(one)):
+            left_behind.unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def find_gateway(address: str) -> RunningGateway | None:
+    """The gateway of this user that listens at a URL, or that records in the run at a path; None: none is known."""
+    with contextlib.suppress(OSError, RuntimeError):
+        for path in filter(_is_locked, _folder().iterdir()):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                about = json.loads(path.read_bytes())
+                gateway = RunningGateway(str(about["url"]), Path(about["run"]))
+                if _place(gateway.url) == _place(address) if "://" in address else _is_same(gateway.run, address):
+                    return gateway
+    return None
+
+
+def _folder() -> Path:
+    return user_cache() / "gateways"
+
+
+def _is_locked(path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _place(url: str) -> str:
+    """Host and port of a URL; all names of this machine's loopback are one."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    here = host in ("0.0.0.0", "::") or is_loopback(host)
+    return f"{'loopback' if here else host}:{parts.port}"
+
+
+def _is_same(run: Path, other: str) -> bool:
+    with contextlib.suppress(OSError):
+        return run.samefile(Path(other).expanduser())
+    return False
