@@ -35,7 +35,7 @@ class CannedServer:
 
     async def reply(self, request: web.Request) -> web.StreamResponse:
         try:
-            ask = self.wire.read(await request.read())
+            ask = self.wire.read(await request.read(), request.headers)
         except BadRequest as error:
             return self._refused(Refusal(error.status, str(error)))
         self.asks.append(ask)
@@ -48,7 +48,7 @@ class CannedServer:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         draft = answer.draft if isinstance(answer, Reply) else canned({}).draft
-        await response.write(self.wire.opening(ask, draft) + self.wire.keepalive)
+        await response.write(self.wire.opening(ask, draft) + self.wire.keepalive(ask))
         if isinstance(answer, Reply):
             for event in self.wire.closing(ask, answer):
                 await response.write(event)

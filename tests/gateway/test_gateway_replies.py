@@ -14,6 +14,7 @@ from anthropic.types import Message
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 
+import rolltape
 from gateways import CALCULATOR, PATHS, Answer, Rig, body_of, rig, scripted, slowly, streamed_text_of, text_of, user
 from rolltape.cli import run as rolltape_command
 from rolltape.gateway.exchange import Api
@@ -22,6 +23,7 @@ from rolltape.gateway.wire.chat import CHAT
 from rolltape.gateway.wire.messages import MESSAGES
 from rolltape.gateway.wire.protocol import Dialect
 from rolltape.gateway.wire.responses import RESPONSES
+from rolltape.records.turn import TurnFlag
 from scripted_engine import tool_call
 
 APIS = list(Api)
@@ -81,7 +83,8 @@ async def test_a_stream_opens_before_the_engine_has_answered_and_is_kept_alive(r
             assert it.engine.said == []
             assert response.headers["content-type"].startswith("text/event-stream")
             rest = await response.content.read()
-        assert (first + rest).count(WIRES[api].keepalive) >= 2
+        ask = WIRES[api].read(json.dumps(body_of(api, "hello")).encode())
+        assert (first + rest).count(WIRES[api].keepalive(ask)) >= 2
         assert streamed_text_of(api, Answer(200, {}, first + rest)) == "a b c d e f g h"
 
 
@@ -160,8 +163,22 @@ IMAGES: dict[Api, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("api", APIS)
-async def test_images_are_refused_in_the_apis_shape(run: Path, api: Api) -> None:
-    async with rig(run) as it:
+async def test_images_become_placeholders_and_are_on_the_tape(run: Path, api: Api) -> None:
+    async with rig(run, ["I cannot see it."]) as it:
+        opened = await it.open()
+        answer = await it.ask(opened, [{"role": "user", "content": [IMAGES[api]]}], api)
+        assert answer.status == 200
+        assert "shown to the model as a placeholder" in answer.headers["x-rolltape-ignored-params"]
+        assert "[image: image/png, 3 bytes" in it.engine.said[0].asked.prompt
+    (turn,) = rolltape.read(run).rollout(opened["rollout"]).turns
+    assert turn.facts.flags == (TurnFlag.MEDIA_LEFT_OUT,)
+    (part,) = turn.prompt_messages[0]["content"]
+    assert part["media"] == IMAGES[api]
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_images_are_refused_in_the_apis_shape_if_so_set(run: Path, api: Api) -> None:
+    async with rig(run, images="refuse") as it:
         opened = await it.open()
         answer = await it.ask(opened, [{"role": "user", "content": [IMAGES[api]]}], api)
         assert (answer.status, answer.headers["x-should-retry"]) == (400, "false")

@@ -136,9 +136,14 @@ def test_each_event_is_one_of_the_sdk(client: Any, server: CannedServer) -> None
     kinds = [event.type for event in events]
     block = ["content_block_start", "content_block_delta", "content_block_stop"]
     signed = [*block[:2], *block[1:]]
-    assert kinds == ["message_start", "message_delta", *signed, *block * 3, "message_delta", "message_stop"]
-    assert events[1].delta.stop_reason is None  # the keepalive
+    assert kinds == ["message_start", *signed, *block * 3, "message_delta", "message_stop"]  # and no keepalive
     assert events[0].message.usage.cache_read_input_tokens == 60
+
+
+def test_keepalives_are_pings_but_for_claude_code_which_does_not_count_those() -> None:
+    body = json.dumps({"model": "m", "max_tokens": 1, "messages": [USER]}).encode()
+    assert b'"ping"' in MESSAGES.keepalive(MESSAGES.read(body, {"User-Agent": "AsyncAnthropic/Python 0.60"}))
+    assert b"message_delta" in MESSAGES.keepalive(MESSAGES.read(body, {"User-Agent": "claude-cli/2.1.197 (external)"}))
 
 
 def test_no_event_line_is_longer_than_readers_take() -> None:
@@ -214,10 +219,11 @@ def test_an_error_within_a_stream_is_raised_and_nothing_after_it(client: Any, se
 
 
 def test_a_body_that_cannot_be_honored_is_a_bad_request(client: Any, server: CannedServer) -> None:
-    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+    block = {"type": "container_upload", "file_id": "f"}
     with pytest.raises(anthropic.BadRequestError) as raised:
-        asked(client, server, messages=[{"role": "user", "content": [{"type": "text", "text": "see"}, image]}])
-    assert raised.value.api_message == "messages[0].content[1].type is 'image'; images are not supported yet"
+        asked(client, server, messages=[{"role": "user", "content": [{"type": "text", "text": "see"}, block]}])
+    said = "messages[0].content[1].type is 'container_upload'; blocks of this type are not supported here"
+    assert raised.value.api_message == said
 
 
 def test_tokens_are_counted_of_any_conversation(client: Any) -> None:

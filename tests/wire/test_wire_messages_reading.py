@@ -198,9 +198,8 @@ def test_a_refusal_names_the_field(fields: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("role", "block", "said"),
     [
-        ("user", {"type": "image"}, "messages[0].content[0].type is 'image'; images are not supported yet"),
-        ("user", {"type": "document"}, "messages[0].content[0].type is 'document'; documents are not supported yet"),
-        ("user", result([{"type": "image"}]), "messages[0].content[0].content[0].type is 'image'; images are not"),
+        ("user", {"type": "document"}, "messages[0].content[0].source is missing; give an object"),
+        ("user", {"type": "tool_reference"}, "messages[0].content[0].tool_name is missing"),
         ("user", {"type": "thinking"}, "messages[0].content[0].type is 'thinking'; blocks of this type are not"),
         ("assistant", {"type": "server_tool_use"}, "messages[0].content[0].type is 'server_tool_use'; blocks of"),
         ("assistant", {"type": "tool_use", "id": "a", "name": "f"}, "messages[0].content[0].input is missing; give"),
@@ -322,3 +321,45 @@ def test_unknown_fields_are_passed_over(holder: str, name: str, count: int) -> N
 @pytest.mark.parametrize("opened", [b"[", b'{"a":', b'{"model":"m","max_tokens":1,"system":['])
 def test_a_body_nested_without_end_is_refused(opened: bytes) -> None:
     assert read_or_refused(MESSAGES, opened * 100_000) is None
+
+
+def test_a_deferred_tool_is_told_of_where_it_is_referred_to() -> None:
+    found = [{"type": "tool_reference", "tool_name": "edit"}, {"type": "tool_reference", "tool_name": "gone"}]
+    edit = {"name": "edit", "input_schema": {"type": "object"}, "defer_loading": True}
+    ask = read(tools=[RUN, edit], messages=[{"role": "user", "content": [result(found)]}], tool_choice={"type": "auto"})
+    assert [tool["function"]["name"] for tool in ask.tools or ()] == ["run"]
+    assert [tool["function"]["name"] for tool in ask.all_tools or ()] == ["run", "edit"]
+    first, second = ask.messages[0]["content"]
+    assert json.loads(first["text"]) == ask.deferred_tools[0]
+    assert second["text"] == "gone is available."
+    assert ask.ignored_params == ()
+
+
+def test_documents_that_are_text_are_read_and_others_become_placeholders() -> None:
+    plain = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "All of it."}}
+    parts = {"type": "document", "source": {"type": "content", "content": [text("Part one."), text(" Part two.")]}}
+    pdf = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
+    paper = {"type": "document", "title": "A paper", "source": pdf}
+    far = {"type": "image", "source": {"type": "url", "url": "https://pictures.example/a.png"}}
+    ask = read(messages=[{"role": "user", "content": [plain, parts, paper, far, result([paper])]}])
+    said = [part["text"] for message in ask.messages for part in message["content"]]
+    assert said == [
+        "All of it.",
+        "Part one. Part two.",
+        "[document: A paper, application/pdf, 5 bytes; this model reads text only]",
+        "[image: https://pictures.example/a.png; this model reads text only]",
+        "[document: A paper, application/pdf, 5 bytes; this model reads text only]",
+    ]
+    assert ask.media == ("messages[0].content[2]", "messages[0].content[3]", "messages[0].content[4].content[0]")
+
+
+def test_redacted_thinking_metadata_and_betas_are_named_or_kept() -> None:
+    redacted = {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}, text("Hm.")]}
+    messages = [redacted, {"role": "user", "content": "go"}]
+    fields = json.dumps(body(messages=messages, metadata={"user_id": "u"})).encode()
+    ask = MESSAGES.read(fields, {"anthropic-beta": "claude-code-20250219, context-1m-2025-08-07", "User-Agent": "me"})
+    assert (ask.metadata, ask.client) == ({"user_id": "u"}, "me")
+    assert ask.ignored_params == (
+        "messages: redacted_thinking cannot be read; it is not shown to the model",
+        "anthropic-beta context-1m-2025-08-07: ignored",
+    )

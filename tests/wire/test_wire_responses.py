@@ -320,10 +320,6 @@ def test_parameters_are_read() -> None:
         ({"input": [{"type": "computer_call"}]}, "input[0].type is 'computer_call'; known are message, reasoning"),
         ({"input": [{"role": "bot", "content": "x"}]}, "input[0].role is 'bot'; known are system"),
         ({"input": [{"type": "function_call", "name": "x", "arguments": "{}"}]}, "input[0].call_id is missing"),
-        (
-            {"input": [{"type": "function_call_output", "call_id": "x", "output": [{"type": "input_image"}]}]},
-            "input[0].output[0]: images are not supported yet",
-        ),
         ({"previous_response_id": "resp_1"}, "previous_response_id is 'resp_1'; nothing is stored here"),
         ({"background": True}, "background is True; nothing is stored here"),
         ({"max_output_tokens": 0}, "max_output_tokens is 0; give a whole number of at least 1"),

@@ -61,6 +61,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     api: Api
+    client: str = ""  # as its User-Agent names it
     model: str
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
@@ -74,9 +75,17 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     namespaces: frozenset[str] = frozenset()  # of tools named `namespace__tool`, whose calls go back in two words
     # Fields that are understood but not applied, each with what is done instead; a header and the turn list them.
     ignored_params: tuple[str, ...] = ()
+    media: tuple[str, ...] = ()  # paths of images and the like, of which the model sees a placeholder
+    metadata: dict[str, Any] | None = None  # the client's own, recorded with the turn
+    deferred_tools: list[dict[str, Any]] = []  # that the model may call, and is told of within the conversation
     output_schema: bool = False  # the reply is to follow a JSON schema; mostly a side request
     message_keys: tuple[bytes, ...] = ()  # a digest of each message, by which it is known again; (): not yet made
     repaired: bool = False  # text that was not valid Unicode was replaced
+
+    @property
+    def all_tools(self) -> list[dict[str, Any]] | None:
+        """All tools that the model may call."""
+        return [*(self.tools or ()), *self.deferred_tools] or None
 
 
 class Usage(msgspec.Struct, frozen=True):

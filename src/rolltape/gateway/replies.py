@@ -50,12 +50,12 @@ def parse_outcome(
         return ReplyOutcome(finish, _with_ids(last.message), stop_string)
     ids = np.concatenate([before, *(stretch.given.ids for stretch in stretches)])
     prompt = TokenChain(begun.prompt.ids[: begun.draft.prompt_tokens])
-    parsed = prompts.parse(prompt, ids, begun.ask.tools, begun.thinking, stop_string=stop_string)
+    parsed = prompts.parse(prompt, ids, begun.ask.all_tools, begun.thinking, stop_string=stop_string)
     spec, none_wanted = begun.session.spec, begun.ask.tool_choice.mode == "none"
     denied = tuple(call.name for call in parsed.calls if none_wanted or not spec.allows(call.name))
     if denied:
         parsed = prompts.parse(
-            prompt, ids, begun.ask.tools, begun.thinking, stop_string=stop_string, calls_as_text=True
+            prompt, ids, begun.ask.all_tools, begun.thinking, stop_string=stop_string, calls_as_text=True
         )
     call_ids = [call.native_id or f"call_{secrets.token_hex(12)}" for call in parsed.calls]
     message = parsed.to_message(call_ids)

@@ -141,6 +141,8 @@ class Service:
 
     def attempt(self, session: OpenSession, ask: Ask, digest: bytes, headers: Mapping[str, str]) -> Attempt:
         """Begin the turn that a request asks for, or find the one that it asks for again."""
+        if ask.media and self.settings.images == "refuse":
+            raise BadRequest(f"{ask.media[0]}: images and documents are refused here; send text alone")
         known = session.attempts.again(digest, headers)
         if known is not None:
             self.metrics.count("client_retries", shown_as="retries")

@@ -38,6 +38,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     renderer: str | None = None  # None: resolved from the model's folder
     thinking: bool | None = None  # None: as the agent asks, else as the model's template has it
     thinking_retention: Retention | None = None  # None: as the model's template has it
+    images: str = "placeholder"  # for images and documents, which the model cannot see; or "refuse" such requests
     special_text: str = "pass"  # special tokens spelled out in text: "pass", or "plain" text
     sampling: SamplingParams = SamplingParams()  # defaults for agent and session
     forced: SamplingParams = SamplingParams()  # whatever they say

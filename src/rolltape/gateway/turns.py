@@ -201,6 +201,10 @@ class Turns:
         ignored = [f"{name}: the engine does not apply it" for name in unapplied]
         if ask.thinking is not None and not self._prompts.switches_thinking:
             ignored.append("thinking: the model's template has no switch for it")
+        if ask.messages and ask.messages[-1]["role"] == "assistant":
+            ignored.append("messages: the last one is the assistant's; the reply follows it and does not continue it")
+        if ask.media:
+            ignored.append(f"{', '.join(ask.media[:4])}: shown to the model as a placeholder")
         if ask.tool_choice.mode == "required":
             ignored.append("tool_choice: the engine cannot force a call; the model is free")
         if not ask.parallel_tool_calls:
@@ -278,6 +282,7 @@ def _flags(begun: Begun, outcome: ReplyOutcome) -> list[TurnFlag]:
         TurnFlag.DENIED_TOOL: bool(outcome.denied),
         TurnFlag.SPECIAL_TOKEN_TEXT: begun.prompt.new.special_text > 0,
         TurnFlag.REPAIRED_UNICODE: begun.ask.repaired,
+        TurnFlag.MEDIA_LEFT_OUT: bool(begun.ask.media),
     }
     return [flag for flag, is_set in flags.items() if is_set]
 
@@ -288,6 +293,7 @@ def _extra(begun: Begun, stretches: list[Stretch], outcome: ReplyOutcome) -> dic
     facts = {
         "api": begun.ask.api.value,
         "model_asked": begun.ask.model,
+        "metadata": begun.ask.metadata,
         "prompt": "bridged" if begun.prompt.after is not None else "rendered",
         "prefix_miss": begun.prompt.prefix_miss,
         "echoes": [rule.value for rule in dict.fromkeys(begun.place.echoes)],

@@ -146,6 +146,7 @@ class TurnFlag(enum.StrEnum):
     DENIED_TOOL = "denied_tool"  # a call of a tool that the session may not use was delivered as text
     NOT_TOKEN_FAITHFUL = "not_token_faithful"  # the engine gave text, and ids were not its own
     NAN_LOGPROB = "nan_logprob"  # the engine gave NaN, which is recorded as no logprob
+    MEDIA_LEFT_OUT = "media_left_out"  # images or documents in the prompt are placeholders: the model reads text only
     CONSTRAINED = "constrained"  # a grammar, a schema or a list of choices left the engine only some of the tokens
 
 

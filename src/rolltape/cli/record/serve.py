@@ -28,6 +28,13 @@ def serve(
     model: Annotated[
         Path | None, engine_option("--model FOLDER", "Folder with the tokenizer of the model that is served.")
     ] = None,
+    images: Annotated[
+        str,
+        option(
+            "--images placeholder|refuse",
+            "Images and documents for a text-only model: a placeholder, or refuse the request.",
+        ),
+    ] = "placeholder",
     special_text: Annotated[
         str,
         engine_option(
@@ -48,6 +55,8 @@ def serve(
     from rolltape.gateway.settings import GatewaySettings, Patience
 
     require_key(host, admin_key, "--admin-key")
+    if images not in ("placeholder", "refuse"):
+        raise UsageError(f"--images {images}: unknown; use placeholder or refuse")
     if special_text not in ("pass", "plain"):
         raise UsageError(f"--special-text {special_text}: unknown; use pass or plain")
     settings = GatewaySettings(
@@ -61,6 +70,7 @@ def serve(
         renderer=engines.renderer,
         thinking=thinking,
         thinking_retention=engines.retention(),
+        images=images,
         special_text=special_text,
         forced=engines.forced_sampling(),
         max_reply_tokens=default_max_reply_tokens,

@@ -53,7 +53,7 @@ class Agents:
     def _handler(self, dialect: Dialect) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             session = self._session(request, dialect)
-            ask = keyed(dialect.read(await request.read()))
+            ask = keyed(dialect.read(await request.read(), request.headers))
             attempt = self._service.attempt(session, ask, request_digest(ask), request.headers)
             exchange = _Exchange(self._service, request, dialect, ask, session, attempt)
             return await exchange.served()
@@ -161,7 +161,7 @@ class _Exchange:
         coming = asyncio.ensure_future(self._reply())
         try:
             while not (await asyncio.wait({coming}, timeout=self._service.settings.keepalive_s))[0]:
-                await response.write(self._dialect.keepalive)
+                await response.write(self._dialect.keepalive(self._ask))
             try:
                 _, reply = coming.result()
             except RolltapeError as error:

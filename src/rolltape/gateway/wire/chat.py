@@ -1,12 +1,12 @@
 """OpenAI's Chat Completions API."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rolltape.gateway.exchange import Api, Ask, Draft, Reply
 from rolltape.gateway.wire.chat_request import read_ask
-from rolltape.gateway.wire.openai import custom_call_input, error_body
-from rolltape.gateway.wire.protocol import COMMENT, event
+from rolltape.gateway.wire.openai import BETAS, custom_call_input, error_body
+from rolltape.gateway.wire.protocol import COMMENT, NO_HEADERS, event, with_headers
 from rolltape.records.jsonable import encode_json
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
@@ -16,10 +16,12 @@ class ChatDialect:
     """Chat Completions, with `reasoning_content` for thinking as DeepSeek, vLLM and SGLang have it."""
 
     api = Api.CHAT
-    keepalive = COMMENT
 
-    def read(self, body: bytes) -> Ask:
-        return read_ask(body)
+    def read(self, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> Ask:
+        return with_headers(read_ask(body), headers, *BETAS)
+
+    def keepalive(self, ask: Ask) -> bytes:
+        return COMMENT
 
     def whole(self, ask: Ask, reply: Reply) -> bytes:
         choice = {"index": 0, "message": _message(ask, reply), "logprobs": None, "finish_reason": _finish_reason(reply)}
@@ -34,9 +36,11 @@ class ChatDialect:
             if message.get(name) is not None:
                 yield _chunk(reply.draft, {name: message[name]})
         if "tool_calls" in message:
-            # Codex (0.29) takes only the calls of one chunk, so all are in it.
             calls = [{"index": index, **call} for index, call in enumerate(message["tool_calls"])]
-            yield _chunk(reply.draft, {"tool_calls": calls})
+            # llama-index (its OpenAI part, 0.8.3) takes one call of each chunk. Codex (0.29) sends no User-Agent, and
+            # takes those of one chunk alone.
+            for some in [[call] for call in calls] if ask.client else [calls]:
+                yield _chunk(reply.draft, {"tool_calls": some})
         yield _chunk(reply.draft, {}, _finish_reason(reply))
         if ask.include_usage:
             yield event(_encoded(reply.draft, "chat.completion.chunk", choices=[], usage=_usage(reply)))

@@ -11,6 +11,7 @@ from rolltape.gateway.wire.openai import (
     custom_call_arguments,
     read_content,
     read_effort,
+    read_metadata,
     read_output_schema,
     read_tool_choice,
 )
@@ -43,6 +44,8 @@ def read_ask(raw: bytes) -> Ask:
         thinking=thinking,
         custom_tools=frozenset(offer.custom_tools),
         output_schema=output_schema,
+        media=tuple(body.media),
+        metadata=read_metadata(body),
         repaired=repaired,
         ignored_params=_ignored_params(body),  # after all others, since it names the fields that nobody read
     )
@@ -106,7 +109,9 @@ def _ignored_params(body: Fields) -> tuple[str, ...]:
         body.ignore("logprobs: recorded, and not sent back")
     if body.get("logit_bias"):
         body.ignore("logit_bias: ignored")
-    return body.all_ignored(*HARMLESS, "prediction")
+    if body.get("prediction") is not None:
+        body.ignore("prediction: ignored")
+    return body.all_ignored(*HARMLESS)
 
 
 def _messages(body: Fields) -> list[dict[str, Any]]:
@@ -118,7 +123,7 @@ def _messages(body: Fields) -> list[dict[str, Any]]:
         body.refuse("messages", "give at least one")
     return [
         # Most messages of a long history are no more than a role and a text.
-        message if _is_plain(message) else _message(Fields(message, f"messages[{index}]"))
+        message if _is_plain(message) else _message(Fields(message, f"messages[{index}]", body))
         for index, message in enumerate(given)
     ]
 
@@ -147,6 +152,8 @@ def _message(message: Fields) -> dict[str, Any]:
         message.refuse("content", "give a text, or a list of text parts")
     if role == "tool":
         read["tool_call_id"] = message.text("tool_call_id")
+    elif message.value.get("name") is not None:
+        message.ignore("messages: a name is not shown to the model")
     return read | {name: message.value[name] for name in message.unread()}
 
 

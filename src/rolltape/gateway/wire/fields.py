@@ -20,14 +20,18 @@ class Fields:
     A null is as good as a missing field. Each reader refuses a value of another type.
     """
 
-    __slots__ = ("_read", "ignored_params", "path", "value")
+    __slots__ = ("_read", "ignored_params", "media", "path", "value")
 
-    def __init__(self, value: object, path: str, ignored_params: list[str] | None = None) -> None:
+    def __init__(self, value: object, path: str, body: "Fields | None" = None) -> None:
         if not isinstance(value, dict):
             raise BadRequest(f"{path or 'the body'} is {shown(value)}; give an object")
         self.value: dict[str, Any] = value
         self.path = path
-        self.ignored_params = [] if ignored_params is None else ignored_params  # of the whole body
+        # Both are of the whole body.
+        self.ignored_params: list[str] = [] if body is None else body.ignored_params
+        self.media: list[str] = (
+            [] if body is None else body.media
+        )  # paths of images and the like, not shown to the model
         self._read: set[str] = set()
 
     def at(self, name: str) -> str:
@@ -128,7 +132,7 @@ class Fields:
 
     def maybe_object(self, name: str) -> "Fields | None":
         value = self.get(name)
-        return None if value is None else Fields(value, self.at(name), self.ignored_params)
+        return None if value is None else Fields(value, self.at(name), self)
 
     def object(self, name: str) -> "Fields":
         """An object that must be there."""
@@ -139,7 +143,7 @@ class Fields:
         values = self.maybe_list(name)
         if values is None:
             return None
-        return [Fields(value, f"{self.at(name)}[{index}]", self.ignored_params) for index, value in enumerate(values)]
+        return [Fields(value, f"{self.at(name)}[{index}]", self) for index, value in enumerate(values)]
 
     def objects(self, name: str) -> "list[Fields]":
         """A list of objects that must be there."""

@@ -1,13 +1,13 @@
 """Anthropic's Messages API, as Claude Code and Anthropic's SDKs speak it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from rolltape.gateway.exchange import Api, Ask, Draft, Reply, Usage
 from rolltape.gateway.wire.messages_request import read_counting, read_request, sign_thinking
-from rolltape.gateway.wire.protocol import event
+from rolltape.gateway.wire.protocol import NO_HEADERS, event, with_headers
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
 
@@ -24,6 +24,22 @@ _ERRORS = {
     504: "timeout_error",
     529: "overloaded_error",  # and no other: Claude Code (2.1) retries it even where `x-should-retry` is false
 }
+# Betas that are so here without being asked for, or that concern caching, speed and billing alone. What others ask for
+# in a body is named by its fields.
+_HARMLESS_BETAS = (
+    "advanced-tool-use",
+    "claude-code",
+    "context-management",
+    "effort",
+    "extended-cache-ttl",
+    "fine-grained-tool-streaming",
+    "interleaved-thinking",
+    "oauth",
+    "prompt-caching",
+    "structured-outputs",
+    "token-counting",
+    "tool-search-tool",
+)
 _PIECE = 16_384  # characters in one event: some readers refuse lines of more than 64 KiB
 _UNENDED = {"stop_reason": None, "stop_sequence": None}
 _encode = msgspec.json.Encoder().encode
@@ -33,17 +49,22 @@ def _event(data: dict[str, Any]) -> bytes:
     return event(_encode(data), data["type"])
 
 
+_PING = _event({"type": "ping"})
+_IDLE_DELTA = _event({"type": "message_delta", "delta": _UNENDED, "usage": {"output_tokens": 0}})
+
+
 class MessagesDialect:
     """`/v1/messages`."""
 
     api = Api.MESSAGES
-    # Claude Code (2.1) gives a stream up after 300 s without an event, and pings do not count; a delta that changes
-    # nothing does.
-    keepalive = _event({"type": "message_delta", "delta": _UNENDED, "usage": {"output_tokens": 0}})
 
-    def read(self, body: bytes) -> Ask:
-        """A request's body. Its headers (versions, betas) ask for nothing that could be given or refused here."""
-        return read_request(body)
+    def read(self, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> Ask:
+        return with_headers(read_request(body), headers, "anthropic-beta", _HARMLESS_BETAS)
+
+    def keepalive(self, ask: Ask) -> bytes:
+        # Claude Code (2.1) gives a stream up after 300 s without an event, and pings do not count; a delta that changes
+        # nothing does. For litellm (1.106) such a delta ends the reply.
+        return _IDLE_DELTA if ask.client.startswith("claude-cli/") else _PING
 
     def whole(self, ask: Ask, reply: Reply) -> bytes:
         message = _message(reply.draft, _usage(reply)) | _ending(reply)

@@ -10,7 +10,9 @@ from typing import Any
 from rolltape.errors import BadRequest
 from rolltape.gateway.exchange import Api, Ask, SamplingParams, ToolChoice
 from rolltape.gateway.wire.fields import Fields, read_body
+from rolltape.gateway.wire.media import media_part
 from rolltape.records.jsonable import encode_json
+from rolltape.records.messages import content_text
 
 # Fields about billing, placing and caching, which change nothing in a reply.
 _WITHOUT_EFFECT = (
@@ -20,7 +22,6 @@ _WITHOUT_EFFECT = (
     "fallback_credit_token",
     "fallbacks",
     "inference_geo",
-    "metadata",
     "service_tier",
     "speed",
     "user_profile_id",
@@ -30,15 +31,14 @@ _WITHOUT_EFFECT = (
 _IGNORED_TOOL_PARAMS = {
     "type": "only custom ones are offered, not those of types that Anthropic defines",
     "allowed_callers": "allowed_callers is not honored; the model calls them directly",
-    "defer_loading": "defer_loading is not honored; they are offered from the start",
     "input_examples": "input_examples are not shown to the model",
     "strict": "strict is not honored; arguments are not held to the schema",
 }
 _MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _SIGNATURE = "rolltape_"
-_UNSUPPORTED = {"image": "images are not supported yet", "document": "documents are not supported yet"}
 
 Messages = list[dict[str, Any]]
+Tools = list[dict[str, Any]]
 
 
 def read_request(body: bytes) -> Ask:
@@ -61,19 +61,23 @@ def read_counting(body: bytes) -> Ask:
 def _ask(fields: Fields, repaired: bool) -> Ask:
     if fields.get("thread") is not None:
         fields.refuse("thread", "conversations are not kept here; send all of it in messages")
-    tools = _tools(fields)
+    tools, deferred = _tools(fields)
     choice = fields.maybe_object("tool_choice")
+    metadata = fields.maybe_object("metadata")
     return Ask(
         api=Api.MESSAGES,
         model=fields.name("model"),
-        messages=_conversation(fields),
+        messages=_told_of(_conversation(fields), deferred),
         tools=tools or None,
-        tool_choice=ToolChoice() if choice is None else _tool_choice(choice, tools),
+        deferred_tools=deferred,
+        tool_choice=ToolChoice() if choice is None else _tool_choice(choice, tools + deferred),
         parallel_tool_calls=choice is None or not choice.maybe_flag("disable_parallel_tool_use"),
         sampling=_sampling(fields),
         stream=bool(fields.maybe_flag("stream")),
         thinking=_thinking(fields),
         output_schema=_output_schema(fields),
+        media=tuple(fields.media),
+        metadata=None if metadata is None else metadata.value,
         repaired=repaired,
         ignored_params=_ignored_params(fields),  # after all others, since it names the fields that nobody read
     )
@@ -92,9 +96,13 @@ def _sampling(fields: Fields) -> SamplingParams:
     )
 
 
-def _tools(fields: Fields) -> list[dict[str, Any]]:
-    """The tools that the client itself defines, as functions. Those that Anthropic defines are not offered."""
+def _tools(fields: Fields) -> tuple[Tools, Tools]:
+    """The tools that the client itself defines, as functions: those to be offered, and those whose loading is deferred.
+
+    Those that Anthropic defines are not offered.
+    """
     tools: dict[str, dict[str, Any]] = {}
+    deferred: set[str] = set()
     extras: set[str] = set()
     for tool in fields.maybe_objects("tools") or ():
         kind = tool.maybe_text("type") or "custom"
@@ -106,14 +114,28 @@ def _tools(fields: Fields) -> list[dict[str, Any]]:
             tool.refuse("name", "there is another tool of that name; give each its own")
         function = {"name": name, "description": description, "parameters": tool.object("input_schema").value}
         tools[name] = {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
+        if tool.maybe_flag("defer_loading"):
+            deferred.add(name)
         extras |= {extra for extra in tool.unread() if tool.value[extra] is not False}
     for extra, instead in _IGNORED_TOOL_PARAMS.items():
         if extra in extras:
             fields.ignore(f"tools: {instead}")
-    return list(tools.values())
+    offered = [tool for name, tool in tools.items() if name not in deferred]
+    return offered, [tools[name] for name in tools if name in deferred]
 
 
-def _tool_choice(choice: Fields, tools: list[dict[str, Any]]) -> ToolChoice:
+def _told_of(messages: Messages, deferred: Tools) -> Messages:
+    """Messages in which each reference to a tool spells out its definition."""
+    known = {tool["function"]["name"]: tool for tool in deferred}
+    for message in messages:
+        for part in message["content"] if isinstance(message.get("content"), list) else ():
+            if (name := part.get("tool_reference")) is not None:
+                tool = known.get(name)
+                part["text"] = encode_json(tool, name)[0].decode() if tool else f"{name} is available."
+    return messages
+
+
+def _tool_choice(choice: Fields, tools: Tools) -> ToolChoice:
     kind = choice.maybe_one_of("type", *_MODES) or choice.refuse("type", f"give one of {', '.join(_MODES)}")
     name = choice.name() if kind == "tool" else None
     names = [tool["function"]["name"] for tool in tools]
@@ -219,6 +241,7 @@ def _assistant(message: Fields) -> Messages:
                 signatures.append(block.maybe_text("signature") or "")
             case "redacted_thinking":
                 redacted.append(block.text("data"))
+                block.ignore("messages: redacted_thinking cannot be read; it is not shown to the model")
             case "tool_use":
                 calls.append(_tool_call(block))
             case _:
@@ -271,8 +294,24 @@ def _content(fields: Fields, name: str) -> str | list[Fields]:
 
 
 def _text_part(block: Fields) -> dict[str, Any]:
-    kind = block.name("type")
-    if kind != "text":
-        block.refuse("type", _UNSUPPORTED.get(kind, "blocks of this type are not supported here"))
-    block.text("text")
-    return {key: value for key, value in block.value.items() if value is not None and key != "cache_control"}
+    match block.name("type"):
+        case "text":
+            block.text("text")
+            return {key: value for key, value in block.value.items() if value is not None and key != "cache_control"}
+        case "document" if (text := _document_text(block)) is not None:
+            return {"type": "text", "text": text, "media": block.value}
+        case "image" | "document" as kind:
+            return media_part(block, kind)
+        case "tool_reference":
+            return {"type": "text", "text": "", "tool_reference": block.name("tool_name")}
+    return block.refuse("type", "blocks of this type are not supported here")
+
+
+def _document_text(block: Fields) -> str | None:
+    """What a document says that is text; None: it is not."""
+    source = block.object("source")
+    if source.get("type") == "text":
+        return source.text("data")
+    if source.get("type") == "content":
+        return content_text(_texts(source, "content"))
+    return None

@@ -7,21 +7,21 @@ from typing import Any
 from rolltape.errors import BadRequest
 from rolltape.gateway.exchange import ToolChoice
 from rolltape.gateway.wire.fields import Fields
+from rolltape.gateway.wire.media import media_part
 from rolltape.records.jsonable import encode_json
 
 # Of no effect on what the model does: bookkeeping, caching and speed at the provider.
 HARMLESS = (
-    "metadata",
     "user",
     "safety_identifier",
-    "store",
     "service_tier",
     "prompt_cache_key",
     "prompt_cache_retention",
     "prompt_cache_options",
 )
+BETAS = ("OpenAI-Beta", ("responses", "assistants", "realtime"))  # the header, and what in it says which API is meant
 _MODES = ("auto", "none", "required")
-_MEDIA = {"image": "images are", "audio": "audio is", "file": "files are"}
+_MEDIA = {"image": "image", "audio": "audio", "file": "document"}
 _EMPTY_ON_REPLIES = ("annotations", "logprobs")
 _TYPES = {
     400: "invalid_request_error",
@@ -30,6 +30,14 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+
+
+def read_metadata(body: Fields) -> dict[str, Any] | None:
+    """What the client attaches to a request, to be recorded with the turn."""
+    if body.maybe_flag("store"):
+        body.ignore("store: the turn is on the tape, and cannot be fetched by its id")
+    metadata = body.maybe_object("metadata")
+    return None if metadata is None else metadata.value
 
 
 def read_effort(fields: Fields, name: str) -> bool | None:
@@ -142,7 +150,7 @@ def custom_call_input(arguments: str) -> str | None:
 
 
 def read_content(holder: Fields, name: str, *text_kinds: str) -> str | list[dict[str, Any]] | None:
-    """A text, or text parts in chat form; other fields of a part are kept. A refusal becomes text."""
+    """A text, or text parts in chat form; other fields of a part are kept. A refusal becomes text, and so do media."""
     content = holder.get(name)
     if content is None or isinstance(content, str):
         return content
@@ -157,17 +165,12 @@ def _part(part: Fields, text_kinds: tuple[str, ...]) -> dict[str, Any]:
         text = part.text("refusal")
     elif kind in text_kinds:
         text = part.text("text")
+    elif medium := next((name for word, name in _MEDIA.items() if word in kind), None):
+        return media_part(part, medium)
     else:
-        raise _no_text(part, kind, text_kinds)
+        part.refuse("type", f"known are {', '.join(text_kinds)}, refusal")
     part.skip(*(name for name in _EMPTY_ON_REPLIES if part.value.get(name) == []))
     return {"type": "text", "text": text} | {name: part.value[name] for name in part.unread()}
-
-
-def _no_text(part: Fields, kind: str, text_kinds: tuple[str, ...]) -> BadRequest:
-    for medium, are in _MEDIA.items():
-        if medium in kind:
-            return BadRequest(f"{part.path}: {are} not supported yet; send text alone")
-    return BadRequest(f"{part.at('type')} is {kind[:80]!r}; known are {', '.join(text_kinds)}, refusal")
 
 
 def error_object(status: int, message: str) -> dict[str, Any]:

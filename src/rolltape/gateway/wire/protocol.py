@@ -1,19 +1,25 @@
 """The protocol of a wire API: parse requests, write replies, server-sent events and errors."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Protocol
 
+import msgspec
+
 from rolltape.gateway.exchange import Api, Ask, Draft, Reply
+
+NO_HEADERS: Mapping[str, str] = {}
 
 
 class Dialect(Protocol):
     """One API's form of requests, replies, events and errors."""
 
     api: Api
-    keepalive: bytes  # an event that its clients pass over, sent while the engine works
 
-    def read(self, body: bytes) -> Ask:
-        """A request's body; raises BadRequest, naming the field, for what is malformed or cannot be honored."""
+    def read(self, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> Ask:
+        """A request; raises BadRequest, naming the field, for what is malformed or cannot be honored."""
+
+    def keepalive(self, ask: Ask) -> bytes:
+        """An event that its clients pass over, sent while the engine works."""
 
     def whole(self, ask: Ask, reply: Reply) -> bytes:
         """The body of a reply that is not streamed."""
@@ -31,10 +37,19 @@ class Dialect(Protocol):
         """An error within a stream that has begun; `draft` is what it was opened with."""
 
 
+_MOST_BETAS = 16
 COMMENT = b": keepalive\n\n"  # no event at all; readers pass over it
 # Readers that split lines as str.splitlines does (httpx's iter_lines) break an event at these; they stand in JSON
 # only within strings, where an escape means the same.
 _BREAKS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+
+
+def with_headers(ask: Ask, headers: Mapping[str, str], betas: str, harmless: Collection[str]) -> Ask:
+    """A request with what its headers say: who sent it, and which betas are asked for that mean nothing here."""
+    asked = [one.strip() for one in headers.get(betas, "").split(",") if one.strip()]
+    ignored = [f"{betas} {ascii(one)[1:-1][:80]}: ignored" for one in asked if not one.startswith(tuple(harmless))]
+    told = tuple(dict.fromkeys((*ask.ignored_params, *ignored[:_MOST_BETAS])))
+    return msgspec.structs.replace(ask, client=headers.get("User-Agent", ""), ignored_params=told)
 
 
 def event(data: bytes, name: str | None = None) -> bytes:

@@ -1,12 +1,12 @@
 """OpenAI's Responses API. Nothing is stored: each request brings its whole input."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rolltape.errors import EngineFailed
 from rolltape.gateway.exchange import Api, Ask, Draft, Reply
-from rolltape.gateway.wire.openai import error_body
-from rolltape.gateway.wire.protocol import COMMENT, event
+from rolltape.gateway.wire.openai import BETAS, error_body
+from rolltape.gateway.wire.protocol import COMMENT, NO_HEADERS, event, with_headers
 from rolltape.gateway.wire.responses_items import ResponsesEvent, item_events, output_items
 from rolltape.gateway.wire.responses_request import read_ask
 from rolltape.records.jsonable import encode_json
@@ -19,10 +19,12 @@ class ResponsesDialect:
     """Responses, as Codex and the SDKs speak it."""
 
     api = Api.RESPONSES
-    keepalive = COMMENT
 
-    def read(self, body: bytes) -> Ask:
-        return read_ask(body)
+    def read(self, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> Ask:
+        return with_headers(read_ask(body), headers, *BETAS)
+
+    def keepalive(self, ask: Ask) -> bytes:
+        return COMMENT
 
     def whole(self, ask: Ask, reply: Reply) -> bytes:
         return encode_json(_ended(ask, reply, output_items(ask, reply)), "a reply")[0]

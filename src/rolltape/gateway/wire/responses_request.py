@@ -11,6 +11,7 @@ from rolltape.gateway.wire.openai import (
     custom_call_arguments,
     read_content,
     read_effort,
+    read_metadata,
     read_output_schema,
     read_tool_choice,
 )
@@ -51,6 +52,8 @@ def read_ask(raw: bytes) -> Ask:
         custom_tools=frozenset(offer.custom_tools),
         namespaces=frozenset(offer.namespaces),
         output_schema=output_schema,
+        media=tuple(body.media),
+        metadata=read_metadata(body),
         repaired=repaired,
         ignored_params=_ignored_params(body),  # after all others, since it names the fields that nobody read
     )
