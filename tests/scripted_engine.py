@@ -32,8 +32,16 @@ class Mishap(enum.Enum):
     DIES = "the connection closes in the middle of the answer"
     ABORTED = "it ends half way, as by a change of weights"
     ABORTED_AT_ONCE = "it ends before the first token"
+    ABORTED_AT_STOP = "it is aborted when the stop id has just been sampled"
+    OUTSIDE_VOCABULARY = "an id is none of the tokenizer's"
+    AFTER_STOP = "ids follow the stop id"
+    TOO_MANY = "more ids come than were asked for"
+    ABOVE_ZERO = "a logprob is above zero"
     REFUSED = "it is answered with 400"
     BUSY = "it is answered with 503, to be asked again after 7 s"
+
+
+IMPLAUSIBLE = (Mishap.OUTSIDE_VOCABULARY, Mishap.AFTER_STOP, Mishap.TOO_MANY, Mishap.ABOVE_ZERO)
 
 
 class Step(NamedTuple):
@@ -219,7 +227,7 @@ class ScriptedEngine:
         logprobs = [-self._chance.expovariate(2.0) for _ in ids]
         said = Said(asked, ids, logprobs, version, finish, cached, conversation)
         self.said.append(said)
-        if mishap not in (Mishap.TRUNCATED, Mishap.WRONG_LENGTHS, Mishap.DIES):
+        if mishap not in (Mishap.TRUNCATED, Mishap.WRONG_LENGTHS, Mishap.DIES, *IMPLAUSIBLE):
             self._next_step += is_next
             self._rest.pop(conversation, None)
             kept = ids[:-1] if mishap is Mishap.NO_STOP_ID else ids
@@ -256,9 +264,21 @@ class ScriptedEngine:
         return [*ids, self.end_id] if step.finish == "stop" else ids
 
     async def _deliver(self, request: web.Request, said: Said, mishap: Mishap | None) -> web.StreamResponse:
-        ids, logprobs = said.ids, said.logprobs
-        if mishap is Mishap.NO_STOP_ID:
-            ids, logprobs = ids[:-1], logprobs[:-1]
+        ids, logprobs, finish = list(said.ids), list(said.logprobs), said.finish
+        match mishap:
+            case Mishap.NO_STOP_ID:
+                ids, logprobs = ids[:-1], logprobs[:-1]
+            case Mishap.OUTSIDE_VOCABULARY:
+                ids[0] = 900_000
+            case Mishap.AFTER_STOP:
+                ids, logprobs = [*ids, *ids], [*logprobs, *logprobs]
+            case Mishap.TOO_MANY:
+                most = said.asked.body["sampling_params"]["max_new_tokens"]
+                ids, logprobs, finish = [ids[0]] * (most + 50), [-0.5] * (most + 50), "length"
+            case Mishap.ABOVE_ZERO:
+                logprobs[0] = 0.5
+            case Mishap.ABORTED_AT_STOP:
+                finish = "abort"
         reasons: dict[str, Json] = {
             "stop": {"type": "stop", "matched": self.end_id},
             "length": {"type": "length", "length": len(ids)},
@@ -272,7 +292,7 @@ class ScriptedEngine:
             "output_ids": ids,
             "meta_info": {
                 "id": said.asked.body["rid"],
-                "finish_reason": reasons[said.finish],
+                "finish_reason": reasons[finish],
                 "prompt_tokens": len(said.asked.prompt_ids),
                 "completion_tokens": len(ids),
                 "cached_tokens": said.cached_tokens,

@@ -265,6 +265,8 @@ def _borne_out(rollout: Rollout, relations: Relations, chosen: CutPolicy, turn: 
     echoed = relations.is_continued(turn) or _is_surely_echoed(relations, turn)
     came_back = relations.may_have_arrived(turn)
     failed = rollout.status is not Status.FINISHED
+    head = next(session.head for session in rollout.sessions if session.id == turn.session)
+    went_on_after_stop = not set(turn.sampled_ids[:-1].tolist()).isdisjoint(head.stop_ids or ())
     reason = {
         Fate.TRAINED: (
             (given_logprob or chosen.train_without_logprobs)
@@ -274,6 +276,7 @@ def _borne_out(rollout: Rollout, relations: Relations, chosen: CutPolicy, turn: 
             and (chosen.train_constrained or not facts.is_constrained)
             and facts.auxiliary is None
             and facts.finish is not Finish.ERROR
+            and not went_on_after_stop
             and len(turn.prompt_ids) > 0
             and TurnFlag.NOT_TOKEN_FAITHFUL not in facts.flags
             and not failed
@@ -282,7 +285,7 @@ def _borne_out(rollout: Rollout, relations: Relations, chosen: CutPolicy, turn: 
         ),
         Fate.MASKED_ABANDONED: not chosen.train_abandoned and relations.may_be_abandoned(turn) and not echoed,
         Fate.MASKED_ABORTED: facts.finish is Finish.ABORT and not echoed,
-        Fate.MASKED_ENGINE_ERROR: facts.finish is Finish.ERROR,
+        Fate.MASKED_ENGINE_ERROR: facts.finish is Finish.ERROR or went_on_after_stop,
         Fate.MASKED_UNDELIVERED: not delivered and not echoed,
         Fate.MASKED_NO_LOGPROB: not given_logprob and not chosen.train_without_logprobs,
         Fate.MASKED_CONSTRAINED: facts.is_constrained and not chosen.train_constrained,

@@ -229,7 +229,7 @@ async def test_a_gateway_that_is_not_there_is_broken(tmp_path: Path) -> None:
 
 async def test_an_engine_that_fails_is_broken(tmp_path: Path) -> None:
     engine = scripted(["one"])
-    engine.mishaps = dict.fromkeys(range(50), Mishap.ERROR_500)
+    engine.mishaps = dict.fromkeys(range(50), Mishap.TRUNCATED)
     async with rig(tmp_path / "run", engine) as it:
         outcome = await play(it, ScriptedEpisode(DONE))
     assert outcome.ended == {}

@@ -139,7 +139,7 @@ async def test_sampling_that_no_engine_could_apply_opens_no_session(run: Path, f
 
 async def test_a_replay_passes_over_what_had_failed(run: Path, tmp_path: Path) -> None:
     async with rig(run, ["said in the end"]) as it:
-        it.engine.mishaps = dict.fromkeys(range(3), Mishap.ERROR_500)
+        it.engine.mishaps = dict.fromkeys(range(3), Mishap.TRUNCATED)
         opened = await it.open()
         assert (await it.ask(opened, "q")).status == 502
         assert (await it.ask(opened, "q", retry=1)).status == 200

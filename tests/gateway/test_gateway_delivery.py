@@ -221,7 +221,7 @@ async def test_a_resumed_reply_that_is_full_already_is_given_as_it_is(run: Path)
 
 async def test_a_retry_after_an_engines_error_is_a_new_turn(run: Path) -> None:
     engine = scripted(["ok"])
-    engine.mishaps |= dict.fromkeys(range(3), Mishap.ERROR_500)
+    engine.mishaps |= dict.fromkeys(range(3), Mishap.TRUNCATED)
     async with rig(run, engine) as it:
         opened = await it.open(max_turns=1)
         failed = await it.ask(opened, "hello")

@@ -87,7 +87,7 @@ async def test_the_command_shows_the_figures_within_the_terminal(
 ) -> None:
     monkeypatch.setattr(screen, "terminal_width", lambda: columns)
     engine = scripted([*_script(), "last"])
-    engine.mishaps |= dict.fromkeys(range(4, 7), Mishap.ERROR_500)
+    engine.mishaps |= dict.fromkeys(range(4, 7), Mishap.TRUNCATED)
     async with rig(run, engine, keep_admin_key=True) as it:
         await _busy(it)
         await it.ask((await it.call("POST", "/sessions", {"task_id": "u"})).json, "fails")

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from rolltape.errors import EngineDied, EngineError, EngineFault, EngineUnreachable
+from rolltape.errors import EngineDied, EngineError, EngineFailed, EngineFault, EngineUnreachable
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Engine, Generated, Generation
 from rolltape.gateway.engines.retries import Retries
-from rolltape.gateway.engines.sampled import check_generated, describe_generated
+from rolltape.gateway.engines.sampled import ImplausibleReply, check_generated, describe_generated
 from rolltape.gateway.settings import Patience
 from rolltape.gateway.weights import Weights
 from rolltape.records.turn import Finish
@@ -99,7 +99,13 @@ class Generator:
         except (EngineUnreachable, EngineFault, EngineDied) as error:
             if engine is not None:
                 self._note(engine, error, caller)
-            await self._wait(retries.next_pause_s(error), caller)
+            try:
+                pause_s = retries.next_pause_s(error)
+            except EngineFailed:
+                if engine is not None and isinstance(error, ImplausibleReply):  # the tape shows what it gave
+                    stretches.append(Stretch(engine, error.given, announced, self._weights.version))
+                raise
+            await self._wait(pause_s, caller)
             return False
         if given.finish is Finish.ABORT and not len(given.ids):
             return False
@@ -134,6 +140,9 @@ class Generator:
             self._note(engine, error, caller)
             given, interrupted = error.partial, False
         self._look_at_first(engine, wanted, given)
+        if given.finish is Finish.ABORT and len(given.ids) and int(given.ids[-1]) in wanted.stop_ids:
+            # The abort came when the stop id had just been sampled: there is nothing to go on with.
+            return msgspec.structs.replace(given, finish=Finish.STOP)
         if given.finish is Finish.ABORT and not len(given.ids) and not interrupted:
             # As a server does while its weights are changed; it passes, or the time for errors does.
             why = "it aborts the reply before the first token; pause the gateway while weights are changed"

@@ -97,6 +97,7 @@ class Service:
         rollout = self._open_rollout(spec)
         recorder = rollout.session(
             stop_ids=self.prompts.stop_ids,
+            vocabulary=self.prompts.vocabulary,
             tokenizer=self.prompts.folder,
             model=self.model_name,
             renderer=self.prompts.renderer,

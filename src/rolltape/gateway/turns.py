@@ -154,6 +154,7 @@ class Turns:
                 prompt_ids=begun.prompt.ids,
                 sampling=begun.applied,
                 stop_ids=self._prompts.stop_ids,
+                vocabulary=self._prompts.vocabulary,
                 held_tokens=_covered(begun.prompt.after),
                 ask=begun.ask,
                 ids_json=begun.session.ids_json,
@@ -166,7 +167,7 @@ class Turns:
         before = 0 if begun.resumed is None else len(begun.resumed.sampled_ids)
         stretches = cut_at_stop(stretches, begun.prompt.ids, before, begun.applied.stop or (), self._prompts.decode)
         outcome = await self._outcome(begun, stretches, failure)
-        turn = await self._recorded(begun, stretches, outcome, failure)
+        turn = await self._recorded(begun, stretches, outcome, failure, caller.engine_errors)
         # Nothing goes on from a side request, and what comes after one has not forked.
         forked = begun.auxiliary is None and begun.session.history.add(turn)
         self._metrics.turn(begun, turn, outcome, engine_s, forked=forked)
@@ -220,7 +221,12 @@ class Turns:
         return work() if sampled < _INLINE_IDS else await asyncio.to_thread(work)
 
     async def _recorded(
-        self, begun: Begun, stretches: list[Stretch], outcome: ReplyOutcome, failure: str | None
+        self,
+        begun: Begun,
+        stretches: list[Stretch],
+        outcome: ReplyOutcome,
+        failure: str | None,
+        engine_errors: list[str],
     ) -> Turn:
         prompt, place = begun.prompt, begun.place
         given: dict[str, Any] = (
@@ -253,7 +259,7 @@ class Turns:
             token_faithful=faithful,
             error=failure,
             started_at=begun.started_at,
-            extra=_extra(begun, stretches, outcome),
+            extra=_extra(begun, stretches, outcome, engine_errors),
         )
 
 
@@ -287,7 +293,7 @@ def _flags(begun: Begun, outcome: ReplyOutcome) -> list[TurnFlag]:
     return [flag for flag, is_set in flags.items() if is_set]
 
 
-def _extra(begun: Begun, stretches: list[Stretch], outcome: ReplyOutcome) -> dict[str, Any]:
+def _extra(begun: Begun, stretches: list[Stretch], outcome: ReplyOutcome, engine_errors: list[str]) -> dict[str, Any]:
     """What else is known of a turn, absent where there is nothing to say."""
     last = stretches[-1] if stretches else None
     facts = {
@@ -301,6 +307,7 @@ def _extra(begun: Begun, stretches: list[Stretch], outcome: ReplyOutcome) -> dic
         "denied": list(outcome.denied),
         "engine": last.engine.name if last else None,
         "cached_tokens": last.given.cached_tokens if last else None,
+        "engine_errors": engine_errors,  # before the reply came, or it was given up
         "stop_string": outcome.stop_string,
         "folded": bool(begun.prompt.new.folded),
         "special_text": begun.prompt.new.special_text,

@@ -116,6 +116,8 @@ class SessionHead(OpenRecord, frozen=True, kw_only=True, omit_defaults=True):
     ordinal: int
     tool_ids_matter: bool = False  # the model samples and renders tool-call ids, so they count in comparisons
     stop_ids: tuple[int, ...] | None = None  # None: not known, so a missing stop id cannot be noticed
+    vocabulary: int | None = None  # one more than the tokenizer's largest id; None: not known
+    flags_faults: bool = False  # its turns say what cannot have been sampled; false: 0.1 wrote it, which did not look
     tokenizer: str | None = None  # where its text form can be found: a path or a name
     root: str | None = None  # digest of the tools and template options of its turns, unless a turn has its own
     defaults: dict[str, str] = {}  # model, renderer, fingerprint and logprob_kind of its turns, likewise

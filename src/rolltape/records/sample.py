@@ -24,7 +24,7 @@ class Fate(enum.StrEnum):
     TRAINED = "trained"
     MASKED_ABANDONED = "masked:abandoned"  # delivered, then thrown away by the agent
     MASKED_ABORTED = "masked:aborted"  # cut short, and never continued
-    MASKED_ENGINE_ERROR = "masked:engine_error"
+    MASKED_ENGINE_ERROR = "masked:engine_error"  # the engine failed, or gave what it cannot have sampled
     MASKED_UNDELIVERED = "masked:undelivered"  # the client did not get it, or nobody knows
     MASKED_NO_LOGPROB = "masked:no_logprob"  # the engine gave none
     MASKED_STALE = "masked:stale"  # sampled by weights older than the limit, or of an unknown version

@@ -147,6 +147,7 @@ class TurnFlag(enum.StrEnum):
     NOT_TOKEN_FAITHFUL = "not_token_faithful"  # the engine gave text, and ids were not its own
     NAN_LOGPROB = "nan_logprob"  # the engine gave NaN, which is recorded as no logprob
     MEDIA_LEFT_OUT = "media_left_out"  # images or documents in the prompt are placeholders: the model reads text only
+    IMPLAUSIBLE = "implausible"  # what no engine can have sampled; `error` says why
     CONSTRAINED = "constrained"  # a grammar, a schema or a list of choices left the engine only some of the tokens
 
 
@@ -207,6 +208,11 @@ class TurnFacts(OpenRecord, frozen=True, kw_only=True, omit_defaults=True):
     started_at: float | None = None  # seconds since the epoch
     ended_at: float | None = None
     extra: dict[str, Any] = {}
+
+    @property
+    def is_engine_fault(self) -> bool:
+        """Whether the engine failed, or gave what it cannot have sampled. Such a turn does not train."""
+        return self.finish is Finish.ERROR or TurnFlag.IMPLAUSIBLE in self.flags
 
     @property
     def is_constrained(self) -> bool:

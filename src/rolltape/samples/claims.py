@@ -4,7 +4,7 @@ First it is decided which tokens may train at all, then branches are cut, then e
 trains at most once.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -51,13 +51,26 @@ class Cut(NamedTuple):
     drafts: "list[SampleDraft]"
 
 
-def cut(tree: Tree, arrivals: Arrivals, whole_fate: Fate | None, policy: CutPolicy, staleness: Staleness) -> Cut:
-    """Decide which tokens may train, link the turns, choose the branches, and let each claim its tokens."""
+def cut(
+    tree: Tree,
+    arrivals: Arrivals,
+    faults: Collection[int],
+    whole_fate: Fate | None,
+    policy: CutPolicy,
+    staleness: Staleness,
+) -> Cut:
+    """Decide which tokens may train, link the turns, choose the branches, and let each claim its tokens.
+
+    `faults` are turns that no engine can have sampled though they do not say so.
+    """
     unlinked = {placed.sequence: fate for placed in tree.turns if (fate := unlinked_fate(placed.turn)) is not None}
     branches = branching(tree, unlinked.keys(), policy)
     runs: dict[int, list[FateRun]] = {}
     for placed in tree.turns:
-        shared = whole_fate or unlinked.get(placed.sequence) or turn_fate(placed.turn, arrivals, policy)
+        shared = whole_fate or unlinked.get(placed.sequence)
+        if shared is None and placed.sequence in faults:
+            shared = Fate.MASKED_ENGINE_ERROR
+        shared = shared or turn_fate(placed.turn, arrivals, policy)
         shared = shared or (Fate.MASKED_REWRITTEN if placed.sequence in branches.rewritten else None)
         runs[placed.sequence] = token_runs(placed.turn, shared, policy, staleness)
     claims = Claims(runs, policy)
@@ -208,7 +221,7 @@ def unlinked_fate(turn: Turn) -> Fate | None:
 def turn_fate(turn: Turn, arrivals: Arrivals, policy: CutPolicy) -> Fate | None:
     """The fate that all tokens of a turn share; None: they may train. What a later prompt shows did arrive."""
     facts, unproven = turn.facts, turn.sequence in arrivals.unproven
-    if facts.finish is Finish.ERROR:
+    if facts.is_engine_fault:
         return Fate.MASKED_ENGINE_ERROR
     if facts.finish is Finish.ABORT and unproven:
         return Fate.MASKED_ABORTED

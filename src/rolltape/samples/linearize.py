@@ -1,12 +1,13 @@
 """A rollout's turns → its samples and its ledger, under a policy. A pure function of the tape."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
 from rolltape.errors import LedgerError, PolicyError
 from rolltape.records.fork import Fork
+from rolltape.records.plausible import unstated_faults
 from rolltape.records.policy import Credit, CutPolicy, cut_and_credit
 from rolltape.records.rollout import EventKind, Rollout, Session
 from rolltape.records.sample import Fate, Ledger, LedgerEntry, Sample, SampleOutline
@@ -23,6 +24,7 @@ class PlacedSession(NamedTuple):
     tree: Tree
     forks: Sequence[Fork]
     arrivals: Arrivals
+    faults: Collection[int]  # turns that no engine can have sampled, of a recorder that did not look
 
 
 class LinearizedSession:
@@ -159,7 +161,8 @@ def linearize_under(
                 f"policy {cutting.name}: max_staleness needs the run's versions; give versions=run.versions()"
             )
         sessions = [
-            LinearizedSession(one, cut(one.tree, one.arrivals, whole_fate, cutting, staleness)) for one in placed
+            LinearizedSession(one, cut(one.tree, one.arrivals, one.faults, whole_fate, cutting, staleness))
+            for one in placed
         ]
         made.append(Linearized(rollout, cutting, crediting, sessions))
     return made
@@ -191,7 +194,7 @@ def samples_of_group(
 
 def _placed(session: Session) -> PlacedSession:
     tree = tree_of(session)
-    return PlacedSession(session, tree, forks_of(tree), arrivals_of(tree))
+    return PlacedSession(session, tree, forks_of(tree), arrivals_of(tree), unstated_faults(session).keys())
 
 
 def _ledger(rollout: Rollout, policy: CutPolicy, sessions: Sequence[LinearizedSession]) -> Ledger:

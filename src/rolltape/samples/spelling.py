@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,9 @@ import numpy.typing as npt
 from rolltape.records.rollout import Session
 from rolltape.records.sample import Sample
 from rolltape.records.turn import Ids
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Spell = Callable[[int], bytes]  # an id → its bytes, which need not be whole characters
 
@@ -48,6 +52,15 @@ def spell_at(places: Iterable[str]) -> Spell | None:
     return None
 
 
+def vocabulary_at(places: Iterable[str]) -> int | None:
+    """One more than the largest id of the first of these tokenizers that is there; None: there is none."""
+    file = next((file for place in places if (file := tokenizer_in(Path(place))) is not None), None)
+    try:
+        return None if file is None else _vocabulary(file, file.stat().st_mtime_ns)
+    except ValueError:
+        return None
+
+
 def tokenizer_in(path: Path) -> Path | None:
     """The tokenizer.json that is meant by a file or a folder; None: it is not there."""
     file = path / "tokenizer.json" if path.is_dir() else path
@@ -60,13 +73,22 @@ def speller(file: Path) -> Spell:
 
 
 @lru_cache(maxsize=_TOKENIZERS_HELD)
-def _speller(file: Path, changed_ns: int) -> Spell:
+def _vocabulary(file: Path, changed_ns: int) -> int:
+    return 1 + max(_load(file).get_vocab(with_added_tokens=True).values(), default=-1)
+
+
+def _load(file: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_file(str(file))
+        return Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001 - the library raises plain Exception for whatever is wrong with the file
         raise ValueError(f"{file} is no tokenizer: {error}") from None
+
+
+@lru_cache(maxsize=_TOKENIZERS_HELD)
+def _speller(file: Path, changed_ns: int) -> Spell:
+    tokenizer = _load(file)
 
     @cache
     def spell(token: int) -> bytes:

@@ -7,6 +7,7 @@ from itertools import chain
 import numpy as np
 
 from rolltape.errors import LedgerError
+from rolltape.records.plausible import unstated_faults
 from rolltape.records.policy import PRESETS, CutPolicy
 from rolltape.records.rollout import EventKind, Rollout, outcome_of
 from rolltape.records.rollout_summary import SUMMARY_RULES, PolicySummary, RolloutSummary
@@ -22,6 +23,7 @@ def summarize(rollout: Rollout, policies: Iterable[CutPolicy] = tuple(PRESETS.va
     whole_fate = rollout_fate(outcome_of(said, rollout.writer_alive), as_if_finished=False)
     trees = [tree_of(session) for session in rollout.sessions]
     arrivals = [arrivals_of(tree) for tree in trees]
+    faults = [unstated_faults(session).keys() for session in rollout.sessions]
     forks = Counter(fork.cause.value for tree in trees for fork in forks_of(tree))
     is_plain = all(map(_is_plain, trees, arrivals))
     pruned = pruned_tokens(rollout)
@@ -31,7 +33,8 @@ def summarize(rollout: Rollout, policies: Iterable[CutPolicy] = tuple(PRESETS.va
         # Where nothing drifts and nothing is in doubt, policies differ by their limits alone.
         key = (policy.branches, policy.max_sample_tokens, policy.max_staleness) if is_plain else policy
         if key not in made:
-            cuts = [cut(*known, whole_fate, policy, Staleness()) for known in zip(trees, arrivals, strict=True)]
+            placed = zip(trees, arrivals, faults, strict=True)
+            cuts = [cut(*known, whole_fate, policy, Staleness()) for known in placed]
             made[key] = sum(len(one.drafts) for one in cuts), _ledger(policy, cuts, pruned)
         counted[policy.name] = PolicySummary(policy.key, *made[key])
     summary = RolloutSummary(SUMMARY_RULES, sum(map(_branch_count, trees)), dict(forks.most_common()), counted)

@@ -7,11 +7,13 @@ import numpy as np
 
 from rolltape.errors import LedgerError, RolltapeError
 from rolltape.records.ids import group_id, last_turn_of, rollout_id, session_id, turn_id
+from rolltape.records.plausible import unstated_faults
 from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import EventKind, Rollout
 from rolltape.records.sample import Fate, Sample
 from rolltape.records.turn import Turn
 from rolltape.samples.linearize import linearize
+from rolltape.samples.spelling import vocabulary_at
 
 
 class Breach(msgspec.Struct, frozen=True):
@@ -30,7 +32,7 @@ def verify_rollout(rollout: Rollout, policies: Sequence[CutPolicy]) -> list[Brea
     if not breaches:
         for policy in policies:
             breaches.extend(_samples(rollout, policy))
-    return breaches
+    return [*breaches, *_plausible(rollout)]
 
 
 def _identity(rollout: Rollout) -> Iterator[Breach]:
@@ -88,6 +90,16 @@ def _aligned(turn: Turn) -> Iterator[Breach]:
     for name, side in turn.side.items():
         if side.stop > len(turn.tokens):
             yield Breach("aligned", turn.id, f"side array {name!r} ends at {side.stop} of {len(turn.tokens)} tokens")
+
+
+def _plausible(rollout: Rollout) -> Iterator[Breach]:
+    """What cannot have been sampled and is not stated on its turn, in sessions that were recorded before 0.2."""
+    for session in rollout.sessions:
+        known = session.head.flags_faults or session.head.vocabulary is not None
+        vocabulary = None if known else vocabulary_at(session.tokenizers)
+        for sequence, why in unstated_faults(session, vocabulary).items():
+            what = f"{why}: an engine fault that the turn does not state"
+            yield Breach("plausible", turn_id(session.id, sequence), what)
 
 
 def _samples(rollout: Rollout, policy: CutPolicy) -> Iterator[Breach]:

@@ -36,6 +36,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     prompt_ids: Ids
     sampling: SamplingParams  # as it shall be applied; max_tokens is always given
     stop_ids: tuple[int, ...]
+    vocabulary: int | None = None  # one more than the largest id of the tokenizer; None: not known
     held_tokens: int = 0  # of the prompt: those whose side arrays are on the tape already
     ask: Ask  # for an engine that takes messages instead of ids
     ids_json: IdsAsJson = msgspec.field(default_factory=IdsAsJson)  # its session's, for an engine that takes JSON

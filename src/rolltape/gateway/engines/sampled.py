@@ -9,6 +9,7 @@ import numpy.typing as npt
 from rolltape.errors import EngineFault
 from rolltape.gateway.engines.protocol import Engine, Generated, Generation
 from rolltape.gateway.exchange import SamplingParams
+from rolltape.records.plausible import implausibility
 from rolltape.records.turn import NO_IDS, Finish, Ids
 
 # What nobody decided. It is always sent: engines' own defaults are not neutral (vLLM takes the model's
@@ -24,8 +25,6 @@ _NEUTRAL = SamplingParams(
 )
 
 _MAX_ID = 2**31 - 1
-# The softmax of an engine in half precision may overshoot a little.
-_LARGEST_LOGPROB = 0.01
 
 FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}  # in SGLang's and vLLM's words
 
@@ -61,7 +60,7 @@ def sampled_logprobs(logprobs: Sequence[float | None], ids: Ids, where: str) -> 
     if len(logprobs) != len(ids):
         raise EngineFault(f"{where}: {len(ids)} sampled ids but {len(logprobs)} logprobs")
     array = np.array(logprobs, dtype=np.float64)  # None becomes NaN
-    odd = (array > _LARGEST_LOGPROB) | np.isinf(array)
+    odd = np.isinf(array)
     if odd.any():
         at = int(odd.argmax())
         raise EngineFault(f"{where}: the logprob of sampled id {at} is {array[at]:g}, which is none")
@@ -69,14 +68,26 @@ def sampled_logprobs(logprobs: Sequence[float | None], ids: Ids, where: str) -> 
     return array
 
 
+class ImplausibleReply(EngineFault):
+    """An engine gave what it cannot have sampled: `given`."""
+
+    def __init__(self, message: str, given: Generated) -> None:
+        super().__init__(message)
+        self.given = given
+
+
 def check_generated(engine: Engine, wanted: Generation, generated: Generated) -> None:
-    """Raise EngineFault where the parts of a reply do not belong together."""
+    """Raise EngineFault where the parts of a reply do not belong together, or cannot have been sampled."""
     count, logprobs, segments = len(generated.ids), generated.logprobs, generated.segments
     where = f"{engine.name}, generation {wanted.id}"
     if logprobs is not None and len(logprobs) != count:
         raise EngineFault(f"{where}: {count} sampled ids but {len(logprobs)} logprobs")
     if segments and segments[-1].stop != count:
         raise EngineFault(f"{where}: {count} sampled ids but segments of {segments[-1].stop}")
+    sampling, stop_ids = {"max_tokens": wanted.sampling.max_tokens}, wanted.stop_ids
+    why = implausibility(generated.ids, logprobs, sampling, vocabulary=wanted.vocabulary, stop_ids=stop_ids)
+    if why is not None:
+        raise ImplausibleReply(f"{where}: {why}", generated)
 
 
 def describe_generated(engine: Engine, wanted: Generation, generated: Generated) -> str:

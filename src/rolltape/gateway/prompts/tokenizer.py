@@ -42,6 +42,7 @@ class FolderTokenizer:
         config = read_json(folder / "tokenizer_config.json")
         tokens = _named_tokens(config)
         self.name_or_path = str(folder)
+        self.vocabulary = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self.eos_token_id = self._id_or_none(tokens.get("eos_token"))
         self.unk_token_id = self._id_or_none(tokens.get("unk_token"))
         added = self._tokenizer.get_added_tokens_decoder().values()

@@ -11,6 +11,7 @@ import numpy as np
 from rolltape.errors import MisalignedError, RecordError
 from rolltape.records.jsonable import as_float, shown
 from rolltape.records.messages import Message, MessageChain, Role, Root
+from rolltape.records.plausible import implausible_in
 from rolltape.records.rollout import SessionHead
 from rolltape.records.turn import Delivery, Finish, Ids, LogprobKind, TokenChain, Turn, TurnFacts, TurnFlag
 from rolltape.tape.recording.arrays import as_side_arrays, as_whole_numbers
@@ -166,7 +167,12 @@ class SessionIntake:
             given_as_new = fields.get("after") is not None
             facts["message_starts"] = _message_starts(starts, prompt, prompt_tokens, given_as_new, where)
         flags = self._flags(fields, ended, sampled, prompt, reply, where)
-        return TurnFacts(finish=ended, segments=sampled.segments, flags=flags, **facts)
+        known = TurnFacts(finish=ended, segments=sampled.segments, flags=flags, **facts)
+        fault = implausible_in(self.head, known, sampled.ids, sampled.logprobs)
+        if fault is None:
+            return known
+        flags = tuple(sorted({*flags, TurnFlag.IMPLAUSIBLE}))
+        return msgspec.structs.replace(known, flags=flags, error=known.error or fault)
 
     def _flags(
         self,

@@ -15,7 +15,7 @@ from rolltape.tape.journal.entries import EndedRollout, LoggedEvent, StartedSess
 from rolltape.tape.journal.ticks import running_loop
 from rolltape.tape.journal.writing import Journal, Ticket
 from rolltape.tape.recording.arrays import as_ids
-from rolltape.tape.recording.fields import as_member, as_settings, as_text
+from rolltape.tape.recording.fields import as_count, as_member, as_settings, as_text
 from rolltape.tape.recording.intake import SessionIntake
 from rolltape.tape.recording.session import SessionRecorder
 from rolltape.tape.run import read
@@ -90,6 +90,7 @@ class RolloutRecorder:
         tools: object = None,
         template_options: Mapping[str, Any] | None = None,
         stop_ids: object = None,
+        vocabulary: int | None = None,
         tokenizer: str | None = None,
         model: str | None = None,
         renderer: str | None = None,
@@ -103,7 +104,9 @@ class RolloutRecorder:
         Args:
             tools: The tools that prompts declare.
             template_options: Options of the chat template.
-            stop_ids: The ids that end a reply. A reply that ends by "stop" on another id is then flagged.
+            stop_ids: The ids that end a reply. A reply that ends by "stop" on another id is then flagged, and one that
+                goes on after such an id does not train.
+            vocabulary: One more than the largest id of the tokenizer. A reply with an id beyond it does not train.
             tokenizer: Where the text of the ids can be found: a path, which may lie in the run, or a name.
             model: The model that replies, if it is not the rollout's.
             renderer: The renderer that makes prompts.
@@ -122,6 +125,8 @@ class RolloutRecorder:
                 ordinal=ordinal,
                 tool_ids_matter=bool(tool_ids_matter),
                 stop_ids=None if stop_ids is None else tuple(as_ids(stop_ids, f"{where}: stop_ids").tolist()),
+                vocabulary=None if vocabulary is None else as_count(vocabulary, f"{where}: vocabulary"),
+                flags_faults=True,
                 tokenizer=as_text(tokenizer, f"{where}: tokenizer"),
                 extra=as_settings(extra, f"{where}: extra"),
             )
