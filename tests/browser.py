@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 CHROMIUM = Path(os.environ.get("CHROMIUM", "/usr/bin/chromium"))
 _ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
 
+_PATIENCE_MS = 120_000  # other work may keep the machine busy
+
 
 @contextmanager
 def browser_page(*, width: int = 1400, height: int = 1600) -> "Iterator[Page]":
     """A fresh page; whatever it asks of another machine is refused, and fails the test."""
     if not CHROMIUM.is_file():
         pytest.skip(f"{CHROMIUM} is not there; `make test` installs it")
-    from playwright.sync_api import Route, sync_playwright
+    from playwright.sync_api import Route, expect, sync_playwright
 
     outside: list[str] = []
 
@@ -35,6 +37,8 @@ def browser_page(*, width: int = 1400, height: int = 1600) -> "Iterator[Page]":
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=_ARGUMENTS)
         page = browser.new_page(viewport={"width": width, "height": height})
         page.route("**/*", only_here)
+        page.set_default_timeout(_PATIENCE_MS)
+        expect.set_options(timeout=_PATIENCE_MS)
         try:
             yield page
         finally:

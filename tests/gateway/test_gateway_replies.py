@@ -23,6 +23,7 @@ from rolltape.gateway.wire.chat import CHAT
 from rolltape.gateway.wire.messages import MESSAGES
 from rolltape.gateway.wire.protocol import Dialect
 from rolltape.gateway.wire.responses import RESPONSES
+from rolltape.records.rollout import EventKind
 from rolltape.records.turn import TurnFlag
 from scripted_engine import tool_call
 
@@ -265,3 +266,24 @@ async def test_a_body_that_is_compressed_is_read(run: Path) -> None:
         body = json.dumps(body_of(Api.CHAT, "hello")).encode()
         async with it.http.post(url, data=body, compress="gzip") as response:
             assert response.status == 200
+
+
+async def test_a_refused_request_and_what_was_not_applied_are_shown(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with rig(run, ["ok"]) as it:
+        opened = await it.open(max_turns=1)
+        await it.ask(opened, "hello", n=2)
+        await it.ask(opened, "hello", logit_bias={"1": 1})
+        await it.ask(opened, "more")
+        status = it.gateway.status()
+        await it.finish(opened)
+    assert status["ignored_params"] == {"logit_bias: ignored": 1}
+    rollout = rolltape.read(run).rollout(opened["rollout"])
+    refused = [event.data["status"] for event in rollout.events if event.kind == EventKind.REFUSAL]
+    assert refused == [400, 429]
+    assert rolltape_command(["show", str(run), opened["rollout"]]) == 0
+    shown = capsys.readouterr().out
+    assert "refused: 400 n is 2; send one request for each reply" in shown
+    assert "refused: 429 session" in shown
+    assert "not applied: logit_bias: ignored" in shown

@@ -36,15 +36,15 @@ export const FATE: Record<string, string> = {
 
 export const CAUSE: Record<string, string> = {
   sub_agent: "another conversation beside the first",
-  compaction: "history replaced by something shorter",
+  compaction: "history replaced by something shorter, or the request for the summary",
   retry: "the same prompt sampled again",
   sibling: "the same prompt sampled beside another reply to it",
   abandoned_reply: "continues without the reply that was given",
   reply_whitespace: "a reply came back with different white space",
-  thinking_stripped: "a reply came back without its thinking",
+  thinking_stripped: "a reply came back without its thinking, or the template left it out",
   reply_rewritten: "a reply came back changed",
   retokenized: "same messages, different tokens",
-  tools_changed: "same messages, different tools or template options",
+  tools_changed: "same conversation, different tools or template options",
   history_edited: "a message that the model did not write was changed",
 };
 
@@ -56,6 +56,7 @@ export const FLAG: Record<string, string> = {
   malformed_call: "a tool call that could not be parsed was delivered as text",
   denied_tool: "a call of a tool that the session may not use was delivered as text",
   not_token_faithful: "the engine returned text without token ids",
+  media_left_out: "images or documents in the prompt are placeholders; the model reads text only",
   nan_logprob: "the engine returned NaN, recorded as no logprob",
 };
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rolltape.gateway.turns import Begun
 
 _WINDOW_S = 60.0
+_MOST_IGNORED = 1000
 _LATENCIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 # By name: what is counted, and by which labels.
 _COUNTERS = {
@@ -39,6 +40,7 @@ class Metrics:
         self.began_at = time.time()
         self.tally: Tally[str] = Tally()  # the same counts, as `rolltape status` shows them
         self.unbridged: Tally[str] = Tally()
+        self.ignored_params: Tally[str] = Tally()  # turns by what was asked for and not applied
         self._recent: deque[tuple[float, int]] = deque()  # when a turn ended, and its sampled tokens
         self._added: deque[float] = deque(maxlen=1024)
         self._counters = {
@@ -74,6 +76,8 @@ class Metrics:
         self.count("prompts", how, begun.prompt.prefix_miss or "", shown_as=how)
         if begun.prompt.prefix_miss is not None:
             self.unbridged[begun.prompt.prefix_miss] += 1
+        if len(self.ignored_params) < _MOST_IGNORED:  # clients choose these names
+            self.ignored_params.update(set(begun.ignored_params))
         for flag in turn.facts.flags:
             self.count("flagged_turns", flag.value, shown_as=flag.value)
         if outcome.finish is Finish.STOP:

@@ -1,6 +1,7 @@
 """The gateway without HTTP: open sessions, take turns, change weights, end sessions."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -24,6 +25,7 @@ from rolltape.gateway.settings import GatewaySettings
 from rolltape.gateway.turns import Taken, Turns, resumed_from
 from rolltape.gateway.weights import Weights
 from rolltape.records.policy import cut_policy
+from rolltape.records.rollout import EventKind
 from rolltape.records.turn import Delivery
 from rolltape.samples import Linearized, linearize
 from rolltape.tape.recording.rollout import RolloutRecorder, score_data
@@ -31,6 +33,9 @@ from rolltape.tape.recording.tape import Tape
 
 log = logging.getLogger("rolltape.gateway")
 
+_MOST_REFUSALS = 32  # that are recorded of one session
+_REASON = 2000  # characters
+_MOST_IGNORED = 20  # parameters that the status lists
 _HOW_TO_OPEN = "no session: POST /sessions opens one and returns its key, or start the gateway with --open"
 
 
@@ -282,11 +287,24 @@ class Service:
             "paused": self.weights.paused,
             "counts": dict(tally),
             "unbridged": dict(metrics.unbridged),
+            "ignored_params": dict(metrics.ignored_params.most_common(_MOST_IGNORED)),
             "rates": metrics.rates(),
             "forks_per_session": tally["forks"] / max(tally["sessions"], 1),
             "engines": msgspec.to_builtins(self.pool.health()),
             "draining": self.draining,
         }
+
+    def refused(self, session_id: str, status: int, why: str) -> None:
+        """Record that a request was refused: it may be why an agent gave up. Of very many the first are kept."""
+        session = self.sessions.find(session_id)
+        if session is None or session.ended is not None or session.refusals >= _MOST_REFUSALS:
+            return
+        session.refusals += 1
+        data = {"session": session_id, "status": status, "reason": why[:_REASON]}
+        with contextlib.suppress(
+            TapeError
+        ):  # the client is to be told why it was refused, not why that is not recorded
+            session.rollout.append_event(session.rollout.encode_event(EventKind.REFUSAL, data))
 
     async def drain(self) -> None:
         """Take no more turns and wait for those in flight, as long as is allowed."""

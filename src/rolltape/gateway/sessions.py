@@ -99,6 +99,7 @@ class OpenSession:
         self.turns = 0  # begun, auxiliary ones aside
         self.task_instructions: str | None = None  # system messages of the first of them; None: there is none yet
         self.refused_turns = 0  # above the cap
+        self.refusals = 0  # of requests, as far as they are recorded
         self.attempts = Attempts()
         self.ids_json = IdsAsJson()
         self.deliveries = deliveries  # by turn, of all sessions of the rollout
@@ -189,6 +190,10 @@ class Sessions:
         self._ended[key] = f"session {session.id} is {session.ended or 'closed'}"
         while len(self._ended) > _REMEMBERED_KEYS:
             del self._ended[next(iter(self._ended))]
+
+    def find(self, session_id: str) -> OpenSession | None:
+        """An open session; None: there is none of that id."""
+        return self._by_id.get(session_id)
 
     def of_key(self, key: str) -> OpenSession | None:
         """The session that a key opens; raises SessionEnded for the key of one that is closed."""

@@ -1,10 +1,13 @@
 """A rollout in a few lines: reward terms, lengths, where its tokens went, how long it took."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from rolltape.records.rollout import EventKind, Rollout, Status
 from rolltape.records.wording import SHORT_ID, number, plural, span
 from rolltape.samples.linearize import Linearized
+
+_MOST_NAMED = 4
 
 
 def title(rollout: Rollout) -> str:
@@ -34,12 +37,26 @@ def fact_lines(made: Linearized) -> Iterator[str]:
     if outcome.stop_reason is not None:
         parts.append(f"stopped: {outcome.stop_reason}")
     yield ", ".join(parts)
+    refusals = Counter(
+        f"{event.data.get('status')} {event.data.get('reason')}"
+        for event in rollout.events
+        if event.kind == EventKind.REFUSAL
+    )
+    for why, times in refusals.most_common(_MOST_NAMED):
+        yield f"refused: {why}{_times(times, 'request')}"
+    ignored = Counter(what for turn in rollout.turns for what in turn.ignored_params)
+    for what, times in ignored.most_common(_MOST_NAMED):
+        yield f"not applied: {what}{_times(times, 'turn')}"
     fates = ", ".join(f"{tokens:,} {fate}" for fate, tokens in made.ledger.totals().items())
     running = ", as if it had ended now" if rollout.status is Status.RUNNING else ""
     yield (
         f"{plural(made.ledger.sampled, 'sampled token')}{f': {fates}' if fates else ''}; "
         f"{plural(len(made), 'sample')} under {made.policy.name}{running}"
     )
+
+
+def _times(times: int, what: str) -> str:
+    return f" ({plural(times, what)})" if times > 1 else ""
 
 
 def seconds_of(rollout: Rollout) -> float | None:

@@ -173,6 +173,7 @@ export interface Turn {
   versions: string[];
   delivery: string;
   flags: string[];
+  ignored_params?: string[];
   auxiliary: string | null;
   reward: Num;
   fates: Counts;

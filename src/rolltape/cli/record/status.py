@@ -103,6 +103,15 @@ def _print(answer: dict[str, Any]) -> None:
         ("auxiliary", counted("auxiliary"), "recorded, not trained"),
     ]
     print_table(["", "value", "note"], rows, left=["", "note"], flexible=["note"])
+    if ignored := answer.get("ignored_params"):
+        print_line("")
+        by_turns = [[what, count(times)] for what, times in ignored.items()]
+        print_table(
+            ["requested and not applied", "turns"],
+            by_turns,
+            left=["requested and not applied"],
+            flexible=["requested and not applied"],
+        )
     print_line("")
     engines = [
         [engine["name"], "up" if engine["up"] else "down", count(engine["sessions"]), engine["error"] or ""]

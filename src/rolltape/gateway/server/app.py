@@ -96,6 +96,8 @@ def _answering(service: Service) -> Middleware:
             failed = not isinstance(status, int) or status >= 400
             if isinstance(status, int) and status >= 400:
                 service.metrics.count("errors", str(status))
+                if status < 500 and SESSION in request:  # a failure of ours has a turn that says so
+                    service.refused(request[SESSION], status, _without_keys(why))
             if failed or took_s > service.settings.slow_s:
                 session = request.get(SESSION, "-")
                 log.warning(

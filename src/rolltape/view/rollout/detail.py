@@ -184,6 +184,7 @@ def _turn(placed: PlacedTurn, fates: dict[Fate, int], messages: MessageRenderer)
         "versions": list(versions),
         "delivery": facts.delivery.value,
         "flags": [flag.value for flag in facts.flags],
+        "ignored_params": turn.ignored_params,
         "auxiliary": facts.auxiliary,
         "reward": facts.reward,
         "sampling": facts.sampling,
