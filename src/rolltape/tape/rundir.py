@@ -204,13 +204,14 @@ def private_opener(path: str | os.PathLike[str], flags: int) -> int:
     return descriptor
 
 
-def make_private_folder(path: Path) -> None:
-    """Make a folder of a run for its owner alone, whatever the umask, and the run's own before it.
+def make_private_folder(path: Path, *, parents: bool = True) -> None:
+    """Make a folder of a run for its owner alone, whatever the umask; with `parents` the run's own before it.
 
     A folder that is there stays as it is: whoever shares a run sets its mode.
     """
-    path.parent.parent.mkdir(parents=True, exist_ok=True)
-    for folder in (path.parent, path):
+    if parents:
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+    for folder in (path.parent, path) if parents else (path,):
         with contextlib.suppress(FileExistsError):
             folder.mkdir(PRIVATE_FOLDER)
             folder.chmod(PRIVATE_FOLDER)

@@ -140,7 +140,7 @@ class IndexFile:
     def replace(self, *, keep: bool) -> None:
         """Make another generation, with all that the present one holds or empty, and have everybody use that."""
         old, old_connection = self.path, self._connection
-        make_private_folder(self.folder)  # it may be deleted at any time
+        make_private_folder(self.folder, parents=False)  # it may be deleted at any time, and the run too
         fresh = self.folder / f"index-{FORMAT}-{secrets.token_hex(6)}.sqlite"
         make_private_file(fresh)
         with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as making:

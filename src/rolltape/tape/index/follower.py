@@ -94,7 +94,7 @@ class Follower:
         """Hold the follower's lock, or go on without it if its holder shows no sign of life: all writing is safe."""
         with contextlib.ExitStack() as held:
             try:
-                make_private_folder(self._file.folder)  # it may be deleted at any time
+                make_private_folder(self._file.folder, parents=False)  # it may be deleted at any time, and the run too
                 handle = held.enter_context(open_private(self._file.lock_path, "ab"))
             except OSError:  # a full disk: this process then indexes for itself
                 yield
