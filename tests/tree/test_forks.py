@@ -331,6 +331,15 @@ def test_empty_thinking_left_out_by_the_template() -> None:
     assert only_fork(recording).cause is ForkCause.THINKING_STRIPPED
 
 
+def test_thinking_that_the_gateway_says_its_template_dropped_though_the_rest_is_tokenized_anew() -> None:
+    recording = Recording()
+    reply = {"role": "assistant", "content": "hel lo", "reasoning_content": "hm"}
+    first = recording.ask([user("u")], reply, sampled_ids=[41, 42, 0])
+    plain = recording.render([user("u"), {"role": "assistant", "content": "hello"}, user("more")])
+    recording.ask([*held(first), user("more")], "done", prompt_ids=plain, extra={"prefix_miss": "new_user_message"})
+    assert only_fork(recording).cause is ForkCause.THINKING_STRIPPED
+
+
 def test_thinking_that_the_prompt_opened_is_left_out_by_the_template() -> None:
     recording = Recording()
     asked = [*recording.render([user("u")]), 901]

@@ -11,6 +11,7 @@ from rolltape.records.jsonable import canonical_json
 from rolltape.records.messages import Message, canonical_message, content_text
 from rolltape.records.turn import Turn
 
+_THINKING_DROPPED = "new_user_message"  # why the gateway rendered a prompt: its template drops thinking there
 _EXCERPT_CHARACTERS = 80
 _EXCERPT_TOKENS = 12
 _OPENING = 8  # tokens that open an assistant's message and its thinking, at most
@@ -44,6 +45,8 @@ def spellings(message: Message, *, as_echo: bool = False) -> list[bytes]:
 
 def drift_cause(before: Turn, after: Turn, shared: int) -> ForkCause:
     """Why ids depart though the messages are equal: thinking left out by the template, or another tokenization."""
+    if after.prefix_miss == _THINKING_DROPPED:
+        return ForkCause.THINKING_STRIPPED
     reply = before.reply
     start = len(before.prompt_tokens)
     # A prompt may open the thinking itself. A reply whose thinking is empty shows none, but begins with its marks.

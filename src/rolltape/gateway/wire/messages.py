@@ -34,9 +34,11 @@ _HARMLESS_BETAS = (
     "extended-cache-ttl",
     "fine-grained-tool-streaming",
     "interleaved-thinking",
+    "mid-conversation-system",
     "oauth",
     "prompt-caching",
     "structured-outputs",
+    "thinking-token-count",
     "token-counting",
     "tool-search-tool",
 )
