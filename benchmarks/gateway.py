@@ -30,7 +30,10 @@ _SESSIONS, _TURNS, _LAST_BODY = 8, 30, 66 * 1024
 _CONTEXT = 100_000
 _ADMIN_KEY = "benchmark"
 _MANY_SESSIONS, _IN_FLIGHT, _MANY_TURNS = 1_000, 64, 20_000
+_ROUNDS = 3
 _REPLY = "I look at the next file and see what it holds."
+_CALL = {"name": "read_file", "arguments": '{"path": "next"}'}
+_CALL_TEXT = '<tool_call>\n{"name": "read_file", "arguments": {"path": "next"}}\n</tool_call>'
 
 
 def figures() -> Iterable[Figure]:
@@ -41,6 +44,7 @@ def figures() -> Iterable[Figure]:
     ids = [*tokenizer.encode(_REPLY, add_special_tokens=False).ids, prompts.stop_ids[0]]
     with served([sys.executable, "-m", "benchmarks.instant", ",".join(map(str, ids))]) as engine:
         yield from _context_figures(folder, prompts, engine)
+        yield from _user_figures(folder, tokenizer, prompts.stop_ids[0], engine)
         yield from _peer_figures(folder, engine)
         yield from _many_figures(folder, engine)
 
@@ -113,6 +117,28 @@ async def _long_conversation(url: str) -> tuple[tuple[float, float], list[dict[s
     return (float(np.median(near)), float(np.median([seconds for _, seconds in took[-9:]]))), messages[:-2], tokens
 
 
+def _user_figures(folder: Path, tokenizer: Tokenizer, stop_id: int, engine: str) -> Iterable[Figure]:
+    """Conversations in which the user speaks each time, against such with tool results; the template may think."""
+    call_ids = [*tokenizer.encode(_CALL_TEXT, add_special_tokens=False).ids, stop_id]
+    bodies = {False: _bodies(), True: _bodies(tools=True)}
+    took: dict[bool, list[float]] = {False: [], True: []}
+    with (
+        served([sys.executable, "-m", "benchmarks.instant", ",".join(map(str, call_ids))]) as calling,
+        _gateway(folder, engine, "--thinking") as (talked_to, run),
+        _gateway(folder, calling, "--thinking") as (worked_for, other_run),
+    ):
+        for round_ in range(_ROUNDS):  # in turns, so that what else the machine does falls on both
+            for tools, url in ((False, talked_to), (True, worked_for)):
+                took[tools].append(asyncio.run(_drive(url, bodies[tools], f"{round_}", ours=True)))
+    for one in (run, other_run):
+        shutil.rmtree(one.parent)
+    user_s, tool_s = (min(took[tools]) for tools in (False, True))
+    turns, note = _SESSIONS * _TURNS, "no reply has thinking, and the template would keep it until the user speaks"
+    yield Figure("turns a second, user messages", turns / user_s, "/s", note=note)
+    yield Figure("turns a second, tool results", turns / tool_s, "/s")
+    yield Figure("user messages / tool results", tool_s / user_s, "×", 0.9, at_most=False)
+
+
 def _peer_figures(folder: Path, engine: str) -> Iterable[Figure]:
     """Turns a second and bytes on disk, of ours and of `rllm-model-gateway` as it comes."""
     bodies = _bodies()
@@ -171,14 +197,22 @@ async def _long_run(url: str, run: Path) -> tuple[float, float]:
     return early, _rss_mb(pid)
 
 
-def _bodies(turns: int = _TURNS, last: int = _LAST_BODY) -> list[bytes]:
-    """Each turn's whole history: one reply and one more message a turn, up to the size of the last."""
+def _bodies(turns: int = _TURNS, last: int = _LAST_BODY, *, tools: bool = False) -> list[bytes]:
+    """Each turn's whole history: one reply and one more message a turn, up to the size of the last.
+
+    `tools`: replies call a tool, and the messages are its results.
+    """
     texts = _file_texts(last // turns - 180)
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Read every file of the project."}]
     bodies = []
-    for _ in range(turns):
+    for number in range(turns):
         bodies.append(json.dumps({"model": "m", "messages": messages}).encode())
-        messages += [{"role": "assistant", "content": _REPLY}, {"role": "user", "content": next(texts)}]
+        call = {"id": f"call_{number}", "type": "function", "function": _CALL}
+        if tools:
+            messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+            messages.append({"role": "tool", "tool_call_id": f"call_{number}", "content": next(texts)})
+        else:
+            messages += [{"role": "assistant", "content": _REPLY}, {"role": "user", "content": next(texts)}]
     return bodies
 
 
@@ -228,10 +262,10 @@ async def _post(client: aiohttp.ClientSession, url: str, body: bytes) -> dict[st
 
 
 @contextlib.contextmanager
-def _gateway(folder: Path, engine: str) -> Iterator[tuple[str, Path]]:
+def _gateway(folder: Path, engine: str, thinking: str = "--no-thinking") -> Iterator[tuple[str, Path]]:
     run = Path(tempfile.mkdtemp()) / "run"
     command = [sys.executable, "-m", "rolltape.cli", "serve", str(run), "--engine", f"sglang:{engine}"]
-    options = ["--model", str(folder), "--renderer", "qwen3", "--no-thinking", "--port", "0", "--admin-key", _ADMIN_KEY]
+    options = ["--model", str(folder), "--renderer", "qwen3", thinking, "--port", "0", "--admin-key", _ADMIN_KEY]
     with served([*command, *options], pid_file=run.parent / "pid") as url:
         yield url, run
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from prompts.conversing import ASKED, HEARD, LOOK, SYSTEM, TINY, called
+from prompts.conversing import ASKED, HEARD, LOOK, SYSTEM, TINY, TOLD, called
 from rolltape.errors import CheckpointError
 from rolltape.gateway.prompts import ChatPrompts, PromptIds, families
-from rolltape.gateway.prompts.families import READS_PROMPT_END
+from rolltape.gateway.prompts.families import READS_PROMPT_END, RENDERS_IN_PARTS
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer
 from rolltape.records.turn import TokenChain
 
@@ -80,6 +80,36 @@ def test_the_end_of_a_prompt_does_for_the_whole(
         if isinstance(got, PromptIds) and whole is not None:
             assert prompt.tolist() + reply + got.ids.tolist() == whole.token_ids
             assert len(got.message_starts or ()) == len(new)
+
+
+KOELN = {"city": "Köln"}
+MUSED = TOLD | {"reasoning_content": "hm"}
+LATE = {"role": "system", "content": "Hurry."}
+# (what stays, of which the last messages are read again; what is rendered anew)
+PARTS: list[tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]] = [
+    ([SYSTEM], [ASKED], [MUSED, ASKED]),
+    ([], [ASKED], [MUSED, ASKED]),
+    ([SYSTEM, ASKED, TOLD], [ASKED], [called(KOELN, thinking="hm"), HEARD, MUSED, ASKED, ASKED]),
+    ([SYSTEM, ASKED, TOLD], [ASKED], [called(KOELN), HEARD, called(KOELN, KOELN, thinking="hm"), HEARD, HEARD, ASKED]),
+    ([SYSTEM, ASKED, called(KOELN), HEARD, MUSED], [ASKED, LATE], [TOLD, ASKED, LATE]),
+    ([SYSTEM, ASKED, called(KOELN)], [HEARD, ASKED], [called(KOELN, content="So.", thinking="hm"), HEARD, ASKED]),
+]
+
+
+@pytest.mark.parametrize("family", sorted(RENDERS_IN_PARTS))
+@pytest.mark.parametrize("tools", [[LOOK], None], ids=["tools", "no tools"])
+def test_a_part_of_a_prompt_is_rendered_as_in_the_whole(
+    family: str, tools: list[dict[str, Any]] | None, scratch: Path
+) -> None:
+    prompts = loaded(family, folder_for(family, scratch))
+    for stays, before, after in PARTS:
+        held = prompts.render([*stays, *before], tools, None).ids
+        whole = prompts.render([*stays, *before, *after], tools, None)
+        got = prompts.splice(TokenChain(held), before, after, None)
+        assert got is not None
+        assert held[: got.kept].tolist() + got.new.ids.tolist() == whole.ids.tolist()
+        assert whole.message_starts is not None
+        assert got.starts == whole.message_starts[len(stays) + len(before) :]
 
 
 def test_calls_under_ids_of_the_models_own_keep_them(scratch: Path) -> None:

@@ -3,7 +3,7 @@
 import enum
 import itertools
 import marshal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ class HistoryMatch(NamedTuple):
     messages: list[Message]
     turn: Turn | None  # the turn whose reply it ends in, apart from new messages; None: see prefix_miss
     new: int  # how many messages at the end are new after that turn
+    replies: Mapping[int, Turn]  # by the place of their message: those of the messages that were sampled here
     prefix_miss: PrefixMiss | None
     echoes: tuple[EchoRule, ...]
 
@@ -49,21 +50,41 @@ class History:
 
     def __init__(self, *, tool_ids_matter: bool = False) -> None:
         self._tree = Tree(tool_ids_matter=tool_ids_matter)
+        self._starts: dict[int, tuple[Turn | None, tuple[int, ...] | None]] = {}  # by sequence number; see `add`
         self._begun = 0  # conversations that start from nothing sampled
         self._messages: dict[bytes, Message] = {}  # by a digest of their value: most of a history came before
         self._roots: dict[bytes, Root] = {}
         self._aliases: dict[tuple[Node, int, bytes], tuple[Node, tuple[EchoRule, ...]]] = {}
 
-    def add(self, turn: Turn) -> bool:
-        """Take a recorded turn in; whether the session forked there, going on beside what it had."""
+    def add(self, turn: Turn, after: Turn | None, starts: tuple[int, ...] | None) -> bool:
+        """Take a recorded turn in; whether the session forked there, going on beside what it had.
+
+        `starts` are those of its prompt's messages, or of the new ones in what is new `after` an earlier turn.
+        """
+        self._starts[turn.sequence] = after, starts
         placed = self._tree.add(turn)
         if placed.parent is not None:
             return len(placed.parent.children) > 1
         self._begun += 1
         return self._begun > 1
 
+    def message_starts(self, turn: Turn) -> list[int] | None:
+        """Where each message of a turn's prompt begins; None: it is not known."""
+        parts: list[list[int]] = []
+        at: Turn | None = turn
+        while at is not None:
+            after, starts = self._starts.get(at.sequence, (None, None))
+            if starts is None:
+                return None
+            held = 0 if after is None else len(after.tokens)
+            reply = [] if after is None or after.reply is None else [len(after.prompt_tokens)]
+            parts.append([*reply, *(held + start for start in starts)])
+            at = after
+        return list(itertools.chain.from_iterable(reversed(parts)))
+
     def close(self) -> None:
         """Let go of the tree."""
+        self._starts.clear()
         self._tree.take_apart()
         self._aliases.clear()
 
@@ -74,14 +95,14 @@ class History:
         node = self._tree.roots.get(root.digest)
         if node is None:
             miss = PrefixMiss.TOOLS_CHANGED if self._tree.turns else PrefixMiss.FIRST_TURN
-            return HistoryMatch(root, given, None, len(given), miss, ())
+            return HistoryMatch(root, given, None, len(given), {}, miss, ())
         return self._followed(root, node, given)
 
     def _followed(self, root: Root, node: Node, given: list[Message]) -> HistoryMatch:
         read: list[Message] = []
         rules: list[EchoRule] = []
         apart: Message | None = None  # a reply whose text is still to come, as the assistant's next message
-        held: tuple[Turn, int] | None = None
+        replies: dict[int, Turn] = {}
         known = True
         for message in given:
             if apart is not None and _is_assistant(message):
@@ -104,10 +125,11 @@ class History:
             if below is not None:
                 node = below
                 if node.replies:
-                    held = (_continued(node, message), len(read))
-        if held is not None and not any(_is_assistant(message) for message in read[held[1] :]):
-            return HistoryMatch(root, read, held[0], len(read) - held[1], None, tuple(rules))
-        return HistoryMatch(root, read, None, len(read), self._prefix_miss(node, read), tuple(rules))
+                    replies[len(read) - 1] = _continued(node, message)
+        last = max(replies, default=None)
+        if last is not None and not any(map(_is_assistant, read[last + 1 :])):
+            return HistoryMatch(root, read, replies[last], len(read) - last - 1, replies, None, tuple(rules))
+        return HistoryMatch(root, read, None, len(read), replies, self._prefix_miss(node, read), tuple(rules))
 
     def _prefix_miss(self, node: Node, read: list[Message]) -> PrefixMiss:
         """Why the first message that the session does not know is not held."""

@@ -72,7 +72,7 @@ class Metrics:
         self.tally[f"finish_{outcome.finish.value}"] += 1
         self.tally["auxiliary"] += begun.auxiliary is not None
         self.count("sampled_tokens", by=sampled)
-        how = "bridged" if begun.prompt.after is not None else "rendered"
+        how = begun.prompt.how
         self.count("prompts", how, begun.prompt.prefix_miss or "", shown_as=how)
         if begun.prompt.prefix_miss is not None:
             self.unbridged[begun.prompt.prefix_miss] += 1

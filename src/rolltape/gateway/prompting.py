@@ -1,55 +1,137 @@
 """Build the prompt's ids: held ids extended by the new messages, or the whole conversation rendered."""
 
 import asyncio
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
-from rolltape.gateway.history import HistoryMatch
+from rolltape.gateway.history import History, HistoryMatch
 from rolltape.gateway.prompts import BridgeRefusal, ChatPrompts, PromptIds
+from rolltape.records.messages import Message, Role, content_text
 from rolltape.records.turn import NO_IDS, Ids, Turn
 
 # Rendering less than this takes about a millisecond, which is less than a thread costs; more is kept off the loop.
 _INLINE_CHARS = 4096
+_REASONING = b'"reasoning'  # in a message's JSON: it has thinking, or speaks of it, which costs time and no more
 
 
 class Prompt(NamedTuple):
     """The ids to continue, and how they were come by."""
 
     ids: Ids
-    after: Turn | None  # the turn whose ids it extends; None: rendered in full
-    new: PromptIds  # what follows that turn's ids, or all of them
+    after: Turn | None  # the turn whose ids it extends; None: rendered, in full or from a reply on
+    new: PromptIds  # what follows ids that are held; without `after`, its starts are those of all messages
     prefix_miss: str | None  # why it does not extend held ids; None: it does
 
     @property
     def held_tokens(self) -> int:
         return len(self.ids) - len(self.new.ids)
 
+    @property
+    def how(self) -> str:
+        """How it was made: `bridged`, `rendered` in full, or `spliced`, with the start of an earlier prompt."""
+        return "bridged" if self.after is not None else "spliced" if self.held_tokens else "rendered"
+
 
 async def build_prompt(
-    place: HistoryMatch, prompts: ChatPrompts, tools: list[dict[str, Any]] | None, thinking: bool | None
+    place: HistoryMatch,
+    history: History,
+    prompts: ChatPrompts,
+    tools: list[dict[str, Any]] | None,
+    thinking: bool | None,
 ) -> Prompt:
-    """The prompt for a history; raises BadRequest for messages that cannot be rendered."""
+    """The prompt for a history; raises BadRequest for messages that cannot be rendered.
+
+    Held ids are extended by the new messages. Where the template drops thinking that is held, all from the first such
+    reply on is rendered anew; otherwise the whole.
+    """
     miss: str | None = place.prefix_miss
     if place.turn is not None:
-        turn = place.turn
-        new = place.messages[len(place.messages) - place.new :]
-        size = sum(len(message.raw) for message in new)
-        messages = [message.to_dict() for message in new]
-        bridged = await _run(size, prompts.bridge, turn.prompt_tokens, turn.sampled_ids, messages, tools, thinking)
+        bridged = await _bridged(place, place.turn, prompts, tools, thinking)
         if not isinstance(bridged, BridgeRefusal):
-            return Prompt(np.concatenate([turn.tokens.to_numpy(), bridged.ids]), turn, bridged, None)
+            return Prompt(np.concatenate([place.turn.tokens.to_numpy(), bridged.ids]), place.turn, bridged, None)
         miss = bridged
-    size = sum(len(message.raw) for message in place.messages)
-    messages = [message.to_dict() for message in place.messages]
-    rendered = await _run(size, prompts.render, messages, tools, thinking)
+        if bridged is BridgeRefusal.NEW_USER_MESSAGE and (spliced := await _spliced(place, history, prompts, thinking)):
+            return spliced
+    rendered = await _run(_size(place.messages), prompts.render, _dicts(place.messages), tools, thinking)
     return Prompt(rendered.ids, None, rendered, miss)
+
+
+async def _bridged(
+    place: HistoryMatch, turn: Turn, prompts: ChatPrompts, tools: list[dict[str, Any]] | None, thinking: bool | None
+) -> PromptIds | BridgeRefusal:
+    given = place.messages[len(place.messages) - place.new :]
+    new = _dicts(given)
+    nothing = prompts.drops_thinking(new, thinking) and not any(
+        _has_thinking(place, at, prompts) for at in reversed(_replies_since_user(place))
+    )
+    bridge = partial(prompts.bridge, nothing_to_drop=nothing)
+    made: PromptIds | BridgeRefusal = await _run(
+        _size(given), bridge, turn.prompt_tokens, turn.sampled_ids, new, tools, thinking
+    )
+    return made
+
+
+async def _spliced(place: HistoryMatch, history: History, prompts: ChatPrompts, thinking: bool | None) -> Prompt | None:
+    """The prompt of the first reply since the last user message, and from there on what is rendered anew."""
+    first = _replies_since_user(place)[0]
+    turn = place.replies.get(first)
+    if turn is None:
+        return None
+    messages = place.messages
+    begin = next((at + 1 for at in range(first - 1, -1, -1) if messages[at].role is Role.ASSISTANT), 0)
+    while begin < first and messages[begin].role in (Role.SYSTEM, Role.DEVELOPER):
+        begin += 1  # at the start of a prompt these are rendered with the tools
+    if begin == first:
+        return None
+    before, after = _dicts(messages[begin:first]), _dicts(messages[first:])
+    made = await _run(_size(messages[begin:]), prompts.splice, turn.prompt_tokens, before, after, thinking)
+    if made is None:
+        return None
+    starts = history.message_starts(turn)
+    ids = np.concatenate([turn.prompt_tokens.slice(0, made.kept), made.new.ids])
+    known = None if starts is None or len(starts) != first else (*starts, *made.starts)
+    return Prompt(ids, None, msgspec.structs.replace(made.new, message_starts=known), BridgeRefusal.NEW_USER_MESSAGE)
+
+
+def _replies_since_user(place: HistoryMatch) -> list[int]:
+    """The places of the replies that came after the last user message, the new ones aside."""
+    found: list[int] = []
+    for at in range(len(place.messages) - place.new - 1, -1, -1):
+        message = place.messages[at]
+        if message.role is Role.USER and not _is_tool_response(message):
+            break
+        if message.role is Role.ASSISTANT:
+            found.append(at)
+    return found[::-1]
+
+
+def _is_tool_response(message: Message) -> bool:
+    """Whether a user message holds a tool's result, as some agents write it. Qwen's templates drop nothing there."""
+    text = content_text(message.to_dict().get("content")).strip()
+    return text.startswith("<tool_response>") and text.endswith("</tool_response>")
+
+
+def _has_thinking(place: HistoryMatch, at: int, prompts: ChatPrompts) -> bool:
+    turn = place.replies.get(at)
+    return _REASONING in place.messages[at].raw or (turn is not None and prompts.has_thinking(turn.sampled_ids))
 
 
 def resume_prompt(interrupted: Turn) -> Prompt:
     """The prompt and what was sampled of a reply that nobody waited for, to go on from."""
     nothing = PromptIds(ids=NO_IDS, message_starts=())
     return Prompt(interrupted.tokens.to_numpy(), interrupted, nothing, None)
+
+
+def _dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    return [message.to_dict() for message in messages]
+
+
+def _size(messages: Sequence[Message]) -> int:
+    return sum(len(message.raw) for message in messages)
 
 
 async def _run(size: int, work: Any, *args: Any) -> Any:

@@ -112,7 +112,7 @@ class Turns:
         options = self._prompts.template_options(thinking)
         place = session.history.place(ask, tools, options)
         if resumed is None:
-            prompt = await build_prompt(place, self._prompts, tools, thinking)
+            prompt = await build_prompt(place, session.history, self._prompts, tools, thinking)
         else:
             prompt = resume_prompt(resumed.turn)
         sampled = 0 if resumed is None else len(resumed.sampled_ids)
@@ -169,7 +169,9 @@ class Turns:
         outcome = await self._outcome(begun, stretches, failure)
         turn = await self._recorded(begun, stretches, outcome, failure, caller.engine_errors)
         # Nothing goes on from a side request, and what comes after one has not forked.
-        forked = begun.auxiliary is None and begun.session.history.add(turn)
+        forked = begun.auxiliary is None and begun.session.history.add(
+            turn, begun.prompt.after, begun.prompt.new.message_starts
+        )
         self._metrics.turn(begun, turn, outcome, engine_s, forked=forked)
         if failure is not None:
             raise EngineFailed(failure)
@@ -300,7 +302,7 @@ def _extra(begun: Begun, stretches: list[Stretch], outcome: ReplyOutcome, engine
         "api": begun.ask.api.value,
         "model_asked": begun.ask.model,
         "metadata": begun.ask.metadata,
-        "prompt": "bridged" if begun.prompt.after is not None else "rendered",
+        "prompt": begun.prompt.how,
         "prefix_miss": begun.prompt.prefix_miss,
         "echoes": [rule.value for rule in dict.fromkeys(begun.place.echoes)],
         "ignored_params": list(begun.ignored_params),

@@ -8,7 +8,7 @@ import numpy as np
 
 from rolltape.gateway.prompts.families import DEFAULT, Chat, Renderer, Tools
 from rolltape.gateway.prompts.messages import Prepared
-from rolltape.records.turn import Ids
+from rolltape.records.turn import Ids, TokenChain, common_prefix
 
 
 class BridgeRefusal(enum.StrEnum):
@@ -55,6 +55,36 @@ def bridge(
     ids = np.asarray(given.token_ids[held:], dtype=np.int32)
     starts = message_starts(given.message_indices[held:], new.places)
     return PromptIds(ids=ids, message_starts=starts, special_text=new.special_text, folded=new.folded)
+
+
+class SplicedIds(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A prompt that keeps the first ids of an earlier one."""
+
+    kept: int  # ids of the earlier prompt
+    new: PromptIds  # what follows them
+    starts: tuple[int, ...]  # of the messages after those of the earlier prompt, in the whole
+
+
+def splice(renderer: Renderer, held: TokenChain, before: Prepared, whole: Prepared, messages: int) -> SplicedIds | None:
+    """Render what follows a held prompt anew: `whole` is `before`, the last of its messages, and all that follows.
+
+    `messages` are those of `before` as they came. None: the held prompt does not end as these are rendered.
+    """
+    try:
+        known = renderer.render(before.messages, tools=None, add_generation_prompt=True)
+        again = renderer.render(whole.messages, tools=None, add_generation_prompt=True)
+    except Exception:  # noqa: BLE001 - it refuses with errors of many kinds; rendering the whole tells what is wrong
+        return None
+    first = message_starts(known.message_indices, before.places)[0]
+    end = np.asarray(known.token_ids, dtype=np.int32)
+    if not np.array_equal(held.slice(len(held) - len(end) + first), end[first:]):
+        return None
+    ids = np.asarray(again.token_ids, dtype=np.int32)
+    shared = common_prefix(end, ids)
+    kept = len(held) - len(end) + shared
+    starts = message_starts(again.message_indices, whole.places)[messages:]
+    new = PromptIds(ids=ids[shared:], message_starts=None, special_text=whole.special_text, folded=whole.folded)
+    return SplicedIds(kept=kept, new=new, starts=tuple(start + kept - shared for start in starts))
 
 
 def _refused_unasked(name: str, new: Chat) -> BridgeRefusal | None:

@@ -1,5 +1,6 @@
 """The prompts of one model folder: render or extend messages to ids, and parse replies."""
 
+import re
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -9,9 +10,17 @@ import numpy as np
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.prompts import bridging, reply
-from rolltape.gateway.prompts.bridging import BridgeRefusal, PromptIds, message_starts
+from rolltape.gateway.prompts.bridging import BridgeRefusal, PromptIds, SplicedIds, message_starts
 from rolltape.gateway.prompts.choosing import choose, renders_call_ids, takes_system_anywhere
-from rolltape.gateway.prompts.families import DEFAULT, READS_PROMPT_END, Renderer, Tools, make, version
+from rolltape.gateway.prompts.families import (
+    DEFAULT,
+    READS_PROMPT_END,
+    RENDERS_IN_PARTS,
+    Renderer,
+    Tools,
+    make,
+    version,
+)
 from rolltape.gateway.prompts.messages import Prepared, prepared
 from rolltape.gateway.prompts.reply import Parsed
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer, SpecialText
@@ -20,6 +29,9 @@ from rolltape.records.turn import Ids, TokenChain
 Retention = Literal["template", "tool_cycle", "all"]
 Messages = Sequence[dict[str, Any]]
 
+_TOOL_CYCLE = "tool_cycle"  # thinking is kept until the next user message
+# Any family's mark of thinking. A text that merely speaks of it is treated as thinking, which costs time and no more.
+_THINKING = re.compile(r"<\|?/?(?:think|thought|channel)|◁/?think")
 _PROMPT_END = 64  # ids: more than any family's generation prompt
 
 
@@ -49,6 +61,12 @@ class ChatPrompts:
         settings: list[bool | None] = [None] if choice.thinking_option is None else [None, True, False]
         self._renderers = {
             on: make(choice.name, tokenizer, **choice.options, **kept, **self._switch(on)) for on in settings
+        }
+        # These bridge over user messages, too: right where there is no thinking to drop.
+        self._keeping = {
+            on: make(choice.name, tokenizer, **choice.options, **self._switch(on), thinking_retention="all")
+            for on, renderer in self._renderers.items()
+            if renderer.effective_thinking_retention == _TOOL_CYCLE
         }
         by_default = self._renderers[None]
         self._options: dict[str, Any] = dict(kept)
@@ -105,12 +123,48 @@ class ChatPrompts:
         )
 
     def bridge(
-        self, held_prompt: TokenChain, reply_ids: Ids, new_messages: Messages, tools: Tools, thinking: bool | None
+        self,
+        held_prompt: TokenChain,
+        reply_ids: Ids,
+        new_messages: Messages,
+        tools: Tools,
+        thinking: bool | None,
+        *,
+        nothing_to_drop: bool = False,
     ) -> PromptIds | BridgeRefusal:
-        """The ids that follow a held prompt and its reply; costs what is new, for families that allow it."""
+        """The ids that follow a held prompt and its reply; costs what is new, for families that allow it.
+
+        `nothing_to_drop`: no reply since the last user message has any thinking.
+        """
         new = self._prepared(new_messages, opening=False)
         end = self._prompt_end(held_prompt)
-        return bridging.bridge(self._choice.name, self._renderer(thinking), end, reply_ids, new, tools or None)
+        renderer = self._renderer(thinking)
+        if nothing_to_drop:
+            renderer = self._keeping.get(self._setting(thinking), renderer)
+        return bridging.bridge(self._choice.name, renderer, end, reply_ids, new, tools or None)
+
+    def splice(
+        self, held_prompt: TokenChain, before: Messages, after: Messages, thinking: bool | None
+    ) -> SplicedIds | None:
+        """The held prompt up to its end, then the reply to it as a message and what follows, rendered anew.
+
+        `before` are the messages between the reply before that and this one; `after` begins with this one. None: for
+        this family, or for these messages, only the whole can be rendered.
+        """
+        if self._choice.name not in RENDERS_IN_PARTS:
+            return None
+        renderer, messages = self._renderer(thinking), [*before, *after]
+        known, whole = (self._prepared(some, opening=False) for some in (before, messages))
+        return bridging.splice(renderer, held_prompt, known, whole, len(before))
+
+    def drops_thinking(self, new_messages: Messages, thinking: bool | None) -> bool:
+        """Whether these messages have earlier thinking dropped from the prompt."""
+        on = self._setting(thinking)
+        return on in self._keeping and any(message["role"] == "user" for message in new_messages)
+
+    def has_thinking(self, reply_ids: Ids) -> bool:
+        """Whether a reply has thinking, be it empty."""
+        return _THINKING.search(self.decode(reply_ids)) is not None
 
     def parse(
         self,

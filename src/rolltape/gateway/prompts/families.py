@@ -29,6 +29,22 @@ READS_PROMPT_END = frozenset(
         "qwen3.8",
     }
 )
+# These render a reply and what follows it alike, whatever comes before the messages that it answers. Held by a test.
+RENDERS_IN_PARTS = frozenset(
+    {
+        "glm-4.5",
+        "glm-5",
+        "glm-5.1",
+        "kimi-k2.5",
+        "minimax-m2",
+        "nemotron-3",
+        "nemotron-3-ultra",
+        "nemotron-3.5",
+        "qwen3",
+        "qwen3.5",
+        "qwen3.6",
+    }
+)
 # Its encoding comes from a package that fetches its vocabulary, so it is never tried unasked.
 _ONLY_BY_NAME = frozenset({DEFAULT, "gpt-oss"})
 
