@@ -30,10 +30,11 @@ $(BIN)/python:
 	$(PIP) --editable .
 	@touch $@
 
-# verl asks for inference engines, which its types and its loss do without.
+# verl asks for inference engines, which its types and its loss do without; xgrammar asks for triton, which its grammars do
+# without.
 .venv/.installed-dev: .venv/.installed
 	$(PIP) --editable '.[dev]'
-	$(PIP) --no-deps 'verl==0.9.1'
+	$(PIP) --no-deps 'verl==0.9.1' 'xgrammar==0.2.8' 'apache-tvm-ffi==0.1.15.post2'
 	@touch $@
 
 setup: .venv/.installed-dev

@@ -24,6 +24,7 @@ _MARKERS = {
     "tinker": "torch",
     "trl": "torch",
     "verl": "torch",
+    "xgrammar": "torch",
     "rolltape.tokens.derive": "torch",
     "rolltape.tokens.exporter": "torch",
     "rolltape.tokens.snapshot": "torch",

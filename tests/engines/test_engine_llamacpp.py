@@ -1,15 +1,18 @@
 """llama.cpp's own server, on a GGUF of the shipped model, behind the engine protocol."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
 from engines.wanted import generation
 from rolltape.errors import EngineFault, EngineUnreachable
+from rolltape.gateway.constraints import Constraint
 from rolltape.gateway.engines.llamacpp import LlamaCppEngine, placed
 from rolltape.gateway.engines.protocol import Engine, Generated
 from rolltape.records.turn import Finish, LogprobKind
@@ -53,6 +56,18 @@ async def test_facts_are_the_servers(url: str) -> None:
     assert facts.model is not None
     assert facts.model.endswith("model.gguf")
     assert facts.version is None
+
+
+async def test_a_schema_is_enforced(url: str, hello: list[int]) -> None:
+    wanted = generation(hello, stop_ids=[END], seed=3)
+    constraint = Constraint(fields=("response_format",), schema={"enum": ["zebra", "quagga"]})
+    engine = LlamaCppEngine(url)
+    assert constraint.needs <= engine.abilities
+    given = await engine.generate(msgspec.structs.replace(wanted, constraint=constraint))
+    await engine.close()
+    text = Tokenizer.from_file(str(shipped_model() / "tokenizer.json")).decode(given.ids.tolist())
+    assert json.loads(text) in ("zebra", "quagga")
+    assert given.constrained
 
 
 async def test_the_stop_id_stays_and_has_a_logprob(url: str, hello: list[int]) -> None:

@@ -12,7 +12,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from canned_wire import CannedServer, Refusal, call, canned, canned_server
-from rolltape.gateway.exchange import Ask, Reply, SamplingParams, ToolChoice
+from rolltape.gateway.exchange import Ask, OutputSchema, Reply, SamplingParams, ToolChoice
 from rolltape.gateway.wire.chat import CHAT
 from rolltape.records.messages import canonical_message
 from rolltape.records.turn import Finish
@@ -255,11 +255,10 @@ def test_what_cannot_be_honored_is_named() -> None:
         metadata={"a": "b"},
         **{"ö\r\nx: y": 1},
     )
-    assert ask.output_schema
+    assert ask.output_schema == OutputSchema("response_format", {"type": "object"})
+    assert ask.strict_tools == {"run"}
     assert ask.ignored_params == (
-        "tools: strict is not honored; arguments are not held to the schema",
         "chat_template_kwargs.tone: not known here; ignored",
-        "response_format: not enforced",
         "logprobs: recorded, and not sent back",
         "logit_bias: ignored",
         "verbosity: not known here; ignored",

@@ -266,4 +266,4 @@ def test_sampling_and_tools_are_read(client: Any, server: CannedServer) -> None:
         {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}},
     ]
     assert (ask.tool_choice, ask.parallel_tool_calls) == (ToolChoice("required", "run"), False)
-    assert (ask.thinking, ask.stream, ask.output_schema, ask.ignored_params) == (False, False, False, ())
+    assert (ask.thinking, ask.stream, ask.output_schema, ask.ignored_params) == (False, False, None, ())

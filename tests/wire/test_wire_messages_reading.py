@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from canned_wire import call, canned
-from rolltape.gateway.exchange import Ask, ToolChoice
+from rolltape.gateway.exchange import Ask, OutputSchema, ToolChoice
 from rolltape.gateway.wire.messages import MESSAGES
 from rolltape.records.messages import Message, Root, canonical_message
 from wire_bodies import broken, read_or_refused, refusal, reply_messages
@@ -131,16 +131,13 @@ def test_thinking(thinking: Any, wanted: bool | None, ignored_params: tuple[str,
     assert (ask.thinking, ask.ignored_params) == (wanted, ignored_params)
 
 
-def test_a_schema_for_the_output_is_reported_and_not_enforced() -> None:
+def test_a_schema_for_the_output_is_read_under_both_names() -> None:
     schema = {"type": "json_schema", "schema": {"type": "object"}}
     ask = read(output_config={"format": schema, "effort": "high"})
-    assert ask.output_schema
-    assert ask.ignored_params == (
-        "output_config.effort: the model is not told",
-        "output_config.format: the reply is not held to the schema",
-    )
-    assert read(output_format=schema).output_schema
-    assert not read(output_config={"effort": None}).output_schema
+    assert ask.output_schema == OutputSchema("output_config.format", {"type": "object"})
+    assert ask.ignored_params == ("output_config.effort: the model is not told",)
+    assert read(output_format=schema).output_schema == OutputSchema("output_format", {"type": "object"})
+    assert read(output_config={"effort": None}).output_schema is None
 
 
 def test_what_cannot_be_honored_is_said() -> None:
@@ -156,9 +153,9 @@ def test_what_cannot_be_honored_is_said() -> None:
         context_management={"edits": [{"type": "clear_tool_uses_20250919"}]},
     )
     assert [tool["function"]["name"] for tool in ask.tools or ()] == ["run"]
+    assert ask.strict_tools == {"run"}
     assert ask.ignored_params == (
         "tools: only custom ones are offered, not those of types that Anthropic defines",
-        "tools: strict is not honored; arguments are not held to the schema",
         "context_management.edits: the history is read as it is sent",
         "container: not known here; ignored",
         "mcp_servers: not known here; ignored",

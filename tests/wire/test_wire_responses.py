@@ -13,7 +13,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from canned_wire import CannedServer, Refusal, call, canned, canned_server
-from rolltape.gateway.exchange import Ask, Reply, SamplingParams, ToolChoice
+from rolltape.gateway.exchange import Ask, OutputSchema, Reply, SamplingParams, ToolChoice
 from rolltape.gateway.wire.responses import RESPONSES
 from rolltape.records.messages import canonical_message
 from rolltape.records.turn import Finish
@@ -305,8 +305,8 @@ def test_parameters_are_read() -> None:
         "required", "run"
     )
     schema = read(text={"format": {"type": "json_schema", "name": "x", "schema": {}}})
-    assert schema.output_schema
-    assert schema.ignored_params == ("text.format: not enforced",)
+    assert schema.output_schema == OutputSchema("text.format", {})
+    assert schema.ignored_params == ()
     assert read(reasoning={"effort": "none"}).thinking is False
 
 

@@ -113,6 +113,7 @@ def require_key(host: str, key: str | None, flag: str) -> None:
 
 
 if TYPE_CHECKING:
+    from rolltape.gateway.constraints import ConstrainLevel
     from rolltape.gateway.exchange import SamplingParams
     from rolltape.gateway.prompts.chat import Retention
 
@@ -163,6 +164,14 @@ class EngineOptions:
             "Earlier thinking kept in prompts: template, tool_cycle, or all (every prompt extends the last).",
         ),
     ] = None
+    constrain: Annotated[
+        str,
+        sampling_option(
+            "--constrain none|forced|all",
+            "Constrained decoding where the agent demands it: never, for required calls and JSON schemas, or for "
+            "strict tools too. Such turns do not train by default.",
+        ),
+    ] = "forced"
     force: Annotated[
         list[str] | None,
         sampling_option(
@@ -183,6 +192,15 @@ class EngineOptions:
             names = ", ".join(get_args(Retention))
             raise UsageError(f"--thinking-retention {self.thinking_retention}: unknown; use one of {names}")
         return known[self.thinking_retention]
+
+    def constrain_level(self) -> "ConstrainLevel":
+        """What --constrain names."""
+        from rolltape.gateway.constraints import ConstrainLevel
+
+        known: dict[str, ConstrainLevel] = {name: name for name in get_args(ConstrainLevel)}
+        if self.constrain not in known:
+            raise UsageError(f"--constrain {self.constrain}: unknown; use one of {', '.join(known)}")
+        return known[self.constrain]
 
     def forced_sampling(self, **named: Any) -> "SamplingParams":
         """What --force sets, and the parameters with flags of their own that are not None."""

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from rolltape.collect.environments.judge import Judge
+from rolltape.gateway.constraints import ConstrainLevel
 from rolltape.gateway.exchange import SamplingParams
 from rolltape.gateway.prompts.chat import Retention
 from rolltape.records.turn import LogprobKind
@@ -42,6 +43,7 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams = SamplingParams(temperature=1.0)  # overrides the agent
     thinking: bool | None = None
     thinking_retention: Retention | None = None
+    constrain: ConstrainLevel = "forced"  # by constrained decoding: required calls and schemas, "all", or "none"
     context_budget: int | None = None  # tokens of prompt and reply together
     allowed_tools: tuple[str, ...] | None = None
     denied_tools: tuple[str, ...] = ()
@@ -72,6 +74,7 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
 _FREE = frozenset(
     {
         *("engines", "model", "engine_key", "engine_retry_s", "logprob_kind", "routed_experts"),
+        "constrain",
         *("capture", "trace_fraction", "with_records", "with_fates", "max_concurrent", "grace_s"),
     }
 )

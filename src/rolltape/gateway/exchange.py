@@ -52,6 +52,13 @@ class ToolChoice(msgspec.Struct, frozen=True):
     name: str | None = None  # None: any
 
 
+class OutputSchema(msgspec.Struct, frozen=True):
+    """The JSON schema that the text of a reply is to follow."""
+
+    field: str  # the request's, as its client calls it
+    schema: dict[str, Any]
+
+
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """One request. Messages and tools are in chat form (OpenAI's), whatever form they came in.
 
@@ -78,7 +85,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     media: tuple[str, ...] = ()  # paths of images and the like, of which the model sees a placeholder
     metadata: dict[str, Any] | None = None  # the client's own, recorded with the turn
     deferred_tools: list[dict[str, Any]] = []  # that the model may call, and is told of within the conversation
-    output_schema: bool = False  # the reply is to follow a JSON schema; mostly a side request
+    output_schema: OutputSchema | None = None
+    strict_tools: frozenset[str] = frozenset()  # tools whose arguments are to follow their schema
     message_keys: tuple[bytes, ...] = ()  # a digest of each message, by which it is known again; (): not yet made
     repaired: bool = False  # text that was not valid Unicode was replaced
 

@@ -20,9 +20,12 @@ from rolltape.gateway.engines.retries import Retries
 from rolltape.gateway.engines.sampled import ImplausibleReply, check_generated, describe_generated
 from rolltape.gateway.settings import Patience
 from rolltape.gateway.weights import Weights
-from rolltape.records.turn import Finish
+from rolltape.records.turn import NO_IDS, Finish
 
 log = logging.getLogger("rolltape.gateway")
+
+INTERRUPTED = "not enforced after an interruption, since no engine takes up a grammar in the middle"
+_REFUSALS = frozenset({400, 422})  # statuses with which engines refuse a grammar that they cannot compile
 
 
 class Stretch(NamedTuple):
@@ -42,6 +45,7 @@ class Caller:
         self.on_leave: Callable[[], object] | None = None
         self.engine_owes_since: float | None = None  # monotonic: when it was asked, or last gave; None: nothing is owed
         self.engine_errors: list[str] = []
+        self.unconstrained: str | None = None  # why a constraint does not hold, or not to the end; None: it does
 
     @property
     def gone(self) -> bool:
@@ -95,7 +99,15 @@ class Generator:
         announced = self._weights.version
         try:
             engine = self._pool.pick(wanted.session)
-            given = await self._ask(engine, self._rest(wanted, stretches), caller)
+            rest = self._rest(wanted, stretches, engine, caller)
+            try:
+                given = await self._ask(engine, rest, caller)
+            except EngineFault as error:
+                if rest.constraint is None or error.status not in _REFUSALS:
+                    raise
+                log.warning("%s; it is asked again without a constraint", error)
+                caller.unconstrained = "the engine refused the grammar; the model is free"
+                given = await self._ask(engine, msgspec.structs.replace(rest, constraint=None), caller)
         except (EngineUnreachable, EngineFault, EngineDied) as error:
             if engine is not None:
                 self._note(engine, error, caller)
@@ -211,16 +223,21 @@ class Generator:
         except (EngineUnreachable, EngineFault, TimeoutError):
             task.cancel()
 
-    def _rest(self, wanted: Generation, stretches: list[Stretch]) -> Generation:
+    def _rest(self, wanted: Generation, stretches: list[Stretch], engine: Engine, caller: Caller) -> Generation:
         """What is still wanted after the stretches that there are, under a name of its own."""
         self._count += 1
         name = f"{wanted.id}-{self._count}"
+        so_far = np.concatenate([NO_IDS, *(stretch.given.ids for stretch in stretches)])
+        constraint = None
+        if wanted.constraint is not None and caller.unconstrained is None:
+            constraint = wanted.constraint.after(so_far)
+            if constraint is None or not constraint.needs <= engine.abilities:
+                constraint, caller.unconstrained = None, INTERRUPTED
         if not stretches:
-            return msgspec.structs.replace(wanted, id=name)
-        so_far = [stretch.given.ids for stretch in stretches]
+            return msgspec.structs.replace(wanted, id=name, constraint=constraint)
         sampling = msgspec.structs.replace(wanted.sampling, max_tokens=_room(wanted, stretches))
-        ids = np.concatenate([wanted.prompt_ids, *so_far])
-        return msgspec.structs.replace(wanted, id=name, prompt_ids=ids, sampling=sampling)
+        ids = np.concatenate([wanted.prompt_ids, so_far])
+        return msgspec.structs.replace(wanted, id=name, prompt_ids=ids, sampling=sampling, constraint=constraint)
 
 
 def _room(wanted: Generation, stretches: list[Stretch]) -> int:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from rolltape.gateway.constraints import can_cut_calls, is_met
 from rolltape.gateway.generate import Stretch
-from rolltape.gateway.prompts import ChatPrompts
+from rolltape.gateway.prompts import ChatPrompts, Parsed
 from rolltape.records.turn import Finish, Ids, Segment, TokenChain
 
 if TYPE_CHECKING:
@@ -25,6 +26,13 @@ class ReplyOutcome(NamedTuple):
     reasoning_tokens: int = 0
     malformed: bool = False  # a tool call that could not be read is delivered as the text that it is
     denied: tuple[str, ...] = ()  # tools that were called and may not be: delivered as text too
+    kept_ids: int | None = None  # of a reply that ends after its first call, since one was asked for; None: all
+    unmet: bool = False  # it is not what the request demanded
+
+    @property
+    def told_finish(self) -> Finish:
+        """How the reply ended, to its client."""
+        return self.finish if self.kept_ids is None else Finish.STOP
 
 
 def decide_finish(stretches: Sequence[Stretch], max_tokens: int) -> Finish:
@@ -47,7 +55,8 @@ def parse_outcome(
     last = stretches[-1].given if stretches else None
     stop_string = last.stop_string if last else None
     if last is not None and last.message is not None:
-        return ReplyOutcome(finish, _with_ids(last.message), stop_string)
+        message = _with_ids(last.message)
+        return ReplyOutcome(finish, message, stop_string, unmet=_is_unmet(begun, finish, message))
     ids = np.concatenate([before, *(stretch.given.ids for stretch in stretches)])
     prompt = TokenChain(begun.prompt.ids[: begun.draft.prompt_tokens])
     parsed = prompts.parse(prompt, ids, begun.ask.all_tools, begun.thinking, stop_string=stop_string)
@@ -57,6 +66,9 @@ def parse_outcome(
         parsed = prompts.parse(
             prompt, ids, begun.ask.all_tools, begun.thinking, stop_string=stop_string, calls_as_text=True
         )
+    kept_ids = _first_call_alone(begun, parsed, prompts, len(before))
+    if kept_ids is not None:
+        parsed, finish = msgspec.structs.replace(parsed, calls=parsed.calls[:1]), Finish.STOP_STRING
     call_ids = [call.native_id or f"call_{secrets.token_hex(12)}" for call in parsed.calls]
     message = parsed.to_message(call_ids)
     if not prompts.tool_ids_matter:  # else ids count in comparisons, and only those that the model sampled may
@@ -68,7 +80,22 @@ def parse_outcome(
         reasoning_tokens=parsed.reasoning_tokens,
         malformed=parsed.malformed and not denied,
         denied=denied,
+        kept_ids=kept_ids,
+        unmet=_is_unmet(begun, finish, message),
     )
+
+
+def _first_call_alone(begun: "Begun", parsed: Parsed, prompts: ChatPrompts, before: int) -> int | None:
+    """How many ids of the reply to keep where one call was asked for and there are several; None: all of them."""
+    if begun.ask.parallel_tool_calls or len(parsed.calls) < 2 or not can_cut_calls(prompts.reply_form):
+        return None
+    end = parsed.first_call_end
+    return end if end is not None and end > before else None
+
+
+def _is_unmet(begun: "Begun", finish: Finish, message: dict[str, Any]) -> bool:
+    """Whether a reply that ended by itself is not what was demanded."""
+    return finish in (Finish.STOP, Finish.STOP_STRING) and not is_met(begun.ask, message)
 
 
 def _with_ids(message: dict[str, Any]) -> dict[str, Any]:
@@ -146,8 +173,20 @@ def cut_at_stop(
     return stretches
 
 
-def _cut_stretch(stretch: Stretch, count: int, end: int, stop: str) -> Stretch:
-    """So many ids of a stretch, which then ends there by that stop string; `end` counts from the prompt's first id."""
+def keep_ids(stretches: Sequence[Stretch], prompt: int, count: int) -> list[Stretch]:
+    """The first so many ids of all stretches, which follow on a prompt of that length."""
+    kept: list[Stretch] = []
+    for stretch in stretches:
+        size = len(stretch.given.ids)
+        if count <= size:
+            return [*kept, _cut_stretch(stretch, count, prompt + count, None)]
+        kept.append(stretch)
+        prompt, count = prompt + size, count - size
+    return kept
+
+
+def _cut_stretch(stretch: Stretch, count: int, end: int, stop: str | None) -> Stretch:
+    """So many ids of a stretch, which ends there by that stop string, if any; `end` counts from the prompt's start."""
     given = stretch.given
     segments = [Segment(one.start, min(one.stop, count), one.first_version, one.last_version) for one in given.segments]
     side: dict[str, Any] = {

@@ -4,6 +4,7 @@ import warnings
 
 import msgspec
 
+from rolltape.gateway.constraints import ConstrainLevel
 from rolltape.gateway.exchange import SamplingParams
 from rolltape.gateway.prompts.chat import Retention
 
@@ -40,6 +41,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     thinking_retention: Retention | None = None  # None: as the model's template has it
     images: str = "placeholder"  # for images and documents, which the model cannot see; or "refuse" such requests
     special_text: str = "pass"  # special tokens spelled out in text: "pass", or "plain" text
+    constrain: ConstrainLevel = "forced"  # "forced" calls and schemas, "all": strict tools too, "none": nothing
     sampling: SamplingParams = SamplingParams()  # defaults for agent and session
     forced: SamplingParams = SamplingParams()  # whatever they say
     max_reply_tokens: int = 32_768  # the default, where the context leaves more room

@@ -1,6 +1,7 @@
 """One turn from request to reply: placed, prompted, generated, parsed, and durable before it is delivered."""
 
 import asyncio
+import logging
 import secrets
 import time
 from functools import partial
@@ -10,10 +11,11 @@ import msgspec
 
 from rolltape.errors import EngineError, EngineFailed
 from rolltape.gateway.auxiliary import auxiliary_reason
+from rolltape.gateway.constraints import Constraint, build_constraint, can_cut_calls
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Generation
 from rolltape.gateway.exchange import Ask, Draft, Reply, SamplingParams, Usage
-from rolltape.gateway.generate import Caller, Generator, Stretch
+from rolltape.gateway.generate import INTERRUPTED, Caller, Generator, Stretch
 from rolltape.gateway.history import HistoryMatch
 from rolltape.gateway.metrics import Metrics
 from rolltape.gateway.prompting import Prompt, build_prompt, resume_prompt
@@ -24,11 +26,14 @@ from rolltape.gateway.replies import (
     cut_at_stop,
     decide_finish,
     join_side_arrays,
+    keep_ids,
     parse_outcome,
 )
 from rolltape.gateway.sessions import OpenSession
 from rolltape.gateway.settings import GatewaySettings
 from rolltape.records.turn import NO_IDS, Delivery, Finish, Ids, Turn, TurnFlag
+
+log = logging.getLogger("rolltape.gateway")
 
 # Defaults that are recorded as applied; engines are sent the same.
 _NEUTRAL = SamplingParams(temperature=1.0, top_p=1.0)
@@ -49,6 +54,7 @@ class Begun(NamedTuple):
     resumed: "Resumed | None"  # the interrupted turn that a client's retry goes on from
     auxiliary: str | None
     ignored_params: tuple[str, ...]
+    constraint: Constraint | None  # that the engine is to enforce
     started_at: float
 
     @property
@@ -100,6 +106,7 @@ class Turns:
         self._metrics = metrics
         self._settings = settings
         self._context = context  # of the engines; None: they do not say
+        self._has_constrained = False  # any turn so far
 
     async def begin(self, session: OpenSession, ask: Ask, resumed: Resumed | None = None) -> Begun:
         """Find the prompt; raises BadRequest for what cannot be rendered. A resumed turn is its own prompt."""
@@ -121,9 +128,11 @@ class Turns:
         applied = self._settings.forced.over(spec.forced).over(asked).over(_NEUTRAL)
         limit = self._settings.max_reply_tokens if applied.max_tokens is None else applied.max_tokens
         applied = msgspec.structs.replace(applied, max_tokens=max(min(limit - sampled, room), 0))
+        offered = msgspec.structs.replace(ask, tools=tools)
+        constraint, unenforced = self._constraint(offered, prompt.ids, sampled, thinking)
         return Begun(
             session=session,
-            ask=msgspec.structs.replace(ask, tools=tools),
+            ask=offered,
             place=place,
             prompt=prompt,
             draft=Draft(
@@ -138,7 +147,8 @@ class Turns:
             thinking=thinking,
             resumed=resumed,
             auxiliary=auxiliary_reason(ask, session.task_instructions),
-            ignored_params=(*ask.ignored_params, *self._ignored_params(ask, applied), *withheld),
+            ignored_params=(*ask.ignored_params, *self._ignored_params(offered, applied), *unenforced, *withheld),
+            constraint=constraint,
             started_at=started_at,
         )
 
@@ -158,6 +168,7 @@ class Turns:
                 held_tokens=_covered(begun.prompt.after),
                 ask=begun.ask,
                 ids_json=begun.session.ids_json,
+                constraint=begun.constraint,
             )
             try:
                 await self._generator.run(wanted, caller, stretches)
@@ -167,6 +178,11 @@ class Turns:
         before = 0 if begun.resumed is None else len(begun.resumed.sampled_ids)
         stretches = cut_at_stop(stretches, begun.prompt.ids, before, begun.applied.stop or (), self._prompts.decode)
         outcome = await self._outcome(begun, stretches, failure)
+        if outcome.kept_ids is not None:
+            stretches = keep_ids(stretches, len(begun.prompt.ids), outcome.kept_ids - before)
+        if begun.constraint is not None and caller.unconstrained is not None:
+            lost = (f"{field}: {caller.unconstrained}" for field in begun.constraint.fields)
+            begun = begun._replace(ignored_params=(*begun.ignored_params, *lost))
         turn = await self._recorded(begun, stretches, outcome, failure, caller.engine_errors)
         # Nothing goes on from a side request, and what comes after one has not forked.
         forked = begun.auxiliary is None and begun.session.history.add(
@@ -186,7 +202,7 @@ class Turns:
         reply = Reply(
             draft=begun.draft,
             message=outcome.message,
-            finish=outcome.finish,
+            finish=outcome.told_finish,
             stop_string=outcome.stop_string,
             over_budget=begun.over_budget,
             usage=usage,
@@ -208,11 +224,33 @@ class Turns:
             ignored.append("messages: the last one is the assistant's; the reply follows it and does not continue it")
         if ask.media:
             ignored.append(f"{', '.join(ask.media[:4])}: shown to the model as a placeholder")
-        if ask.tool_choice.mode == "required":
-            ignored.append("tool_choice: the engine cannot force a call; the model is free")
-        if not ask.parallel_tool_calls:
+        if not ask.parallel_tool_calls and self._pool.token_faithful and not can_cut_calls(self._prompts.reply_form):
             ignored.append("parallel_tool_calls: the model is not kept from calling several")
         return ignored
+
+    def _constraint(
+        self, ask: Ask, prompt: Ids, sampled: int, thinking: bool | None
+    ) -> tuple[Constraint | None, list[str]]:
+        """What the engine is to enforce, and what of the request's demands nobody does.
+
+        The last `sampled` ids of the prompt are the reply's already.
+        """
+        if not self._pool.token_faithful:
+            return None, []  # the endpoint is given them as they came
+        begins = len(prompt) - sampled
+        mode = self._prompts.thinking_at(prompt[:begins], thinking)
+        level, abilities = self._settings.constrain, self._pool.abilities
+        found, ignored = build_constraint(ask, self._prompts.reply_form, mode, level, abilities)
+        if found is not None and not self._has_constrained:
+            self._has_constrained = True
+            log.warning(
+                "an agent's %s is enforced by constrained decoding; such turns do not train by default, and "
+                "--constrain none leaves the model free",
+                " and ".join(found.fields),
+            )
+        if found is None or (rest := found.after(prompt[begins:])) is not None:
+            return (None if found is None else rest), ignored
+        return None, [*ignored, *(f"{field}: {INTERRUPTED}" for field in found.fields)]
 
     async def _outcome(self, begun: Begun, stretches: list[Stretch], failure: str | None) -> ReplyOutcome:
         assert begun.applied.max_tokens is not None
@@ -257,7 +295,7 @@ class Turns:
             logprob_kind=last.logprob_kind if last else None,
             delivery=Delivery.UNKNOWN,
             auxiliary=begun.auxiliary,
-            flags=_flags(begun, outcome),
+            flags=_flags(begun, stretches, outcome),
             token_faithful=faithful,
             error=failure,
             started_at=begun.started_at,
@@ -284,8 +322,10 @@ def _covered(after: Turn | None) -> int:
     return min((array.stop for array in after.side.values()), default=0) if after is not None else 0
 
 
-def _flags(begun: Begun, outcome: ReplyOutcome) -> list[TurnFlag]:
+def _flags(begun: Begun, stretches: list[Stretch], outcome: ReplyOutcome) -> list[TurnFlag]:
     flags = {
+        TurnFlag.CONSTRAINED: any(stretch.given.constrained for stretch in stretches),
+        TurnFlag.UNMET_DEMAND: outcome.unmet,
         TurnFlag.MALFORMED_CALL: outcome.malformed,
         TurnFlag.DENIED_TOOL: bool(outcome.denied),
         TurnFlag.SPECIAL_TOKEN_TEXT: begun.prompt.new.special_text > 0,
@@ -307,6 +347,7 @@ def _extra(begun: Begun, stretches: list[Stretch], outcome: ReplyOutcome, engine
         "echoes": [rule.value for rule in dict.fromkeys(begun.place.echoes)],
         "ignored_params": list(begun.ignored_params),
         "denied": list(outcome.denied),
+        "cut_after_call": outcome.kept_ids is not None,
         "engine": last.engine.name if last else None,
         "cached_tokens": last.given.cached_tokens if last else None,
         "engine_errors": engine_errors,  # before the reply came, or it was given up

@@ -149,6 +149,7 @@ class TurnFlag(enum.StrEnum):
     MEDIA_LEFT_OUT = "media_left_out"  # images or documents in the prompt are placeholders: the model reads text only
     IMPLAUSIBLE = "implausible"  # what no engine can have sampled; `error` says why
     CONSTRAINED = "constrained"  # a grammar, a schema or a list of choices left the engine only some of the tokens
+    UNMET_DEMAND = "unmet_demand"  # the reply lacks the call that was required, or does not follow the schema asked for
 
 
 # Sampling parameters of engines that constrain decoding.

@@ -166,6 +166,7 @@ def collect(
         sampling=sampling,
         thinking=thinking,
         thinking_retention=engines.retention(),
+        constrain=engines.constrain_level(),
         context_budget=context_budget,
         allowed_tools=tuple(allow_tool) if allow_tool else None,
         denied_tools=tuple(deny_tool or ()),

@@ -70,6 +70,7 @@ def serve(
         renderer=engines.renderer,
         thinking=thinking,
         thinking_retention=engines.retention(),
+        constrain=engines.constrain_level(),
         images=images,
         special_text=special_text,
         forced=engines.forced_sampling(),

@@ -39,6 +39,7 @@ def make_gateway(settings: CollectSettings, tape: Tape) -> Gateway:
         model_name=model.name,
         renderer=settings.renderer,
         thinking_retention=settings.thinking_retention,
+        constrain=settings.constrain,
         patience=Patience(retry_s=settings.engine_retry_s),
     )
     return Gateway(engine=engines, tape=tape, model=model.folder, settings=gateway_settings)

@@ -1,6 +1,7 @@
 """The tiny engine behind the engine protocol: a small model in this process, with nothing to install or start."""
 
 from rolltape.errors import EngineDied, EngineFault, EngineStopped, EngineUnreachable, PromptError, SamplingError
+from rolltape.gateway.constraints import Ability
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.records.turn import Finish, LogprobKind
 from rolltape.tiny import Sampling, TinyEngine
@@ -11,6 +12,7 @@ class InProcessEngine:
 
     token_faithful = True
     applies = frozenset({"temperature", "top_p", "top_k", "seed", "max_tokens", "stop"})
+    abilities = frozenset[Ability]()
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import EngineFault
+from rolltape.gateway.constraints import Ability
 from rolltape.gateway.engines.http import HttpEngine, decoded
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.engines.sampled import parse_finish, sampled_ids, sampled_logprobs, sampling_fields
@@ -64,6 +65,7 @@ class LlamaCppEngine(HttpEngine):
 
     token_faithful = True
     applies = frozenset(SamplingParams.__struct_fields__)
+    abilities = frozenset({Ability.JSON_SCHEMA})
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
         super().__init__("llamacpp", url, api_key)
@@ -97,6 +99,7 @@ def _body(wanted: Generation) -> dict[str, Any]:
         "n_probs": 1,
         "post_sampling_probs": False,
         "cache_prompt": True,
+        **({} if wanted.constraint is None else {"json_schema": wanted.constraint.schema}),
     }
 
 
@@ -119,6 +122,7 @@ def _generated(wanted: Generation, answer: _Completion, where: str) -> Generated
         stop_string=answer.stopping_word if finish is Finish.STOP_STRING else None,
         logprob_kind=LogprobKind.RAW,
         cached_tokens=answer.timings.cache_n,
+        constrained=wanted.constraint is not None,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import EngineFault
+from rolltape.gateway.constraints import Ability
 from rolltape.gateway.engines.http import HttpEngine, PromptUsage, decoded
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.engines.sampled import parse_finish
@@ -48,6 +49,7 @@ class OpenAITextEngine(HttpEngine):
 
     token_faithful = False
     applies = _APPLIES
+    abilities = frozenset[Ability]()  # the endpoint is given the agent's own demands instead
 
     def __init__(
         self, url: str, *, api_key: str | None = None, model: str | None = None, limit_field: str = "max_tokens"
@@ -76,7 +78,7 @@ class OpenAITextEngine(HttpEngine):
         if "max_tokens" in given:
             given[self._limit_field] = given.pop("max_tokens")
         messages = [_plain_message(message) for message in ask.messages]
-        return {"model": self._model or ask.model, "messages": messages, **given, **_tools(ask)}
+        return {"model": self._model or ask.model, "messages": messages, **given, **_tools(ask), **_output_form(ask)}
 
 
 def _plain_message(message: dict[str, Any]) -> dict[str, Any]:
@@ -95,6 +97,15 @@ def _tools(ask: Ask) -> dict[str, Any]:
     if not ask.parallel_tool_calls:
         fields["parallel_tool_calls"] = False
     return fields
+
+
+def _output_form(ask: Ask) -> dict[str, Any]:
+    if ask.output_schema is None:
+        return {}
+    schema = ask.output_schema.schema
+    if schema == {"type": "object"}:
+        return {"response_format": {"type": "json_object"}}
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}}}
 
 
 def _generated(completion: _ChatCompletion, where: str) -> Generated:

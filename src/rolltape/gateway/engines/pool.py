@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from rolltape.errors import EngineDied, EngineError, EngineUnreachable
+from rolltape.gateway.constraints import Ability
 from rolltape.gateway.engines.protocol import Engine, EngineFacts
 
 log = logging.getLogger("rolltape.engines")
@@ -52,6 +53,11 @@ class EnginePool:
     def applies(self) -> frozenset[str]:
         """The sampling parameters that all of them apply."""
         return frozenset.intersection(*(member.engine.applies for member in self._members))
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """The ways of constraining a reply that all of them have."""
+        return frozenset.intersection(*(member.engine.abilities for member in self._members))
 
     @property
     def token_faithful(self) -> bool:

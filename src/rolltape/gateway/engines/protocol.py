@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from rolltape.gateway.constraints import Ability, Constraint
 from rolltape.gateway.exchange import Ask, SamplingParams
 from rolltape.records.turn import NO_IDS, Finish, Ids, LogprobKind, Segment
 
@@ -39,6 +40,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     vocabulary: int | None = None  # one more than the largest id of the tokenizer; None: not known
     held_tokens: int = 0  # of the prompt: those whose side arrays are on the tape already
     ask: Ask  # for an engine that takes messages instead of ids
+    constraint: Constraint | None = None  # to be enforced, by an engine that has what it needs
     ids_json: IdsAsJson = msgspec.field(default_factory=IdsAsJson)  # its session's, for an engine that takes JSON
 
 
@@ -57,6 +59,7 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     logprob_kind: LogprobKind | None = None
     cached_tokens: int | None = None  # of the prompt, by the engine's own prefix cache; None: it does not say
     side_arrays: Mapping[str, Any] = {}  # as `record_turn` takes them
+    constrained: bool = False  # the ids were sampled under a constraint
     message: dict[str, Any] | None = None  # in chat form, of an engine that gives text only; None: parse the ids
 
 
@@ -74,6 +77,7 @@ class Engine(Protocol):
     name: str  # its kind and address, for people: "sglang http://127.0.0.1:30000"
     token_faithful: bool  # false: text in, text out
     applies: frozenset[str]  # the fields of SamplingParams that it applies
+    abilities: frozenset[Ability]  # to constrain what it samples
 
     async def facts(self) -> EngineFacts:
         """What the engine reports about itself; a health check too. Raises EngineUnreachable without an answer."""

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import EngineFault, NoSuchRollout
+from rolltape.gateway.constraints import Ability
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.exchange import SamplingParams
 from rolltape.records.messages import Message
@@ -31,6 +32,7 @@ class ReplayEngine:
     """
 
     applies = frozenset(SamplingParams.__struct_fields__)  # whatever was applied when it was recorded
+    abilities = frozenset(Ability)  # a turn says whether it was constrained when it was recorded
 
     def __init__(self, run: str | os.PathLike[str], which: str, *, go_on: bool = False) -> None:
         self.name = f"replay {os.fspath(run)}#{which}"
@@ -171,5 +173,6 @@ def _generated(turn: Turn) -> Generated:
         segments=facts.segments if len(facts.segments) > 1 else (),
         logprob_kind=facts.logprob_kind,
         side_arrays=dict(turn.side),
+        constrained=facts.is_constrained,
         message=None if faithful or turn.reply is None else turn.reply.to_dict(),
     )

@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import EngineFault
+from rolltape.gateway.constraints import Ability, Constraint
 from rolltape.gateway.engines.http import MODEL_CARDS, HttpEngine, decoded
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.engines.sampled import FINISHES, parse_finish, sampled_ids, sampled_logprobs, sampling_fields
+from rolltape.gateway.engines.structural_tags import structural_tag
 from rolltape.gateway.exchange import SamplingParams
 from rolltape.records.turn import Finish, LogprobKind, Segment
 
@@ -55,6 +57,7 @@ class _ServerInfo(msgspec.Struct):
     served_model_name: str | None = None
     context_length: int | None = None
     enable_deterministic_inference: bool | None = None
+    grammar_backend: str | None = None  # None: as from a router, which does not say
     logprob_kind: LogprobKind | None = None  # `rolltape engine` says it; SGLang does not
 
 
@@ -63,6 +66,13 @@ _MODEL_INFO = msgspec.json.Decoder(_ModelInfo)
 _SERVER_INFO = msgspec.json.Decoder(_ServerInfo)
 
 _APPLIES = frozenset(SamplingParams.__struct_fields__)
+# Those of xgrammar, which SGLang has by default. The other backends know structural tags in part, or not.
+_ABILITIES = frozenset(Ability)
+_ABILITIES_BY_BACKEND = {
+    "none": frozenset[Ability](),
+    "outlines": frozenset({Ability.JSON_SCHEMA}),
+    "llguidance": frozenset({Ability.JSON_SCHEMA}),
+}
 
 
 class SglangEngine(HttpEngine):
@@ -87,6 +97,7 @@ class SglangEngine(HttpEngine):
     ) -> None:
         super().__init__("sglang", url, api_key)
         self.applies = _APPLIES
+        self.abilities = _ABILITIES
         self._kind = logprob_kind
         self._has_said = False  # what follows
         self._said_kind: LogprobKind | None = None
@@ -101,6 +112,7 @@ class SglangEngine(HttpEngine):
         )
         cards = decoded(await self._http.get("/v1/models"), MODEL_CARDS, f"{self.name} /v1/models").data
         self._has_said, self._said_kind = True, server.logprob_kind
+        self.abilities = _ABILITIES_BY_BACKEND.get(server.grammar_backend or "", _ABILITIES)
         # SGLang heeds a request's seed only in its deterministic mode.
         self.applies = _APPLIES - {"seed"} if server.enable_deterministic_inference is False else _APPLIES
         if model.weight_version is not None:
@@ -134,6 +146,7 @@ class SglangEngine(HttpEngine):
             "stop_token_ids": wanted.stop_ids,
             "skip_special_tokens": False,
             "no_stop_trim": True,
+            **_constraint_fields(wanted.constraint),
         }
         body: dict[str, Any] = {
             "rid": wanted.id,
@@ -178,6 +191,7 @@ class SglangEngine(HttpEngine):
             logprob_kind=self._kind or self._said_kind or LogprobKind.AFTER_TEMPERATURE,
             cached_tokens=meta.cached_tokens,
             side_arrays=side_arrays,
+            constrained=wanted.constraint is not None,
         )
 
     def _versions(
@@ -189,6 +203,19 @@ class SglangEngine(HttpEngine):
         if segments:
             return segments[0].first_version, segments[-1].last_version
         return (None, None) if at_start is None or at_end is None else (at_start, at_end)
+
+
+def _constraint_fields(constraint: Constraint | None) -> dict[str, str]:
+    """The sampling parameter for a constraint.
+
+    It holds from the first token on: `require_reasoning`, without which a request has no thinking of its own to
+    SGLang, is not sent, and thinking is part of the structural tag.
+    """
+    if constraint is None:
+        return {}
+    if constraint.needs == {Ability.JSON_SCHEMA}:
+        return {"json_schema": msgspec.json.encode(constraint.schema).decode()}
+    return {"structural_tag": structural_tag(constraint)}
 
 
 def _finish(reason: _FinishReason, wanted: Generation, where: str) -> tuple[Finish, str | None]:

@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import EngineDied, EngineFault
+from rolltape.gateway.constraints import Ability, Constraint
 from rolltape.gateway.engines.http import MODEL_CARDS, HttpEngine, PromptUsage, decoded, error_text
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.engines.sampled import FINISHES, parse_finish, sampled_ids, sampled_logprobs, sampling_fields
+from rolltape.gateway.engines.structural_tags import structural_tag
 from rolltape.gateway.exchange import SamplingParams
 from rolltape.records.turn import Finish, LogprobKind
 
@@ -72,6 +74,9 @@ class VllmEngine(HttpEngine):
 
     token_faithful = True
     applies = frozenset(SamplingParams.__struct_fields__)
+    # With a reasoning parser the server holds a constraint back until thinking has ended, without one it does not, and
+    # it does not say which. So thinking that the prompt has begun, and that a reply ends, cannot be written for both.
+    abilities = frozenset({Ability.JSON_SCHEMA, Ability.STRUCTURAL_TAGS})
 
     def __init__(
         self,
@@ -105,8 +110,9 @@ class VllmEngine(HttpEngine):
                 so_far.finish = "abort"
         except EngineDied as error:
             so_far.finish = "abort"
-            raise EngineDied(str(error), self._generated(so_far, where) if so_far.ids else None) from None
-        return self._generated(so_far, where)
+            partial = self._generated(wanted, so_far, where) if so_far.ids else None
+            raise EngineDied(str(error), partial) from None
+        return self._generated(wanted, so_far, where)
 
     async def _read(self, wanted: Generation, so_far: _SoFar, where: str) -> bool:
         body = msgspec.json.encode(self._body(wanted))
@@ -116,7 +122,7 @@ class VllmEngine(HttpEngine):
                     break
                 event = decoded(data, _EVENT, where)
                 if event.error is not None:
-                    raise (EngineDied if so_far.ids else EngineFault)(f"{where}: {error_text(event.error)}")
+                    raise _event_error(event.error, where, begun=bool(so_far.ids))
                 so_far.add(event, where)
         if so_far.finish is None:
             raise EngineDied(f"{where}: its events ended before the reply did")
@@ -135,9 +141,10 @@ class VllmEngine(HttpEngine):
             "return_token_ids": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **_constraint_fields(wanted.constraint),
         }
 
-    def _generated(self, so_far: _SoFar, where: str) -> Generated:
+    def _generated(self, wanted: Generation, so_far: _SoFar, where: str) -> Generated:
         finish = parse_finish(so_far.finish, FINISHES, where)
         stop_string = so_far.stop_reason if isinstance(so_far.stop_reason, str) and finish is Finish.STOP else None
         ids = sampled_ids(so_far.ids, where)
@@ -148,4 +155,21 @@ class VllmEngine(HttpEngine):
             stop_string=stop_string,
             logprob_kind=self._kind,
             cached_tokens=so_far.cached_tokens,
+            constrained=wanted.constraint is not None,
         )
+
+
+def _constraint_fields(constraint: Constraint | None) -> dict[str, Any]:
+    if constraint is None:
+        return {}
+    if constraint.needs == {Ability.JSON_SCHEMA}:
+        return {"structured_outputs": {"json": constraint.schema}}
+    return {"structured_outputs": {"structural_tag": structural_tag(constraint)}}
+
+
+def _event_error(error: Any, where: str, *, begun: bool) -> EngineDied | EngineFault:
+    """The error of an event; one of the request itself, as a grammar that cannot be compiled, has a status."""
+    text = f"{where}: {error_text(error)}"
+    code = error.get("code") if isinstance(error, dict) else None
+    refused = isinstance(code, int) and 400 <= code < 500
+    return EngineDied(text) if begun else EngineFault(text, status=code if refused else None)

@@ -23,6 +23,7 @@ from rolltape.gateway.prompts.families import (
 )
 from rolltape.gateway.prompts.messages import Prepared, prepared
 from rolltape.gateway.prompts.reply import Parsed
+from rolltape.gateway.prompts.reply_form import THINK_END, THINK_START, Thinking, find_reply_form
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer, SpecialText
 from rolltape.records.turn import Ids, TokenChain
 
@@ -81,6 +82,7 @@ class ChatPrompts:
         self.renderer = f"{choice.name} (renderers {version()})"
         self.vocabulary = tokenizer.vocabulary  # one more than the largest id
         self.stop_ids = tuple(by_default.get_stop_token_ids())
+        self.reply_form = find_reply_form(self._renderers.get(False, by_default), tokenizer)
         self.fingerprint = _fingerprint(tokenizer, self.renderer, by_default, self._options)
 
     @property
@@ -182,6 +184,17 @@ class ChatPrompts:
         """
         end, renderer = self._prompt_end(held_prompt), self._renderer(thinking)
         return reply.parse(renderer, self._tokenizer, end, reply_ids, tools or None, stop_string, calls_as_text)
+
+    def thinking_at(self, prompt: Ids, thinking: bool | None) -> Thinking | None:
+        """Whether the reply to a prompt begins with thinking; None: it may, in a form that is not known."""
+        end = self.decode(prompt[-_PROMPT_END:]).rstrip()
+        if end.endswith(THINK_START):
+            return Thinking.BEGUN
+        if end.endswith(THINK_END):
+            return Thinking.OFF
+        if self.reply_form.think_end_id is not None:
+            return Thinking.POSSIBLE
+        return None if self._setting(thinking) else Thinking.OFF
 
     def decode(self, ids: Ids) -> str:
         """The text of ids, special tokens spelled out."""

@@ -35,6 +35,7 @@ class Parsed(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[ParsedCall, ...] = ()
     malformed: bool = False
     reasoning_tokens: int = 0
+    first_call_end: int | None = None  # how many ids of the reply there are up to the end of its first call
 
     def to_message(self, call_ids: Sequence[str]) -> dict[str, Any]:
         """The reply in chat form, its calls under these ids."""
@@ -76,6 +77,7 @@ def parse(
         reasoning=_cut(response.reasoning_content or "", unfinished).strip() or None,
         calls=good,
         reasoning_tokens=_reasoning_tokens(tokenizer, ids, response),
+        first_call_end=next((call.token_span[1] for call in response.tool_calls[:1] if call.token_span), None),
     )
 
 

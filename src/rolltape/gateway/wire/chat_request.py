@@ -46,6 +46,7 @@ def read_ask(raw: bytes) -> Ask:
         output_schema=output_schema,
         media=tuple(body.media),
         metadata=read_metadata(body),
+        strict_tools=frozenset(offer.strict),
         repaired=repaired,
         ignored_params=_ignored_params(body),  # after all others, since it names the fields that nobody read
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.exchange import Api, Ask, SamplingParams, ToolChoice
+from rolltape.gateway.exchange import Api, Ask, OutputSchema, SamplingParams, ToolChoice
 from rolltape.gateway.wire.fields import Fields, read_body
 from rolltape.gateway.wire.media import media_part
 from rolltape.records.jsonable import encode_json
@@ -32,7 +32,6 @@ _IGNORED_TOOL_PARAMS = {
     "type": "only custom ones are offered, not those of types that Anthropic defines",
     "allowed_callers": "allowed_callers is not honored; the model calls them directly",
     "input_examples": "input_examples are not shown to the model",
-    "strict": "strict is not honored; arguments are not held to the schema",
 }
 _MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _SIGNATURE = "rolltape_"
@@ -78,6 +77,7 @@ def _ask(fields: Fields, repaired: bool) -> Ask:
         output_schema=_output_schema(fields),
         media=tuple(fields.media),
         metadata=None if metadata is None else metadata.value,
+        strict_tools=_strict_tools(fields),
         repaired=repaired,
         ignored_params=_ignored_params(fields),  # after all others, since it names the fields that nobody read
     )
@@ -135,6 +135,11 @@ def _told_of(messages: Messages, deferred: Tools) -> Messages:
     return messages
 
 
+def _strict_tools(fields: Fields) -> frozenset[str]:
+    given = fields.maybe_objects("tools") or ()
+    return frozenset(tool.name() for tool in given if tool.maybe_flag("strict") and "input_schema" in tool.value)
+
+
 def _tool_choice(choice: Fields, tools: Tools) -> ToolChoice:
     kind = choice.maybe_one_of("type", *_MODES) or choice.refuse("type", f"give one of {', '.join(_MODES)}")
     name = choice.name() if kind == "tool" else None
@@ -161,8 +166,8 @@ def _thinking(fields: Fields) -> bool | None:
     return kind != "disabled"
 
 
-def _output_schema(fields: Fields) -> bool:
-    """Whether the reply is to follow a schema; nothing here makes it do so."""
+def _output_schema(fields: Fields) -> OutputSchema | None:
+    """The schema that the reply is to follow, under its older or its newer name."""
     config = fields.maybe_object("output_config")
     asked = {"output_format": fields.maybe_object("output_format")}
     if config is not None:
@@ -170,10 +175,8 @@ def _output_schema(fields: Fields) -> bool:
         if config.maybe_text("effort") is not None:
             fields.ignore("output_config.effort: the model is not told")
         config.ignore_unread()
-    given = [path for path, value in asked.items() if value is not None]
-    for path in given:
-        fields.ignore(f"{path}: the reply is not held to the schema")
-    return bool(given)
+    given = ((path, form.maybe_object("schema")) for path, form in asked.items() if form is not None)
+    return next((OutputSchema(path, schema.value) for path, schema in given if schema is not None), None)
 
 
 def _ignored_params(fields: Fields) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.exchange import ToolChoice
+from rolltape.gateway.exchange import OutputSchema, ToolChoice
 from rolltape.gateway.wire.fields import Fields
 from rolltape.gateway.wire.media import media_part
 from rolltape.records.jsonable import encode_json
@@ -93,6 +93,7 @@ class ToolOffer:
         self.tools: list[dict[str, Any]] = []
         self.custom_tools: set[str] = set()
         self.namespaces: set[str] = set()
+        self.strict: set[str] = set()
 
     @property
     def names(self) -> list[str]:
@@ -104,7 +105,7 @@ class ToolOffer:
         function.maybe_text("description")
         function.maybe_object("parameters")
         if function.maybe_flag("strict"):
-            function.ignore("tools: strict is not honored; arguments are not held to the schema")
+            self.strict.add(tool["function"]["name"])
         self.tools.append(tool)
 
     def add_custom(self, tool: Fields, name: str) -> None:
@@ -123,13 +124,19 @@ class ToolOffer:
         self.custom_tools.add(name)
 
 
-def read_output_schema(holder: Fields, name: str) -> bool:
-    """Whether the reply is to follow a form other than text; nothing here makes it do so."""
+def read_output_schema(holder: Fields, name: str) -> OutputSchema | None:
+    """The schema that the reply is to follow. Chat Completions wraps it once more than Responses does."""
     form = holder.maybe_object(name)
-    if form is None or form.text("type") == "text":
-        return False
-    holder.ignore(f"{holder.at(name)}: not enforced")
-    return True
+    kind = "text" if form is None else form.text("type")
+    if form is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return OutputSchema(holder.at(name), {"type": "object"})
+    if kind == "json_schema":
+        schema = (form.maybe_object(kind) or form).maybe_object("schema")
+        return OutputSchema(holder.at(name), {"type": "object"} if schema is None else schema.value)
+    holder.ignore(f"{holder.at(name)}: {ascii(kind)[:80]} is not known here; the reply is free")
+    return None
 
 
 def custom_call_arguments(text: str) -> str:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.exchange import Api, Ask, SamplingParams
+from rolltape.gateway.exchange import Api, Ask, OutputSchema, SamplingParams
 from rolltape.gateway.wire.fields import Fields, read_body
 from rolltape.gateway.wire.openai import (
     HARMLESS,
@@ -54,6 +54,7 @@ def read_ask(raw: bytes) -> Ask:
         output_schema=output_schema,
         media=tuple(body.media),
         metadata=read_metadata(body),
+        strict_tools=frozenset(offer.strict),
         repaired=repaired,
         ignored_params=_ignored_params(body),  # after all others, since it names the fields that nobody read
     )
@@ -106,13 +107,13 @@ def _thinking(body: Fields) -> bool | None:
     return thinking
 
 
-def _output_schema(body: Fields) -> bool:
+def _output_schema(body: Fields) -> OutputSchema | None:
     text = body.maybe_object("text")
     if text is None:
-        return False
-    follows_schema = read_output_schema(text, "format")
+        return None
+    schema = read_output_schema(text, "format")
     text.ignore_unread()
-    return follows_schema
+    return schema
 
 
 def _ignored_params(body: Fields) -> tuple[str, ...]:

@@ -224,6 +224,7 @@ class EngineServer:
                 "context_length": self.engine.context,
                 "weight_version": self.engine.version,
                 "logprob_kind": self._kind.value,
+                "grammar_backend": "none",
                 "incremental_streaming_output": self._incremental,
                 "internal_states": [{"in_flight": self.engine.in_flight, "paused": self.engine.paused}],
                 "version": "rolltape",

@@ -1,0 +1,161 @@
+"""What a request demands of its reply beyond the prompt, and whether the reply meets it.
+
+A forced call, a JSON schema and strict tools become one constraint, which engines put into their own words.
+`parallel_tool_calls: false` needs none: a reply is cut after its first call, and what was sampled until then is the
+policy's own.
+"""
+
+import enum
+import json
+from typing import Any, Literal
+
+import msgspec
+
+from rolltape.gateway.exchange import Ask
+from rolltape.gateway.json_schemas import follows_schema
+from rolltape.gateway.prompts.reply_form import CallForm, ReplyForm, Thinking
+from rolltape.records.messages import content_text
+from rolltape.records.turn import Ids
+
+ConstrainLevel = Literal["none", "forced", "all"]
+
+
+class Ability(enum.StrEnum):
+    """What an engine must be able to do for a constraint."""
+
+    JSON_SCHEMA = "JSON schemas"
+    STRUCTURAL_TAGS = "structural tags"
+    THINKING_BEGUN = "a constraint that holds only after thinking"
+
+
+class Constraint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What a reply must be: calls, or a JSON text, or with `free_text` any text whose calls follow their schema."""
+
+    fields: tuple[str, ...]  # of the request, which demand it
+    schema: dict[str, Any] | None = None  # of the text; None: no text where a call is forced
+    calls: dict[str, dict[str, Any]] = {}  # tools that may be called, with the schema of their arguments
+    form: CallForm | None = None  # of calls; None: there are none
+    one_call: bool = False  # at most
+    free_text: bool = False
+    thinking: Thinking = Thinking.OFF
+    think_end_id: int | None = None
+
+    @property
+    def needs(self) -> frozenset[Ability]:
+        if self.thinking is Thinking.OFF and not self.calls:
+            return frozenset({Ability.JSON_SCHEMA})
+        begun = {Ability.THINKING_BEGUN} if self.thinking is Thinking.BEGUN else set()
+        return frozenset({Ability.STRUCTURAL_TAGS, *begun})
+
+    def after(self, sampled: Ids) -> "Constraint | None":
+        """What still holds after a part of the reply; None: engines cannot continue in the middle of it."""
+        if not len(sampled):
+            return self
+        if self.thinking is Thinking.OFF or bool((sampled == self.think_end_id).any()):
+            return None
+        return msgspec.structs.replace(self, thinking=Thinking.BEGUN)
+
+
+def build_constraint(
+    ask: Ask, form: ReplyForm, thinking: Thinking | None, level: ConstrainLevel, abilities: frozenset[Ability]
+) -> tuple[Constraint | None, list[str]]:
+    """The constraint of a request, and what is not enforced, as `ignored_params` lists it."""
+    fields = _demanding_fields(ask)
+    enforced = tuple(field for field in fields if level == "all" or (level == "forced" and field != _STRICT))
+    ignored = [f"{field}: {_UNENFORCED[field == _STRICT]}" for field in fields if field not in enforced]
+    if not enforced:
+        return None, ignored
+    found = _constraint(ask, enforced, form, thinking)
+    if isinstance(found, Constraint) and found.needs <= abilities:
+        return found, ignored
+    if isinstance(found, Constraint):
+        found = f"the engine cannot enforce {', '.join(sorted(found.needs - abilities))}"
+    return None, [*ignored, *(f"{field}: {found}; the model is free" for field in enforced)]
+
+
+_STRICT = "tools: strict"
+_UNENFORCED = (
+    "not enforced, as --constrain none has it",
+    "arguments are not held to the schema, since constrained tokens do not train; --constrain all enforces it",
+)
+
+
+def _demanding_fields(ask: Ask) -> list[str]:
+    """The fields of a request that demand something of the reply."""
+    demands = {
+        "tool_choice": ask.tool_choice.mode == "required",
+        "" if ask.output_schema is None else ask.output_schema.field: ask.output_schema is not None,
+        _STRICT: bool(ask.all_tools and ask.strict_tools and ask.tool_choice.mode != "none"),
+    }
+    return [field for field, demanded in demands.items() if demanded]
+
+
+def _constraint(ask: Ask, fields: tuple[str, ...], form: ReplyForm, thinking: Thinking | None) -> Constraint | str:
+    """The constraint, or why there can be none."""
+    required, callable_ = ask.tool_choice.mode == "required", ask.tool_choice.mode != "none"
+    schema = None if ask.output_schema is None or required else ask.output_schema.schema
+    calls = _callable_tools(ask) if callable_ else {}
+    if thinking is None:
+        return "how this model marks the end of its thinking is not known"
+    if required and not calls:
+        return "no such tool is offered"
+    if calls and form.call is None:
+        return "the exact form of this model's calls is not known"
+    if schema is not None and not form.plain:
+        return "the exact form of this model's texts is not known"
+    free_text = schema is None and not required
+    if free_text and not _is_marked(form.call):
+        return "this model's calls do not begin with a mark of their own"
+    assert form.call is not None or not calls
+    return Constraint(
+        fields=fields,
+        schema=schema,
+        calls=calls,
+        form=form.call if calls else None,
+        one_call=bool(calls) and (not ask.parallel_tool_calls or form.call is None or form.call.between is None),
+        free_text=free_text,
+        thinking=thinking,
+        think_end_id=form.think_end_id,
+    )
+
+
+def _callable_tools(ask: Ask) -> dict[str, dict[str, Any]]:
+    """The tools that may be called. Where only strict ones are held to their schema, the others may be given any."""
+    forced = ask.tool_choice.mode == "required"
+    tools = {tool["function"]["name"]: tool["function"].get("parameters") for tool in ask.all_tools or ()}
+    return {
+        name: schema if schema and (forced or name in ask.strict_tools) else {"type": "object"}
+        for name, schema in tools.items()
+        if ask.tool_choice.name in (None, name)
+    }
+
+
+def _is_marked(form: CallForm | None) -> bool:
+    return form is not None and not form.opening and form.begin.startswith("<")
+
+
+def can_cut_calls(form: ReplyForm) -> bool:
+    """Whether a reply may end after its first call: nothing has to close a list of them."""
+    return form.call is not None and not form.call.closing
+
+
+def is_met(ask: Ask, message: dict[str, Any]) -> bool:
+    """Whether a whole reply is what its request demanded."""
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    if ask.tool_choice.mode == "required":
+        names = {call["name"] for call in calls}
+        if not names or (ask.tool_choice.name is not None and names != {ask.tool_choice.name}):
+            return False
+    elif ask.output_schema is not None and not calls:
+        return _is_valid(content_text(message.get("content")), ask.output_schema.schema)
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in ask.all_tools or ()}
+    strict = (call for call in calls if call["name"] in ask.strict_tools)
+    return all(_is_valid(call["arguments"], schemas.get(call["name"]) or {}) for call in strict)
+
+
+def _is_valid(text: str, schema: dict[str, Any]) -> bool:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return follows_schema(value, schema)
