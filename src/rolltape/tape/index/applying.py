@@ -394,10 +394,10 @@ def _collected_environment(stored: StoredEvent) -> tuple[str | None, str] | None
     return (settings.get("source"), environment) if isinstance(environment, str) else None
 
 
-def _resume_key(head: RolloutHead) -> bytes:
-    """What a resumed collection asks for, in 24 bytes: the id, and what all seats of one attempt share."""
+def _resume_key(head: RolloutHead) -> str:
+    """What a resumed collection asks for, as 48 digits: the id, and what all seats of one attempt share."""
     attempt = digest_of(head.task_id or head.group, str(head.attempt))[:8]
-    return bytes.fromhex(head.id)[:16].ljust(16, b"\0") + attempt
+    return (bytes.fromhex(head.id)[:16].ljust(16, b"\0") + attempt).hex()
 
 
 def _text_list(texts: Iterable[str]) -> str:

@@ -26,7 +26,7 @@ from rolltape.records.rollout_summary import SUMMARY_RULES, RolloutSummary
 from rolltape.records.sample import Fate
 from rolltape.tape.rundir import make_private_file, make_private_folder, user_cache, write_whole
 
-FORMAT = 1
+FORMAT = 2
 FOLDER = "cache"
 POINTER = "index.json"
 # Summaries are fixed arrays over these, so that those of a hundred thousand rollouts are read as one.
@@ -43,7 +43,7 @@ CREATE TABLE sources (name TEXT PRIMARY KEY, marks BLOB NOT NULL, alive INTEGER 
 CREATE TABLE problems (source TEXT NOT NULL, problem TEXT NOT NULL, PRIMARY KEY (source, problem)) WITHOUT ROWID;
 CREATE TABLE rollouts (number INTEGER PRIMARY KEY, id TEXT NOT NULL, try_index INTEGER NOT NULL, grp TEXT NOT NULL,
     step INTEGER NOT NULL, attempt INTEGER NOT NULL, source TEXT, task TEXT, environment TEXT, agent TEXT, model TEXT,
-    head_tags TEXT NOT NULL, started_ns INTEGER NOT NULL, resume BLOB NOT NULL,
+    head_tags TEXT NOT NULL, started_ns INTEGER NOT NULL, resume TEXT NOT NULL,
     writer TEXT NOT NULL, epoch INTEGER NOT NULL, place TEXT NOT NULL, row INTEGER NOT NULL,
     first_event INTEGER NOT NULL, last_event INTEGER NOT NULL,
     sessions INTEGER NOT NULL, turns INTEGER NOT NULL, sampled_tokens INTEGER NOT NULL, versions TEXT NOT NULL,

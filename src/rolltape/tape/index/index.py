@@ -211,7 +211,7 @@ class Index:
         codes = " ".join(f"WHEN '{status}' THEN {code}" for status, code in STATUS_CODES.items())
         with self._asking() as connection:
             ((packed,),) = connection.execute(
-                "SELECT group_concat(hex(resume) || printf('%012x', try_index * 65536 + CASE status "
+                "SELECT group_concat(resume || printf('%012x', try_index * 65536 + CASE status "
                 f"{codes} END * 256 + (scored IS NOT NULL)), '') FROM "
                 f"(SELECT resume, try_index, scored, {STATUS} AS status FROM rollouts WHERE step = ? AND source IS ?)",
                 (step, source),
