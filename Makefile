@@ -17,7 +17,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TEST_ARGS ?= -n 2
 
-.PHONY: help setup npm chromium demo test test-fast test-release page check bench check-engines check-gpu check-backends clean
+.PHONY: help setup npm chromium bwrap demo test test-fast test-release page check bench check-engines check-gpu check-backends clean
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -50,13 +50,17 @@ npm:
 chromium:
 	@test -x /usr/bin/chromium || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || true
 
-test: setup npm chromium
+# Agents are run in its sandbox; the same holds for it.
+bwrap:
+	@command -v bwrap >/dev/null || { apt-get update -qq && apt-get install -y -qq bubblewrap >/dev/null; } || true
+
+test: setup npm chromium bwrap
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
-test-fast: setup
+test-fast: setup bwrap
 	$(BIN)/python -m pytest --fast $(TEST_ARGS)
 
-test-release: setup npm chromium
+test-release: setup npm chromium bwrap
 	for time in 1 2 3; do $(BIN)/python -m pytest $(TEST_ARGS) || exit; done
 	$(BIN)/python tests/under_load.py 20 tests/view tests/tracking tests/groups tests/tape tests/gateway/test_gateway_process.py
 	ROLLTAPE_SEEDS=100 $(BIN)/python -m pytest $(TEST_ARGS) tests/tape/test_index_follows.py

@@ -9,8 +9,8 @@ from agent_assignments import ROLLOUT, ScriptedEpisode, assigned, connected
 from agent_installs import claude_code, codex
 from agent_runs import Stage, assert_one_branch, stage, thinks
 from rolltape.collect.agents import AgentOutcome, agent_named, discard
-from rolltape.collect.agents.program import attempt_processes
 from rolltape.collect.environments.protocol import AGENT
+from rolltape.collect.sandboxes.running import attempt_processes
 from rolltape.records.rollout import StopReason
 from scripted_engine import Step
 
@@ -24,10 +24,10 @@ NOWHERE = {"HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
 
 @pytest.fixture(autouse=True)
 def _no_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rolltape.collect.agents import program
+    from rolltape.collect.sandboxes import running
 
-    passed_on = program._inherited_variables
-    monkeypatch.setattr(program, "_inherited_variables", lambda: {**passed_on(), **NOWHERE})
+    passed_on = running.inherited_variables
+    monkeypatch.setattr(running, "inherited_variables", lambda: {**passed_on(), **NOWHERE})
 
 
 async def run(it: Stage, name: str, program: Path, **fields: Any) -> AgentOutcome:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from agent_assignments import NOWHERE, ROLLOUT, ScriptedEpisode, assigned
-from rolltape.collect.agents import AgentOutcome, agent_named, discard, program
-from rolltape.collect.agents.program import attempt_processes
+from rolltape.collect.agents import AgentOutcome, agent_named, discard
 from rolltape.collect.environments.protocol import AGENT, Answer, Tool
+from rolltape.collect.sandboxes import running
+from rolltape.collect.sandboxes.running import attempt_processes
 from rolltape.errors import AgentError, NoSuchFunction
 from rolltape.records.rollout import StopReason
 
@@ -33,7 +34,7 @@ ENDLESS = "import time\nprint('up', flush=True)\ntime.sleep(300)\n"
 
 @pytest.fixture(autouse=True)
 def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "GRACE_S", 0.3)
+    monkeypatch.setattr(running, "GRACE_S", 0.3)
 
 
 async def run(place: Path, code: str, *, files: dict[str, str] | None = None, **fields: object) -> AgentOutcome:
@@ -161,7 +162,7 @@ async def test_a_time_out_ends_deaf_children_too(tmp_path: Path) -> None:
 
 
 async def test_a_flood_is_cut_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "MAX_LOG_BYTES", 100_000)
+    monkeypatch.setattr(running, "MAX_LOG_BYTES", 100_000)
     code = "import sys\nfor _ in range(1000): sys.stdout.write('x' * 9999 + '\\n')\nprint('the end')\n"
     outcome = await run(tmp_path, code)
     kept = (tmp_path / "logs" / "stdout.txt").stat().st_size
@@ -172,7 +173,7 @@ async def test_a_flood_is_cut_and_counted(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 async def test_an_endless_flood_is_ended_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "MAX_LOG_BYTES", 100_000)
+    monkeypatch.setattr(running, "MAX_LOG_BYTES", 100_000)
     code = DEAF + "import os\nwhile True:\n    os.write(1, b'y' * 65536)\n    os.write(2, b'n' * 65536)\n"
     outcome = await run(tmp_path, code, timeout_s=1.0)
     assert outcome.timed_out
@@ -195,16 +196,16 @@ async def test_cancelling_ends_it_and_removes_its_folders(tmp_path: Path) -> Non
 async def test_a_second_cancel_does_not_wait_and_all_ends_nevertheless(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "GRACE_S", 3.0)
-    running = asyncio.ensure_future(run(tmp_path, DEAF + ENDLESS))
+    monkeypatch.setattr(running, "GRACE_S", 3.0)
+    attempt = asyncio.ensure_future(run(tmp_path, DEAF + ENDLESS))
     async with asyncio.timeout(30):
         while not (tmp_path / "logs" / "stdout.txt").exists() or "up" not in printed(tmp_path):
             await asyncio.sleep(0.02)
-        running.cancel()
+        attempt.cancel()
         await asyncio.sleep(0.1)
-        running.cancel()
+        attempt.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await running
+            await attempt
         assert attempt_processes(ROLLOUT), "it is deaf to SIGTERM, and its grace time is not over"
         while len(asyncio.all_tasks()) > 1:
             await asyncio.sleep(0.02)

@@ -11,7 +11,7 @@ from agent_runs import thinks
 from collecting import rollouts, task_file
 from commands import Cli, rows
 from qwen3_tokenizer import qwen3_folder
-from rolltape.collect.agents import program
+from rolltape.collect.sandboxes import running
 from rolltape.records.rollout import Status, StopReason
 from rolltape.records.sample import Fate
 from scripted_engine import ScriptedEngine, load_tokenizer
@@ -33,8 +33,8 @@ NOWHERE = {"HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}  # for 
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    passed_on = program._inherited_variables
-    monkeypatch.setattr(program, "_inherited_variables", lambda: {**passed_on(), **NOWHERE})
+    passed_on = running.inherited_variables
+    monkeypatch.setattr(running, "inherited_variables", lambda: {**passed_on(), **NOWHERE})
     (tmp_path / "checks_of_edits.py").write_text(CHECKER)
     monkeypatch.syspath_prepend(tmp_path)
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 import rolltape
+from bwrap import needs_bwrap
 from collecting import collected, instant, rollouts, task_file
-from rolltape.collect.agents import program
-from rolltape.collect.agents.program import attempt_processes
+from rolltape.collect.sandboxes import SandboxKind, running
+from rolltape.collect.sandboxes.running import attempt_processes
 from rolltape.records.rollout import Status, StopReason
 
 AGENT = """
@@ -64,17 +65,22 @@ ENDS = {
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sandbox", ["none", "bwrap"])
 async def test_unruly_programs_are_ended_recorded_and_leave_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: str
 ) -> None:
-    monkeypatch.setattr(program, "GRACE_S", 0.5)
-    monkeypatch.setattr(program, "MAX_LOG_BYTES", 100_000)
+    if sandbox == "bwrap":
+        needs_bwrap()
+    monkeypatch.setattr(running, "GRACE_S", 0.5)
+    monkeypatch.setattr(running, "MAX_LOG_BYTES", 100_000)
     (tmp_path / "agent.py").write_text(AGENT)
     tasks = [{"id": name, "prompt": "What is 3 + 1?", "answer": 4, "unfinished": -1.0} for name in ENDS]
     source, run = task_file(tmp_path, tasks), tmp_path / "run"
     agent = f"command:{sys.executable} {tmp_path / 'agent.py'}"
     async with instant() as engine:
-        results = await collected(source, run, engine, agent=agent, group_size=2, timeout_s=6.0)
+        results = await collected(
+            source, run, engine, agent=agent, group_size=2, timeout_s=6.0, sandbox=SandboxKind(sandbox)
+        )
     assert {result.status for result in results} == {Status.FINISHED}
     held = rollouts(run)
     assert len(held) == 2 * len(ENDS)

@@ -241,7 +241,7 @@ async def test_nulls_of_a_table_are_the_same_as_absent() -> None:
         ),
         (
             {"prompt": "a", "check": {"exact": "b", "number": 1}},
-            "its check has exact and number; give one of exact, number, regex, function",
+            "its check has exact and number; give one of exact, number, regex, function, command",
         ),
         ({"prompt": "a", "check": {"exakt": "b"}}, "its check: object contains unknown field `exakt`; correct it"),
         ({"prompt": "a", "check": []}, "its check is an empty list; give at least one checker"),

@@ -1,6 +1,7 @@
 """`Collector`: plans the attempts of one step, has a runner carry them out, and compares groups once they are whole."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from rolltape.collect.plan import (
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.runners.local import LocalRunner
 from rolltape.collect.runners.protocol import AttemptQueue, Runner
+from rolltape.collect.sandboxes import Confinement
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import open_source
 from rolltape.collect.tasks import Task
@@ -25,6 +27,8 @@ from rolltape.gateway.gateway import Gateway
 from rolltape.groups import RunAheadLimit
 from rolltape.records.rollout import EventKind
 from rolltape.tape.recording.tape import Tape
+
+log = logging.getLogger("rolltape.collect")
 
 
 class Launch(NamedTuple):
@@ -34,6 +38,7 @@ class Launch(NamedTuple):
     attempts: int  # all of them, those done before included
     done_before: int
     running_elsewhere: int
+    confinement: Confinement = Confinement(None, None)  # what holds the agents
 
 
 def _ignore(_: object) -> None:
@@ -128,9 +133,15 @@ class Collector:
                 check_model(self._tape, earlier, identity.model, settings.step)
                 # Recorded also when it is resumed: whoever waits for groups then knows which process to watch.
                 fixed = settings.fixed_by_resume(self._source.name)
-                self._tape.append_run_event(EventKind.COLLECT, {"settings": fixed, "model": identity.model})
+                self._tape.append_run_event(
+                    EventKind.COLLECT,
+                    {"settings": fixed, "model": identity.model, "sandbox": runner.confinement.sandbox},
+                )
                 total = len(self._source) * settings.group_size
-                on_launch(Launch(len(self._source), total, earlier.attempts, earlier.running))
+                confinement = runner.confinement
+                if confinement.sandbox == "none":
+                    log.warning("%s", confinement.says)
+                on_launch(Launch(len(self._source), total, earlier.attempts, earlier.running, confinement))
                 comparisons = GroupComparisons(self._tape, self._source, identity, settings)
                 comparisons.add_earlier(earlier, self._environments.of)
 

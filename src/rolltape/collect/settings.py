@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from rolltape.collect.environments.judge import Judge
+from rolltape.collect.sandboxes.protocol import SandboxKind, SandboxNetwork
 from rolltape.gateway.constraints import ConstrainLevel
 from rolltape.gateway.exchange import SamplingParams
 from rolltape.gateway.prompts.chat import Retention
@@ -47,6 +48,10 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
     context_budget: int | None = None  # tokens of prompt and reply together
     allowed_tools: tuple[str, ...] | None = None
     denied_tools: tuple[str, ...] = ()
+    sandbox: SandboxKind = SandboxKind.AUTO  # of agents that are programs, and of checks of what they leave
+    sandbox_network: SandboxNetwork = SandboxNetwork.GATEWAY
+    sandbox_read: tuple[str, ...] = ()  # more files and folders that programs in a sandbox may read
+    pass_env: tuple[str, ...] = ()  # variables of the collector's environment that programs get
     capture: Capture = Capture.ALL
     trace_fraction: float | None = None  # share of rollouts that are traced, where `capture` is SAMPLED
     with_records: bool = False  # results carry the whole record
@@ -75,6 +80,7 @@ _FREE = frozenset(
     {
         *("engines", "model", "engine_key", "engine_retry_s", "logprob_kind", "routed_experts"),
         "constrain",
+        *("sandbox", "sandbox_network", "sandbox_read", "pass_env"),
         *("capture", "trace_fraction", "with_records", "with_fates", "max_concurrent", "grace_s"),
     }
 )

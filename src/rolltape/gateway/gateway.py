@@ -1,8 +1,9 @@
 """The gateway as a library: `async with rolltape.Gateway(engine=…, model=…, tape=…) as gateway`."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -183,10 +184,21 @@ class Gateway:
             await web.TCPSite(runner, settings.host, settings.port, backlog=_WAITING_CONNECTIONS).start()
         except OSError as error:
             raise GatewayError(f"port {settings.port}: {error.strerror}") from None
+        self._runner = runner
         # New turns are refused and those in flight drain while the port still answers.
         stack.push_async_callback(self.service.drain)
         self.url = listening_url(runner)
         self.public_url = (settings.public_url or self.url).rstrip("/")
+
+    @asynccontextmanager
+    async def listening_on(self, listener: socket.socket) -> AsyncIterator[None]:
+        """Accept the connections of one more listener within the block: that of a sandbox with a network of its own."""
+        site = web.SockSite(self._runner, listener, backlog=_WAITING_CONNECTIONS)
+        await site.start()
+        try:
+            yield
+        finally:
+            await site.stop()
 
     def _tokenizer_folder(self) -> Path:
         if self._model is not None:

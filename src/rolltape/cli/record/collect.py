@@ -2,14 +2,17 @@
 
 import contextlib
 import os
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from rolltape.cli.options import EngineOptions, engine_option, sampling_option
 from rolltape.cli.parameters import argument, option
 from rolltape.errors import UsageError
 from rolltape.traces import Capture
+
+T = TypeVar("T", bound=StrEnum)
 
 _task_option = partial(option, section="Tasks")
 _run_option = partial(option, section="Run")
@@ -68,6 +71,27 @@ def collect(
     ] = None,
     deny_tool: Annotated[
         list[str] | None, _agent_option("--deny-tool NAME", "Never offer this tool; repeatable.")
+    ] = None,
+    sandbox: Annotated[
+        str,
+        _agent_option(
+            "--sandbox KIND",
+            "What holds agents that are programs, and checks of what they leave: bwrap, none, or auto (bwrap where it "
+            "works).",
+        ),
+    ] = "auto",
+    sandbox_network: Annotated[
+        str,
+        _agent_option(
+            "--sandbox-network WHICH", "What a program in a sandbox reaches: gateway (nothing else), or host."
+        ),
+    ] = "gateway",
+    sandbox_read: Annotated[
+        list[str] | None,
+        _agent_option("--sandbox-read PATH", "Show programs in a sandbox this file or folder, read-only; repeatable."),
+    ] = None,
+    pass_env: Annotated[
+        list[str] | None, _agent_option("--pass-env NAME", "Pass this environment variable to programs; repeatable.")
     ] = None,
     engines: EngineOptions,
     model: Annotated[
@@ -129,6 +153,7 @@ def collect(
     from rolltape.cli.record.collect_run import run_collection
     from rolltape.collect.environments.judge import Judge
     from rolltape.collect.runners.ray import ClusterSettings
+    from rolltape.collect.sandboxes import SandboxKind, SandboxNetwork
     from rolltape.collect.settings import CollectSettings
 
     if runner not in ("local", "ray"):
@@ -140,6 +165,8 @@ def collect(
     capture, trace_fraction = _parse_traces(traces)
     if judge_key_env is not None and judge_key_env not in os.environ:
         raise UsageError(f"--judge-key-env {judge_key_env}: this variable is not set; set it to the judge's key")
+    if missing := [name for name in pass_env or () if name not in os.environ]:
+        raise UsageError(f"--pass-env {missing[0]}: this variable is not set; set it, or leave the flag out")
     judge = Judge(base_url=judge_url, model=judge_model, key_env=judge_key_env)
     sampling = engines.forced_sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_reply_tokens)
     settings = CollectSettings(
@@ -170,6 +197,10 @@ def collect(
         context_budget=context_budget,
         allowed_tools=tuple(allow_tool) if allow_tool else None,
         denied_tools=tuple(deny_tool or ()),
+        sandbox=_parse_choice("--sandbox", sandbox, SandboxKind),
+        sandbox_network=_parse_choice("--sandbox-network", sandbox_network, SandboxNetwork),
+        sandbox_read=tuple(sandbox_read or ()),
+        pass_env=tuple(pass_env or ()),
         capture=capture,
         trace_fraction=trace_fraction,
         with_records=out is not None,
@@ -178,6 +209,13 @@ def collect(
         grace_s=grace_s,
     )
     return run_collection(settings, run, out, cluster, resume=resume, as_json=as_json, max_ahead=max_ahead)
+
+
+def _parse_choice(flag: str, given: str, kind: type[T]) -> T:
+    try:
+        return kind(given)
+    except ValueError:
+        raise UsageError(f"{flag} {given}: unknown; use {', '.join(kind)}") from None
 
 
 def _parse_traces(given: str) -> tuple[Capture, float | None]:

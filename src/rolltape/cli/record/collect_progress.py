@@ -60,6 +60,9 @@ class LogProgress:
         before = f", {count(launch.done_before)} done before" if launch.done_before else ""
         elsewhere = f", {count(launch.running_elsewhere)} running elsewhere" if launch.running_elsewhere else ""
         _try_note(f"{plural(launch.tasks, 'task')}, {plural(launch.attempts, 'attempt')}{before}{elsewhere}")
+        # Without a sandbox a warning has said so.
+        if launch.confinement.sandbox not in (None, "none"):
+            _try_note(str(launch.confinement.says))
 
     def ended(self, results: Sequence[RolloutResult]) -> None:
         """Attempts have ended; the next line counts them."""
@@ -124,7 +127,8 @@ class JsonProgress(LogProgress):
     """Prints JSON events. If they cannot be written, a note says so and the collection goes on."""
 
     def launched(self, launch: Launch) -> None:
-        self._event("launch", launch._asdict())
+        counts = {name: value for name, value in launch._asdict().items() if name != "confinement"}
+        self._event("launch", counts | ({"sandbox": held} if (held := launch.confinement.sandbox) else {}))
 
     def ended(self, results: Sequence[RolloutResult]) -> None:
         for result in results:

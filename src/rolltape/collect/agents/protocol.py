@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import msgspec
 
 from rolltape.collect.environments.protocol import Answer, Ended, Episode, Message
+from rolltape.collect.sandboxes.protocol import Sandbox
+from rolltape.collect.sandboxes.running import Unconfined
 from rolltape.records.rollout import StopReason
 
 
@@ -43,6 +45,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     seed: int
     logs: Path  # a folder of its own, for what a program prints
     scratch: Path | None = None  # where programs get their temporary folders; None: the system's folder
+    sandbox: Sandbox = Unconfined()  # that programs run in
     on_step: Callable[[str, StepRecord], None] | None = None  # the chat agent calls it with the seat and its step
 
 

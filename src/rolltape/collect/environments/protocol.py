@@ -48,6 +48,40 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Mapping[str, float] | None = None
 
 
+class CommandEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """How a command ended that looked at what an agent left."""
+
+    exit_code: int | None  # None: a signal ended it
+    signal: int | None
+    timed_out: bool
+    stdout: str  # the end of it, as of stderr
+    stderr: str
+    set_aside: tuple[str, ...] = ()  # files of the working directory that were taken away before
+
+
+class CheckRunner(Protocol):
+    """Runs checks in the working directory of an agent that has ended."""
+
+    @property
+    def is_confined(self) -> bool:
+        """Whether a sandbox holds what it runs."""
+
+    async def run(
+        self,
+        command: Sequence[str],
+        *,
+        files: Mapping[str, str],
+        shipped: Mapping[str, str],
+        keep: Sequence[str],
+        stdin: str,
+        timeout_s: float,
+    ) -> CommandEnd:
+        """As `Ended.run`, for a list of words."""
+
+    async def call(self, function: str, entry: Mapping[str, Any], ended: "Ended", *, timeout_s: float) -> "Score":
+        """Call "python:module:function" in a process of its own, where the sandbox holds it."""
+
+
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """How an agent ended, for the score."""
 
@@ -56,6 +90,44 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""  # the last reply's text, or what a program printed
     folder: Path | None = None  # the working directory that a program left
     exit_code: int | None = None
+    checks: CheckRunner | None = None  # None: there is no working directory
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        files: Mapping[str, str] | None = None,
+        shipped: Mapping[str, str] | None = None,
+        keep: Sequence[str] = (),
+        stdin: str = "",
+        timeout_s: float = 300.0,
+    ) -> CommandEnd:
+        """Run a command in the working directory that a program left, in the same kind of sandbox.
+
+        No process of the agent is left by then. The command has a new home and reaches no network. Whatever executes
+        files that an agent could have written belongs in here: in the collector's own process they could do anything.
+
+            async def score(self, seat, ended):
+                end = await ended.run("python -m pytest -q test_calc.py", files={"test_calc.py": self.tests})
+                return Score(reward=float(end.exit_code == 0))
+
+        Arguments:
+            command: Words, or a line for a shell.
+            files: Put into the working directory before, in place of whatever the agent left under these names.
+            shipped: The files that the agent was given. Files that Python and test runners load unasked, such as
+                `conftest.py`, are put back as they are here, and taken away if they are not here.
+            keep: Names of such files to leave as the agent left them.
+            stdin: What the command reads.
+            timeout_s: It is ended after this time.
+        """
+        if self.checks is None:
+            raise RuntimeError(
+                "this agent left no working directory to run a command in; use an agent that is a program"
+            )
+        words = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+        return await self.checks.run(
+            words, files=files or {}, shipped=shipped or {}, keep=keep, stdin=stdin, timeout_s=timeout_s
+        )
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):

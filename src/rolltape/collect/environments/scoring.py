@@ -20,7 +20,9 @@ Worth = float | Literal["check"]
 
 _FINISHED = (StopReason.COMPLETED, StopReason.TOOL_STOPPED)
 _MAX_FILE_BYTES = 16 * 2**20
-_KINDS = ("exact", "number", "regex", "function")
+_KINDS = ("exact", "number", "regex", "function", "command")
+_CHECK_S = 300.0
+_OUTPUT = 2000  # characters of what a command printed, the end
 # A minus after a digit or a bracket is an operator.
 _NUMBER = re.compile(
     r"(?:(?<![0-9)\]])[-−])?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
@@ -92,17 +94,22 @@ def read_submission(ended: Ended, file: str | None) -> Submission:
 
 
 class AnswerCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One checker. Exactly one of the first four fields is given, and names its kind."""
+    """One checker. Exactly one of the first five fields is given, and names its kind."""
 
     exact: str | None = None  # the whole text, without white space around it
     number: float | None = None  # the last number in the text
     regex: str | None = None  # found anywhere in the text
     function: str | None = None  # "python:module:function", called with the task's entry and the Ended
+    command: str | list[str] | None = None  # run in the working directory; right if its exit code is 0
     tolerance: float = 1e-6  # of a number: absolute
     relative_tolerance: float = 0.0  # of a number: as a share of the right one
     ignore_case: bool = False
     extract: str | None = None  # a regular expression: its last match, or the first group of that, is checked
     file: str | None = None  # of the working directory, checked instead of the last text
+    files: dict[str, str] = {}  # of a command: put into the working directory before, over what the agent left
+    keep: list[str] = []  # of a command: such as "conftest.py", which is otherwise as the task has it
+    timeout_s: float = _CHECK_S  # of a command, and of a function in a sandbox
+    sandbox: bool = True  # of a function: it runs in a sandbox, if the agent did
 
     @property
     def kind(self) -> str:
@@ -188,10 +195,18 @@ def _validate(check: AnswerCheck) -> None:
         function_named(check.function)
     if check.file is not None:
         check_path(check.file, "its check.file")
+    for name in check.files:
+        check_path(name, "its check.files")
+    if check.command is not None and not check.command:
+        raise TaskError("its check.command is empty; give a program and its arguments")
 
 
 async def _run_check(check: AnswerCheck, entry: Mapping[str, Any], ended: Ended) -> Score:
+    if check.command is not None:
+        return await _run_command(check, check.command, entry, ended)
     if check.function is not None:
+        if check.sandbox and ended.checks is not None and ended.checks.is_confined:
+            return await ended.checks.call(check.function, entry, ended, timeout_s=check.timeout_s)
         return parse_score(await call_function(function_named(check.function), entry, ended), check.function)
     submission = read_submission(ended, check.file)
     text = submission.text if submission.missing is None else None
@@ -201,6 +216,19 @@ async def _run_check(check: AnswerCheck, entry: Mapping[str, Any], ended: Ended)
         why = None if text is not None else f"nothing matches {check.extract!r}"
     right, seen = (False, None) if text is None else _CHECKERS[check.kind](check, text)
     data = {"check": check.kind, "wanted": getattr(check, check.kind), "seen": seen, "right": right, "why": why}
+    return Score(reward=float(right), reward_data={name: value for name, value in data.items() if value is not None})
+
+
+async def _run_command(check: AnswerCheck, command: str | list[str], entry: Mapping[str, Any], ended: Ended) -> Score:
+    if ended.checks is None:
+        return Score(reward=0.0, reward_data={"check": "command", "why": "this agent has no working directory"})
+    end = await ended.run(
+        command, files=check.files, shipped=entry.get("files") or {}, keep=check.keep, timeout_s=check.timeout_s
+    )
+    right = end.exit_code == 0 and not end.timed_out
+    data = {"check": "command", "right": right, "exit_code": end.exit_code, "signal": end.signal}
+    data |= {"timed_out": end.timed_out or None, "set_aside": list(end.set_aside) or None}
+    data |= {"stdout": end.stdout[-_OUTPUT:] or None, "stderr": end.stderr[-_OUTPUT:] or None}
     return Score(reward=float(right), reward_data={name: value for name, value in data.items() if value is not None})
 
 

@@ -6,13 +6,22 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
-from rolltape.collect.agents import Agent, AgentOutcome, Assignment, discard, scratch_folder
+from rolltape.collect.agents import (
+    Agent,
+    AgentOutcome,
+    Assignment,
+    FunctionAgent,
+    ProgramAgent,
+    discard,
+    scratch_folder,
+)
 from rolltape.collect.environments import Environments
 from rolltape.collect.environments.protocol import Episode, Score
 from rolltape.collect.plan import PlannedAttempt, RolloutIdentity
 from rolltape.collect.results import RolloutResult, describe_error
 from rolltape.collect.runners.gateway import make_gateway
 from rolltape.collect.runners.seats import SeatSessions
+from rolltape.collect.sandboxes import Confinement, Sandbox, Unconfined, open_sandbox
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task, seed_of
 from rolltape.errors import TapeWriteError
@@ -27,8 +36,16 @@ class AttemptRunner:
     """Runs attempts through one gateway."""
 
     def __init__(
-        self, gateway: Gateway, agent: Agent, settings: CollectSettings, environments: Environments, scratch: Path
+        self,
+        gateway: Gateway,
+        agent: Agent,
+        settings: CollectSettings,
+        environments: Environments,
+        scratch: Path,
+        sandbox: Sandbox,
+        confinement: Confinement,
     ) -> None:
+        self.confinement = confinement
         self.model_name = gateway.service.model_name
         self._gateway = gateway
         self._agent = agent
@@ -36,6 +53,7 @@ class AttemptRunner:
         self._environments = environments
         self._logs = Path(gateway.service.tape.directory.path) / "logs"
         self._scratch = scratch
+        self._sandbox = sandbox
         self.cancelled: list[RolloutResult] = []  # of attempts whose `run` was cancelled
 
     async def run(
@@ -70,6 +88,7 @@ class AttemptRunner:
                 seed=seed,
                 logs=self._logs / rollout,
                 scratch=self._scratch,
+                sandbox=self._sandbox,
                 on_step=seats.on_step,
             )
             outcome = await self._agent.run(assignment)
@@ -106,7 +125,28 @@ async def open_attempts(
     """Run attempts within the block, through a gateway that runs already or through one of their own."""
     with scratch_folder(tape.directory.path) as scratch:
         async with make_gateway(settings, tape) if gateway is None else nullcontext(gateway) as used:
-            yield AttemptRunner(used, agent, settings, environments, scratch)
+            sandbox, confinement = await _open_sandbox(settings, agent, used, tape, scratch)
+            yield AttemptRunner(used, agent, settings, environments, scratch, sandbox, confinement)
+
+
+async def _open_sandbox(
+    settings: CollectSettings, agent: Agent, gateway: Gateway, tape: Tape, scratch: Path
+) -> tuple[Sandbox, Confinement]:
+    """The sandbox of an agent that is a program. Other agents run in this process, where none can hold them."""
+    if isinstance(agent, FunctionAgent):
+        return Unconfined(), Confinement("none", f"{agent.name} runs in the collector's own process: it is trusted")
+    if not isinstance(agent, ProgramAgent):
+        return Unconfined(), Confinement(None, None)
+    sandbox = await open_sandbox(
+        settings.sandbox,
+        gateway,
+        scratch=scratch,
+        hidden=[tape.directory.path],
+        network=settings.sandbox_network,
+        reads=settings.sandbox_read,
+        passed=settings.pass_env,
+    )
+    return sandbox, sandbox.confinement
 
 
 def _check_score(score: Score) -> Score:

@@ -10,6 +10,7 @@ from rolltape.collect.plan import RolloutIdentity
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.runners.attempts import open_attempts
 from rolltape.collect.runners.protocol import NO_ROOM_S, AttemptQueue, OnEnded, run_with_grace
+from rolltape.collect.sandboxes import Confinement
 from rolltape.collect.settings import CollectSettings
 from rolltape.gateway.gateway import Gateway
 from rolltape.tape.recording.tape import Tape
@@ -41,6 +42,10 @@ class LocalRunner:
     @property
     def agent_name(self) -> str:
         return self._agent.name
+
+    @property
+    def confinement(self) -> Confinement:
+        return self._attempts.confinement
 
     @property
     def cancelled(self) -> list[RolloutResult]:

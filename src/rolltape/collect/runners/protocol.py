@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self
 
 from rolltape.collect.plan import PlannedAttempt, RolloutIdentity
 from rolltape.collect.results import RolloutResult
+from rolltape.collect.sandboxes import Confinement
 from rolltape.collect.tasks import Task
 from rolltape.groups import RunAheadLimit
 
@@ -69,6 +70,11 @@ class Runner(Protocol):
     @property
     def agent_name(self) -> str:
         """The agent, as it goes into ids."""
+        ...
+
+    @property
+    def confinement(self) -> Confinement:
+        """What holds the agents."""
         ...
 
     @property

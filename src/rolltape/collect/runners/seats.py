@@ -38,7 +38,7 @@ class _SeatEnd(NamedTuple):
         if self.ended is None:
             return None
         text = self.agent.get("compared", self.ended.text)
-        return msgspec.structs.replace(self.ended, text=text, folder=None)
+        return msgspec.structs.replace(self.ended, text=text, folder=None, checks=None)
 
 
 class SeatSessions:

@@ -152,6 +152,8 @@ class ClusterMembers:
                 node_id, f"node {host}: {describe_ray_error(error)}", for_good=not isinstance(error, _actor_error())
             )
         else:
+            if started.confinement != self.first.confinement:
+                log.warning("node %s: %s", started.host, started.confinement.says)
             self.left |= started.left
             self.ready[node_id] = ClusterMember(actor, node_id, started)
         finally:

@@ -18,6 +18,7 @@ from rolltape.collect.environments import Environments
 from rolltape.collect.plan import PlannedAttempt, RolloutIdentity
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.runners.attempts import open_attempts
+from rolltape.collect.sandboxes import Confinement
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
@@ -35,7 +36,7 @@ class NodeSettings(NamedTuple):
     place: str  # where rollouts are published: a path or URL that all nodes see
     folder: str | None  # for journals, on the node's own disk; None: in its folder for temporary files
     search: tuple[str, ...]  # folders of modules that tasks and agents name
-    judging: dict[str, str]  # environment variables with the address, model and key of judges
+    variables: dict[str, str]  # of the environment: address, model and key of judges, and what programs get
     rolltape: str  # the collector's version
 
 
@@ -45,6 +46,7 @@ class NodeReady(NamedTuple):
     host: str
     model_name: str
     agent_name: str
+    confinement: Confinement
     left: frozenset[Key]  # rollouts that had ended here before, and are published now
 
 
@@ -68,7 +70,7 @@ class ClusterNode:
             raise CollectError(
                 f"node {host} does not see the run at {settings.place}; give --publish a place that all nodes see"
             )
-        os.environ.update(settings.judging)
+        os.environ.update(settings.variables)
         sys.path.extend(one for one in settings.search if one not in sys.path and Path(one).is_dir())
         agent = agent_named(settings.collect.agent)
         environments = Environments(settings.collect.environment, settings.collect.judge)
@@ -82,7 +84,7 @@ class ClusterNode:
             opening = open_attempts(settings.collect, tape, environments, agent)
             self._attempts = await stack.enter_async_context(opening)
             self._stack = stack.pop_all()
-        return NodeReady(host, self._attempts.model_name, agent.name, left)
+        return NodeReady(host, self._attempts.model_name, agent.name, self._attempts.confinement, left)
 
     async def attempt(
         self, task: Task, planned: PlannedAttempt, identity: RolloutIdentity, tries: dict[str, int]

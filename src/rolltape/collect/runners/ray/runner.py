@@ -20,6 +20,7 @@ from rolltape.collect.results import RolloutResult
 from rolltape.collect.runners.protocol import NO_ROOM_S, AttemptQueue, OnEnded, run_with_grace
 from rolltape.collect.runners.ray.members import ClusterMember, ClusterMembers, MemberLost
 from rolltape.collect.runners.ray.node import NodeSettings
+from rolltape.collect.sandboxes import Confinement
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
@@ -92,7 +93,7 @@ class RayRunner:
                 place=self._place.url,
                 folder=cluster.folder,
                 search=(str(Path.cwd()),),
-                judging=_judge_variables(settings),
+                variables=_variables(settings),
                 rolltape=version("rolltape"),
             ),
         )
@@ -110,6 +111,10 @@ class RayRunner:
     @property
     def agent_name(self) -> str:
         return self._members.first.agent_name
+
+    @property
+    def confinement(self) -> Confinement:
+        return self._members.first.confinement
 
     async def __aenter__(self) -> Self:
         self._watching = asyncio.ensure_future(self._members.watch())
@@ -298,10 +303,10 @@ def _with_absolute_paths(settings: CollectSettings) -> CollectSettings:
     return msgspec.structs.replace(settings, model=str(Path(settings.model).absolute()))
 
 
-def _judge_variables(settings: CollectSettings) -> dict[str, str]:
-    """The environment variables of judges. Nodes have their environment from whoever started them."""
+def _variables(settings: CollectSettings) -> dict[str, str]:
+    """Environment variables of judges and of programs. Nodes have their environment from whoever started them."""
     own = None if settings.judge is None else settings.judge.key_env
-    names = (URL_VARIABLE, MODEL_VARIABLE, KEY_VARIABLE, *([own] if own else []))
+    names = (URL_VARIABLE, MODEL_VARIABLE, KEY_VARIABLE, *([own] if own else []), *settings.pass_env)
     return {name: os.environ[name] for name in names if name in os.environ}
 
 

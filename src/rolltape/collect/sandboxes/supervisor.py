@@ -35,6 +35,8 @@ class Order(NamedTuple):
     stderr: str
     max_log_bytes: int  # of each of the two
     grace_s: float  # between SIGTERM and SIGKILL
+    descriptors: list[int] = []  # that it inherits
+    is_sandbox: bool = False  # it holds a sandbox, which SIGTERM would end at once: only processes inside get that
 
 
 class _OutputLog:
@@ -92,6 +94,7 @@ class Supervisor:
                 stdin=given,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
+                pass_fds=self._order.descriptors,
                 start_new_session=True,
             )
         self._pid = started.pid
@@ -185,7 +188,10 @@ class Supervisor:
         return [-self._pid] if _lives(-self._pid) else []  # the group, as kill names it
 
     def _send(self, number: signal.Signals) -> None:
+        spared = self._pid if self._order.is_sandbox and number is signal.SIGTERM else None
         for pid in self._left():
+            if pid == spared:
+                continue
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
 

@@ -1,0 +1,229 @@
+"""The sandbox `bwrap`: namespaces, mounts and a user of its own for each program, made by bubblewrap.
+
+A program sees its working directory, a home, a read-only system, temporary files in memory and its own processes. It is
+an ordinary user without capabilities, also where the collector is root. Its network holds one listener, that of the
+gateway, which the collector accepts connections of.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+
+from rolltape.collect.sandboxes import inside
+from rolltape.collect.sandboxes.protocol import (
+    ConfinedRun,
+    Confinement,
+    ProgramEnd,
+    ProgramFolders,
+    ProgramJob,
+    SandboxNetwork,
+)
+from rolltape.collect.sandboxes.running import make_order, read_end_of
+from rolltape.collect.sandboxes.supervisor import Order
+from rolltape.collect.sandboxes.visible import Mount, install_mounts, system_mounts, with_parents
+from rolltape.collect.sandboxes.workspace import Workspace
+
+USER = 1000  # inside; outside too where the collector is root, and otherwise the collector's own
+_FOLDERS = ProgramFolders("/home/agent", "/workspace", "/tmp")
+_INSIDE = "/run/rolltape/inside.py"
+_MEMORY = ("/tmp", "/var/tmp", "/dev/shm")  # inside
+_MEMORY_BYTES = 2 * 2**30  # of each of them
+_ETC = {
+    "passwd": f"root:x:0:0::/root:/bin/sh\nagent:x:{USER}:{USER}::{_FOLDERS.home}:/bin/sh\n"
+    "nobody:x:65534:65534::/:/bin/false\n",
+    "group": f"root:x:0:\nagent:x:{USER}:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost sandbox\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+_REACH = {
+    SandboxNetwork.GATEWAY: "and reach the gateway alone",
+    SandboxNetwork.HOST: "and reach whatever this machine reaches, engines and its own ports included",
+}
+_LONGEST_REPORT = 4096  # bytes
+_SIGNALED = 128  # bwrap's exit code for a signal is this and its number
+_ISOLATED = ("--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox")
+_NEEDED_TO_CHANGE_USER = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
+
+
+class ListeningGateway(Protocol):
+    """What a sandbox needs of a gateway."""
+
+    url: str
+
+    def listening_on(self, listener: socket.socket) -> AbstractAsyncContextManager[None]:
+        """Accept the connections of a listener within the block."""
+
+
+class BubblewrapSettings(NamedTuple):
+    """What all programs of a collection have in common."""
+
+    program: str  # bwrap
+    etc: Path  # a folder for the files of /etc that a sandbox has of its own
+    hidden: tuple[str, ...]  # folders that no program sees
+    network: SandboxNetwork = SandboxNetwork.GATEWAY
+    reads: tuple[str, ...] = ()  # more paths that programs may read
+    passed: tuple[str, ...] = ()  # variables of the collector's environment that programs get
+    becomes_user: bool = False  # the collector is root: mounts are made as root, and the user changes inside
+
+
+class Bubblewrap:
+    """Runs programs by bwrap."""
+
+    def __init__(self, settings: BubblewrapSettings, gateway: ListeningGateway | None) -> None:
+        self._settings = settings
+        reach = _REACH[settings.network]
+        self.confinement = Confinement(
+            "bwrap", f"sandbox bwrap: agents see their workspace and a read-only system, {reach}"
+        )
+        self._gateway = gateway
+        settings.etc.mkdir(parents=True, exist_ok=True)
+        for name, text in _ETC.items():
+            path = settings.etc / name
+            path.write_text(text)
+            path.chmod(0o644)
+
+    def folders(self, workspace: Workspace) -> ProgramFolders:
+        return _FOLDERS
+
+    def reachable(self, url: str) -> str:
+        if self._settings.network is SandboxNetwork.HOST:
+            return url
+        return urlunsplit(("http", f"127.0.0.1:{self._port()}", *urlsplit(url)[2:]))
+
+    @asynccontextmanager
+    async def enter(self, job: ProgramJob, workspace: Workspace) -> AsyncIterator[ConfinedRun]:
+        if self._settings.becomes_user:
+            await asyncio.to_thread(_give_away, workspace)
+        port = self._port() if job.is_agent and self._settings.network is SandboxNetwork.GATEWAY else 0
+        with _Channel() as channel:
+            serving = asyncio.ensure_future(self._serve(channel) if port else asyncio.sleep(0))
+            try:
+                descriptor = channel.theirs.fileno()
+                order = self._order(job, workspace, descriptor, port)
+                yield ConfinedRun(order, (descriptor,), lambda end: channel.correct(end, job.stderr))
+            finally:
+                serving.cancel()
+                await asyncio.wait({serving})
+
+    def _order(self, job: ProgramJob, workspace: Workspace, channel: int, port: int) -> Order:
+        user = USER if self._settings.becomes_user else 0
+        python = os.path.realpath(sys.executable)
+        command = [
+            *self._arguments(job, workspace, python),
+            *("--", python, "-I", "-S", _INSIDE, str(channel), str(user), str(port)),
+            *job.command,
+        ]
+        own = {"USER": "agent", "LOGNAME": "agent", "SHELL": "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"}
+        order = make_order(job, command, own, _FOLDERS, str(workspace.work), self._settings.passed)
+        return order._replace(is_sandbox=True)
+
+    def _arguments(self, job: ProgramJob, workspace: Workspace, python: str) -> list[str]:
+        settings = self._settings
+        on_host_network = settings.network is SandboxNetwork.HOST
+        search = os.environ.get("PATH", os.defpath)
+        programs = (job.command[0], *job.programs)
+        reads = (*settings.reads, *map(str, job.reads))
+        own_etc = [name for name in _ETC if name in ("passwd", "group") or not on_host_network]
+        mounts = [
+            *system_mounts(network=on_host_network),
+            *(("--ro-bind", str(settings.etc / name), f"/etc/{name}") for name in own_etc),
+            *(("--proc", "/proc"), ("--dev", "/dev"), *map(_in_memory, _MEMORY)),
+            *install_mounts((python, *job.command), search, programs=programs, reads=reads, hidden=settings.hidden),
+            ("--ro-bind", inside.__file__, _INSIDE),
+            *(("--bind", str(workspace.home), _FOLDERS.home), ("--bind", str(workspace.work), _FOLDERS.work)),
+        ]
+        return [
+            *(settings.program, "--die-with-parent", "--new-session", "--as-pid-1", *_ISOLATED),
+            *(() if on_host_network else ("--unshare-net",)),
+            *_identity(settings.becomes_user),
+            *with_parents(mounts),
+            *("--remount-ro", "/", "--chdir", _FOLDERS.work),
+        ]
+
+    def _port(self) -> int:
+        return 0 if self._gateway is None else urlsplit(self._gateway.url).port or 0
+
+    async def _serve(self, channel: "_Channel") -> None:
+        """Have the gateway accept the connections of the sandbox's listener, once that has arrived."""
+        assert self._gateway is not None
+        listener = await channel.receive_listener()
+        if listener is not None:
+            async with self._gateway.listening_on(listener):
+                await asyncio.Event().wait()
+
+
+class _Channel:
+    """The socket on which the first process of a sandbox reports: its listener, an error, and how the program ended."""
+
+    def __init__(self) -> None:
+        self._ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ours.setblocking(False)
+        self._reports: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ours.close()
+        self.theirs.close()
+
+    async def receive_listener(self) -> socket.socket | None:
+        """Wait for the first report; None if it is not the listener."""
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._ours.fileno(), arrived.set)
+        try:
+            await arrived.wait()
+        finally:
+            loop.remove_reader(self._ours.fileno())
+        return self._receive()
+
+    def _receive(self) -> socket.socket | None:
+        report, descriptors, _, _ = socket.recv_fds(self._ours, _LONGEST_REPORT, 1)
+        self._reports |= json.loads(report)
+        return socket.socket(fileno=descriptors[0]) if descriptors else None
+
+    def correct(self, end: ProgramEnd, errors: Path) -> ProgramEnd:
+        """How the program itself ended, once nothing of it runs any more. Without a report the sandbox has failed."""
+        with suppress(BlockingIOError):
+            while True:
+                if (listener := self._receive()) is not None:
+                    listener.close()
+        if end.error is not None:
+            return end
+        exit_code, number, error = end.exit_code, end.signal, self._reports.get("error")
+        if "status" in self._reports:
+            code = os.waitstatus_to_exitcode(self._reports["status"])
+            exit_code, number = (code, None) if code >= 0 else (None, -code)
+        elif number is None and (exit_code or 0) > _SIGNALED:  # the first process was killed with the rest
+            exit_code, number = None, (exit_code or 0) - _SIGNALED
+        elif number is None and error is None:
+            error = f"the sandbox could not be made: {read_end_of(errors, _LONGEST_REPORT).strip() or exit_code}"
+        return msgspec.structs.replace(end, exit_code=exit_code, signal=number, error=error)
+
+
+def _identity(becomes_user: bool) -> tuple[str, ...]:
+    if becomes_user:
+        return ("--cap-drop", "ALL", *(word for name in _NEEDED_TO_CHANGE_USER for word in ("--cap-add", name)))
+    return ("--unshare-user", "--uid", str(USER), "--gid", str(USER), "--cap-drop", "ALL")
+
+
+def _in_memory(path: str) -> Mount:
+    return ("--perms", "1777", "--size", str(_MEMORY_BYTES), "--tmpfs", path)
+
+
+def _give_away(workspace: Workspace) -> None:
+    """Make the user inside the owner of folders that are still root's; an agent's working directory is its own."""
+    for folder in (workspace.home, workspace.work):
+        if folder.stat().st_uid != USER:
+            for path, _, files in os.walk(folder):
+                for name in ("", *files):
+                    os.chown(os.path.join(path, name), USER, USER, follow_symlinks=False)  # noqa: PTH118

@@ -1,0 +1,97 @@
+"""Prepares a working directory for a check, and becomes the command that checks it.
+
+It runs as a script with nothing but the standard library, in the sandbox and with the rights of the agent: links that
+the agent left lead nowhere that it could not go itself. The order is JSON on stdin. The first line that it prints is
+JSON for the collector; whatever follows is the command's own output.
+"""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+# Read by Python or by test runners although no command names them: whoever writes one decides what a test run reports.
+_UNASKED = frozenset(
+    {
+        *("conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", ".pytest.ini", "pyproject.toml"),
+        *("setup.cfg", "tox.ini", ".coveragerc"),
+    }
+)
+# Modules that `python -m` would find in the working directory first.
+_RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "unittest", "doctest", "runpy"})
+
+
+class _Aside:
+    """A folder outside the working directory that takes what must not be there."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._count = 0
+        place.mkdir()
+
+    def take(self, path: Path) -> None:
+        self._count += 1
+        target = self._place / str(self._count)
+        try:
+            path.rename(target)
+        except OSError:  # on another file system
+            shutil.move(path, target)
+
+    def take_unasked(self, kept: set[str]) -> list[str]:
+        """Take what would be loaded unasked, except for names that are kept, and return what was taken."""
+        taken: list[str] = []
+        folders = [""]
+        for folder in folders:  # which grows
+            try:
+                entries = list(os.scandir(folder or "."))
+            except OSError:
+                continue  # its path is too long, or it may not be read
+            for entry in entries:
+                path = Path(folder, entry.name)
+                if _is_unasked(path) and str(path) not in kept:
+                    self.take(path)
+                    taken.append(str(path))
+                elif entry.is_dir(follow_symlinks=False):
+                    folders.append(str(path))
+        return sorted(taken)
+
+    def put(self, path: Path, text: str) -> None:
+        """Write a file. What is in its place, or in place of a folder above it, is taken."""
+        for folder in reversed(path.parents[:-1]):
+            if folder.is_symlink() or folder.is_file():
+                self.take(folder)
+        if path.is_symlink() or path.exists():
+            self.take(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def _is_unasked(path: Path) -> bool:
+    shadows_runner = len(path.parts) == 1 and path.stem in _RUNNERS
+    return path.name in _UNASKED or path.suffix == ".pth" or shadows_runner
+
+
+def main() -> None:
+    order: dict[str, Any] = json.load(sys.stdin)
+    temporary, kept = Path(os.environ["TMPDIR"]), set(order["keep"])
+    # What the task itself has of this kind is put back as it was.
+    own = {name: text for name, text in order["shipped"].items() if _is_unasked(Path(name)) and name not in kept}
+    files = {str(Path(name)): text for name, text in (own | order["files"]).items()}
+    aside = _Aside(temporary / "set-aside")
+    taken = aside.take_unasked(kept | files.keys())
+    for name, text in files.items():
+        aside.put(Path(name), text)
+    stdin = temporary / "stdin"
+    stdin.write_text(order["stdin"])
+    os.dup2(os.open(stdin, os.O_RDONLY), 0)
+    print(json.dumps({"set_aside": taken}), flush=True)
+    try:
+        os.execvp(order["command"][0], order["command"])
+    except OSError as error:
+        sys.exit(f"{order['command'][0]}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main()

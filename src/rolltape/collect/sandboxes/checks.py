@@ -1,0 +1,142 @@
+"""Runs commands and check functions on what an agent left, in a sandbox like the agent's, with a home of their own."""
+
+import asyncio
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from rolltape.collect.environments.protocol import CommandEnd, Ended, Score
+from rolltape.collect.functions import PREFIX
+from rolltape.collect.sandboxes import calling, checking
+from rolltape.collect.sandboxes.protocol import ProgramEnd, ProgramJob, Sandbox
+from rolltape.collect.sandboxes.running import ATTEMPT_VARIABLE, Unconfined, read_end_of, run_program
+from rolltape.collect.sandboxes.workspace import Workspace, remove
+from rolltape.errors import CollectError
+from rolltape.records.jsonable import decode_numbers, encode_numbers
+
+_OUTPUT_BYTES = 256 * 1024  # of each of stdout and stderr, the end
+# Hooks and compiled files that an agent left do not count.
+_VARIABLES = {
+    "PYTHONNOUSERSITE": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONPYCACHEPREFIX": "/nonexistent",
+    "GIT_CONFIG_COUNT": "2",
+    "GIT_CONFIG_KEY_0": "core.hooksPath",
+    "GIT_CONFIG_VALUE_0": "/dev/null",
+    "GIT_CONFIG_KEY_1": "core.fsmonitor",
+    "GIT_CONFIG_VALUE_1": "false",
+}
+
+
+class WorkspaceChecks:
+    """What a check may do with the working directory of an agent, all of whose processes have ended."""
+
+    def __init__(self, sandbox: Sandbox, workspace: Workspace) -> None:
+        self._sandbox = sandbox
+        self._workspace = workspace
+
+    @property
+    def is_confined(self) -> bool:
+        """Whether what runs here is held by a sandbox."""
+        return not isinstance(self._sandbox, Unconfined)
+
+    async def run(
+        self,
+        command: Sequence[str],
+        *,
+        files: Mapping[str, str],
+        shipped: Mapping[str, str],
+        keep: Sequence[str],
+        stdin: str,
+        timeout_s: float,
+    ) -> CommandEnd:
+        """As `Ended.run`."""
+        order = {"command": list(command), "files": dict(files), "shipped": dict(shipped), "keep": list(keep)}
+        raw = json.dumps(order | {"stdin": stdin}).encode()
+        script = (os.path.realpath(sys.executable), "-I", "-S", "-X", "utf8", checking.__file__)
+        end, printed, errors = await self._run(script, raw, timeout_s, programs=_words(command))
+        first, _, rest = printed.partition("\n")
+        return CommandEnd(
+            exit_code=end.exit_code,
+            signal=end.signal,
+            timed_out=end.timed_out,
+            stdout=rest,
+            stderr=errors,
+            set_aside=tuple(json.loads(first)["set_aside"]) if first.startswith("{") else (),
+        )
+
+    async def call(self, function: str, entry: Mapping[str, Any], ended: Ended, *, timeout_s: float) -> Score:
+        """Call a check function; CollectError if it raises. Whatever ends its process has made the check fail."""
+        known = {name: getattr(ended, name) for name in ("stop_reason", "messages", "text", "exit_code")}
+        # The very module that this process has loaded, wherever else another of its name may lie.
+        top = sys.modules[function.removeprefix(PREFIX).partition(":")[0].partition(".")[0]]
+        path = [os.path.abspath(one) for one in (*_search_path(top), *sys.path)]  # noqa: PTH100
+        raw = encode_numbers({"function": function, "entry": entry, "ended": known, "path": path}, "the task")
+        script = (sys.executable, "-s", "-P", "-X", "utf8", calling.__file__)
+        end, printed, errors = await self._run(script, raw, timeout_s, reads=_loaded_modules())
+        if not printed.startswith("{"):
+            how = (
+                "did not end in time" if end.timed_out else f"ended with exit code {end.exit_code}, signal {end.signal}"
+            )
+            return Score(
+                reward=0.0, reward_data={"check": function, "why": f"it {how}, without a score: {errors[-500:]}"}
+            )
+        answer = decode_numbers(printed.partition("\n")[0].encode())
+        if "error" in answer:
+            raise CollectError(f"{function} raised {answer['error']}")
+        return msgspec.convert(answer["score"], Score)
+
+    async def _run(
+        self,
+        command: Sequence[str],
+        stdin: bytes,
+        timeout_s: float,
+        *,
+        programs: tuple[str, ...] = (),
+        reads: tuple[Path, ...] = (),
+    ) -> tuple[ProgramEnd, str, str]:
+        """Run a script; how it ended, and the ends of what it printed to stdout and stderr."""
+        workspace = await asyncio.to_thread(self._workspace.renewed)
+        try:
+            env = {**_VARIABLES, ATTEMPT_VARIABLE: workspace.root.name}
+            job = ProgramJob.at(workspace.root, command, stdin, env=env, is_agent=False, reads=reads, programs=programs)
+            end = await run_program(self._sandbox, job, workspace, attempt=workspace.root.name, timeout_s=timeout_s)
+            if end.error is not None or end.survivors:
+                raise CollectError(f"the check could not run: {end.error or f'processes {end.survivors} do not end'}")
+            return end, read_end_of(job.stdout, _OUTPUT_BYTES), read_end_of(job.stderr, _OUTPUT_BYTES)
+        finally:
+            await asyncio.to_thread(remove, workspace.root)
+
+
+def _words(command: Sequence[str]) -> tuple[str, ...]:
+    """The words of a command, also those of a line in it that a shell will split."""
+    words: list[str] = []
+    for one in command:
+        try:
+            words += shlex.split(one)
+        except ValueError:
+            continue  # the shell will complain
+    return tuple(words)
+
+
+def _search_path(module: ModuleType) -> list[str]:
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return []
+    return [str(Path(file).parent.parent if hasattr(module, "__path__") else Path(file).parent)]
+
+
+def _loaded_modules() -> tuple[Path, ...]:
+    """Where the modules lie that this process has loaded from outside its installation: the user's are among them."""
+    tops = (sys.modules.get(name.partition(".")[0], module) for name, module in list(sys.modules.items()))
+    files = {Path(top.__file__) for top in tops if getattr(top, "__file__", None) is not None and top.__file__}
+    installed = {Path(os.path.realpath(one)) for one in (sys.prefix, sys.base_prefix)}
+    own = (file for file in files if not installed & set(Path(os.path.realpath(file)).parents) and file.is_absolute())
+    return tuple(sorted({file.parent if file.name == "__init__.py" else file for file in own}))

@@ -1,0 +1,159 @@
+"""Runs one program in a sandbox, under a supervisor process, to its end or its time limit."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from rolltape.collect.sandboxes import supervisor
+from rolltape.collect.sandboxes.protocol import (
+    ConfinedRun,
+    Confinement,
+    ProgramEnd,
+    ProgramFolders,
+    ProgramJob,
+    Sandbox,
+)
+from rolltape.collect.sandboxes.workspace import Workspace
+
+ATTEMPT_VARIABLE = "ROLLTAPE_ATTEMPT"  # names the attempt of a process; all that a program starts inherits it
+GRACE_S = 5.0  # between SIGTERM and SIGKILL
+MAX_LOG_BYTES = 10_000_000  # of each of stdout and stderr
+# Nothing else of the collector's environment reaches a program, but what the user passes on: keys and tokens stay here.
+_INHERITED = ("PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TERM", "TZ", "SHELL", "USER", "LOGNAME")
+_SUPERVISOR_S = 15.0  # for a supervisor to end, beyond the grace time
+
+
+class Unconfined:
+    """No sandbox: programs run as the collector's own user, and can do whatever that user can."""
+
+    def __init__(self, passed: tuple[str, ...] = (), reason: str = "none was asked for") -> None:
+        self.confinement = Confinement(
+            "none",
+            f"no sandbox ({reason}): agents run as the collector's own user, and nothing keeps them from reading this "
+            "run, other attempts and the collector's environment, or from rewarding themselves",
+        )
+        self._passed = passed  # variables of the collector's environment that programs get
+
+    def folders(self, workspace: Workspace) -> ProgramFolders:
+        return ProgramFolders(str(workspace.home), str(workspace.work), str(workspace.temporary))
+
+    def reachable(self, url: str) -> str:
+        return url
+
+    @asynccontextmanager
+    async def enter(self, job: ProgramJob, workspace: Workspace) -> AsyncIterator[ConfinedRun]:
+        order = make_order(job, job.command, {}, self.folders(workspace), str(workspace.work), self._passed)
+        yield ConfinedRun(order, (), lambda end: end)
+
+
+def make_order(
+    job: ProgramJob,
+    command: Sequence[str],
+    own: Mapping[str, str],
+    folders: ProgramFolders,
+    cwd: str,
+    passed: tuple[str, ...],
+) -> supervisor.Order:
+    """The supervisor's order for a job. `own` are variables that the sandbox sets, `passed` names the collector's."""
+    places = {"HOME": folders.home, "TMPDIR": folders.temporary}
+    return supervisor.Order(
+        command=list(command),
+        env={**inherited_variables(), **own, **places, **_environment(passed), **job.env},
+        cwd=cwd,
+        stdin=str(job.stdin),
+        stdout=str(job.stdout),
+        stderr=str(job.stderr),
+        max_log_bytes=MAX_LOG_BYTES,
+        grace_s=GRACE_S,
+    )
+
+
+def inherited_variables() -> dict[str, str]:
+    """What every program gets of the collector's environment."""
+    return _environment(_INHERITED)
+
+
+def _environment(names: tuple[str, ...]) -> dict[str, str]:
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+async def run_program(
+    sandbox: Sandbox, job: ProgramJob, workspace: Workspace, *, attempt: str, timeout_s: float
+) -> ProgramEnd:
+    """Run a program to its end or its time limit. If this is cancelled, it returns once all that was started has ended.
+
+    `attempt` is the value of ATTEMPT_VARIABLE in the job's environment.
+    """
+    async with sandbox.enter(job, workspace) as confined:
+        return confined.correct(await _supervise(confined, attempt, timeout_s))
+
+
+async def _supervise(confined: ConfinedRun, attempt: str, timeout_s: float) -> ProgramEnd:
+    order = confined.order._replace(descriptors=list(confined.descriptors))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", "-X", "utf8", supervisor.__file__),
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=DEVNULL,
+        env={"PATH": os.environ.get("PATH", os.defpath)},
+        pass_fds=confined.descriptors,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    ended = asyncio.ensure_future(_read_end(process))
+    timed_out = False
+    try:
+        with contextlib.suppress(ConnectionError):
+            process.stdin.write(msgspec.json.encode(order._asdict()) + b"\n")
+            await process.stdin.drain()
+        timed_out = not (await asyncio.wait({ended}, timeout=timeout_s))[0]
+    finally:
+        # Without its lifeline the supervisor ends everything, even if a second cancel keeps us from waiting for it.
+        process.stdin.close()
+        await asyncio.wait({ended}, timeout=order.grace_s + _SUPERVISOR_S)
+    end = ended.result() if ended.done() else None
+    if end is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        for pid in attempt_processes(attempt):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        return ProgramEnd(error="the process that supervised it was killed, or did not end", timed_out=timed_out)
+    return msgspec.structs.replace(end, timed_out=timed_out)
+
+
+async def _read_end(process: Process) -> ProgramEnd | None:
+    """What the supervisor reports; None if it died before it could."""
+    assert process.stdout is not None
+    reported = await process.stdout.read()
+    await process.wait()
+    try:
+        return msgspec.json.decode(reported, type=ProgramEnd)
+    except msgspec.DecodeError:
+        return None
+
+
+def attempt_processes(attempt: str) -> list[int]:
+    """The processes of an attempt, by the variable that they inherited, where the system lists processes."""
+    mark = f"{ATTEMPT_VARIABLE}={attempt}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def read_end_of(path: Path, max_bytes: int) -> str:
+    """The end of a text file."""
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - max_bytes, 0))
+        return file.read().decode("utf-8", "replace")

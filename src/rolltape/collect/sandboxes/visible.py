@@ -1,0 +1,159 @@
+"""What a program in a sandbox sees of this machine: the system, a little of /etc, and the installs that it needs."""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+Mount = tuple[str, ...]  # arguments of bwrap, the last of which is where it is mounted
+
+_SYSTEM = tuple(map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")))
+# No private keys, no accounts, no settings of services.
+_ETC = (
+    *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "timezone", "os-release", "mime.types"),
+    *("services", "protocols", "inputrc", "terminfo", "fonts", "ca-certificates", "ca-certificates.conf", "ssl/certs"),
+    *("ssl/openssl.cnf", "ssl/cert.pem", "pki/tls/certs", "pki/tls/cert.pem", "pki/ca-trust", "crypto-policies"),
+)
+_ETC_OF_NETWORK = ("resolv.conf", "hosts", "nsswitch.conf", "gai.conf", "host.conf")
+_LONGEST_SHEBANG = 256  # bytes
+_MAX_LINKS = 40
+
+
+def system_mounts(*, network: bool) -> list[Mount]:
+    """Mounts of the system, read-only. With `network`, also for how it finds other machines."""
+    mounts: list[Mount] = []
+    for path in _SYSTEM:
+        if path.is_symlink():
+            mounts.append(("--symlink", str(path.readlink()), str(path)))
+        elif path.is_dir():
+            mounts.append(("--ro-bind", str(path), str(path)))
+    etc = (Path("/etc", name) for name in (*_ETC, *(_ETC_OF_NETWORK if network else ())))
+    mounts += [("--ro-bind", str(path), str(path)) for path in etc if path.exists()]
+    return mounts
+
+
+@lru_cache(maxsize=64)
+def install_mounts(
+    command: tuple[str, ...],
+    search: str,
+    *,
+    programs: tuple[str, ...] = (),
+    reads: tuple[str, ...] = (),
+    hidden: tuple[str, ...] = (),
+) -> list[Mount]:
+    """Mounts of the program of a command, files among its arguments, and more programs and paths to read.
+
+    `search` is its PATH: the first node and python3 there come with it, since programs are scripts of theirs. `hidden`
+    stays out even where it lies below something that is visible.
+    """
+    seen = _Visible()
+    for name in (command[0], *programs, "node", "python3"):
+        if (program := shutil.which(name, path=search)) is not None:
+            seen.add_program(Path(program).absolute(), search)
+    for word in (*(word for word in command[1:] if os.path.isabs(word) and os.path.isfile(word)), *reads):  # noqa: PTH113, PTH117
+        seen.add(Path(word))
+    return seen.mounts(Path(one) for one in hidden)
+
+
+class _Visible:
+    def __init__(self) -> None:
+        self._paths: set[Path] = set()
+        self._links: dict[Path, str] = {}
+        self._programs: set[Path] = set()
+
+    def add(self, path: Path) -> None:
+        if not _is_inside(path, _SYSTEM):
+            self._paths.add(path)
+
+    def add_program(self, program: Path, search: str) -> None:
+        """A program with all links that lead to it, what it was installed with, and its interpreter."""
+        if program in self._programs:
+            return
+        self._programs.add(program)
+        for step in _steps(program):
+            root = _install_root(step)
+            if root is not None:
+                self.add(root)
+                if (python := root / "bin" / "python").exists():
+                    self.add_program(python, search)
+            elif step.is_symlink():
+                self._links[step] = str(step.readlink())
+            else:
+                self.add(step)
+        if (interpreter := _interpreter(program, search)) is not None:
+            self.add_program(interpreter, search)
+
+    def mounts(self, hidden: Iterable[Path]) -> list[Mount]:
+        shown = [path for path in sorted(self._paths) if not _is_inside(path, self._paths - {path})]
+        mounts: list[Mount] = [("--ro-bind", str(path), str(path)) for path in shown]
+        for link, target in sorted(self._links.items()):
+            if not _is_inside(link, (*shown, *_SYSTEM)):
+                mounts.append(("--symlink", target, str(link)))
+        mounts += [("--tmpfs", str(path)) for path in hidden if _is_inside(path, (*shown, *_SYSTEM))]
+        return mounts
+
+
+def with_parents(mounts: Iterable[Mount]) -> Iterator[str]:
+    """The arguments of bwrap for mounts in their order, with folders above them that anybody may pass."""
+    made: set[Path] = set()
+    covered: set[Path] = set()
+    for mount in mounts:
+        target = Path(mount[-1])
+        for parent in reversed(target.parents[:-1]):
+            if parent not in made and not _is_inside(parent, covered):
+                yield from ("--perms", "0755", "--dir", str(parent))
+                made.add(parent)
+        (covered if mount[0].endswith("bind") else made).add(target)
+        yield from mount
+
+
+def _is_inside(path: Path, folders: Iterable[Path]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
+def _steps(path: Path) -> Iterator[Path]:
+    """A path, each link that it leads to, and where it ends."""
+    real = Path(os.path.realpath(path))
+    for _ in range(_MAX_LINKS):
+        yield path
+        if not path.is_symlink():
+            break
+        path = Path(os.path.normpath(path.parent / path.readlink()))
+    if path != real:
+        yield real
+
+
+def _install_root(program: Path) -> Path | None:
+    """The folder that a program was installed as a whole with, and nothing else in it; None: no such folder."""
+    if _is_inside(program, _SYSTEM):
+        return None
+    parts = program.parts
+    if "node_modules" in parts:
+        return Path(*parts[: parts.index("node_modules") + 1])
+    for parent in program.parents:
+        if (parent / "pyvenv.cfg").is_file() or (parent / "conda-meta").is_dir():
+            return parent
+    above = program.parent.parent
+    if program.parent.name == "shims" and (above / "versions").is_dir():  # of pyenv
+        return above
+    is_python = program.parent.name == "bin" and any(above.glob("lib/python3*/os.py"))
+    is_node = program.parent.name == "bin" and (above / "include/node").is_dir() and (above / "bin/node").is_file()
+    return above if above != Path("/") and (is_python or is_node) else None
+
+
+def _interpreter(script: Path, search: str) -> Path | None:
+    """What runs a script, by its first line; None: it is no script."""
+    try:
+        with script.open("rb") as file:
+            first = file.readline(_LONGEST_SHEBANG)
+    except OSError:
+        return None
+    if not first.startswith(b"#!"):
+        return None
+    words = os.fsdecode(first[2:]).split()
+    if words and Path(words[0]).name == "env":
+        name = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), "")
+        found = shutil.which(name, path=search)
+        return None if found is None else Path(found)
+    return Path(words[0]) if words and os.path.isabs(words[0]) else None  # noqa: PTH117

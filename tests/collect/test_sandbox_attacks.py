@@ -1,0 +1,420 @@
+"""An agent that attacks: what it reaches from inside a sandbox, and what it leaves behind for the collector."""
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rolltape
+from bwrap import needs_bwrap
+from collecting import collected, instant, rollouts, task_file
+from rolltape.collect.results import RolloutResult
+from rolltape.collect.sandboxes import SandboxKind, SandboxNetwork, bubblewrap
+
+SECRET = "hush-hush"
+# Each attack returns what it got, or raises. Where one succeeds, it does no harm: files are opened and not written, and
+# processes are seized and not stopped.
+ATTACKER = """
+import ctypes, glob, json, os, signal, socket, subprocess, sys, urllib.request
+told = json.load(sys.stdin)
+task = told["task"]
+libc = ctypes.CDLL(None, use_errno=True)
+
+def ask():
+    body = json.dumps({"model": told["model"], "messages": told["messages"]}).encode()
+    url = told["openai_base_url"] + "/chat/completions"
+    return json.load(urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"})))
+
+def system_call(done):
+    if done == -1:
+        raise OSError(ctypes.get_errno(), "refused")
+    return done
+
+def environments():
+    read = []
+    for path in glob.glob("/proc/[0-9]*/environ"):
+        try:
+            read.append(open(path).read())
+        except OSError:
+            pass
+    return [one for one in read if task["secret"] in one] or refuse()
+
+def refuse():
+    raise OSError(1, "nothing was found")
+
+def connect(kind, address):
+    with socket.socket(kind) as one:
+        one.settimeout(3)
+        one.connect(address)
+        return "connected"
+
+def capabilities():
+    lines = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
+    held = [lines[name].strip() for name in ("CapPrm", "CapEff", "CapAmb")]
+    return held if any(int(one, 16) for one in held) or lines["NoNewPrivs"].strip() != "1" else refuse()
+
+def fill(path):
+    with open(path, "wb") as file:
+        for _ in range(64):
+            file.write(bytes(2**20))
+        return file.tell()
+
+def write(path):
+    os.close(os.open(path, os.O_WRONLY))
+    return path
+
+def create(folder):
+    path = f"{folder}/rolltape-test-{os.getpid()}"
+    open(path, "x").close()
+    os.unlink(path)
+    return path
+
+UNSHARE = "import ctypes, sys; sys.exit(-ctypes.CDLL(None).unshare(0x10000000))"
+os.mkdir("folder")
+attacks = {
+    "list the run": lambda: os.listdir(task["run"]),
+    "read the run": lambda: open(task["run"] + "/run.json").read(),
+    "read other workspaces": lambda: glob.glob(task["run"] + "/scratch/*/*") or refuse(),
+    "read tasks": lambda: open(task["run"] + "/../tasks.jsonl").read(),
+    "environment of the collector": lambda: open(f"/proc/{task['pid']}/environ").read(),
+    "any environment": environments,
+    "kill the collector": lambda: os.kill(task["pid"], 0),
+    "kill everybody": lambda: len(glob.glob("/proc/[0-9]*")) > 4 or refuse(),
+    "trace the collector": lambda: system_call(libc.ptrace(0x4206, task["pid"], 0, 0)),
+    "trace the first process": lambda: system_call(libc.ptrace(0x4206, 1, 0, 0)),
+    "memory of the first process": lambda: open("/proc/1/mem", "rb").read(1),
+    "descriptors of the first process": lambda: os.listdir("/proc/1/fd"),
+    "reach the engine": lambda: connect(socket.AF_INET, ("127.0.0.1", task["engine"])),
+    "reach another port": lambda: connect(socket.AF_INET, ("127.0.0.1", task["port"])),
+    "reach the machine's own address": lambda: connect(socket.AF_INET, (task["address"], task["port"])),
+    "reach an abstract socket": lambda: connect(socket.AF_UNIX, "\\0" + task["abstract"]),
+    "reach a socket in a folder": lambda: connect(socket.AF_UNIX, task["socket"]),
+    "write to the system": lambda: create("/usr/lib"),
+    "write to the root": lambda: create("/"),
+    "write to /etc": lambda: write("/etc/passwd"),
+    "write to the kernel": lambda: write("/proc/sys/kernel/core_pattern"),
+    "write beside the workspace": lambda: create("/home"),
+    "be root": lambda: os.setuid(0),
+    "be root outside": lambda: 0 if os.getuid() == 0 or os.geteuid() == 0 else refuse(),
+    "hold capabilities": capabilities,
+    "gain capabilities": lambda: subprocess.run([sys.executable, "-c", UNSHARE], check=True),
+    "gain capabilities by a program": lambda: subprocess.run(["unshare", "-Ur", "true"], check=True, stderr=-3),
+    "mount": lambda: system_call(libc.mount(b"none", b"folder", b"tmpfs", 0, 0)) or libc.umount(b"folder"),
+    "change the mounts": lambda: system_call(libc.mount(b"none", b"/usr", None, 32 | 4096, 0)),
+    "read the keyring": lambda: system_call(libc.syscall(250, 0, -3, 0)),
+    "read the disk": lambda: [open(path, "rb").read(1) for path in glob.glob("/dev/[svxm][de]*")][0],
+    "fill the disk by /tmp": lambda: fill("/tmp/full"),
+    "fill the memory by /dev/shm": lambda: fill("/dev/shm/full"),
+}
+ask()
+got = {}
+for name, attack in attacks.items():
+    if name not in task.get("only", attacks):
+        continue
+    try:
+        got[name] = repr(attack())
+    except Exception as error:
+        got[name] = None
+    for path in ("/tmp/full", "/dev/shm/full"):
+        if os.path.exists(path):
+            os.unlink(path)
+print(json.dumps({name: value for name, value in got.items() if value is not None}))
+"""
+
+
+@contextmanager
+def listeners(place: Path) -> Iterator[dict[str, Any]]:
+    """What other programs on this machine have: ports, an abstract socket, and one in a folder."""
+    abstract, path = f"rolltape-test-{os.getpid()}", str(place / "any.sock")
+    with (
+        socket.create_server(("0.0.0.0", 0)) as port,
+        socket.socket(socket.AF_UNIX) as named,
+        socket.socket(socket.AF_UNIX) as hidden,
+    ):
+        named.bind(path)
+        hidden.bind(f"\0{abstract}")
+        named.listen()
+        hidden.listen()
+        yield {
+            "port": port.getsockname()[1],
+            "address": own_address(),
+            "abstract": abstract,
+            "socket": path,
+            "pid": os.getpid(),
+            "secret": SECRET,
+        }
+
+
+def own_address() -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # nothing is sent
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+async def attack(place: Path, script: str, task: dict[str, Any], **settings: Any) -> list[RolloutResult]:
+    """Collect one attempt of an agent that is a script."""
+    needs_bwrap()
+    (place / "attacker.py").write_text(script)
+    settings = {"sandbox": SandboxKind.BWRAP, "group_size": 1, "timeout_s": 60.0, **settings}
+    async with instant() as engine:
+        port = int(engine.url.rpartition(":")[2])
+        given = {"id": "t", "prompt": "What is 3 + 1?", "answer": 4, "engine": port, "run": str(place / "run")} | task
+        source = task_file(place, [given])
+        agent = f"command:{sys.executable} {place / 'attacker.py'}"
+        return await collected(source, place / "run", engine, agent=agent, **settings)
+
+
+def printed(place: Path) -> str:
+    (one,) = rollouts(place / "run")
+    folder = place / "run" / "logs" / one.id
+    assert (folder / "stderr.txt").read_text() == ""
+    return (folder / "stdout.txt").read_text()
+
+
+async def test_an_agent_in_a_sandbox_gets_nothing_but_its_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bubblewrap, "_MEMORY_BYTES", 8 * 2**20)
+    monkeypatch.setenv("SOME_API_KEY", SECRET)
+    with listeners(tmp_path) as task:
+        (result,) = await attack(tmp_path, ATTACKER, task)
+    assert (result.reason, result.turns) == (None, 1)
+    assert json.loads(printed(tmp_path)) == {}
+
+
+async def test_without_a_sandbox_it_gets_at_all_of_this(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    only = ["read the run", "environment of the collector", "kill the collector", "reach the engine"]
+    only += ["reach another port", "reach an abstract socket", "reach a socket in a folder"]
+    monkeypatch.setenv("SOME_API_KEY", SECRET)
+    with listeners(tmp_path) as task:
+        await attack(tmp_path, ATTACKER, task | {"only": only}, sandbox=SandboxKind.NONE)
+    assert list(json.loads(printed(tmp_path))) == only
+
+
+async def test_the_host_network_and_variables_are_passed_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", SECRET)
+    monkeypatch.setenv("OTHER_API_KEY", SECRET)
+    script = ATTACKER.replace("got = {}", 'print([name for name in os.environ if task["secret"] in os.environ[name]])')
+    script = script.partition("for name, attack")[0] + 'print(attacks["reach another port"]())\n'
+    with listeners(tmp_path) as task:
+        (result,) = await attack(
+            tmp_path, script, task, sandbox_network=SandboxNetwork.HOST, pass_env=("SOME_API_KEY",)
+        )
+    assert result.reason is None
+    assert printed(tmp_path) == "['SOME_API_KEY']\nconnected\n"
+
+
+async def test_what_the_user_shows_can_be_read_and_a_run_below_it_cannot(tmp_path: Path) -> None:
+    (tmp_path / "shown.txt").write_text("shown")
+    tmp_path.chmod(0o755)
+    script = ATTACKER.partition("UNSHARE =")[0] + (
+        "ask()\nprint(open(task['run'] + '/../shown.txt').read(), os.listdir(task['run']))\n"
+    )
+    await attack(tmp_path, script, {}, sandbox_read=(str(tmp_path),))
+    assert printed(tmp_path) == "shown []\n"
+
+
+async def test_many_streams_at_once_reach_the_gateway(tmp_path: Path) -> None:
+    script = """
+import json, sys, threading, urllib.request
+told = json.load(sys.stdin)
+body = json.dumps({"model": told["model"], "messages": told["messages"], "stream": True}).encode()
+url = told["openai_base_url"] + "/chat/completions"
+ends = []
+def ask():
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    lines = [line for line in urllib.request.urlopen(request) if line.strip()]
+    ends.append(lines[-1].strip() == b"data: [DONE]" and len(lines) > 3)
+threads = [threading.Thread(target=ask) for _ in range(100)]
+[one.start() for one in threads]
+[one.join() for one in threads]
+print(len(ends), all(ends))
+"""
+    (result,) = await attack(tmp_path, script, {}, max_turns=1000)
+    assert printed(tmp_path) == "100 True\n"
+    assert result.turns == 100
+
+
+LEFTOVERS = (
+    ATTACKER.partition("UNSHARE =")[0]
+    + """
+import time
+ask()
+os.symlink("/etc/hostname", "out.txt")
+os.symlink(task["outside"], "folder")
+os.symlink(task["outside"] + "/precious.txt", "file")
+os.makedirs("closed/inner")
+open("closed/inner/file", "w").close()
+os.chmod("closed/inner", 0)
+os.chmod("closed", 0)
+os.mkfifo("pipe")
+here = os.getcwd()
+for _ in range(3000):
+    os.mkdir("d" * 100)
+    os.chdir("d" * 100)
+os.chdir(here)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind("daemon.sock")
+        listener.listen()
+        os.environ.clear()
+        os.close(0), os.close(1), os.close(2)
+        while True:
+            listener.accept()
+    os._exit(0)
+os.wait()
+while True:
+    try:
+        connect(socket.AF_UNIX, "daemon.sock")
+        break
+    except OSError:
+        time.sleep(0.01)
+print(4)
+"""
+)
+LOOKS = """
+import os, socket
+def looks(task, ended):
+    folder = os.open(ended.folder, os.O_RDONLY)  # the path of a socket must be short
+    with socket.socket(socket.AF_UNIX) as one:
+        try:
+            one.connect(f"/proc/self/fd/{folder}/daemon.sock")
+        except ConnectionRefusedError:
+            return {"reward": 1.0, "daemon": "has ended"}
+    return {"reward": 0.0, "daemon": "still runs"}
+"""
+
+
+@pytest.mark.parametrize("sandbox", list(SandboxKind)[1:])
+async def test_what_an_agent_leaves_neither_runs_on_nor_leads_the_collector_astray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: SandboxKind
+) -> None:
+    (tmp_path / "outside").mkdir()
+    precious = tmp_path / "outside" / "precious.txt"
+    precious.write_text("keep me")
+    precious.chmod(0o600)
+    (tmp_path / "looks_at_daemons.py").write_text(LOOKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    checks = [
+        {"exact": Path("/etc/hostname").read_text(), "file": "out.txt"},
+        {"function": "python:looks_at_daemons:looks", "sandbox": False},
+    ]
+    task = {"outside": str(tmp_path / "outside"), "check": checks, "answer": None}
+    monkeypatch.setattr(sys.modules["rolltape.collect.sandboxes.running"], "GRACE_S", 0.3)
+    (result,) = await attack(tmp_path, LEFTOVERS, task, sandbox=sandbox)
+    assert (result.reason, result.reward) == (None, 0.0)
+    data = rolltape.trace_of(rollouts(tmp_path / "run")[0]).reward_data
+    assert data is not None
+    (linked, daemon) = data["checks"]
+    assert linked["why"] == "out.txt leads out of the working directory"
+    assert daemon["daemon"] == "has ended"
+    assert list((tmp_path / "run" / "scratch").iterdir()) == []
+    assert (precious.read_text(), precious.stat().st_mode & 0o777) == ("keep me", 0o600)
+
+
+PLANTER = """
+import json, os, sys, urllib.request
+told = json.load(sys.stdin)
+body = json.dumps({"model": told["model"], "messages": told["messages"]}).encode()
+url = told["openai_base_url"] + "/chat/completions"
+urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"})).read()
+cheat = "import os; os._exit(0)"
+evil = "import atexit, os\\natexit.register(os._exit, 0)\\n"
+conftest = "import pytest\\n@pytest.hookimpl(hookwrapper=True)\\ndef pytest_runtest_makereport(item, call):\\n"
+conftest += "    out = yield\\n    out.get_result().outcome = 'passed'\\n"
+site = os.path.expanduser(f"~/.local/lib/python3.{sys.version_info[1]}/site-packages")
+os.makedirs(site)
+os.makedirs("pytest")
+os.symlink("/dev/null", "test_calc.py") if not os.path.exists("test_calc.py") else os.unlink("test_calc.py")
+for path, text in {
+    "conftest.py": conftest, "pytest/__init__.py": cheat, "pytest/__main__.py": cheat, "sitecustomize.py": evil,
+    "usercustomize.py": evil, "pytest.ini": "[pytest]\\naddopts = --collect-only\\n", "evil.pth": cheat,
+    "grading_of_plants.py": "def grade(task, ended): return 1.0", site + "/evil.pth": cheat,
+    site + "/usercustomize.py": evil, "setup.cfg": "[tool:pytest]\\naddopts = --collect-only\\n",
+}.items():
+    open(path, "w").write(text)
+print(4)
+"""
+TESTS = "from calc import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n"
+
+
+@pytest.mark.parametrize("sandbox", list(SandboxKind)[1:])
+async def test_a_planted_conftest_is_no_reward(tmp_path: Path, sandbox: SandboxKind) -> None:
+    check = {"command": f"{sys.executable} -m pytest -q test_calc.py", "files": {"test_calc.py": TESTS}}
+    files = {"calc.py": "def add(a, b):\n    return a - b\n", "setup.cfg": "[metadata]\nname = calc\n"}
+    (result,) = await attack(tmp_path, PLANTER, {"files": files, "check": check, "answer": None}, sandbox=sandbox)
+    data = rolltape.trace_of(rollouts(tmp_path / "run")[0]).reward_data
+    assert data is not None
+    assert (result.reason, result.reward, data["exit_code"]) == (None, 0.0, 1)
+    assert "assert -1 == 5" in data["stdout"]
+    expected = ["conftest.py", "evil.pth", "pytest", "pytest.ini", "sitecustomize.py", "usercustomize.py"]
+    assert data["set_aside"] == expected
+
+
+async def test_a_command_that_passes_is_a_reward(tmp_path: Path) -> None:
+    check = {"command": f"{sys.executable} -m pytest -q test_calc.py", "files": {"test_calc.py": TESTS}}
+    files = {"calc.py": "def add(a, b):\n    return a + b\n"}
+    (result,) = await attack(tmp_path, PLANTER, {"files": files, "check": check, "answer": None})
+    assert (result.reason, result.reward) == (None, 1.0)
+
+
+GRADING = """
+import json, os, socket, subprocess, sys
+def grade(task, ended):
+    scope = {}
+    exec((ended.folder / "calc.py").read_text(), scope)
+    tried = {}
+    for name in ("run", "environment", "engine"):
+        try:
+            tried[name] = repr(scope[name](task))
+        except Exception as error:
+            tried[name] = type(error).__name__
+    print("what a check prints is not its score")
+    subprocess.run(["echo", '{"score": {"reward": 100}}'], check=True)
+    return {"reward": 0.5, "tried": tried, "user": os.getuid(), "nan": float("nan")}
+"""
+CALC = """
+import os, socket
+def run(task): return os.listdir(task["run"])
+def environment(task): return open(f"/proc/{task['pid']}/environ").read()
+def engine(task): return socket.create_connection(("127.0.0.1", task["engine"]), 3)
+"""
+
+
+async def test_a_check_function_runs_what_an_agent_wrote_inside_a_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "grading_of_plants.py").write_text(GRADING)
+    monkeypatch.syspath_prepend(tmp_path)
+    task = {"files": {"calc.py": CALC}, "check": "python:grading_of_plants:grade", "answer": None, "pid": os.getpid()}
+    (result,) = await attack(tmp_path, PLANTER, task)
+    assert (result.reason, result.reward) == (None, 0.5)
+    data = rolltape.trace_of(rollouts(tmp_path / "run")[0]).reward_data
+    assert data is not None
+    assert data["user"] == bubblewrap.USER
+    assert data["tried"] == {
+        "run": "FileNotFoundError",
+        "environment": "FileNotFoundError",
+        "engine": "ConnectionRefusedError",
+    }
+
+
+async def test_code_that_ends_the_check_is_not_rewarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "grading_of_exits.py").write_text(GRADING)
+    monkeypatch.syspath_prepend(tmp_path)
+    task = {"files": {"calc.py": "import os; os._exit(0)"}, "check": "python:grading_of_exits:grade", "answer": None}
+    (result,) = await attack(tmp_path, PLANTER, task)
+    assert (result.reason, result.reward) == (None, 0.0)
