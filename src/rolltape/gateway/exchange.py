@@ -79,6 +79,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool = True  # in a streamed reply
     thinking: bool | None = None  # None: not given, so the gateway's setting holds
     custom_tools: frozenset[str] = frozenset()  # tools whose calls go back as free text, not as arguments
+    client_tools: frozenset[str] = (
+        frozenset()
+    )  # tools of OpenAI's that the client runs, whose calls are items of theirs
     namespaces: frozenset[str] = frozenset()  # of tools named `namespace__tool`, whose calls go back in two words
     # Fields that are understood but not applied, each with what is done instead; a header and the turn list them.
     ignored_params: tuple[str, ...] = ()

@@ -62,6 +62,8 @@ def read_tool_choice(body: Fields, offered: Collection[str]) -> ToolChoice:
         return ToolChoice("required", _named(choice, offered))
     if kind == "allowed_tools":
         return _allowed(choice.maybe_object(kind) or choice, offered)
+    if kind in offered:
+        return ToolChoice("required", kind)  # a tool that OpenAI defines and the client runs
     choice.ignore(f"tool_choice: {ascii(kind)[:80]} is not offered here; auto")
     return ToolChoice()
 
@@ -69,7 +71,9 @@ def read_tool_choice(body: Fields, offered: Collection[str]) -> ToolChoice:
 def _allowed(choice: Fields, offered: Collection[str]) -> ToolChoice:
     mode = choice.maybe_one_of("mode", *_MODES) or "auto"
     tools = choice.objects("tools")
-    names = [_named(tool, offered) for tool in tools if tool.text("type") in ("function", "custom")]
+    kinds = [tool.text("type") for tool in tools]
+    own = [kind for kind in kinds if kind not in ("function", "custom") and kind in offered]
+    names = own + [_named(tool, offered) for tool in tools if tool.text("type") in ("function", "custom")]
     if mode == "required" and len(names) == len(tools) == 1:
         return ToolChoice(mode, names[0])
     if not set(names) >= set(offered):
@@ -94,6 +98,7 @@ class ToolOffer:
         self.custom_tools: set[str] = set()
         self.namespaces: set[str] = set()
         self.strict: set[str] = set()
+        self.client_tools: set[str] = set()
 
     @property
     def names(self) -> list[str]:

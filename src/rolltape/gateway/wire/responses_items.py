@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from rolltape.gateway.exchange import Ask, Reply
 from rolltape.gateway.wire.openai import custom_call_input
+from rolltape.gateway.wire.responses_tools import CLIENT_TOOLS, ID_PREFIXES, call_fields
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
 
-_ITEM_ID = re.compile(r"(?:msg|rs|fc|ctc)_rt\d*_(\w+)")
+_ITEM_ID = re.compile(rf"(?:msg|rs|fc|ctc|{'|'.join(ID_PREFIXES)})_rt\d*_(\w+)")
 _SEALED = "rt1."  # in front of reasoning that travels as encrypted_content; it is not secret
 _BETWEEN = "__"  # a namespace and a tool of it, in the one name that the model sees
 
@@ -80,6 +81,9 @@ def _call_item(ask: Ask, call: dict[str, Any], suffix: str) -> dict[str, Any]:
     text = custom_call_input(arguments) if name in ask.custom_tools else None
     if text is not None:
         return {"id": f"ctc_{suffix}", "type": "custom_tool_call", "input": text, **named}
+    fields = call_fields(name, arguments) if name in ask.client_tools else None
+    if fields is not None:
+        return {"id": f"{CLIENT_TOOLS[name].id_prefix}_{suffix}", "call_id": call["id"], "status": "completed"} | fields
     return {"id": f"fc_{suffix}", "type": "function_call", "arguments": arguments, **named}
 
 
@@ -147,9 +151,29 @@ def _custom_tool_call(item: dict[str, Any], at: dict[str, Any]) -> Filler:
     ]
 
 
+def _shell_call(item: dict[str, Any], at: dict[str, Any]) -> Filler:
+    commands, events = item["action"]["commands"], []
+    for index, command in enumerate(commands):
+        place = {"output_index": at["output_index"], "command_index": index}
+        events += [
+            ResponsesEvent("response.shell_call_command.added", place | {"command": ""}),
+            ResponsesEvent("response.shell_call_command.delta", place | {"delta": command}),
+            ResponsesEvent("response.shell_call_command.done", place | {"command": command}),
+        ]
+    return item | {"action": item["action"] | {"commands": []}}, events
+
+
+def _at_once(item: dict[str, Any], _: dict[str, Any]) -> Filler:
+    """An item for which the API has no events of its own."""
+    return item, []
+
+
 _FILLERS = {
     "reasoning": _reasoning,
     "message": _message,
     "function_call": _function_call,
     "custom_tool_call": _custom_tool_call,
+    "shell_call": _shell_call,
+    "local_shell_call": _at_once,
+    "apply_patch_call": _at_once,
 }

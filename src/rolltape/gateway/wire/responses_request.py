@@ -16,14 +16,20 @@ from rolltape.gateway.wire.openai import (
     read_tool_choice,
 )
 from rolltape.gateway.wire.responses_items import draft_id, joined_name, unsealed
+from rolltape.gateway.wire.responses_tools import CALLS, OUTPUTS, as_function, is_run_by_client, read_call, read_output
 
 _INCLUDED = ("reasoning.encrypted_content",)
 _ROLES = ("system", "developer", "user", "assistant")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 # In the order in which the items of one reply come.
 _REASONING, _TEXT, _CALL = range(3)
-_OF_A_REPLY = {"reasoning": _REASONING, "function_call": _CALL, "custom_tool_call": _CALL}
-_KNOWN = ("message", *_OF_A_REPLY, *_OUTPUTS)
+_OF_A_REPLY = {
+    "reasoning": _REASONING,
+    "function_call": _CALL,
+    "custom_tool_call": _CALL,
+    **dict.fromkeys(CALLS, _CALL),
+}
+_KNOWN = ("message", *_OF_A_REPLY, *_OUTPUTS, *OUTPUTS)
 
 
 def read_ask(raw: bytes) -> Ask:
@@ -50,6 +56,7 @@ def read_ask(raw: bytes) -> Ask:
         stream=body.maybe_flag("stream") or False,
         thinking=thinking,
         custom_tools=frozenset(offer.custom_tools),
+        client_tools=frozenset(offer.client_tools),
         namespaces=frozenset(offer.namespaces),
         output_schema=output_schema,
         media=tuple(body.media),
@@ -92,6 +99,9 @@ def _add_tools(offer: ToolOffer, tools: list[Fields], namespace: str | None = No
         elif kind == "namespace" and namespace is None:
             offer.namespaces.add(tool.name())
             _add_tools(offer, tool.objects("tools"), tool.name())
+        elif namespace is None and is_run_by_client(tool) and kind not in offer.names:
+            offer.tools.append(as_function(tool))
+            offer.client_tools.add(kind)
         else:
             tool.ignore(f"tools: {ascii(kind)[:80]} is run by OpenAI; not offered")
 
@@ -128,6 +138,7 @@ def _ignored_params(body: Fields) -> tuple[str, ...]:
 def _history(items: list[Fields]) -> list[dict[str, Any]]:
     """The messages that the items say, in order."""
     messages: list[dict[str, Any]] = []
+    call_ids: dict[str, str] = {}  # of calls, by the ids of their items
     reply: _ReplyItems | None = None
     for item in items:
         kind = item.maybe_text("type") or "message"
@@ -136,8 +147,10 @@ def _history(items: list[Fields]) -> list[dict[str, Any]]:
             place = _TEXT
         if place is None:
             reply = None
-            messages.append(_other(item, kind))
+            messages.append(_output(item, call_ids) if kind in OUTPUTS else _other(item, kind))
             continue
+        if kind in CALLS and (item_id := item.maybe_text("id")) is not None:
+            call_ids[item_id] = item.text("call_id")
         of = draft_id(item.maybe_text("id"))
         if reply is None or not reply.takes(place, of):
             reply = _ReplyItems(of)
@@ -197,12 +210,25 @@ def _reasoning(item: Fields) -> str | None:
 
 
 def _call(item: Fields) -> dict[str, Any]:
+    if item.text("type") in CALLS:
+        return {"id": item.text("call_id"), "type": "function", "function": read_call(item)}
     custom = item.text("type") == "custom_tool_call"
     function = {
         "name": joined_name(item.maybe_text("namespace"), item.name()),
         "arguments": custom_call_arguments(item.text("input")) if custom else item.text("arguments"),
     }
     return {"id": item.text("call_id"), "type": "function", "function": function}
+
+
+def _output(item: Fields, call_ids: dict[str, str]) -> dict[str, Any]:
+    """What a tool of OpenAI's gave that the client ran."""
+    # The output of a local shell has no call_id, and the call's id, or its item's, as its own.
+    call_id = item.maybe_text("call_id") or item.text("id")
+    message = {"role": "tool", "tool_call_id": call_ids.get(call_id, call_id), "content": read_output(item)}
+    item.skip("type", "status", "id")
+    if isinstance(item.value.get("output"), list):
+        message["output"] = item.value["output"]
+    return {name: item.value[name] for name in item.unread()} | message
 
 
 def _other(item: Fields, kind: str) -> dict[str, Any]:
