@@ -1,6 +1,6 @@
 """All benchmarks, or those that are named."""
 
-from benchmarks import collect, disk, engine, gateway, growth, journal, linear, tokens, traces, view
+from benchmarks import collect, disk, engine, gateway, growth, journal, linear, overload, tokens, traces, view
 from benchmarks.figures import main
 
 if __name__ == "__main__":
@@ -12,6 +12,7 @@ if __name__ == "__main__":
             "journal": journal.figures,
             "engine": engine.figures,
             "gateway": gateway.figures,
+            "overload": overload.figures,
             "traces": traces.figures,
             "collect": collect.figures,
             "tokens": tokens.figures,

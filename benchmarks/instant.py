@@ -1,6 +1,7 @@
 """An engine that answers at once, in SGLang's form and in vLLM's chat form: what is left is a gateway's own cost.
 
-`python -m benchmarks.instant IDS` prints its address and answers every request with these ids (comma-separated).
+`python -m benchmarks.instant IDS [CONTEXT]` prints its address and answers every request with these ids
+(comma-separated).
 """
 
 import asyncio
@@ -16,7 +17,7 @@ _BYTES_A_TOKEN = 4  # of a body, for the prompt ids that vLLM's chat form repeat
 _REPLY_TEXT = "I look at the next file and see what it holds."
 
 
-def make_app(ids: list[int]) -> web.Application:
+def make_app(ids: list[int], context: int) -> web.Application:
     logprobs = [-0.125 - index / 64 for index in range(len(ids))]
     generated = json.dumps(
         {
@@ -66,7 +67,7 @@ def make_app(ids: list[int]) -> web.Application:
         return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
 
     async def info(_: web.Request) -> web.Response:
-        return web.json_response({"model_path": "instant", "weight_version": "1", "context_length": 10_000_000})
+        return web.json_response({"model_path": "instant", "weight_version": "1", "context_length": context})
 
     app = web.Application(client_max_size=2**30)
     app.add_routes([web.post("/generate", generate), web.post("/v1/chat/completions", chat)])
@@ -75,8 +76,8 @@ def make_app(ids: list[int]) -> web.Application:
     return app
 
 
-async def _serve(ids: list[int]) -> None:
-    runner = web.AppRunner(make_app(ids), access_log=None)
+async def _serve(ids: list[int], context: int = 10_000_000) -> None:
+    runner = web.AppRunner(make_app(ids, context), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     print(f"http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
@@ -84,4 +85,4 @@ async def _serve(ids: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve([int(token) for token in sys.argv[1].split(",")]))
+    uvloop.run(_serve([int(token) for token in sys.argv[1].split(",")], *map(int, sys.argv[2:])))

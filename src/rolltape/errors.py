@@ -27,6 +27,8 @@
     │   └── EngineDied         the connection ended in the middle of a reply
     ├── GatewayError           agents' requests: one cannot be served; it carries the HTTP status to answer with
     │   ├── BadRequest         the request is malformed or asks for something unsupported
+    │   │   └── PromptTooLong  the prompt is far longer than the context; it was not even tokenized
+    │   ├── BodyTimeout        the request's body did not come in time
     │   ├── NotAllowed         the key is missing or gives no access
     │   ├── NoSuchSession      there is no session with that id
     │   ├── SessionEnded       the session takes no more turns; do not retry
@@ -173,12 +175,26 @@ class GatewayError(RolltapeError):
 
     status = 500
     final = True
+    code: str | None = None  # as OpenAI's clients know the error; None: they have no word for it
 
 
 class BadRequest(GatewayError):
     """The request is malformed or asks for something unsupported."""
 
     status = 400
+
+
+class PromptTooLong(BadRequest):
+    """The prompt is far longer than the context. It was not even tokenized."""
+
+    code = "context_length_exceeded"
+
+
+class BodyTimeout(GatewayError):
+    """The request's body did not come in time."""
+
+    status = 408
+    final = False
 
 
 class NotAllowed(GatewayError):

@@ -1,12 +1,16 @@
 """What all HTTP servers of Rolltape share: the event loop, the address, and checks of hosts and keys."""
 
 import asyncio
+import contextlib
 import hmac
+import resource
 from collections.abc import Callable
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from aiohttp import web
+
+_FILES = 2**16  # more slows down programs that are started with the limit and close all that they could have open
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -16,6 +20,15 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     except ImportError:
         return asyncio.new_event_loop
     return uvloop.new_event_loop
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many connections and files open as the system allows, within reason."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def listening_url(runner: web.AppRunner) -> str:

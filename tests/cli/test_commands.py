@@ -167,6 +167,35 @@ def test_query_prints_csv_json_and_tables(cli: Cli, run: Path) -> None:
     assert rows(cli("query", run, nan, "--json"))[0] == {"a": {"$float": "nan"}}
 
 
+def test_a_query_shows_times_with_their_zone(cli: Cli, run: Path) -> None:
+    (row,) = rows(cli("query", run, "SELECT now() AS a, [now()] AS b, date_trunc('day', now()) AS c", "--json"))
+    assert str(row["a"])[:10] == str(row["c"])[:10]
+    assert row["b"] == [row["a"]]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM read_csv('{file}')",
+        "SELECT * FROM '{file}'",
+        "COPY (SELECT 1) TO '{file}'",
+        "ATTACH '{file}'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "SET enable_external_access = true",
+        "SET autoinstall_known_extensions = true; INSTALL httpfs",
+    ],
+)
+def test_a_query_reaches_nothing_but_the_run_unless_it_may(cli: Cli, run: Path, tmp_path: Path, sql: str) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("a,b\n1,2\n")
+    done = cli("query", run, sql.format(file=file))
+    assert (done.code, file.read_text()) == (2, "a,b\n1,2\n")
+    if "read_csv" in sql:
+        assert "--external-access allows it" in done.err
+        assert rows(cli("query", run, sql.format(file=file), "--external-access", "--json")) == [{"a": 1, "b": 2}]
+
+
 def test_a_query_in_a_pipe_is_not_cut(cli: Cli, run: Path) -> None:
     assert cli("query", run, "SELECT repeat('long ', 40) AS a, 1 AS b").out.splitlines()[1].split() == [
         *["long"] * 40,

@@ -88,6 +88,12 @@ async def test_the_cap_of_the_gateway_is_the_same(tmp_path: Path) -> None:
     assert stop == (StopReason.MAX_TURNS, "one")
 
 
+async def test_a_prompt_so_far_above_the_budget_that_it_is_refused_stops_it(tmp_path: Path) -> None:
+    long = Answer(messages=[{"role": "user", "content": "word " * 50_000}])
+    stop = await stopped(tmp_path, ["one"], ScriptedEpisode(long, DONE), spec={"context_budget": 200})
+    assert stop == (StopReason.CONTEXT_OVERFLOW, "one")
+
+
 async def test_a_reply_that_is_cut_stops_it(tmp_path: Path) -> None:
     episode = ScriptedEpisode(AGAIN)
     assert await stopped(tmp_path, [Step("one two", finish="length")], episode) == (StopReason.MAX_TOKENS, "one two")

@@ -224,6 +224,16 @@ def test_a_program_whose_context_overflowed_has_ended_for_that_unless_it_got_ove
     assert [turn.facts.extra.get("over_budget", False) for turn in held.turns][1]
 
 
+def test_a_program_whose_prompt_was_refused_as_too_long_has_ended_for_that(tmp_path: Path) -> None:
+    """It was not even recorded as a turn; still it is what the policy did."""
+    given = "turns, exit_code, longer, sums_up = 2, 0, 'word ' * 50_000, False\n"
+    (tmp_path / "agent.py").write_text(given + ASKING)
+    agent = f"command:{sys.executable} {tmp_path / 'agent.py'}"
+    source = task_file(tmp_path, SUMS[2:3])
+    (result,) = collected_at_once(source, tmp_path / "run", group_size=1, agent=agent, context_budget=150)
+    assert (result.status, result.stop_reason) == (Status.FINISHED, StopReason.CONTEXT_OVERFLOW)
+
+
 @pytest.mark.slow
 async def test_hundreds_of_attempts_at_once_leave_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -207,6 +208,18 @@ def test_an_idle_gateway_ends_when_it_is_told_to(run: Path, engine: ScriptedEngi
         said = gateway.ended()
         assert gateway.process.returncode == 0
         assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_it_raises_its_limit_of_open_files(run: Path, engine: ScriptedEngine) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        with served(run, f"sglang:{engine.url}") as gateway:
+            limits = resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert limits == (min(hard, 2**16), hard)
 
 
 def test_a_port_in_use_is_told_in_a_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from canned_wire import CannedServer, Refusal, call, canned, canned_server
+from rolltape.errors import BadRequest
 from rolltape.gateway.exchange import Ask, OutputSchema, Reply, SamplingParams, ToolChoice
 from rolltape.gateway.wire.responses import RESPONSES
 from rolltape.records.messages import canonical_message
@@ -29,6 +30,24 @@ RUN = {"type": "function", "name": "run", "description": "Runs.", "parameters": 
 PATCH = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: x"}}
 CREW = {"type": "namespace", "name": "crew", "description": "Agents.", "tools": [RUN, PATCH]}
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+@pytest.mark.parametrize(
+    ("item", "name"),
+    [
+        ({"type": "function_call_output", "call_id": "c", "output": "x"}, "role"),
+        ({"type": "function_call_output", "call_id": "c", "output": "x"}, "content"),
+        ({"type": "custom_tool_call_output", "call_id": "c", "output": "x"}, "tool_call_id"),
+        ({"type": "message", "role": "assistant", "content": "x"}, "tool_calls"),
+        ({"type": "message", "role": "assistant", "content": "x"}, "reasoning_content"),
+    ],
+)
+@pytest.mark.parametrize("value", ["banana", 1, True, ["a"], {"a": 1}])
+def test_a_stray_field_that_would_stand_for_a_part_of_the_message_is_refused(
+    item: dict[str, Any], name: str, value: object
+) -> None:
+    with pytest.raises(BadRequest, match=rf"input\[1\]\.{name} is .*leave it out"):
+        read(input=[USER, {**item, name: value}])
 
 
 @pytest.fixture(scope="module")

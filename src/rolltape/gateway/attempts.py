@@ -21,7 +21,7 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 def request_digest(ask: Ask) -> bytes:
     """Under which a request is known again, when it comes with its fields in another order or wants no stream."""
     # Codex (0.166) shuffles fields each time; Claude Code (2.1) asks without a stream once one has broken.
-    as_told = {"client": "", "stream": False, "include_usage": True, "ignored_params": ()}
+    as_told = {"client": "", "body_bytes": 0, "stream": False, "include_usage": True, "ignored_params": ()}
     rest = msgspec.structs.replace(ask, messages=[], message_keys=(), **as_told)
     return blake2b(b"".join((*ask.message_keys, _encode(rest))), digest_size=16).digest()
 

@@ -7,6 +7,9 @@ import msgspec
 
 from rolltape.records.turn import Finish
 
+# What is done with a smaller body takes about a millisecond; with a larger one it is kept off the event loop.
+INLINE_BYTES = 64 * 1024
+
 
 class Api(enum.StrEnum):
     """The API that a request came by."""
@@ -91,6 +94,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     output_schema: OutputSchema | None = None
     strict_tools: frozenset[str] = frozenset()  # tools whose arguments are to follow their schema
     message_keys: tuple[bytes, ...] = ()  # a digest of each message, by which it is known again; (): not yet made
+    body_bytes: int = 0  # of the request as it came
     repaired: bool = False  # text that was not valid Unicode was replaced
 
     @property

@@ -177,7 +177,15 @@ class Gateway:
         settings = self._settings
         app = make_app(self.service, self.admin_key, lambda: self.public_url)
         # Turns have been waited for when it comes to this, and clients that do not read are not waited for.
-        runner = web.AppRunner(app, access_log=None, logger=http_log, handler_cancellation=True, shutdown_timeout=1.0)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            logger=http_log,
+            handler_cancellation=True,
+            shutdown_timeout=1.0,
+            keepalive_timeout=settings.idle_s,
+            auto_decompress=False,  # `read_body` does, within limits and off the event loop
+        )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         try:

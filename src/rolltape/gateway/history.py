@@ -39,10 +39,11 @@ class HistoryMatch(NamedTuple):
     echoes: tuple[EchoRule, ...]
 
 
-def keyed(ask: Ask) -> Ask:
-    """A request with tool results in the order of their calls, and with its messages' keys."""
+def keyed(ask: Ask, body_bytes: int = 0) -> Ask:
+    """A request with tool results in the order of their calls, its messages' keys, and its size as it came."""
     messages = in_call_order(ask.messages)
-    return msgspec.structs.replace(ask, messages=messages, message_keys=tuple(map(_key, messages)))
+    keys = tuple(map(_key, messages))
+    return msgspec.structs.replace(ask, messages=messages, message_keys=keys, body_bytes=body_bytes)
 
 
 class History:

@@ -1,9 +1,8 @@
 """Build the prompt's ids: held ids extended by the new messages, or the whole conversation rendered."""
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,6 +11,9 @@ from rolltape.gateway.history import History, HistoryMatch
 from rolltape.gateway.prompts import BridgeRefusal, ChatPrompts, PromptIds
 from rolltape.records.messages import Message, Role, content_text
 from rolltape.records.turn import NO_IDS, Ids, Turn
+
+if TYPE_CHECKING:
+    from rolltape.gateway.sessions import SessionWork
 
 # Rendering less than this takes about a millisecond, which is less than a thread costs; more is kept off the loop.
 _INLINE_CHARS = 4096
@@ -42,6 +44,7 @@ async def build_prompt(
     prompts: ChatPrompts,
     tools: list[dict[str, Any]] | None,
     thinking: bool | None,
+    work: "SessionWork",
 ) -> Prompt:
     """The prompt for a history; raises BadRequest for messages that cannot be rendered.
 
@@ -50,18 +53,32 @@ async def build_prompt(
     """
     miss: str | None = place.prefix_miss
     if place.turn is not None:
-        bridged = await _bridged(place, place.turn, prompts, tools, thinking)
+        bridged = await _bridged(place, place.turn, prompts, tools, thinking, work)
         if not isinstance(bridged, BridgeRefusal):
             return Prompt(np.concatenate([place.turn.tokens.to_numpy(), bridged.ids]), place.turn, bridged, None)
         miss = bridged
-        if bridged is BridgeRefusal.NEW_USER_MESSAGE and (spliced := await _spliced(place, history, prompts, thinking)):
-            return spliced
-    rendered = await _run(_size(place.messages), prompts.render, _dicts(place.messages), tools, thinking)
+        if bridged is BridgeRefusal.NEW_USER_MESSAGE:
+            spliced = await _spliced(place, history, prompts, thinking, work)
+            if spliced is not None:
+                return spliced
+    render = partial(_render, prompts, place.messages, tools, thinking)
+    rendered = await work.run(render, inline=_is_short(place.messages))
     return Prompt(rendered.ids, None, rendered, miss)
 
 
+def _render(
+    prompts: ChatPrompts, messages: Sequence[Message], tools: list[dict[str, Any]] | None, thinking: bool | None
+) -> PromptIds:
+    return prompts.render(_dicts(messages), tools, thinking)
+
+
 async def _bridged(
-    place: HistoryMatch, turn: Turn, prompts: ChatPrompts, tools: list[dict[str, Any]] | None, thinking: bool | None
+    place: HistoryMatch,
+    turn: Turn,
+    prompts: ChatPrompts,
+    tools: list[dict[str, Any]] | None,
+    thinking: bool | None,
+    work: "SessionWork",
 ) -> PromptIds | BridgeRefusal:
     given = place.messages[len(place.messages) - place.new :]
     new = _dicts(given)
@@ -69,13 +86,12 @@ async def _bridged(
         _has_thinking(place, at, prompts) for at in reversed(_replies_since_user(place))
     )
     bridge = partial(prompts.bridge, nothing_to_drop=nothing)
-    made: PromptIds | BridgeRefusal = await _run(
-        _size(given), bridge, turn.prompt_tokens, turn.sampled_ids, new, tools, thinking
-    )
-    return made
+    return await work.run(bridge, turn.prompt_tokens, turn.sampled_ids, new, tools, thinking, inline=_is_short(given))
 
 
-async def _spliced(place: HistoryMatch, history: History, prompts: ChatPrompts, thinking: bool | None) -> Prompt | None:
+async def _spliced(
+    place: HistoryMatch, history: History, prompts: ChatPrompts, thinking: bool | None, work: "SessionWork"
+) -> Prompt | None:
     """The prompt of the first reply since the last user message, and from there on what is rendered anew."""
     first = _replies_since_user(place)[0]
     turn = place.replies.get(first)
@@ -88,7 +104,8 @@ async def _spliced(place: HistoryMatch, history: History, prompts: ChatPrompts, 
     if begin == first:
         return None
     before, after = _dicts(messages[begin:first]), _dicts(messages[first:])
-    made = await _run(_size(messages[begin:]), prompts.splice, turn.prompt_tokens, before, after, thinking)
+    short = _is_short(messages[begin:])
+    made = await work.run(prompts.splice, turn.prompt_tokens, before, after, thinking, inline=short)
     if made is None:
         return None
     starts = history.message_starts(turn)
@@ -130,9 +147,5 @@ def _dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [message.to_dict() for message in messages]
 
 
-def _size(messages: Sequence[Message]) -> int:
-    return sum(len(message.raw) for message in messages)
-
-
-async def _run(size: int, work: Any, *args: Any) -> Any:
-    return work(*args) if size < _INLINE_CHARS else await asyncio.to_thread(work, *args)
+def _is_short(messages: Sequence[Message]) -> bool:
+    return sum(len(message.raw) for message in messages) < _INLINE_CHARS

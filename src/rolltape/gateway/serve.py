@@ -11,12 +11,17 @@ from pathlib import Path
 from rolltape.gateway.engines.protocol import Engine
 from rolltape.gateway.gateway import Gateway
 from rolltape.gateway.settings import GatewaySettings
-from rolltape.serving import loop_factory
+from rolltape.serving import loop_factory, raise_file_limit
+
+_SWITCH_S = 0.001
 
 
 def serve_gateway(engines: Sequence[str | Engine], run: Path, model: Path | None, settings: GatewaySettings) -> None:
     """Serve until SIGINT or SIGTERM, then drain; a second one ends at once. The address goes to standard output."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
+    # The event loop waits this long for each thread that is at work, whenever it has something to do.
+    sys.setswitchinterval(_SWITCH_S)
+    raise_file_limit()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(Gateway(engine=list(engines), tape=run, model=model, settings=settings)))
 

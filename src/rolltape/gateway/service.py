@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rolltape.errors import BadRequest, NotAllowed, PolicyError, RecordError, SessionEnded, TapeError
+from rolltape.errors import BadRequest, NotAllowed, PolicyError, PromptTooLong, RecordError, SessionEnded, TapeError
 from rolltape.gateway.attempts import Attempt
 from rolltape.gateway.auxiliary import auxiliary_reason, instructions_of
 from rolltape.gateway.engines.pool import EnginePool
@@ -19,6 +19,7 @@ from rolltape.gateway.exchange import Ask
 from rolltape.gateway.finished import Ending, rollout_of
 from rolltape.gateway.generate import Generator
 from rolltape.gateway.metrics import Metrics
+from rolltape.gateway.prompt_size import check_request_size
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.gateway.sessions import OF_ROLLOUT, OpenSession, Sessions, SessionSpec
 from rolltape.gateway.settings import GatewaySettings
@@ -144,6 +145,16 @@ class Service:
             spec = SessionSpec(task_id="open", source="unasked", attempt=count, new_try=True)
             known = self._unasked[name] = self.open_session(spec)
         return known
+
+    def check_size(self, session: OpenSession, ask: Ask) -> None:
+        """Raise BadRequest for a request that is too large to be looked at."""
+        session.overflowed = False
+        try:
+            context = self.turns.context_of(session)
+            check_request_size(ask, self.settings.max_messages, context, self.prompts.count)
+        except PromptTooLong:
+            session.overflowed = True
+            raise
 
     def attempt(self, session: OpenSession, ask: Ask, digest: bytes, headers: Mapping[str, str]) -> Attempt:
         """Begin the turn that a request asks for, or find the one that it asks for again."""

@@ -5,9 +5,9 @@ import contextlib
 import hmac
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -19,6 +19,8 @@ from rolltape.gateway.history import History
 from rolltape.records.turn import Delivery
 from rolltape.tape.recording.rollout import RolloutRecorder
 from rolltape.tape.recording.session import SessionRecorder
+
+T = TypeVar("T")
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
@@ -80,6 +82,33 @@ class EngineWait(NamedTuple):
     error: str | None  # an engine's latest, in a turn that waits or the last one to end; None: that went well
 
 
+class SessionWork:
+    """The long work of one session, off the event loop and one piece at a time: who sends much waits for himself."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def run(self, work: Callable[..., T], *args: Any, inline: bool = False) -> T:
+        """Do a piece of work when all before it is done; `inline` for what takes less time than a thread costs."""
+        await self._lock.acquire()
+        if inline:
+            try:
+                return work(*args)
+            finally:
+                self._lock.release()
+        done = asyncio.get_running_loop().run_in_executor(None, work, *args)
+        done.add_done_callback(self._release)
+        try:
+            return await asyncio.shield(done)  # a client that leaves does not end it, and is not done with it
+        finally:
+            del done  # an error holds its frames, and with them what was worked on, until nobody holds the error
+
+    def _release(self, done: "asyncio.Future[Any]") -> None:
+        self._lock.release()
+        if not done.cancelled():
+            done.exception()  # looked at, whether or not somebody waits
+
+
 class OpenSession:
     """A session that takes turns, until it is closed."""
 
@@ -95,11 +124,13 @@ class OpenSession:
         self.recorder = recorder
         self.key = f"rts-{secrets.token_urlsafe(24)}"
         self.history = History(tool_ids_matter=recorder.head.tool_ids_matter)
+        self.work = SessionWork()
         self.opened_at = time.time()
         self.turns = 0  # begun, auxiliary ones aside
         self.task_instructions: str | None = None  # system messages of the first of them; None: there is none yet
         self.refused_turns = 0  # above the cap
         self.refusals = 0  # of requests, as far as they are recorded
+        self.overflowed = False  # the last request was refused: its prompt was far longer than the context
         self.attempts = Attempts()
         self.ids_json = IdsAsJson()
         self.deliveries = deliveries  # by turn, of all sessions of the rollout

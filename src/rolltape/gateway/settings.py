@@ -47,6 +47,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_reply_tokens: int = 32_768  # the default, where the context leaves more room
     patience: Patience = Patience()
     keepalive_s: float = 5.0
-    max_body_mib: int = 64
+    max_body_mib: int = 32  # also of what a compressed one expands to
+    max_messages: int = 10_000  # of one request
+    body_s: float = 60.0  # that a body may take to come
+    idle_s: float = 75.0  # that a connection may be without a whole request; proxies keep theirs for a minute
     drain_s: float = 30.0  # that turns in flight may take when the gateway ends
     slow_s: float = 120.0  # requests that take longer are logged

@@ -14,7 +14,7 @@ from rolltape.gateway.auxiliary import auxiliary_reason
 from rolltape.gateway.constraints import Constraint, build_constraint, can_cut_calls
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Generation
-from rolltape.gateway.exchange import Ask, Draft, Reply, SamplingParams, Usage
+from rolltape.gateway.exchange import INLINE_BYTES, Ask, Draft, Reply, SamplingParams, Usage
 from rolltape.gateway.generate import INTERRUPTED, Caller, Generator, Stretch
 from rolltape.gateway.history import HistoryMatch
 from rolltape.gateway.metrics import Metrics
@@ -117,9 +117,10 @@ class Turns:
         )
         tools, withheld = _offered(ask, session)
         options = self._prompts.template_options(thinking)
-        place = session.history.place(ask, tools, options)
+        is_small = ask.body_bytes < INLINE_BYTES
+        place = await session.work.run(session.history.place, ask, tools, options, inline=is_small)
         if resumed is None:
-            prompt = await build_prompt(place, session.history, self._prompts, tools, thinking)
+            prompt = await build_prompt(place, session.history, self._prompts, tools, thinking, session.work)
         else:
             prompt = resume_prompt(resumed.turn)
         sampled = 0 if resumed is None else len(resumed.sampled_ids)
@@ -185,8 +186,9 @@ class Turns:
             begun = begun._replace(ignored_params=(*begun.ignored_params, *lost))
         turn = await self._recorded(begun, stretches, outcome, failure, caller.engine_errors)
         # Nothing goes on from a side request, and what comes after one has not forked.
-        forked = begun.auxiliary is None and begun.session.history.add(
-            turn, begun.prompt.after, begun.prompt.new.message_starts
+        history, prompt = begun.session.history, begun.prompt
+        forked = begun.auxiliary is None and await begun.session.work.run(
+            history.add, turn, prompt.after, prompt.new.message_starts, inline=True
         )
         self._metrics.turn(begun, turn, outcome, engine_s, forked=forked)
         if failure is not None:
@@ -211,8 +213,13 @@ class Turns:
 
     def _room(self, session: OpenSession, prompt_tokens: int) -> int:
         """How many tokens a reply may have at most; none above the budget."""
-        limits = [limit for limit in (session.spec.context_budget, self._context) if limit is not None]
-        return min(limits) - prompt_tokens if limits else self._settings.max_reply_tokens
+        limit = self.context_of(session)
+        return self._settings.max_reply_tokens if limit is None else limit - prompt_tokens
+
+    def context_of(self, session: OpenSession) -> int | None:
+        """How many tokens a prompt and its reply may have in a session; None: as many as they like."""
+        limits = (session.spec.context_budget, self._context)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def _ignored_params(self, ask: Ask, applied: SamplingParams) -> list[str]:
         """Parameters that are understood and not applied; a header and the turn list them."""

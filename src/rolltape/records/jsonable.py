@@ -18,6 +18,7 @@ _DEEPEST = 200  # levels: what reads a record may itself be deep in calls
 _CONTAINERS = (dict, list, tuple)
 _SHALLOW = 20  # levels
 _LARGEST = 2**63 - 1
+_PART = 2**16  # characters
 _decode_plain = msgspec.json.Decoder().decode
 _encode_plain = msgspec.json.Encoder().encode
 _encode_plain_sorted = msgspec.json.Encoder(order="sorted").encode
@@ -38,8 +39,11 @@ def encode_json(value: object, where: str) -> tuple[bytes, bool]:
     try:
         return text.encode(), False
     except UnicodeEncodeError:
-        # A lone surrogate has no UTF-8; each becomes one replacement character.
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode(), True
+        # A lone surrogate has no UTF-8; each becomes one replacement character. In parts, so that other threads go on.
+        parts = (text[start : start + _PART] for start in range(0, len(text), _PART))
+        return b"".join(
+            part.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode() for part in parts
+        ), True
 
 
 def encode_with_text_keys(value: object, where: str) -> tuple[bytes, bool]:
@@ -153,7 +157,7 @@ def as_float(value: object, where: str) -> float:
 def shown(value: object) -> str:
     """A value as an error message names it: its repr, cut short."""
     try:
-        text = repr(value)
+        text = repr(value[:201] if isinstance(value, str) else value)
     except ValueError:
         # Python spells no integer of more than some thousand digits.
         return f"a whole number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"

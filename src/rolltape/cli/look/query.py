@@ -20,6 +20,8 @@ from rolltape.records.policy import Credit, CutPolicy
 
 TABLES = ("rollouts", "turns", "messages", "samples")
 _ROWS_AT_A_TIME = 1000
+# What a statement could reach beyond the run: DuckDB's settings, all on by its default.
+_EXTERNAL = ("enable_external_access", "autoinstall_known_extensions", "autoload_known_extensions")
 # These columns are never shortened: half an id finds nothing.
 _IDS = ("rollout", "session", "turn", "sample", "group")
 
@@ -36,13 +38,17 @@ def query(
     *,
     form: Annotated[QueryOutput, option("--format NAME", f"Output format: {either(QueryOutput)}.")] = QueryOutput.TABLE,
     as_json: JsonOption = False,
+    external_access: Annotated[
+        bool, option("--external-access", "Let SQL read and write files and URLs, and install extensions.")
+    ] = False,
     training: TrainingOptions,
 ) -> int:
     """Run SQL over rollouts, turns, messages, and samples."""
     policy, credit = training.cut_policy(), training.credit()
     tape = open_run(run)
+    config = dict.fromkeys(_EXTERNAL, external_access)
     # A name that is not a table must not be looked up among this program's variables.
-    with duckdb.connect(config={"python_enable_replacements": False}) as connection:
+    with duckdb.connect(config={"python_enable_replacements": False, **config}) as connection:
         for name in _tables_in(sql, connection):
             connection.register(name, _table(name, tape, policy, credit))
         try:
@@ -52,7 +58,8 @@ def query(
             columns = [column[0] for column in connection.description]
             _print(columns, _rows(connection), QueryOutput.JSON if as_json else form)
         except duckdb.Error as error:
-            raise UsageError(f"SQL: {str(error).splitlines()[0]}") from None
+            hint = "; --external-access allows it" if isinstance(error, duckdb.PermissionException) else ""
+            raise UsageError(f"SQL: {str(error).splitlines()[0]}{hint}") from None
     return report_problems(tape)
 
 

@@ -19,7 +19,7 @@ from rolltape.collect.stats import CollectionStats
 from rolltape.errors import ExportError
 from rolltape.groups import RunAheadLimit
 from rolltape.samples.opening import open_for_recording
-from rolltape.serving import loop_factory
+from rolltape.serving import loop_factory, raise_file_limit
 from rolltape.tape.rundir import make_private_file, make_private_folder
 
 _SHOWN_WARNINGS = 20
@@ -40,6 +40,7 @@ def run_collection(
     """Collect here or on a cluster, with progress while it runs and a report at the end."""
     if cluster is None:
         resolve_model(settings.model, settings.model_name, settings.engines)  # raises before a run is created
+    raise_file_limit()
     tally, progress = CollectionStats(), open_progress(as_json=as_json)
     with ExitStack() as stack:
         tape = stack.enter_context(open_for_recording(run))

@@ -9,7 +9,14 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from rolltape.collect.agents.conversation import ChatReply, GatewayConversation, GatewayFault, TurnsUsedUp, frozen
+from rolltape.collect.agents.conversation import (
+    ChatReply,
+    GatewayConversation,
+    GatewayFault,
+    PromptRefused,
+    TurnsUsedUp,
+    frozen,
+)
 from rolltape.collect.agents.protocol import AgentOutcome, Assignment, StepRecord
 from rolltape.collect.environments.protocol import Answer, Ended, Message, Tool
 from rolltape.collect.functions import call_function
@@ -104,6 +111,8 @@ class _EpisodeRun:
                 await self._turn(seat)
             except TurnsUsedUp:
                 self._stop(seat, StopReason.MAX_TURNS)
+            except PromptRefused:
+                self._stop(seat, StopReason.CONTEXT_OVERFLOW)
 
     def time_out(self) -> None:
         """Stop the seat whose reply or tools took too long."""

@@ -11,6 +11,7 @@ from rolltape.collect.environments.protocol import Message, Opening
 from rolltape.records.jsonable import decode_json, encode_json
 from rolltape.records.rollout import StopReason
 
+_OVERFLOW = "context_length_exceeded"
 _TURN, _FLAGS = "x-rolltape-turn", "x-rolltape-flags"
 
 
@@ -20,6 +21,10 @@ class GatewayFault(Exception):
 
 class TurnsUsedUp(Exception):
     """The gateway gives this session no more turns."""
+
+
+class PromptRefused(Exception):
+    """The gateway refuses the prompt, which is far longer than the context."""
 
 
 class ChatReply(NamedTuple):
@@ -66,7 +71,7 @@ class GatewayConversation:
         self._messages += messages
 
     async def ask(self) -> ChatReply:
-        """Ask for a reply and add it; raises TurnsUsedUp or GatewayFault."""
+        """Ask for a reply and add it; raises TurnsUsedUp, PromptRefused, or GatewayFault."""
         url = f"{self._connection.openai_base_url}/chat/completions"
         body = msgspec.json.encode({**self._head, "messages": self._messages})
         headers = {"Authorization": f"Bearer {self._connection.key}", "Content-Type": "application/json"}
@@ -79,7 +84,8 @@ class GatewayConversation:
         if status == 429:
             raise TurnsUsedUp
         if status != 200:
-            raise GatewayFault(f"the gateway answered {status}: {_parse_error(raw)}")
+            code, told = _parse_error(raw)
+            raise PromptRefused if code == _OVERFLOW else GatewayFault(f"the gateway answered {status}: {told}")
         given = decode_json(raw)
         (choice,) = given["choices"]
         message = {name: value for name, value in choice["message"].items() if name != "refusal" or value is not None}
@@ -102,8 +108,10 @@ def _why_cut(finish_reason: str, usage: dict[str, Any], message: Message) -> Sto
     return StopReason.MAX_TOKENS if has_content else StopReason.CONTEXT_OVERFLOW
 
 
-def _parse_error(raw: bytes) -> str:
+def _parse_error(raw: bytes) -> tuple[str | None, str]:
+    """An error's code, if it has one, and its message."""
     try:
-        return str(decode_json(raw)["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return raw[:300].decode("utf-8", "replace")
+        error = decode_json(raw)["error"]
+        return error.get("code"), str(error["message"])
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None, raw[:300].decode("utf-8", "replace")

@@ -143,7 +143,7 @@ class SeatSessions:
             return msgspec.structs.replace(ended, stop_reason=StopReason.MAX_TURNS)
         # An agent may get over a prompt above the budget by summarizing its history: only the last turn counts.
         last = next((turn for turn in reversed(session.recorder.turns) if turn.facts.auxiliary is None), None)
-        if last is not None and last.facts.extra.get("over_budget"):
+        if session.overflowed or (last is not None and last.facts.extra.get("over_budget")):
             return msgspec.structs.replace(ended, stop_reason=StopReason.CONTEXT_OVERFLOW)
         return ended
 

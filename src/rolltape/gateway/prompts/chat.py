@@ -196,6 +196,10 @@ class ChatPrompts:
             return Thinking.POSSIBLE
         return None if self._setting(thinking) else Thinking.OFF
 
+    def count(self, text: str) -> int:
+        """How many tokens a text has by itself."""
+        return len(self._tokenizer.encode(text))
+
     def decode(self, ids: Ids) -> str:
         """The text of ids, special tokens spelled out."""
         return self._tokenizer.decode(ids.tolist())

@@ -1,5 +1,6 @@
 """The HTTP API of whoever runs the agents: open, inspect, finish and drop sessions; weights; metrics."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
@@ -11,6 +12,7 @@ from rolltape.errors import BadRequest
 from rolltape.export.files import json_line
 from rolltape.export.schema import SAMPLE, RowKind
 from rolltape.gateway.finished import Ending
+from rolltape.gateway.server.bodies import read_body
 from rolltape.gateway.server.guard import GatewayGuard
 from rolltape.gateway.service import Finished, Service
 from rolltape.gateway.sessions import OpenSession, SessionSpec, base_urls
@@ -83,7 +85,7 @@ class Admin:
     async def _finish(self, request: web.Request) -> web.Response:
         ending = await self._read(request, Ending)
         done = await self._service.finish(request.match_info["id"], ending)
-        return web.Response(body=finished_json(done), content_type="application/json")
+        return web.Response(body=await asyncio.to_thread(finished_json, done), content_type="application/json")
 
     async def _drop(self, request: web.Request) -> web.Response:
         asked = await self._read(request, _Reason)
@@ -123,7 +125,7 @@ class Admin:
     async def _read(self, request: web.Request, kind: type[T]) -> T:
         """Parse a body of that kind after checking the admin key; no body counts as an empty object."""
         self._guard.admit_admin(request)
-        body = await request.read()
+        body = await read_body(request, self._service.settings, asyncio.to_thread)
         try:
             return msgspec.json.decode(body or b"{}", type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

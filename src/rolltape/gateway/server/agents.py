@@ -8,8 +8,9 @@ from aiohttp import web
 
 from rolltape.errors import EngineFailed, GatewayError, RolltapeError, SessionEnded
 from rolltape.gateway.attempts import Attempt, request_digest
-from rolltape.gateway.exchange import Ask, Reply
+from rolltape.gateway.exchange import INLINE_BYTES, Ask, Reply
 from rolltape.gateway.history import keyed
+from rolltape.gateway.server.bodies import check_structure, read_body
 from rolltape.gateway.server.guard import GatewayGuard, given_key
 from rolltape.gateway.service import Service
 from rolltape.gateway.sessions import OpenSession
@@ -53,7 +54,7 @@ class Agents:
     def _handler(self, dialect: Dialect) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             session = self._session(request, dialect)
-            ask = keyed(dialect.read(await request.read(), request.headers))
+            ask = await self._ask(request, session, lambda body: dialect.read(body, request.headers))
             attempt = self._service.attempt(session, ask, request_digest(ask), request.headers)
             exchange = _Exchange(self._service, request, dialect, ask, session, attempt)
             return await exchange.served()
@@ -62,9 +63,21 @@ class Agents:
 
     async def _counted(self, request: web.Request) -> web.Response:
         session = self._session(request, MESSAGES)
-        ask = keyed(MESSAGES.counting(await request.read()))
+        ask = await self._ask(request, session, MESSAGES.counting)
         begun = await self._service.turns.begin(session, ask)
         return web.Response(body=MESSAGES.counted(len(begun.prompt.ids)), content_type="application/json")
+
+    async def _ask(self, request: web.Request, session: OpenSession, read: Callable[[bytes], Ask]) -> Ask:
+        """Parse a request; raises BadRequest, also for one that is beyond the limits."""
+        body = await read_body(request, self._service.settings, session.work.run)
+
+        def parse() -> Ask:
+            check_structure(body)
+            ask = read(body)
+            self._service.check_size(session, ask)
+            return keyed(ask, len(body))
+
+        return await session.work.run(parse, inline=len(body) < INLINE_BYTES)
 
     def _session(self, request: web.Request, dialect: Dialect | None = None) -> OpenSession:
         """The session of a request; errors from here on are written in the form of `dialect`."""

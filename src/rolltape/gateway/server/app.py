@@ -13,6 +13,7 @@ from rolltape.errors import GatewayError, RolltapeError
 from rolltape.gateway.server.admin import Admin
 from rolltape.gateway.server.agents import DIALECT, SESSION, Agents, StreamFailed, told_to_agent
 from rolltape.gateway.server.guard import ADMIN, GatewayGuard
+from rolltape.gateway.server.health import Health
 from rolltape.gateway.service import Service
 from rolltape.gateway.wire.chat import CHAT
 from rolltape.gateway.wire.messages import MESSAGES
@@ -42,12 +43,8 @@ def make_app(service: Service, admin_key: str, public_url: Callable[[], str]) ->
     app = web.Application(client_max_size=settings.max_body_mib * 2**20, middlewares=[_answering(service)])
     guard = GatewayGuard(admin_key, loopback=is_loopback(settings.host))
     app.add_routes([*Agents(service, guard).routes(), *Admin(service, guard, public_url).routes()])
-
-    async def health(_: web.Request) -> web.Response:
-        status = 503 if service.draining or not any(one.up for one in service.pool.health()) else 200
-        return web.Response(text="ok\n" if status == 200 else "not ready\n", status=status)
-
-    app.add_routes([web.get("/health", health), web.get("/healthz", health)])
+    health = Health(service)
+    app.add_routes([web.get("/health", health.answer), web.get("/healthz", health.answer)])
     return app
 
 
@@ -73,12 +70,12 @@ def _answering(service: Service) -> Middleware:
             if error.status == 413:
                 why = f"the body is larger than {service.settings.max_body_mib} MiB, which is the gateway's limit"
             return _refusal(request, error.status, f"{why}: {request.method} {_shown(request)}", final=True)
-        except web.RequestPayloadError as error:  # cut short, or not in the encoding that its headers say
+        except web.RequestPayloadError as error:  # cut short
             status, why = 400, f"the body cannot be read: {' '.join(str(error).split())}"
             return _refusal(request, status, why, final=True)
         except GatewayError as error:
             status, why = error.status, str(error)
-            return _refusal(request, error.status, told_to_agent(error), final=error.final)
+            return _refusal(request, error.status, told_to_agent(error), final=error.final, code=error.code)
         except RolltapeError as error:
             status, why = 500, str(error)
             log.exception("%s %s", request.method, _shown(request))
@@ -113,10 +110,10 @@ def _answering(service: Service) -> Middleware:
     return answering
 
 
-def _refusal(request: web.Request, status: int, message: str, *, final: bool) -> web.Response:
+def _refusal(request: web.Request, status: int, message: str, *, final: bool, code: str | None = None) -> web.Response:
     dialect: Dialect = request.get(DIALECT) or (MESSAGES if "anthropic-version" in request.headers else CHAT)
     headers = {"x-should-retry": "false"} if final else {}
-    body = dialect.error(status, message)
+    body = dialect.error(status, message, code)
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 

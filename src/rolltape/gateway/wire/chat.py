@@ -46,8 +46,8 @@ class ChatDialect:
             yield event(_encoded(reply.draft, "chat.completion.chunk", choices=[], usage=_usage(reply)))
         yield event(b"[DONE]")
 
-    def error(self, status: int, message: str) -> bytes:
-        return error_body(status, message)
+    def error(self, status: int, message: str, code: str | None = None) -> bytes:
+        return error_body(status, message, code)
 
     def error_event(self, status: int, message: str, draft: Draft | None = None) -> bytes:
         return event(error_body(status, message))

@@ -87,7 +87,7 @@ class MessagesDialect:
         yield _event({"type": "message_delta", "delta": _ending(reply), "usage": _usage(reply)})
         yield _event({"type": "message_stop"})
 
-    def error(self, status: int, message: str) -> bytes:
+    def error(self, status: int, message: str, code: str | None = None) -> bytes:
         return _encode(_error(status, message))
 
     def error_event(self, status: int, message: str, draft: Draft | None = None) -> bytes:

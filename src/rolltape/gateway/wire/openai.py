@@ -185,12 +185,12 @@ def _part(part: Fields, text_kinds: tuple[str, ...]) -> dict[str, Any]:
     return {"type": "text", "text": text} | {name: part.value[name] for name in part.unread()}
 
 
-def error_object(status: int, message: str) -> dict[str, Any]:
+def error_object(status: int, message: str, code: str | None = None) -> dict[str, Any]:
     """The `error` of a body or event."""
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"message": message, "type": kind, "param": None, "code": None}
+    return {"message": message, "type": kind, "param": None, "code": code}
 
 
-def error_body(status: int, message: str) -> bytes:
+def error_body(status: int, message: str, code: str | None = None) -> bytes:
     """The body of an error response."""
-    return encode_json({"error": error_object(status, message)}, "an error")[0]
+    return encode_json({"error": error_object(status, message, code)}, "an error")[0]

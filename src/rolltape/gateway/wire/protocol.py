@@ -30,8 +30,8 @@ class Dialect(Protocol):
     def closing(self, ask: Ask, reply: Reply) -> Iterator[bytes]:
         """All further events; with the opening they say what `whole` says. The last one ends the reply."""
 
-    def error(self, status: int, message: str) -> bytes:
-        """The body of a refusal."""
+    def error(self, status: int, message: str, code: str | None = None) -> bytes:
+        """The body of a refusal; `code` in the words of OpenAI, for an API that has codes."""
 
     def error_event(self, status: int, message: str, draft: Draft | None = None) -> bytes:
         """An error within a stream that has begun; `draft` is what it was opened with."""

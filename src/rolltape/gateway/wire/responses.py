@@ -41,8 +41,8 @@ class ResponsesDialect:
         for at, one in enumerate(events, len(_OPENING)):
             yield _sent(one, at)
 
-    def error(self, status: int, message: str) -> bytes:
-        return error_body(status, message)
+    def error(self, status: int, message: str, code: str | None = None) -> bytes:
+        return error_body(status, message, code)
 
     def error_event(self, status: int, message: str, draft: Draft | None = None) -> bytes:
         # Codex (0.166) asks again five times after `server_error`, and not at all after `invalid_prompt`. Of the

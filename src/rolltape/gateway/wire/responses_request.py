@@ -186,7 +186,7 @@ class _ReplyItems:
             item.skip("type", "role", "status", "id")
             if self._draft is None and (given := item.maybe_text("id")) is not None:
                 self.message["id"] = given
-            self.message |= {name: item.value[name] for name in item.unread()}
+            self.message |= _other_fields(item, "tool_calls", "reasoning_content", "reasoning")
 
     def _add_reasoning(self, item: Fields) -> None:
         text = _reasoning(item)
@@ -244,7 +244,15 @@ def _other(item: Fields, kind: str) -> dict[str, Any]:
         raise BadRequest(f"{item.path} refers to a stored item, and nothing is stored here; send the item itself")
     else:
         item.refuse("type", f"known are {', '.join(_KNOWN)}")
-    return message | {name: item.value[name] for name in item.unread()}
+    return message | _other_fields(item, *message)
+
+
+def _other_fields(item: Fields, *taken: str) -> dict[str, Any]:
+    """The fields that nobody has read, which are kept; none of them may stand for a part of the message."""
+    for name in item.unread():
+        if name in taken:
+            item.refuse(name, "leave it out: an item of this type has no such field")
+    return {name: item.value[name] for name in item.unread()}
 
 
 def _needed_content(item: Fields, name: str) -> str | list[dict[str, Any]]:

@@ -1,0 +1,68 @@
+"""Whether the gateway can serve: it is not ending, an engine answers, and the run can be written to."""
+
+import asyncio
+import os
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from aiohttp import web
+
+from rolltape.gateway.service import Service
+from rolltape.tape.rundir import open_private
+
+_PROBE_BYTES = 64 * 1024
+_FRESH_S = 1.0  # that the last look at the disk counts
+_PATIENCE_S = 5.0  # with a disk that does not answer
+
+
+class Health:
+    """Answers `/health`: 200, or 503 with what is missing."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._folder = service.tape.directory.path
+        self._looked_at = -_FRESH_S
+        self._disk_error: str | None = None
+        self._looking: asyncio.Future[str | None] | None = None
+        # Of its own: it must not wait for the prompts that others have rendered.
+        self._thread = ThreadPoolExecutor(1, "rolltape-health")
+
+    async def answer(self, _: web.Request) -> web.Response:
+        why = await self._missing()
+        return web.Response(text="ok\n" if why is None else f"not ready: {why}\n", status=200 if why is None else 503)
+
+    async def _missing(self) -> str | None:
+        if self._service.draining:
+            return "the gateway is ending"
+        if not any(one.up for one in self._service.pool.health()):
+            return "no engine answers"
+        if time.monotonic() - self._looked_at > _FRESH_S:
+            await self._look()
+        return self._disk_error
+
+    async def _look(self) -> None:
+        """Try the disk, once for all who ask at the same time."""
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().run_in_executor(self._thread, try_to_write, self._folder)
+        looking = self._looking
+        done, _ = await asyncio.wait({looking}, timeout=_PATIENCE_S)
+        if done:
+            self._disk_error, self._looking, self._looked_at = looking.result(), None, time.monotonic()
+        else:
+            self._disk_error = "the disk does not answer"
+
+
+def try_to_write(folder: Path) -> str | None:
+    """Whether there is room for more in a folder; None: there is. No path is in the answer: anybody may ask."""
+    path = folder / f".probe-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        try:
+            with open_private(path, "xb") as file:
+                file.write(b"\0" * _PROBE_BYTES)
+        finally:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        return f"the run cannot be written to ({error.strerror})"
+    return None
