@@ -10,7 +10,9 @@ import asyncio
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -18,24 +20,32 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import rolltape
 from engines.wanted import generation
 from rolltape.errors import EngineError
+from rolltape.gateway.constraints import build_constraint
 from rolltape.gateway.engines.opening import open_engine
 from rolltape.gateway.engines.protocol import Engine, Generated
 from rolltape.gateway.engines.sampled import describe_generated
+from rolltape.gateway.exchange import Api, Ask, OutputSchema, ToolChoice
+from rolltape.gateway.prompts import ChatPrompts
+from rolltape.gateway.prompts.reply_form import Thinking
 from rolltape.records.turn import Finish, LogprobKind
 from rolltape.tiny import Sampling, TinyEngine, shipped_model
 from tool_sessions import QUESTIONS, largest_difference, tool_session
 
 TOLERANCE = 1e-3
+ANSWER = {"type": "string", "enum": ["zebra", "quagga"]}
+LOOK = {"type": "object", "properties": {"animal": ANSWER}, "required": ["animal"], "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": LOOK}}]
 HELLO = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
 
 
 class Checks:
     """Every check of one engine; `failed` counts those that did not hold."""
 
-    def __init__(self, engine: Engine, own: TinyEngine) -> None:
+    def __init__(self, engine: Engine, own: TinyEngine, folder: Path) -> None:
         assert own.texts is not None
         self.engine, self.own, self.texts = engine, own, own.texts
         self.failed = 0
+        self.form = ChatPrompts(folder).reply_form
         self.end = own.config.eos_ids
         self.hello = self.texts.encode(HELLO)
         self.noise: list[int] = np.random.default_rng(0).integers(10, 2000, 60).tolist()
@@ -51,6 +61,7 @@ class Checks:
         await self.stop_string()
         await self.next_turn()
         await self.seeds()
+        await self.constraints()
         await self.abort()
         await self.cancel()
 
@@ -101,6 +112,27 @@ class Checks:
             ]
             self.holds("gives the same for the same seed", one.ids.tolist() == two.ids.tolist())
 
+    async def constraints(self) -> None:
+        asks: dict[str, dict[str, Any]] = {
+            "a schema": {"output_schema": OutputSchema("response_format", ANSWER)},
+            "a call": {"tools": TOOLS, "tool_choice": ToolChoice("required", "look")},
+        }
+        for thinking in (Thinking.OFF, Thinking.POSSIBLE):
+            for what, fields in asks.items():
+                ask = Ask(api=Api.CHAT, model="it", messages=[], **fields)
+                abilities = self.engine.abilities
+                constraint, ignored = build_constraint(ask, self.form, thinking, "forced", abilities)
+                if constraint is None:
+                    print(f"  --   {ignored[0]}")
+                    continue
+                wanted = generation(self.hello, name=f"k{what[2:]}{thinking}", stop_ids=self.end)
+                given = await self.engine.generate(msgspec.structs.replace(wanted, constraint=constraint))
+                text = self.texts.decode(given.ids.tolist())
+                start = '<tool_call>\n{"name": "look", "arguments": {' if "tools" in fields else '"'
+                answer = text.split("</think>")[-1].lstrip()
+                cut = given.finish is Finish.LENGTH and "</think>" not in text and text.startswith("<think>")
+                self.holds(f"is held to {what}, thinking {thinking}", cut or answer.startswith(start), repr(text))
+
     async def abort(self) -> None:
         wanted = generation(self.noise, name="a", temperature=2.0, max_tokens=1500)
         task = asyncio.create_task(self.engine.generate(wanted))
@@ -134,7 +166,7 @@ async def checked(specs: list[str], folder: Path) -> int:
     async with TinyEngine(folder) as own:
         for spec in specs:
             engine = open_engine(spec)
-            checks = Checks(engine, own)
+            checks = Checks(engine, own, folder)
             await checks.run()
             await engine.close()
             await through_gateway(spec, folder, checks)

@@ -212,6 +212,7 @@ async def test_a_grammar_that_the_engine_refuses_is_named_and_the_model_is_free(
     assert sent(it) == {}
     (turn,) = it.turns()
     assert turn.ignored_params == ["tool_choice: the engine refused the grammar; the model is free"]
+    assert answer.headers["x-rolltape-ignored-params"] == turn.ignored_params[0]
     assert done["ledger"] == {"trained": len(turn.sampled_ids)}
 
 

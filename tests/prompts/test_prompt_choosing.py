@@ -48,6 +48,16 @@ def test_a_template_of_another_kind_is_not_taken_for_a_known_one(folder: Callabl
     assert "# Your tools" in prompts.decode(prompts.render([ASKED], [LOOK], None).ids)
 
 
+def test_a_folders_own_template_shows_the_form_of_calls_where_replies_are_read_in_it(
+    folder: Callable[[Rewrite], Path],
+) -> None:
+    hermes = ChatPrompts(TINY, renderer="default").reply_form
+    assert hermes == ChatPrompts(TINY).reply_form
+    assert hermes.call is not None
+    other = ChatPrompts(folder(lambda text: text.replace("tool_call>", "action>"))).reply_form
+    assert (other.plain, other.call) == (True, None)
+
+
 def test_a_named_renderer_is_taken_and_warned_about_if_the_template_differs(folder: Callable[[Rewrite], Path]) -> None:
     prompts = ChatPrompts(folder(lambda text: text.replace("# Tools", "# Your tools")), renderer="qwen3")
     assert prompts.renderer.startswith("qwen3 ")

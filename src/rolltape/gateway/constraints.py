@@ -60,7 +60,7 @@ def build_constraint(
     ask: Ask, form: ReplyForm, thinking: Thinking | None, level: ConstrainLevel, abilities: frozenset[Ability]
 ) -> tuple[Constraint | None, list[str]]:
     """The constraint of a request, and what is not enforced, as `ignored_params` lists it."""
-    fields = _demanding_fields(ask)
+    fields = demanding_fields(ask)
     enforced = tuple(field for field in fields if level == "all" or (level == "forced" and field != _STRICT))
     ignored = [f"{field}: {_UNENFORCED[field == _STRICT]}" for field in fields if field not in enforced]
     if not enforced:
@@ -80,7 +80,7 @@ _UNENFORCED = (
 )
 
 
-def _demanding_fields(ask: Ask) -> list[str]:
+def demanding_fields(ask: Ask) -> list[str]:
     """The fields of a request that demand something of the reply."""
     demands = {
         "tool_choice": ask.tool_choice.mode == "required",

@@ -11,7 +11,7 @@ import msgspec
 
 from rolltape.errors import EngineError, EngineFailed
 from rolltape.gateway.auxiliary import auxiliary_reason
-from rolltape.gateway.constraints import Constraint, build_constraint, can_cut_calls
+from rolltape.gateway.constraints import Constraint, build_constraint, can_cut_calls, demanding_fields
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Generation
 from rolltape.gateway.exchange import INLINE_BYTES, Ask, Draft, Reply, SamplingParams, Usage
@@ -242,8 +242,8 @@ class Turns:
 
         The last `sampled` ids of the prompt are the reply's already.
         """
-        if not self._pool.token_faithful:
-            return None, []  # the endpoint is given them as they came
+        if not demanding_fields(ask) or not self._pool.token_faithful:  # an endpoint is given them as they came
+            return None, []
         begins = len(prompt) - sampled
         mode = self._prompts.thinking_at(prompt[:begins], thinking)
         level, abilities = self._settings.constrain, self._pool.abilities

@@ -1,7 +1,7 @@
 """The HTTP routes that agents call: the three APIs, and the list of models."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 from aiohttp import web
@@ -157,7 +157,7 @@ class _Exchange:
     async def _whole(self, begun: Begun) -> web.StreamResponse:
         turn, reply = await self._reply()
         body = self._dialect.whole(self._ask, reply)
-        headers = {**_headers(begun), "x-rolltape-turn": turn.id}
+        headers = {**_headers(begun, turn.ignored_params), "x-rolltape-turn": turn.id}
         if turn.facts.flags:
             headers["x-rolltape-flags"] = ",".join(turn.facts.flags)
         response = web.Response(body=body, content_type="application/json", headers=headers)
@@ -167,7 +167,11 @@ class _Exchange:
         return response
 
     async def _streamed(self, begun: Begun) -> web.StreamResponse:
-        headers = {**_headers(begun), "Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        headers = {
+            **_headers(begun, begun.ignored_params),
+            "Content-Type": "text/event-stream",
+            "Cache-Control": "no-cache",
+        }
         response = web.StreamResponse(headers=headers)
         await response.prepare(self._request)
         await response.write(self._dialect.opening(self._ask, begun.draft))
@@ -211,11 +215,11 @@ class StreamFailed(GatewayError):
         self.response = response
 
 
-def _headers(begun: Begun) -> dict[str, str]:
-    """The headers of a reply."""
+def _headers(begun: Begun, ignored_params: Sequence[str]) -> dict[str, str]:
+    """The headers of a reply. A stream has them before it is known whether the engine takes everything."""
     headers = {"request-id": begun.draft.id, "x-rolltape-session": begun.session.id}
-    if begun.ignored_params:
-        listed = "; ".join(begun.ignored_params)[:4000]
+    if ignored_params:
+        listed = "; ".join(ignored_params)[:4000]
         value = "".join(letter if " " <= letter <= "~" else "?" for letter in listed)
         headers["x-rolltape-ignored-params"] = value
         headers["x-rolltape-unhonoured"] = value  # the name of 0.1, which goes with 0.3
