@@ -135,6 +135,7 @@ async def test_an_engine_that_fails_breaks_the_attempt_without_a_reward(tmp_path
         engine.mishaps = dict.fromkeys(range(4), Mishap.WRONG_LENGTHS)
         (first,) = await collected(source, run, engine, group_size=1)
         engine.mishaps = {}
+        assert f"sglang {engine.url}" in str(first.reason)  # the record names what the agent was not told
         (second,) = await collected(source, run, engine, group_size=1, resume=True)
     assert (first.status, first.reward) == (Status.FAILED, None)
     assert (second.status, second.reward) == (Status.FINISHED, 1.0)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rolltape.gateway.admin_key import HEADER_FILE, read_admin_key
 from rolltape.gateway.engines.protocol import Engine
 from rolltape.gateway.gateway import Gateway
 from rolltape.gateway.settings import GatewaySettings
@@ -47,6 +48,9 @@ async def _serve(gateway: Gateway) -> None:
             _collect_garbage_seldom()
             print(gateway.url, flush=True)
             print(f"rolltape: {gateway.service.prompts.describe()}", file=sys.stderr)
+            if gateway.admin_key == read_admin_key(gateway.service.tape.directory.path):
+                kept = gateway.service.tape.directory.path / HEADER_FILE
+                print(f"rolltape: sessions are opened with the key in {kept}", file=sys.stderr)
             await stopped.wait()
             print("rolltape: ending; turns in flight may finish, another signal ends them", file=sys.stderr)
     except asyncio.CancelledError:

@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
+_BODIES = 8
 _REMEMBERED_KEYS = 20_000  # of ended sessions: 6 MB
 
 # The fields of SessionSpec that a rollout is opened with.
@@ -87,6 +88,7 @@ class SessionWork:
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
+        self.bodies = asyncio.Semaphore(_BODIES)  # that are read and parsed at once; others wait in their sockets
 
     async def run(self, work: Callable[..., T], *args: Any, inline: bool = False) -> T:
         """Do a piece of work when all before it is done; `inline` for what takes less time than a thread costs."""

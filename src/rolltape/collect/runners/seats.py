@@ -166,8 +166,11 @@ class SeatSessions:
         for seat, session in list(self._sessions.items()):
             if agent:
                 self._end_trace(seat, agent)
-            await self._service.drop(session.id, why)
-            self._add_result(seat, _SeatEnd(Status.FAILED, why, agent))
+            # Agents are not told which engine failed and how; the record is.
+            error = session.engine_wait().error
+            told = why if error is None else f"{why} ({error})"
+            await self._service.drop(session.id, told)
+            self._add_result(seat, _SeatEnd(Status.FAILED, told, agent))
         return self.results
 
     def _end_trace(self, seat: str, agent: Mapping[str, Any], **final: Any) -> float | None:

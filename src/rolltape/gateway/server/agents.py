@@ -69,15 +69,16 @@ class Agents:
 
     async def _ask(self, request: web.Request, session: OpenSession, read: Callable[[bytes], Ask]) -> Ask:
         """Parse a request; raises BadRequest, also for one that is beyond the limits."""
-        body = await read_body(request, self._service.settings, session.work.run)
 
-        def parse() -> Ask:
+        def parse(body: bytes) -> Ask:
             check_structure(body)
             ask = read(body)
             self._service.check_size(session, ask)
             return keyed(ask, len(body))
 
-        return await session.work.run(parse, inline=len(body) < INLINE_BYTES)
+        async with session.work.bodies:
+            body = await read_body(request, self._service.settings, session.work.run)
+            return await session.work.run(parse, body, inline=len(body) < INLINE_BYTES)
 
     def _session(self, request: web.Request, dialect: Dialect | None = None) -> OpenSession:
         """The session of a request; errors from here on are written in the form of `dialect`."""
