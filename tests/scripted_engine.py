@@ -10,7 +10,7 @@ import enum
 import json
 import random
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -19,6 +19,7 @@ from aiohttp import web
 from tokenizers import Tokenizer
 
 Json = dict[str, Any]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Mishap(enum.Enum):
@@ -29,6 +30,8 @@ class Mishap(enum.Enum):
     TRUNCATED = "the answer is half a JSON"
     WRONG_LENGTHS = "a logprob is missing"
     NO_STOP_ID = "the id that ended the reply is trimmed"
+    FREEZES = "from then on nothing is answered, until `thaw`"
+    GOES = "from then on connections are refused, until `listen`"
     DIES = "the connection closes in the middle of the answer"
     ABORTED = "it ends half way, as by a change of weights"
     ABORTED_AT_ONCE = "it ends before the first token"
@@ -116,6 +119,8 @@ class ScriptedEngine:
         self._running: dict[str, asyncio.Event] = {}
         self._takes = asyncio.Event()
         self._takes.set()
+        self._thawed = asyncio.Event()
+        self._thawed.set()
         self._runner: web.AppRunner | None = None
         self._port = 0
 
@@ -130,7 +135,7 @@ class ScriptedEngine:
 
     async def listen(self) -> None:
         """Take connections, at the same address as before."""
-        app = web.Application(client_max_size=2**30)
+        app = web.Application(client_max_size=2**30, middlewares=[self._wait_while_frozen])
         app.router.add_post("/generate", self._generate)
         app.router.add_post("/abort_request", self._abort)
         app.router.add_post("/update_weights_from_disk", self._update)
@@ -151,6 +156,16 @@ class ScriptedEngine:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+    def thaw(self) -> None:
+        """Answer again after `Mishap.FREEZES`."""
+        self._thawed.set()
+
+    @web.middleware
+    async def _wait_while_frozen(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        await self._thawed.wait()
+        response: web.StreamResponse = await handler(request)
+        return response
 
     @contextlib.contextmanager
     def in_thread(self) -> "Iterator[ScriptedEngine]":
@@ -185,6 +200,12 @@ class ScriptedEngine:
             return web.json_response({"error": "no such thing"}, status=400)
         if mishap is Mishap.BUSY:
             return web.json_response({"error": "busy"}, status=503, headers={"Retry-After": "7"})
+        if mishap is Mishap.FREEZES:
+            self._thawed.clear()
+            await self._thawed.wait()
+        if mishap is Mishap.GOES:
+            self._going = asyncio.ensure_future(self.refuse())
+            await asyncio.Event().wait()
         await self._takes.wait()
         aborted = self._running[body["rid"]] = asyncio.Event()
         try:
@@ -330,6 +351,8 @@ class ScriptedEngine:
                 await asyncio.sleep(0.001)
         self.version = body.get("weight_version") or body["new_version"]
         self._takes.set()
+        self._thawed = asyncio.Event()
+        self._thawed.set()
         return web.json_response({"success": True, "message": "as told"})
 
     async def _healthy(self, request: web.Request) -> web.Response:

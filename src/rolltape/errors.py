@@ -40,6 +40,7 @@
     │   └── NoSuchFunction     "python:module:function" cannot be imported or called
     ├── AgentError             agents: the name is unknown, or the program is missing
     ├── CollectError           collection: it cannot start or continue as asked
+    │   └── UserCodeTimeout    a function of an environment, a checker or a judge has not returned in time
     ├── FilterError            filters: a rule cannot judge a rollout; nothing was filtered
     ├── ViewError              the web page: runs cannot be shown as asked
     │   └── NoAnswer           a request of the page cannot be answered; it carries the HTTP status
@@ -255,6 +256,10 @@ class AgentError(RolltapeError):
 
 class CollectError(RolltapeError):
     """A collection cannot start or continue as asked."""
+
+
+class UserCodeTimeout(CollectError):
+    """A function of an environment, a checker, or a judge has not returned in time."""
 
 
 class FilterError(RolltapeError):

@@ -1,8 +1,10 @@
 """An OpenAI-compatible judge over a real socket; what it says is up to the test."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -28,6 +30,21 @@ class FakeJudge:
         self.bodies: list[Json] = []
         self.keys: list[str | None] = []
         self.base_url = ""
+
+    @contextlib.contextmanager
+    def in_thread(self) -> "Iterator[FakeJudge]":
+        """The same for a test that is no coroutine."""
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="fake-judge", daemon=True)
+        thread.start()
+        try:
+            asyncio.run_coroutine_threadsafe(self.__aenter__(), loop).result(10)
+            yield self
+        finally:
+            asyncio.run_coroutine_threadsafe(self._runner.cleanup(), loop).result(10)
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
 
     async def __aenter__(self) -> Self:
         app = web.Application()

@@ -80,7 +80,7 @@ def test_it_is_rewarded_for_the_file_that_it_left(
         trace = rolltape.trace_of(one)
         assert trace.total_reward == one.reward
         assert trace.reward_data == {"files": ["calc.py"]}
-        assert trace.extra == {"exit_code": 0}
+        assert trace.extra == {"exit_code": 0, "text": f"It is {'+*'[one.head.attempt]} now.\n"}
         made = rolltape.linearize(one)
         assert made.forks == []
         assert made.ledger.totals() == {Fate.TRAINED: made.ledger.sampled}

@@ -15,6 +15,7 @@ from rolltape.collect.settings import CollectSettings
 from rolltape.errors import TapeWriteError
 from rolltape.gateway.gateway import Gateway
 from rolltape.records.rollout import Status, StopReason
+from rolltape.records.sample import Fate
 from rolltape.tape.recording.tape import Tape, open_tape
 from scripted_engine import Mishap, Step
 
@@ -93,8 +94,6 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("answer", "RuntimeError: no answer"),
         ("priced", "the reward of the environment's answer is 'much', a str; give a number"),
         ("silent", "the environment answered with None; return an Answer"),
-        ("score", "RuntimeError: no score"),
-        ("text", "much"),
     ],
 )
 def test_a_failing_environment_fails_its_own_rollouts_only(mood: str, reason: str, tmp_path: Path) -> None:
@@ -110,6 +109,22 @@ def test_a_failing_environment_fails_its_own_rollouts_only(mood: str, reason: st
     assert [(result.task, result.try_index) for result in again] == [("bad", 1), ("bad", 1)]
 
 
+@pytest.mark.parametrize(("mood", "reason"), [("score", "RuntimeError: no score"), ("text", "'much'")])
+def test_an_environment_that_fails_to_score_leaves_its_own_rollouts_ungraded_only(
+    mood: str, reason: str, tmp_path: Path
+) -> None:
+    kind = "python:moods_of_collect:Moody"
+    tasks = [{"id": "bad", "mood": mood, "environment": kind}, {"id": "good", "mood": "fine", "environment": kind}]
+    run = tmp_path / "run"
+    results = collected_at_once(task_file(tmp_path, tasks), run, group_size=2)
+    bad = [result for result in results if result.task == "bad"]
+    assert [(one.status, one.reward, one.is_ungraded) for one in bad] == [(Status.FINISHED, None, True)] * 2
+    assert all(reason in str(one.reason) for one in bad)
+    assert [result.reward for result in results if result.task == "good"] == [1.0, 1.0]
+    fates = {one.head.task_id: set(rolltape.linearize(one).ledger.totals()) for one in rollouts(run)}
+    assert fates == {"bad": {Fate.DROPPED_FILTERED}, "good": {Fate.TRAINED}}
+
+
 def test_a_reward_that_is_no_number_is_kept_as_it_is(tmp_path: Path) -> None:
     task = {"id": "odd", "mood": "nan", "environment": "python:moods_of_collect:Moody"}
     (result,) = collected_at_once(task_file(tmp_path, [task]), tmp_path / "run", group_size=1)
@@ -119,12 +134,12 @@ def test_a_reward_that_is_no_number_is_kept_as_it_is(tmp_path: Path) -> None:
     assert held.reward != held.reward
 
 
-def test_a_failing_checker_fails_its_own_rollouts_only(tmp_path: Path) -> None:
+def test_a_failing_checker_leaves_its_own_rollouts_ungraded_only(tmp_path: Path) -> None:
     check = "python:moods_of_collect:checker"
     good: dict[str, Any] = {"id": "good", "prompt": "?", "check": check}
     tasks = [good, {**good, "id": "bad", "faulty": True}]
     results = collected_at_once(task_file(tmp_path, tasks), tmp_path / "run", group_size=2)
-    assert [result.reason for result in results if result.task == "bad"] == ["ValueError: cannot read it"] * 2
+    assert [result.reason for result in results if result.task == "bad"] == ["ungraded: ValueError: cannot read it"] * 2
     assert [result.reward for result in results if result.task == "good"] == [1.0, 1.0]
     assert all(rolltape.trace_of(one).steps for one in rollouts(tmp_path / "run"))
 

@@ -10,7 +10,6 @@ from collecting import SUMS, collected_at_once, finished_per_task, task_file
 from rolltape.collect.plan import RolloutIdentity, RolloutState, check_model, load_earlier
 from rolltape.collect.sources import open_source
 from rolltape.errors import CollectError
-from rolltape.records.rollout import Status
 from rolltape.tape.contents import RunContents
 from rolltape.tape.recording.tape import open_tape
 
@@ -31,7 +30,7 @@ def elsewhere(run: Path) -> None:
 @pytest.mark.parametrize(
     "put_away", [lambda run: None, rolltape.seal, elsewhere], ids=["journals", "here", "elsewhere"]
 )
-def test_what_has_finished_is_not_run_again_and_what_broke_is(
+def test_what_has_finished_is_not_run_again_and_what_has_no_grade_is_graded(
     tmp_path: Path, put_away: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "moody_checks.py").write_text(CHECK)
@@ -42,12 +41,14 @@ def test_what_has_finished_is_not_run_again_and_what_broke_is(
     tasks = [{"id": task["id"], "prompt": "?", "check": "python:moody_checks:check"} for task in SUMS]
     source, run = task_file(tmp_path, tasks), tmp_path / "run"
     first = collected_at_once(source, run, group_size=2)
-    failed = {one.rollout for one in first if one.status is Status.FAILED}
-    assert (len(first), len(failed)) == (8, 2)
+    ungraded = {one.rollout for one in first if one.is_ungraded}
+    assert (len(first), len(ungraded)) == (8, 2)
     put_away(run)
     moody_checks.moody = False
     again = collected_at_once(source, run, group_size=2, resume=True)
-    assert [(one.rollout in failed, one.try_index) for one in again] == [(True, 1)] * 2
+    assert [(one.rollout in ungraded, one.try_index, one.reward, one.before) for one in again] == [
+        (True, 0, 1.0, True)
+    ] * 2
     put_away(run)
     assert collected_at_once(source, run, group_size=2, resume=True) == []
     assert finished_per_task(run) == {task["id"]: 2 for task in SUMS}

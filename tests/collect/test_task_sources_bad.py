@@ -251,7 +251,9 @@ def keys(): return [{"id": "a", "x": {1: 2}}]
 def nodata(): return [Task(data=["a"])]
 def badid(): return [Task(id=True, data={})]
 def fails(): raise KeyError("mine")
+def fails_later(): yield {"id": "a"}; raise KeyError("mine")
 """
+FAILURES = {"fails": 'raise KeyError("mine")', "fails_later": 'yield {"id": "a"}; raise KeyError("mine")'}
 
 
 @pytest.mark.parametrize(
@@ -296,11 +298,16 @@ def test_missing_module_is_told_from_one_that_fails(here: Path) -> None:
     )
     assert refusal("python:no_such") == "python:no_such names no function; write python:module:function"
     (here / "bad_tasks.py").write_text("import no_such_dependency\n")
-    with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
-        open_source("python:bad_tasks:f")
+    assert refusal("python:bad_tasks:f") == (
+        "python:bad_tasks:f: its module raised ModuleNotFoundError: No module named 'no_such_dependency' "
+        "(bad_tasks.py, line 1); correct it"
+    )
 
 
-def test_error_of_the_function_itself_travels(here: Path) -> None:
+@pytest.mark.parametrize("function", ["fails", "fails_later"])
+def test_error_of_the_function_itself_is_named_with_its_place(function: str, here: Path) -> None:
     (here / "bad_tasks.py").write_text(BAD_FUNCTIONS)
-    with pytest.raises(KeyError, match="mine"):
-        open_source("python:bad_tasks:fails")
+    line = 1 + BAD_FUNCTIONS.splitlines().index(f"def {function}(): " + FAILURES[function])
+    assert refusal(f"python:bad_tasks:{function}") == (
+        f"python:bad_tasks:{function} raised KeyError: 'mine' (bad_tasks.py, line {line}); correct it"
+    )

@@ -11,13 +11,14 @@ class Exit(enum.IntEnum):
     USAGE = 2  # a flag, an id, a policy, or an SQL statement is wrong
     RUN = 3  # the run is missing, empty, damaged, or newer than this program
     OUTPUT = 4  # the output could not be written
-    FAILED = 5  # `collect`: attempts failed; `--resume` runs them again
+    FAILED = 5  # attempts failed, or could not be graded; `collect --resume` runs or grades them again
     INTERRUPTED = 130  # Ctrl-C, or the user answered no
 
 
 EXIT_CODES = (
     "Exit codes: 0 success; 1 check found a breach; 2 wrong usage; 3 run missing, empty, damaged, or newer than "
-    "this program; 4 output not written; 5 attempts failed (collect --resume runs them again); 130 interrupted."
+    "this program; 4 output not written; 5 attempts failed or ungraded (collect --resume); "
+    "130 interrupted."
 )
 
 

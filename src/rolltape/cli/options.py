@@ -1,5 +1,6 @@
 """Options that several commands share, alone or in groups."""
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -113,12 +114,46 @@ def require_key(host: str, key: str | None, flag: str) -> None:
 
 
 if TYPE_CHECKING:
+    from rolltape.collect.environments.judge import Judge
     from rolltape.gateway.constraints import ConstrainLevel
     from rolltape.gateway.exchange import SamplingParams
     from rolltape.gateway.prompts.chat import Retention
 
 engine_option = partial(option, section="Engine")
+judge_option = partial(option, section="Judge")
 sampling_option = partial(option, section="Sampling")
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """Who judges tasks that do not name a judge, and how long code of the user may take."""
+
+    judge_url: Annotated[
+        str | None, judge_option("--judge-url URL", "OpenAI-compatible judge of tasks that do not name one.")
+    ] = None
+    judge_model: Annotated[str | None, judge_option("--judge-model NAME", "Judge model.")] = None
+    judge_key_env: Annotated[
+        str | None,
+        judge_option("--judge-key-env VARIABLE", "Variable with the judge's key (default: ROLLTAPE_JUDGE_KEY)."),
+    ] = None
+    score_timeout_s: Annotated[
+        float,
+        judge_option(
+            "--score-timeout SECONDS", "Maximum time per call of an environment's, checker's, or judge's function."
+        ),
+    ] = 300.0
+
+    def judge(self) -> "Judge | None":
+        """The judge that the flags name; None if they name none."""
+        from rolltape.collect.environments.judge import Judge
+
+        if not self.score_timeout_s > 0:
+            raise UsageError(f"--score-timeout {self.score_timeout_s:g}: give more than 0 seconds")
+        variable = self.judge_key_env
+        if variable is not None and variable not in os.environ:
+            raise UsageError(f"--judge-key-env {variable}: this variable is not set; set it to the judge's key")
+        judge = Judge(base_url=self.judge_url, model=self.judge_model, key_env=variable)
+        return None if judge == Judge() else judge
 
 
 @dataclass(frozen=True)

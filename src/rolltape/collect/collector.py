@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from rolltape.collect.comparisons import GroupComparisons
@@ -13,19 +14,21 @@ from rolltape.collect.plan import (
     RolloutIdentity,
     check_model,
     check_resumable,
+    check_unchanged,
     load_earlier,
     plan_attempts,
 )
+from rolltape.collect.regrading import Regrading, find_ungraded
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.runners.local import LocalRunner
 from rolltape.collect.runners.protocol import AttemptQueue, Runner
-from rolltape.collect.sandboxes import Confinement
+from rolltape.collect.sandboxes import Confinement, open_sandbox
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import open_source
 from rolltape.collect.tasks import Task
 from rolltape.gateway.gateway import Gateway
 from rolltape.groups import RunAheadLimit
-from rolltape.records.rollout import EventKind
+from rolltape.records.rollout import EventKind, Status
 from rolltape.tape.recording.tape import Tape
 
 log = logging.getLogger("rolltape.collect")
@@ -103,6 +106,13 @@ class Collector:
         self._stopping = asyncio.Event()
         self._queue: AttemptQueue | None = None
         self._ended = 0
+        self._failures: list[tuple[int, str]] = []  # in a row: task index and reason
+        self.stopped: str | None = None  # why it ended itself before everything was done
+
+    @property
+    def source_name(self) -> str:
+        """The name of the source, with its split, as rollouts have it."""
+        return self._source.name
 
     @property
     def in_flight(self) -> int:
@@ -121,7 +131,8 @@ class Collector:
         """Collect until every attempt has ended.
 
         `on_launch` is called once, before the first attempt. `on_results` is called with the results of attempts as
-        they end; attempts that are rewarded by comparison come when their group has been compared.
+        they end; attempts that are rewarded by comparison come when their group has been compared. Resumed, it first
+        grades what could not be graded. If too many attempts in a row fail, it ends early, and `stopped` says why.
 
         Cancelling it ends what runs. The tape is complete either way, and `resume` goes on.
         """
@@ -131,6 +142,8 @@ class Collector:
                 identity = RolloutIdentity(self._tape.name, settings.step, runner.model_name, runner.agent_name)
                 earlier = load_earlier(self._run, self._source.name, settings.step)
                 check_model(self._tape, earlier, identity.model, settings.step)
+                if earlier and not settings.accept_changed_tasks:
+                    await asyncio.to_thread(check_unchanged, self._tape, self._run, self._source, settings.step)
                 # Recorded also when it is resumed: whoever waits for groups then knows which process to watch.
                 fixed = settings.fixed_by_resume(self._source.name)
                 self._tape.append_run_event(
@@ -147,10 +160,13 @@ class Collector:
 
                 async def on_ended(planned: PlannedAttempt, results: list[RolloutResult]) -> None:
                     self._ended += 1
+                    self._count_failures(planned.task_index, results)
                     environment = self._environments.of(self._source[planned.task_index])
                     on_results(await comparisons.add(planned.task_index, environment, results))
 
                 try:
+                    if earlier.some_unrewarded:
+                        await self._grade_earlier(on_results)
                     attempts = self._plan(identity, earlier)
                     self._queue = AttemptQueue(attempts, settings.step, self._source.name, self._run_ahead)
                     await runner.run(self._queue, identity, on_ended, self._stopping)
@@ -161,6 +177,41 @@ class Collector:
                         )
                 finally:
                     on_results([*comparisons.uncompared(), *runner.cancelled])
+
+    async def _grade_earlier(self, on_results: Callable[[list[RolloutResult]], None]) -> None:
+        """Grade what earlier processes could not grade. Groups are compared when all their attempts are there."""
+        settings = self.settings
+        find = partial(find_ungraded, self._run, step=settings.step, source=self._source.name)
+        regrading = Regrading(
+            self._tape,
+            self._environments,
+            limit_s=settings.score_timeout_s,
+            max_concurrent=settings.max_concurrent,
+            with_groups=False,
+            with_records=settings.with_records,
+            sandbox=partial(
+                open_sandbox,
+                settings.sandbox,
+                None,
+                hidden=[self._tape.directory.path],
+                reads=settings.sandbox_read,
+                passed=settings.pass_env,
+            ),
+        )
+        await regrading.run(await asyncio.to_thread(find), on_results, self._stopping)
+
+    def _count_failures(self, task_index: int, results: list[RolloutResult]) -> None:
+        """End the collection once so many attempts in a row have failed that the next ones will fail too."""
+        failed = next((one for one in results if one.status is Status.FAILED), None)
+        if failed is None:
+            self._failures.clear()
+            return
+        self._failures.append((task_index, str(failed.reason)))
+        limit = self.settings.failures_to_end
+        is_one_task = len({index for index, _ in self._failures}) == 1 < len(self._source)
+        if limit and len(self._failures) >= limit and not is_one_task and not self._stopping.is_set():
+            self.stopped = f"{len(self._failures)} attempts in a row failed, the last one: {failed.reason}"
+            self._stopping.set()
 
     def _plan(self, identity: RolloutIdentity, earlier: EarlierRollouts) -> Iterator[tuple[PlannedAttempt, Task]]:
         for one in plan_attempts(self._source, self.settings, identity, earlier, self._environments.seats):

@@ -1,25 +1,20 @@
 """Groups whose attempts are rewarded by comparison, once all of them have ended."""
 
-import logging
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TypeGuard
 
-from rolltape.collect.environments.protocol import AGENT, Ended, Environment, GroupEnvironment, Score
+from rolltape.collect.environments.protocol import AGENT, Environment, GroupEnvironment, Score, compares
+from rolltape.collect.grading import compare_attempts, load_ended, record_score
 from rolltape.collect.plan import EarlierRollouts, RolloutIdentity, RolloutState
-from rolltape.collect.results import RolloutResult, add_score, build_record, describe_error
+from rolltape.collect.records import NOT_COMPARED, add_score, build_record
+from rolltape.collect.results import RolloutResult
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import TaskSource
 from rolltape.collect.tasks import Task, seed_of
-from rolltape.records.rollout import Rollout, Status, StopReason
+from rolltape.records.rollout import UNGRADED, Rollout, Status
 from rolltape.tape.recording.tape import Tape
-from rolltape.traces import amend, trace_of
-from rolltape.traces.writer import is_captured
-
-log = logging.getLogger("rolltape.collect")
 
 EnvironmentOf = Callable[[Task], Environment]
-_NOT_YET = "its group is not compared yet"
 _READ_AT_ONCE = 64  # groups: each look at the run costs its whole length
 
 
@@ -68,7 +63,7 @@ class GroupComparisons:
     def uncompared(self) -> list[RolloutResult]:
         """The results of groups that were not compared. Resuming compares them, and writes their records."""
         return [
-            one._replace(reason=_NOT_YET, record=None) if one.status is Status.FINISHED else one
+            one._replace(reason=f"{UNGRADED}{NOT_COMPARED}", record=None) if one.status is Status.FINISHED else one
             for held in self._held.values()
             for one in held
         ]
@@ -80,20 +75,12 @@ class GroupComparisons:
         task = self._source[task_index]
         held = {result.rollout: result.ended for result in self._held[task_index]}
         before = {one: earlier[one] for one in self._not_held(task_index) if one in earlier}
-        group = held | {one: _load_ended(found) for one, found in before.items()}
-        ended = {rollout: one for rollout, one in group.items() if one is not None}
-        scores: Mapping[str, Score] = {}
-        try:
-            if ended:
-                scores = await environment.compare(task, ended, seed_of(self._identity.rollout_id(task, 0)))
-            for rollout in ended:
-                self._record(rollout, scores[rollout], environment.name)
-        except Exception as error:
-            log.warning("%s: its attempts could not be compared", task.where, exc_info=error)
-            why = f"not compared: {describe_error(error)}"
-            scores = {rollout: Score(reward=None, ungraded=why) for rollout in ended}
-            for rollout, score in scores.items():
-                self._record(rollout, score, environment.name)
+        finished = {one: load_ended(found) for one, found in before.items() if found.status is Status.FINISHED}
+        ended = {rollout: one for rollout, one in (held | finished).items() if one is not None}
+        seed = seed_of(self._identity.rollout_id(task, 0))
+        scores = await compare_attempts(environment, task, ended, seed, self._settings.score_timeout_s) if ended else {}
+        for rollout, score in scores.items():
+            record_score(self._tape, rollout, score, environment.name)
         earlier_results = [self._earlier_result(task_index, one) for one in before.values() if one.id in scores]
         results = [*self._held.pop(task_index), *earlier_results]
         return [_with_score(result, scores.get(result.rollout)) for result in results]
@@ -105,11 +92,6 @@ class GroupComparisons:
         return [one for one in ids if one not in held]
 
     def _earlier_result(self, task_index: int, rollout: Rollout) -> RolloutResult:
-        settings = self._settings
-        record = None
-        if settings.with_records:
-            traced = is_captured(rollout.id, settings.capture, settings.trace_fraction)
-            record = build_record(rollout, task_index=task_index, traced=traced)
         return RolloutResult.of(
             rollout.head,
             task_index,
@@ -120,40 +102,14 @@ class GroupComparisons:
             reason=rollout.outcome.reason,
             turns=len(rollout.turns),
             sampled_tokens=sum(len(turn.sampled_ids) for turn in rollout.turns),
-            record=record,
+            record=build_record(rollout) if self._settings.with_records else None,
             before=True,
         )
-
-    def _record(self, rollout: str, score: Score, by: str) -> None:
-        if score.reward is not None:
-            self._tape.score(rollout, reward=score.reward, terms=dict(score.terms), by=by)
-        if data := score.to_data():
-            amend(self._tape, rollout, reward_data=data, by=by)
-
-
-def compares(environment: Environment) -> TypeGuard[GroupEnvironment]:
-    """Whether an environment rewards by comparison."""
-    return hasattr(environment, "compare")
 
 
 def _with_score(result: RolloutResult, score: Score | None) -> RolloutResult:
     if score is None:
         return result  # it broke
-    reason = None if score.ungraded is None else f"ungraded: {score.ungraded}"
+    reason = None if score.ungraded is None else f"{UNGRADED}{score.ungraded}"
     record = None if result.record is None else add_score(result.record, score, reason)
     return result._replace(reward=score.reward, reason=reason, record=record)
-
-
-def _load_ended(rollout: Rollout) -> Ended | None:
-    """How a rollout of an earlier process ended, as far as a comparison needs it; None if it broke."""
-    if rollout.status is not Status.FINISHED:
-        return None
-    turn = next((one for one in reversed(rollout.turns) if one.reply is not None), None)
-    messages = [] if turn is None or turn.reply is None else [*turn.prompt_messages, turn.reply.to_dict()]
-    extra = trace_of(rollout).extra or {}
-    return Ended(
-        stop_reason=rollout.outcome.stop_reason or StopReason.COMPLETED,
-        messages=messages,
-        text=extra.get("compared", "" if turn is None or turn.reply is None else turn.reply.text),
-        exit_code=extra.get("exit_code"),
-    )

@@ -8,13 +8,11 @@ filter must not let through what another rule keeps out, so the filters of the o
 """
 
 import math
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-from rolltape.collect.functions import PREFIX, function_named
-from rolltape.errors import FilterError, RolltapeError
+from rolltape.collect.functions import PREFIX, describe_raised, function_named
+from rolltape.errors import FilterError
 from rolltape.records.jsonable import plain_scalar, shown
 from rolltape.records.policy import Advantage
 from rolltape.records.rollout import EventKind, Rollout, Status
@@ -94,12 +92,7 @@ def stale(rows: Iterable[RolloutRow], versions: Sequence[str], limit: int) -> It
 def reject_named(text: str) -> tuple[str, Reject]:
     """The function that "python:module:function" names, and the name of its rule on the tape."""
     by = text if text.startswith(PREFIX) else f"{PREFIX}{text}"
-    try:
-        return by, function_named(text)
-    except RolltapeError:
-        raise
-    except Exception as error:
-        raise FilterError(f"{by}: its module raised {_describe_error(error)}; nothing was filtered") from error
+    return by, function_named(text)
 
 
 def rejected(run: Run, rows: Iterable[RolloutRow], function: Reject, by: str) -> Iterator[Verdict]:
@@ -136,7 +129,7 @@ def _ask(function: Reject, rollout: Rollout, by: str) -> str | None:
         given = function(rollout)
     except Exception as error:
         raise FilterError(
-            f"{by}: it raised {_describe_error(error)}, for rollout {rollout.id}; nothing was filtered"
+            f"{by}: it raised {describe_raised(error)}, for rollout {rollout.id}; nothing was filtered"
         ) from error
     if isinstance(given, str) and given.strip():
         return as_text(given, by)
@@ -149,16 +142,6 @@ def _ask(function: Reject, rollout: Rollout, by: str) -> str | None:
         f"{by}: it gave {shown(given)} for rollout {rollout.id}; give a reason in words or True to reject it, "
         "None or False to keep it; nothing was filtered"
     )
-
-
-def _describe_error(error: Exception) -> str:
-    """What the user's code raised, and in which line of it."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    imports = [at for at, frame in enumerate(frames) if frame.filename.startswith("<frozen")]
-    own = frames[imports[-1] + 1 :] if imports else frames
-    where = f" ({Path(own[0].filename).name}, line {own[0].lineno})" if own else ""
-    message = str(error)
-    return f"{type(error).__name__}{f': {message}' if message else ''}{where}"
 
 
 def active_filters(run: Run) -> dict[Key, Reasons]:

@@ -1,4 +1,8 @@
-"""Functions of the user: found by the name "python:module:function", and called without blocking the event loop."""
+"""Code of the user: found by the name "python:module:function", and called where it cannot block the event loop.
+
+A function that is not a coroutine function runs in a new thread. Coroutine functions, and all methods of an
+environment, run in the event loop of their module (see `loops`).
+"""
 
 import asyncio
 import contextlib
@@ -6,21 +10,25 @@ import contextvars
 import inspect
 import sys
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rolltape.errors import NoSuchFunction
+from rolltape.collect.loops import ATTEMPT_BLOCKED, abandon_loop, is_library, user_loop
+from rolltape.errors import NoSuchFunction, UserCodeTimeout
 
 PREFIX = "python:"
+_OWN = "rolltape"
+
+_TIME_LIMIT_S: ContextVar[float | None] = ContextVar("time_limit_s", default=None)  # of one call; None: no limit
 
 
 def function_named(text: str) -> Callable[..., Any]:
-    """The function that "python:module:function" names. The working directory is searched first, as `python -m` does.
-
-    An error that the module raises while it is imported is passed on.
-    """
+    """The function that "python:module:function" names. The working directory is searched first, as by `python -m`."""
     module_name, colon, name = text.removeprefix(PREFIX).partition(":")
     if not (colon and module_name and name):
         raise NoSuchFunction(f"{text} names no function; write python:module:function")
@@ -29,12 +37,13 @@ def function_named(text: str) -> Callable[..., Any]:
         sys.path.insert(0, here)
     try:
         module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise NoSuchFunction(
-            f"{text}: there is no module {error.name}, in {here} or installed; run where it lies, or install it"
-        ) from None
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+            raise NoSuchFunction(
+                f"{text}: there is no module {missing}, in {here} or installed; run where it lies, or install it"
+            ) from None
+        raise NoSuchFunction(f"{text}: its module raised {describe_raised(error)}; correct it") from error
     function: Any = module
     for part in name.split("."):
         function = getattr(function, part, None)
@@ -44,15 +53,92 @@ def function_named(text: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
+def describe_raised(error: BaseException) -> str:
+    """An error of the user's code, and in which line of it."""
+    frames = traceback.extract_tb(error.__traceback__)[::-1]
+    last = next((frame for frame in frames if not is_library(frame.filename)), None)
+    where = "" if last is None else f" ({Path(last.filename).name}, line {last.lineno})"
+    text = str(error)
+    return f"{type(error).__name__}: {text}{where}" if text else f"{type(error).__name__}{where}"
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Limit each call of the user's code within the block; one that takes longer raises UserCodeTimeout."""
+    token = _TIME_LIMIT_S.set(seconds)
+    try:
+        yield
+    finally:
+        _TIME_LIMIT_S.reset(token)
+
+
 async def call_function(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function and return its result: a coroutine function on the event loop, any other in a new thread.
+    """Call a function and return its result: a coroutine function in the loop of its module, any other in a new thread.
 
     A thread cannot be ended. If this call is cancelled, the thread goes on, but does not keep the process alive.
     """
+    module, name = _find_home(function)
     if inspect.iscoroutinefunction(function):
-        return await function(*args, **kwargs)
-    given = await _call_in_thread(function, args, kwargs)
-    return await given if inspect.isawaitable(given) else given
+        if module.partition(".")[0] == _OWN:
+            return await function(*args, **kwargs)
+        return await _call_in_loop(module, name, function, *args, **kwargs)
+    given = await _limited(name, _call_in_thread(function, args, kwargs))
+    return await _call_in_loop(module, name, lambda: given) if inspect.isawaitable(given) else given
+
+
+async def call_environment(name: str, method: Callable[..., Any], /, *args: Any) -> Any:
+    """Call a method of an environment or an episode, a coroutine function or not.
+
+    Methods of one environment never run at the same time as each other, unless they await. `name` is that of the
+    environment, for messages.
+    """
+    module, own_name = _find_home(method)
+    if module.partition(".")[0] == _OWN and not getattr(getattr(method, "__self__", None), "calls_user_code", False):
+        given = method(*args)
+        return await given if inspect.isawaitable(given) else given
+    return await _call_in_loop(module, f"{own_name} of environment {name}", method, *args)
+
+
+def call_environment_from_thread(name: str, method: Callable[..., Any], /, *args: Any) -> Any:
+    """As `call_environment`, for a method that is not a coroutine function, from a thread without an event loop."""
+    module, own_name = _find_home(method)
+    if module.partition(".")[0] == _OWN and not getattr(getattr(method, "__self__", None), "calls_user_code", False):
+        return method(*args)
+    return user_loop(module).call(f"{own_name} of environment {name}", method, *args)
+
+
+def _find_home(function: Callable[..., Any]) -> tuple[str, str]:
+    """The module that a function is of, and its name."""
+    while isinstance(function, partial):
+        function = function.func
+    owner = getattr(function, "__self__", None)
+    module = type(owner).__module__ if owner is not None and not inspect.ismodule(owner) else function.__module__
+    return module or "", getattr(function, "__qualname__", type(function).__qualname__)
+
+
+async def _call_in_loop(module: str, label: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    loop = user_loop(module)
+    before_s = loop.watched.blocked_s
+    try:
+        return await _limited(label, loop.submit(label, function, *args, **kwargs))
+    except UserCodeTimeout:
+        if loop.watched.is_blocked:
+            abandon_loop(module, loop)
+        raise
+    finally:
+        if (blocked := ATTEMPT_BLOCKED.get()) is not None:
+            blocked.add(loop.watched.blocked_s - before_s, loop.watched.culprit)
+
+
+async def _limited(label: str, call: Any) -> Any:
+    limit_s = _TIME_LIMIT_S.get()
+    try:
+        async with asyncio.timeout(limit_s) as clock:
+            return await call
+    except TimeoutError:
+        if not clock.expired():
+            raise
+        raise UserCodeTimeout(f"{label} had not returned after {limit_s:g} s; see --score-timeout") from None
 
 
 async def _call_in_thread(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,10 +14,13 @@ from rolltape.collect.sources import TaskSource
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
 from rolltape.records.ids import rollout_ids
+from rolltape.records.jsonable import canonical_json, shown
 from rolltape.records.rollout import EventKind, Status
 from rolltape.tape.index.index import STATUS_CODES
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.run import Run
+
+_SHOWN_CHANGES = 3
 
 
 class RolloutState(enum.IntFlag):
@@ -182,3 +186,34 @@ def check_model(tape: Tape, earlier: EarlierRollouts, model: str, step: int) -> 
             f"run {tape.name} cannot be resumed at step {step}: model_name was {others[0]!r} and is {model!r}; "
             "use the same model, or another --step"
         )
+
+
+def check_unchanged(tape: Tape, run: Run, source: TaskSource, step: int) -> None:
+    """Refuse tasks that have another content under the same id than the rollouts which the run holds of them."""
+    heads = run.group_heads(step=step, source=source.name)
+    held = {head.task_id: head.task for head in heads if None not in (head.task_id, head.task)}
+    changes = (
+        f"{task.where}: {_describe_change(held[task.id], task.data)}"
+        for task in source
+        if task.id in held and canonical_json(held[task.id]) != canonical_json(task.data)
+    )
+    shown_changes = list(islice(changes, _SHOWN_CHANGES))
+    if not shown_changes:
+        return
+    more = sum(1 for _ in changes)
+    raise CollectError(
+        f"run {tape.name} cannot be resumed at step {step}, since tasks have changed: {'; '.join(shown_changes)}"
+        f"{f'; and {more} more' if more else ''}; "
+        "give them as they were, another --step, or --accept-changed-tasks to mix both in their groups"
+    )
+
+
+def _describe_change(before: Any, now: Any) -> str:
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return f"it was {shown(before)} and is {shown(now)}"
+    names = [name for name in {**before, **now} if name not in before or name not in now or before[name] != now[name]]
+    return ", ".join(
+        f"{name} was {shown(before[name]) if name in before else 'not there'} "
+        f"and is {shown(now[name]) if name in now else 'not there'}"
+        for name in names
+    )

@@ -6,6 +6,7 @@ import msgspec
 
 from rolltape.collect.environments.judge import Judge
 from rolltape.collect.sandboxes.protocol import SandboxKind, SandboxNetwork
+from rolltape.errors import CollectError
 from rolltape.gateway.constraints import ConstrainLevel
 from rolltape.gateway.exchange import SamplingParams
 from rolltape.gateway.prompts.chat import Retention
@@ -41,6 +42,7 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     max_turns: int = 16
     timeout_s: float = 600.0
+    score_timeout_s: float = 300.0  # of one call of an environment's, checker's or judge's function
     sampling: SamplingParams = SamplingParams(temperature=1.0)  # overrides the agent
     thinking: bool | None = None
     thinking_retention: Retention | None = None
@@ -58,6 +60,20 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
     with_fates: bool = False  # results carry the fates of their sampled tokens
     max_concurrent: int = 32
     grace_s: float = 20.0  # for attempts that run when the collection is ended
+    max_failures: int | None = None  # in a row, before it is ended; 0: any number. None: four groups, at least 32
+    accept_changed_tasks: bool = False  # resume though tasks have another content under the same id
+
+    def __post_init__(self) -> None:
+        for name, least, needs_more in _LIMITS:
+            value = getattr(self, name)
+            if value is not None and not (value > least if needs_more else value >= least):
+                wanted = f"more than {least}" if needs_more else f"{least} or more"
+                raise CollectError(f"{name} is {value}; give {wanted}")
+
+    @property
+    def failures_to_end(self) -> int:
+        """How many attempts in a row may fail before the collection is ended; 0: any number."""
+        return max(_LEAST_FAILURES, 4 * self.group_size) if self.max_failures is None else self.max_failures
 
     def fixed_by_resume(self, source_name: str) -> dict[str, Any]:
         """The settings that must not differ when a run is resumed: they decide which rollouts there are, and how.
@@ -75,6 +91,19 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
         return f"CollectSettings({', '.join(shown)})"
 
 
+_LEAST_FAILURES = 32
+_LIMITS = (  # name, bound, and whether a value must be above it
+    ("limit", 1, False),
+    ("group_size", 1, False),
+    ("step", 0, False),
+    ("max_turns", 1, False),
+    ("timeout_s", 0, True),
+    ("score_timeout_s", 0, True),
+    ("context_budget", 1, False),
+    ("max_concurrent", 1, False),
+    ("grace_s", 0, False),
+    ("max_failures", 0, False),
+)
 # May differ when a collection is resumed: where it runs, how fast, and what is written besides the rollouts.
 _FREE = frozenset(
     {
@@ -82,5 +111,6 @@ _FREE = frozenset(
         "constrain",
         *("sandbox", "sandbox_network", "sandbox_read", "pass_env"),
         *("capture", "trace_fraction", "with_records", "with_fates", "max_concurrent", "grace_s"),
+        *("score_timeout_s", "max_failures", "accept_changed_tasks"),
     }
 )

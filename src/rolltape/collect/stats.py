@@ -20,10 +20,11 @@ _OTHER = "other reasons"
 class RewardStats:
     """A running mean, standard deviation and range."""
 
-    __slots__ = ("_mean", "_squares", "_sum", "count", "least", "most")  # there is one for every task
+    __slots__ = ("_mean", "_squares", "_sum", "count", "least", "most", "not_finite")  # there is one for every task
 
     def __init__(self) -> None:
         self.count = 0
+        self.not_finite = 0
         self._sum = 0.0
         self._mean = 0.0  # for the squares; it is rounded with each reward
         self._squares = 0.0
@@ -31,6 +32,10 @@ class RewardStats:
         self.most = -math.inf
 
     def add(self, reward: float) -> None:
+        """Add a reward. One that is not finite is counted apart, since no mean can hold it."""
+        if not math.isfinite(reward):
+            self.not_finite += 1
+            return
         self.count += 1
         self._sum += reward
         before = reward - self._mean
@@ -101,6 +106,7 @@ class CollectionStats:
         self.attempts = 0
         self.failed = 0  # attempts
         self.unrewarded = 0  # rollouts that have finished
+        self.ungraded = 0  # of those, the ones whose reward could not be computed, earlier ones included
         self.turns = 0
         self.sampled_tokens = 0
         self.fates: Counter[str] = Counter()  # of sampled tokens
@@ -126,6 +132,7 @@ class CollectionStats:
             self._count(result)
 
     def _count(self, result: RolloutResult) -> None:
+        self.ungraded += result.is_ungraded
         if not result.before:
             self.rollouts += 1
             self.turns += result.turns

@@ -46,6 +46,13 @@ class Caller:
         self.engine_owes_since: float | None = None  # monotonic: when it was asked, or last gave; None: nothing is owed
         self.engine_errors: list[str] = []
         self.unconstrained: str | None = None  # why a constraint does not hold, or not to the end; None: it does
+        self.waited_s = 0.0  # for engines that failed, did not answer, or were paused
+
+    def waited(self, since: float, why: str) -> None:
+        """Note that no engine sampled for this caller since a time of the monotonic clock, and why."""
+        self.waited_s += time.monotonic() - since
+        if why not in self.engine_errors[-1:]:
+            self.engine_errors.append(why)
 
     @property
     def gone(self) -> bool:
@@ -86,7 +93,9 @@ class Generator:
         try:
             while not caller.gone and _room(wanted, stretches) > 0:
                 if self._weights.paused:
+                    since = time.monotonic()
                     await self._weights.opened(caller.left)
+                    caller.waited(since, "the weights were being changed")
                     retries.start_over()
                 elif await self._go_on(wanted, caller, stretches, retries):
                     return
@@ -96,7 +105,7 @@ class Generator:
     async def _go_on(self, wanted: Generation, caller: Caller, stretches: list[Stretch], retries: Retries) -> bool:
         """Ask an engine for what is left, or wait after its error; whether the reply has ended."""
         engine: Engine | None = None
-        announced = self._weights.version
+        announced, since = self._weights.version, time.monotonic()
         try:
             engine = self._pool.pick(wanted.session)
             rest = self._rest(wanted, stretches, engine, caller)
@@ -110,28 +119,40 @@ class Generator:
                 given = await self._ask(engine, msgspec.structs.replace(rest, constraint=None), caller)
         except (EngineUnreachable, EngineFault, EngineDied) as error:
             if engine is not None:
-                self._note(engine, error, caller)
+                self._note(engine, error)
             try:
-                pause_s = retries.next_pause_s(error)
+                await self._wait(retries.next_pause_s(error), caller)
             except EngineFailed:
                 if engine is not None and isinstance(error, ImplausibleReply):  # the tape shows what it gave
                     stretches.append(Stretch(engine, error.given, announced, self._weights.version))
                 raise
-            await self._wait(pause_s, caller)
+            finally:
+                caller.waited(since, str(error))
             return False
         if given.finish is Finish.ABORT and not len(given.ids):
+            if caller.gone and (stall := await self._find_stall(engine)) is not None:
+                caller.waited(since, stall)
             return False
         retries.start_over()
         caller.engine_owes_since = time.monotonic()
         stretches.append(Stretch(engine, given, announced, self._weights.version))
         return given.finish is not Finish.ABORT
 
-    def _note(self, engine: Engine, error: EngineError, caller: Caller) -> None:
+    async def _find_stall(self, engine: Engine) -> str | None:
+        """Why an engine is to blame that gave no token until its caller left; None if it may have been sampling."""
+        if getattr(engine, "keeps_aborted", False):  # of an aborted reply it gives what was sampled
+            return f"{engine.name} had not sampled a token"
+        try:
+            async with asyncio.timeout(self._patience.let_go_s):
+                await engine.facts()
+        except (EngineUnreachable, EngineFault, TimeoutError) as error:
+            return f"{engine.name} does not answer: {error}"
+        return None
+
+    def _note(self, engine: Engine, error: EngineError) -> None:
         self._pool.failed(engine, error)
         if not isinstance(error, EngineUnreachable):
             log.warning("%s: %s", engine.name, error)
-        if str(error) not in caller.engine_errors[-1:]:
-            caller.engine_errors.append(str(error))
 
     async def _wait(self, pause_s: float, caller: Caller) -> None:
         """Wait, but not for a caller who leaves."""
@@ -149,7 +170,7 @@ class Generator:
         except EngineDied as error:
             if not isinstance(error.partial, Generated) or not len(error.partial.ids):
                 raise
-            self._note(engine, error, caller)
+            self._note(engine, error)
             given, interrupted = error.partial, False
         self._look_at_first(engine, wanted, given)
         if given.finish is Finish.ABORT and len(given.ids) and int(given.ids[-1]) in wanted.stop_ids:

@@ -37,6 +37,7 @@ log = logging.getLogger("rolltape.gateway")
 _MOST_REFUSALS = 32  # that are recorded of one session
 _REASON = 2000  # characters
 _MOST_IGNORED = 20  # parameters that the status lists
+_LEFT_BY_ITSELF_S = 5.0  # a client that leaves sooner, without a reply, need not have been kept waiting
 _HOW_TO_OPEN = "no session: POST /sessions opens one and returns its key, or start the gateway with --open"
 
 
@@ -178,6 +179,25 @@ class Service:
         return attempt
 
     async def _take(
+        self, session: OpenSession, ask: Ask, attempt: Attempt, earlier: Attempt | None, *, counts: bool
+    ) -> Taken:
+        caller = attempt.caller
+        is_auxiliary = auxiliary_reason(ask, session.task_instructions) is not None
+        try:
+            taken = await self._take_turn(session, ask, attempt, earlier, counts=counts)
+        except Exception as error:
+            if getattr(error, "status", 500) >= 500 and not is_auxiliary:
+                session.failure = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            session.waited_s += caller.waited_s
+            session.trouble = next(reversed(caller.engine_errors), session.trouble)
+        if not is_auxiliary:
+            stalled = taken.reply is None and caller.waited_s >= _LEFT_BY_ITSELF_S
+            session.failure = session.trouble if stalled else None
+        return taken
+
+    async def _take_turn(
         self, session: OpenSession, ask: Ask, attempt: Attempt, earlier: Attempt | None, *, counts: bool
     ) -> Taken:
         try:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from rolltape.errors import EngineFailed, NoSuchSession, SessionEnded, TurnCapReached
+from rolltape.errors import NoSuchSession, SessionEnded, TurnCapReached
 from rolltape.gateway.attempts import Attempt, Attempts
 from rolltape.gateway.engines.protocol import IdsAsJson
 from rolltape.gateway.exchange import SamplingParams
@@ -137,7 +137,9 @@ class OpenSession:
         self.ids_json = IdsAsJson()
         self.deliveries = deliveries  # by turn, of all sessions of the rollout
         self.ended: str | None = None  # why it takes no more turns; None: it does
-        self._engine_failure: str | None = None  # of the turn that ended last
+        self.waited_s = 0.0  # for engines that failed or did not answer, over all turns that have ended
+        self.trouble: str | None = None  # of an engine, the latest that was waited for
+        self.failure: str | None = None  # why the latest turn has no reply, where the engine or the gateway is to blame
         self._in_flight: set[Attempt] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -165,9 +167,6 @@ class OpenSession:
     def end(self, attempt: Attempt) -> None:
         """Note that a turn has ended, and that its reply was delivered or could not be."""
         self._in_flight.discard(attempt)
-        if attempt.taken is not None and attempt.taken.done() and not attempt.taken.cancelled():
-            error = attempt.taken.exception()
-            self._engine_failure = str(error) if isinstance(error, EngineFailed) else None
         if not self._in_flight:
             self._idle.set()
 
@@ -178,7 +177,7 @@ class OpenSession:
         since = min((caller.engine_owes_since or 0.0 for caller in waiting), default=None)
         errors = [caller.engine_errors[-1] for caller in waiting if caller.engine_errors]
         longest_s = 0.0 if since is None else time.monotonic() - since
-        return EngineWait(len(waiting), longest_s, errors[-1] if errors else self._engine_failure)
+        return EngineWait(len(waiting), longest_s, errors[-1] if errors else self.failure)
 
     async def close(self, why: str, drain_s: float) -> int:
         """Take no more turns, wait for those in flight, and interrupt what takes longer; how many those were."""

@@ -22,6 +22,11 @@ class Status(enum.StrEnum):
     LOST = "lost"  # its writer died without a finish
 
 
+# Begins the reason of a finished rollout whose reward could not be computed, or is computed later. Until it has one it
+# does not train.
+UNGRADED = "ungraded: "
+
+
 class StopReason(enum.StrEnum):
     """Why a finished rollout ended."""
 
@@ -230,6 +235,9 @@ def outcome_of(events: Sequence[Event], writer_alive: bool) -> Outcome:
     else:
         status, reason = Status(finish.data["status"]), finish.data.get("reason")
     rewarded = score is not None and status is Status.FINISHED
+    ungraded = None
+    if status is Status.FINISHED and reason is not None and reason.startswith(UNGRADED):
+        reason = ungraded = None if rewarded else reason
     return Outcome(
         status=status,
         stop_reason=StopReason(finish.data["stop_reason"]) if finish and finish.data.get("stop_reason") else None,
@@ -237,6 +245,6 @@ def outcome_of(events: Sequence[Event], writer_alive: bool) -> Outcome:
         reward=score.data["reward"] if score and rewarded else None,
         reward_terms=score.data.get("terms", {}) if score and rewarded else {},
         rewarded_by=score.by if score and rewarded else None,
-        filtered=filtered.data.get("reason") if filtered else None,
+        filtered=(filtered.data.get("reason") if filtered else None) or ungraded,
         tags=tuple(tags.data["tags"]) if tags else (),
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from rolltape.errors import NoSuchRollout
-from rolltape.records.rollout import Event, EventKind, Rollout
+from rolltape.records.rollout import Event, EventKind, Rollout, RolloutHead
 from rolltape.tape.contents import RunContents
 from rolltape.tape.index.database import IndexFile
 from rolltape.tape.index.index import Index
@@ -115,6 +115,10 @@ class Run:
     def standings(self, *, step: int, source: str | None) -> npt.NDArray[Any]:
         """How the rollouts of a step and source stand: an array of RESUMED, a row for each try, in no order."""
         return self._indexed().resumed(step, source)
+
+    def group_heads(self, *, step: int, source: str | None) -> list[RolloutHead]:
+        """The head of the latest rollout of each group of a step and source."""
+        return self._indexed().group_heads(step, source)
 
     def problems(self) -> list[Problem]:
         """Everything on the tape that cannot be read or contradicts itself. Reads the whole tape."""

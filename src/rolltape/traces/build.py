@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from rolltape.records.messages import Message, MessageChain
-from rolltape.records.rollout import Event, EventKind, Rollout, Session, Status
+from rolltape.records.rollout import UNGRADED, Event, EventKind, Rollout, Session, Status
 from rolltape.records.trace import Fields, Trace, TraceStep
 from rolltape.records.turn import Turn
 from rolltape.tree import PlacedTurn, tree_of
@@ -179,7 +179,8 @@ def _rewards(rollout: Rollout, step_rewards: list[float], fields: Fields) -> tup
     total = rollout.reward
     if total is None:
         # A finished rollout without a reward of its own has the sum of its trace; one that failed has none.
-        return summed(rewards) if rewards and rollout.status is Status.FINISHED else None, final
+        is_known = rollout.status is Status.FINISHED and not (rollout.outcome.reason or "").startswith(UNGRADED)
+        return summed(rewards) if rewards and is_known else None, final
     return total, final_reward(total, step_rewards, final)
 
 

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
 import rolltape
-from rolltape.cli.options import DryRunOption, JsonOption, RolloutArgument, RunArgument, TryOption
+from rolltape.cli.options import DryRunOption, JsonOption, JudgeOptions, RolloutArgument, RunArgument, TryOption
 from rolltape.cli.parameters import argument, option
-from rolltape.cli.runs import open_snapshot, report_problems
+from rolltape.cli.runs import open_run, open_snapshot, report_problems
 from rolltape.cli.screen import SHORT_ID, note, number, plural, print_json, print_line, print_table
 from rolltape.collect.rewards import LateReward, late_rewards, record_rewards
 from rolltape.collect.sources.entries import SourceEntry
 from rolltape.collect.sources.jsonfiles import json_lines_file, json_lines_stream
 from rolltape.errors import UsageError
-from rolltape.records.rollout import Status
+from rolltape.records.rollout import UNGRADED, Status
 
 _SHOWN_REWARDS = 20
 
@@ -31,14 +31,36 @@ def score(
     ] = None,
     try_index: TryOption = None,
     source: Annotated[str | None, option("--from FILE", "JSON lines with rollout and reward; - is stdin.")] = None,
+    ungraded: Annotated[
+        bool, option("--ungraded", "Grade again what could not be graded when it ended, without sampling.")
+    ] = False,
+    step: Annotated[int | None, option("--step N", "With --ungraded: only rollouts of this step.", min=0)] = None,
+    judging: JudgeOptions,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> int:
     """Set rewards of rollouts or turns, also after they finished.
 
     The latest reward counts; earlier ones stay on the tape. With --from, each line is a JSON object with rollout and
-    reward, and optionally terms, by, try, and turn. All lines are checked before the first is recorded.
+    reward, and optionally terms, by, try, and turn. All lines are checked before the first is recorded. With
+    --ungraded, environments and judges grade rollouts again that they could not grade.
     """
+    if ungraded:
+        from rolltape.cli.judge.ungraded import grade_ungraded
+
+        given = {"ROLLOUT": rollout, "--term": terms, "--by": by, "--turn": turn, "--try": try_index, "--from": source}
+        if wrong := [name for name, value in given.items() if value is not None]:
+            raise UsageError(f"--ungraded grades all rollouts without a grade; leave out {wrong[0]}")
+        return grade_ungraded(
+            open_run(run).run,
+            step=step,
+            judge=judging.judge(),
+            limit_s=judging.score_timeout_s,
+            as_json=as_json,
+            dry_run=dry_run,
+        )
+    if step is not None:
+        raise UsageError("--step needs --ungraded")
     label, entries = _rewards(rollout, reward, terms, turn, try_index, source)
     with open_snapshot(run) as tape:
         rewards = late_rewards(tape.run, entries, label=label, by=by)
@@ -137,7 +159,7 @@ def _notes(rewards: Sequence[LateReward]) -> Iterator[str]:
     endless = sum(not math.isfinite(one.reward) for one in whole)
     running = sum(one.row.outcome.status is Status.RUNNING for one in whole)
     broken = sum(one.row.outcome.status in (Status.FAILED, Status.LOST) for one in whole)
-    filtered = sum(one.row.outcome.filtered is not None for one in whole)
+    filtered = sum(not (one.row.outcome.filtered or UNGRADED).startswith(UNGRADED) for one in whole)
     if endless:
         yield f"{plural(endless, 'reward')} not finite; a group's mean leaves them out"
     if running:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from rolltape.cli.options import EngineOptions, engine_option, sampling_option
+from rolltape.cli.options import EngineOptions, JudgeOptions, engine_option, sampling_option
 from rolltape.cli.parameters import argument, option
 from rolltape.errors import UsageError
 from rolltape.traces import Capture
@@ -17,7 +17,6 @@ T = TypeVar("T", bound=StrEnum)
 _task_option = partial(option, section="Tasks")
 _run_option = partial(option, section="Run")
 _agent_option = partial(option, section="Agent")
-_judge_option = partial(option, section="Judge")
 _pace_option = partial(option, section="Pace")
 _cluster_option = partial(option, section="Cluster")
 
@@ -49,12 +48,20 @@ def collect(
     run: Annotated[Path, _run_option("--run RUN", "Run directory to record in.")] = Path("runs/collected"),
     step: Annotated[int, _run_option("--step N", "Training step of the rollouts.", min=0)] = 0,
     group_size: Annotated[int, _run_option("-g, --group-size N", "Attempts per task.", min=1)] = 8,
-    resume: Annotated[bool, _run_option("--resume", "Continue: run only what has not finished.")] = False,
+    resume: Annotated[
+        bool, _run_option("--resume", "Continue: grade what has no grade, and run what has not finished.")
+    ] = False,
+    accept_changed_tasks: Annotated[
+        bool, _run_option("--accept-changed-tasks", "Resume although tasks have changed under the same ids.")
+    ] = False,
     traces: Annotated[
         str, _run_option("--traces WHICH", "Rollouts to trace: all, off, or a share: sampled:0.1.")
     ] = "all",
     out: Annotated[
-        Path | None, _run_option("-o, --out FILE", "Append each rollout's record to this JSONL file as it ends.")
+        Path | None,
+        _run_option(
+            "-o, --out FILE", "Append each rollout's record to this JSONL file as it ends; --resume adds what it lacks."
+        ),
     ] = None,
     as_json: Annotated[bool, _run_option("--json", "Print one JSON event per line.")] = False,
     agent: Annotated[
@@ -113,14 +120,7 @@ def collect(
         bool | None,
         sampling_option("--force-thinking/--force-no-thinking", "Thinking on or off (overrides the agent)."),
     ] = None,
-    judge_url: Annotated[
-        str | None, _judge_option("--judge-url URL", "OpenAI-compatible judge of tasks that do not name one.")
-    ] = None,
-    judge_model: Annotated[str | None, _judge_option("--judge-model NAME", "Judge model.")] = None,
-    judge_key_env: Annotated[
-        str | None,
-        _judge_option("--judge-key-env VARIABLE", "Variable with the judge's key (default: ROLLTAPE_JUDGE_KEY)."),
-    ] = None,
+    judging: JudgeOptions,
     max_concurrent: Annotated[int, _pace_option("--max-concurrent N", "Maximum attempts at a time.", min=1)] = 32,
     max_ahead: Annotated[
         int | None,
@@ -136,6 +136,14 @@ def collect(
             min=0.0,
         ),
     ] = 20.0,
+    max_failures: Annotated[
+        int | None,
+        _pace_option(
+            "--max-failures N",
+            "Stop after N failed attempts in a row, to be resumed (default: four groups, at least 32; 0: never).",
+            min=0,
+        ),
+    ] = None,
     runner: Annotated[
         str, _cluster_option("--runner WHERE", "local, or ray to use the nodes of a Ray cluster.")
     ] = "local",
@@ -151,7 +159,6 @@ def collect(
 ) -> int:
     """Run an agent on tasks and record the rollouts."""
     from rolltape.cli.record.collect_run import run_collection
-    from rolltape.collect.environments.judge import Judge
     from rolltape.collect.runners.ray import ClusterSettings
     from rolltape.collect.sandboxes import SandboxKind, SandboxNetwork
     from rolltape.collect.settings import CollectSettings
@@ -163,11 +170,10 @@ def collect(
         raise UsageError(f"{given[0]} needs --runner ray")
     cluster = ClusterSettings(ray_address or "auto", publish, node_folder) if runner == "ray" else None
     capture, trace_fraction = _parse_traces(traces)
-    if judge_key_env is not None and judge_key_env not in os.environ:
-        raise UsageError(f"--judge-key-env {judge_key_env}: this variable is not set; set it to the judge's key")
     if missing := [name for name in pass_env or () if name not in os.environ]:
         raise UsageError(f"--pass-env {missing[0]}: this variable is not set; set it, or leave the flag out")
-    judge = Judge(base_url=judge_url, model=judge_model, key_env=judge_key_env)
+    if not timeout_s > 0:
+        raise UsageError(f"--timeout {timeout_s:g}: give more than 0 seconds")
     sampling = engines.forced_sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_reply_tokens)
     settings = CollectSettings(
         source=source,
@@ -185,11 +191,12 @@ def collect(
         logprob_kind=engines.logprobs,
         routed_experts=engines.routed_experts,
         renderer=engines.renderer,
-        judge=None if judge == Judge() else judge,
+        judge=judging.judge(),
         group_size=group_size,
         step=step,
         max_turns=max_turns,
         timeout_s=timeout_s,
+        score_timeout_s=judging.score_timeout_s,
         sampling=sampling,
         thinking=thinking,
         thinking_retention=engines.retention(),
@@ -207,6 +214,8 @@ def collect(
         with_fates=True,
         max_concurrent=max_concurrent,
         grace_s=grace_s,
+        max_failures=max_failures,
+        accept_changed_tasks=accept_changed_tasks,
     )
     return run_collection(settings, run, out, cluster, resume=resume, as_json=as_json, max_ahead=max_ahead)
 

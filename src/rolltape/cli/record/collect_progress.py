@@ -216,7 +216,7 @@ def _print_tasks(tally: CollectionStats) -> None:
 
 def _range(rewards: RewardStats) -> str:
     least, most = rewards.least, rewards.most
-    return "" if least > most else f"{number(least)} to {number(most)}"  # all are NaN
+    return "" if least > most else f"{number(least)} to {number(most)}"  # none is finite
 
 
 def _print_endings(tally: CollectionStats) -> None:
@@ -237,6 +237,8 @@ def _print_endings(tally: CollectionStats) -> None:
 
 def _print_totals(tally: CollectionStats) -> None:
     mean = "" if tally.rewards.mean is None else f", mean reward {number(tally.rewards.mean)}"
+    not_finite = tally.rewards.not_finite
+    mean += f", {plural(not_finite, 'reward')} not finite" if not_finite else ""
     unrewarded = f", {count(tally.unrewarded)} without reward" if tally.unrewarded else ""
     print_long(
         f"{plural(tally.rollouts, 'rollout')}, {plural(tally.turns, 'turn')}, "
@@ -263,6 +265,8 @@ def _print_next(tally: CollectionStats, run: Path, step: int, *, whole: bool) ->
         )
     if tally.sampled_tokens:
         lines.append((f"rolltape ledger {run} --step {step}", "accounts for every sampled token"))
+    if tally.ungraded:
+        lines.append((f"rolltape score {run} --ungraded", f"grades {plural(tally.ungraded, 'rollout')} again"))
     if tally.failed or not whole:
         lines.append(("the same command with --resume", "runs what has not finished"))
     width, room = max(len(command) for command, _ in lines), terminal_width()

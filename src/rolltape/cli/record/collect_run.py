@@ -11,7 +11,8 @@ from rolltape.cli.exits import Exit
 from rolltape.cli.record.collect_progress import LogProgress, open_progress, print_report
 from rolltape.cli.screen import note
 from rolltape.collect.collector import Collector, Launch
-from rolltape.collect.results import RecordFile, RolloutResult
+from rolltape.collect.records import RecordFile
+from rolltape.collect.results import RolloutResult
 from rolltape.collect.runners.gateway import resolve_model
 from rolltape.collect.runners.ray import ClusterSettings, RayRunner
 from rolltape.collect.settings import CollectSettings
@@ -56,14 +57,23 @@ def run_collection(
         records = None if out is None else _open_records(out, settings.source)
         if records is not None:
             stack.callback(records.close)
+        if records is not None and resume:
+            records.add_missing(tape.run(), step=settings.step, source=collector.source_name)
         whole = loop.run(_run(collector, _Watcher(collector, tally, progress, records)))
+        if records is not None and (resume or cluster is not None or records.lost):
+            records.add_missing(tape.run(), step=settings.step, source=collector.source_name)
     if records is not None and records.lost:
-        note(f"{records.path}: {records.lost} records are missing; `rolltape export` writes them from the run")
+        note(
+            f"{records.path}: {records.lost} records are missing; "
+            f"`rolltape export {run} --what records` writes them all from the run"
+        )
+    if collector.stopped is not None:
+        note(f"stopped: {collector.stopped}; --resume continues")
     if not as_json and tally.launch is not None:
         print_report(tally, run, settings.step, whole=whole)
-    if not whole:
+    if collector.stopped is None and not whole:
         return Exit.INTERRUPTED
-    if tally.failed:
+    if collector.stopped is not None or tally.failed or tally.ungraded:
         return Exit.FAILED
     return Exit.OUTPUT if progress.lost or (records is not None and records.lost) else Exit.OK
 
@@ -133,8 +143,9 @@ async def _run(collector: Collector, watcher: _Watcher) -> bool:
                 raise
         finally:
             reporting.cancel()
-        watcher.over(whole=signals == 0)
-    return signals == 0
+        whole = signals == 0 and collector.stopped is None
+        watcher.over(whole=whole)
+    return whole
 
 
 def _open_records(out: Path, source: str) -> RecordFile:

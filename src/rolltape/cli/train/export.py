@@ -1,4 +1,4 @@
-"""`rolltape export`: write samples, turns, rollouts, or traces to a file."""
+"""`rolltape export`: write samples, turns, rollouts, traces, or records to a file."""
 
 import enum
 import sys
@@ -12,9 +12,11 @@ from rolltape.cli.options import RunArgument, Selection, TrainingOptions, WholeP
 from rolltape.cli.parameters import either, option
 from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
 from rolltape.cli.screen import note, tracked
+from rolltape.collect.records import records_to_jsonl
 from rolltape.errors import UsageError
 from rolltape.export.formats import FRAMEWORKS, Choices, write_samples_for
 from rolltape.records.policy import Credit, CutPolicy
+from rolltape.records.rollout import Status
 from rolltape.records.sample import Sample
 from rolltape.traces import trace_of
 
@@ -24,6 +26,7 @@ class ExportKind(enum.StrEnum):
     TURNS = "turns"
     ROLLOUTS = "rollouts"
     TRACES = "traces"
+    RECORDS = "records"  # as `rolltape collect -o` writes them
 
 
 class ExportFormat(enum.StrEnum):
@@ -68,7 +71,7 @@ def export(
         bool, option("--without-logprobs", "Leave logprobs out for slime or verl, which then compute their own.")
     ] = False,
 ) -> int:
-    """Write samples, turns, rollouts, or traces to a file.
+    """Write samples, turns, traces, or records to a file.
 
     Export warns about fields that a framework's format drops.
     """
@@ -84,8 +87,8 @@ def export(
         raise UsageError("--without-logprobs needs --format slime or verl")
     if whole_prompts and what not in (ExportKind.TURNS, ExportKind.TRACES):
         raise UsageError("--whole-prompts needs --what turns or --what traces")
-    if what is ExportKind.TRACES and form is ExportFormat.PARQUET:
-        raise UsageError("--what traces: traces have no Parquet form; use --format jsonl")
+    if what in (ExportKind.TRACES, ExportKind.RECORDS) and form is ExportFormat.PARQUET:
+        raise UsageError(f"--what {what}: {what} have no Parquet form; use --format jsonl")
 
     tape = open_run(run)
     selected = SelectedRollouts(tape, which, counted_only=what is ExportKind.SAMPLES)
@@ -140,6 +143,9 @@ def _write(
         return write_turns(rollouts, out, whole_prompts=whole_prompts)
     if what is ExportKind.TRACES:
         return files.traces_to_jsonl(map(trace_of, rollouts), out, whole_prompts=whole_prompts)
+    if what is ExportKind.RECORDS:
+        ended = (one for one in rollouts if one.status in (Status.FINISHED, Status.FAILED))
+        return records_to_jsonl(ended, out)
     write_rollouts = files.rollouts_to_parquet if parquet else files.rollouts_to_jsonl
     return write_rollouts(rollouts, out)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,8 +18,8 @@ from rolltape.collect.agents.conversation import (
     frozen,
 )
 from rolltape.collect.agents.protocol import AgentOutcome, Assignment, StepRecord
-from rolltape.collect.environments.protocol import Answer, Ended, Message, Tool
-from rolltape.collect.functions import call_function
+from rolltape.collect.environments.protocol import Answer, Ended, Message, Opening, Tool
+from rolltape.collect.functions import call_environment, call_function
 from rolltape.errors import RecordError
 from rolltape.records.jsonable import as_float, shown
 from rolltape.records.messages import content_text
@@ -78,8 +78,7 @@ class ChatAgent:
 
 
 class _Seat:
-    def __init__(self, name: str, assignment: Assignment, http: aiohttp.ClientSession) -> None:
-        opening = assignment.episode.opening(name)
+    def __init__(self, name: str, opening: Opening, assignment: Assignment, http: aiohttp.ClientSession) -> None:
         self.name = name
         self.tools = {tool.name: tool for tool in opening.tools}
         self.max_tool_calls = opening.max_tool_calls
@@ -96,7 +95,8 @@ class _EpisodeRun:
     def __init__(self, assignment: Assignment, http: aiohttp.ClientSession) -> None:
         self._assignment = assignment
         self._episode = assignment.episode
-        self._seats = {name: _Seat(name, assignment, http) for name in assignment.episode.seats}
+        self._http = http
+        self._seats: dict[str, _Seat] = {}
         self._next: _Seat | None = None
         self._to_next: list[msgspec.Raw] = []
         self._reply: ChatReply | None = None  # whose step is not reported yet
@@ -104,7 +104,10 @@ class _EpisodeRun:
         self.environment_at_work = False
 
     async def run(self) -> None:
-        self._look_ahead(None, StopReason.COMPLETED)
+        for name in self._episode.seats:
+            opening = await self._call(self._episode.opening, name)
+            self._seats[name] = _Seat(name, opening, self._assignment, self._http)
+        await self._look_ahead(None, StopReason.COMPLETED)
         while self._next is not None:
             seat = self._next
             try:
@@ -153,26 +156,31 @@ class _EpisodeRun:
                 self._stop(seat, StopReason.MAX_TOOL_CALLS)
                 return
             seat.tool_calls += 1
-            content = await _call_tool(seat.tools, call["function"])
+            content = await call_tool(seat.tools, call["function"])
             result: Message = {"role": "tool", "tool_call_id": call["id"], "content": content}
             self._results.append(result)
             seat.conversation.add(frozen([result]))
-        self._look_ahead(seat, StopReason.TOOL_STOPPED)
+        await self._look_ahead(seat, StopReason.TOOL_STOPPED)
 
     async def _ask_environment(self, seat: _Seat, reply: ChatReply) -> Answer:
-        self.environment_at_work = True
-        answer = _check_answer(await self._episode.answer(seat.name, reply.for_environment()))
-        self.environment_at_work = False
+        answer = _check_answer(await self._call(self._episode.answer, seat.name, reply.for_environment()))
         self._to_next = frozen(answer.messages)
         if answer.done:
             self._stop(seat, answer.stop_reason)
         else:
-            self._look_ahead(seat, StopReason.COMPLETED)
+            await self._look_ahead(seat, StopReason.COMPLETED)
         return answer
 
-    def _look_ahead(self, last: _Seat | None, reason: StopReason) -> None:
+    async def _call(self, method: Callable[..., Any], *args: Any) -> Any:
+        """Call a method of the episode. Time that runs out meanwhile is not the policy's."""
+        self.environment_at_work = True
+        given = await call_environment(self._assignment.environment, method, *args)
+        self.environment_at_work = False
+        return given
+
+    async def _look_ahead(self, last: _Seat | None, reason: StopReason) -> None:
         """Find the next seat, and whether it has turns left. If the episode is over, `last` stops for `reason`."""
-        name = self._episode.next_seat()
+        name = await self._call(self._episode.next_seat)
         self._next = None if name is None else self._seats[name]
         if self._next is None and last is not None:
             self._stop(last, reason)
@@ -197,7 +205,7 @@ class _EpisodeRun:
         self._assignment.on_step(seat.name, step)
 
 
-async def _call_tool(tools: Mapping[str, Tool], function: Mapping[str, Any]) -> str:
+async def call_tool(tools: Mapping[str, Tool], function: Mapping[str, Any]) -> str:
     """The result of a tool call as text. Whatever goes wrong is a result too."""
     tool = tools.get(function["name"])
     if tool is None:

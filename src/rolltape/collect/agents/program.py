@@ -10,6 +10,7 @@ import msgspec
 
 from rolltape.collect.agents.protocol import AgentOutcome, Assignment, Connection
 from rolltape.collect.environments.protocol import Ended, Message, Opening
+from rolltape.collect.functions import call_environment
 from rolltape.collect.sandboxes.checks import WorkspaceChecks
 from rolltape.collect.sandboxes.protocol import ProgramEnd, ProgramJob, Sandbox
 from rolltape.collect.sandboxes.running import ATTEMPT_VARIABLE, read_end_of, run_program
@@ -45,7 +46,7 @@ class ProgramAgent:
         if len(episode.seats) != 1:
             return AgentOutcome(ended={}, broken=f"agent {self.name} takes one seat, not {', '.join(episode.seats)}")
         (seat,) = episode.seats
-        opening = episode.opening(seat)
+        opening = await call_environment(assignment.environment, episode.opening, seat)
         if opening.tools:
             names = ", ".join(tool.name for tool in opening.tools)
             return AgentOutcome(ended={}, broken=f"agent {self.name} cannot call tools of an environment: {names}")

@@ -36,6 +36,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     rollout: str
     task: Mapping[str, Any]
+    environment: str = ""  # its name, for messages
     episode: Episode
     connections: Mapping[str, Connection]  # by seat
     max_turns: int  # of each seat

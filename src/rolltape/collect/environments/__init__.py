@@ -20,7 +20,7 @@ from rolltape.collect.environments.protocol import (
 from rolltape.collect.environments.rubric import RubricEnvironment
 from rolltape.collect.environments.single import DistillEnvironment, ProblemEnvironment
 from rolltape.collect.environments.tools import ToolAnswer
-from rolltape.collect.functions import PREFIX, function_named
+from rolltape.collect.functions import PREFIX, call_environment_from_thread, describe_raised, function_named
 from rolltape.collect.tasks import Task
 from rolltape.errors import TaskError
 
@@ -68,7 +68,12 @@ def environment_named(name: str, judge: Judge | None = None) -> Environment:
     if not name.startswith(PREFIX):
         there = ", ".join(sorted(ENVIRONMENT_NAMES))
         raise TaskError(f"there is no environment {name!r}; there are {there}, and python:module:Class")
-    made = function_named(name)()
+    try:
+        made = function_named(name)()
+    except TaskError:
+        raise
+    except Exception as error:
+        raise TaskError(f"{name} cannot be made: {describe_raised(error)}; correct it") from error
     missing = [part for part in ("name", "check", "begin") if not hasattr(made, part)]
     if missing:
         raise TaskError(f"{name} makes something without {', '.join(missing)}; see docs/environments.md")
@@ -86,14 +91,18 @@ class Environments:
 
     def of(self, task: Task) -> Environment:
         """The environment of a task."""
-        name = task.environment or self._default
+        return self.named(task.environment or self._default)
+
+    def named(self, name: str) -> Environment:
+        """The environment of that name."""
         if name not in self._made:
             self._made[name] = environment_named(name, self._judge)
         return self._made[name]
 
     def seats(self, task: Task) -> tuple[str, ...]:
-        """The seats of a task's episodes."""
+        """The seats of a task's episodes. To be called in a thread without an event loop."""
+        environment = self.of(task)
         try:
-            return tuple(self.of(task).begin(task, 0).seats)
+            return tuple(call_environment_from_thread(environment.name, environment.begin, task, 0).seats)
         except Exception:  # noqa: BLE001 - anybody's environment; its attempts will fail with the reason
             return (AGENT,)

@@ -36,6 +36,7 @@ class GameEnvironment:
     """Plays a match. A seat's reward is what the end of the match is worth to it."""
 
     name = "game"
+    calls_user_code = True  # a task may name functions that `begin` calls
 
     def check(self, task: Task) -> None:
         fields = parse_fields(task, GameFields)
@@ -63,6 +64,7 @@ class GameEpisode:
         self._opponents = {seat: _find_opponent(game, name) for seat, name in fields.opponents.items()}
         self._illegal_moves: Counter[str] = Counter()  # by seat
         self._forfeited: str | None = None
+        self.calls_user_code = any(name.startswith(PREFIX) for name in (fields.game, *fields.opponents.values()))
         self.seats = tuple(seat for seat in game.seats if seat not in self._opponents)
         self._move_opponents()
 

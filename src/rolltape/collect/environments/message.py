@@ -55,6 +55,7 @@ class MessageEnvironment:
     """Goes on until the model answers without a call, or the episode function returns."""
 
     name = "message"
+    calls_user_code = True  # a task may name functions that `begin` calls
 
     def check(self, task: Task) -> None:
         fields = parse_fields(task, MessageFields)

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
 
@@ -231,3 +231,8 @@ class GroupEnvironment(Environment, Protocol):
 
         Working directories are gone by then. The `text` of an attempt is what its score had as `compared`, if it had.
         """
+
+
+def compares(environment: Environment) -> TypeGuard[GroupEnvironment]:
+    """Whether an environment rewards by comparison."""
+    return hasattr(environment, "compare")

@@ -16,7 +16,11 @@ from rolltape.collect.agents import (
     scratch_folder,
 )
 from rolltape.collect.environments import Environments
-from rolltape.collect.environments.protocol import Episode, Score
+from rolltape.collect.environments.protocol import Environment, Episode
+from rolltape.collect.faults import AttemptFacts, find_fault
+from rolltape.collect.functions import call_environment, time_limit
+from rolltape.collect.grading import score_seats
+from rolltape.collect.loops import ATTEMPT_BLOCKED, BlockedTime, WatchedLoop, watching_loop
 from rolltape.collect.plan import PlannedAttempt, RolloutIdentity
 from rolltape.collect.results import RolloutResult, describe_error
 from rolltape.collect.runners.gateway import make_gateway
@@ -26,7 +30,6 @@ from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task, seed_of
 from rolltape.errors import TapeWriteError
 from rolltape.gateway.gateway import Gateway
-from rolltape.records.jsonable import as_float
 from rolltape.tape.recording.tape import Tape
 
 log = logging.getLogger("rolltape.collect")
@@ -44,6 +47,7 @@ class AttemptRunner:
         scratch: Path,
         sandbox: Sandbox,
         confinement: Confinement,
+        loop: WatchedLoop,
     ) -> None:
         self.confinement = confinement
         self.model_name = gateway.service.model_name
@@ -54,6 +58,7 @@ class AttemptRunner:
         self._logs = Path(gateway.service.tape.directory.path) / "logs"
         self._scratch = scratch
         self._sandbox = sandbox
+        self._loop = loop
         self.cancelled: list[RolloutResult] = []  # of attempts whose `run` was cancelled
 
     async def run(
@@ -64,9 +69,13 @@ class AttemptRunner:
         `tries` has the number of the try for each seat, where the caller counts them; otherwise the tape does.
         """
         seed = seed_of(identity.rollout_id(task, planned.attempt))
+        environment = self._environments.of(task)
         seats = SeatSessions(self._gateway, self._settings, identity, task, planned, tries or {})
+        blocked = BlockedTime(self._loop)
+        ATTEMPT_BLOCKED.set(blocked)  # an attempt is a task of its own, or the next one sets it again
         try:
-            episode = self._environments.of(task).begin(task, seed)
+            with time_limit(self._settings.score_timeout_s):
+                episode = await call_environment(environment.name, environment.begin, task, seed)
         except Exception as error:
             log.warning("%s, attempt %d: its environment could not begin", task.where, planned.attempt, exc_info=error)
             for seat in planned.seats:
@@ -79,6 +88,7 @@ class AttemptRunner:
             assignment = Assignment(
                 rollout=rollout,
                 task=task.data,
+                environment=environment.name,
                 episode=episode,
                 connections={seat: seats.connection(seat) for seat in episode.seats},
                 max_turns=self._settings.max_turns,
@@ -93,7 +103,7 @@ class AttemptRunner:
             )
             outcome = await self._agent.run(assignment)
             try:
-                return await self._finish(seats, episode, outcome)
+                return await self._finish(seats, environment, episode, outcome, blocked)
             finally:
                 await discard(outcome)
         except asyncio.CancelledError:
@@ -106,13 +116,21 @@ class AttemptRunner:
                 raise  # it could not even begin, and no record says so: nor could those that come after it
             return results
 
-    async def _finish(self, seats: SeatSessions, episode: Episode, outcome: AgentOutcome) -> list[RolloutResult]:
-        broken = outcome.broken or seats.never_asked(outcome)
-        if broken:
-            return await seats.fail(broken, outcome)
+    async def _finish(
+        self,
+        seats: SeatSessions,
+        environment: Environment,
+        episode: Episode,
+        outcome: AgentOutcome,
+        blocked: BlockedTime,
+    ) -> list[RolloutResult]:
+        sessions = await seats.close()
+        fault = find_fault(AttemptFacts(outcome, sessions, blocked, self._settings.timeout_s))
+        if fault is not None:
+            return await seats.fail(fault, outcome)
         ended = {seat: seats.apply_limits(seat, outcome.ended[seat]) for seat in episode.seats}
-        # All are scored before one is finished: a score that fails breaks the attempt for every seat of it.
-        scores = {seat: _check_score(await episode.score(seat, ended[seat])) for seat in episode.seats}
+        # All are scored before one is finished: where one cannot be graded, none of the attempt is.
+        scores = await score_seats(environment, episode, ended, self._settings.score_timeout_s)
         for seat in episode.seats:
             await seats.finish(seat, ended[seat], scores[seat], outcome)
         return seats.results
@@ -126,7 +144,8 @@ async def open_attempts(
     with scratch_folder(tape.directory.path) as scratch:
         async with make_gateway(settings, tape) if gateway is None else nullcontext(gateway) as used:
             sandbox, confinement = await _open_sandbox(settings, agent, used, tape, scratch)
-            yield AttemptRunner(used, agent, settings, environments, scratch, sandbox, confinement)
+            with watching_loop("the collector") as loop:
+                yield AttemptRunner(used, agent, settings, environments, scratch, sandbox, confinement, loop)
 
 
 async def _open_sandbox(
@@ -147,9 +166,3 @@ async def _open_sandbox(
         passed=settings.pass_env,
     )
     return sandbox, sandbox.confinement
-
-
-def _check_score(score: Score) -> Score:
-    if score.reward is not None:
-        as_float(score.reward, "the score's reward")
-    return score

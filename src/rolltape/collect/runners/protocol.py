@@ -2,7 +2,9 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from itertools import islice
 from typing import Any, Protocol, Self
 
 from rolltape.collect.plan import PlannedAttempt, RolloutIdentity
@@ -11,6 +13,7 @@ from rolltape.collect.sandboxes import Confinement
 from rolltape.collect.tasks import Task
 from rolltape.groups import RunAheadLimit
 
+_PLANNED_AT_ONCE = 256  # attempts
 NO_ROOM_S = 0.2  # between two questions whether there is room
 OnEnded = Callable[[PlannedAttempt, list[RolloutResult]], Awaitable[None]]
 
@@ -29,24 +32,40 @@ class AttemptQueue:
         self._step = step
         self._source = source
         self._run_ahead = run_ahead
-        self._next: tuple[PlannedAttempt, Task] | None = next(attempts, None)
+        self._planned: deque[tuple[PlannedAttempt, Task]] = deque()
+        self._is_planned = False  # all attempts are in there, or were given out
+        self._planning: asyncio.Task[None] | None = None
         self.given_out = 0
         self._no_room_at_s = -NO_ROOM_S
         self._lock = asyncio.Lock()
 
     @property
     def is_exhausted(self) -> bool:
-        return self._next is None
+        return self._is_planned and not self._planned
 
     async def next(self) -> tuple[PlannedAttempt, Task] | None:
         """The next attempt; None if the queue is exhausted, or if there is no room for the attempt now."""
+        while not self._planned and not self._is_planned:
+            if self._planning is None:
+                self._planning = asyncio.ensure_future(self._plan_more())
+            await asyncio.shield(self._planning)  # all who wait for it go on at once
+        if self._run_ahead is None:
+            return self._take()
         async with self._lock:
-            one = self._next
-            if one is None or not await self._has_room(one[0]):
-                return None
-            self.given_out += 1
-            self._next = next(self._attempts, None)
-            return one
+            return self._take() if self._planned and await self._has_room(self._planned[0][0]) else None
+
+    def _take(self) -> tuple[PlannedAttempt, Task] | None:
+        self.given_out += bool(self._planned)
+        return self._planned.popleft() if self._planned else None
+
+    async def _plan_more(self) -> None:
+        try:
+            # In a thread: it asks environments for the seats of their episodes, and may pass over many tasks.
+            more = await asyncio.to_thread(lambda: list(islice(self._attempts, _PLANNED_AT_ONCE)))
+            self._planned += more
+            self._is_planned = not more
+        finally:
+            self._planning = None
 
     async def _has_room(self, planned: PlannedAttempt) -> bool:
         # Attempts come in their order: only the first one begins a group, unless it was tried before.

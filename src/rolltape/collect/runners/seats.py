@@ -1,23 +1,28 @@
 """The seats of one attempt. Each has a session of the gateway, a trace, and exactly one record of how it ended."""
 
+import asyncio
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from rolltape.collect.agents import AgentOutcome, Connection, StepRecord
 from rolltape.collect.environments.protocol import AGENT, Ended, Score
+from rolltape.collect.grading import keep_folder
 from rolltape.collect.plan import PlannedAttempt, RolloutIdentity, seat_agent
-from rolltape.collect.results import CollectedRecord, RolloutResult, build_record
+from rolltape.collect.records import LAUNCH, build_record
+from rolltape.collect.results import RolloutResult
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task, seed_of
 from rolltape.gateway.finished import Ending, as_delivered
 from rolltape.gateway.gateway import Gateway
 from rolltape.gateway.sessions import OpenSession, SessionSpec, base_urls
-from rolltape.records.rollout import Event, EventKind, Rollout, Session, Status, StopReason
+from rolltape.records.rollout import UNGRADED, Event, EventKind, Rollout, Session, Status, StopReason
 from rolltape.samples import linearize
 from rolltape.traces import TraceWriter
+from rolltape.traces.writer import is_captured
 
 _SEEDS = 2**31  # engines take no larger seed than this
 
@@ -27,7 +32,7 @@ class _SeatEnd(NamedTuple):
 
     status: Status
     reason: str | None
-    agent: Mapping[str, Any]  # exit code, signal and time-out of the agent; what a comparison looks at
+    agent: Mapping[str, Any]  # exit code, signal and time-out of the agent; its last text; what a comparison looks at
     stop_reason: StopReason | None = None
     reward: float | None = None
     terms: Mapping[str, float] = {}
@@ -81,6 +86,7 @@ class SeatSessions:
         return SessionSpec(
             task_id=task.id,
             task=task.data,
+            extra={LAUNCH: self._launch_facts(seat)},
             step=how.step,
             attempt=attempt,
             source=task.source,
@@ -94,6 +100,18 @@ class SeatSessions:
             allowed_tools=how.allowed_tools,
             denied_tools=how.denied_tools,
         )
+
+    def _launch_facts(self, seat: str) -> dict[str, Any]:
+        """What the tape does not say of a rollout otherwise, and its record and grading need."""
+        how, rollout = self._settings, self._identity.rollout_id(self._task, self._planned.attempt, seat)
+        traced = is_captured(rollout, how.capture, how.trace_fraction)
+        facts = {
+            "task_index": self._planned.task_index,
+            "environment": self._task.environment or how.environment,
+            "seat": None if seat == AGENT else seat,
+            "untraced": None if traced else True,
+        }
+        return {name: value for name, value in facts.items() if value is not None}
 
     def rollout(self, seat: str) -> str:
         """The id of a seat's rollout."""
@@ -125,14 +143,11 @@ class SeatSessions:
             extra={"tool_results": list(step.tool_results)} if step.tool_results and step.stop_reason else None,
         )
 
-    def never_asked(self, outcome: AgentOutcome) -> str | None:
-        """The reason why an attempt is broken whose program failed before it asked the model; None if it is not."""
-        if outcome.timed_out or (not outcome.exit_code and outcome.signal is None):
-            return None
-        if any(session.recorder.turn_count for session in self._sessions.values()):
-            return None
-        how = f"exit code {outcome.exit_code}" if outcome.signal is None else f"signal {outcome.signal}"
-        return f"the agent ended with {how} before it had asked the model anything; its logs say why"
+    async def close(self) -> list[OpenSession]:
+        """Take no more turns, end those in flight, since nobody waits for them, and return the sessions."""
+        sessions = list(self._sessions.values())
+        await asyncio.gather(*(session.close("ended", 0) for session in sessions))
+        return sessions
 
     def apply_limits(self, seat: str, ended: Ended) -> Ended:
         """How a seat ended, including the gateway's own limits, which a program does not report."""
@@ -149,21 +164,42 @@ class SeatSessions:
 
     async def finish(self, seat: str, ended: Ended, score: Score, outcome: AgentOutcome) -> None:
         """Finish a seat with the policy's own outcome, limits included, and what its environment says it is worth."""
-        session, agent = self._sessions[seat], _agent_end(outcome)
+        session, trace = self._sessions[seat], self._traces[seat]
+        agent = _agent_end(outcome) | self._own_text(seat, ended)
         if score.compared is not None:
             agent |= {"compared": score.compared}
+        reason = None
+        if score.ungraded is not None:
+            reason = f"{UNGRADED}{score.ungraded}"
+            agent |= await self._keep_for_grading(session, ended, trace.total_reward)
         total = self._end_trace(seat, agent, reward=score.reward, reward_data=score.reward_data)
         reward = None if score.reward is None or score.ungraded is not None else total
-        reason = None if score.ungraded is None else f"ungraded: {score.ungraded}"
         terms = dict(score.terms) if reward is not None else {}
         ending = Ending(reward=reward, reward_terms=terms, stop_reason=ended.stop_reason, reason=reason, samples=False)
         await self._service.finish(session.id, ending)
         self._add_result(seat, _SeatEnd(Status.FINISHED, reason, agent, ended.stop_reason, reward, terms, ended))
 
+    def _own_text(self, seat: str, ended: Ended) -> dict[str, str]:
+        """The agent's last text, unless it is that of the last reply on the tape."""
+        turns = self._sessions[seat].recorder.turns
+        last = next((turn.reply for turn in reversed(turns) if turn.reply and turn.facts.auxiliary is None), None)
+        return {} if ended.text == ("" if last is None else last.text) else {"text": ended.text}
+
+    async def _keep_for_grading(self, session: OpenSession, ended: Ended, step_reward: float | None) -> dict[str, Any]:
+        """Keep what the tape does not have and grading needs: the working directory, and the steps' rewards."""
+        kept: dict[str, Any] = {} if step_reward is None else {"step_reward": step_reward}
+        if ended.folder is not None:
+            name = f"logs/{session.rollout.id}/ungraded-{session.rollout.try_index}.tar"
+            await asyncio.to_thread(keep_folder, ended.folder, Path(self._service.tape.directory.path) / name)
+            kept["folder"] = name
+        return kept
+
     async def fail(self, why: str, outcome: AgentOutcome | None = None) -> list[RolloutResult]:
         """Fail the seats that are open: the infrastructure broke the attempt. Return all results of the attempt."""
-        agent = {} if outcome is None else _agent_end(outcome)
         for seat, session in list(self._sessions.items()):
+            agent = {} if outcome is None else _agent_end(outcome)
+            if outcome is not None and seat in outcome.ended:
+                agent |= self._own_text(seat, outcome.ended[seat])
             if agent:
                 self._end_trace(seat, agent)
             # Agents are not told which engine failed and how; the record is.
@@ -195,7 +231,7 @@ class SeatSessions:
             turns=session.recorder.turn_count,
             sampled_tokens=session.recorder.sampled_tokens,
             ended=end.to_compare(),
-            record=self._build_record(seat, rollout, end) if rollout is not None and settings.with_records else None,
+            record=build_record(rollout) if rollout is not None and settings.with_records else None,
             fates=_count_fates(rollout) if rollout is not None and settings.with_fates else None,
         )
         self.results.append(result)
@@ -208,21 +244,14 @@ class SeatSessions:
             return Event("", 0, time.time_ns(), kind.value, head.id, head.try_index, None, None, data)
 
         finish = {"status": end.status, "stop_reason": end.stop_reason, "reason": end.reason}
-        events = [*self._traces[seat].events, event(EventKind.FINISH, finish)]
+        trace = self._traces[seat]
+        events = [*trace.events, event(EventKind.FINISH, finish)]
+        if end.agent and not trace.captures:
+            events.append(event(EventKind.TRACE, {"step": None, "extra": dict(end.agent)}))
         if end.reward is not None:
             events.append(event(EventKind.SCORE, {"reward": end.reward, "terms": dict(end.terms)}))
         turns = [as_delivered(turn, session.deliveries) for turn in session.recorder.turns]
         return Rollout(head, [Session(session.recorder.head, turns)], events, writer_alive=True)
-
-    def _build_record(self, seat: str, rollout: Rollout, end: _SeatEnd) -> CollectedRecord:
-        return build_record(
-            rollout,
-            task_index=self._planned.task_index,
-            seat=None if seat == AGENT else seat,
-            ended=end.ended,
-            agent_end=end.agent,
-            traced=self._traces[seat].captures,
-        )
 
 
 def _count_fates(rollout: Rollout) -> dict[str, int]:

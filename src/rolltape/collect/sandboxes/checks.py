@@ -43,6 +43,11 @@ class WorkspaceChecks:
         self._workspace = workspace
 
     @property
+    def folder(self) -> Path:
+        """The working directory."""
+        return self._workspace.work
+
+    @property
     def is_confined(self) -> bool:
         """Whether what runs here is held by a sandbox."""
         return not isinstance(self._sandbox, Unconfined)

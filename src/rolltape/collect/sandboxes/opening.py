@@ -22,7 +22,7 @@ class SandboxUnavailable(Exception):
 
 async def open_sandbox(
     kind: SandboxKind,
-    gateway: ListeningGateway,
+    gateway: ListeningGateway | None,
     *,
     scratch: Path,
     hidden: Sequence[Path],
@@ -35,6 +35,7 @@ async def open_sandbox(
     Raises a CollectError where `bwrap` was asked for and does not work.
 
     Arguments:
+        gateway: What agents reach; None for checks alone, which reach nothing.
         scratch: A folder for files that the sandbox needs.
         hidden: Folders that no program sees.
         reads: More paths that programs may read.
@@ -62,7 +63,9 @@ async def open_sandbox(
     return Bubblewrap(settings, gateway)
 
 
-async def _try_bubblewrap(settings: BubblewrapSettings, gateway: ListeningGateway, scratch: Path) -> BubblewrapSettings:
+async def _try_bubblewrap(
+    settings: BubblewrapSettings, gateway: ListeningGateway | None, scratch: Path
+) -> BubblewrapSettings:
     """The settings with which a program really runs; SandboxUnavailable if there are none."""
     if not settings.program:
         raise SandboxUnavailable("bubblewrap is not installed; install it (on Debian: apt-get install bubblewrap)")
@@ -72,7 +75,7 @@ async def _try_bubblewrap(settings: BubblewrapSettings, gateway: ListeningGatewa
     # their user for good, which takes rights that root in a container may lack.
     settings = settings._replace(becomes_user=os.geteuid() == 0)
     workspace = Workspace.at(Path(tempfile.mkdtemp(prefix="trial-", dir=scratch)).resolve())
-    job = ProgramJob.at(workspace.root, ["/bin/sh", "-c", "exit 7"], env={})
+    job = ProgramJob.at(workspace.root, ["/bin/sh", "-c", "exit 7"], env={}, is_agent=gateway is not None)
     end = await run_program(Bubblewrap(settings, gateway), job, workspace, attempt="", timeout_s=_TRIAL_S)
     await asyncio.to_thread(remove, workspace.root)
     if end.exit_code != 7:

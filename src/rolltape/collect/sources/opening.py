@@ -9,16 +9,17 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 
-from rolltape.collect.functions import PREFIX, function_named
+from rolltape.collect.functions import PREFIX, describe_raised, function_named
 from rolltape.collect.sources.entries import EntryProblems, RawSource, SourceEntry, join_names
 from rolltape.collect.sources.jsonfiles import json_file, json_lines_file, json_lines_stream
 from rolltape.collect.tasks import Task, TaskSource, environment_name, id_text, shuffled
-from rolltape.errors import BadTasks, NotJsonError, SourceError, TaskError
+from rolltape.errors import BadTasks, NotJsonError, RolltapeError, SourceError, TaskError
 from rolltape.records.jsonable import encode_with_text_keys, shown
 from rolltape.tape.recording.fields import is_unicode
 
@@ -103,12 +104,30 @@ def _call_function(label: str, split: str | None) -> RawSource:
     except TypeError as error:
         given = "without arguments" if split is None else f"with split={split!r}"
         raise SourceError(f"{label} cannot be called {given}: {error}; change --split or the function") from None
-    made = function(**arguments)
+    with _naming_errors(label):
+        made = function(**arguments)
     if not isinstance(made, Iterable) or isinstance(made, str | bytes | dict):
         raise SourceError(
             f"{label} returned something of type {type(made).__name__}; return a list of objects, or yield them"
         )
-    return RawSource(label, split, label, (SourceEntry(f"item {at}", value) for at, value in enumerate(made, 1)))
+
+    def entries() -> Iterator[SourceEntry]:
+        with _naming_errors(label):
+            for at, value in enumerate(made, 1):
+                yield SourceEntry(f"item {at}", value)
+
+    return RawSource(label, split, label, entries())
+
+
+@contextmanager
+def _naming_errors(label: str) -> Iterator[None]:
+    """Say which function raised, and where."""
+    try:
+        yield
+    except RolltapeError:
+        raise
+    except Exception as error:
+        raise SourceError(f"{label} raised {describe_raised(error)}; correct it") from error
 
 
 def check_tasks(
@@ -127,6 +146,10 @@ def check_tasks(
                 check(task)
         except TaskError as error:
             problems.add(entry, error)
+        except RolltapeError:
+            raise
+        except Exception as error:  # noqa: BLE001 - anybody's environment
+            problems.add(entry, TaskError(f"its environment's check raised {describe_raised(error)}; correct it"))
         else:
             first_places[key] = entry.where
             yield key, task

@@ -11,6 +11,7 @@ class InProcessEngine:
     """An TinyEngine, started at its first use and ended by `close`; with `running`, its owner does both."""
 
     token_faithful = True
+    keeps_aborted = True  # `abort` gives what was sampled so far
     applies = frozenset({"temperature", "top_p", "top_k", "seed", "max_tokens", "stop"})
     abilities = frozenset[Ability]()
 

@@ -85,6 +85,7 @@ class SglangEngine(HttpEngine):
     """
 
     token_faithful = True
+    keeps_aborted = True  # `abort` gives what was sampled so far
 
     def __init__(
         self,

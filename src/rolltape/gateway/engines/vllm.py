@@ -73,6 +73,7 @@ class VllmEngine(HttpEngine):
     """
 
     token_faithful = True
+    keeps_aborted = True  # `abort` gives what was sampled so far
     applies = frozenset(SamplingParams.__struct_fields__)
     # With a reasoning parser the server holds a constraint back until thinking has ended, without one it does not, and
     # it does not say which. So thinking that the prompt has begun, and that a reply ends, cannot be written for both.

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import DamagedTapeError, NoSuchRollout
+from rolltape.records.jsonable import decode_record
 from rolltape.records.messages import Message
-from rolltape.records.rollout import Event, Rollout, Status
+from rolltape.records.rollout import Event, Rollout, RolloutHead, Status
 from rolltape.tape.index.database import IndexFile, read_about
 from rolltape.tape.index.follower import Follower, Stop
 from rolltape.tape.index.loading import Loader, Located, PartPlace
@@ -217,6 +218,16 @@ class Index:
                 (step, source),
             ).fetchall()
         return np.frombuffer(bytes.fromhex(packed or ""), RESUMED)
+
+    def group_heads(self, step: int, source: str | None) -> list[RolloutHead]:
+        """The head of the latest rollout of each group of a step and source."""
+        with self._asking() as connection:
+            rows = connection.execute(
+                "SELECT raw FROM heads WHERE number IN "
+                "(SELECT max(number) FROM rollouts WHERE step = ? AND source IS ? GROUP BY grp)",
+                (step, source),
+            ).fetchall()
+        return [decode_record(raw, RolloutHead, "a rollout") for (raw,) in rows]
 
     def writers(self) -> frozenset[str]:
         """The writers whose processes lived at the last look."""

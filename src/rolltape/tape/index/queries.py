@@ -8,12 +8,17 @@ from typing import NamedTuple
 
 import msgspec
 
+from rolltape.records.rollout import UNGRADED
 from rolltape.tape.index.database import read_about
 from rolltape.tape.rundir import RunDirectory
 from rolltape.tape.stored import Problem, decoded_event
 
 # A rollout's status: as its finish states it; without one it runs as long as its writer lives.
 STATUS = "coalesce(finish, CASE WHEN place IN (SELECT name FROM sources WHERE alive) THEN 'running' ELSE 'lost' END)"
+# As `outcome_of` has them: a finished rollout that could not be graded is kept out of training until it has a reward.
+_UNGRADED = f"(finish = 'finished' AND substr(reason, 1, {len(UNGRADED)}) = '{UNGRADED}')"
+REASON = f"CASE WHEN scored IS NOT NULL AND {_UNGRADED} THEN NULL ELSE reason END"
+FILTER = f"coalesce(filter, CASE WHEN scored IS NULL AND {_UNGRADED} THEN reason END)"
 ENDED = "(finish IS NOT NULL OR place NOT IN (SELECT name FROM sources WHERE alive))"
 
 

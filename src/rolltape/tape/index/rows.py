@@ -7,7 +7,7 @@ import msgspec
 
 from rolltape.records.jsonable import decode_numbers, decode_record
 from rolltape.records.rollout import Outcome, RolloutHead, Status, StopReason, outcome_of
-from rolltape.tape.index.queries import STATUS
+from rolltape.tape.index.queries import FILTER, REASON, STATUS
 from rolltape.tape.stored import Key
 
 _LOST_REASON = outcome_of((), writer_alive=False).reason
@@ -15,7 +15,7 @@ _LOST_REASON = outcome_of((), writer_alive=False).reason
 ROW_COLUMNS = f"""number, id, try_index, grp, step, attempt, source, task, environment, agent, model, started_ns,
     place, sessions, turns, sampled_tokens, versions,
     {STATUS},
-    ended_ns, stop_reason, reason, scored, reward, terms, rewarded_by, filter, tags, pruned, revision"""
+    ended_ns, stop_reason, {REASON}, scored, reward, terms, rewarded_by, {FILTER}, tags, pruned, revision"""
 
 
 class LatestScore(NamedTuple):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rolltape.records.rollout import Status
 from rolltape.tape.index.database import CAUSES, FATES, POLICIES
-from rolltape.tape.index.queries import STATUS
+from rolltape.tape.index.queries import FILTER, REASON, STATUS
 
 T = TypeVar("T", bound=Hashable)
 Array = npt.NDArray[Any]
@@ -49,8 +49,8 @@ _COLUMNS = {
     "agent": _RowColumn("agent", "text"),
     "model": _RowColumn("model", "text"),
     "stop_reason": _RowColumn("stop_reason", "text"),
-    "reason": _RowColumn("reason", "text"),
-    "filter": _RowColumn("filter", "text"),
+    "reason": _RowColumn(REASON, "text"),
+    "filter": _RowColumn(FILTER, "text"),
     "tags": _RowColumn("coalesce(tags, head_tags)", "list"),  # until others are given, those that it began with hold
     "versions": _RowColumn("versions", "list"),
     "branches": _RowColumn("coalesce(branches, -1)", "i4"),  # -1: it has no summary

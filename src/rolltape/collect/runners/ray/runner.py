@@ -16,6 +16,7 @@ import msgspec
 
 from rolltape.collect.environments.judge import KEY_VARIABLE, MODEL_VARIABLE, URL_VARIABLE
 from rolltape.collect.plan import PlannedAttempt, RolloutIdentity, seat_agent
+from rolltape.collect.records import LAUNCH
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.runners.protocol import NO_ROOM_S, AttemptQueue, OnEnded, run_with_grace
 from rolltape.collect.runners.ray.members import ClusterMember, ClusterMembers, MemberLost
@@ -219,6 +220,7 @@ class RayRunner:
             model=identity.model,
             agent=seat_agent(identity.agent, seat),
             try_index=job.tries[seat],
+            extra={LAUNCH: {"task_index": job.planned.task_index}},
         )
         rollout.fail(reason)
         return RolloutResult.of(rollout.head, job.planned.task_index, seat, status=Status.FAILED, reason=reason)

@@ -1,0 +1,129 @@
+"""Score attempts that have ended, and keep what is needed to do it again where it could not be done."""
+
+import logging
+import stat
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rolltape.collect.environments.protocol import Ended, Environment, Episode, GroupEnvironment, Score, compares
+from rolltape.collect.functions import call_environment, time_limit
+from rolltape.collect.records import NOT_COMPARED, chat_messages
+from rolltape.collect.results import describe_error
+from rolltape.collect.sandboxes.checks import WorkspaceChecks
+from rolltape.collect.sandboxes.workspace import Workspace
+from rolltape.collect.tasks import Task
+from rolltape.errors import CollectError
+from rolltape.records.jsonable import as_float, shown
+from rolltape.records.rollout import Rollout, StopReason
+from rolltape.tape.recording.tape import Tape
+from rolltape.traces import amend
+from rolltape.traces.build import main_branch, merge_events
+
+log = logging.getLogger("rolltape.collect")
+
+
+async def score_seats(
+    environment: Environment, episode: Episode, ended: Mapping[str, Ended], limit_s: float
+) -> dict[str, Score]:
+    """What an attempt is worth to each seat. If that cannot be found out for one of them, none is graded."""
+    try:
+        with time_limit(limit_s):
+            scores = {
+                seat: _check_score(await call_environment(environment.name, episode.score, seat, one))
+                for seat, one in ended.items()
+            }
+    except Exception as error:  # anybody's code, and a judge that is down
+        log.warning("environment %s: an attempt could not be graded", environment.name, exc_info=error)
+        why = describe_error(error)
+        return {seat: Score(reward=None, ungraded=why) for seat in ended}
+    if compares(environment):
+        later = {"ungraded": NOT_COMPARED}
+        return {
+            seat: score if score.reward is not None or score.ungraded else msgspec.structs.replace(score, **later)
+            for seat, score in scores.items()
+        }
+    return scores
+
+
+async def compare_attempts(
+    environment: GroupEnvironment, task: Task, ended: Mapping[str, Ended], seed: int, limit_s: float
+) -> Mapping[str, Score]:
+    """What the attempts of a group are worth, by rollout. If that cannot be found out, none is graded."""
+    try:
+        with time_limit(limit_s):
+            scores = await call_environment(environment.name, environment.compare, task, ended, seed)
+        return {rollout: _check_score(scores[rollout]) for rollout in ended}
+    except Exception as error:  # as above
+        log.warning("%s: its attempts could not be compared", task.where, exc_info=error)
+        return dict.fromkeys(ended, Score(reward=None, ungraded=f"not compared: {describe_error(error)}"))
+
+
+def record_score(tape: Tape, rollout: str, score: Score, by: str, try_index: int | None = None) -> None:
+    """Record a score of a rollout that has finished before, or why there is still none."""
+    if score.reward is not None and score.ungraded is None:
+        tape.score(rollout, reward=score.reward, terms=dict(score.terms), by=by, try_index=try_index)
+    if data := score.to_data():
+        amend(tape, rollout, reward_data=data, by=by, try_index=try_index)
+
+
+def _check_score(score: object) -> Score:
+    if not isinstance(score, Score):
+        raise CollectError(f"the score is {shown(score)}; return a Score")
+    if score.reward is not None:
+        as_float(score.reward, "the score's reward")
+    return score
+
+
+def last_text(rollout: Rollout) -> str | None:
+    """The text of the last reply in a rollout's first session; None: there is none."""
+    turns = [turn for session in rollout.sessions[:1] for turn in main_branch(session)]
+    return next((turn.reply.text for turn in reversed(turns) if turn.reply is not None), None)
+
+
+def load_ended(rollout: Rollout, checks: WorkspaceChecks | None = None) -> Ended:
+    """How the agent of a finished rollout ended, from the tape. `checks` are of the working directory that it left."""
+    turns = [turn for session in rollout.sessions[:1] for turn in main_branch(session)]
+    turn = next((one for one in reversed(turns) if one.reply is not None), None)
+    extra = load_agent_end(rollout)
+    text = extra.get("compared", extra.get("text"))
+    return Ended(
+        stop_reason=rollout.outcome.stop_reason or StopReason.COMPLETED,
+        messages=[] if turn is None else chat_messages(turn),
+        text=text if text is not None else last_text(rollout) or "",
+        folder=None if checks is None else checks.folder,
+        checks=checks,
+        exit_code=extra.get("exit_code"),
+    )
+
+
+def load_agent_end(rollout: Rollout) -> dict[str, Any]:
+    """What was recorded of how an agent ended: its exit code, what it printed, where its files are."""
+    extra: dict[str, Any] = merge_events(rollout.events).final.get("extra") or {}
+    return extra
+
+
+def keep_folder(folder: Path, path: Path) -> None:
+    """Pack what a program left, its plain files, folders and links, so that it can be checked later."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as packed:
+        packed.add(folder, arcname=".", filter=lambda one: one if one.isreg() or one.isdir() or one.issym() else None)
+    path.chmod(stat.S_IRUSR | stat.S_IWUSR)
+
+
+def unpack_folder(path: Path, scratch: Path) -> Workspace:
+    """A workspace below `scratch` with what a program left. Links that lead out of it are left out."""
+    workspace = Workspace.make(scratch, {})
+    with tarfile.open(path) as packed:
+        packed.extractall(workspace.work, filter=_inside)
+    return workspace
+
+
+def _inside(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    try:
+        return tarfile.data_filter(member, folder)
+    except tarfile.FilterError:
+        return None
