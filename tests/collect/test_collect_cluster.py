@@ -12,10 +12,12 @@ import pytest
 import ray
 
 import rolltape
+from bwrap import needs_bwrap
 from clusters import Nodes, cluster_at, collected_by, wait_until
 from collecting import EXAMPLES, SUMS, collected, command, finished_per_task, instant, rollouts, task_file
 from commands import Cli
 from rolltape.collect.results import RolloutResult
+from rolltape.collect.sandboxes import SandboxKind
 from rolltape.errors import CollectError
 from rolltape.records.rollout import Rollout, Status
 from rolltape.records.sample import Sample
@@ -171,20 +173,32 @@ def test_interrupted_it_leaves_a_whole_run(nodes: Nodes, tmp_path: Path, cli: Cl
     assert cli("check", run).code == 0
 
 
-async def test_programs_run_on_nodes_and_their_logs_come_back(nodes: Nodes, tmp_path: Path) -> None:
+async def test_programs_run_on_nodes_in_sandboxes_and_their_logs_come_back(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_bwrap()
+    monkeypatch.setenv("ROLLTAPE_TEST_PASSED", "on")
     script = tmp_path / "agent.py"
     script.write_text(
-        "import json, sys\nprint(json.load(sys.stdin)['task']['answer'])\nprint('noted', file=sys.stderr)\n"
+        "import json, os, sys\nprint(json.load(sys.stdin)['task']['answer'])\n"
+        "print(os.getcwd(), os.getuid(), os.environ['ROLLTAPE_TEST_PASSED'], file=sys.stderr)\n"
     )
     run = tmp_path / "run"
     async with instant() as engine:
         results = await collected_by(
-            nodes, task_file(tmp_path), run, engine, group_size=2, agent=f"command:python3 {script}"
+            nodes,
+            task_file(tmp_path),
+            run,
+            engine,
+            group_size=2,
+            agent=f"command:python3 {script}",
+            sandbox=SandboxKind.BWRAP,
+            pass_env=("ROLLTAPE_TEST_PASSED",),
         )
     assert {(one.status, one.reason) for one in results} == {(Status.FINISHED, None)}
     assert {one.reward for one in results} == {1.0}
     for one in results:
-        assert (run / "logs" / one.rollout / "stderr.txt").read_text() == "noted\n"
+        assert (run / "logs" / one.rollout / "stderr.txt").read_text() == "/workspace 1000 on\n"
 
 
 async def test_what_is_published_elsewhere_is_part_of_the_run(nodes: Nodes, tmp_path: Path) -> None:

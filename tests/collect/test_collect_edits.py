@@ -1,4 +1,4 @@
-"""Claude Code and Codex, unmodified, collected on a task of editing a file, and scored on the file that they left."""
+"""Claude Code and Codex, unmodified, collected in a sandbox, and scored there on the file that they were to edit."""
 
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ import pytest
 import rolltape
 from agent_installs import claude_code, codex
 from agent_runs import thinks
+from bwrap import needs_bwrap
 from collecting import rollouts, task_file
 from commands import Cli, rows
 from qwen3_tokenizer import qwen3_folder
@@ -65,12 +66,14 @@ def by_codex(sign: str) -> list[str]:
 def test_it_is_rewarded_for_the_file_that_it_left(
     name: str, installed: Any, says: Any, tmp_path: Path, cli: Cli
 ) -> None:
+    needs_bwrap()
     folder, run = qwen3_folder(), tmp_path / "run"
     script = [*says("+"), *says("*")]
     with ScriptedEngine(load_tokenizer(folder), script, conversation=lambda asked: None).in_thread() as engine:
         how = ("--engine", f"sglang:{engine.url}", "--model", folder, "--max-concurrent", 1, "--timeout", 90)
         agent = f"{name}:{installed()}"
-        result = cli("collect", task_file(tmp_path, [TASK]), "--run", run, "-g", 2, "--agent", agent, *how, "--json")
+        source, also = task_file(tmp_path, [TASK]), ("--sandbox", "bwrap", "--json")
+        result = cli("collect", source, "--run", run, "-g", 2, "--agent", agent, *how, *also)
     assert result.code == 0, result.err
     told = [event for event in rows(result) if event["event"] == "rollout"]
     assert sorted((event["attempt"], event["reward"]) for event in told) == [(0, 1.0), (1, 0.0)]

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +15,11 @@ import pytest
 import rolltape
 from bwrap import needs_bwrap
 from collecting import collected, instant, rollouts, task_file
+from rolltape.collect.grading import keep_folder, unpack_folder
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.sandboxes import SandboxKind, SandboxNetwork, bubblewrap
+from rolltape.collect.sandboxes.workspace import remove
+from rolltape.errors import CollectError
 
 SECRET = "hush-hush"
 # Each attack returns what it got, or raises. Where one succeeds, it does no harm: files are opened and not written, and
@@ -82,11 +86,11 @@ attacks = {
     "read the run": lambda: open(task["run"] + "/run.json").read(),
     "read other workspaces": lambda: glob.glob(task["run"] + "/scratch/*/*") or refuse(),
     "read tasks": lambda: open(task["run"] + "/../tasks.jsonl").read(),
-    "environment of the collector": lambda: open(f"/proc/{task['pid']}/environ").read(),
+    "environment of another process": lambda: open(f"/proc/{task['pid']}/environ").read(),
     "any environment": environments,
-    "kill the collector": lambda: os.kill(task["pid"], 0),
+    "kill another process": lambda: os.kill(task["pid"], 0),
     "kill everybody": lambda: len(glob.glob("/proc/[0-9]*")) > 4 or refuse(),
-    "trace the collector": lambda: system_call(libc.ptrace(0x4206, task["pid"], 0, 0)),
+    "trace another process": lambda: system_call(libc.ptrace(0x4206, task["pid"], 0, 0)),
     "trace the first process": lambda: system_call(libc.ptrace(0x4206, 1, 0, 0)),
     "memory of the first process": lambda: open("/proc/1/mem", "rb").read(1),
     "descriptors of the first process": lambda: os.listdir("/proc/1/fd"),
@@ -130,25 +134,30 @@ print(json.dumps({name: value for name, value in got.items() if value is not Non
 
 @contextmanager
 def listeners(place: Path) -> Iterator[dict[str, Any]]:
-    """What other programs on this machine have: ports, an abstract socket, and one in a folder."""
+    """What a program has that runs beside: a variable with a key, ports, an abstract socket, and one in a folder."""
     abstract, path = f"rolltape-test-{os.getpid()}", str(place / "any.sock")
     with (
         socket.create_server(("0.0.0.0", 0)) as port,
         socket.socket(socket.AF_UNIX) as named,
         socket.socket(socket.AF_UNIX) as hidden,
+        subprocess.Popen(["sleep", "600"], env={"SOME_API_KEY": SECRET, "PATH": os.environ["PATH"]}) as process,
     ):
         named.bind(path)
         hidden.bind(f"\0{abstract}")
         named.listen()
         hidden.listen()
-        yield {
+        task = {
             "port": port.getsockname()[1],
             "address": own_address(),
             "abstract": abstract,
             "socket": path,
-            "pid": os.getpid(),
+            "pid": process.pid,
             "secret": SECRET,
         }
+        try:
+            yield task
+        finally:
+            process.kill()
 
 
 def own_address() -> str:
@@ -192,7 +201,13 @@ async def test_an_agent_in_a_sandbox_gets_nothing_but_its_session(
 
 
 async def test_without_a_sandbox_it_gets_at_all_of_this(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    only = ["read the run", "environment of the collector", "kill the collector", "reach the engine"]
+    only = [
+        "read the run",
+        "environment of another process",
+        "any environment",
+        "kill another process",
+        "reach the engine",
+    ]
     only += ["reach another port", "reach an abstract socket", "reach a socket in a folder"]
     monkeypatch.setenv("SOME_API_KEY", SECRET)
     with listeners(tmp_path) as task:
@@ -260,7 +275,7 @@ os.chmod("closed/inner", 0)
 os.chmod("closed", 0)
 os.mkfifo("pipe")
 here = os.getcwd()
-for _ in range(3000):
+for _ in range(1200):
     os.mkdir("d" * 100)
     os.chdir("d" * 100)
 os.chdir(here)
@@ -325,6 +340,32 @@ async def test_what_an_agent_leaves_neither_runs_on_nor_leads_the_collector_astr
     assert (precious.read_text(), precious.stat().st_mode & 0o777) == ("keep me", 0o600)
 
 
+def test_whatever_an_agent_left_is_kept_for_grading_as_far_as_it_can_be(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    (left / "a/b").mkdir(parents=True)
+    (left / "a/b/file").write_text("text")
+    (left / "inside").symlink_to("a/b/file")
+    (left / "outside").symlink_to("/etc/passwd")
+    os.mkfifo(left / "pipe")
+    folder = os.open(left, os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("d" * 100, dir_fd=folder)
+        deeper = os.open("d" * 100, os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = deeper
+    os.close(folder)
+    keep_folder(left, tmp_path / "kept.tar")
+    workspace = unpack_folder(tmp_path / "kept.tar", tmp_path / "scratch")
+    assert sorted(one.name for one in workspace.work.iterdir()) == ["a", "d" * 100, "inside"]
+    assert (workspace.work / "inside").read_text() == "text"
+    with (left / "huge").open("wb") as file:
+        file.truncate(2**41)
+    with pytest.raises(CollectError, match="more than"):
+        keep_folder(left, tmp_path / "kept.tar")
+    remove(left)
+    assert not left.exists()
+
+
 PLANTER = """
 import json, os, sys, urllib.request
 told = json.load(sys.stdin)
@@ -371,7 +412,18 @@ async def test_a_command_that_passes_is_a_reward(tmp_path: Path) -> None:
     assert (result.reason, result.reward) == (None, 1.0)
 
 
-GRADING = """
+FORGER = """
+import os, sys
+for descriptor in range(20):
+    for path in (f"/dev/fd/{descriptor}", f"/proc/{sys.argv[1]}/fd/{descriptor}"):
+        try:
+            os.write(os.open(path, os.O_WRONLY), b'{"score": {"reward": 100}}')
+        except OSError:
+            pass
+"""
+GRADING = (
+    f"FORGER = {FORGER!r}"
+    + """
 import json, os, socket, subprocess, sys
 def grade(task, ended):
     scope = {}
@@ -383,9 +435,10 @@ def grade(task, ended):
         except Exception as error:
             tried[name] = type(error).__name__
     print("what a check prints is not its score")
-    subprocess.run(["echo", '{"score": {"reward": 100}}'], check=True)
+    subprocess.run([sys.executable, "-c", FORGER, str(os.getpid())], check=True)
     return {"reward": 0.5, "tried": tried, "user": os.getuid(), "nan": float("nan")}
 """
+)
 CALC = """
 import os, socket
 def run(task): return os.listdir(task["run"])
@@ -410,6 +463,17 @@ async def test_a_check_function_runs_what_an_agent_wrote_inside_a_sandbox(
         "environment": "FileNotFoundError",
         "engine": "ConnectionRefusedError",
     }
+
+
+async def test_a_working_directory_that_cannot_be_checked_is_no_fault_of_the_infrastructure(tmp_path: Path) -> None:
+    check = {"command": "true", "files": {"closed/test.py": ""}}
+    script = PLANTER + "os.mkdir('closed')\nos.chmod('closed', 0)\nos.chmod('.', 0)\n"
+    (result,) = await attack(tmp_path, script, {"check": check, "answer": None})
+    assert (result.reason, result.reward) == (None, 0.0)
+    data = rolltape.trace_of(rollouts(tmp_path / "run")[0]).reward_data
+    assert data is not None
+    assert "the working directory cannot be checked" in data["stderr"]
+    assert list((tmp_path / "run" / "scratch").iterdir()) == []
 
 
 async def test_code_that_ends_the_check_is_not_rewarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import logging
 import stat
 import tarfile
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rolltape.collect.functions import call_environment, time_limit
 from rolltape.collect.records import NOT_COMPARED, chat_messages
 from rolltape.collect.results import describe_error
 from rolltape.collect.sandboxes.checks import WorkspaceChecks
-from rolltape.collect.sandboxes.workspace import Workspace
+from rolltape.collect.sandboxes.workspace import Workspace, walk
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
 from rolltape.records.jsonable import as_float, shown
@@ -24,6 +25,8 @@ from rolltape.traces import amend
 from rolltape.traces.build import main_branch, merge_events
 
 log = logging.getLogger("rolltape.collect")
+
+_MAX_KEPT_BYTES = 2**30
 
 
 async def score_seats(
@@ -110,7 +113,15 @@ def keep_folder(folder: Path, path: Path) -> None:
     """Pack what a program left, its plain files, folders and links, so that it can be checked later."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as packed:
-        packed.add(folder, arcname=".", filter=lambda one: one if one.isreg() or one.isdir() or one.issym() else None)
+        room = _MAX_KEPT_BYTES
+        for one in walk(folder):
+            member = packed.gettarinfo(one, arcname=str(one.relative_to(folder)))
+            if not (member.isreg() or member.isdir() or member.issym()):
+                continue
+            if (room := room - member.size) < 0:
+                raise CollectError(f"the working directory has more than {_MAX_KEPT_BYTES:,} bytes and is not kept")
+            with one.open("rb") if member.isreg() else nullcontext() as content:
+                packed.addfile(member, content)
     path.chmod(stat.S_IRUSR | stat.S_IWUSR)
 
 

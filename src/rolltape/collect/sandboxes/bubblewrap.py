@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import socket
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
@@ -29,8 +28,8 @@ from rolltape.collect.sandboxes.protocol import (
 )
 from rolltape.collect.sandboxes.running import make_order, read_end_of
 from rolltape.collect.sandboxes.supervisor import Order
-from rolltape.collect.sandboxes.visible import Mount, install_mounts, system_mounts, with_parents
-from rolltape.collect.sandboxes.workspace import Workspace
+from rolltape.collect.sandboxes.visible import Mount, base_python, install_mounts, system_mounts, with_parents
+from rolltape.collect.sandboxes.workspace import Workspace, walk
 
 USER = 1000  # inside; outside too where the collector is root, and otherwise the collector's own
 _FOLDERS = ProgramFolders("/home/agent", "/workspace", "/tmp")
@@ -109,14 +108,14 @@ class Bubblewrap:
             try:
                 descriptor = channel.theirs.fileno()
                 order = self._order(job, workspace, descriptor, port)
-                yield ConfinedRun(order, (descriptor,), lambda end: channel.correct(end, job.stderr))
+                yield ConfinedRun(order, (descriptor,), lambda end: channel.correct(end, job.stderr, _failure(serving)))
             finally:
                 serving.cancel()
                 await asyncio.wait({serving})
 
     def _order(self, job: ProgramJob, workspace: Workspace, channel: int, port: int) -> Order:
         user = USER if self._settings.becomes_user else 0
-        python = os.path.realpath(sys.executable)
+        python = base_python()
         command = [
             *self._arguments(job, workspace, python),
             *("--", python, "-I", "-S", _INSIDE, str(channel), str(user), str(port)),
@@ -191,7 +190,7 @@ class _Channel:
         self._reports |= json.loads(report)
         return socket.socket(fileno=descriptors[0]) if descriptors else None
 
-    def correct(self, end: ProgramEnd, errors: Path) -> ProgramEnd:
+    def correct(self, end: ProgramEnd, errors: Path, failure: str | None) -> ProgramEnd:
         """How the program itself ended, once nothing of it runs any more. Without a report the sandbox has failed."""
         with suppress(BlockingIOError):
             while True:
@@ -199,7 +198,7 @@ class _Channel:
                     listener.close()
         if end.error is not None:
             return end
-        exit_code, number, error = end.exit_code, end.signal, self._reports.get("error")
+        exit_code, number, error = end.exit_code, end.signal, self._reports.get("error", failure)
         if "status" in self._reports:
             code = os.waitstatus_to_exitcode(self._reports["status"])
             exit_code, number = (code, None) if code >= 0 else (None, -code)
@@ -208,6 +207,12 @@ class _Channel:
         elif number is None and error is None:
             error = f"the sandbox could not be made: {read_end_of(errors, _LONGEST_REPORT).strip() or exit_code}"
         return msgspec.structs.replace(end, exit_code=exit_code, signal=number, error=error)
+
+
+def _failure(serving: "asyncio.Future[None]") -> str | None:
+    """Why the gateway did not accept connections although the program ran."""
+    error = serving.exception() if serving.done() and not serving.cancelled() else None
+    return None if error is None else f"the gateway could not be reached from the sandbox: {error}"
 
 
 def _identity(becomes_user: bool) -> tuple[str, ...]:
@@ -224,6 +229,5 @@ def _give_away(workspace: Workspace) -> None:
     """Make the user inside the owner of folders that are still root's; an agent's working directory is its own."""
     for folder in (workspace.home, workspace.work):
         if folder.stat().st_uid != USER:
-            for path, _, files in os.walk(folder):
-                for name in ("", *files):
-                    os.chown(os.path.join(path, name), USER, USER, follow_symlinks=False)  # noqa: PTH118
+            for path in (folder, *walk(folder)):
+                os.chown(path, USER, USER, follow_symlinks=False)

@@ -7,8 +7,8 @@ JSON for the collector; whatever follows is the command's own output.
 
 import json
 import os
-import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,15 @@ _RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "unittest", "doctest", "run
 
 
 class _Aside:
-    """A folder outside the working directory that takes what must not be there."""
+    """A hidden folder of the working directory that takes what must not be found."""
 
-    def __init__(self, place: Path) -> None:
-        self._place = place
+    def __init__(self) -> None:
+        self._place = Path(Path(tempfile.mkdtemp(prefix=".set-aside-", dir=".")).name)
         self._count = 0
-        place.mkdir()
 
     def take(self, path: Path) -> None:
         self._count += 1
-        target = self._place / str(self._count)
-        try:
-            path.rename(target)
-        except OSError:  # on another file system
-            shutil.move(path, target)
+        path.rename(self._place / str(self._count))
 
     def take_unasked(self, kept: set[str]) -> list[str]:
         """Take what would be loaded unasked, except for names that are kept, and return what was taken."""
@@ -53,7 +48,7 @@ class _Aside:
                 if _is_unasked(path) and str(path) not in kept:
                     self.take(path)
                     taken.append(str(path))
-                elif entry.is_dir(follow_symlinks=False):
+                elif entry.is_dir(follow_symlinks=False) and path != self._place:
                     folders.append(str(path))
         return sorted(taken)
 
@@ -73,20 +68,32 @@ def _is_unasked(path: Path) -> bool:
     return path.name in _UNASKED or path.suffix == ".pth" or shadows_runner
 
 
-def main() -> None:
-    order: dict[str, Any] = json.load(sys.stdin)
-    temporary, kept = Path(os.environ["TMPDIR"]), set(order["keep"])
+def prepare(order: dict[str, Any]) -> list[str]:
+    """Make the working directory ready, and return what was set aside."""
+    kept = set(order["keep"])
     # What the task itself has of this kind is put back as it was.
     own = {name: text for name, text in order["shipped"].items() if _is_unasked(Path(name)) and name not in kept}
     files = {str(Path(name)): text for name, text in (own | order["files"]).items()}
-    aside = _Aside(temporary / "set-aside")
+    aside = _Aside()
     taken = aside.take_unasked(kept | files.keys())
     for name, text in files.items():
         aside.put(Path(name), text)
-    stdin = temporary / "stdin"
+    return taken
+
+
+def main() -> None:
+    order: dict[str, Any] = json.load(sys.stdin)
+    stdin = Path(os.environ["TMPDIR"], "stdin")
     stdin.write_text(order["stdin"])
     os.dup2(os.open(stdin, os.O_RDONLY), 0)
+    taken, problem = [], None
+    try:
+        taken = prepare(order)
+    except OSError as error:  # the agent has left something that cannot be moved or written over
+        problem = f"the working directory cannot be checked: {error}"
     print(json.dumps({"set_aside": taken}), flush=True)
+    if problem is not None:
+        sys.exit(problem)
     try:
         os.execvp(order["command"][0], order["command"])
     except OSError as error:

@@ -17,10 +17,12 @@ from rolltape.collect.functions import PREFIX
 from rolltape.collect.sandboxes import calling, checking
 from rolltape.collect.sandboxes.protocol import ProgramEnd, ProgramJob, Sandbox
 from rolltape.collect.sandboxes.running import ATTEMPT_VARIABLE, Unconfined, read_end_of, run_program
+from rolltape.collect.sandboxes.visible import base_python
 from rolltape.collect.sandboxes.workspace import Workspace, remove
 from rolltape.errors import CollectError
 from rolltape.records.jsonable import decode_numbers, encode_numbers
 
+_SHOWN = 500  # characters of an error
 _OUTPUT_BYTES = 256 * 1024  # of each of stdout and stderr, the end
 # Hooks and compiled files that an agent left do not count.
 _VARIABLES = {
@@ -65,16 +67,18 @@ class WorkspaceChecks:
         """As `Ended.run`."""
         order = {"command": list(command), "files": dict(files), "shipped": dict(shipped), "keep": list(keep)}
         raw = json.dumps(order | {"stdin": stdin}).encode()
-        script = (os.path.realpath(sys.executable), "-I", "-S", "-X", "utf8", checking.__file__)
+        script = (base_python(), "-I", "-S", "-X", "utf8", checking.__file__)
         end, printed, errors = await self._run(script, raw, timeout_s, programs=_words(command))
         first, _, rest = printed.partition("\n")
+        if not first.startswith("{"):
+            raise CollectError(f"the check did not start: {errors[-_SHOWN:]}")
         return CommandEnd(
             exit_code=end.exit_code,
             signal=end.signal,
             timed_out=end.timed_out,
             stdout=rest,
             stderr=errors,
-            set_aside=tuple(json.loads(first)["set_aside"]) if first.startswith("{") else (),
+            set_aside=tuple(json.loads(first)["set_aside"]),
         )
 
     async def call(self, function: str, entry: Mapping[str, Any], ended: Ended, *, timeout_s: float) -> Score:
@@ -91,11 +95,15 @@ class WorkspaceChecks:
                 "did not end in time" if end.timed_out else f"ended with exit code {end.exit_code}, signal {end.signal}"
             )
             return Score(
-                reward=0.0, reward_data={"check": function, "why": f"it {how}, without a score: {errors[-500:]}"}
+                reward=0.0, reward_data={"check": function, "why": f"it {how}, without a score: {errors[-_SHOWN:]}"}
             )
         answer = decode_numbers(printed.partition("\n")[0].encode())
         if "error" in answer:
-            raise CollectError(f"{function} raised {answer['error']}")
+            # What the collector itself could import is not shown to the sandbox if nothing had loaded it so far.
+            hint = '; show it with --sandbox-read, or give the check "sandbox": false'
+            raise CollectError(
+                f"{function} raised {answer['error']}{hint if 'no module' in answer['error'].lower() else ''}"
+            )
         return msgspec.convert(answer["score"], Score)
 
     async def _run(

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -16,8 +17,14 @@ _ETC = (
     *("ssl/openssl.cnf", "ssl/cert.pem", "pki/tls/certs", "pki/tls/cert.pem", "pki/ca-trust", "crypto-policies"),
 )
 _ETC_OF_NETWORK = ("resolv.conf", "hosts", "nsswitch.conf", "gai.conf", "host.conf")
+_OF_PREFIX = ("bin", "lib", "lib64", "libexec", "include", "share", "ssl", "pyvenv.cfg")
 _LONGEST_SHEBANG = 256  # bytes
 _MAX_LINKS = 40
+
+
+def base_python() -> str:
+    """The interpreter that runs this process, outside of any virtual environment."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 def system_mounts(*, network: bool) -> list[Mount]:
@@ -68,15 +75,16 @@ class _Visible:
 
     def add_program(self, program: Path, search: str) -> None:
         """A program with all links that lead to it, what it was installed with, and its interpreter."""
-        if program in self._programs:
+        if program in self._programs or not program.exists():
             return
         self._programs.add(program)
         for step in _steps(program):
-            root = _install_root(step)
-            if root is not None:
-                self.add(root)
-                if (python := root / "bin" / "python").exists():
-                    self.add_program(python, search)
+            if parts := _installed_with(step):
+                for part in parts:
+                    self.add(part)
+                if (root := _environment_root(step)) is not None:
+                    self.add_program(root / "bin" / "python", search)
+                    self.add_program(_base_of(root) / "python3", search)
             elif step.is_symlink():
                 self._links[step] = str(step.readlink())
             else:
@@ -124,22 +132,38 @@ def _steps(path: Path) -> Iterator[Path]:
         yield real
 
 
-def _install_root(program: Path) -> Path | None:
-    """The folder that a program was installed as a whole with, and nothing else in it; None: no such folder."""
+def _installed_with(program: Path) -> list[Path]:
+    """The folders that a program was installed with as a whole; none if it is a file by itself, or the system's."""
+    parts, above = program.parts, program.parent.parent
     if _is_inside(program, _SYSTEM):
-        return None
-    parts = program.parts
+        return []
     if "node_modules" in parts:
-        return Path(*parts[: parts.index("node_modules") + 1])
-    for parent in program.parents:
-        if (parent / "pyvenv.cfg").is_file() or (parent / "conda-meta").is_dir():
-            return parent
-    above = program.parent.parent
-    if program.parent.name == "shims" and (above / "versions").is_dir():  # of pyenv
-        return above
-    is_python = program.parent.name == "bin" and any(above.glob("lib/python3*/os.py"))
-    is_node = program.parent.name == "bin" and (above / "include/node").is_dir() and (above / "bin/node").is_file()
-    return above if above != Path("/") and (is_python or is_node) else None
+        return [Path(*parts[: parts.index("node_modules") + 1])]
+    root = _environment_root(program)
+    if root is None and program.parent.name == "shims" and (above / "versions").is_dir():  # of pyenv
+        return [above]
+    if root is None and program.parent.name == "bin":
+        is_python = any(above.glob("lib/python3*/os.py"))
+        is_node = (above / "include/node").is_dir() and (above / "bin/node").is_file()
+        root = above if is_python or is_node else None
+    # A project may be its own environment: what else lies there stays hidden.
+    return [] if root is None else [path for name in _OF_PREFIX if (path := root / name).exists()]
+
+
+def _environment_root(program: Path) -> Path | None:
+    """The virtual environment or conda environment that a program lies in."""
+    roots = (one for one in program.parents if (one / "pyvenv.cfg").is_file() or (one / "conda-meta").is_dir())
+    return next(roots, None)
+
+
+def _base_of(root: Path) -> Path:
+    """The folder of the interpreter that a virtual environment was made with."""
+    try:
+        lines = (root / "pyvenv.cfg").read_text().splitlines()
+    except OSError:
+        return root / "bin"
+    pairs = (line.partition("=")[::2] for line in lines)
+    return next((Path(value.strip()) for name, value in pairs if name.strip() == "home"), root / "bin")
 
 
 def _interpreter(script: Path, search: str) -> Path | None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from rolltape.errors import AgentError
 from rolltape.tape.rundir import locked, make_private_folder
 
+_LONGEST_PATH = 3500  # bytes; the system takes 4095, and what is found may be moved below another folder
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -49,6 +50,7 @@ class Workspace(NamedTuple):
 
     def renewed(self) -> "Workspace":
         """The same working directory with a new home, for what looks at what an agent left."""
+        self.work.chmod(0o755)  # its agent may have closed it, and bwrap goes there before it becomes its user
         return Workspace.at(Path(tempfile.mkdtemp(prefix="check-", dir=self.root)), self.work)
 
     def _put(self, name: str, text: str) -> None:
@@ -57,6 +59,25 @@ class Workspace(NamedTuple):
             raise AgentError(f"the task's file {name!r} lies outside the working directory; name one inside")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text.encode("utf-8", "replace"))
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    """Everything below a folder, folders before what is in them. Links are not followed.
+
+    A program may have made anything there: what cannot be listed, or has too long a path, is left out.
+    """
+    folders = [folder]
+    while folders:
+        try:
+            entries = sorted(os.scandir(folders.pop()), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        for entry in entries:
+            if len(os.fsencode(entry.path)) > _LONGEST_PATH:
+                continue
+            yield Path(entry.path)
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(Path(entry.path))
 
 
 def remove(folder: Path) -> None:
