@@ -153,3 +153,18 @@ async def test_a_session_says_whether_an_engine_keeps_it_waiting(run: Path) -> N
         assert "answered 400" in (session.engine_wait().error or "")
         assert text_of(Api.CHAT, await it.ask(opened, "once more")) == "ok"
         assert session.engine_wait() == (0, 0.0, None)
+
+
+async def test_an_engine_that_is_busy_leaves_the_session_to_another(run: Path) -> None:
+    busy, free = (ScriptedEngine(load_tokenizer(shipped_model()), lambda _: "ok") for _ in range(2))
+    busy.mishaps |= dict.fromkeys(range(99), Mishap.BUSY)
+    async with busy, free:
+        pool = EnginePool([SglangEngine(server.url) for server in (busy, free)])
+        it = Asking(busy, pool, retry_s=5)
+        (stretch,) = await it.ask()
+        assert stretch.engine is pool.engines[1]
+        assert (busy.requests, free.requests) == (1, 1)
+        assert sum(it.clock.slept) < 1  # not the seconds that the busy one asked for
+        await it.ask()
+        assert busy.requests == 1
+        await pool.close()

@@ -121,7 +121,7 @@ class Generator:
             if engine is not None:
                 self._note(engine, error)
             try:
-                await self._wait(retries.next_pause_s(error), caller)
+                await self._wait(retries.next_pause_s(error, lambda: self._pool.move(wanted.session)), caller)
             except EngineFailed:
                 if engine is not None and isinstance(error, ImplausibleReply):  # the tape shows what it gave
                     stretches.append(Stretch(engine, error.given, announced, self._weights.version))

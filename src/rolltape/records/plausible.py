@@ -37,7 +37,8 @@ def implausibility(
         return f"sampled id {at} is {ids[at]}, outside the vocabulary of {vocabulary}"
     if stop_ids and count > 1 and not sampling.get("ignore_eos"):
         begin = _least(sampling, _LEASTS) or 0  # engines sample no stop id before
-        stops = [begin + int(hits.argmax()) for stop in stop_ids if (hits := ids[begin:-1] == stop).any()]
+        body = ids[begin:-1]
+        stops = [begin + int(hits.argmax()) for stop in stop_ids if np.count_nonzero(hits := body == stop)]
         if stops:
             return f"{count - min(stops) - 1} sampled ids after the stop id {ids[min(stops)]}"
     if logprobs is not None:
@@ -56,8 +57,8 @@ def implausible_in(
 
     `vocabulary` is for a session that does not say it.
     """
-    given = ((head.defaults.get(name), getattr(facts, name)) for name in ("model", "fingerprint"))
-    same = all(theirs == own for theirs, own in given if theirs is not None)
+    model, fingerprint = head.defaults.get("model"), head.defaults.get("fingerprint")
+    same = model in (None, facts.model) and fingerprint in (None, facts.fingerprint)
     return implausibility(
         ids,
         logprobs,

@@ -79,12 +79,20 @@ class EnginePool:
         member = self._of_session.get(session)
         if member is not None and member.up:
             return member.engine
-        self.release(session)
         up = [one for one in self._members if one.up]
         if not up:
             reasons = "; ".join(str(one.error) for one in self._members)
             raise EngineUnreachable(f"none of {len(self._members)} engines is up: {reasons}")
-        chosen = min(up, key=lambda one: one.sessions)
+        return self._give(session, up)
+
+    def move(self, session: str) -> bool:
+        """Give a session another engine, since its own refuses; false: no other one is up."""
+        others = [one for one in self._members if one.up and one is not self._of_session.get(session)]
+        return bool(others) and self._give(session, others) is not None
+
+    def _give(self, session: str, members: Sequence[_Member]) -> Engine:
+        self.release(session)
+        chosen = min(members, key=lambda one: one.sessions)
         chosen.sessions += 1
         self._of_session[session] = chosen
         return chosen.engine

@@ -28,8 +28,11 @@ class Retries:
         """Forget earlier errors: an engine gave something, or its weights were changed."""
         self._since, self._errors, self._faults = None, 0, 0
 
-    def next_pause_s(self, error: EngineError) -> float:
-        """How long to wait before the next try; raises EngineFailed where there is to be none."""
+    def next_pause_s(self, error: EngineError, move: Callable[[], bool] = lambda: False) -> float:
+        """How long to wait before the next try; raises EngineFailed where there is to be none.
+
+        `move` has the next try made with another engine, if there is one, which did not ask to wait.
+        """
         now = self._now()
         self._since = now if self._since is None else self._since
         left = self._since + self._patience.retry_s - now
@@ -38,12 +41,13 @@ class Retries:
                 raise EngineFailed(f"no engine answers for {self._patience.retry_s:g} s: {error}") from error
             return min(_PICK_EVERY_S, self._patience.retry_s / 4)
         self._errors += 1
-        status = error.status if isinstance(error, EngineFault) else None
-        asked_s = (error.retry_after_s if isinstance(error, EngineFault) else None) or 0.0
+        fault = error if isinstance(error, EngineFault) else None
+        status = None if fault is None else fault.status
         self._faults += status is None
         count = "an error" if self._errors == 1 else f"{self._errors} errors"
         if self._faults >= self._patience.faults or (status is not None and status not in _PASSING):
             raise EngineFailed(f"no reply after {count} of the engine, the last: {error}") from error
+        asked_s = 0.0 if fault is None or left <= 0 or move() else fault.retry_after_s or 0.0
         if left <= 0 or asked_s > left:
             wait = f" and asks to wait {asked_s:g} s" if asked_s > left else ""
             raise EngineFailed(
