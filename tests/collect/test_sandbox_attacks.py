@@ -405,9 +405,9 @@ async def test_a_planted_conftest_is_no_reward(tmp_path: Path, sandbox: SandboxK
     assert data["set_aside"] == expected
 
 
-async def test_a_command_that_passes_is_a_reward(tmp_path: Path) -> None:
-    check = {"command": f"{sys.executable} -m pytest -q test_calc.py", "files": {"test_calc.py": TESTS}}
-    files = {"calc.py": "def add(a, b):\n    return a + b\n"}
+async def test_a_command_that_passes_is_a_reward_however_much_it_prints(tmp_path: Path) -> None:
+    check = {"command": f"{sys.executable} -m pytest -qs test_calc.py", "files": {"test_calc.py": TESTS}}
+    files = {"calc.py": "def add(a, b):\n    print('x' * 1_000_000)\n    return a + b\n"}
     (result,) = await attack(tmp_path, PLANTER, {"files": files, "check": check, "answer": None})
     assert (result.reason, result.reward) == (None, 1.0)
 
@@ -476,9 +476,19 @@ async def test_a_working_directory_that_cannot_be_checked_is_no_fault_of_the_inf
     assert list((tmp_path / "run" / "scratch").iterdir()) == []
 
 
-async def test_code_that_ends_the_check_is_not_rewarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os; os._exit(0)",
+        "import os; [os.write(one, b'{\\n') for one in range(3, 20) if os.path.exists(f'/dev/fd/{one}')]; os._exit(0)",
+    ],
+    ids=["ends", "garbles"],
+)
+async def test_code_that_ends_the_check_is_not_rewarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
     (tmp_path / "grading_of_exits.py").write_text(GRADING)
     monkeypatch.syspath_prepend(tmp_path)
-    task = {"files": {"calc.py": "import os; os._exit(0)"}, "check": "python:grading_of_exits:grade", "answer": None}
+    task = {"files": {"calc.py": code}, "check": "python:grading_of_exits:grade", "answer": None}
     (result,) = await attack(tmp_path, PLANTER, task)
     assert (result.reason, result.reward) == (None, 0.0)

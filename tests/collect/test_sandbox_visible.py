@@ -87,6 +87,14 @@ def test_a_hidden_folder_is_covered_where_something_above_it_is_seen(tmp_path: P
     assert seen == {str(tmp_path / "project"): "=", str(run): "hidden"}
 
 
+def test_a_hidden_folder_is_covered_by_whichever_link_it_is_seen(tmp_path: Path) -> None:
+    run = tmp_path / "disk/project/runs/one"
+    run.mkdir(parents=True)
+    (tmp_path / "project").symlink_to("disk/project")
+    seen = shown("/usr/bin/env", reads=(str(tmp_path / "project"),), hidden=(str(run),))
+    assert seen == {str(tmp_path / "project"): "=", str(tmp_path / "project/runs/one"): "hidden"}
+
+
 def test_folders_above_a_mount_can_be_passed_by_anybody() -> None:
     mounts = [
         ("--tmpfs", "/tmp"),

@@ -72,6 +72,11 @@ def time_limit(seconds: float | None) -> Iterator[None]:
         _TIME_LIMIT_S.reset(token)
 
 
+def current_time_limit() -> float | None:
+    """The limit that `time_limit` has set here; None: there is none."""
+    return _TIME_LIMIT_S.get()
+
+
 async def call_function(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a function and return its result: a coroutine function in the loop of its module, any other in a new thread.
 

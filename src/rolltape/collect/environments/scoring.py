@@ -11,7 +11,7 @@ import msgspec
 
 from rolltape.collect.environments.protocol import Ended, Score
 from rolltape.collect.environments.task_fields import PromptFields, check_path
-from rolltape.collect.functions import PREFIX, call_function, function_named
+from rolltape.collect.functions import PREFIX, call_function, current_time_limit, function_named
 from rolltape.errors import TaskError
 from rolltape.records.jsonable import as_float
 from rolltape.records.rollout import StopReason
@@ -108,7 +108,7 @@ class AnswerCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     file: str | None = None  # of the working directory, checked instead of the last text
     files: dict[str, str] = {}  # of a command: put into the working directory before, over what the agent left
     keep: list[str] = []  # of a command: such as "conftest.py", which is otherwise as the task has it
-    timeout_s: float = _CHECK_S  # of a command, and of a function in a sandbox
+    timeout_s: float | None = None  # of a command, and of a function in a sandbox; None: as --score-timeout says
     sandbox: bool = True  # of a function: it runs in a sandbox, if the agent did
 
     @property
@@ -206,7 +206,7 @@ async def _run_check(check: AnswerCheck, entry: Mapping[str, Any], ended: Ended)
         return await _run_command(check, check.command, entry, ended)
     if check.function is not None:
         if check.sandbox and ended.checks is not None and ended.checks.is_confined:
-            return await ended.checks.call(check.function, entry, ended, timeout_s=check.timeout_s)
+            return await ended.checks.call(check.function, entry, ended, timeout_s=_time_limit(check))
         return parse_score(await call_function(function_named(check.function), entry, ended), check.function)
     submission = read_submission(ended, check.file)
     text = submission.text if submission.missing is None else None
@@ -219,11 +219,15 @@ async def _run_check(check: AnswerCheck, entry: Mapping[str, Any], ended: Ended)
     return Score(reward=float(right), reward_data={name: value for name, value in data.items() if value is not None})
 
 
+def _time_limit(check: AnswerCheck) -> float:
+    return check.timeout_s or current_time_limit() or _CHECK_S
+
+
 async def _run_command(check: AnswerCheck, command: str | list[str], entry: Mapping[str, Any], ended: Ended) -> Score:
     if ended.checks is None:
         return Score(reward=0.0, reward_data={"check": "command", "why": "this agent has no working directory"})
     end = await ended.run(
-        command, files=check.files, shipped=entry.get("files") or {}, keep=check.keep, timeout_s=check.timeout_s
+        command, files=check.files, shipped=entry.get("files") or {}, keep=check.keep, timeout_s=_time_limit(check)
     )
     right = end.exit_code == 0 and not end.timed_out
     data = {"check": "command", "right": right, "exit_code": end.exit_code, "signal": end.signal}

@@ -40,6 +40,9 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)
     order = json.load(sys.stdin)
+    os.environ["PYTHONPYCACHEPREFIX"] = (
+        "/nonexistent"  # what the function starts does not load compiled files of the agent
+    )
     sys.path[:] = order["path"]
     from rolltape.records.jsonable import decode_numbers, encode_numbers
 

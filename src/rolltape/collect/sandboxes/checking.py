@@ -12,11 +12,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+_COMPILED = "__pycache__"
 # Read by Python or by test runners although no command names them: whoever writes one decides what a test run reports.
 _UNASKED = frozenset(
     {
         *("conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", ".pytest.ini", "pyproject.toml"),
-        *("setup.cfg", "tox.ini", ".coveragerc"),
+        *("setup.cfg", "tox.ini", ".coveragerc", _COMPILED),
     }
 )
 # Modules that `python -m` would find in the working directory first.
@@ -47,7 +48,7 @@ class _Aside:
                 path = Path(folder, entry.name)
                 if _is_unasked(path) and str(path) not in kept:
                     self.take(path)
-                    taken.append(str(path))
+                    taken += [] if path.name == _COMPILED else [str(path)]
                 elif entry.is_dir(follow_symlinks=False) and path != self._place:
                     folders.append(str(path))
         return sorted(taken)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,17 +24,33 @@ from rolltape.records.jsonable import decode_numbers, encode_numbers
 
 _SHOWN = 500  # characters of an error
 _OUTPUT_BYTES = 256 * 1024  # of each of stdout and stderr, the end
-# Hooks and compiled files that an agent left do not count.
+# Hooks that an agent left do not count.
 _VARIABLES = {
     "PYTHONNOUSERSITE": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTHONPYCACHEPREFIX": "/nonexistent",
     "GIT_CONFIG_COUNT": "2",
     "GIT_CONFIG_KEY_0": "core.hooksPath",
     "GIT_CONFIG_VALUE_0": "/dev/null",
     "GIT_CONFIG_KEY_1": "core.fsmonitor",
     "GIT_CONFIG_VALUE_1": "false",
 }
+
+
+class _Ran(NamedTuple):
+    """A script that has ended."""
+
+    end: ProgramEnd
+    first: str  # line that it printed
+    rest: str  # of what it printed, the end
+    errors: str  # what it printed to stderr, the end
+
+    @classmethod
+    def read(cls, end: ProgramEnd, job: ProgramJob) -> "_Ran":
+        with job.stdout.open("rb") as file:
+            first = file.readline().decode("utf-8", "replace")
+            file.seek(max(file.tell(), job.stdout.stat().st_size - _OUTPUT_BYTES))
+            rest = file.read().decode("utf-8", "replace")
+        return cls(end, first, rest, read_end_of(job.stderr, _OUTPUT_BYTES))
 
 
 class WorkspaceChecks:
@@ -68,17 +84,16 @@ class WorkspaceChecks:
         order = {"command": list(command), "files": dict(files), "shipped": dict(shipped), "keep": list(keep)}
         raw = json.dumps(order | {"stdin": stdin}).encode()
         script = (base_python(), "-I", "-S", "-X", "utf8", checking.__file__)
-        end, printed, errors = await self._run(script, raw, timeout_s, programs=_words(command))
-        first, _, rest = printed.partition("\n")
-        if not first.startswith("{"):
-            raise CollectError(f"the check did not start: {errors[-_SHOWN:]}")
+        ran = await self._run(script, raw, timeout_s, programs=_words(command))
+        if not ran.first.startswith("{"):
+            raise CollectError(f"the check did not start: {ran.errors[-_SHOWN:]}")
         return CommandEnd(
-            exit_code=end.exit_code,
-            signal=end.signal,
-            timed_out=end.timed_out,
-            stdout=rest,
-            stderr=errors,
-            set_aside=tuple(json.loads(first)["set_aside"]),
+            exit_code=ran.end.exit_code,
+            signal=ran.end.signal,
+            timed_out=ran.end.timed_out,
+            stdout=ran.rest,
+            stderr=ran.errors,
+            set_aside=tuple(json.loads(ran.first)["set_aside"]),
         )
 
     async def call(self, function: str, entry: Mapping[str, Any], ended: Ended, *, timeout_s: float) -> Score:
@@ -89,22 +104,21 @@ class WorkspaceChecks:
         path = [os.path.abspath(one) for one in (*_search_path(top), *sys.path)]  # noqa: PTH100
         raw = encode_numbers({"function": function, "entry": entry, "ended": known, "path": path}, "the task")
         script = (sys.executable, "-s", "-P", "-X", "utf8", calling.__file__)
-        end, printed, errors = await self._run(script, raw, timeout_s, reads=_loaded_modules())
-        if not printed.startswith("{"):
-            how = (
-                "did not end in time" if end.timed_out else f"ended with exit code {end.exit_code}, signal {end.signal}"
-            )
-            return Score(
-                reward=0.0, reward_data={"check": function, "why": f"it {how}, without a score: {errors[-_SHOWN:]}"}
-            )
-        answer = decode_numbers(printed.partition("\n")[0].encode())
-        if "error" in answer:
-            # What the collector itself could import is not shown to the sandbox if nothing had loaded it so far.
-            hint = '; show it with --sandbox-read, or give the check "sandbox": false'
-            raise CollectError(
-                f"{function} raised {answer['error']}{hint if 'no module' in answer['error'].lower() else ''}"
-            )
-        return msgspec.convert(answer["score"], Score)
+        ran = await self._run(script, raw, timeout_s, reads=_loaded_modules())
+        try:
+            answer = decode_numbers(ran.first.encode())
+            error = answer.get("error")
+            score = None if error is not None else msgspec.convert(answer["score"], Score)
+        except (ValueError, KeyError, AttributeError):
+            # The agent's code ran in that process, and has ended it or written over its answer.
+            how = "did not end in time" if ran.end.timed_out else f"ended with {ran.end.exit_code or ran.end.signal}"
+            why = f"it {how}, without a score: {ran.errors[-_SHOWN:]}"
+            return Score(reward=0.0, reward_data={"check": function, "why": why})
+        if score is not None:
+            return score
+        # What the collector itself could import is not shown to the sandbox if nothing had loaded it so far.
+        hint = '; show it with --sandbox-read, or give the check "sandbox": false'
+        raise CollectError(f"{function} raised {error}{hint if 'no module' in str(error).lower() else ''}")
 
     async def _run(
         self,
@@ -114,8 +128,8 @@ class WorkspaceChecks:
         *,
         programs: tuple[str, ...] = (),
         reads: tuple[Path, ...] = (),
-    ) -> tuple[ProgramEnd, str, str]:
-        """Run a script; how it ended, and the ends of what it printed to stdout and stderr."""
+    ) -> _Ran:
+        """Run a script."""
         workspace = await asyncio.to_thread(self._workspace.renewed)
         try:
             env = {**_VARIABLES, ATTEMPT_VARIABLE: workspace.root.name}
@@ -123,7 +137,7 @@ class WorkspaceChecks:
             end = await run_program(self._sandbox, job, workspace, attempt=workspace.root.name, timeout_s=timeout_s)
             if end.error is not None or end.survivors:
                 raise CollectError(f"the check could not run: {end.error or f'processes {end.survivors} do not end'}")
-            return end, read_end_of(job.stdout, _OUTPUT_BYTES), read_end_of(job.stderr, _OUTPUT_BYTES)
+            return await asyncio.to_thread(_Ran.read, end, job)
         finally:
             await asyncio.to_thread(remove, workspace.root)
 
@@ -149,7 +163,7 @@ def _search_path(module: ModuleType) -> list[str]:
 def _loaded_modules() -> tuple[Path, ...]:
     """Where the modules lie that this process has loaded from outside its installation: the user's are among them."""
     tops = (sys.modules.get(name.partition(".")[0], module) for name, module in list(sys.modules.items()))
-    files = {Path(top.__file__) for top in tops if getattr(top, "__file__", None) is not None and top.__file__}
+    files = {Path(file) for top in tops if (file := getattr(top, "__file__", None))}
     installed = {Path(os.path.realpath(one)) for one in (sys.prefix, sys.base_prefix)}
-    own = (file for file in files if not installed & set(Path(os.path.realpath(file)).parents) and file.is_absolute())
-    return tuple(sorted({file.parent if file.name == "__init__.py" else file for file in own}))
+    own = (file for file in files if file.is_absolute() and not installed & set(Path(os.path.realpath(file)).parents))
+    return tuple(sorted({file.parent if file.name == "__init__.py" else file for file in own if file.exists()}))

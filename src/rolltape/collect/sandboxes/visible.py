@@ -98,7 +98,10 @@ class _Visible:
         for link, target in sorted(self._links.items()):
             if not _is_inside(link, (*shown, *_SYSTEM)):
                 mounts.append(("--symlink", target, str(link)))
-        mounts += [("--tmpfs", str(path)) for path in hidden if _is_inside(path, (*shown, *_SYSTEM))]
+        # By whichever links something is seen or hidden: what lies below it is covered where it is seen.
+        real = [(path, Path(os.path.realpath(path))) for path in (*shown, *_SYSTEM)]
+        for one in map(Path, map(os.path.realpath, hidden)):
+            mounts += [("--tmpfs", str(at / one.relative_to(path))) for at, path in real if one.is_relative_to(path)]
         return mounts
 
 
