@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -398,3 +399,49 @@ def test_records_that_cannot_be_written_at_all_are_noticed_before_anything_runs(
     assert result.code == 4
     assert f"-o {out}: cannot be written: No such file or directory" in result.err
     assert not rollouts(tmp_path / "run")
+
+
+KILLED_AT_A_RECORD = """
+import os, signal, sys
+from rolltape.cli.app import main
+from rolltape.collect.records import RecordFile
+
+add, left = RecordFile.add, int(sys.argv.pop(1))
+
+
+def dies(file, record):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)  # the tape has it, the file has not
+    add(file, record)
+
+
+RecordFile.add = dies
+sys.exit(main())
+"""
+
+
+@pytest.mark.slow
+def test_killed_between_the_tape_and_the_file_again_and_again_no_line_is_lost(tmp_path: Path, cli: Cli) -> None:
+    source, run, out = task_file(tmp_path), tmp_path / "run", tmp_path / "out.jsonl"
+    with instant().in_thread() as engine:
+        how = ["--engine", f"sglang:{engine.url}", "--model", by(engine)["model"], "-g", "8", "-o", str(out)]
+        arguments = ["collect", str(source), "--run", str(run), *how]
+        for rounds in range(2):
+            resumed = ["--resume"] if rounds else []
+            script = [sys.executable, "-c", KILLED_AT_A_RECORD, str(3 + rounds), *arguments, *resumed]
+            ended = subprocess.run(script, capture_output=True, timeout=120, check=False, cwd=ROOT)
+            assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+        assert cli(*arguments, "--resume").code == 0
+        fresh = tmp_path / "fresh.jsonl"
+        assert cli(*arguments[:-1], fresh, "--resume").code == 0
+    held = {(one.id, one.head.try_index): of_tape(one) for one in rollouts(run) if one.status is not Status.LOST}
+    assert len(held) == 32
+    for file in (out, fresh):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        assert {(line["rollout"], line["try_index"]): line for line in lines} == held
+        assert len(lines) == 32
+    rebuilt = tmp_path / "rebuilt.jsonl"
+    assert cli("export", run, "--what", "records", "-o", rebuilt).code == 0
+    assert sorted(rebuilt.read_text().splitlines()) == sorted(fresh.read_text().splitlines())

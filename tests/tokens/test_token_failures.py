@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -340,3 +341,48 @@ def test_memory_is_used_again() -> None:
     assert buffers.take(2 << 20, pinned=False).data_ptr() == first.data_ptr()
     assert buffers.take(2 << 20, pinned=False).data_ptr() != first.data_ptr()
     assert isinstance(first, torch.Tensor)
+
+
+KILLED = """
+import os, signal, sys
+sys.path[:0] = {path!r}
+from rolltape.tokens import TokenExporter, list_steps
+from tokens.test_token_failures import BATCH
+
+exporter = TokenExporter({run!r}, rank=0, world_size=1)
+for step in range(3):
+    exporter.export(step, 0, *BATCH)
+    print(exporter.mark_stable(step, wait=True), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_step_that_was_waited_for_survives_a_kill_right_after(tmp_path: Path) -> None:
+    script = KILLED.format(path=sys.path, run=str(tmp_path))
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout.split()) == (-signal.SIGKILL, ["True"] * 3), ended.stderr
+    assert [(step.step, step.stable, step.ranks[0].records) for step in list_steps(tmp_path)] == [
+        (number, True, 4) for number in range(3)
+    ]
+
+
+def test_waiting_says_what_was_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with slow_disk(monkeypatch) as goes_on, TokenExporter(tmp_path, rank=0, world_size=1) as exporter:
+        exporter.export(0, 0, *BATCH)
+        assert exporter.mark_stable(0) is False
+        assert exporter.mark_stable(0, wait=True, timeout_s=0.0) is False
+        goes_on.set()
+        assert exporter.mark_stable(0, wait=True)
+        assert exporter.mark_stable(0, wait=True)
+    assert exporter.mark_stable(1, wait=True) is False
+
+
+def test_waiting_for_a_step_with_lost_records_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr("rolltape.tokens.exporter.write_parquet", fail)
+    with TokenExporter(tmp_path, rank=0, world_size=1) as exporter:
+        exporter.export(0, 0, *BATCH)
+        assert exporter.mark_stable(0, wait=True) is False
+        assert exporter.report().lost_records == 4

@@ -152,11 +152,26 @@ class TokenExporter:
         snapshotter = self._snapshotter
         pipeline.submit(step, layout.total_bytes, parsed.sequences, lambda: snapshotter.snapshot(parsed, layout))
 
-    def mark_stable(self, step: SupportsIndex) -> None:
-        """Declare that this rank has exported all of a step. It is stable once all ranks have, and it is written."""
+    def mark_stable(self, step: SupportsIndex, *, wait: bool = False, timeout_s: float = 60.0) -> bool:
+        """Declare that this rank has exported all of a step. The step is stable once all ranks have, and it is written.
+
+        It returns at once, and the records are written in the background: of a process that is killed before, the step
+        is lost, and has no marker. With `wait` it returns once this rank's records and its marker are on disk, so that
+        no end of the process can lose them:
+
+            assert exporter.mark_stable(step, wait=True)
+            save_checkpoint(step)
+
+        Returns True if all of this rank's records of the step are known to be on disk. False means that nobody waited,
+        that they were not there after `timeout_s`, or that some were dropped or lost; `report` says which.
+        """
         pipeline, step = self._running(), _whole(step, "step")
-        if pipeline is not None and step % self._every_n_steps == 0:
-            pipeline.finish(step)
+        if pipeline is None:
+            return self._pipeline is None and not self._closed  # another rank of its group has the records
+        if step % self._every_n_steps:
+            return True
+        mark = pipeline.finish(step)
+        return mark.wait(timeout_s, pipeline.is_alive) if wait else False
 
     def report(self) -> ExportReport:
         """The counts so far."""

@@ -20,6 +20,8 @@ from rolltape.tokens.sequences import PART_TOKENS, CutBatch, Sequences, cut_sequ
 from rolltape.tokens.snapshot import DeviceSnapshotter, Snapshot
 from rolltape.tokens.steps import TokenFile
 
+_LOOK_EVERY_S = 0.5  # whether those who write are alive
+
 Job = Callable[[], None]
 WriteFile = Callable[[Path, int, int, int, Sequence[Sequences]], None]  # path, step, rank, first sequence, sequences
 
@@ -81,6 +83,26 @@ class ByteBudget:
             self._used += new_size - size
 
 
+class StepMark:
+    """The declaration that a step has no more records. It is settled when they are on disk, or cannot be."""
+
+    def __init__(self) -> None:
+        self._settled = threading.Event()
+        self._is_written = False
+
+    def settle(self, *, is_written: bool) -> None:
+        self._is_written = is_written
+        self._settled.set()
+
+    def wait(self, timeout_s: float, is_alive: Callable[[], bool]) -> bool:
+        """Whether all records are on disk, after at most `timeout_s`, or once those who write are not alive."""
+        deadline = time.monotonic() + timeout_s
+        while not self._settled.wait(min(max(deadline - time.monotonic(), 0), _LOOK_EVERY_S)):
+            if time.monotonic() >= deadline or not is_alive():
+                return False
+        return self._is_written
+
+
 class _OpenStep:
     """A step that is being written. Parts are numbered as they are cut, and written in any order."""
 
@@ -95,6 +117,7 @@ class _OpenStep:
         self.writing = 0
         self.missing: Counter[str] = Counter()  # records that were dropped or lost
         self.marked = False
+        self.marks: list[StepMark] = []
 
 
 class Pipeline:
@@ -120,7 +143,7 @@ class Pipeline:
         self._fraction = fraction
         self._budget = ByteBudget(max_queued_bytes)
         self._open: dict[int, _OpenStep] = {}
-        self._marked: set[int] = set()  # steps; of the cutting thread
+        self._marked: dict[int, bool | None] = {}  # steps, and whether all of it is on disk; None: it is being written
         self._changed = threading.Condition()
         self._cutter = Workers("rolltape-tokens-cut", 1, self._report_death)
         self._writers = Workers("rolltape-tokens-write", threads, self._report_death)
@@ -128,7 +151,7 @@ class Pipeline:
     def submit(self, step: int, size: int, sequences: int, take_snapshot: Callable[[], Snapshot]) -> None:
         """Take a snapshot and queue it, if there is room for `size` bytes; otherwise count its records as dropped."""
         self._reporter.count(sequences=sequences)
-        if not (self._cutter.alive and self._writers.alive):
+        if not self.is_alive():
             self._reporter.count(lost_records=sequences)
         elif not self._budget.take(size):
             self._reporter.problem("dropped", f"the disk is too slow: {self._budget.limit} bytes wait to be written")
@@ -149,9 +172,15 @@ class Pipeline:
         self._snapshotter.buffers.give_back(snapshot.buffer)
         self._write(Path(os.devnull), 0, self._rank, 0, [made.kept])
 
-    def finish(self, step: int) -> None:
+    def finish(self, step: int) -> StepMark:
         """Queue that a step has no more records."""
-        self._cutter.put(lambda: self._mark(step))
+        mark = StepMark()
+        self._cutter.put(lambda: self._mark(step, mark))
+        return mark
+
+    def is_alive(self) -> bool:
+        """Whether what is queued will be written."""
+        return self._cutter.alive and self._writers.alive
 
     def close(self, timeout_s: float) -> None:
         """Write what waits, for at most `timeout_s`."""
@@ -227,7 +256,7 @@ class Pipeline:
         with self._changed:
             self._changed.wait_for(lambda: step not in self._open or not self._open[step].marked)
         if step not in self._open:
-            self._marked.discard(step)
+            self._marked.pop(step, None)
             opened = _OpenStep(step, self._files.begin(step))
             with self._changed:
                 self._open[step] = opened
@@ -252,17 +281,25 @@ class Pipeline:
         with self._changed:
             return [step for step in self._open.values() if not step.marked]
 
-    def _mark(self, number: int) -> None:
-        if number in self._marked:
-            return  # opening it anew would replace it by nothing
+    def _mark(self, number: int, mark: StepMark) -> None:
+        with self._changed:
+            if number in self._marked:  # opening it anew would replace it by nothing
+                is_written = self._marked[number]
+                if is_written is None:
+                    self._open[number].marks.append(mark)
+                else:
+                    mark.settle(is_written=is_written)
+                return
         try:
             step = self._open_step(number)
         except (OSError, RolltapeError) as error:
             self._report(error, f"step {number} could not be begun: ")
+            mark.settle(is_written=False)
             return
         self._flush(step)
-        self._marked.add(number)
         with self._changed:
+            self._marked[number] = None
+            step.marks.append(mark)
             step.marked = True
             last = not step.writing
         if last:
@@ -295,6 +332,7 @@ class Pipeline:
     def _complete(self, step: _OpenStep) -> None:
         """Mark that this rank has written a step."""
         parts = [part for part in step.parts if part is not None]
+        is_written = not step.missing.total()
         try:
             self._files.finish(
                 step.step,
@@ -308,7 +346,11 @@ class Pipeline:
             records, tokens = sum(part.records for part in parts), sum(part.tokens for part in parts)
             # Nobody will read them.
             self._reporter.count(records=-records, tokens=-tokens, files=-len(parts), lost_records=records)
+            is_written = False
         finally:
             with self._changed:
+                self._marked[step.step] = is_written
                 del self._open[step.step]
                 self._changed.notify_all()
+            for mark in step.marks:
+                mark.settle(is_written=is_written)
