@@ -5,7 +5,7 @@ import itertools
 import marshal
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -16,6 +16,9 @@ from rolltape.records.turn import Turn
 from rolltape.tree.placement import Tree
 from rolltape.tree.places import Node
 
+if TYPE_CHECKING:
+    from rolltape.gateway.prompting import Prompt
+
 
 class PrefixMiss(enum.StrEnum):
     """Why no turn of the session is a prefix of a request's history."""
@@ -25,6 +28,14 @@ class PrefixMiss(enum.StrEnum):
     TOOLS_CHANGED = "tools_changed"  # under these tools and template options nothing was sampled
     REPLY_CHANGED = "reply_changed"  # the assistant message after the held part is not a reply as it was given
     HISTORY_CHANGED = "history_changed"  # a message before a reply is not what it was
+
+
+class _Starts(NamedTuple):
+    """Where messages of a prompt begin: `kept` of an earlier turn's prompt and reply, and then its own."""
+
+    base: Turn | None
+    kept: int
+    own: tuple[int, ...]
 
 
 class HistoryMatch(NamedTuple):
@@ -51,18 +62,16 @@ class History:
 
     def __init__(self, *, tool_ids_matter: bool = False) -> None:
         self._tree = Tree(tool_ids_matter=tool_ids_matter)
-        self._starts: dict[int, tuple[Turn | None, tuple[int, ...] | None]] = {}  # by sequence number; see `add`
+        self._starts: dict[int, _Starts | None] = {}  # by sequence number; None: not known
+        self._rendered: tuple[Turn | None, tuple[int, ...]] = (None, ())  # the last turn rendered in full, its starts
         self._begun = 0  # conversations that start from nothing sampled
         self._messages: dict[bytes, Message] = {}  # by a digest of their value: most of a history came before
         self._roots: dict[bytes, Root] = {}
         self._aliases: dict[tuple[Node, int, bytes], tuple[Node, tuple[EchoRule, ...]]] = {}
 
-    def add(self, turn: Turn, after: Turn | None, starts: tuple[int, ...] | None) -> bool:
-        """Take a recorded turn in; whether the session forked there, going on beside what it had.
-
-        `starts` are those of its prompt's messages, or of the new ones in what is new `after` an earlier turn.
-        """
-        self._starts[turn.sequence] = after, starts
+    def add(self, turn: Turn, prompt: "Prompt") -> bool:
+        """Take a recorded turn in; whether the session forked there, going on beside what it had."""
+        self._starts[turn.sequence] = self._new_starts(turn, prompt)
         placed = self._tree.add(turn)
         if placed.parent is not None:
             return len(placed.parent.children) > 1
@@ -71,21 +80,38 @@ class History:
 
     def message_starts(self, turn: Turn) -> list[int] | None:
         """Where each message of a turn's prompt begins; None: it is not known."""
-        parts: list[list[int]] = []
+        parts: list[Sequence[int]] = []
         at: Turn | None = turn
-        while at is not None:
-            after, starts = self._starts.get(at.sequence, (None, None))
-            if starts is None:
+        wanted = len(turn.prompt)
+        while at is not None and wanted:
+            known = self._starts.get(at.sequence)
+            if known is None:
                 return None
-            held = 0 if after is None else len(after.tokens)
-            reply = [] if after is None or after.reply is None else [len(after.prompt_tokens)]
-            parts.append([*reply, *(held + start for start in starts)])
-            at = after
+            parts.append(known.own[: max(wanted - known.kept, 0)])
+            at, wanted = known.base, min(wanted, known.kept)
+            if at is not None and wanted > len(at.prompt):
+                parts.append((len(at.prompt_tokens),))
+                wanted = len(at.prompt)
         return list(itertools.chain.from_iterable(reversed(parts)))
+
+    def _new_starts(self, turn: Turn, prompt: "Prompt") -> "_Starts | None":
+        given, after, base = prompt.new.message_starts, prompt.after, prompt.base
+        if given is None:
+            return None
+        if after is not None:
+            return _Starts(after, len(after.messages), tuple(len(after.tokens) + start for start in given))
+        if base is not None:
+            return _Starts(base, len(base.prompt), given[len(base.prompt) :])
+        # Prompts that are all rendered whole mostly begin alike; each keeps what is new in it.
+        (last, starts), self._rendered = self._rendered, (turn, given)
+        shared = next((at for at, pair in enumerate(zip(starts, given, strict=False)) if pair[0] != pair[1]), None)
+        kept = min(len(starts), len(given)) if shared is None else shared
+        return _Starts(last, kept, given[kept:])
 
     def close(self) -> None:
         """Let go of the tree."""
         self._starts.clear()
+        self._rendered = (None, ())
         self._tree.take_apart()
         self._aliases.clear()
 

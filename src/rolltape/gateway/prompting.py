@@ -27,6 +27,7 @@ class Prompt(NamedTuple):
     after: Turn | None  # the turn whose ids it extends; None: rendered, in full or from a reply on
     new: PromptIds  # what follows ids that are held; without `after`, its starts are those of all messages
     prefix_miss: str | None  # why it does not extend held ids; None: it does
+    base: Turn | None = None  # the turn with whose prompt it begins, and goes on otherwise; None: rendered in full
 
     @property
     def held_tokens(self) -> int:
@@ -35,7 +36,7 @@ class Prompt(NamedTuple):
     @property
     def how(self) -> str:
         """How it was made: `bridged`, `rendered` in full, or `spliced`, with the start of an earlier prompt."""
-        return "bridged" if self.after is not None else "spliced" if self.held_tokens else "rendered"
+        return "bridged" if self.after is not None else "spliced" if self.base is not None else "rendered"
 
 
 async def build_prompt(
@@ -82,11 +83,17 @@ async def _bridged(
 ) -> PromptIds | BridgeRefusal:
     given = place.messages[len(place.messages) - place.new :]
     new = _dicts(given)
-    nothing = prompts.drops_thinking(new, thinking) and not any(
-        _has_thinking(place, at, prompts) for at in reversed(_replies_since_user(place))
-    )
-    bridge = partial(prompts.bridge, nothing_to_drop=nothing)
-    return await work.run(bridge, turn.prompt_tokens, turn.sampled_ids, new, tools, thinking, inline=_is_short(given))
+    held: list[int] = []
+    if prompts.drops_thinking(new, thinking):
+        held = _replies_since_user(place)
+        given = place.messages[held[0] :]
+
+    def bridge() -> PromptIds | BridgeRefusal:
+        nothing = bool(held) and not any(_has_thinking(place, at, prompts) for at in reversed(held))
+        prompt, reply = turn.prompt_tokens, turn.sampled_ids
+        return prompts.bridge(prompt, reply, new, tools, thinking, nothing_to_drop=nothing)
+
+    return await work.run(bridge, inline=_is_short(given))
 
 
 async def _spliced(
@@ -111,7 +118,8 @@ async def _spliced(
     starts = history.message_starts(turn)
     ids = np.concatenate([turn.prompt_tokens.slice(0, made.kept), made.new.ids])
     known = None if starts is None or len(starts) != first else (*starts, *made.starts)
-    return Prompt(ids, None, msgspec.structs.replace(made.new, message_starts=known), BridgeRefusal.NEW_USER_MESSAGE)
+    new = msgspec.structs.replace(made.new, message_starts=known)
+    return Prompt(ids, None, new, BridgeRefusal.NEW_USER_MESSAGE, turn)
 
 
 def _replies_since_user(place: HistoryMatch) -> list[int]:

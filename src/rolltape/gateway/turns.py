@@ -186,9 +186,8 @@ class Turns:
             begun = begun._replace(ignored_params=(*begun.ignored_params, *lost))
         turn = await self._recorded(begun, stretches, outcome, failure, caller.engine_errors)
         # Nothing goes on from a side request, and what comes after one has not forked.
-        history, prompt = begun.session.history, begun.prompt
         forked = begun.auxiliary is None and await begun.session.work.run(
-            history.add, turn, prompt.after, prompt.new.message_starts, inline=True
+            begun.session.history.add, turn, begun.prompt, inline=True
         )
         self._metrics.turn(begun, turn, outcome, engine_s, forked=forked)
         if failure is not None:
