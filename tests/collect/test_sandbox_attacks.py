@@ -14,14 +14,16 @@ import pytest
 
 import rolltape
 from bwrap import needs_bwrap
-from collecting import collected, instant, rollouts, task_file
+from collecting import ROOT, collected, instant, rollouts, task_file
 from rolltape.collect.grading import keep_folder, unpack_folder
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.sandboxes import SandboxKind, SandboxNetwork, bubblewrap
+from rolltape.collect.sandboxes.visible import install_mounts, with_parents
 from rolltape.collect.sandboxes.workspace import remove
 from rolltape.errors import CollectError
 
 SECRET = "hush-hush"
+ORDINARY = 4242  # a user whom nobody knows
 # Each attack returns what it got, or raises. Where one succeeds, it does no harm: files are opened and not written, and
 # processes are seized and not stopped.
 ATTACKER = """
@@ -192,12 +194,52 @@ def printed(place: Path) -> str:
 async def test_an_agent_in_a_sandbox_gets_nothing_but_its_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bubblewrap, "_MEMORY_BYTES", 8 * 2**20)
+    monkeypatch.setattr(bubblewrap, "_IN_MEMORY", {"/tmp": 2**23, "/dev/shm": 2**23})
     monkeypatch.setenv("SOME_API_KEY", SECRET)
     with listeners(tmp_path) as task:
         (result,) = await attack(tmp_path, ATTACKER, task)
     assert (result.reason, result.turns) == (None, 1)
     assert json.loads(printed(tmp_path)) == {}
+
+
+@pytest.mark.slow
+def test_the_same_holds_where_the_collector_is_an_ordinary_user(tmp_path: Path) -> None:
+    needs_bwrap()
+    if os.geteuid() != 0:
+        return  # the test above was run by one
+    (tmp_path / "own").mkdir()
+    os.chown(tmp_path / "own", ORDINARY, ORDINARY)
+    test = f"{__file__}::{test_an_agent_in_a_sandbox_gets_nothing_but_its_session.__name__}"
+    pytest_command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", "/mnt/t", test]
+    mounts = [*install_mounts((sys.executable,), ""), ("--ro-bind", str(ROOT), str(ROOT))]
+    closed = {one for mount in mounts for one in Path(mount[-1]).parents if not one.stat().st_mode & 0o001}
+    command = [
+        *("bwrap", "--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--bind", "/proc", "/proc"),
+        *(word for one in sorted(closed) for word in ("--perms", "0755", "--tmpfs", str(one))),
+        *with_parents(mount for mount in mounts if closed & set(Path(mount[-1]).parents)),
+        *("--bind", str(tmp_path / "own"), "/mnt", "--chdir", str(ROOT), "--cap-drop", "ALL"),
+        *(
+            "--cap-add",
+            "CAP_SETUID",
+            "--cap-add",
+            "CAP_SETGID",
+            "--setenv",
+            "HOME",
+            "/mnt",
+            "--setenv",
+            "TMPDIR",
+            "/mnt",
+        ),
+        *("setpriv", "--reuid", str(ORDINARY), "--regid", str(ORDINARY), "--clear-groups", *pytest_command),
+    ]
+    env = {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PATH": "/usr/bin:/bin",
+        "CI": "true",
+    }
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 async def test_without_a_sandbox_it_gets_at_all_of_this(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

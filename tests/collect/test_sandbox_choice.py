@@ -10,9 +10,10 @@ import pytest
 
 import rolltape
 from bwrap import needs_bwrap
-from collecting import command, instant, task_file
+from collecting import collected, command, instant, task_file
 from commands import Cli, Result, rows
 from rolltape.collect.sandboxes.running import attempt_processes
+from rolltape.errors import CollectError
 from rolltape.records.rollout import EventKind
 from rolltape.tiny import shipped_model
 
@@ -112,6 +113,15 @@ def test_a_flag_that_cannot_be_is_named(tmp_path: Path, cli: Cli, agent: str, fl
     result = collect(cli, tmp_path, agent, *flags)
     assert result.code == 2
     assert says in result.err
+
+
+async def test_python_code_names_a_sandbox_by_text(tmp_path: Path, agent: str) -> None:
+    source = task_file(tmp_path, [{"id": "t", "prompt": "What is 3 + 1?", "answer": 4}])
+    async with instant() as engine:
+        await collected(source, tmp_path / "run", engine, agent=agent, group_size=1, sandbox="none")
+        assert recorded(tmp_path / "run") == "none"
+        with pytest.raises(CollectError, match="'docker' is not a valid SandboxKind; there are auto, bwrap, none"):
+            await collected(source, tmp_path / "other", engine, agent=agent, group_size=1, sandbox="docker")
 
 
 async def test_when_the_collector_is_killed_its_sandboxes_end(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 from urllib.parse import urlsplit, urlunsplit
@@ -34,8 +35,7 @@ from rolltape.collect.sandboxes.workspace import Workspace, walk
 USER = 1000  # inside; outside too where the collector is root, and otherwise the collector's own
 _FOLDERS = ProgramFolders("/home/agent", "/workspace", "/tmp")
 _INSIDE = "/run/rolltape/inside.py"
-_MEMORY = ("/tmp", "/var/tmp", "/dev/shm")  # inside
-_MEMORY_BYTES = 2 * 2**30  # of each of them
+_IN_MEMORY = {"/tmp": 2**30, "/dev/shm": 2**28}  # with as many bytes
 _ETC = {
     "passwd": f"root:x:0:0::/root:/bin/sh\nagent:x:{USER}:{USER}::{_FOLDERS.home}:/bin/sh\n"
     "nobody:x:65534:65534::/:/bin/false\n",
@@ -135,7 +135,8 @@ class Bubblewrap:
         mounts = [
             *system_mounts(network=on_host_network),
             *(("--ro-bind", str(settings.etc / name), f"/etc/{name}") for name in own_etc),
-            *(("--proc", "/proc"), ("--dev", "/dev"), *map(_in_memory, _MEMORY)),
+            *(("--proc", "/proc"), ("--dev", "/dev"), *starmap(_in_memory, _IN_MEMORY.items())),
+            ("--symlink", "/tmp", "/var/tmp"),
             *install_mounts((python, *job.command), search, programs=programs, reads=reads, hidden=settings.hidden),
             ("--ro-bind", inside.__file__, _INSIDE),
             *(("--bind", str(workspace.home), _FOLDERS.home), ("--bind", str(workspace.work), _FOLDERS.work)),
@@ -221,8 +222,8 @@ def _identity(becomes_user: bool) -> tuple[str, ...]:
     return ("--unshare-user", "--uid", str(USER), "--gid", str(USER), "--cap-drop", "ALL")
 
 
-def _in_memory(path: str) -> Mount:
-    return ("--perms", "1777", "--size", str(_MEMORY_BYTES), "--tmpfs", path)
+def _in_memory(path: str, size: int) -> Mount:
+    return ("--perms", "1777", "--size", str(size), "--tmpfs", path)
 
 
 def _give_away(workspace: Workspace) -> None:

@@ -41,6 +41,10 @@ async def open_sandbox(
         reads: More paths that programs may read.
         passed: Variables of the collector's environment that programs get.
     """
+    try:
+        kind, network = SandboxKind(kind), SandboxNetwork(network)
+    except ValueError as error:
+        raise CollectError(f"the sandbox: {error}; there are {', '.join(SandboxKind)}") from None
     if kind is SandboxKind.NONE:
         return Unconfined(tuple(passed))
     try:
