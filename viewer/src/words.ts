@@ -52,6 +52,8 @@ export const FLAG: Record<string, string> = {
   missing_stop_id: "ended by a stop token that is not among its ids",
   repaired_unicode: "text that was not valid Unicode was replaced",
   special_token_text: "user or tool text spells a special token",
+  implausible: "no engine can have sampled this; the turn's error says why",
+  unmet_demand: "the reply lacks the required call, or does not follow the requested schema",
   constrained: "a grammar, a schema or a list of choices limited what could be sampled",
   malformed_call: "a tool call that could not be parsed was delivered as text",
   denied_tool: "a call of a tool that the session may not use was delivered as text",

@@ -36,5 +36,5 @@ class GatewayGuard:
         """Raise NotAllowed unless the request carries the admin key, and may so open, inspect and end sessions."""
         key = given_key(request)
         if key is None or not same_key(key, self._admin_key):
-            raise NotAllowed("this needs the gateway's admin key, which agents have not, as a bearer token")
+            raise NotAllowed("this needs the gateway's admin key as a bearer token; agents do not have it")
         request[ADMIN] = True
