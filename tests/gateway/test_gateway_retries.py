@@ -168,3 +168,8 @@ async def test_an_engine_that_is_busy_leaves_the_session_to_another(run: Path) -
         await it.ask()
         assert busy.requests == 1
         await pool.close()
+
+
+def test_the_old_name_of_the_stated_time_still_holds() -> None:
+    with pytest.warns(DeprecationWarning, match="retry_s"):
+        assert Patience(no_engine_s=5.0).retry_s == 5.0

@@ -87,7 +87,8 @@ def check_generated(engine: Engine, wanted: Generation, generated: Generated) ->
     sampling, stop_ids = {"max_tokens": wanted.sampling.max_tokens}, wanted.stop_ids
     why = implausibility(generated.ids, logprobs, sampling, vocabulary=wanted.vocabulary, stop_ids=stop_ids)
     if why is not None:
-        raise ImplausibleReply(f"{where}: {why}", generated)
+        hint = "it cannot have been sampled so; see that the engine serves the model whose folder was given"
+        raise ImplausibleReply(f"{where}: {why}; {hint}", generated)
 
 
 def describe_generated(engine: Engine, wanted: Generation, generated: Generated) -> str:
