@@ -204,7 +204,7 @@ class SeatSessions:
                 self._end_trace(seat, agent)
             # Agents are not told which engine failed and how; the record is.
             error = session.engine_wait().error
-            told = why if error is None else f"{why} ({error})"
+            told = why if error is None or error in why else f"{why} ({error})"
             await self._service.drop(session.id, told)
             self._add_result(seat, _SeatEnd(Status.FAILED, told, agent))
         return self.results

@@ -23,6 +23,7 @@ from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
 from rolltape.samples.opening import open_for_recording
+from rolltape.serving import raise_file_limit
 from rolltape.tape.rundir import Place
 from rolltape.tape.shards.publish import Publisher, publish_left
 from rolltape.tape.stored import Key
@@ -70,6 +71,7 @@ class ClusterNode:
             raise CollectError(
                 f"node {host} does not see the run at {settings.place}; give --publish a place that all nodes see"
             )
+        raise_file_limit()
         os.environ.update(settings.variables)
         sys.path.extend(one for one in settings.search if one not in sys.path and Path(one).is_dir())
         agent = agent_named(settings.collect.agent)
