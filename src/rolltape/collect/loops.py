@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import inspect
 import logging
+import os
 import sys
 import sysconfig
 import threading
@@ -230,7 +231,17 @@ def abandon_loop(module: str, loop: UserLoop) -> None:
     with _LOCK:
         if _USER_LOOPS.get(module) is loop:
             del _USER_LOOPS[module]
-    _WATCH.remove(loop.watched)
+            _WATCH.remove(loop.watched)
+
+
+def _forget_loops() -> None:
+    """In a forked child: its parent's threads are not there."""
+    global _WATCH, _LOCK
+    _WATCH, _LOCK = _Watch(), threading.Lock()
+    _USER_LOOPS.clear()
+
+
+os.register_at_fork(after_in_child=_forget_loops)
 
 
 @atexit.register

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 from rolltape.cli.exits import Exit
+from rolltape.cli.record.collect_run import warnings_to
 from rolltape.cli.screen import SHORT_ID, number, plural, print_json, print_line, print_table
 from rolltape.collect.environments import Environments
 from rolltape.collect.environments.judge import Judge
@@ -45,7 +47,7 @@ def _grade(run: Run, rows: Sequence[RolloutRow], judge: Judge | None, limit_s: f
     results: list[RolloutResult] = []
 
     async def grade() -> None:
-        with open_for_recording(run.location) as tape:
+        with open_for_recording(run.location) as tape, warnings_to(Path(run.location) / "logs" / "collect.log"):
             await Regrading(tape, Environments("problem", judge), limit_s=limit_s).run(rows, results.extend)
 
     asyncio.run(grade())
