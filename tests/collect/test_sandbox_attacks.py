@@ -252,6 +252,19 @@ async def test_the_host_network_and_variables_are_passed_on_request(
     assert printed(tmp_path) == "['SOME_API_KEY']\nconnected\n"
 
 
+async def test_its_environment_holds_what_was_listed_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SOME_API_KEY", "PYTHONPATH", "SSH_AUTH_SOCK", "HTTPS_PROXY", "OPENAI_ORG_ID"):
+        monkeypatch.setenv(name, SECRET)
+    await attack(tmp_path, ATTACKER.partition("UNSHARE =")[0] + "ask()\nprint(*os.environ)\n", {})
+    listed = (
+        "PATH LANG LANGUAGE LC_ALL LC_CTYPE TERM TZ SHELL USER LOGNAME HOME PWD TMPDIR OPENAI_BASE_URL OPENAI_API_KEY "
+    )
+    listed += "OPENAI_MODEL ANTHROPIC_BASE_URL ANTHROPIC_API_KEY ANTHROPIC_MODEL ROLLTAPE_MODEL ROLLTAPE_SEED ROLLTAPE_ATTEMPT"
+    assert set(printed(tmp_path).split()) - set(listed.split()) == set()
+
+
 async def test_what_the_user_shows_can_be_read_and_a_run_below_it_cannot(tmp_path: Path) -> None:
     (tmp_path / "shown.txt").write_text("shown")
     tmp_path.chmod(0o755)

@@ -50,6 +50,22 @@ async def test_a_planted_conftest_is_no_reward(tmp_path: Path, sandbox: SandboxK
     assert data["set_aside"] == expected
 
 
+async def test_a_planted_hook_of_git_does_not_run(tmp_path: Path) -> None:
+    hook = "#!/bin/sh\\ntouch hooked\\n"
+    script = (
+        PLANTER
+        + f"""
+import subprocess
+subprocess.run(["git", "init", "-q"], check=True)
+open(".git/hooks/pre-commit", "w").write("{hook}")
+os.chmod(".git/hooks/pre-commit", 0o755)
+"""
+    )
+    commit = "git -c user.name=n -c user.email=e commit -q --allow-empty -m m && test ! -e hooked"
+    (result,) = await attack(tmp_path, script, {"check": {"command": commit}, "answer": None})
+    assert (result.reason, result.reward) == (None, 1.0)
+
+
 async def test_a_command_that_passes_is_a_reward_however_much_it_prints(tmp_path: Path) -> None:
     check = {"command": f"{sys.executable} -m pytest -qs test_calc.py", "files": {"test_calc.py": TESTS}}
     files = {"calc.py": "def add(a, b):\n    print('x' * 1_000_000)\n    return a + b\n"}
