@@ -25,12 +25,11 @@ class AttemptFacts(NamedTuple):
 def find_fault(facts: AttemptFacts) -> str | None:
     """Why the infrastructure is to blame for how an attempt ended; None: it is the policy's own outcome."""
     outcome = facts.outcome
-    failure = next((one.failure for one in facts.sessions if one.failure is not None), None)
     if outcome.broken is not None:
-        # The gateway does not tell agents what is wrong with an engine.
-        return outcome.broken if failure is None else f"{outcome.broken} ({failure})"
+        return outcome.broken
     if outcome.timed_out and (why := _lost_time(facts)) is not None:
         return why
+    failure = next((one.failure for one in facts.sessions if one.failure is not None), None)
     if failure is not None:
         return f"the agent ended without a reply to its last request: {failure}"
     return _never_asked(facts)
