@@ -440,3 +440,78 @@ def test_rewards_that_are_not_finite_are_left_out_of_the_mean_and_counted(
     assert result.code == 0
     assert "mean reward 1, 1 reward not finite" in result.out
     assert math.isnan(next(one.reward for one in rollouts(tmp_path / "run") if one.head.task_id == "sum-1") or 0.0)
+
+
+def write_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Any:
+    """A module with `open_`, which is False until a test sets it."""
+    (tmp_path / "switch_of_faults.py").write_text(f"open_ = False\n{text}")
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("switch_of_faults", None)
+    import switch_of_faults  # type: ignore[import-not-found]
+
+    return switch_of_faults
+
+
+def test_a_group_that_could_not_be_compared_is_compared_by_the_command(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longer = "def longer(task, one, other):\n    assert open_, 'closed'\n    return len(one.text) - len(other.text)\n"
+    switch = write_switch(tmp_path, monkeypatch, longer)
+    task = {"id": "t", "environment": "preference", "prompt": "Say.", "function": "python:switch_of_faults:longer"}
+    run = tmp_path / "run"
+    results = collected_at_once(task_file(tmp_path, [task]), run, lambda asked: "a" * (1 + asked.number), group_size=3)
+    assert {one.reason for one in results} == {"ungraded: not compared: AssertionError: closed"}
+    assert cli("score", run, "--ungraded").code == 5
+    switch.open_ = True
+    assert cli("score", run, "--ungraded").code == 0
+    assert sorted(one.reward or 0.0 for one in rollouts(run)) == [0.0, 0.5, 1.0]
+    assert fates(run) == {Fate.TRAINED}
+
+
+WORDS = """
+from rolltape.collect.environments import Game
+
+
+class Words(Game):
+    seats = ("first", "second")
+
+    def __init__(self, options, rng):
+        self.said = []
+
+    def rules(self, seat):
+        return "Say a word."
+
+    def view(self, seat):
+        return "Your turn."
+
+    def to_move(self):
+        return None if len(self.said) == 2 else self.seats[len(self.said)]
+
+    def play(self, seat, text):
+        self.said.append(text)
+
+    def state(self):
+        return {"said": list(self.said)}
+
+    def reward(self, seat):
+        assert open_, "closed"
+        return float(len(self.said[self.seats.index(seat)]))
+"""
+
+
+def test_all_seats_of_a_match_are_graded_again_from_what_each_of_them_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switch = write_switch(tmp_path, monkeypatch, WORDS)
+    source = task_file(tmp_path, [{"id": "m", "environment": "game", "game": "python:switch_of_faults:Words"}])
+    run = tmp_path / "run"
+    results = collected_at_once(source, run, lambda asked: "a" * (1 + asked.number), group_size=1)
+    assert [(one.seat, one.reason) for one in results] == [
+        (seat, "ungraded: AssertionError: closed") for seat in ("first", "second")
+    ]
+    switch.open_ = True
+    again = collected_at_once(source, run, group_size=1, resume=True)
+    assert sorted((one.seat, one.reward, one.before) for one in again) == [
+        ("first", 1.0, True),
+        ("second", 2.0, True),
+    ]
