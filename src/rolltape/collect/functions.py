@@ -131,8 +131,9 @@ async def _call_in_loop(module: str, label: str, function: Callable[..., Any], *
             abandon_loop(module, loop)
         raise
     finally:
-        if (blocked := ATTEMPT_BLOCKED.get()) is not None:
-            blocked.add(loop.watched.blocked_s - before_s, loop.watched.culprit)
+        blocked, blocked_s = ATTEMPT_BLOCKED.get(), loop.watched.blocked_s - before_s
+        if blocked is not None and blocked_s > 0:
+            blocked.add(blocked_s, loop.watched.culprit)
 
 
 async def _limited(label: str, call: Any) -> Any:

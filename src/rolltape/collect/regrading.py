@@ -117,14 +117,14 @@ class Regrading:
         self, run: Run, environment: Environment, rollouts: Sequence[Rollout]
     ) -> dict[Rollout, Score]:
         """Score the seats of one attempt. An environment with a state goes through the recorded replies again."""
+        by_seat = {_seat(one.head): one for one in rollouts if one.status is Status.FINISHED}
         try:
             with ExitStack() as stack:
-                by_seat = {_seat(one.head): one for one in rollouts if one.status is Status.FINISHED}
                 ended = {seat: load_ended(one, await self._unpack(run, one, stack)) for seat, one in by_seat.items()}
                 episode = await self._rebuild_episode(environment, by_seat)
                 scores = await score_seats(environment, episode, ended, self._limit_s)
         except Exception as error:  # noqa: BLE001 - anybody's environment; the others are graded all the same
-            return {one: Score(reward=None, ungraded=describe_error(error)) for one in rollouts}
+            return {one: Score(reward=None, ungraded=describe_error(error)) for one in by_seat.values()}
         return {one: _add_steps(scores[seat], one) for seat, one in by_seat.items()}
 
     async def _rebuild_episode(self, environment: Environment, by_seat: Mapping[str, Rollout]) -> Episode:

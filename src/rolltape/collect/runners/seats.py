@@ -21,7 +21,7 @@ from rolltape.gateway.gateway import Gateway
 from rolltape.gateway.sessions import OpenSession, SessionSpec, base_urls
 from rolltape.records.rollout import UNGRADED, Event, EventKind, Rollout, Session, Status, StopReason
 from rolltape.samples import linearize
-from rolltape.traces import TraceWriter
+from rolltape.traces import Capture, TraceWriter
 from rolltape.traces.writer import is_captured
 
 _SEEDS = 2**31  # engines take no larger seed than this
@@ -103,8 +103,10 @@ class SeatSessions:
 
     def _launch_facts(self, seat: str) -> dict[str, Any]:
         """What the tape does not say of a rollout otherwise, and its record and grading need."""
-        how, rollout = self._settings, self._identity.rollout_id(self._task, self._planned.attempt, seat)
-        traced = is_captured(rollout, how.capture, how.trace_fraction)
+        how = self._settings
+        traced = how.capture is Capture.ALL or is_captured(
+            self._identity.rollout_id(self._task, self._planned.attempt, seat), how.capture, how.trace_fraction
+        )
         facts = {
             "task_index": self._planned.task_index,
             "environment": self._task.environment or how.environment,
