@@ -117,6 +117,28 @@ async def test_more_messages_than_are_allowed_are_refused(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("api", "field", "value"),
+    [
+        (Api.CHAT, "metadata", {str(n): n for n in range(50_000)}),
+        (Api.RESPONSES, "metadata", {"a": "x" * 300_000}),
+        (Api.MESSAGES, "metadata", {"user_id": "x" * 300_000}),
+        (Api.CHAT, "stop", [str(n) for n in range(50_000)]),
+        (Api.MESSAGES, "stop_sequences", ["x" * 300_000]),
+        (Api.CHAT, "response_format", {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 300_000]}}}),
+    ],
+)
+async def test_a_large_field_that_is_no_part_of_the_prompt_is_refused(
+    run: Path, api: Api, field: str, value: Any
+) -> None:
+    """Each turn would have it recorded and sent to the engine, on the event loop."""
+    async with rig(run, lambda _: "ok") as it:
+        refused = await it.ask(await it.open(), "hello", api, **{field: value})
+        assert refused.status == 400
+        assert refused.error.startswith(f"{field} has ")
+        assert "262,144 are allowed" in refused.error
+
+
+@pytest.mark.parametrize(
     "body",
     [
         b'{"messages":[' + b"[]," * 300_000 + b"[]]}",

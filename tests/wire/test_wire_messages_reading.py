@@ -197,6 +197,8 @@ def test_a_refusal_names_the_field(fields: dict[str, Any], said: str) -> None:
     [
         ("user", {"type": "document"}, "messages[0].content[0].source is missing; give an object"),
         ("user", {"type": "tool_reference"}, "messages[0].content[0].tool_name is missing"),
+        ("user", text("a") | {"tool_reference": {"b": 1}}, "messages[0].content[0].tool_reference is {'b': 1}; leave"),
+        ("user", text("a") | {"tool_reference": "b"}, "messages[0].content[0].tool_reference is 'b'; leave it out"),
         ("user", {"type": "thinking"}, "messages[0].content[0].type is 'thinking'; blocks of this type are not"),
         ("assistant", {"type": "server_tool_use"}, "messages[0].content[0].type is 'server_tool_use'; blocks of"),
         ("assistant", {"type": "tool_use", "id": "a", "name": "f"}, "messages[0].content[0].input is missing; give"),
@@ -348,6 +350,18 @@ def test_documents_that_are_text_are_read_and_others_become_placeholders() -> No
         "[document: A paper, application/pdf, 5 bytes; this model reads text only]",
     ]
     assert ask.media == ("messages[0].content[2]", "messages[0].content[3]", "messages[0].content[4].content[0]")
+
+
+@pytest.mark.parametrize("media_type", ["x" * 5000, {"a": [1, 2]}, 5])
+def test_a_placeholder_is_short_whatever_a_medium_says_of_itself(media_type: object) -> None:
+    image = {
+        "type": "image",
+        "title": "y" * 5000,
+        "source": {"type": "base64", "media_type": media_type, "data": "AAAA"},
+    }
+    said = read(messages=[{"role": "user", "content": [image]}]).messages[0]["content"][0]["text"]
+    typed = f", {media_type[:80]}" if isinstance(media_type, str) else ""
+    assert said == f"[image: {'y' * 80}{typed}, 3 bytes; this model reads text only]"
 
 
 def test_redacted_thinking_metadata_and_betas_are_named_or_kept() -> None:

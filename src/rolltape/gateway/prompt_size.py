@@ -1,4 +1,4 @@
-"""Estimate how many tokens a request has before it is tokenized, and refuse what is far beyond the context."""
+"""Refuse a request that is too large before it costs anything: its tokens are estimated, the rest of it is limited."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -6,22 +6,24 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from rolltape.errors import BadRequest, PromptTooLong
-from rolltape.gateway.exchange import Ask
+from rolltape.gateway.exchange import Api, Ask
 from rolltape.records.messages import content_text
 
 _CHEAP = 100_000  # characters, which are tokenized in some hundredths of a second
 _CHARACTERS_A_TOKEN = 4  # of a text that is not looked at closely: at most four times the context is tokenized
 _FAR = 2  # times the context: a prompt between the two ends its reply with `length`, as any that leaves no room
+_MOST_BESIDES = 256 * 1024  # bytes of a field that is no part of the prompt: engine and tape are given it each turn
 _WINDOWS, _WINDOW = 32, 256  # stretches of the text that are tokenized, and their characters
 
 
 def check_request_size(ask: Ask, max_messages: int, context: int | None, count: Callable[[str], int]) -> None:
-    """Raise BadRequest for too many messages, and PromptTooLong for a prompt far longer than the context.
+    """Raise BadRequest for too many messages or too much besides, PromptTooLong for a prompt far beyond the context.
 
     `count` counts the tokens of a text; it is given samples of the request's.
     """
     if len(ask.messages) > max_messages:
         raise BadRequest(f"messages: there are {len(ask.messages):,}, and {max_messages:,} are allowed; send fewer")
+    _check_besides(ask)
     if context is None:
         return
     texts = [text for text in _texts(ask) if text]
@@ -33,6 +35,15 @@ def check_request_size(ask: Ask, max_messages: int, context: int | None, count: 
         raise PromptTooLong(
             f"prompt is too long: about {tokens:,} tokens, and the maximum context length is {context:,}; send less"
         )
+
+
+def _check_besides(ask: Ask) -> None:
+    schema, stop = ask.output_schema, "stop_sequences" if ask.api is Api.MESSAGES else "stop"
+    besides = {"metadata": ask.metadata, stop: ask.sampling.stop, schema.field if schema else "": schema}
+    for field, value in besides.items():
+        size = len(msgspec.json.encode(value)) if value else 0
+        if size > _MOST_BESIDES:
+            raise BadRequest(f"{field} has {size:,} bytes, and {_MOST_BESIDES:,} are allowed; send less")
 
 
 def _texts(ask: Ask) -> Iterator[str]:

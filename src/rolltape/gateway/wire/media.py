@@ -7,7 +7,7 @@ from rolltape.gateway.wire.fields import Fields
 _HOLDERS = ("image_url", "input_audio", "file", "source")  # the fields of a part that hold the medium
 _CONTENTS = ("url", "image_url", "file_data", "data", "file_url")
 _NAMES = ("filename", "title", "file_id")
-_NAMED = 80  # characters of a name or an address
+_SHOWN = 80  # characters of a name, a type or an address
 
 
 def media_part(part: Fields, kind: str) -> dict[str, Any]:
@@ -23,11 +23,12 @@ def _description(kind: str, part: dict[str, Any]) -> str:
     content = next((held[name] for name in _CONTENTS if isinstance(held.get(name), str)), "")
     media_type = held.get("media_type") or held.get("format")
     name = next((held[one] for one in _NAMES if isinstance(held.get(one), str)), None)
-    facts = [name and name[:_NAMED]]
+    facts = [name]
     if content.startswith(("http:", "https:")):
-        facts += [media_type, content[:_NAMED]]
+        facts += [media_type, content]
     elif content:
         head, comma, data = content.partition(",") if content.startswith("data:") else ("", "", content)
         size = len(data.rstrip("=")) * 3 // 4
         facts += [head.removeprefix("data:").partition(";")[0] if comma else media_type, f"{size:,} bytes"]
-    return f"{kind}: {', '.join(str(one) for one in facts if one)}" if any(facts) else kind
+    said = [one[:_SHOWN] for one in facts if isinstance(one, str) and one]
+    return f"{kind}: {', '.join(said)}" if said else kind

@@ -300,6 +300,8 @@ def _text_part(block: Fields) -> dict[str, Any]:
     match block.name("type"):
         case "text":
             block.text("text")
+            if block.value.get("tool_reference") is not None:
+                block.refuse("tool_reference", "leave it out: a text has no such field")
             return {key: value for key, value in block.value.items() if value is not None and key != "cache_control"}
         case "document" if (text := _document_text(block)) is not None:
             return {"type": "text", "text": text, "media": block.value}
