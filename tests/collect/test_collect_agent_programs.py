@@ -63,7 +63,16 @@ told = json.load(sys.stdin)
 print(json.dumps({"told": told, "env": dict(os.environ), "file": open("in/data.txt").read()}))
 open("out.txt", "w").write("done")
 """
-    outcome = await run(tmp_path, code, files={"in/data.txt": "é\n"}, allowed_tools=("Bash",), denied_tools=("Web",))
+    # What it is scored by is not for it: a shell of its model reads its stdin by /proc.
+    scored = {
+        "answer": 4,
+        "check": {"command": "true", "files": {"hidden.py": ""}},
+        "criteria": ["polite"],
+        "judge": {},
+    }
+    task = {"question": "Why?", **scored}
+    tools = {"allowed_tools": ("Bash",), "denied_tools": ("Web",)}
+    outcome = await run(tmp_path, code, files={"in/data.txt": "é\n"}, task=task, **tools)
     ended = outcome.ended[AGENT]
     said = json.loads(ended.text)
     env = said["env"]

@@ -40,6 +40,8 @@ for _ in range(2):
     except urllib.error.HTTPError as error:
         print("sorry", error.code)
 """
+IMPATIENT = ASKS.replace("urlopen(request)", "urlopen(request, timeout=1)").replace("urllib.error.HTTPError", "OSError")
+IMPATIENT = IMPATIENT.replace('"sorry", error.code', '"sorry"')
 ENVIRONMENT = """
 import asyncio, threading, time
 
@@ -125,6 +127,18 @@ async def test_a_program_whose_engine_fails_is_broken_and_runs_again(tmp_path: P
         engine.mishaps = {}
         (second,) = await collected(source, run, engine, group_size=1, agent=agent, resume=True)
     assert (second.status, second.reward, second.try_index) == (Status.FINISHED, 1.0, 1)
+
+
+@pytest.mark.parametrize("mishap", [Mishap.ERROR_500, Mishap.GOES, Mishap.ABORTED_AT_ONCE])
+async def test_a_program_that_does_not_wait_for_the_error_of_an_engine_is_broken_too(
+    mishap: Mishap, tmp_path: Path
+) -> None:
+    agent = program(tmp_path, IMPATIENT)
+    async with instant() as engine:
+        engine.mishaps = dict.fromkeys(range(100), mishap)
+        (result,) = await collected(task_file(tmp_path, SUMS[2:3]), tmp_path / "run", engine, group_size=1, agent=agent)
+    assert (result.status, result.reward) == (Status.FAILED, None)
+    assert "the agent ended without a reply to its last request: " in str(result.reason)
 
 
 async def test_a_program_that_got_over_a_failure_of_the_engine_has_its_own_outcome(tmp_path: Path) -> None:
@@ -249,6 +263,8 @@ def test_what_a_judge_that_was_down_left_is_graded_without_sampling(how: str, tm
         assert "rolltape score" in first.out
         assert fates(run) == {Fate.DROPPED_FILTERED}
         assert engine.requests == 2
+        assert cli(*arguments, "--resume").code == 5
+        assert len(out.read_text().splitlines()) == 2  # what is as it was has no other line
         says["now"] = Says('{"polite": 5}')
         if how == "resume":
             assert cli(*arguments, "--resume").code == 0

@@ -363,6 +363,20 @@ def test_a_line_after_half_a_line_is_whole(tmp_path: Path) -> None:
     assert json.loads(whole)["task_id"] == "a"
 
 
+def test_a_pipe_has_each_line_once(tmp_path: Path, cli: Cli) -> None:
+    source, run, out = task_file(tmp_path), tmp_path / "run", tmp_path / "out"
+    os.mkfifo(out)
+    with instant().in_thread() as engine:
+        how = ("--engine", f"sglang:{engine.url}", "--model", by(engine)["model"], "-g", 2)
+        assert cli("collect", source, "--run", run, *how).code == 0
+        held = os.open(out, os.O_RDWR)  # so that neither end waits for the other
+        assert cli("collect", source, "--run", run, *how, "--resume", "-o", out).code == 0
+    lines = os.read(held, 2**20).splitlines()
+    os.close(held)
+    told = [json.loads(line)["rollout"] for line in lines]
+    assert sorted(told) == sorted(one.id for one in rollouts(run))
+
+
 def test_a_full_disk_is_told_once_and_stops_nothing(tmp_path: Path) -> None:
     told: list[str] = []
     file = RecordFile(Path("/dev/full"), told.append)

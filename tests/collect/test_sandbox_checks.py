@@ -1,6 +1,7 @@
 """Checks of what an agent left: nothing that it planted is a reward, and what they execute is held by a sandbox."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 import rolltape
 from collecting import rollouts
-from rolltape.collect.sandboxes import SandboxKind, bubblewrap
+from rolltape.collect.sandboxes import SandboxKind, bubblewrap, checking
 from sandbox_runs import attack
 
 PLANTER = """
@@ -48,6 +49,38 @@ async def test_a_planted_conftest_is_no_reward(tmp_path: Path, sandbox: SandboxK
     assert "assert -1 == 5" in data["stdout"]
     expected = ["conftest.py", "evil.pth", "pytest", "pytest.ini", "sitecustomize.py", "usercustomize.py"]
     assert data["set_aside"] == expected
+
+
+PLANTS = {
+    "a plugin by its metadata": {
+        "cheat.py": "",
+        "x-1.dist-info/METADATA": "Name: x\nVersion: 1\n",
+        "x-1.dist-info/entry_points.txt": "[pytest11]\nx = cheat\n",
+    },
+    "a setting of pytest 9": {"cheat.py": "", ".pytest.toml": '[pytest]\naddopts = ["-p", "cheat"]\n'},
+    "a module of the standard library": {"argparse.py": ""},
+    "a package of the standard library": {"logging/__init__.py": ""},
+    "a module that pytest needs": {"iniconfig.py": ""},
+    "a module that pytest loads late": {"tests/difflib.py": ""},
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_what_a_test_runner_would_load_unasked_is_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in PLANTS[plant].items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text or "import os\nos._exit(0)\n")
+    (tmp_path / "turtle.py").write_text("def own():\n    return 'own'\n")  # which the task has, and the agent wrote
+    test = "def test_it():\n    assert {'a': 1} == {'a': 2}\n"
+    order = {"files": {"tests/test_it.py": test}, "shipped": {"turtle.py": ""}, "keep": []}
+    taken = checking.prepare(order)
+    ran = subprocess.run([sys.executable, "-m", "pytest", "-qq", "tests"], capture_output=True, text=True, check=False)
+    assert "assert {'a': 1} == {'a': 2}" in ran.stdout
+    assert (ran.returncode, len(taken)) == (1, 1)
+    assert (tmp_path / "turtle.py").read_text().startswith("def own")
 
 
 async def test_a_planted_hook_of_git_does_not_run(tmp_path: Path) -> None:

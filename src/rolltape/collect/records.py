@@ -202,6 +202,8 @@ def _spell(reward: object) -> str | None:
 class RecordFile:
     """Appends records to a file as JSON lines. Several processes may append at once.
 
+    A rollout has another line only if its reward is another one than in its last line, as far as this is known: of what
+    cannot be read back, such as a pipe, only the lines of this process are.
     Records that cannot be written are counted in `lost`; `report` is called for the first of them.
     """
 
@@ -211,14 +213,19 @@ class RecordFile:
         self.lost = 0
         self._report = report
         self._reported = False
+        self._written: dict[Key, str | None] = {}  # the reward in the last line of each rollout
         mode = PRIVATE_FILE if is_in_run(path) else 0o666
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, mode)
         self._plain = stat.S_ISREG(os.fstat(self._file).st_mode)
 
     def add(self, record: CollectedRecord) -> None:
-        """Write a line; never raises."""
+        """Write a line, if it is new; never raises."""
+        key, reward = (record.rollout, record.try_index), _spell(record.reward)
+        if self._written.get(key, "") == reward:
+            return
         try:
             self._append(_encode_record(record))
+            self._written[key] = reward
         except (OSError, RecordError) as error:
             self.lost += 1
             if not self._reported:
@@ -233,13 +240,14 @@ class RecordFile:
 
         Rollouts that wait for their group's comparison are written when it has been made.
         """
-        written = self._read_rewards() if self._plain else {}
+        if self._plain:
+            self._written = self._read_rewards()
         self.lost = 0
         with run.snapshot() as held:
             for row in held.index():
                 if (row.step, row.source) != (step, source) or row.status not in (Status.FINISHED, Status.FAILED):
                     continue
-                if row.reason == UNGRADED + NOT_COMPARED or written.get(row.key, "") == _spell(row.reward):
+                if row.reason == UNGRADED + NOT_COMPARED or self._written.get(row.key, "") == _spell(row.reward):
                     continue
                 self.add(build_record(held.rollout(*row.key)))
 

@@ -45,6 +45,7 @@ class Caller:
         self.on_leave: Callable[[], object] | None = None
         self.engine_owes_since: float | None = None  # monotonic: when it was asked, or last gave; None: nothing is owed
         self.engine_errors: list[str] = []
+        self.engine_failed = False  # with an error, and nothing was sampled since
         self.unconstrained: str | None = None  # why a constraint does not hold, or not to the end; None: it does
         self.waited_s = 0.0  # for engines that failed, did not answer, or were paused
 
@@ -118,6 +119,7 @@ class Generator:
                 caller.unconstrained = "the engine refused the grammar; the model is free"
                 given = await self._ask(engine, msgspec.structs.replace(rest, constraint=None), caller)
         except (EngineUnreachable, EngineFault, EngineDied) as error:
+            caller.engine_failed = True
             if engine is not None:
                 self._note(engine, error)
             try:
@@ -134,6 +136,7 @@ class Generator:
                 caller.waited(since, stall)
             return False
         retries.start_over()
+        caller.engine_failed = False
         caller.engine_owes_since = time.monotonic()
         stretches.append(Stretch(engine, given, announced, self._weights.version))
         return given.finish is not Finish.ABORT

@@ -37,7 +37,7 @@ log = logging.getLogger("rolltape.gateway")
 _MOST_REFUSALS = 32  # that are recorded of one session
 _REASON = 2000  # characters
 _MOST_IGNORED = 20  # parameters that the status lists
-_LEFT_BY_ITSELF_S = 5.0  # a client that leaves sooner, without a reply, need not have been kept waiting
+_LEFT_BY_ITSELF_S = 5.0  # a client that leaves sooner, and no engine had failed, need not have been kept waiting
 _HOW_TO_OPEN = "no session: POST /sessions opens one and returns its key, or start the gateway with --open"
 
 
@@ -193,8 +193,8 @@ class Service:
             session.waited_s += caller.waited_s
             session.trouble = next(reversed(caller.engine_errors), session.trouble)
         if not is_auxiliary:
-            stalled = taken.reply is None and caller.waited_s >= _LEFT_BY_ITSELF_S
-            session.failure = session.trouble if stalled else None
+            is_to_blame = caller.engine_failed or caller.waited_s >= _LEFT_BY_ITSELF_S
+            session.failure = session.trouble if taken.reply is None and is_to_blame else None
         return taken
 
     async def _take_turn(

@@ -12,6 +12,7 @@ import msgspec
 from rolltape.collect.agents.program import ProgramAgent, ProgramLaunch, find_program, render_prompt
 from rolltape.collect.agents.protocol import Assignment, Connection
 from rolltape.collect.environments.protocol import Opening
+from rolltape.collect.environments.task_fields import without_answers
 from rolltape.errors import AgentError
 from rolltape.records.jsonable import encode_json
 
@@ -93,14 +94,15 @@ def codex_agent(program: str = "codex") -> ProgramAgent:
 def command_agent(text: str) -> ProgramAgent:
     """Any program with arguments, in a shell's quoting. No shell runs it.
 
-    Variables give it the address of the gateway, and it reads the task as a JSON object on stdin.
+    Variables give it the address of the gateway, and it reads the task as a JSON object on stdin, without what it is
+    scored by: the commands that a model has it run can read its stdin too.
     """
     command = parse_command(text)
 
     def launch(assignment: Assignment, connection: Connection, opening: Opening) -> ProgramLaunch:
         given = {
             "rollout": assignment.rollout,
-            "task": dict(assignment.task),
+            "task": without_answers(assignment.task),
             "messages": opening.messages,
             **msgspec.structs.asdict(connection),
             "seed": assignment.seed,

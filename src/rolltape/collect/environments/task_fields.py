@@ -1,7 +1,7 @@
 """A task's entry → the checked fields that its environment knows, and the opening messages that they give."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
@@ -15,6 +15,8 @@ from rolltape.records.jsonable import shown
 T = TypeVar("T")
 
 _AT = " - at `$"
+# Fields by which environments score: whoever solves a task is not to see them.
+_SCORING_FIELDS = frozenset({"answer", "check", "unfinished", "criteria", "scale", "better", "judge"})
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -42,6 +44,11 @@ def parse_fields(task: Task, kind: type[T]) -> T:
 def copy_entry(task: Task) -> dict[str, Any]:
     """A copy of the whole entry, for a function that may change it."""
     return copy.deepcopy(task.data)
+
+
+def without_answers(task: Mapping[str, Any]) -> dict[str, Any]:
+    """A task's entry without the fields by which environments score, such as its answer and its hidden tests."""
+    return {name: value for name, value in task.items() if name not in _SCORING_FIELDS}
 
 
 def check_prompt(fields: PromptFields, *, needed: bool = True) -> None:

@@ -17,11 +17,16 @@ _COMPILED = "__pycache__"
 _UNASKED = frozenset(
     {
         *("conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", ".pytest.ini", "pyproject.toml"),
-        *("setup.cfg", "tox.ini", ".coveragerc", _COMPILED),
+        *("setup.cfg", "tox.ini", ".coveragerc", "pytest.toml", ".pytest.toml", _COMPILED),
     }
 )
-# Modules that `python -m` would find in the working directory first.
-_RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "unittest", "doctest", "runpy"})
+# Modules that Python would find in the working directory first, although a test runner means others of these names:
+# those of the standard library (`test` is a usual name of a folder, and nothing loads it), pytest and what it needs.
+_SHADOWED = (
+    sys.stdlib_module_names
+    | {"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup", "tomli", "colorama"}
+    | {"typing_extensions", "py"}
+) - {"test"}
 
 
 class _Aside:
@@ -35,8 +40,11 @@ class _Aside:
         self._count += 1
         path.rename(self._place / str(self._count))
 
-    def take_unasked(self, kept: set[str]) -> list[str]:
-        """Take what would be loaded unasked, except for names that are kept, and return what was taken."""
+    def take_unasked(self, kept: set[str], searched: set[Path], meant: set[Path]) -> list[str]:
+        """Take what would be loaded unasked, except for names that are kept, and return what was taken.
+
+        In the folders where Python will have searched for modules, those that shadow others are taken unless `meant`.
+        """
         taken: list[str] = []
         folders = [""]
         for folder in folders:  # which grows
@@ -46,7 +54,8 @@ class _Aside:
                 continue  # its path is too long, or it may not be read
             for entry in entries:
                 path = Path(folder, entry.name)
-                if _is_unasked(path) and str(path) not in kept:
+                shadows = path.parent in searched and path not in meant and _shadows_module(path)
+                if (shadows or _is_unasked(path)) and str(path) not in kept:
                     self.take(path)
                     taken += [] if path.name == _COMPILED else [str(path)]
                 elif entry.is_dir(follow_symlinks=False) and path != self._place:
@@ -65,8 +74,18 @@ class _Aside:
 
 
 def _is_unasked(path: Path) -> bool:
-    shadows_runner = len(path.parts) == 1 and path.stem in _RUNNERS
-    return path.name in _UNASKED or path.suffix == ".pth" or shadows_runner
+    is_plugin = path.name == "entry_points.txt" and path.parent.suffix in (".dist-info", ".egg-info")
+    return path.name in _UNASKED or path.suffix == ".pth" or is_plugin
+
+
+def _shadows_module(path: Path) -> bool:
+    """Whether what lies here would be imported instead of a module that a test runner needs."""
+    is_module = path.suffix in (".py", ".pyc", ".so") or _is_package(path)
+    return is_module and path.name.partition(".")[0] in _SHADOWED
+
+
+def _is_package(folder: Path) -> bool:
+    return any(folder.glob("__init__.*"))
 
 
 def prepare(order: dict[str, Any]) -> list[str]:
@@ -76,7 +95,10 @@ def prepare(order: dict[str, Any]) -> list[str]:
     own = {name: text for name, text in order["shipped"].items() if _is_unasked(Path(name)) and name not in kept}
     files = {str(Path(name)): text for name, text in (own | order["files"]).items()}
     aside = _Aside()
-    taken = aside.take_unasked(kept | files.keys())
+    # pytest has Python search the folder of a test, unless that is a package.
+    searched = {Path(), *(one for name in files if not _is_package(one := Path(name).parent))}
+    meant = {one for name in (*order["shipped"], *files) for one in (Path(name), *Path(name).parents)}
+    taken = aside.take_unasked(kept | files.keys(), searched, meant)
     for name, text in files.items():
         aside.put(Path(name), text)
     return taken
