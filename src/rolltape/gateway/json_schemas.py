@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 _MOST_STEPS = 20_000  # a few lines of schema can ask for more than anybody could compute
+_LISTS, _STEP = ("type", "enum", "required", "prefixItems"), 64  # keywords with a list, and how much of it is a step
 
 _TYPES: dict[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
@@ -48,11 +49,12 @@ class _Check:
         self._steps_left = _MOST_STEPS
 
     def follows(self, value: Any, schema: Any) -> bool:
-        self._steps_left -= 1
-        if self._steps_left < 0:
-            raise _TooManySteps
         if not isinstance(schema, dict):
             return schema is not False
+        listed = sum(len(schema[name]) for name in _LISTS if isinstance(schema.get(name), list))
+        self._steps_left -= 1 + listed // _STEP
+        if self._steps_left < 0:
+            raise _TooManySteps
         if "$ref" in schema and not self.follows(value, self._referred(schema["$ref"])):
             return False
         kinds = schema.get("type")
