@@ -5,6 +5,8 @@ import os
 import socket
 import subprocess
 import sys
+import tarfile
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -398,3 +400,24 @@ def test_whatever_an_agent_left_is_kept_for_grading_as_far_as_it_can_be(tmp_path
         keep_folder(left, tmp_path / "kept.tar")
     remove(left)
     assert not left.exists()
+
+
+def test_what_an_agent_made_unreadable_is_left_out_of_what_is_kept_for_grading() -> None:
+    is_root = os.geteuid() == 0
+    with tempfile.TemporaryDirectory() as folder:  # a folder of pytest's is closed to others
+        left = Path(folder, "left")
+        (left / "listed").mkdir(parents=True)
+        for name in ("closed", "listed/inside", "open"):
+            (left / name).write_text("text")
+        (left / "closed").chmod(0)
+        (left / "listed").chmod(0o444)
+        for one in (Path(folder), left, *left.rglob("*")):
+            os.chown(one, ORDINARY, ORDINARY) if is_root else None
+        os.seteuid(ORDINARY if is_root else os.geteuid())
+        try:
+            keep_folder(left, Path(folder, "kept.tar"))
+        finally:
+            os.seteuid(0 if is_root else os.geteuid())
+        with tarfile.open(Path(folder, "kept.tar")) as kept:
+            assert kept.getnames() == ["listed", "open"]
+        (left / "listed").chmod(0o700)

@@ -110,17 +110,24 @@ def load_agent_end(rollout: Rollout) -> dict[str, Any]:
 
 
 def keep_folder(folder: Path, path: Path) -> None:
-    """Pack what a program left, its plain files, folders and links, so that it can be checked later."""
+    """Pack what a program left, its plain files, folders and links, so that it can be checked later.
+
+    What it has made unreadable is left out.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as packed:
         room = _MAX_KEPT_BYTES
         for one in walk(folder):
-            member = packed.gettarinfo(one, arcname=str(one.relative_to(folder)))
-            if not (member.isreg() or member.isdir() or member.issym()):
+            try:
+                member = packed.gettarinfo(one, arcname=str(one.relative_to(folder)))
+                if not (member.isreg() or member.isdir() or member.issym()):
+                    continue
+                opened = one.open("rb") if member.isreg() else nullcontext()
+            except PermissionError:
                 continue
-            if (room := room - member.size) < 0:
-                raise CollectError(f"the working directory has more than {_MAX_KEPT_BYTES:,} bytes and is not kept")
-            with one.open("rb") if member.isreg() else nullcontext() as content:
+            with opened as content:
+                if (room := room - member.size) < 0:
+                    raise CollectError(f"the working directory has more than {_MAX_KEPT_BYTES:,} bytes and is not kept")
                 packed.addfile(member, content)
     path.chmod(stat.S_IRUSR | stat.S_IWUSR)
 
