@@ -1,16 +1,19 @@
 """Who may do what, what is never said, and how quiet the log is."""
 
 import asyncio
+import contextlib
 import hmac
 import logging
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from gateways import PATHS, Rig, body_of, rig, scripted, slowly, text_of
 from rolltape.errors import NotAllowed
 from rolltape.gateway.exchange import Api
 from rolltape.gateway.gateway import Gateway
+from rolltape.gateway.wire.chat import ChatDialect
 from rolltape.tiny import shipped_model
 from scripted_engine import Mishap
 
@@ -184,3 +187,19 @@ async def test_a_slow_request_is_logged(run: Path, caplog: pytest.LogCaptureFixt
         opened = await it.open()
         assert text_of(Api.CHAT, await it.ask(opened, "hello")) == "a b c d"
         assert any("chat/completions 200" in line for line in _said(caplog))
+
+
+async def test_a_client_that_left_is_in_the_log_once_and_is_no_error(
+    run: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def left(*_: object) -> None:
+        raise ConnectionResetError("Cannot write to closing transport")  # as aiohttp says it
+
+    monkeypatch.setattr(ChatDialect, "closing", left)
+    async with rig(run) as it:
+        opened = await it.open()
+        with contextlib.suppress(aiohttp.ClientError):
+            await it.ask(opened, "hello", stream=True)
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name != "rolltape.gateway"]
+    assert [level for level, _ in said] == ["WARNING"]
+    assert said[0][1].endswith("the client has gone")

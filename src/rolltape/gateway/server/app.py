@@ -29,9 +29,10 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def _hide_bytes(record: logging.LogRecord) -> bool:
-    """aiohttp shows the bytes that it could not read, and a key may be among them."""
+    """aiohttp shows bytes that it could not read, and a key may be among them. Clients that left are logged already."""
+    left = record.exc_info is not None and isinstance(record.exc_info[1], ConnectionResetError)
     record.exc_info = record.exc_text = None
-    return True
+    return not left
 
 
 http_log.addFilter(_hide_bytes)
