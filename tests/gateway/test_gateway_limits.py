@@ -91,6 +91,18 @@ async def test_a_denied_tool_is_not_offered_and_its_call_is_told_as_text_without
     assert second.facts.extra["prompt"] == "bridged"
 
 
+async def test_nobody_can_force_a_call_of_a_denied_tool_whose_loading_is_deferred(run: Path) -> None:
+    async with rig(run) as it:
+        opened = await it.open(denied_tools=["search"])
+        search = {"name": "search", "input_schema": {"type": "object"}, "defer_loading": True}
+        choice = {"type": "tool", "name": "search"}
+        answer = await it.ask(opened, "hello", Api.MESSAGES, tools=[search], tool_choice=choice)
+        told = answer.headers["x-rolltape-ignored-params"]
+        assert "search is denied in this session" in told
+        assert "no such tool is offered" in told
+        assert "structural_tag" not in it.engine.said[0].asked.body["sampling_params"]
+
+
 async def test_sampling_is_the_agents_then_the_sessions_then_forced(run: Path) -> None:
     async with rig(run, lambda _: "ok", sampling={"top_k": 7}, forced={"min_p": 0.25}) as it:
         opened = await it.open(sampling={"temperature": 0.5, "top_p": 0.9}, forced={"max_tokens": 33})

@@ -115,7 +115,8 @@ class Turns:
         thinking = next(
             (one for one in (spec.thinking, ask.thinking, self._settings.thinking) if one is not None), None
         )
-        tools, withheld = _offered(ask, session)
+        offered, withheld = _offered(ask, session)
+        tools = offered.tools
         options = self._prompts.template_options(thinking)
         is_small = ask.body_bytes < INLINE_BYTES
         place = await session.work.run(session.history.place, ask, tools, options, inline=is_small)
@@ -129,7 +130,6 @@ class Turns:
         applied = self._settings.forced.over(spec.forced).over(asked).over(_NEUTRAL)
         limit = self._settings.max_reply_tokens if applied.max_tokens is None else applied.max_tokens
         applied = msgspec.structs.replace(applied, max_tokens=max(min(limit - sampled, room), 0))
-        offered = msgspec.structs.replace(ask, tools=tools)
         constraint, unenforced = self._constraint(offered, prompt.ids, sampled, thinking)
         return Begun(
             session=session,
@@ -309,13 +309,14 @@ class Turns:
         )
 
 
-def _offered(ask: Ask, session: OpenSession) -> tuple[list[dict[str, Any]] | None, list[str]]:
-    """The tools that the model is shown, and why others are not."""
-    if not ask.tools:
-        return None, []
-    allowed = [tool for tool in ask.tools if session.spec.allows(_name(tool))]
-    withheld = [_name(tool) for tool in ask.tools if not session.spec.allows(_name(tool))]
-    return allowed or None, [f"tools: {name} is denied in this session" for name in withheld]
+def _offered(ask: Ask, session: OpenSession) -> tuple[Ask, list[str]]:
+    """A request with the tools that the model may call, and why others are not among them."""
+    tools, deferred = (
+        [tool for tool in given if session.spec.allows(_name(tool))] for given in (ask.tools or [], ask.deferred_tools)
+    )
+    withheld = [_name(tool) for tool in ask.all_tools or () if not session.spec.allows(_name(tool))]
+    offered = msgspec.structs.replace(ask, tools=tools or None, deferred_tools=deferred)
+    return offered, [f"tools: {name} is denied in this session" for name in withheld]
 
 
 def _name(tool: dict[str, Any]) -> str:
