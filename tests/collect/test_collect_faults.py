@@ -218,6 +218,37 @@ def test_a_time_out_for_want_of_an_event_loop_is_not_the_policys(tmp_path: Path,
     assert "blocks (" in str(result.reason)
 
 
+@pytest.mark.parametrize("kind", ["agent", "checker"])
+@pytest.mark.parametrize("what", ["SystemExit(0)", "KeyboardInterrupt", "asyncio.CancelledError"])
+def test_a_function_that_ends_its_program_ends_its_own_attempt_only(
+    kind: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("quitting_of_faults", None)
+    quits = "if {}['id'] == 'quits': raise " + what
+    (tmp_path / "quitting_of_faults.py").write_text(f"""
+import asyncio
+
+def agent(assignment):
+    {quits.format("assignment.task")}
+    return '4'
+
+def check(task, ended):
+    {quits.format("task")}
+    return 1.0
+""")
+    task = (
+        {"prompt": "?", "answer": 4} if kind == "agent" else {"prompt": "?", "check": "python:quitting_of_faults:check"}
+    )
+    source = task_file(tmp_path, [{"id": "quits"} | task, {"id": "stays"} | task])
+    agent = {"agent": "python:quitting_of_faults:agent"} if kind == "agent" else {}
+    results = collected_at_once(source, tmp_path / "run", group_size=1, **agent)
+    by_task = {one.task: one for one in results}
+    assert by_task["stays"].reward == 1.0
+    assert by_task["quits"].reward is None
+    assert f"it raised {what.removeprefix('asyncio.').partition('(')[0]}" in str(by_task["quits"].reason)
+
+
 def test_a_checker_has_a_time_limit_and_what_it_left_is_graded_by_resuming(tmp_path: Path, slow: Any) -> None:
     task = {"id": "t", "prompt": "?", "check": "python:slow_of_faults:never"}
     source, run = task_file(tmp_path, [task]), tmp_path / "run"

@@ -149,19 +149,22 @@ async def _limited(label: str, call: Any) -> Any:
 
 async def _call_in_thread(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     loop = asyncio.get_running_loop()
-    ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+    ended: asyncio.Future[tuple[Any, Exception | None]] = loop.create_future()
     context = contextvars.copy_context()
 
-    def settle(given: Any, error: BaseException | None) -> None:
+    def settle(given: Any, error: Exception | None) -> None:
         if not ended.done():
             ended.set_result((given, error))
 
     def work() -> None:
-        given, error = None, None
+        given: Any = None
+        error: Exception | None = None
         try:
             given = context.run(function, *args, **kwargs)
-        except BaseException as raised:  # noqa: BLE001 - it is raised where the call is awaited
+        except Exception as raised:  # noqa: BLE001 - it is raised where the call is awaited
             error = raised
+        except BaseException as raised:  # noqa: BLE001 - there it would end the collection
+            error = RuntimeError(f"it raised {describe_raised(raised)}")
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(settle, given, error)
 
