@@ -286,3 +286,14 @@ async def test_a_refused_request_and_what_was_not_applied_are_shown(
     assert "refused: 400 n is 2; send one request for each reply" in shown
     assert "refused: 429 session" in shown
     assert "not applied: logit_bias: ignored" in shown
+
+
+@pytest.mark.parametrize("stray", [5, "text", [3], [{"function": 7}]])
+async def test_whatever_a_user_message_has_for_calls_its_rollout_can_be_cut(run: Path, stray: object) -> None:
+    async with rig(run, lambda _: "ok") as it:
+        opened = await it.open()
+        for text in ("one", "two"):
+            assert (await it.ask(opened, [user("Hello."), user(text) | {"tool_calls": stray}])).status == 200
+        await it.finish(opened, reward=1.0)
+    rollouts = rolltape.read(run).rollouts()
+    assert [len(rolltape.linearize(rollout, "exact").forks) for rollout in rollouts] == [1]

@@ -102,8 +102,11 @@ def readable(message: Message) -> str:
         parts.append(f"<think>{message.reasoning}</think>")
     if message.text:
         parts.append(message.text)
-    for call in value.get("tool_calls") or []:
-        function = call.get("function", call) if isinstance(call, dict) else {"name": str(call)}
+    calls = value.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():  # any message may carry anything under that name
+        function = call.get("function", call) if isinstance(call, dict) else call
+        if not isinstance(function, dict):
+            function = {"name": str(function)}
         arguments = function.get("arguments")
         spelled = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         parts.append(f"{function.get('name')}({spelled})")

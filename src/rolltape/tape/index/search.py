@@ -99,7 +99,8 @@ def _text(message: Message) -> str:
         content_text(value.get("reasoning_content") or value.get("reasoning")),
         _content_text(value.get("content")),
     ]
-    for call in value.get("tool_calls") or ():
+    calls = value.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
         function = call.get("function", call) if isinstance(call, dict) else {"name": call}
         parts += [_spelled(function.get(name)) for name in ("name", "arguments")] if isinstance(function, dict) else []
     return "\n".join(parts)
