@@ -73,6 +73,9 @@ def _print(answer: dict[str, Any]) -> None:
     weights = "" if answer["version"] is None else f", weights {answer['version']}"
     print_line(f"run {answer['run']}: {state}{weights}, up {span(answer['up_s'])}, model {answer['model']}", "bold")
 
+    # Agents are started by others here; only `rolltape collect` can confine them.
+    print_line("sandbox: none of this gateway's; see docs/sandbox.md")
+
     def counted(name: str) -> str:
         return count(counts.get(name, 0))
 
