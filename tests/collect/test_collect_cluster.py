@@ -183,7 +183,7 @@ async def test_programs_run_on_nodes_in_sandboxes_and_their_logs_come_back(
         "import json, os, sys, urllib.request\ntold = json.load(sys.stdin)\n"
         "body = json.dumps({'model': told['model'], 'messages': told['messages']}).encode()\n"
         "request = urllib.request.Request(told['openai_base_url'] + '/chat/completions', body)\n"
-        "urllib.request.urlopen(request).read()\nprint(told['task']['answer'])\n"
+        "urllib.request.urlopen(request).read()\nprint(1 + int(told['task']['id'].removeprefix('sum-')))\n"
         "print(os.getcwd(), os.getuid(), os.environ['ROLLTAPE_TEST_PASSED'], file=sys.stderr)\n"
     )
     run = tmp_path / "run"
