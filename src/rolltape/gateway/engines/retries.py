@@ -49,7 +49,7 @@ class Retries:
             raise EngineFailed(f"no reply after {count} of the engine, the last: {error}") from error
         asked_s = 0.0 if fault is None or left <= 0 or move() else fault.retry_after_s or 0.0
         if left <= 0 or asked_s > left:
-            wait = f" and asks to wait {asked_s:g} s" if asked_s > left else ""
+            wait = f" and asks to wait {asked_s:g} s" if asked_s > max(left, 0) else ""
             raise EngineFailed(
                 f"no reply after {count} of the engine in {self._patience.retry_s:g} s, the last: {error}{wait}; "
                 "more time is given with --engine-retry"
