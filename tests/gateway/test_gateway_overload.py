@@ -66,6 +66,7 @@ def test_what_expands_is_not_made_before_it_is_refused() -> None:
         ("deflate", zlib.compress(b"one two")),
         ("deflate", zlib.compress(b"one two")[2:-4]),  # without zlib's header, as some clients send it
     ],
+    ids=["two parts", "an alias", "zlib", "raw"],
 )
 def test_what_clients_compress_is_read(encoding: str, packed: bytes) -> None:
     assert unpack(packed, encoding, 7) == b"one two"
@@ -74,7 +75,11 @@ def test_what_clients_compress_is_read(encoding: str, packed: bytes) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd"])
-@pytest.mark.parametrize("packed", [b"plain", gzip.compress(b"cut short")[:-9], b"\x78", bytes(40)])
+@pytest.mark.parametrize(
+    "packed",
+    [b"plain", gzip.compress(b"cut short")[:-9], b"\x78", bytes(40)],
+    ids=["plain", "cut short", "a start", "zeros"],
+)
 def test_what_is_not_in_its_encoding_is_refused(encoding: str, packed: bytes) -> None:
     with pytest.raises(BadRequest, match=encoding):
         unpack(packed, encoding, 1000)
