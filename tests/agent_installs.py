@@ -1,4 +1,4 @@
-"""The agents themselves, unmodified, in the versions that the rules of `gateway/echo.py` were observed with."""
+"""The agents themselves, unmodified, in the versions that the rules of `gateway/turn/echo.py` were observed with."""
 
 from pathlib import Path
 

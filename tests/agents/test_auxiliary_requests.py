@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from rolltape.gateway.auxiliary import auxiliary_reason
 from rolltape.gateway.exchange import Api, Ask, SamplingParams
+from rolltape.gateway.turn.auxiliary import auxiliary_reason
 
 TITLE = {"role": "system", "content": "Write a short title for this coding session."}
 TASK = {"role": "user", "content": "Fix the parser."}

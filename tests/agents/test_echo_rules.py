@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rolltape.gateway.echo import EchoRule, is_text_alone, match_echo
+from rolltape.gateway.turn.echo import EchoRule, is_text_alone, match_echo
 from rolltape.records.messages import Message
 
 

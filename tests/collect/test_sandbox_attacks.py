@@ -17,7 +17,7 @@ import pytest
 import rolltape
 from bwrap import needs_bwrap
 from collecting import ROOT, rollouts
-from rolltape.collect.grading import keep_folder, unpack_folder
+from rolltape.collect.grading.grades import keep_folder, unpack_folder
 from rolltape.collect.sandboxes import SandboxKind, SandboxNetwork, bubblewrap
 from rolltape.collect.sandboxes.visible import install_mounts, with_parents
 from rolltape.collect.sandboxes.workspace import remove

@@ -20,13 +20,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import rolltape
 from engines.wanted import generation
 from rolltape.errors import EngineError
-from rolltape.gateway.constraints import build_constraint
 from rolltape.gateway.engines.opening import open_engine
 from rolltape.gateway.engines.protocol import Engine, Generated
 from rolltape.gateway.engines.sampled import describe_generated
 from rolltape.gateway.exchange import Api, Ask, OutputSchema, ToolChoice
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.gateway.prompts.reply_form import Thinking
+from rolltape.gateway.turn.constraints import build_constraint
 from rolltape.records.turn import Finish, LogprobKind
 from rolltape.tiny import Sampling, TinyEngine, shipped_model
 from tool_sessions import QUESTIONS, largest_difference, tool_session

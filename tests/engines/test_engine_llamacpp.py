@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 
 from engines.wanted import generation
 from rolltape.errors import EngineFault, EngineUnreachable
-from rolltape.gateway.constraints import Constraint
 from rolltape.gateway.engines.llamacpp import LlamaCppEngine, placed
 from rolltape.gateway.engines.protocol import Engine, Generated
+from rolltape.gateway.turn.constraints import Constraint
 from rolltape.records.turn import Finish, LogprobKind
 from rolltape.tiny import Sampling, TinyEngine, shipped_model
 from tiny.gguf_file import write_gguf

@@ -12,11 +12,11 @@ import xgrammar
 from xgrammar.testing import _is_grammar_accept_string as lets_through
 
 from prompts.test_renderer_families import folder_for, loaded
-from rolltape.gateway.constraints import Ability, Constraint, build_constraint
 from rolltape.gateway.engines.structural_tags import structural_tag
 from rolltape.gateway.exchange import Api, Ask, OutputSchema, ToolChoice
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.gateway.prompts.reply_form import Thinking
+from rolltape.gateway.turn.constraints import Ability, Constraint, build_constraint
 from rolltape.records.turn import TokenChain
 
 SCHEMA: dict[str, Any] = {

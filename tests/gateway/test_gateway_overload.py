@@ -19,12 +19,12 @@ from aiohttp import web
 from gateways import PATHS, Answer, Rig, body_of, rig, text_of, user
 from rolltape.errors import BadRequest, PromptTooLong
 from rolltape.gateway.exchange import Api
-from rolltape.gateway.history import History, keyed
-from rolltape.gateway.prompt_size import check_request_size
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.gateway.server import bodies, health
 from rolltape.gateway.server.bodies import unpack
 from rolltape.gateway.sessions import SessionWork
+from rolltape.gateway.turn.history import History, keyed
+from rolltape.gateway.turn.prompt_size import check_request_size
 from rolltape.gateway.wire.chat import CHAT, ChatDialect
 
 LARGE = "word " * 20_000  # above what is done on the event loop

@@ -14,8 +14,8 @@ from rolltape.errors import EngineFailed
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.sglang import SglangEngine
 from rolltape.gateway.exchange import Api
-from rolltape.gateway.generate import Caller, Generator, Stretch
 from rolltape.gateway.settings import Patience
+from rolltape.gateway.turn.generate import Caller, Generator, Stretch
 from rolltape.gateway.weights import Weights
 from rolltape.tiny import shipped_model
 from scripted_engine import Mishap, ScriptedEngine, load_tokenizer

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rolltape.gateway.json_schemas import follows_schema
+from rolltape.gateway.turn.json_schemas import follows_schema
 
 TREE = {
     "type": "object",

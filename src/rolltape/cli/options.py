@@ -115,9 +115,9 @@ def require_key(host: str, key: str | None, flag: str) -> None:
 
 if TYPE_CHECKING:
     from rolltape.collect.environments.judge import Judge
-    from rolltape.gateway.constraints import ConstrainLevel
     from rolltape.gateway.exchange import SamplingParams
     from rolltape.gateway.prompts.chat import Retention
+    from rolltape.gateway.turn.constraints import ConstrainLevel
 
 engine_option = partial(option, section="Engine")
 judge_option = partial(option, section="Judge")
@@ -230,7 +230,7 @@ class EngineOptions:
 
     def constrain_level(self) -> "ConstrainLevel":
         """What --constrain names."""
-        from rolltape.gateway.constraints import ConstrainLevel
+        from rolltape.gateway.turn.constraints import ConstrainLevel
 
         known: dict[str, ConstrainLevel] = {name: name for name in get_args(ConstrainLevel)}
         if self.constrain not in known:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from rolltape.collect.comparisons import GroupComparisons
 from rolltape.collect.environments import Environments
+from rolltape.collect.grading.comparisons import GroupComparisons
+from rolltape.collect.grading.regrading import Regrading, find_ungraded
 from rolltape.collect.plan import (
     EarlierRollouts,
     PlannedAttempt,
@@ -18,7 +19,6 @@ from rolltape.collect.plan import (
     load_earlier,
     plan_attempts,
 )
-from rolltape.collect.regrading import Regrading, find_ungraded
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.runners.local import LocalRunner
 from rolltape.collect.runners.protocol import AttemptQueue, Runner

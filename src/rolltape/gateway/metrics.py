@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from rolltape.records.turn import Finish, Turn, TurnFlag
 
 if TYPE_CHECKING:
-    from rolltape.gateway.replies import ReplyOutcome
-    from rolltape.gateway.turns import Begun
+    from rolltape.gateway.turn.replies import ReplyOutcome
+    from rolltape.gateway.turn.turns import Begun
 
 _WINDOW_S = 60.0
 _MOST_IGNORED = 1000

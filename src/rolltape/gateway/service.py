@@ -12,18 +12,18 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import BadRequest, NotAllowed, PolicyError, PromptTooLong, RecordError, SessionEnded, TapeError
-from rolltape.gateway.attempts import Attempt
-from rolltape.gateway.auxiliary import auxiliary_reason, instructions_of
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.exchange import Ask
 from rolltape.gateway.finished import Ending, rollout_of
-from rolltape.gateway.generate import Generator
 from rolltape.gateway.metrics import Metrics
-from rolltape.gateway.prompt_size import check_request_size
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.gateway.sessions import OF_ROLLOUT, OpenSession, Sessions, SessionSpec
 from rolltape.gateway.settings import GatewaySettings
-from rolltape.gateway.turns import Taken, Turns, resumed_from
+from rolltape.gateway.turn.attempts import Attempt
+from rolltape.gateway.turn.auxiliary import auxiliary_reason, instructions_of
+from rolltape.gateway.turn.generate import Generator
+from rolltape.gateway.turn.prompt_size import check_request_size
+from rolltape.gateway.turn.turns import Taken, Turns, resumed_from
 from rolltape.gateway.weights import Weights
 from rolltape.records.policy import cut_policy
 from rolltape.records.rollout import EventKind

@@ -12,10 +12,10 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import msgspec
 
 from rolltape.errors import NoSuchSession, SessionEnded, TurnCapReached
-from rolltape.gateway.attempts import Attempt, Attempts
 from rolltape.gateway.engines.protocol import IdsAsJson
 from rolltape.gateway.exchange import SamplingParams
-from rolltape.gateway.history import History
+from rolltape.gateway.turn.attempts import Attempt, Attempts
+from rolltape.gateway.turn.history import History
 from rolltape.records.turn import Delivery
 from rolltape.tape.recording.rollout import RolloutRecorder
 from rolltape.tape.recording.session import SessionRecorder

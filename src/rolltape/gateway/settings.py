@@ -4,9 +4,9 @@ import warnings
 
 import msgspec
 
-from rolltape.gateway.constraints import ConstrainLevel
 from rolltape.gateway.exchange import SamplingParams
 from rolltape.gateway.prompts.chat import Retention
+from rolltape.gateway.turn.constraints import ConstrainLevel
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

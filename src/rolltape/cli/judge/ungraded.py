@@ -9,7 +9,7 @@ from rolltape.cli.record.collect_run import warnings_to
 from rolltape.cli.screen import SHORT_ID, number, plural, print_json, print_line, print_table
 from rolltape.collect.environments import Environments
 from rolltape.collect.environments.judge import Judge
-from rolltape.collect.regrading import Regrading, find_ungraded, is_ungraded
+from rolltape.collect.grading.regrading import Regrading, find_ungraded, is_ungraded
 from rolltape.collect.results import RolloutResult
 from rolltape.samples.opening import open_for_recording
 from rolltape.tape.run import RolloutRow, Run

@@ -17,9 +17,9 @@ from rolltape.collect.agents import (
 )
 from rolltape.collect.environments import Environments
 from rolltape.collect.environments.protocol import Environment, Episode
-from rolltape.collect.faults import AttemptFacts, find_fault
 from rolltape.collect.functions import call_environment, time_limit
-from rolltape.collect.grading import score_seats
+from rolltape.collect.grading.faults import AttemptFacts, find_fault
+from rolltape.collect.grading.grades import score_seats
 from rolltape.collect.loops import ATTEMPT_BLOCKED, BlockedTime, WatchedLoop, watching_loop
 from rolltape.collect.plan import PlannedAttempt, RolloutIdentity
 from rolltape.collect.results import RolloutResult, describe_error

@@ -10,7 +10,7 @@ import msgspec
 
 from rolltape.collect.agents import AgentOutcome, Connection, StepRecord
 from rolltape.collect.environments.protocol import AGENT, Ended, Score
-from rolltape.collect.grading import keep_folder
+from rolltape.collect.grading.grades import keep_folder
 from rolltape.collect.plan import PlannedAttempt, RolloutIdentity, seat_agent
 from rolltape.collect.records import LAUNCH, build_record
 from rolltape.collect.results import RolloutResult

@@ -1,8 +1,8 @@
 """The tiny engine behind the engine protocol: a small model in this process, with nothing to install or start."""
 
 from rolltape.errors import EngineDied, EngineFault, EngineStopped, EngineUnreachable, PromptError, SamplingError
-from rolltape.gateway.constraints import Ability
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
+from rolltape.gateway.turn.constraints import Ability
 from rolltape.records.turn import Finish, LogprobKind
 from rolltape.tiny import Sampling, TinyEngine
 

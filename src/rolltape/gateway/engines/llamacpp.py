@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import EngineFault
-from rolltape.gateway.constraints import Ability
 from rolltape.gateway.engines.http import HttpEngine, decoded
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.engines.sampled import parse_finish, sampled_ids, sampled_logprobs, sampling_fields
 from rolltape.gateway.exchange import SamplingParams
+from rolltape.gateway.turn.constraints import Ability
 from rolltape.records.turn import NO_IDS, Finish, LogprobKind
 
 # Temperature first, as other engines have it; by default llama.cpp applies it last. All else is left out.

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import EngineFault
-from rolltape.gateway.constraints import Ability
 from rolltape.gateway.engines.http import HttpEngine, PromptUsage, decoded
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.engines.sampled import parse_finish
 from rolltape.gateway.exchange import Ask
+from rolltape.gateway.turn.constraints import Ability
 from rolltape.records.turn import NO_IDS, Finish
 
 # Endpoints refuse keys that they do not know.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from rolltape.errors import EngineDied, EngineError, EngineUnreachable
-from rolltape.gateway.constraints import Ability
 from rolltape.gateway.engines.protocol import Engine, EngineFacts
+from rolltape.gateway.turn.constraints import Ability
 
 log = logging.getLogger("rolltape.engines")
 

@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rolltape.gateway.constraints import Ability, Constraint
 from rolltape.gateway.exchange import Ask, SamplingParams
+from rolltape.gateway.turn.constraints import Ability, Constraint
 from rolltape.records.turn import NO_IDS, Finish, Ids, LogprobKind, Segment
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import EngineFault, NoSuchRollout
-from rolltape.gateway.constraints import Ability
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.exchange import SamplingParams
+from rolltape.gateway.turn.constraints import Ability
 from rolltape.records.messages import Message
 from rolltape.records.turn import Finish, Ids, Turn, TurnFlag, common_prefix
 from rolltape.tape.run import read

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import EngineFault
-from rolltape.gateway.constraints import Ability, Constraint
 from rolltape.gateway.engines.http import MODEL_CARDS, HttpEngine, decoded
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.engines.sampled import FINISHES, parse_finish, sampled_ids, sampled_logprobs, sampling_fields
 from rolltape.gateway.engines.structural_tags import structural_tag
 from rolltape.gateway.exchange import SamplingParams
+from rolltape.gateway.turn.constraints import Ability, Constraint
 from rolltape.records.turn import Finish, LogprobKind, Segment
 
 _Triple = tuple[float | None, int, Any]

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import EngineDied, EngineFault
-from rolltape.gateway.constraints import Ability, Constraint
 from rolltape.gateway.engines.http import MODEL_CARDS, HttpEngine, PromptUsage, decoded, error_text
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.engines.sampled import FINISHES, parse_finish, sampled_ids, sampled_logprobs, sampling_fields
 from rolltape.gateway.engines.structural_tags import structural_tag
 from rolltape.gateway.exchange import SamplingParams
+from rolltape.gateway.turn.constraints import Ability, Constraint
 from rolltape.records.turn import Finish, LogprobKind
 
 # vLLM writes this where it has no logprob, since JSON has no infinity.

@@ -7,14 +7,14 @@ import msgspec
 from aiohttp import web
 
 from rolltape.errors import EngineFailed, GatewayError, RolltapeError, SessionEnded
-from rolltape.gateway.attempts import Attempt, request_digest
 from rolltape.gateway.exchange import INLINE_BYTES, Ask, Reply
-from rolltape.gateway.history import keyed
 from rolltape.gateway.server.bodies import check_structure, read_body
 from rolltape.gateway.server.guard import GatewayGuard, given_key
 from rolltape.gateway.service import Service
 from rolltape.gateway.sessions import OpenSession
-from rolltape.gateway.turns import Begun
+from rolltape.gateway.turn.attempts import Attempt, request_digest
+from rolltape.gateway.turn.history import keyed
+from rolltape.gateway.turn.turns import Begun
 from rolltape.gateway.wire.chat import CHAT
 from rolltape.gateway.wire.messages import MESSAGES
 from rolltape.gateway.wire.protocol import Dialect

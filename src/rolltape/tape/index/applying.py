@@ -6,11 +6,19 @@ from typing import Any
 
 import msgspec
 
-from rolltape.records.ids import digest_of
-from rolltape.records.jsonable import encode_numbers
 from rolltape.records.policy import PRESETS
-from rolltape.records.rollout import EventKind, RolloutHead, Status, StopReason
+from rolltape.records.rollout import EventKind
 from rolltape.records.rollout_summary import SUMMARY_RULES, RolloutSummary
+from rolltape.tape.index.columns import (
+    COLUMNS,
+    PART,
+    SCORE,
+    collected_environment,
+    part_columns,
+    row_columns,
+    score_columns,
+    text_list,
+)
 from rolltape.tape.index.database import pack_summary, read_about, write_about
 from rolltape.tape.index.sources import FoundRollout, News
 from rolltape.tape.stored import (
@@ -23,17 +31,7 @@ from rolltape.tape.stored import (
     rank_part,
 )
 
-# What a rollout's row takes from the part that its owner wrote.
-_PART = (
-    *("writer", "epoch", "place", "row", "first_event", "last_event", "started_ns"),
-    *("sessions", "turns", "sampled_tokens", "versions", "finish", "ended_ns", "stop_reason", "reason"),
-)
-_COLUMNS = (
-    *("id", "try_index", "grp", "step", "attempt", "source", "task", "environment", "agent", "model", "head_tags"),
-    *("resume", *_PART, "scored", "reward", "terms", "rewarded_by", "filtered_at", "filter", "tagged", "tags"),
-    *("pruned", "changed", "revision"),
-)
-_INSERT = f"INSERT INTO rollouts ({', '.join(_COLUMNS)}) VALUES ({', '.join(':' + name for name in _COLUMNS)})"
+_INSERT = f"INSERT INTO rollouts ({', '.join(COLUMNS)}) VALUES ({', '.join(':' + name for name in COLUMNS)})"
 _ODD = (KeyError, TypeError, ValueError, AttributeError, msgspec.MsgspecError)
 
 
@@ -69,7 +67,7 @@ class Applier:
             row = self._row(one, news)
             self._last_ns = max(self._last_ns, one.head.started_at_ns)
             known = self._connection.execute(
-                f"SELECT number, {', '.join(_PART)} FROM rollouts WHERE id = ? AND try_index = ?", key
+                f"SELECT number, {', '.join(PART)} FROM rollouts WHERE id = ? AND try_index = ?", key
             ).fetchone()
             if known is not None:
                 self._add_part(known, row, one)
@@ -117,38 +115,12 @@ class Applier:
     def _row(self, found: FoundHead, news: News) -> dict[str, Any]:
         head = found.head
         rollout = news.rollouts.get(head.key) or FoundRollout(found.row)
-        row: dict[str, Any] = {
-            "id": head.id,
-            "try_index": head.try_index,
-            "grp": head.group,
-            "step": head.step,
-            "attempt": head.attempt,
-            "source": head.source,
-            "task": head.task_id,
-            "environment": _environment(head) or self._environments.get(head.source),
-            "agent": head.agent,
-            "model": head.model,
-            "head_tags": _text_list(head.tags),
-            "resume": _resume_key(head),
-            "started_ns": head.started_at_ns,
-            "writer": found.writer,
-            "epoch": head.epoch,
-            "place": news.name,
-            "row": found.row,
-            **_part(rollout),
-            **dict.fromkeys(("scored", "reward", "terms", "rewarded_by", "filtered_at", "filter", "tagged", "tags")),
-            "pruned": "[]",
-            "changed": "" if rollout.finish is None else rollout.finish.order_text,
-            "revision": self.revision,
-        }
-        if rollout.score is not None:
-            row |= _score(rollout.score)
-        return row
+        return row_columns(found, rollout, news.name, self._environments.get(head.source), self.revision)
 
     def _add_part(self, known: tuple[Any, ...], row: dict[str, Any], found: FoundHead) -> None:
         """A rollout that is in the index already was found again: moved into a shard, taken over, or by mistake."""
-        number, part = known[0], dict(zip(_PART, known[1:], strict=True))
-        fresh = {name: row[name] for name in _PART}
+        number, part = known[0], dict(zip(PART, known[1:], strict=True))
+        fresh = {name: row[name] for name in PART}
         if part["writer"] == fresh["writer"]:
             if self._is_sealed(part):
                 return
@@ -162,7 +134,7 @@ class Applier:
         if row["finish"] is not None:
             self._outdate(number, row["changed"])
         if row["scored"] is not None:
-            self._set_latest(number, "scored", {name: row[name] for name in ("scored", *_SCORE_FIELDS)})
+            self._set_latest(number, "scored", {name: row[name] for name in ("scored", *SCORE)})
 
     def _is_sealed(self, part: Mapping[str, Any]) -> bool:
         """Whether a part lies in a shard that is still there."""
@@ -195,22 +167,22 @@ class Applier:
     def _change_part(self, key: Key, rollout: FoundRollout, place: str) -> None:
         """Change what is known of the part of a rollout that lies at a place; it may have ended."""
         known = self._connection.execute(
-            f"SELECT number, {', '.join(_PART)} FROM rollouts WHERE id = ? AND try_index = ?", key
+            f"SELECT number, {', '.join(PART)} FROM rollouts WHERE id = ? AND try_index = ?", key
         ).fetchone()
         if known is None:
             return
-        number, part = known[0], dict(zip(_PART, known[1:], strict=True))
+        number, part = known[0], dict(zip(PART, known[1:], strict=True))
         others = self._parts(number)
         writer = rollout.finish.writer if rollout.finish else None
         if part["place"] == place or (writer == part["writer"] and not str(part["place"]).startswith("shard/")):
-            self._set_part(number, part | _part(rollout))
+            self._set_part(number, part | part_columns(rollout))
         elif any(other["place"] == place for other in others):
-            changed = [other | _part(rollout) if other["place"] == place else other for other in others]
+            changed = [other | part_columns(rollout) if other["place"] == place else other for other in others]
             self._choose(number, [part, *changed])
         self._apply([one for one in (rollout.finish, rollout.score) if one is not None])
 
     def _set_part(self, number: int, part: Mapping[str, Any]) -> None:
-        changes = ", ".join(f"{name} = :{name}" for name in _PART)
+        changes = ", ".join(f"{name} = :{name}" for name in PART)
         self._connection.execute(
             f"UPDATE rollouts SET {changes}, revision = :revision WHERE number = :number",
             {**part, "revision": self.revision, "number": number},
@@ -249,12 +221,12 @@ class Applier:
             case EventKind.FINISH if counts_for(stored, writer):
                 self._outdate(number, order)
             case EventKind.SCORE:
-                self._set_latest(number, "scored", _score(stored))
+                self._set_latest(number, "scored", score_columns(stored))
             case EventKind.FILTER:
                 reason = stored.event.data.get("reason")
                 self._set_latest(number, "filtered_at", {"filtered_at": order, "filter": reason})
             case EventKind.TAG:
-                tags = _text_list(stored.event.data["tags"])
+                tags = text_list(stored.event.data["tags"])
                 self._set_latest(number, "tagged", {"tagged": order, "tags": tags})
             case EventKind.PRUNE:
                 self._prune(number, stored)
@@ -277,7 +249,7 @@ class Applier:
         if what and what not in known:
             self._connection.execute(
                 "UPDATE rollouts SET pruned = ?, revision = ? WHERE number = ?",
-                (_text_list([*known, what]), self.revision, number),
+                (text_list([*known, what]), self.revision, number),
             )
 
     def _outdate(self, number: int, order: str) -> None:
@@ -317,19 +289,16 @@ class Applier:
             "SELECT writer, sequence, body FROM events WHERE rollout IS NULL AND kind = 'collect' "
             "ORDER BY at_ns, writer, sequence"
         ).fetchall()
-        return dict(named for row in rows if (named := _collected_environment(decoded_event(*row))))
+        return dict(named for row in rows if (named := collected_environment(decoded_event(*row))))
 
     def _name_environment(self, stored: StoredEvent) -> None:
-        if named := _collected_environment(stored):
+        if named := collected_environment(stored):
             source, environment = named
             self._environments[source] = environment
             self._connection.execute(
                 "UPDATE rollouts SET environment = ?, revision = ? WHERE environment IS NULL AND source IS ?",
                 (environment, self.revision, source),
             )
-
-
-_SCORE_FIELDS = ("reward", "terms", "rewarded_by")
 
 
 def store_summary(
@@ -344,61 +313,6 @@ def store_summary(
     packed = pack_summary(summary)
     connection.execute(
         "INSERT OR REPLACE INTO summaries VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (number, covers, summary.branches, *packed, _text_list(problems)),
+        (number, covers, summary.branches, *packed, text_list(problems)),
     )
     connection.execute("UPDATE rollouts SET revision = ? WHERE number = ?", (revision, number))
-
-
-def _part(rollout: FoundRollout) -> dict[str, Any]:
-    """What a rollout's row takes from a part as it was read."""
-    data = rollout.finish.event.data if rollout.finish else {}
-    stop_reason, counts = data.get("stop_reason"), rollout.counts
-    return {
-        "sessions": len(counts.turns),
-        "turns": sum(counts.turns),
-        "sampled_tokens": counts.sampled_tokens,
-        "versions": _text_list(counts.versions),
-        "first_event": rollout.first_event,
-        "last_event": rollout.last_event,
-        "finish": Status(data["status"]).value if rollout.finish else None,
-        "ended_ns": rollout.finish.about.at_ns if rollout.finish else None,
-        "stop_reason": StopReason(stop_reason).value if stop_reason else None,
-        "reason": data.get("reason"),
-    }
-
-
-def _score(stored: StoredEvent) -> dict[str, Any]:
-    """The columns of a reward; one that is not a number is absent where `scored` is not."""
-    event = stored.event
-    reward = float(event.data["reward"])
-    terms = event.data.get("terms") or {}
-    return {
-        "scored": stored.order_text,
-        "reward": reward,
-        "terms": encode_numbers(terms, "reward terms").decode() if terms else None,
-        "rewarded_by": event.by,
-    }
-
-
-def _environment(head: RolloutHead) -> str | None:
-    """As its task names it, else as whoever recorded it did."""
-    task: Any = head.task if isinstance(head.task, dict) else {}
-    named = task.get("environment") or head.extra.get("environment")
-    return named if isinstance(named, str) else None
-
-
-def _collected_environment(stored: StoredEvent) -> tuple[str | None, str] | None:
-    """The source and the environment that a collection was begun with; None: it names no environment."""
-    settings = stored.event.data.get("settings", {})
-    environment = settings.get("environment")
-    return (settings.get("source"), environment) if isinstance(environment, str) else None
-
-
-def _resume_key(head: RolloutHead) -> str:
-    """What a resumed collection asks for, as 48 digits: the id, and what all seats of one attempt share."""
-    attempt = digest_of(head.task_id or head.group, str(head.attempt))[:8]
-    return (bytes.fromhex(head.id)[:16].ljust(16, b"\0") + attempt).hex()
-
-
-def _text_list(texts: Iterable[str]) -> str:
-    return msgspec.json.encode(list(texts)).decode()

@@ -15,7 +15,7 @@ from rolltape.collect.agents.chat import ChatAgent, call_tool
 from rolltape.collect.environments import Environments
 from rolltape.collect.environments.protocol import AGENT, Environment, Episode, GroupEnvironment, Score, compares
 from rolltape.collect.functions import call_environment, time_limit
-from rolltape.collect.grading import (
+from rolltape.collect.grading.grades import (
     compare_attempts,
     load_agent_end,
     load_ended,

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from rolltape.gateway.constraints import can_cut_calls, is_met
-from rolltape.gateway.generate import Stretch
 from rolltape.gateway.prompts import ChatPrompts, Parsed
+from rolltape.gateway.turn.constraints import can_cut_calls, is_met
+from rolltape.gateway.turn.generate import Stretch
 from rolltape.records.turn import Finish, Ids, Segment, TokenChain
 
 if TYPE_CHECKING:
-    from rolltape.gateway.turns import Begun
+    from rolltape.gateway.turn.turns import Begun
 
 
 class ReplyOutcome(NamedTuple):

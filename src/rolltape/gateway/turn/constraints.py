@@ -12,8 +12,8 @@ from typing import Any, Literal
 import msgspec
 
 from rolltape.gateway.exchange import Ask
-from rolltape.gateway.json_schemas import follows_schema
 from rolltape.gateway.prompts.reply_form import CallForm, ReplyForm, Thinking
+from rolltape.gateway.turn.json_schemas import follows_schema
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Ids
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from rolltape.gateway.history import History, HistoryMatch
 from rolltape.gateway.prompts import BridgeRefusal, ChatPrompts, PromptIds
+from rolltape.gateway.turn.history import History, HistoryMatch
 from rolltape.records.messages import Message, Role, content_text
 from rolltape.records.turn import NO_IDS, Ids, Turn
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rolltape.gateway.exchange import Ask
-from rolltape.gateway.generate import Caller
+from rolltape.gateway.turn.generate import Caller
 from rolltape.records.turn import Delivery
 
 if TYPE_CHECKING:
-    from rolltape.gateway.turns import Begun, Taken
+    from rolltape.gateway.turn.turns import Begun, Taken
 
 _REMEMBERED = 16  # requests of a session that a retry may still come for
 _encode = msgspec.json.Encoder(order="deterministic").encode

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from rolltape.collect.environments.protocol import AGENT, Environment, GroupEnvironment, Score, compares
-from rolltape.collect.grading import compare_attempts, load_ended, record_score
+from rolltape.collect.grading.grades import compare_attempts, load_ended, record_score
 from rolltape.collect.plan import EarlierRollouts, RolloutIdentity, RolloutState
 from rolltape.collect.records import NOT_COMPARED, add_score, build_record
 from rolltape.collect.results import RolloutResult

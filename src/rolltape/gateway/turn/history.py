@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from rolltape.gateway.echo import EchoRule, is_text_alone, match_echo
 from rolltape.gateway.exchange import Ask
+from rolltape.gateway.turn.echo import EchoRule, is_text_alone, match_echo
 from rolltape.records.messages import Message, Role, Root
 from rolltape.records.turn import Turn
 from rolltape.tree.placement import Tree
 from rolltape.tree.places import Node
 
 if TYPE_CHECKING:
-    from rolltape.gateway.prompting import Prompt
+    from rolltape.gateway.turn.prompting import Prompt
 
 
 class PrefixMiss(enum.StrEnum):

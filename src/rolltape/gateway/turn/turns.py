@@ -10,17 +10,19 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rolltape.errors import EngineError, EngineFailed
-from rolltape.gateway.auxiliary import auxiliary_reason
-from rolltape.gateway.constraints import Constraint, build_constraint, can_cut_calls, demanding_fields
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Generation
 from rolltape.gateway.exchange import INLINE_BYTES, Ask, Draft, Reply, SamplingParams, Usage
-from rolltape.gateway.generate import INTERRUPTED, Caller, Generator, Stretch
-from rolltape.gateway.history import HistoryMatch
 from rolltape.gateway.metrics import Metrics
-from rolltape.gateway.prompting import Prompt, build_prompt, resume_prompt
 from rolltape.gateway.prompts import ChatPrompts
-from rolltape.gateway.replies import (
+from rolltape.gateway.sessions import OpenSession
+from rolltape.gateway.settings import GatewaySettings
+from rolltape.gateway.turn.auxiliary import auxiliary_reason
+from rolltape.gateway.turn.constraints import Constraint, build_constraint, can_cut_calls, demanding_fields
+from rolltape.gateway.turn.generate import INTERRUPTED, Caller, Generator, Stretch
+from rolltape.gateway.turn.history import HistoryMatch
+from rolltape.gateway.turn.prompting import Prompt, build_prompt, resume_prompt
+from rolltape.gateway.turn.replies import (
     ReplyOutcome,
     build_segments,
     cut_at_stop,
@@ -29,8 +31,6 @@ from rolltape.gateway.replies import (
     keep_ids,
     parse_outcome,
 )
-from rolltape.gateway.sessions import OpenSession
-from rolltape.gateway.settings import GatewaySettings
 from rolltape.records.turn import NO_IDS, Delivery, Finish, Ids, Turn, TurnFlag
 
 log = logging.getLogger("rolltape.gateway")
