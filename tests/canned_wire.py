@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.exchange import Ask, Draft, Reply, Usage
+from rolltape.gateway.request import ChatRequest, Draft, Reply, Usage
 from rolltape.gateway.wire.protocol import Dialect
 from rolltape.records.turn import Finish
 
@@ -31,7 +31,7 @@ class CannedServer:
         self.wire = wire
         self.url = ""
         self.answer: Reply | Refusal = Refusal(500, "no answer was set")
-        self.asks: list[Ask] = []
+        self.asks: list[ChatRequest] = []
 
     async def reply(self, request: web.Request) -> web.StreamResponse:
         try:

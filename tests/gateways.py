@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import aiohttp
 
 import rolltape
-from rolltape.gateway.exchange import Api
 from rolltape.gateway.gateway import Gateway
+from rolltape.gateway.request import Api
 from rolltape.records.turn import Turn
 from rolltape.tiny import shipped_model
 from scripted_engine import Asked, Json, Script, ScriptedEngine, Step, load_tokenizer

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.exchange import Ask
+from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.wire.protocol import Dialect
 
 _JSON = st.recursive(
@@ -56,7 +56,7 @@ def _places(value: Any) -> Any:
             yield from _places(value[key])
 
 
-def read_or_refused(wire: Dialect, raw: bytes) -> Ask | None:
+def read_or_refused(wire: Dialect, raw: bytes) -> ChatRequest | None:
     """What is read; None if it is refused, and then the refusal names the place."""
     try:
         return wire.read(raw)

@@ -18,7 +18,7 @@ from examples.train_tiny.weights import hand_over, load_model
 from rolltape.collect.collector import Collector
 from rolltape.collect.settings import CollectSettings
 from rolltape.gateway.engines.inprocess import InProcessEngine
-from rolltape.gateway.exchange import SamplingParams
+from rolltape.gateway.request import SamplingParams
 from rolltape.records.policy import Advantage
 from rolltape.records.sample import Sample
 from rolltape.tape.recording.tape import Tape

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rolltape.gateway.exchange import Api, Ask, SamplingParams
+from rolltape.gateway.request import Api, ChatRequest, SamplingParams
 from rolltape.gateway.turn.auxiliary import auxiliary_reason
 
 TITLE = {"role": "system", "content": "Write a short title for this coding session."}
@@ -12,9 +12,11 @@ TASK = {"role": "user", "content": "Fix the parser."}
 TOOL = {"type": "function", "function": {"name": "ls", "parameters": {}}}
 
 
-def ask(*messages: dict[str, Any], tools: list[dict[str, Any]] | None = None, max_tokens: int | None = None) -> Ask:
+def ask(
+    *messages: dict[str, Any], tools: list[dict[str, Any]] | None = None, max_tokens: int | None = None
+) -> ChatRequest:
     sampling = SamplingParams(max_tokens=max_tokens)
-    return Ask(api=Api.MESSAGES, model="m", messages=list(messages), tools=tools, sampling=sampling)
+    return ChatRequest(api=Api.MESSAGES, model="m", messages=list(messages), tools=tools, sampling=sampling)
 
 
 def test_a_title_and_a_probe_are_recognized() -> None:
@@ -55,5 +57,5 @@ def test_an_agent_that_keeps_memories_is_aside_unless_that_is_the_task() -> None
         ask({"role": "user", "content": "Is it true?"}, max_tokens=1),
     ],
 )
-def test_what_only_resembles_one_trains(part_of_the_task: Ask) -> None:
+def test_what_only_resembles_one_trains(part_of_the_task: ChatRequest) -> None:
     assert auxiliary_reason(part_of_the_task, "Fix it.") is None

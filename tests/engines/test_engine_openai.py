@@ -15,7 +15,7 @@ from engines.wanted import generation
 from rolltape.errors import EngineFault, EngineUnreachable
 from rolltape.gateway.engines.openai_text import OpenAITextEngine
 from rolltape.gateway.engines.protocol import Engine, Generated, Generation
-from rolltape.gateway.exchange import ToolChoice
+from rolltape.gateway.request import ToolChoice
 from rolltape.records.turn import Finish
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
@@ -56,7 +56,7 @@ async def reaching(endpoint: Endpoint, **settings: Any) -> AsyncIterator[OpenAIT
 
 
 def with_ask(wanted: Generation, **changes: Any) -> Generation:
-    return msgspec.structs.replace(wanted, ask=msgspec.structs.replace(wanted.ask, **changes))
+    return msgspec.structs.replace(wanted, request=msgspec.structs.replace(wanted.request, **changes))
 
 
 async def test_a_message_comes_back_and_no_ids() -> None:

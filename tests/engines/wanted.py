@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from rolltape.gateway.engines.protocol import Generation
-from rolltape.gateway.exchange import Api, Ask, SamplingParams
+from rolltape.gateway.request import Api, ChatRequest, SamplingParams
 
 
 def generation(
@@ -29,5 +29,5 @@ def generation(
         sampling=params,
         stop_ids=tuple(stop_ids),
         held_tokens=held_tokens,
-        ask=Ask(api=Api.CHAT, model="it", messages=messages or [], tools=tools, sampling=params),
+        request=ChatRequest(api=Api.CHAT, model="it", messages=messages or [], tools=tools, sampling=params),
     )

@@ -12,7 +12,7 @@ from gateways import PATHS, body_of, rig
 from rolltape.cli import run as rolltape_command
 from rolltape.errors import TapeError
 from rolltape.gateway.admin_key import HEADER_FILE, find_gateway, keep_admin_key, read_admin_key
-from rolltape.gateway.exchange import Api
+from rolltape.gateway.request import Api
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ import pytest
 
 import rolltape
 from gateways import CALCULATOR, Rig, rig, slowly, user
-from rolltape.gateway.exchange import Api
 from rolltape.gateway.gateway import Gateway
+from rolltape.gateway.request import Api
 from rolltape.records.turn import Finish
 from rolltape.tiny import shipped_model
 from scripted_engine import Json, Mishap, tool_call

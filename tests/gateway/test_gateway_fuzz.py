@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from gateways import CALCULATOR, PATHS, Rig, rig, user
-from rolltape.gateway.exchange import Api
+from rolltape.gateway.request import Api
 from wire_bodies import broken
 
 BODIES: dict[str, dict[str, Any]] = {

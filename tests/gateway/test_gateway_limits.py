@@ -7,7 +7,7 @@ import pytest
 
 from gateways import CALCULATOR, rig, user
 from rolltape.errors import BadRequest
-from rolltape.gateway.exchange import Api
+from rolltape.gateway.request import Api
 from rolltape.records.turn import Finish, TurnFlag
 from scripted_engine import tool_call
 

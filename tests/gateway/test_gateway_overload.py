@@ -18,8 +18,8 @@ from aiohttp import web
 
 from gateways import PATHS, Answer, Rig, body_of, rig, text_of, user
 from rolltape.errors import BadRequest, PromptTooLong
-from rolltape.gateway.exchange import Api
 from rolltape.gateway.prompts import ChatPrompts
+from rolltape.gateway.request import Api
 from rolltape.gateway.server import bodies, health
 from rolltape.gateway.server.bodies import unpack
 from rolltape.gateway.sessions import SessionWork

@@ -17,8 +17,8 @@ from openai.types.responses import Response
 import rolltape
 from gateways import CALCULATOR, PATHS, Answer, Rig, body_of, rig, scripted, slowly, streamed_text_of, text_of, user
 from rolltape.cli import run as rolltape_command
-from rolltape.gateway.exchange import Api
 from rolltape.gateway.gateway import Gateway
+from rolltape.gateway.request import Api
 from rolltape.gateway.wire.chat import CHAT
 from rolltape.gateway.wire.messages import MESSAGES
 from rolltape.gateway.wire.protocol import Dialect

@@ -13,9 +13,9 @@ from gateways import QUICK, eventually, rig, scripted, text_of
 from rolltape.errors import EngineFailed
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.sglang import SglangEngine
-from rolltape.gateway.exchange import Api
+from rolltape.gateway.request import Api
 from rolltape.gateway.settings import Patience
-from rolltape.gateway.turn.generate import Caller, Generator, Stretch
+from rolltape.gateway.turn.generate import Caller, Generator, PartialGeneration
 from rolltape.gateway.weights import Weights
 from rolltape.tiny import shipped_model
 from scripted_engine import Mishap, ScriptedEngine, load_tokenizer
@@ -46,8 +46,8 @@ class Asking:
         patience = Patience(retry_s=retry_s)
         self._generator = Generator(pool, self.weights, patience, now=self.clock.now, sleep=self.clock.sleep)
 
-    async def ask(self) -> list[Stretch]:
-        stretches: list[Stretch] = []
+    async def ask(self) -> list[PartialGeneration]:
+        stretches: list[PartialGeneration] = []
         wanted = generation([1, 2, 3], stop_ids=[self.server.end_id])
         await self._generator.run(wanted, Caller(), stretches)
         return stretches

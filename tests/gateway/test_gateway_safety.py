@@ -11,8 +11,8 @@ import pytest
 
 from gateways import PATHS, Rig, body_of, rig, scripted, slowly, text_of
 from rolltape.errors import NotAllowed
-from rolltape.gateway.exchange import Api
 from rolltape.gateway.gateway import Gateway
+from rolltape.gateway.request import Api
 from rolltape.gateway.wire.chat import ChatDialect
 from rolltape.tiny import shipped_model
 from scripted_engine import Mishap

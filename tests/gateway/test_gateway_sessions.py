@@ -12,8 +12,8 @@ from gateways import PATHS, body_of, eventually, rig, slowly, streamed_text_of, 
 from rolltape.errors import BadRequest
 from rolltape.export.files import json_line
 from rolltape.export.schema import SAMPLE, RowKind
-from rolltape.gateway.exchange import Api
 from rolltape.gateway.gateway import Gateway
+from rolltape.gateway.request import Api
 from rolltape.records.rollout import Status
 from scripted_engine import Asked
 

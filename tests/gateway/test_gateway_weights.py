@@ -9,7 +9,7 @@ import pytest
 import rolltape
 from gateways import Rig, eventually, rig, scripted, slowly, streamed_text_of, text_of
 from rolltape.cli import run as rolltape_command
-from rolltape.gateway.exchange import Api
+from rolltape.gateway.request import Api
 from rolltape.records.turn import Turn
 from scripted_engine import Mishap
 

@@ -12,7 +12,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from canned_wire import CannedServer, Refusal, call, canned, canned_server
-from rolltape.gateway.exchange import Ask, OutputSchema, Reply, SamplingParams, ToolChoice
+from rolltape.gateway.request import ChatRequest, OutputSchema, Reply, SamplingParams, ToolChoice
 from rolltape.gateway.wire.chat import CHAT
 from rolltape.records.messages import canonical_message
 from rolltape.records.turn import Finish
@@ -40,18 +40,18 @@ def client(server: CannedServer) -> Iterator[Any]:
         yield sdk
 
 
-def read(**fields: Any) -> Ask:
+def read(**fields: Any) -> ChatRequest:
     return CHAT.read(json.dumps({"model": "tiny", "messages": [USER]} | fields).encode())
 
 
-def chunks(ask: Ask, reply: Reply) -> list[dict[str, Any]]:
+def chunks(ask: ChatRequest, reply: Reply) -> list[dict[str, Any]]:
     events = CHAT.opening(ask, reply.draft) + b"".join(CHAT.closing(ask, reply))
     lines = [event.removeprefix(b"data: ") for event in events.split(b"\n\n") if event]
     assert lines[-1] == b"[DONE]"
     return [json.loads(line) for line in lines[:-1]]
 
 
-def accumulated(ask: Ask, reply: Reply) -> Any:
+def accumulated(ask: ChatRequest, reply: Reply) -> Any:
     state = cast("Any", ChatCompletionStreamState())
     for chunk in chunks(ask, reply):
         state.handle_chunk(ChatCompletionChunk.model_validate(chunk))

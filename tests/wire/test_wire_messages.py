@@ -12,7 +12,7 @@ from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from canned_wire import CannedServer, Refusal, call, canned, canned_server
-from rolltape.gateway.exchange import Reply, SamplingParams, ToolChoice
+from rolltape.gateway.request import Reply, SamplingParams, ToolChoice
 from rolltape.gateway.wire.messages import MESSAGES
 from rolltape.records.messages import canonical_message
 from rolltape.records.turn import Finish

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from canned_wire import call, canned
-from rolltape.gateway.exchange import Ask, OutputSchema, ToolChoice
+from rolltape.gateway.request import ChatRequest, OutputSchema, ToolChoice
 from rolltape.gateway.wire.messages import MESSAGES
 from rolltape.records.messages import Message, Root, canonical_message
 from wire_bodies import broken, read_or_refused, refusal, reply_messages
@@ -30,7 +30,7 @@ def body(**fields: Any) -> dict[str, Any]:
     return {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "go"}]} | fields
 
 
-def read(**fields: Any) -> Ask:
+def read(**fields: Any) -> ChatRequest:
     return MESSAGES.read(json.dumps(body(**fields)).encode())
 
 

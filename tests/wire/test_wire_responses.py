@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from canned_wire import CannedServer, Refusal, call, canned, canned_server
 from rolltape.errors import BadRequest
-from rolltape.gateway.exchange import Ask, OutputSchema, Reply, SamplingParams, ToolChoice
+from rolltape.gateway.request import ChatRequest, OutputSchema, Reply, SamplingParams, ToolChoice
 from rolltape.gateway.wire.responses import RESPONSES
 from rolltape.records.messages import canonical_message
 from rolltape.records.turn import Finish
@@ -62,16 +62,16 @@ def client(server: CannedServer) -> Iterator[Any]:
         yield sdk
 
 
-def read(**fields: Any) -> Ask:
+def read(**fields: Any) -> ChatRequest:
     return RESPONSES.read(json.dumps({"model": "tiny", "input": "go"} | fields).encode())
 
 
-def whole(ask: Ask, reply: Reply) -> dict[str, Any]:
+def whole(ask: ChatRequest, reply: Reply) -> dict[str, Any]:
     said: dict[str, Any] = json.loads(RESPONSES.whole(ask, reply))
     return said
 
 
-def events(ask: Ask, reply: Reply) -> list[dict[str, Any]]:
+def events(ask: ChatRequest, reply: Reply) -> list[dict[str, Any]]:
     sent = RESPONSES.opening(ask, reply.draft) + b"".join(RESPONSES.closing(ask, reply))
     found = []
     for event in sent.decode().removesuffix("\n\n").split("\n\n"):

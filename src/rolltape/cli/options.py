@@ -115,8 +115,8 @@ def require_key(host: str, key: str | None, flag: str) -> None:
 
 if TYPE_CHECKING:
     from rolltape.collect.environments.judge import Judge
-    from rolltape.gateway.exchange import SamplingParams
     from rolltape.gateway.prompts.chat import Retention
+    from rolltape.gateway.request import SamplingParams
     from rolltape.gateway.turn.constraints import ConstrainLevel
 
 engine_option = partial(option, section="Engine")
@@ -239,7 +239,7 @@ class EngineOptions:
 
     def forced_sampling(self, **named: Any) -> "SamplingParams":
         """What --force sets, and the parameters with flags of their own that are not None."""
-        from rolltape.gateway.exchange import SamplingParams
+        from rolltape.gateway.request import SamplingParams
 
         given = self.force or []
         values: dict[str, object] = {name: value for name, value in named.items() if value is not None}

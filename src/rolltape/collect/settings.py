@@ -7,8 +7,8 @@ import msgspec
 from rolltape.collect.environments.judge import Judge
 from rolltape.collect.sandboxes.protocol import SandboxKind, SandboxNetwork
 from rolltape.errors import CollectError
-from rolltape.gateway.exchange import SamplingParams
 from rolltape.gateway.prompts.chat import Retention
+from rolltape.gateway.request import SamplingParams
 from rolltape.gateway.turn.constraints import ConstrainLevel
 from rolltape.records.turn import LogprobKind
 from rolltape.traces import Capture

@@ -13,10 +13,10 @@ import msgspec
 
 from rolltape.errors import BadRequest, NotAllowed, PolicyError, PromptTooLong, RecordError, SessionEnded, TapeError
 from rolltape.gateway.engines.pool import EnginePool
-from rolltape.gateway.exchange import Ask
 from rolltape.gateway.finished import Ending, rollout_of
 from rolltape.gateway.metrics import Metrics
 from rolltape.gateway.prompts import ChatPrompts
+from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.sessions import OF_ROLLOUT, OpenSession, Sessions, SessionSpec
 from rolltape.gateway.settings import GatewaySettings
 from rolltape.gateway.turn.attempts import Attempt
@@ -147,7 +147,7 @@ class Service:
             known = self._unasked[name] = self.open_session(spec)
         return known
 
-    def check_size(self, session: OpenSession, ask: Ask) -> None:
+    def check_size(self, session: OpenSession, ask: ChatRequest) -> None:
         """Raise BadRequest for a request that is too large to be looked at."""
         session.overflowed = False
         try:
@@ -157,7 +157,7 @@ class Service:
             session.overflowed = True
             raise
 
-    def attempt(self, session: OpenSession, ask: Ask, digest: bytes, headers: Mapping[str, str]) -> Attempt:
+    def attempt(self, session: OpenSession, ask: ChatRequest, digest: bytes, headers: Mapping[str, str]) -> Attempt:
         """Begin the turn that a request asks for, or find the one that it asks for again."""
         if ask.media and self.settings.images == "refuse":
             raise BadRequest(f"{ask.media[0]}: images and documents are refused here; send text alone")
@@ -179,7 +179,7 @@ class Service:
         return attempt
 
     async def _take(
-        self, session: OpenSession, ask: Ask, attempt: Attempt, earlier: Attempt | None, *, counts: bool
+        self, session: OpenSession, ask: ChatRequest, attempt: Attempt, earlier: Attempt | None, *, counts: bool
     ) -> Taken:
         caller = attempt.caller
         is_auxiliary = auxiliary_reason(ask, session.task_instructions) is not None
@@ -198,7 +198,7 @@ class Service:
         return taken
 
     async def _take_turn(
-        self, session: OpenSession, ask: Ask, attempt: Attempt, earlier: Attempt | None, *, counts: bool
+        self, session: OpenSession, ask: ChatRequest, attempt: Attempt, earlier: Attempt | None, *, counts: bool
     ) -> Taken:
         try:
             left = None if earlier is None else await earlier.ended()

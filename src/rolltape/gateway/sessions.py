@@ -13,7 +13,7 @@ import msgspec
 
 from rolltape.errors import NoSuchSession, SessionEnded, TurnCapReached
 from rolltape.gateway.engines.protocol import IdsAsJson
-from rolltape.gateway.exchange import SamplingParams
+from rolltape.gateway.request import SamplingParams
 from rolltape.gateway.turn.attempts import Attempt, Attempts
 from rolltape.gateway.turn.history import History
 from rolltape.records.turn import Delivery

@@ -4,8 +4,8 @@ import warnings
 
 import msgspec
 
-from rolltape.gateway.exchange import SamplingParams
 from rolltape.gateway.prompts.chat import Retention
+from rolltape.gateway.request import SamplingParams
 from rolltape.gateway.turn.constraints import ConstrainLevel
 
 

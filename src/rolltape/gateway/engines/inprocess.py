@@ -14,6 +14,7 @@ class InProcessEngine:
     keeps_aborted = True  # `abort` gives what was sampled so far
     applies = frozenset({"temperature", "top_p", "top_k", "seed", "max_tokens", "stop"})
     abilities = frozenset[Ability]()
+    streams = False
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from rolltape.errors import EngineFault
 from rolltape.gateway.engines.http import HttpEngine, decoded
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.engines.sampled import parse_finish, sampled_ids, sampled_logprobs, sampling_fields
-from rolltape.gateway.exchange import SamplingParams
+from rolltape.gateway.request import SamplingParams
 from rolltape.gateway.turn.constraints import Ability
 from rolltape.records.turn import NO_IDS, Finish, LogprobKind
 
@@ -66,6 +66,7 @@ class LlamaCppEngine(HttpEngine):
     token_faithful = True
     applies = frozenset(SamplingParams.__struct_fields__)
     abilities = frozenset({Ability.JSON_SCHEMA})
+    streams = False
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
         super().__init__("llamacpp", url, api_key)

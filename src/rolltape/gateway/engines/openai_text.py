@@ -9,7 +9,7 @@ from rolltape.errors import EngineFault
 from rolltape.gateway.engines.http import HttpEngine, PromptUsage, decoded
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.engines.sampled import parse_finish
-from rolltape.gateway.exchange import Ask
+from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.turn.constraints import Ability
 from rolltape.records.turn import NO_IDS, Finish
 
@@ -50,6 +50,7 @@ class OpenAITextEngine(HttpEngine):
     token_faithful = False
     applies = _APPLIES
     abilities = frozenset[Ability]()  # the endpoint is given the agent's own demands instead
+    streams = False
 
     def __init__(
         self, url: str, *, api_key: str | None = None, model: str | None = None, limit_field: str = "max_tokens"
@@ -73,7 +74,7 @@ class OpenAITextEngine(HttpEngine):
         return _generated(decoded(data, _COMPLETION, where), where)
 
     def _body(self, wanted: Generation) -> dict[str, Any]:
-        ask = wanted.ask
+        ask = wanted.request
         given = {name: value for name, value in wanted.sampling.to_dict().items() if name in _APPLIES}
         if "max_tokens" in given:
             given[self._limit_field] = given.pop("max_tokens")
@@ -88,7 +89,7 @@ def _plain_message(message: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _tools(ask: Ask) -> dict[str, Any]:
+def _tools(ask: ChatRequest) -> dict[str, Any]:
     if not ask.tools:
         return {}
     choice = ask.tool_choice
@@ -99,7 +100,7 @@ def _tools(ask: Ask) -> dict[str, Any]:
     return fields
 
 
-def _output_form(ask: Ask) -> dict[str, Any]:
+def _output_form(ask: ChatRequest) -> dict[str, Any]:
     if ask.output_schema is None:
         return {}
     schema = ask.output_schema.schema

@@ -1,13 +1,13 @@
 """The engine protocol: what every engine is asked and returns."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rolltape.gateway.exchange import Ask, SamplingParams
+from rolltape.gateway.request import ChatRequest, SamplingParams
 from rolltape.gateway.turn.constraints import Ability, Constraint
 from rolltape.records.turn import NO_IDS, Finish, Ids, LogprobKind, Segment
 
@@ -39,9 +39,12 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     stop_ids: tuple[int, ...]
     vocabulary: int | None = None  # one more than the largest id of the tokenizer; None: not known
     held_tokens: int = 0  # of the prompt: those whose side arrays are on the tape already
-    ask: Ask  # for an engine that takes messages instead of ids
+    request: ChatRequest  # for an engine that takes messages instead of ids
     constraint: Constraint | None = None  # to be enforced, by an engine that has what it needs
     ids_json: IdsAsJson = msgspec.field(default_factory=IdsAsJson)  # its session's, for an engine that takes JSON
+    # Called on the event loop with the ids sampled since the last call, by an engine that streams. They are part of
+    # what `generate` returns, or of what its EngineDied carries.
+    on_sampled: Callable[[Ids], None] | None = None
 
 
 class Generated(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -78,6 +81,7 @@ class Engine(Protocol):
     token_faithful: bool  # false: text in, text out
     applies: frozenset[str]  # the fields of SamplingParams that it applies
     abilities: frozenset[Ability]  # to constrain what it samples
+    streams: bool  # whether it calls `on_sampled`; false: a reply is known when it has ended
 
     async def facts(self) -> EngineFacts:
         """What the engine reports about itself; a health check too. Raises EngineUnreachable without an answer."""

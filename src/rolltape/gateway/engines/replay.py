@@ -7,7 +7,7 @@ import msgspec
 
 from rolltape.errors import EngineFault, NoSuchRollout
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
-from rolltape.gateway.exchange import SamplingParams
+from rolltape.gateway.request import SamplingParams
 from rolltape.gateway.turn.constraints import Ability
 from rolltape.records.messages import Message
 from rolltape.records.turn import Finish, Ids, Turn, TurnFlag, common_prefix
@@ -33,6 +33,7 @@ class ReplayEngine:
 
     applies = frozenset(SamplingParams.__struct_fields__)  # whatever was applied when it was recorded
     abilities = frozenset(Ability)  # a turn says whether it was constrained when it was recorded
+    streams = False
 
     def __init__(self, run: str | os.PathLike[str], which: str, *, go_on: bool = False) -> None:
         self.name = f"replay {os.fspath(run)}#{which}"
@@ -113,7 +114,7 @@ def _has_ids(turn: Turn) -> bool:
 
 
 def _digests(wanted: Generation) -> list[bytes]:
-    return [Message.snapshot(message, f"message {at}").canonical for at, message in enumerate(wanted.ask.messages)]
+    return [Message.snapshot(message, f"message {at}").canonical for at, message in enumerate(wanted.request.messages)]
 
 
 def _recorded_digests(turn: Turn) -> list[bytes]:
@@ -145,7 +146,7 @@ def _departure(turn: Turn | None, wanted: Generation, number: int) -> Departure:
 
 
 def _shown(turn: Turn, wanted: Generation, at: int) -> str:
-    both = (turn.prompt_messages, wanted.ask.messages)
+    both = (turn.prompt_messages, wanted.request.messages)
     recorded, came = (_short(messages[at]) if at < len(messages) else "none" for messages in both)
     return f"{recorded} was recorded, {came} came"
 

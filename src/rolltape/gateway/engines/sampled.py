@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from rolltape.errors import EngineFault
 from rolltape.gateway.engines.protocol import Engine, Generated, Generation
-from rolltape.gateway.exchange import SamplingParams
+from rolltape.gateway.request import SamplingParams
 from rolltape.records.plausible import implausibility
 from rolltape.records.turn import NO_IDS, Finish, Ids
 

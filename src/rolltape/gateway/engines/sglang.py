@@ -14,7 +14,7 @@ from rolltape.gateway.engines.http import MODEL_CARDS, HttpEngine, decoded
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.engines.sampled import FINISHES, parse_finish, sampled_ids, sampled_logprobs, sampling_fields
 from rolltape.gateway.engines.structural_tags import structural_tag
-from rolltape.gateway.exchange import SamplingParams
+from rolltape.gateway.request import SamplingParams
 from rolltape.gateway.turn.constraints import Ability, Constraint
 from rolltape.records.turn import Finish, LogprobKind, Segment
 
@@ -85,6 +85,7 @@ class SglangEngine(HttpEngine):
     """
 
     token_faithful = True
+    streams = False
     keeps_aborted = True  # `abort` gives what was sampled so far
 
     def __init__(

@@ -14,7 +14,7 @@ from rolltape.gateway.engines.http import MODEL_CARDS, HttpEngine, PromptUsage, 
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.engines.sampled import FINISHES, parse_finish, sampled_ids, sampled_logprobs, sampling_fields
 from rolltape.gateway.engines.structural_tags import structural_tag
-from rolltape.gateway.exchange import SamplingParams
+from rolltape.gateway.request import SamplingParams
 from rolltape.gateway.turn.constraints import Ability, Constraint
 from rolltape.records.turn import Finish, LogprobKind
 
@@ -78,6 +78,7 @@ class VllmEngine(HttpEngine):
     # With a reasoning parser the server holds a constraint back until thinking has ended, without one it does not, and
     # it does not say which. So thinking that the prompt has begun, and that a reply ends, cannot be written for both.
     abilities = frozenset({Ability.JSON_SCHEMA, Ability.STRUCTURAL_TAGS})
+    streams = False
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ import msgspec
 from aiohttp import web
 
 from rolltape.errors import EngineFailed, GatewayError, RolltapeError, SessionEnded
-from rolltape.gateway.exchange import INLINE_BYTES, Ask, Reply
+from rolltape.gateway.request import INLINE_BYTES, ChatRequest, Reply
 from rolltape.gateway.server.bodies import check_structure, read_body
 from rolltape.gateway.server.guard import GatewayGuard, given_key
 from rolltape.gateway.service import Service
@@ -67,10 +67,12 @@ class Agents:
         begun = await self._service.turns.begin(session, ask)
         return web.Response(body=MESSAGES.counted(len(begun.prompt.ids)), content_type="application/json")
 
-    async def _ask(self, request: web.Request, session: OpenSession, read: Callable[[bytes], Ask]) -> Ask:
+    async def _ask(
+        self, request: web.Request, session: OpenSession, read: Callable[[bytes], ChatRequest]
+    ) -> ChatRequest:
         """Parse a request; raises BadRequest, also for one that is beyond the limits."""
 
-        def parse(body: bytes) -> Ask:
+        def parse(body: bytes) -> ChatRequest:
             check_structure(body)
             ask = read(body)
             self._service.check_size(session, ask)
@@ -123,7 +125,13 @@ class _Exchange:
     """One request and its reply on the wire."""
 
     def __init__(
-        self, service: Service, request: web.Request, dialect: Dialect, ask: Ask, session: OpenSession, attempt: Attempt
+        self,
+        service: Service,
+        request: web.Request,
+        dialect: Dialect,
+        ask: ChatRequest,
+        session: OpenSession,
+        attempt: Attempt,
     ) -> None:
         self._service = service
         self._request = request

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from aiohttp import web
 
 from rolltape.errors import BadRequest, BodyTimeout
-from rolltape.gateway.exchange import INLINE_BYTES
+from rolltape.gateway.request import INLINE_BYTES
 from rolltape.gateway.settings import GatewaySettings
 
 # Python's JSON parsers keep all other threads waiting. Text of 32 MiB has fewer of these signs, and takes them 0.1 s.

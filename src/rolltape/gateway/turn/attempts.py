@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rolltape.gateway.exchange import Ask
+from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.turn.generate import Caller
 from rolltape.records.turn import Delivery
 
@@ -18,7 +18,7 @@ _REMEMBERED = 16  # requests of a session that a retry may still come for
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
-def request_digest(ask: Ask) -> bytes:
+def request_digest(ask: ChatRequest) -> bytes:
     """Under which a request is known again, when it comes with its fields in another order or wants no stream."""
     # Codex (0.166) shuffles fields each time; Claude Code (2.1) asks without a stream once one has broken.
     as_told = {"client": "", "body_bytes": 0, "stream": False, "include_usage": True, "ignored_params": ()}

@@ -2,7 +2,7 @@
 
 import re
 
-from rolltape.gateway.exchange import Ask
+from rolltape.gateway.request import ChatRequest
 from rolltape.records.messages import content_text
 
 # Of what, within the same sentence: other titles, asked for in a chat, are a task like any other.
@@ -19,7 +19,7 @@ _INSTRUCTIONS = 8000  # characters: a title takes fewer words than a task
 _PROBES = frozenset({"quota", "test", "Hi", "count", "."})
 
 
-def auxiliary_reason(ask: Ask, task_instructions: str | None) -> str | None:
+def auxiliary_reason(ask: ChatRequest, task_instructions: str | None) -> str | None:
     """What a side request is for, as its turn says; None: it is part of the task.
 
     Claude Code (2.1.197) and opencode (1.18.33) ask without tools for a title of the session. Claude Code also asks
@@ -40,10 +40,10 @@ def auxiliary_reason(ask: Ask, task_instructions: str | None) -> str | None:
     return None
 
 
-def instructions_of(ask: Ask) -> str:
+def instructions_of(ask: ChatRequest) -> str:
     """The text of a request's system messages."""
     return _text(ask, "system") or _text(ask, "developer")
 
 
-def _text(ask: Ask, role: str) -> str:
+def _text(ask: ChatRequest, role: str) -> str:
     return "\n".join(content_text(message.get("content")) for message in ask.messages if message["role"] == role)

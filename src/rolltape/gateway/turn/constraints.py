@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from rolltape.gateway.exchange import Ask
 from rolltape.gateway.prompts.reply_form import CallForm, ReplyForm, Thinking
+from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.turn.json_schemas import follows_schema
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Ids
@@ -57,7 +57,7 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def build_constraint(
-    ask: Ask, form: ReplyForm, thinking: Thinking | None, level: ConstrainLevel, abilities: frozenset[Ability]
+    ask: ChatRequest, form: ReplyForm, thinking: Thinking | None, level: ConstrainLevel, abilities: frozenset[Ability]
 ) -> tuple[Constraint | None, list[str]]:
     """The constraint of a request, and what is not enforced, as `ignored_params` lists it."""
     fields = demanding_fields(ask)
@@ -80,7 +80,7 @@ _UNENFORCED = (
 )
 
 
-def demanding_fields(ask: Ask) -> list[str]:
+def demanding_fields(ask: ChatRequest) -> list[str]:
     """The fields of a request that demand something of the reply."""
     demands = {
         "tool_choice": ask.tool_choice.mode == "required",
@@ -90,7 +90,9 @@ def demanding_fields(ask: Ask) -> list[str]:
     return [field for field, demanded in demands.items() if demanded]
 
 
-def _constraint(ask: Ask, fields: tuple[str, ...], form: ReplyForm, thinking: Thinking | None) -> Constraint | str:
+def _constraint(
+    ask: ChatRequest, fields: tuple[str, ...], form: ReplyForm, thinking: Thinking | None
+) -> Constraint | str:
     """The constraint, or why there can be none."""
     required, callable_ = ask.tool_choice.mode == "required", ask.tool_choice.mode != "none"
     schema = None if ask.output_schema is None or required else ask.output_schema.schema
@@ -119,7 +121,7 @@ def _constraint(ask: Ask, fields: tuple[str, ...], form: ReplyForm, thinking: Th
     )
 
 
-def _callable_tools(ask: Ask) -> dict[str, dict[str, Any]]:
+def _callable_tools(ask: ChatRequest) -> dict[str, dict[str, Any]]:
     """The tools that may be called. Where only strict ones are held to their schema, the others may be given any."""
     forced = ask.tool_choice.mode == "required"
     tools = {tool["function"]["name"]: tool["function"].get("parameters") for tool in ask.all_tools or ()}
@@ -139,7 +141,7 @@ def can_cut_calls(form: ReplyForm) -> bool:
     return form.call is not None and not form.call.closing
 
 
-def is_met(ask: Ask, message: dict[str, Any]) -> bool:
+def is_met(ask: ChatRequest, message: dict[str, Any]) -> bool:
     """Whether a whole reply is what its request demanded."""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     if ask.tool_choice.mode == "required":

@@ -28,7 +28,7 @@ INTERRUPTED = "not enforced after an interruption, since no engine takes up a gr
 _REFUSALS = frozenset({400, 422})  # statuses with which engines refuse a grammar that they cannot compile
 
 
-class Stretch(NamedTuple):
+class PartialGeneration(NamedTuple):
     """What one engine gave in one go, and the version that was announced when it began and when it ended."""
 
     engine: Engine
@@ -87,7 +87,7 @@ class Generator:
         self._count = 0
         self._seen: set[str] = set()  # engines whose first reply was looked at
 
-    async def run(self, wanted: Generation, caller: Caller, stretches: list[Stretch]) -> None:
+    async def run(self, wanted: Generation, caller: Caller, stretches: list[PartialGeneration]) -> None:
         """Append to `stretches` until the reply has ended or its caller has left. What there is stays there."""
         caller.engine_owes_since = time.monotonic()
         retries = Retries(self._patience, self._now)
@@ -103,7 +103,9 @@ class Generator:
         finally:
             caller.engine_owes_since = None
 
-    async def _go_on(self, wanted: Generation, caller: Caller, stretches: list[Stretch], retries: Retries) -> bool:
+    async def _go_on(
+        self, wanted: Generation, caller: Caller, stretches: list[PartialGeneration], retries: Retries
+    ) -> bool:
         """Ask an engine for what is left, or wait after its error; whether the reply has ended."""
         engine: Engine | None = None
         announced, since = self._weights.version, time.monotonic()
@@ -126,7 +128,7 @@ class Generator:
                 await self._wait(retries.next_pause_s(error, lambda: self._pool.move(wanted.session)), caller)
             except EngineFailed:
                 if engine is not None and isinstance(error, ImplausibleReply):  # the tape shows what it gave
-                    stretches.append(Stretch(engine, error.given, announced, self._weights.version))
+                    stretches.append(PartialGeneration(engine, error.given, announced, self._weights.version))
                 raise
             finally:
                 caller.waited(since, str(error))
@@ -138,7 +140,7 @@ class Generator:
         retries.start_over()
         caller.engine_failed = False
         caller.engine_owes_since = time.monotonic()
-        stretches.append(Stretch(engine, given, announced, self._weights.version))
+        stretches.append(PartialGeneration(engine, given, announced, self._weights.version))
         return given.finish is not Finish.ABORT
 
     async def _find_stall(self, engine: Engine) -> str | None:
@@ -247,7 +249,9 @@ class Generator:
         except (EngineUnreachable, EngineFault, TimeoutError):
             task.cancel()
 
-    def _rest(self, wanted: Generation, stretches: list[Stretch], engine: Engine, caller: Caller) -> Generation:
+    def _rest(
+        self, wanted: Generation, stretches: list[PartialGeneration], engine: Engine, caller: Caller
+    ) -> Generation:
         """What is still wanted after the stretches that there are, under a name of its own."""
         self._count += 1
         name = f"{wanted.id}-{self._count}"
@@ -264,7 +268,7 @@ class Generator:
         return msgspec.structs.replace(wanted, id=name, prompt_ids=ids, sampling=sampling, constraint=constraint)
 
 
-def _room(wanted: Generation, stretches: list[Stretch]) -> int:
+def _room(wanted: Generation, stretches: list[PartialGeneration]) -> int:
     """How many tokens may still be sampled."""
     assert wanted.sampling.max_tokens is not None
     return wanted.sampling.max_tokens - sum(len(stretch.given.ids) for stretch in stretches)

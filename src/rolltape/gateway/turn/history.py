@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from rolltape.gateway.exchange import Ask
+from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.turn.echo import EchoRule, is_text_alone, match_echo
 from rolltape.records.messages import Message, Role, Root
 from rolltape.records.turn import Turn
@@ -50,7 +50,7 @@ class HistoryMatch(NamedTuple):
     echoes: tuple[EchoRule, ...]
 
 
-def keyed(ask: Ask, body_bytes: int = 0) -> Ask:
+def keyed(ask: ChatRequest, body_bytes: int = 0) -> ChatRequest:
     """A request with tool results in the order of their calls, its messages' keys, and its size as it came."""
     messages = in_call_order(ask.messages)
     keys = tuple(map(_key, messages))
@@ -115,7 +115,7 @@ class History:
         self._tree.take_apart()
         self._aliases.clear()
 
-    def place(self, ask: Ask, tools: object, options: dict[str, Any]) -> HistoryMatch:
+    def place(self, ask: ChatRequest, tools: object, options: dict[str, Any]) -> HistoryMatch:
         """Follow a request's messages from the root as far as the session knows them."""
         root = self._root(tools, options)
         given = [self._message(*one) for one in zip(ask.messages, ask.message_keys, itertools.count())]

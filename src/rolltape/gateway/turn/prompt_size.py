@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from rolltape.errors import BadRequest, PromptTooLong
-from rolltape.gateway.exchange import Api, Ask
+from rolltape.gateway.request import Api, ChatRequest
 from rolltape.records.messages import content_text
 
 _CHEAP = 100_000  # characters, which are tokenized in some hundredths of a second
@@ -16,7 +16,7 @@ _MOST_BESIDES = 256 * 1024  # bytes of a field that is no part of the prompt: en
 _WINDOWS, _WINDOW = 32, 256  # stretches of the text that are tokenized, and their characters
 
 
-def check_request_size(ask: Ask, max_messages: int, context: int | None, count: Callable[[str], int]) -> None:
+def check_request_size(ask: ChatRequest, max_messages: int, context: int | None, count: Callable[[str], int]) -> None:
     """Raise BadRequest for too many messages or too much besides, PromptTooLong for a prompt far beyond the context.
 
     `count` counts the tokens of a text; it is given samples of the request's.
@@ -37,7 +37,7 @@ def check_request_size(ask: Ask, max_messages: int, context: int | None, count: 
         )
 
 
-def _check_besides(ask: Ask) -> None:
+def _check_besides(ask: ChatRequest) -> None:
     schema, stop = ask.output_schema, "stop_sequences" if ask.api is Api.MESSAGES else "stop"
     besides = {"metadata": ask.metadata, stop: ask.sampling.stop, schema.field if schema else "": schema}
     for field, value in besides.items():
@@ -46,7 +46,7 @@ def _check_besides(ask: Ask) -> None:
             raise BadRequest(f"{field} has {size:,} bytes, and {_MOST_BESIDES:,} are allowed; send less")
 
 
-def _texts(ask: Ask) -> Iterator[str]:
+def _texts(ask: ChatRequest) -> Iterator[str]:
     """What of a request becomes part of the prompt."""
     for message in ask.messages:
         yield content_text(message.get("content"))

@@ -10,7 +10,7 @@ import numpy as np
 
 from rolltape.gateway.prompts import ChatPrompts, Parsed
 from rolltape.gateway.turn.constraints import can_cut_calls, is_met
-from rolltape.gateway.turn.generate import Stretch
+from rolltape.gateway.turn.generate import PartialGeneration
 from rolltape.records.turn import Finish, Ids, Segment, TokenChain
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class ReplyOutcome(NamedTuple):
         return self.finish if self.kept_ids is None else Finish.STOP
 
 
-def decide_finish(stretches: Sequence[Stretch], max_tokens: int) -> Finish:
+def decide_finish(stretches: Sequence[PartialGeneration], max_tokens: int) -> Finish:
     """How a reply ended: what its last stretch says, unless that was cut off where the reply was full."""
     if not stretches:
         return Finish.LENGTH if max_tokens <= 0 else Finish.ABORT
@@ -45,7 +45,7 @@ def decide_finish(stretches: Sequence[Stretch], max_tokens: int) -> Finish:
 
 
 def parse_outcome(
-    stretches: Sequence[Stretch], finish: Finish, begun: "Begun", before: Ids, prompts: ChatPrompts
+    stretches: Sequence[PartialGeneration], finish: Finish, begun: "Begun", before: Ids, prompts: ChatPrompts
 ) -> ReplyOutcome:
     """Read a reply, `before` being what had been sampled of it earlier. Only one that was given up has no message."""
     if finish in (Finish.ABORT, Finish.ERROR):
@@ -106,7 +106,7 @@ def _with_ids(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": [{**call, "id": f"call_{secrets.token_hex(12)}"} for call in calls]}
 
 
-def build_segments(stretches: Sequence[Stretch]) -> list[dict[str, Any]]:
+def build_segments(stretches: Sequence[PartialGeneration]) -> list[dict[str, Any]]:
     """Stretches as a turn's segments; versions are the engine's word, else what was announced to us."""
     segments = []
     for stretch in stretches:
@@ -126,7 +126,7 @@ def build_segments(stretches: Sequence[Stretch]) -> list[dict[str, Any]]:
     return segments
 
 
-def join_side_arrays(stretches: Sequence[Stretch]) -> dict[str, Any]:
+def join_side_arrays(stretches: Sequence[PartialGeneration]) -> dict[str, Any]:
     """Side arrays of all stretches, joined where they follow on each other."""
     joined: dict[str, Any] = {}
     for stretch in stretches:
@@ -144,8 +144,8 @@ def _joined(first: dict[str, Any] | None, then: dict[str, Any]) -> dict[str, Any
 
 
 def cut_at_stop(
-    stretches: list[Stretch], prompt: Ids, before: int, stops: Sequence[str], decode: Callable[[Ids], str]
-) -> list[Stretch]:
+    stretches: list[PartialGeneration], prompt: Ids, before: int, stops: Sequence[str], decode: Callable[[Ids], str]
+) -> list[PartialGeneration]:
     """The stretches up to the token that completes a stop string that began before an interruption, if there is one.
 
     No engine sees such a stop string whole.
@@ -173,9 +173,9 @@ def cut_at_stop(
     return stretches
 
 
-def keep_ids(stretches: Sequence[Stretch], prompt: int, count: int) -> list[Stretch]:
+def keep_ids(stretches: Sequence[PartialGeneration], prompt: int, count: int) -> list[PartialGeneration]:
     """The first so many ids of all stretches, which follow on a prompt of that length."""
-    kept: list[Stretch] = []
+    kept: list[PartialGeneration] = []
     for stretch in stretches:
         size = len(stretch.given.ids)
         if count <= size:
@@ -185,7 +185,7 @@ def keep_ids(stretches: Sequence[Stretch], prompt: int, count: int) -> list[Stre
     return kept
 
 
-def _cut_stretch(stretch: Stretch, count: int, end: int, stop: str | None) -> Stretch:
+def _cut_stretch(stretch: PartialGeneration, count: int, end: int, stop: str | None) -> PartialGeneration:
     """So many ids of a stretch, which ends there by that stop string, if any; `end` counts from the prompt's start."""
     given = stretch.given
     segments = [Segment(one.start, min(one.stop, count), one.first_version, one.last_version) for one in given.segments]

@@ -12,14 +12,14 @@ import msgspec
 from rolltape.errors import EngineError, EngineFailed
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Generation
-from rolltape.gateway.exchange import INLINE_BYTES, Ask, Draft, Reply, SamplingParams, Usage
 from rolltape.gateway.metrics import Metrics
 from rolltape.gateway.prompts import ChatPrompts
+from rolltape.gateway.request import INLINE_BYTES, ChatRequest, Draft, Reply, SamplingParams, Usage
 from rolltape.gateway.sessions import OpenSession
 from rolltape.gateway.settings import GatewaySettings
 from rolltape.gateway.turn.auxiliary import auxiliary_reason
 from rolltape.gateway.turn.constraints import Constraint, build_constraint, can_cut_calls, demanding_fields
-from rolltape.gateway.turn.generate import INTERRUPTED, Caller, Generator, Stretch
+from rolltape.gateway.turn.generate import INTERRUPTED, Caller, Generator, PartialGeneration
 from rolltape.gateway.turn.history import HistoryMatch
 from rolltape.gateway.turn.prompting import Prompt, build_prompt, resume_prompt
 from rolltape.gateway.turn.replies import (
@@ -44,7 +44,7 @@ class Begun(NamedTuple):
     """A turn whose prompt is there."""
 
     session: OpenSession
-    ask: Ask
+    ask: ChatRequest
     place: HistoryMatch
     prompt: Prompt
     draft: Draft
@@ -108,7 +108,7 @@ class Turns:
         self._context = context  # of the engines; None: they do not say
         self._has_constrained = False  # any turn so far
 
-    async def begin(self, session: OpenSession, ask: Ask, resumed: Resumed | None = None) -> Begun:
+    async def begin(self, session: OpenSession, ask: ChatRequest, resumed: Resumed | None = None) -> Begun:
         """Find the prompt; raises BadRequest for what cannot be rendered. A resumed turn is its own prompt."""
         started_at = time.time()
         spec = session.spec
@@ -155,7 +155,7 @@ class Turns:
 
     async def finish(self, begun: Begun, caller: Caller) -> Taken:
         """Generate, record, and give the reply; raises EngineFailed if there is none. Recorded in every case."""
-        stretches: list[Stretch] = []
+        stretches: list[PartialGeneration] = []
         engine_began = time.perf_counter()
         failure: str | None = None
         if begun.room > 0:
@@ -167,7 +167,7 @@ class Turns:
                 stop_ids=self._prompts.stop_ids,
                 vocabulary=self._prompts.vocabulary,
                 held_tokens=_covered(begun.prompt.after),
-                ask=begun.ask,
+                request=begun.ask,
                 ids_json=begun.session.ids_json,
                 constraint=begun.constraint,
             )
@@ -220,7 +220,7 @@ class Turns:
         limits = (session.spec.context_budget, self._context)
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def _ignored_params(self, ask: Ask, applied: SamplingParams) -> list[str]:
+    def _ignored_params(self, ask: ChatRequest, applied: SamplingParams) -> list[str]:
         """Parameters that are understood and not applied; a header and the turn list them."""
         unapplied = (name for name in applied.to_dict() if name not in self._pool.applies)
         ignored = [f"{name}: the engine does not apply it" for name in unapplied]
@@ -235,7 +235,7 @@ class Turns:
         return ignored
 
     def _constraint(
-        self, ask: Ask, prompt: Ids, sampled: int, thinking: bool | None
+        self, ask: ChatRequest, prompt: Ids, sampled: int, thinking: bool | None
     ) -> tuple[Constraint | None, list[str]]:
         """What the engine is to enforce, and what of the request's demands nobody does.
 
@@ -258,7 +258,7 @@ class Turns:
             return (None if found is None else rest), ignored
         return None, [*ignored, *(f"{field}: {INTERRUPTED}" for field in found.fields)]
 
-    async def _outcome(self, begun: Begun, stretches: list[Stretch], failure: str | None) -> ReplyOutcome:
+    async def _outcome(self, begun: Begun, stretches: list[PartialGeneration], failure: str | None) -> ReplyOutcome:
         assert begun.applied.max_tokens is not None
         finish = Finish.ERROR if failure is not None else decide_finish(stretches, begun.applied.max_tokens)
         before = begun.resumed.sampled_ids if begun.resumed is not None else NO_IDS
@@ -269,7 +269,7 @@ class Turns:
     async def _recorded(
         self,
         begun: Begun,
-        stretches: list[Stretch],
+        stretches: list[PartialGeneration],
         outcome: ReplyOutcome,
         failure: str | None,
         engine_errors: list[str],
@@ -309,7 +309,7 @@ class Turns:
         )
 
 
-def _offered(ask: Ask, session: OpenSession) -> tuple[Ask, list[str]]:
+def _offered(ask: ChatRequest, session: OpenSession) -> tuple[ChatRequest, list[str]]:
     """A request with the tools that the model may call, and why others are not among them."""
     tools, deferred = (
         [tool for tool in given if session.spec.allows(_name(tool))] for given in (ask.tools or [], ask.deferred_tools)
@@ -329,7 +329,7 @@ def _covered(after: Turn | None) -> int:
     return min((array.stop for array in after.side.values()), default=0) if after is not None else 0
 
 
-def _flags(begun: Begun, stretches: list[Stretch], outcome: ReplyOutcome) -> list[TurnFlag]:
+def _flags(begun: Begun, stretches: list[PartialGeneration], outcome: ReplyOutcome) -> list[TurnFlag]:
     flags = {
         TurnFlag.CONSTRAINED: any(stretch.given.constrained for stretch in stretches),
         TurnFlag.UNMET_DEMAND: outcome.unmet,
@@ -342,7 +342,9 @@ def _flags(begun: Begun, stretches: list[Stretch], outcome: ReplyOutcome) -> lis
     return [flag for flag, is_set in flags.items() if is_set]
 
 
-def _extra(begun: Begun, stretches: list[Stretch], outcome: ReplyOutcome, engine_errors: list[str]) -> dict[str, Any]:
+def _extra(
+    begun: Begun, stretches: list[PartialGeneration], outcome: ReplyOutcome, engine_errors: list[str]
+) -> dict[str, Any]:
     """What else is known of a turn, absent where there is nothing to say."""
     last = stretches[-1] if stretches else None
     facts = {

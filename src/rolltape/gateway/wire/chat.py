@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rolltape.gateway.exchange import Api, Ask, Draft, Reply
+from rolltape.gateway.request import Api, ChatRequest, Draft, Reply
 from rolltape.gateway.wire.chat_request import read_ask
 from rolltape.gateway.wire.openai import BETAS, custom_call_input, error_body
 from rolltape.gateway.wire.protocol import COMMENT, NO_HEADERS, event, with_headers
@@ -17,20 +17,20 @@ class ChatDialect:
 
     api = Api.CHAT
 
-    def read(self, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> Ask:
+    def read(self, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> ChatRequest:
         return with_headers(read_ask(body), headers, *BETAS)
 
-    def keepalive(self, ask: Ask) -> bytes:
+    def keepalive(self, ask: ChatRequest) -> bytes:
         return COMMENT
 
-    def whole(self, ask: Ask, reply: Reply) -> bytes:
+    def whole(self, ask: ChatRequest, reply: Reply) -> bytes:
         choice = {"index": 0, "message": _message(ask, reply), "logprobs": None, "finish_reason": _finish_reason(reply)}
         return _encoded(reply.draft, "chat.completion", choices=[choice], usage=_usage(reply))
 
-    def opening(self, ask: Ask, draft: Draft) -> bytes:
+    def opening(self, ask: ChatRequest, draft: Draft) -> bytes:
         return _chunk(draft, {"role": "assistant", "content": None})
 
-    def closing(self, ask: Ask, reply: Reply) -> Iterator[bytes]:
+    def closing(self, ask: ChatRequest, reply: Reply) -> Iterator[bytes]:
         message = _message(ask, reply)
         for name in ("reasoning_content", "content"):
             if message.get(name) is not None:
@@ -56,7 +56,7 @@ class ChatDialect:
 CHAT = ChatDialect()
 
 
-def _message(ask: Ask, reply: Reply) -> dict[str, Any]:
+def _message(ask: ChatRequest, reply: Reply) -> dict[str, Any]:
     """The reply's message; content is null where there are calls alone."""
     calls = [_call(ask, call) for call in reply.message.get("tool_calls") or ()]
     text = content_text(reply.message.get("content"))
@@ -68,7 +68,7 @@ def _message(ask: Ask, reply: Reply) -> dict[str, Any]:
     return message
 
 
-def _call(ask: Ask, call: dict[str, Any]) -> dict[str, Any]:
+def _call(ask: ChatRequest, call: dict[str, Any]) -> dict[str, Any]:
     name, arguments = call["function"]["name"], call["function"]["arguments"]
     text = custom_call_input(arguments) if name in ask.custom_tools else None
     if text is not None:

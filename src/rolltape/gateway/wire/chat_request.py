@@ -3,7 +3,7 @@
 from typing import Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.exchange import Api, Ask, SamplingParams
+from rolltape.gateway.request import Api, ChatRequest, SamplingParams
 from rolltape.gateway.wire.fields import Fields, read_body
 from rolltape.gateway.wire.openai import (
     HARMLESS,
@@ -21,7 +21,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 _PLAIN_ROLES = frozenset({"system", "developer", "user", "assistant"})
 
 
-def read_ask(raw: bytes) -> Ask:
+def read_ask(raw: bytes) -> ChatRequest:
     """The body of a request; raises BadRequest."""
     body, repaired = read_body(raw)
     _refuse_unservable(body)
@@ -31,7 +31,7 @@ def read_ask(raw: bytes) -> Ask:
     thinking = _thinking(body)
     output_schema = read_output_schema(body, "response_format")
     options = body.maybe_object("stream_options")
-    return Ask(
+    return ChatRequest(
         api=Api.CHAT,
         model=body.name("model"),
         messages=messages,

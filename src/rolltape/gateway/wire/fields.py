@@ -61,7 +61,7 @@ class Fields:
         return [name for name, value in self.value.items() if value is not None and name not in self._read]
 
     def ignore(self, what: str) -> None:
-        """List something in `Ask.ignored_params`: a field, and what is done instead."""
+        """List something in `ChatRequest.ignored_params`: a field, and what is done instead."""
         self.ignored_params.append(what)
 
     def all_ignored(self, *harmless: str) -> tuple[str, ...]:

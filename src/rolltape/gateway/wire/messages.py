@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from rolltape.gateway.exchange import Api, Ask, Draft, Reply, Usage
+from rolltape.gateway.request import Api, ChatRequest, Draft, Reply, Usage
 from rolltape.gateway.wire.messages_request import read_counting, read_request, sign_thinking
 from rolltape.gateway.wire.protocol import NO_HEADERS, event, with_headers
 from rolltape.records.messages import content_text
@@ -60,24 +60,24 @@ class MessagesDialect:
 
     api = Api.MESSAGES
 
-    def read(self, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> Ask:
+    def read(self, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> ChatRequest:
         return with_headers(read_request(body), headers, "anthropic-beta", _HARMLESS_BETAS)
 
-    def keepalive(self, ask: Ask) -> bytes:
+    def keepalive(self, ask: ChatRequest) -> bytes:
         # Claude Code (2.1) gives a stream up after 300 s without an event, and pings do not count; a delta that changes
         # nothing does. For litellm (1.106) such a delta ends the reply.
         return _IDLE_DELTA if ask.client.startswith("claude-cli/") else _PING
 
-    def whole(self, ask: Ask, reply: Reply) -> bytes:
+    def whole(self, ask: ChatRequest, reply: Reply) -> bytes:
         message = _message(reply.draft, _usage(reply)) | _ending(reply)
         return _encode(message | {"content": _blocks(reply)})
 
-    def opening(self, ask: Ask, draft: Draft) -> bytes:
+    def opening(self, ask: ChatRequest, draft: Draft) -> bytes:
         return _event(
             {"type": "message_start", "message": _message(draft, _prompt_usage(draft) | {"output_tokens": 0})}
         )
 
-    def closing(self, ask: Ask, reply: Reply) -> Iterator[bytes]:
+    def closing(self, ask: ChatRequest, reply: Reply) -> Iterator[bytes]:
         for index, block in enumerate(_blocks(reply)):
             empty, deltas = _in_pieces(block)
             yield _event({"type": "content_block_start", "index": index, "content_block": empty})
@@ -93,7 +93,7 @@ class MessagesDialect:
     def error_event(self, status: int, message: str, draft: Draft | None = None) -> bytes:
         return _event(_error(status, message))
 
-    def counting(self, body: bytes) -> Ask:
+    def counting(self, body: bytes) -> ChatRequest:
         """A body of `/v1/messages/count_tokens`: a request without limits, whose last message may be anyone's."""
         return read_counting(body)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.exchange import Api, Ask, OutputSchema, SamplingParams, ToolChoice
+from rolltape.gateway.request import Api, ChatRequest, OutputSchema, SamplingParams, ToolChoice
 from rolltape.gateway.wire.fields import Fields, read_body
 from rolltape.gateway.wire.media import media_part
 from rolltape.records.jsonable import encode_json
@@ -40,7 +40,7 @@ Messages = list[dict[str, Any]]
 Tools = list[dict[str, Any]]
 
 
-def read_request(body: bytes) -> Ask:
+def read_request(body: bytes) -> ChatRequest:
     """A request for a reply."""
     fields, repaired = read_body(body)
     if fields.maybe_whole("max_tokens", least=1) is None:
@@ -52,18 +52,18 @@ def read_request(body: bytes) -> Ask:
     return ask
 
 
-def read_counting(body: bytes) -> Ask:
+def read_counting(body: bytes) -> ChatRequest:
     """A request for the number of tokens of a prompt."""
     return _ask(*read_body(body))
 
 
-def _ask(fields: Fields, repaired: bool) -> Ask:
+def _ask(fields: Fields, repaired: bool) -> ChatRequest:
     if fields.get("thread") is not None:
         fields.refuse("thread", "conversations are not kept here; send all of it in messages")
     tools, deferred = _tools(fields)
     choice = fields.maybe_object("tool_choice")
     metadata = fields.maybe_object("metadata")
-    return Ask(
+    return ChatRequest(
         api=Api.MESSAGES,
         model=fields.name("model"),
         messages=_told_of(_conversation(fields), deferred),

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.exchange import OutputSchema, ToolChoice
+from rolltape.gateway.request import OutputSchema, ToolChoice
 from rolltape.gateway.wire.fields import Fields
 from rolltape.gateway.wire.media import media_part
 from rolltape.records.jsonable import encode_json

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from rolltape.gateway.exchange import Api, Ask, Draft, Reply
+from rolltape.gateway.request import Api, ChatRequest, Draft, Reply
 
 NO_HEADERS: Mapping[str, str] = {}
 
@@ -15,19 +15,19 @@ class Dialect(Protocol):
 
     api: Api
 
-    def read(self, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> Ask:
+    def read(self, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> ChatRequest:
         """A request; raises BadRequest, naming the field, for what is malformed or cannot be honored."""
 
-    def keepalive(self, ask: Ask) -> bytes:
+    def keepalive(self, ask: ChatRequest) -> bytes:
         """An event that its clients pass over, sent while the engine works."""
 
-    def whole(self, ask: Ask, reply: Reply) -> bytes:
+    def whole(self, ask: ChatRequest, reply: Reply) -> bytes:
         """The body of a reply that is not streamed."""
 
-    def opening(self, ask: Ask, draft: Draft) -> bytes:
+    def opening(self, ask: ChatRequest, draft: Draft) -> bytes:
         """The events with which a streamed reply starts at once."""
 
-    def closing(self, ask: Ask, reply: Reply) -> Iterator[bytes]:
+    def closing(self, ask: ChatRequest, reply: Reply) -> Iterator[bytes]:
         """All further events; with the opening they say what `whole` says. The last one ends the reply."""
 
     def error(self, status: int, message: str, code: str | None = None) -> bytes:
@@ -44,7 +44,7 @@ COMMENT = b": keepalive\n\n"  # no event at all; readers pass over it
 _BREAKS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
-def with_headers(ask: Ask, headers: Mapping[str, str], betas: str, harmless: Collection[str]) -> Ask:
+def with_headers(ask: ChatRequest, headers: Mapping[str, str], betas: str, harmless: Collection[str]) -> ChatRequest:
     """A request with what its headers say: who sent it, and which betas are asked for that mean nothing here."""
     asked = [one.strip() for one in headers.get(betas, "").split(",") if one.strip()]
     ignored = [f"{betas} {ascii(one)[1:-1][:80]}: ignored" for one in asked if not one.startswith(tuple(harmless))]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rolltape.errors import EngineFailed
-from rolltape.gateway.exchange import Api, Ask, Draft, Reply
+from rolltape.gateway.request import Api, ChatRequest, Draft, Reply
 from rolltape.gateway.wire.openai import BETAS, error_body
 from rolltape.gateway.wire.protocol import COMMENT, NO_HEADERS, event, with_headers
 from rolltape.gateway.wire.responses_items import ResponsesEvent, item_events, output_items
@@ -20,20 +20,20 @@ class ResponsesDialect:
 
     api = Api.RESPONSES
 
-    def read(self, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> Ask:
+    def read(self, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> ChatRequest:
         return with_headers(read_ask(body), headers, *BETAS)
 
-    def keepalive(self, ask: Ask) -> bytes:
+    def keepalive(self, ask: ChatRequest) -> bytes:
         return COMMENT
 
-    def whole(self, ask: Ask, reply: Reply) -> bytes:
+    def whole(self, ask: ChatRequest, reply: Reply) -> bytes:
         return encode_json(_ended(ask, reply, output_items(ask, reply)), "a reply")[0]
 
-    def opening(self, ask: Ask, draft: Draft) -> bytes:
+    def opening(self, ask: ChatRequest, draft: Draft) -> bytes:
         response = _response(ask, draft) | {"status": "in_progress"}
         return b"".join(_sent(ResponsesEvent(name, {"response": response}), at) for at, name in enumerate(_OPENING))
 
-    def closing(self, ask: Ask, reply: Reply) -> Iterator[bytes]:
+    def closing(self, ask: ChatRequest, reply: Reply) -> Iterator[bytes]:
         items = output_items(ask, reply)
         response = _ended(ask, reply, items)
         events = [made for index, item in enumerate(items) for made in item_events(item, index)]
@@ -58,7 +58,7 @@ class ResponsesDialect:
 RESPONSES = ResponsesDialect()
 
 
-def _ended(ask: Ask, reply: Reply, items: list[dict[str, Any]]) -> dict[str, Any]:
+def _ended(ask: ChatRequest, reply: Reply, items: list[dict[str, Any]]) -> dict[str, Any]:
     usage = reply.usage
     ended = _response(ask, reply.draft) | {
         "status": "completed",
@@ -78,7 +78,7 @@ def _ended(ask: Ask, reply: Reply, items: list[dict[str, Any]]) -> dict[str, Any
     return ended | {"status": "incomplete", "incomplete_details": {"reason": reason}}
 
 
-def _response(ask: Ask | None, draft: Draft) -> dict[str, Any]:
+def _response(ask: ChatRequest | None, draft: Draft) -> dict[str, Any]:
     """A response without its outcome. Instructions and tools are not sent back: Codex's are 40 kB, thrice a turn."""
     return {
         "id": f"resp_{draft.id}",

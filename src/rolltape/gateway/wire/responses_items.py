@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from rolltape.gateway.exchange import Ask, Reply
+from rolltape.gateway.request import ChatRequest, Reply
 from rolltape.gateway.wire.openai import custom_call_input
 from rolltape.gateway.wire.responses_tools import CLIENT_TOOLS, ID_PREFIXES, call_fields
 from rolltape.records.messages import content_text
@@ -19,7 +19,7 @@ _SEALED = "rt1."  # in front of reasoning that travels as encrypted_content; it 
 _BETWEEN = "__"  # a namespace and a tool of it, in the one name that the model sees
 
 
-def output_items(ask: Ask, reply: Reply) -> list[dict[str, Any]]:
+def output_items(ask: ChatRequest, reply: Reply) -> list[dict[str, Any]]:
     """Reasoning, text and calls, in this order; a reply without any of them is an empty text."""
     message, draft = reply.message, reply.draft
     reasoning = message.get("reasoning_content") or message.get("reasoning")
@@ -75,7 +75,7 @@ def _message_item(item_id: str, text: str) -> dict[str, Any]:
     return {"id": item_id, "type": "message", "role": "assistant", "status": "completed", "content": [part]}
 
 
-def _call_item(ask: Ask, call: dict[str, Any], suffix: str) -> dict[str, Any]:
+def _call_item(ask: ChatRequest, call: dict[str, Any], suffix: str) -> dict[str, Any]:
     name, arguments = call["function"]["name"], call["function"]["arguments"]
     named = {"call_id": call["id"], **_split_name(ask, name), "status": "completed"}
     text = custom_call_input(arguments) if name in ask.custom_tools else None
@@ -87,7 +87,7 @@ def _call_item(ask: Ask, call: dict[str, Any], suffix: str) -> dict[str, Any]:
     return {"id": f"fc_{suffix}", "type": "function_call", "arguments": arguments, **named}
 
 
-def _split_name(ask: Ask, name: str) -> dict[str, str]:
+def _split_name(ask: ChatRequest, name: str) -> dict[str, str]:
     for namespace in sorted(ask.namespaces, key=len, reverse=True):
         if name.startswith(namespace + _BETWEEN):
             return {"namespace": namespace, "name": name.removeprefix(namespace + _BETWEEN)}

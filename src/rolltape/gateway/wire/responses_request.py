@@ -3,7 +3,7 @@
 from typing import Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.exchange import Api, Ask, OutputSchema, SamplingParams
+from rolltape.gateway.request import Api, ChatRequest, OutputSchema, SamplingParams
 from rolltape.gateway.wire.fields import Fields, read_body
 from rolltape.gateway.wire.openai import (
     HARMLESS,
@@ -32,7 +32,7 @@ _OF_A_REPLY = {
 _KNOWN = ("message", *_OF_A_REPLY, *_OUTPUTS, *OUTPUTS)
 
 
-def read_ask(raw: bytes) -> Ask:
+def read_ask(raw: bytes) -> ChatRequest:
     """The body of a request; raises BadRequest."""
     body, repaired = read_body(raw)
     _refuse_unservable(body)
@@ -41,7 +41,7 @@ def read_ask(raw: bytes) -> Ask:
     choice = read_tool_choice(body, offer.names)
     thinking = _thinking(body)
     output_schema = _output_schema(body)
-    return Ask(
+    return ChatRequest(
         api=Api.RESPONSES,
         model=body.name("model"),
         messages=_messages(body),

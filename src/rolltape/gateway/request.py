@@ -62,7 +62,7 @@ class OutputSchema(msgspec.Struct, frozen=True):
     schema: dict[str, Any]
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request. Messages and tools are in chat form (OpenAI's), whatever form they came in.
 
     A message is `{"role", "content"}` with content a text, a list of text parts, or None, and by role
