@@ -16,8 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from rolltape.errors import CheckpointError, PromptError
-
-_SHORT, _SHORT_TEXTS = 32, 4096  # characters, and how many such texts are remembered
+from rolltape.gateway.prompts.text_encoder import TextEncoder, pattern_of
 
 
 class SpecialText(enum.StrEnum):
@@ -39,6 +38,7 @@ class FolderTokenizer:
             )
         self.source = file.read_bytes()
         self._tokenizer = _loaded(self.source, file)
+        self._encoder = TextEncoder(self._tokenizer)
         config = read_json(folder / "tokenizer_config.json")
         tokens = _named_tokens(config)
         self.name_or_path = str(folder)
@@ -48,16 +48,16 @@ class FolderTokenizer:
         added = self._tokenizer.get_added_tokens_decoder().values()
         self.all_special_tokens = [token.content for token in added if token.special]
         # Tokens such as <tool_call>, which the vocabulary does not call special, have as much power over the model.
-        spelled = sorted((re.escape(token.content) for token in added), key=len, reverse=True)
-        self._spelled = re.compile("|".join(spelled)) if spelled else None
+        spelled = pattern_of(token.content for token in added)
+        self._spelled = re.compile(spelled) if spelled else None
         template = ChatTemplate.source_in(folder, config)
         self.template = None if template is None else ChatTemplate(template, tokens, where=str(folder))
         # Random, so that no text can forge them; letters and digits, so that JSON and templates leave them alone.
         secret = secrets.token_hex(8)
         self._open, self._close = f"q{secret}b", f"q{secret}e"
         self._marked = re.compile(f"{self._open}(.*?){self._close}", re.DOTALL)
-        self._plain = _without_added(self.source, file) if special_text is SpecialText.PLAIN else None
-        self._short: dict[str, list[int]] = {}
+        is_plain = special_text is SpecialText.PLAIN
+        self._plain = TextEncoder(_without_added(self.source, file)) if is_plain else None
 
     def guard(self, text: str) -> tuple[str, int]:
         """A user's or tool's text as `encode` shall get it, and how many special tokens are spelled out in it."""
@@ -70,25 +70,14 @@ class FolderTokenizer:
     def encode(self, text: str, **_: object) -> list[int]:
         """The ids of a text, nothing added around it."""
         if self._plain is None or self._open not in text:
-            return self._encoded(text)
+            return self._encoder.encode(text)
         parts = self._marked.split(text)
         if self._spelled is None or not any(self._spelled.search(around) for around in parts[::2]):
-            return _ids(self._plain, "".join(parts))
+            return self._plain.encode("".join(parts))
         ids: list[int] = []
         for index, part in enumerate(parts):
-            ids += _ids(self._plain if index % 2 else self._tokenizer, part)
+            ids += (self._plain if index % 2 else self._encoder).encode(part)
         return ids
-
-    def _encoded(self, text: str) -> list[int]:
-        # What a template puts around messages comes again with every prompt, ten times as often as a message's text.
-        if len(text) > _SHORT:
-            return _ids(self._tokenizer, text)
-        found = self._short.get(text)
-        if found is None:
-            found = _ids(self._tokenizer, text)
-            if len(self._short) < _SHORT_TEXTS:
-                self._short[text] = found
-        return found.copy()
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False, **_: object) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -123,17 +112,15 @@ def read_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    # The batch form lets other threads run meanwhile, and gives no offsets, which halves the time.
-    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-    return ids
-
-
 def _loaded(source: bytes, file: Path) -> Tokenizer:
     try:
-        return Tokenizer.from_buffer(source)
+        tokenizer = Tokenizer.from_buffer(source)
     except Exception as error:  # noqa: BLE001 - the library raises plain Exception for whatever is wrong with the file
         raise CheckpointError(f"{file}: no tokenizer: {error}") from None
+    # Some files carry the lengths of the last training batch, which transformers ignores too.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _without_added(source: bytes, file: Path) -> Tokenizer:
