@@ -23,7 +23,9 @@ class Reply(NamedTuple):
     finish: str = "stop"
     stop_reason: int | str | None = None
     dies: bool = False
+    dies_after_finish: bool = False
     error: str | None = None  # an error event after the tokens
+    junk: bytes | None = None  # the data of an event after the tokens
     token_delay_s: float = 0.0
     per_event: int = 1
 
@@ -35,6 +37,7 @@ class FakeVllm:
         self._reply = reply
         self._token_ids = token_ids  # false: as before 0.10.2
         self.bodies: list[Json] = []
+        self.peers: list[object] = []  # the connection of each request
         self.disconnected = 0
         self.url = ""
 
@@ -63,6 +66,7 @@ class FakeVllm:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body: Json = json.loads(await request.read())
         self.bodies.append(body)
+        self.peers.append(request.transport)
         if len(body["prompt"]) >= 2048:
             message = "This model's maximum context length is 2048 tokens."
             return web.json_response({"error": {"message": message, "code": 400}}, status=400)
@@ -81,7 +85,7 @@ class FakeVllm:
         step = reply.per_event
         for at in range(0, len(reply.tokens), step):
             tokens = reply.tokens[at : at + step]
-            last = at + step >= len(reply.tokens) and not (reply.dies or reply.error)
+            last = at + step >= len(reply.tokens) and not (reply.dies or reply.error or reply.junk)
             choice: Json = {
                 "index": 0,
                 "text": "x" * len(tokens),
@@ -101,7 +105,9 @@ class FakeVllm:
             await asyncio.sleep(reply.token_delay_s)
         if reply.error is not None:
             await self._event(response, {"error": {"message": reply.error, "type": "InternalServerError", "code": 500}})
-        if reply.dies:
+        if reply.junk is not None:
+            await response.write(b"data: " + reply.junk + b"\n\n")
+        if reply.dies or reply.dies_after_finish:
             assert request.transport is not None
             request.transport.abort()
             return

@@ -1,17 +1,20 @@
 """The tiny engine behind the engine protocol."""
 
 import asyncio
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from engines.wanted import generation
-from rolltape.errors import EngineFault, EngineUnreachable
+from engines.wanted import Told, generation
+from rolltape.errors import EngineDied, EngineFault, EngineUnreachable
 from rolltape.gateway.engines.inprocess import InProcessEngine
-from rolltape.gateway.engines.protocol import Engine
+from rolltape.gateway.engines.protocol import Engine, Generated
 from rolltape.records.turn import Finish, LogprobKind
-from rolltape.tiny import Sampling, TinyEngine, shipped_model
+from rolltape.tiny import Sampling, TinyEngine, batch, shipped_model
+from rolltape.tiny.sampling import choose
 
 PROMPT = list(range(30, 50))
 
@@ -77,3 +80,77 @@ async def test_what_it_cannot_do_is_a_fault_and_a_closed_one_is_unreachable() ->
     await engine.close()
     with pytest.raises(EngineUnreachable):
         await engine.generate(generation(PROMPT))
+
+
+async def test_ids_are_told_as_they_are_sampled_and_the_reply_is_the_same() -> None:
+    engine = loaded()
+    told = Told()
+    plain = await engine.generate(generation(PROMPT, seed=5, max_tokens=30))
+    streamed = await engine.generate(generation(PROMPT, name="b", seed=5, max_tokens=30, on_sampled=told))
+    await engine.close()
+    assert len(told.chunks) > 1
+    assert told.ids == streamed.ids.tolist() == plain.ids.tolist()
+    np.testing.assert_array_equal(streamed.logprobs, plain.logprobs)
+    assert (streamed.finish, streamed.last_version) == (plain.finish, plain.last_version)
+
+
+async def test_what_was_sampled_while_the_loop_was_busy_is_told_at_once() -> None:
+    engine = loaded()
+    await engine.facts()
+
+    def wait_for_the_engine() -> None:
+        (request,) = engine.engine._known.values()
+        while len(request.ids) < 10:
+            time.sleep(0.001)
+
+    told = Told(wait_for_the_engine)
+    await engine.generate(generation(PROMPT, seed=5, max_tokens=30, on_sampled=told))
+    await engine.close()
+    assert len(told.chunks[0]) + len(told.chunks[1]) >= 10
+
+
+async def test_an_abort_gives_what_was_told() -> None:
+    engine = loaded()
+    first = asyncio.Event()
+    told = Told(first.set)
+    task = asyncio.create_task(engine.generate(generation(PROMPT, max_tokens=3000, on_sampled=told)))
+    await first.wait()
+    await engine.abort("g-1")
+    given = await task
+    await engine.close()
+    assert given.finish is Finish.ABORT
+    assert given.ids.tolist() == told.ids
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("kind", [LogprobKind.AFTER_TEMPERATURE, LogprobKind.RAW])
+@pytest.mark.parametrize("breaks", ["its thread", "its logits"])
+async def test_what_was_told_is_kept_when_the_engine_fails(
+    breaks: str, kind: LogprobKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = InProcessEngine(TinyEngine(shipped_model(), "w1"), logprob_kind=kind)
+    settings: dict[str, Any] = {"seed": 5, "temperature": 0.5, "max_tokens": 3000}
+
+    def broken(logits: Any, samplings: Any, draws: Any) -> Any:
+        if not told.chunks:
+            return choose(logits, samplings, draws)
+        if breaks == "its thread":
+            raise MemoryError("no more")
+        return [None]
+
+    monkeypatch.setattr(batch, "choose", broken)
+    told = Told()
+    with pytest.raises(EngineDied) as caught:
+        await engine.generate(generation(PROMPT, on_sampled=told, **settings))
+    await engine.close()
+    partial = caught.value.partial
+    assert isinstance(partial, Generated)
+    assert partial.ids.tolist() == told.ids
+    assert partial.finish is Finish.ABORT
+    monkeypatch.undo()
+    again = InProcessEngine(TinyEngine(shipped_model(), "w1"), logprob_kind=kind)
+    whole = await again.generate(generation(PROMPT, **{**settings, "max_tokens": len(told.ids)}))
+    await again.close()
+    assert whole.ids.tolist() == told.ids
+    np.testing.assert_array_equal(partial.logprobs, whole.logprobs)
+    assert (partial.first_version, partial.logprob_kind) == ("w1", kind)

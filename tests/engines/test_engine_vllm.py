@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from engines.fake_vllm import FakeVllm, Reply, Token
-from engines.wanted import generation
+from engines.wanted import Told, generation
 from rolltape.errors import EngineDied, EngineFault, EngineUnreachable
+from rolltape.gateway.engines import http
 from rolltape.gateway.engines.protocol import Engine, Generated
+from rolltape.gateway.engines.sampled import ImplausibleReply, check_generated
 from rolltape.gateway.engines.vllm import VllmEngine
 from rolltape.records.turn import Finish, LogprobKind
 
@@ -142,13 +144,117 @@ async def test_events_that_end_too_early_are_a_death_with_nothing() -> None:
     assert caught.value.partial is None
 
 
+@pytest.mark.parametrize("per_event", [1, 3])
+async def test_ids_are_told_as_events_bring_them_and_the_reply_is_the_same(per_event: int) -> None:
+    told = Told()
+    async with FakeVllm(Reply(TOKENS, per_event=per_event)) as server:
+        plain = await once(server, [1, 2], stop_ids=[9])
+        streamed = await once(server, [1, 2], stop_ids=[9], on_sampled=told)
+    assert told.chunks == ([[5], [6], [7], [9]] if per_event == 1 else [[5, 6, 7], [9]])
+    assert streamed.ids.tolist() == plain.ids.tolist() == told.ids
+    assert plain.logprobs is not None
+    np.testing.assert_array_equal(streamed.logprobs, plain.logprobs)
+    assert (streamed.finish, streamed.cached_tokens) == (plain.finish, plain.cached_tokens)
+
+
+@pytest.mark.parametrize("per_event", [1, 2, 8])
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([5, 6, 900, 7, 9], [5, 6]),
+        ([5, 9, 6, 7], [5, 9]),
+        ([5, 9, 900], [5, 9]),
+        ([5, 900, 9], [5]),
+        ([5, 6, 7, 8, 4, 3, 2], [5, 6, 7, 8, 4]),
+    ],
+)
+async def test_what_cannot_have_been_sampled_is_never_told_and_the_reply_is_a_fault(
+    ids: list[int], expected: list[int], per_event: int
+) -> None:
+    told = Told()
+    wanted = generation([1, 2], stop_ids=[9], vocabulary=100, max_tokens=5, on_sampled=told)
+    async with FakeVllm(Reply([Token(token) for token in ids], "length", per_event=per_event)) as server:
+        engine = VllmEngine(server.url)
+        given = await engine.generate(wanted)
+        with pytest.raises(ImplausibleReply) as caught:
+            check_generated(engine, wanted, given)
+        await engine.close()
+    assert told.ids == expected
+    assert caught.value.given.ids[: len(expected)].tolist() == expected
+
+
+async def test_a_stream_of_too_many_ids_is_not_read_to_its_end() -> None:
+    async with FakeVllm(Reply([Token(5)] * 100_000, "length")) as server:
+        given = await once(server, [1, 2], max_tokens=5)
+    assert 5 < len(given.ids) < 100_000
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(TOKENS[:3], dies=True),
+        Reply(TOKENS[:3], error="EngineCore died"),
+        Reply(TOKENS[:3], junk=b'{"choices": [{"token_ids": [4'),
+        Reply(TOKENS[:3], junk=b'{"choices": [{"token_ids": [4, 5], "logprobs": {"token_logprobs": [-0.5]}}]}'),
+        Reply(TOKENS[:3], junk=b'{"choices": [{"token_ids": [-4], "logprobs": {"token_logprobs": [-0.5]}}]}'),
+        Reply(TOKENS, "error"),
+    ],
+    ids=["dies", "error", "truncated", "wrong lengths", "no id", "finish"],
+)
+async def test_what_was_told_is_kept_however_the_stream_breaks(reply: Reply) -> None:
+    told = Told()
+    async with FakeVllm(reply) as server:
+        with pytest.raises(EngineDied) as caught:
+            await once(server, [1, 2], on_sampled=told)
+    partial = caught.value.partial
+    assert isinstance(partial, Generated)
+    assert partial.ids.tolist() == told.ids == [5, 6, 7]
+    assert partial.logprobs is not None
+    assert partial.logprobs.tolist() == [-0.1, -0.2, -0.3]
+    assert partial.finish is Finish.ABORT
+
+
+async def test_an_abort_gives_what_was_told() -> None:
+    async with FakeVllm(Reply(TOKENS * 50, token_delay_s=0.01)) as server:
+        engine = VllmEngine(server.url)
+        first = asyncio.Event()
+        told = Told(first.set)
+        task = asyncio.create_task(engine.generate(generation([1, 2], on_sampled=told, max_tokens=200)))
+        await first.wait()
+        await engine.abort("g-1")
+        given = await task
+        await engine.close()
+    assert given.finish is Finish.ABORT
+    assert given.ids.tolist() == told.ids
+
+
+async def test_a_reply_that_has_ended_is_whole_though_the_connection_breaks_then() -> None:
+    async with FakeVllm(Reply(TOKENS, dies_after_finish=True)) as server:
+        given = await once(server, [1, 2], stop_ids=[9])
+    assert (given.ids.tolist(), given.finish) == ([5, 6, 7, 9], Finish.STOP)
+
+
+async def test_a_stream_that_was_read_leaves_its_connection_to_the_next_request() -> None:
+    async with FakeVllm(Reply(TOKENS)) as server:
+        engine = VllmEngine(server.url, model="it")
+        for _ in range(3):
+            await engine.generate(generation([1, 2]))
+        await engine.close()
+    assert len(set(server.peers)) == 1
+
+
+async def test_an_event_without_end_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_EVENT_BYTES", 10_000)
+    async with FakeVllm(Reply([], junk=b"x" * 100_000)) as server:
+        with pytest.raises(EngineFault, match="longer than 10000 bytes"):
+            await once(server, [1, 2])
+
+
 async def test_what_cannot_be_used_is_a_fault() -> None:
     async with FakeVllm(Reply(TOKENS), token_ids=False) as server:
         with pytest.raises(EngineFault, match=r"vLLM gives them from 0\.10\.2 on"):
             await once(server, [1, 2])
-    async with FakeVllm(Reply(TOKENS, "error")) as server:
-        with pytest.raises(EngineFault, match="for the reason 'error'"):
-            await once(server, [1, 2])
+    async with FakeVllm(Reply(TOKENS)) as server:
         with pytest.raises(EngineFault, match="answered 400: This model's maximum context"):
             await once(server, [1] * 3000)
 

@@ -1,12 +1,13 @@
 """Requests to engines, as the gateway makes them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from rolltape.gateway.engines.protocol import Generation
 from rolltape.gateway.request import Api, ChatRequest, SamplingParams
+from rolltape.records.turn import Ids
 
 
 def generation(
@@ -18,6 +19,8 @@ def generation(
     held_tokens: int = 0,
     messages: list[dict[str, Any]] | None = None,
     tools: list[dict[str, Any]] | None = None,
+    vocabulary: int | None = None,
+    on_sampled: Callable[[Ids], None] | None = None,
     **sampling: Any,
 ) -> Generation:
     """A generation of at most 64 tokens, unless said otherwise."""
@@ -28,6 +31,25 @@ def generation(
         prompt_ids=np.array(prompt_ids, dtype=np.int32),
         sampling=params,
         stop_ids=tuple(stop_ids),
+        vocabulary=vocabulary,
         held_tokens=held_tokens,
         request=ChatRequest(api=Api.CHAT, model="it", messages=messages or [], tools=tools, sampling=params),
+        on_sampled=on_sampled,
     )
+
+
+class Told:
+    """An `on_sampled` that keeps what it is called with; `then` is called after the first time."""
+
+    def __init__(self, then: Callable[[], object] = lambda: None) -> None:
+        self.chunks: list[list[int]] = []
+        self._then = then
+
+    def __call__(self, ids: Ids) -> None:
+        self.chunks.append(ids.tolist())
+        if len(self.chunks) == 1:
+            self._then()
+
+    @property
+    def ids(self) -> list[int]:
+        return [token for chunk in self.chunks for token in chunk]

@@ -19,6 +19,8 @@ ASK_TIMEOUT_S = 20.0  # for everything but a generation, which takes as long as 
 # uvicorn and llama.cpp drop an idle connection after 5 s; a request on one that is just being dropped would be lost.
 _KEEPALIVE_S = 3.0
 _SHOWN_CHARACTERS = 300
+# The routed experts of a hundred thousand tokens, which come in one event, have a third of this.
+MAX_EVENT_BYTES = 2**30
 
 
 class Connections:
@@ -56,16 +58,28 @@ class Connections:
             return await self._body(response, path)
 
     async def events(self, path: str, body: bytes) -> AsyncGenerator[bytes, None]:
-        """The data of server-sent events as they come. Closing the generator closes the connection."""
+        """The data of server-sent events as they come, without the last, `[DONE]`.
+
+        Closing the generator closes the connection. Read to its end, the connection serves the next request.
+        """
         async with self._response("POST", path, body) as response:
             if response.status >= 400:
                 await self._body(response, path)
-            rest = b""
+            parts: list[bytes] = []  # of a line that has not ended; joined once, since one may have a hundred megabytes
+            size = 0
             async for chunk in response.content.iter_any():
-                *lines, rest = (rest + chunk).split(b"\n")
+                *lines, rest = chunk.split(b"\n")
+                if lines:
+                    lines[0] = b"".join([*parts, lines[0]])
+                    parts, size = [], 0
+                parts.append(rest)
+                size += len(rest)
+                if max(size, *map(len, lines), 0) > MAX_EVENT_BYTES:
+                    raise EngineFault(f"{self._name}: an event of {path} is longer than {MAX_EVENT_BYTES} bytes")
                 for line in lines:
-                    if line.startswith(b"data:"):
-                        yield line[5:].strip()
+                    data = line[5:].strip()
+                    if line.startswith(b"data:") and data != b"[DONE]":
+                        yield data
 
     def post_later(self, path: str, body: bytes) -> None:
         """Send a request in the background; a failure is ignored. `close` waits for it."""
@@ -134,6 +148,13 @@ def error_text(value: Any) -> str:
             break
         value = inner
     return _short(value if isinstance(value, str) else str(value)) or "nothing"
+
+
+def event_error(error: Any, where: str) -> EngineFault:
+    """The error in an event; one of the request itself, as a grammar that cannot be compiled, has a status."""
+    code = error.get("code") if isinstance(error, dict) else None
+    refused = isinstance(code, int) and 400 <= code < 500
+    return EngineFault(f"{where}: {error_text(error)}", status=code if refused else None)
 
 
 def _retry_after_s(value: str | None) -> float | None:

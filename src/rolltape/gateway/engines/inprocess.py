@@ -1,20 +1,26 @@
 """The tiny engine behind the engine protocol: a small model in this process, with nothing to install or start."""
 
+from collections.abc import Sequence
+from contextlib import aclosing
+
+import numpy as np
+
 from rolltape.errors import EngineDied, EngineFault, EngineStopped, EngineUnreachable, PromptError, SamplingError
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
+from rolltape.gateway.engines.sampled import Telling
 from rolltape.gateway.turn.constraints import Ability
 from rolltape.records.turn import Finish, LogprobKind
-from rolltape.tiny import Sampling, TinyEngine
+from rolltape.tiny import EngineReply, Piece, Sampling, TinyEngine
 
 
 class InProcessEngine:
-    """An TinyEngine, started at its first use and ended by `close`; with `running`, its owner does both."""
+    """A TinyEngine, started at its first use and ended by `close`; with `running`, its owner does both."""
 
     token_faithful = True
     keeps_aborted = True  # `abort` gives what was sampled so far
     applies = frozenset({"temperature", "top_p", "top_k", "seed", "max_tokens", "stop"})
     abilities = frozenset[Ability]()
-    streams = False
+    streams = True
 
     def __init__(
         self,
@@ -37,14 +43,30 @@ class InProcessEngine:
 
     async def generate(self, wanted: Generation) -> Generated:
         await self._start()
+        where = f"{self.name}, generation {wanted.id}"
+        telling = Telling(wanted)
+        so_far: list[Piece] = []
         try:
-            reply = await self.engine.generate(wanted.prompt_ids.tolist(), _sampling(wanted), request_id=wanted.id)
+            pieces = self.engine.stream(
+                wanted.prompt_ids.tolist(), _sampling(wanted), request_id=wanted.id, whole=wanted.on_sampled is None
+            )
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    so_far.append(piece)
+                    telling.add(piece.ids)
         except (PromptError, SamplingError) as error:
-            raise EngineFault(f"{self.name}, generation {wanted.id}: {error}") from None
+            raise EngineFault(f"{where}: {error}") from None
         except EngineStopped as error:
-            raise EngineDied(f"{self.name}, generation {wanted.id}: {error}") from None
-        if reply.finish is Finish.ERROR:
-            raise EngineFault(f"{self.name}, generation {wanted.id}: {reply.error}")
+            raise EngineDied(f"{where}: {error}", self._partial(so_far)) from None
+        reply = so_far[-1].reply
+        assert reply is not None
+        if reply.finish is not Finish.ERROR:
+            return self._generated(reply)
+        if (partial := self._partial(so_far)) is not None:
+            raise EngineDied(f"{where}: {reply.error}", partial)
+        raise EngineFault(f"{where}: {reply.error}")
+
+    def _generated(self, reply: EngineReply) -> Generated:
         return Generated(
             ids=reply.ids,
             logprobs=reply.logprobs(self._kind),
@@ -55,6 +77,23 @@ class InProcessEngine:
             last_version=reply.version,
             logprob_kind=self._kind,
             cached_tokens=reply.cached_tokens,
+        )
+
+    def _partial(self, pieces: Sequence[Piece]) -> Generated | None:
+        """What was sampled of a reply before its engine failed; None: nothing was."""
+        ids = [token for piece in pieces for token in piece.ids]
+        if not ids:
+            return None
+        raw = self._kind is LogprobKind.RAW
+        logprobs = [value for piece in pieces for value in (piece.raw_logprobs if raw else piece.tempered_logprobs)]
+        return Generated(
+            ids=np.array(ids, dtype=np.int32),
+            logprobs=np.array(logprobs, dtype=np.float32),
+            finish=Finish.ABORT,
+            first_version=pieces[-1].version,
+            last_version=pieces[-1].version,
+            logprob_kind=self._kind,
+            cached_tokens=pieces[-1].cached_tokens,
         )
 
     async def abort(self, generation_id: str) -> None:

@@ -42,8 +42,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     request: ChatRequest  # for an engine that takes messages instead of ids
     constraint: Constraint | None = None  # to be enforced, by an engine that has what it needs
     ids_json: IdsAsJson = msgspec.field(default_factory=IdsAsJson)  # its session's, for an engine that takes JSON
-    # Called on the event loop with the ids sampled since the last call, by an engine that streams. They are part of
-    # what `generate` returns, or of what its EngineDied carries.
+    # Called on the event loop with the ids sampled since the last call, by an engine that streams. Together they are
+    # what `generate` returns, or what its EngineDied carries, up to the first id that cannot have been sampled.
     on_sampled: Callable[[Ids], None] | None = None
 
 

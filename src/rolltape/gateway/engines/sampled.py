@@ -68,6 +68,33 @@ def sampled_logprobs(logprobs: Sequence[float | None], ids: Ids, where: str) -> 
     return array
 
 
+class Telling:
+    """Passes sampled ids on to `on_sampled` as they come, up to the first that cannot have been sampled.
+
+    What follows such an id is not passed on either. `check_generated` states the fault when the reply has ended.
+    """
+
+    def __init__(self, wanted: Generation) -> None:
+        assert wanted.sampling.max_tokens is not None
+        self._on_sampled = wanted.on_sampled
+        self._stop_ids = frozenset(wanted.stop_ids)
+        self._vocabulary = _MAX_ID + 1 if wanted.vocabulary is None else wanted.vocabulary
+        self.limit = wanted.sampling.max_tokens
+        self._left = self.limit  # that may still be passed on
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Pass on what came together, in one call."""
+        if self._on_sampled is None or not self._left:
+            return
+        ids = ids[: self._left]
+        end = next((at for at, token in enumerate(ids) if not 0 <= token < self._vocabulary), None)
+        stop = next((at + 1 for at, token in enumerate(ids[:end]) if token in self._stop_ids), None)
+        plausible = ids[: end if stop is None else stop]
+        self._left = self._left - len(ids) if end is None and stop is None else 0
+        if plausible:
+            self._on_sampled(sampled_ids(plausible, "passed on"))
+
+
 class ImplausibleReply(EngineFault):
     """An engine gave what it cannot have sampled: `given`."""
 

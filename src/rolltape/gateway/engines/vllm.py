@@ -10,9 +10,16 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import EngineDied, EngineFault
-from rolltape.gateway.engines.http import MODEL_CARDS, HttpEngine, PromptUsage, decoded, error_text
+from rolltape.gateway.engines.http import MODEL_CARDS, HttpEngine, PromptUsage, decoded, event_error
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
-from rolltape.gateway.engines.sampled import FINISHES, parse_finish, sampled_ids, sampled_logprobs, sampling_fields
+from rolltape.gateway.engines.sampled import (
+    FINISHES,
+    Telling,
+    parse_finish,
+    sampled_ids,
+    sampled_logprobs,
+    sampling_fields,
+)
 from rolltape.gateway.engines.structural_tags import structural_tag
 from rolltape.gateway.request import SamplingParams
 from rolltape.gateway.turn.constraints import Ability, Constraint
@@ -43,26 +50,35 @@ _EVENT = msgspec.json.Decoder(_StreamEvent)
 
 
 class _SoFar:
-    """A reply as it grows."""
+    """A reply as it grows; without a finish it was aborted, or broke off."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
         self.logprobs: list[float | None] = []
-        self.finish: str | None = None
-        self.stop_reason: int | str | None = None
+        self.finish: Finish | None = None
+        self.stop_string: str | None = None
         self.cached_tokens: int | None = None
 
-    def add(self, event: _StreamEvent, where: str) -> None:
+    def add(self, event: _StreamEvent, where: str) -> list[int]:
+        """Take what an event has, if all of it is sound; returns its ids."""
+        new: list[int] = []
         for choice in event.choices:
             if choice.token_ids is None:
                 raise EngineFault(f"{where}: no token_ids in its events; vLLM gives them from 0.10.2 on")
-            self.ids += choice.token_ids
+            finish = None if choice.finish_reason is None else parse_finish(choice.finish_reason, FINISHES, where)
+            ids = sampled_ids(choice.token_ids, where)
             given = [] if choice.logprobs is None else choice.logprobs.token_logprobs
-            self.logprobs += [None if value == _NO_LOGPROB else value for value in given]
-            if choice.finish_reason is not None:
-                self.finish, self.stop_reason = choice.finish_reason, choice.stop_reason
+            logprobs = [None if value == _NO_LOGPROB else value for value in given]
+            sampled_logprobs(logprobs, ids, where)
+            self.ids += choice.token_ids
+            self.logprobs += logprobs
+            new += choice.token_ids
+            if finish is Finish.STOP and isinstance(choice.stop_reason, str):
+                finish, self.stop_string = Finish.STOP_STRING, choice.stop_reason
+            self.finish = finish or self.finish
         if event.usage is not None:
             self.cached_tokens = event.usage.cached_tokens
+        return new
 
 
 class VllmEngine(HttpEngine):
@@ -78,7 +94,7 @@ class VllmEngine(HttpEngine):
     # With a reasoning parser the server holds a constraint back until thinking has ended, without one it does not, and
     # it does not say which. So thinking that the prompt has begun, and that a reply ends, cannot be written for both.
     abilities = frozenset({Ability.JSON_SCHEMA, Ability.STRUCTURAL_TAGS})
-    streams = False
+    streams = True
 
     def __init__(
         self,
@@ -108,27 +124,27 @@ class VllmEngine(HttpEngine):
         so_far = _SoFar()
         where = f"{self.name}, generation {wanted.id}"
         try:
-            if await self._run(wanted.id, self._read(wanted, so_far, where)) is None:
-                so_far.finish = "abort"
-        except EngineDied as error:
-            so_far.finish = "abort"
-            partial = self._generated(wanted, so_far, where) if so_far.ids else None
-            raise EngineDied(str(error), partial) from None
+            await self._run(wanted.id, self._read(wanted, so_far, where))
+        except (EngineDied, EngineFault) as error:
+            if so_far.finish is None and not so_far.ids:
+                raise
+            if so_far.finish is None:  # what came is kept, also before an event that makes no sense
+                raise EngineDied(str(error), self._generated(wanted, so_far, where)) from None
         return self._generated(wanted, so_far, where)
 
-    async def _read(self, wanted: Generation, so_far: _SoFar, where: str) -> bool:
+    async def _read(self, wanted: Generation, so_far: _SoFar, where: str) -> None:
+        telling = Telling(wanted)
         body = msgspec.json.encode(self._body(wanted))
         async with aclosing(self._http.events("/v1/completions", body)) as events:
             async for data in events:
-                if data == b"[DONE]":
-                    break
                 event = decoded(data, _EVENT, where)
                 if event.error is not None:
-                    raise _event_error(event.error, where, begun=bool(so_far.ids))
-                so_far.add(event, where)
+                    raise event_error(event.error, where)
+                telling.add(so_far.add(event, where))
+                if len(so_far.ids) > telling.limit:
+                    return  # it does not end by itself, and what came is too much already
         if so_far.finish is None:
             raise EngineDied(f"{where}: its events ended before the reply did")
-        return True
 
     def _body(self, wanted: Generation) -> dict[str, Any]:
         return {
@@ -147,14 +163,12 @@ class VllmEngine(HttpEngine):
         }
 
     def _generated(self, wanted: Generation, so_far: _SoFar, where: str) -> Generated:
-        finish = parse_finish(so_far.finish, FINISHES, where)
-        stop_string = so_far.stop_reason if isinstance(so_far.stop_reason, str) and finish is Finish.STOP else None
         ids = sampled_ids(so_far.ids, where)
         return Generated(
             ids=ids,
             logprobs=sampled_logprobs(so_far.logprobs, ids, where),
-            finish=finish if stop_string is None else Finish.STOP_STRING,
-            stop_string=stop_string,
+            finish=so_far.finish or Finish.ABORT,
+            stop_string=so_far.stop_string,
             logprob_kind=self._kind,
             cached_tokens=so_far.cached_tokens,
             constrained=wanted.constraint is not None,
@@ -167,11 +181,3 @@ def _constraint_fields(constraint: Constraint | None) -> dict[str, Any]:
     if constraint.needs == {Ability.JSON_SCHEMA}:
         return {"structured_outputs": {"json": constraint.schema}}
     return {"structured_outputs": {"structural_tag": structural_tag(constraint)}}
-
-
-def _event_error(error: Any, where: str, *, begun: bool) -> EngineDied | EngineFault:
-    """The error of an event; one of the request itself, as a grammar that cannot be compiled, has a status."""
-    text = f"{where}: {error_text(error)}"
-    code = error.get("code") if isinstance(error, dict) else None
-    refused = isinstance(code, int) and 400 <= code < 500
-    return EngineDied(text) if begun else EngineFault(text, status=code if refused else None)
