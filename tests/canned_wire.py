@@ -4,14 +4,20 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import msgspec
 from aiohttp import web
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.request import ChatRequest, Draft, Reply, Usage
+from rolltape.gateway.request import ChatRequest
+from rolltape.gateway.turn.replies import ReplyOutcome
+from rolltape.gateway.turn.turn import GatewayTurn, TurnState
 from rolltape.gateway.wire.protocol import Dialect
 from rolltape.records.turn import Finish
+
+if TYPE_CHECKING:
+    from rolltape.gateway.sessions import OpenSession
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -30,7 +36,7 @@ class CannedServer:
     def __init__(self, wire: Dialect) -> None:
         self.wire = wire
         self.url = ""
-        self.answer: Reply | Refusal = Refusal(500, "no answer was set")
+        self.answer: GatewayTurn | Refusal = Refusal(500, "no answer was set")
         self.asks: list[ChatRequest] = []
 
     async def reply(self, request: web.Request) -> web.StreamResponse:
@@ -43,17 +49,16 @@ class CannedServer:
         if isinstance(answer, Refusal) and not answer.in_stream:
             return self._refused(answer)
         if not ask.stream:
-            assert isinstance(answer, Reply)
-            return web.Response(body=self.wire.whole(ask, answer), content_type="application/json")
+            assert isinstance(answer, GatewayTurn)
+            return web.Response(body=whole(self.wire, ask, answer), content_type="application/json")
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
-        draft = answer.draft if isinstance(answer, Reply) else canned({}).draft
-        await response.write(self.wire.opening(ask, draft) + self.wire.keepalive(ask))
-        if isinstance(answer, Reply):
-            for event in self.wire.closing(ask, answer):
-                await response.write(event)
+        if isinstance(answer, GatewayTurn):
+            await response.write(streamed(self.wire, ask, answer, pieces=3, alive=True))
         else:
-            await response.write(self.wire.error_event(answer.status, answer.message, draft))
+            stream = self.wire.stream(asked(canned({}), ask), ask)
+            await response.write(stream.opening() + stream.keepalive())
+            await response.write(stream.error(answer.status, answer.message))
         return response
 
     def _refused(self, refusal: Refusal) -> web.Response:
@@ -98,15 +103,43 @@ def _plain(answer: Callable[[bytes], bytes]) -> Handler:
     return handle
 
 
-def canned(message: dict[str, Any], *, id: str = "r1", finish: Finish = Finish.STOP, **fields: Any) -> Reply:  # noqa: A002
-    """A reply of this message, whose prompt had 100 tokens, 60 of them held."""
-    return Reply(
-        draft=Draft(id=id, model="tiny", created_at=1.5, prompt_tokens=100, held_tokens=60),
-        message={"role": "assistant", **message},
-        finish=finish,
-        usage=Usage(prompt_tokens=100, held_tokens=60, sampled_tokens=25, reasoning_tokens=7),
-        **fields,
-    )
+def canned(
+    message: dict[str, Any],
+    *,
+    id: str = "r1",  # noqa: A002
+    finish: Finish = Finish.STOP,
+    room: int = 100,
+    **fields: Any,
+) -> GatewayTurn:
+    """A turn with a reply of this message, whose prompt had 100 tokens, 60 of them held."""
+    request = ChatRequest(api="chat", model="tiny", messages=[])
+    turn = GatewayTurn(cast("OpenSession", None), request)
+    turn.id, turn.received_at, turn.state = id, 1.5, TurnState.DURABLE
+    turn.prompt_tokens, turn.held_tokens, turn.sampled_tokens, turn.room = 100, 60, 25, room
+    turn.outcome = ReplyOutcome(finish, {"role": "assistant", **message}, reasoning_tokens=7, **fields)
+    return turn
+
+
+def asked(turn: GatewayTurn, request: ChatRequest) -> GatewayTurn:
+    """A canned turn as the answer to a request."""
+    turn.request = msgspec.structs.replace(request, model="tiny")
+    return turn
+
+
+def whole(wire: Dialect, request: ChatRequest, turn: GatewayTurn) -> bytes:
+    """A canned reply in one piece."""
+    return wire.whole(asked(turn, request))
+
+
+def streamed(wire: Dialect, request: ChatRequest, turn: GatewayTurn, *, pieces: int = 1, alive: bool = False) -> bytes:
+    """A canned reply as a stream, its reasoning and text in so many pieces, with `alive` a keepalive before each."""
+    stream = wire.stream(asked(turn, request), request)
+    events = [stream.opening()]
+    for write, text in zip((stream.reasoning, stream.text), turn.shown, strict=True):
+        size = max(-(-len(text) // pieces), 1)
+        for start in range(0, len(text), size):
+            events += [stream.keepalive() if alive else b"", write(text[start : start + size])]
+    return b"".join([*events, stream.closing()])
 
 
 def call(name: str, arguments: str, *, id: str = "call_1") -> dict[str, Any]:  # noqa: A002

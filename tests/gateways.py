@@ -1,6 +1,7 @@
 """A gateway on a run of its own, a scripted engine behind it, and clients that show what really came over the wire."""
 
 import asyncio
+import enum
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,7 +12,6 @@ import aiohttp
 
 import rolltape
 from rolltape.gateway.gateway import Gateway
-from rolltape.gateway.request import Api
 from rolltape.records.turn import Turn
 from rolltape.tiny import shipped_model
 from scripted_engine import Asked, Json, Script, ScriptedEngine, Step, load_tokenizer
@@ -27,6 +27,16 @@ CALCULATOR: dict[str, Any] = {
 # Times that a test can wait for.
 QUICK = {"look_every_s": 0.1, "let_go_s": 1.0, "retry_s": 1.0, "reply_s": 20.0}
 ADMIN_PATHS = ("/sessions", "/weights", "/status", "/metrics")
+
+
+class Api(enum.StrEnum):
+    """The APIs, by the names of their dialects."""
+
+    CHAT = "chat"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+
+
 PATHS = {Api.CHAT: "/v1/chat/completions", Api.RESPONSES: "/v1/responses", Api.MESSAGES: "/v1/messages"}
 
 

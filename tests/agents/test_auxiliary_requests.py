@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rolltape.gateway.request import Api, ChatRequest, SamplingParams
+from rolltape.gateway.request import ChatRequest, SamplingParams
 from rolltape.gateway.turn.auxiliary import auxiliary_reason
 
 TITLE = {"role": "system", "content": "Write a short title for this coding session."}
@@ -16,7 +16,7 @@ def ask(
     *messages: dict[str, Any], tools: list[dict[str, Any]] | None = None, max_tokens: int | None = None
 ) -> ChatRequest:
     sampling = SamplingParams(max_tokens=max_tokens)
-    return ChatRequest(api=Api.MESSAGES, model="m", messages=list(messages), tools=tools, sampling=sampling)
+    return ChatRequest(api="messages", model="m", messages=list(messages), tools=tools, sampling=sampling)
 
 
 def test_a_title_and_a_probe_are_recognized() -> None:

@@ -25,7 +25,7 @@ from rolltape.gateway.engines.protocol import Engine, Generated
 from rolltape.gateway.engines.sampled import describe_generated
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.gateway.prompts.reply_form import Thinking
-from rolltape.gateway.request import Api, ChatRequest, OutputSchema, ToolChoice
+from rolltape.gateway.request import ChatRequest, OutputSchema, ToolChoice
 from rolltape.gateway.turn.constraints import build_constraint
 from rolltape.records.turn import Finish, LogprobKind
 from rolltape.tiny import Sampling, TinyEngine, shipped_model
@@ -119,7 +119,7 @@ class Checks:
         }
         for thinking in (Thinking.OFF, Thinking.POSSIBLE):
             for what, fields in asks.items():
-                ask = ChatRequest(api=Api.CHAT, model="it", messages=[], **fields)
+                ask = ChatRequest(api="chat", model="it", messages=[], **fields)
                 abilities = self.engine.abilities
                 constraint, ignored = build_constraint(ask, self.form, thinking, "forced", abilities)
                 if constraint is None:

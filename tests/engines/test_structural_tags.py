@@ -15,7 +15,7 @@ from prompts.test_renderer_families import folder_for, loaded
 from rolltape.gateway.engines.structural_tags import structural_tag
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.gateway.prompts.reply_form import Thinking
-from rolltape.gateway.request import Api, ChatRequest, OutputSchema, ToolChoice
+from rolltape.gateway.request import ChatRequest, OutputSchema, ToolChoice
 from rolltape.gateway.turn.constraints import Ability, Constraint, build_constraint
 from rolltape.records.turn import TokenChain
 
@@ -42,7 +42,7 @@ def prompts_of(family: str, scratch: Path) -> ChatPrompts:
 
 
 def constraint(prompts: ChatPrompts, thinking: Thinking = Thinking.OFF, **fields: Any) -> Constraint:
-    ask = ChatRequest(api=Api.CHAT, model="it", messages=[], **fields)
+    ask = ChatRequest(api="chat", model="it", messages=[], **fields)
     found, ignored = build_constraint(ask, prompts.reply_form, thinking, "all", frozenset(Ability))
     assert found is not None, ignored
     return found
@@ -98,7 +98,7 @@ def test_a_family_with_one_call_a_reply_gets_one(scratch: Path) -> None:
 
 @pytest.mark.parametrize("family", ["kimi-k2", "glm-4.5", "gemma4", "minimax-m2"])
 def test_a_family_whose_calls_are_written_otherwise_is_not_constrained(family: str, scratch: Path) -> None:
-    ask = ChatRequest(api=Api.CHAT, model="it", messages=[], tools=TOOLS, tool_choice=REQUIRED)
+    ask = ChatRequest(api="chat", model="it", messages=[], tools=TOOLS, tool_choice=REQUIRED)
     form = prompts_of(family, scratch).reply_form
     found, ignored = build_constraint(ask, form, Thinking.OFF, "forced", frozenset(Ability))
     assert found is None

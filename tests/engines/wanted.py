@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from rolltape.gateway.engines.protocol import Generation
-from rolltape.gateway.request import Api, ChatRequest, SamplingParams
+from rolltape.gateway.request import ChatRequest, SamplingParams
 from rolltape.records.turn import Ids
 
 
@@ -33,7 +33,7 @@ def generation(
         stop_ids=tuple(stop_ids),
         vocabulary=vocabulary,
         held_tokens=held_tokens,
-        request=ChatRequest(api=Api.CHAT, model="it", messages=messages or [], tools=tools, sampling=params),
+        request=ChatRequest(api="chat", model="it", messages=messages or [], tools=tools, sampling=params),
         on_sampled=on_sampled,
     )
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gateways import PATHS, body_of, rig
+from gateways import PATHS, Api, body_of, rig
 from rolltape.cli import run as rolltape_command
 from rolltape.errors import TapeError
 from rolltape.gateway.admin_key import HEADER_FILE, find_gateway, keep_admin_key, read_admin_key
-from rolltape.gateway.request import Api
 
 
 @pytest.fixture(autouse=True)

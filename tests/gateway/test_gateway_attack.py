@@ -11,9 +11,8 @@ import aiohttp
 import pytest
 
 import rolltape
-from gateways import CALCULATOR, Rig, rig, slowly, user
+from gateways import CALCULATOR, Api, Rig, rig, slowly, user
 from rolltape.gateway.gateway import Gateway
-from rolltape.gateway.request import Api
 from rolltape.records.turn import Finish
 from rolltape.tiny import shipped_model
 from scripted_engine import Json, Mishap, tool_call

@@ -9,9 +9,8 @@ import pytest
 
 import rolltape
 from engines.fake_vllm import FakeVllm, Reply, Token
-from gateways import CALCULATOR, PATHS, QUICK, Answer, Rig, body_of, rig, scripted, text_of
+from gateways import CALCULATOR, PATHS, QUICK, Answer, Api, Rig, body_of, rig, scripted, text_of
 from rolltape.gateway.gateway import Gateway
-from rolltape.gateway.request import Api
 from rolltape.records.turn import TurnFlag
 from rolltape.tiny import shipped_model
 from scripted_engine import Mishap, Step, load_tokenizer

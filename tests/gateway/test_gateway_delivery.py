@@ -13,9 +13,8 @@ import msgspec
 import pytest
 
 import rolltape
-from gateways import PATHS, Rig, body_of, eventually, rig, scripted, slowly, streamed_text_of, text_of
+from gateways import PATHS, Api, Rig, body_of, eventually, rig, scripted, slowly, streamed_text_of, text_of
 from rolltape.cli import run as rolltape_command
-from rolltape.gateway.request import Api
 from rolltape.records.turn import Delivery, Finish
 from scripted_engine import Json, Mishap, Step
 

@@ -8,11 +8,10 @@ import aiohttp
 import pytest
 
 import rolltape
-from gateways import PATHS, QUICK, Rig, body_of, eventually, rig, scripted, text_of, user
+from gateways import PATHS, QUICK, Api, Rig, body_of, eventually, rig, scripted, text_of, user
 from rolltape.cli import run as rolltape_command
 from rolltape.errors import EngineUnreachable
 from rolltape.gateway.gateway import Gateway
-from rolltape.gateway.request import Api
 from rolltape.records.turn import Finish, TurnFlag
 from rolltape.tiny import shipped_model
 from scripted_engine import Json, Mishap, Step

@@ -12,8 +12,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from gateways import CALCULATOR, PATHS, Rig, rig, user
-from rolltape.gateway.request import Api
+from gateways import CALCULATOR, PATHS, Api, Rig, rig, user
 from wire_bodies import broken
 
 BODIES: dict[str, dict[str, Any]] = {

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateways import CALCULATOR, rig, user
+from gateways import CALCULATOR, Api, rig, user
 from rolltape.errors import BadRequest
-from rolltape.gateway.request import Api
 from rolltape.records.turn import Finish, TurnFlag
 from scripted_engine import tool_call
 

@@ -16,16 +16,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateways import PATHS, Answer, Rig, body_of, rig, text_of, user
+from gateways import PATHS, Answer, Api, Rig, body_of, rig, text_of, user
 from rolltape.errors import BadRequest, PromptTooLong
 from rolltape.gateway.prompts import ChatPrompts
-from rolltape.gateway.request import Api
-from rolltape.gateway.server import bodies, health
-from rolltape.gateway.server.bodies import unpack
+from rolltape.gateway.server import health, limits
+from rolltape.gateway.server.limits import check_request_size, unpack
 from rolltape.gateway.sessions import SessionWork
 from rolltape.gateway.turn.history import History, keyed
-from rolltape.gateway.turn.prompt_size import check_request_size
-from rolltape.gateway.wire.chat import CHAT, ChatDialect
+from rolltape.gateway.wire.chat.dialect import CHAT, ChatDialect
 
 LARGE = "word " * 20_000  # above what is done on the event loop
 
@@ -139,7 +137,7 @@ async def test_a_large_field_that_is_no_part_of_the_prompt_is_refused(
     async with rig(run, lambda _: "ok") as it:
         refused = await it.ask(await it.open(), "hello", api, **{field: value})
         assert refused.status == 400
-        assert refused.error.startswith(f"{field} has ")
+        assert refused.error.startswith("stop strings: " if "stop" in field else f"{field}: ")
         assert "262,144 are allowed" in refused.error
 
 
@@ -198,7 +196,7 @@ async def test_long_work_of_one_session_makes_nobody_else_wait(
 ) -> None:
     entered, let_go = threading.Event(), threading.Event()
     owner, name = {
-        "unpack": (bodies, "unpack"),
+        "unpack": (limits, "unpack"),
         "parse": (ChatDialect, "read"),
         "place": (History, "place"),
         "render": (ChatPrompts, "render"),

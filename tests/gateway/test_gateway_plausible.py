@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 import rolltape
-from gateways import rig, scripted, text_of, user
+from gateways import Api, rig, scripted, text_of, user
 from rolltape.cli import run as rolltape_command
-from rolltape.gateway.request import Api
 from rolltape.records.turn import Finish, TurnFlag
 from scripted_engine import IMPLAUSIBLE, Mishap, Step
 

@@ -17,10 +17,9 @@ import aiohttp
 import pytest
 
 import rolltape
-from gateways import PATHS, Answer, body_of, scripted, streamed_text_of, text_of
+from gateways import PATHS, Answer, Api, body_of, scripted, streamed_text_of, text_of
 from rolltape.cli import run as rolltape_command
 from rolltape.gateway.admin_key import read_admin_key
-from rolltape.gateway.request import Api
 from rolltape.records.rollout import Status
 from rolltape.records.turn import Finish, LogprobKind
 from rolltape.tiny import shipped_model

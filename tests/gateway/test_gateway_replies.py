@@ -15,19 +15,32 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 
 import rolltape
-from gateways import CALCULATOR, PATHS, Answer, Rig, body_of, rig, scripted, slowly, streamed_text_of, text_of, user
+from gateways import (
+    CALCULATOR,
+    PATHS,
+    Answer,
+    Api,
+    Rig,
+    body_of,
+    rig,
+    scripted,
+    slowly,
+    streamed_text_of,
+    text_of,
+    user,
+)
 from rolltape.cli import run as rolltape_command
 from rolltape.gateway.gateway import Gateway
-from rolltape.gateway.request import Api
-from rolltape.gateway.wire.chat import CHAT
-from rolltape.gateway.wire.messages import MESSAGES
+from rolltape.gateway.wire.chat.dialect import CHAT
+from rolltape.gateway.wire.messages.dialect import MESSAGES
 from rolltape.gateway.wire.protocol import Dialect
-from rolltape.gateway.wire.responses import RESPONSES
+from rolltape.gateway.wire.responses.dialect import RESPONSES
 from rolltape.records.rollout import EventKind
 from rolltape.records.turn import TurnFlag
 from scripted_engine import tool_call
 
 APIS = list(Api)
+KEEPALIVES = {Api.CHAT: b": keepalive", Api.MESSAGES: b'"ping"', Api.RESPONSES: b"event: response.in_progress"}
 WIRES: dict[Api, Dialect] = {Api.CHAT: CHAT, Api.RESPONSES: RESPONSES, Api.MESSAGES: MESSAGES}
 QUESTION = "What is 12 + 7?"
 
@@ -84,8 +97,7 @@ async def test_a_stream_opens_before_the_engine_has_answered_and_is_kept_alive(r
             assert it.engine.said == []
             assert response.headers["content-type"].startswith("text/event-stream")
             rest = await response.content.read()
-        ask = WIRES[api].read(json.dumps(body_of(api, "hello")).encode())
-        assert (first + rest).count(WIRES[api].keepalive(ask)) >= 2
+        assert (first + rest).count(KEEPALIVES[api]) >= 2
         assert streamed_text_of(api, Answer(200, {}, first + rest)) == "a b c d e f g h"
 
 

@@ -9,13 +9,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from engines.wanted import generation
-from gateways import QUICK, eventually, rig, scripted, text_of
+from gateways import QUICK, Api, eventually, rig, scripted, text_of
 from rolltape.errors import EngineFailed
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.sglang import SglangEngine
-from rolltape.gateway.request import Api
 from rolltape.gateway.settings import Patience
-from rolltape.gateway.turn.generate import Caller, Generator, PartialGeneration
+from rolltape.gateway.turn.generate import Generator, PartialGeneration, ReplySoFar
 from rolltape.gateway.weights import Weights
 from rolltape.tiny import shipped_model
 from scripted_engine import Mishap, ScriptedEngine, load_tokenizer
@@ -47,10 +46,10 @@ class Asking:
         self._generator = Generator(pool, self.weights, patience, now=self.clock.now, sleep=self.clock.sleep)
 
     async def ask(self) -> list[PartialGeneration]:
-        stretches: list[PartialGeneration] = []
+        reply = ReplySoFar()
         wanted = generation([1, 2, 3], stop_ids=[self.server.end_id])
-        await self._generator.run(wanted, Caller(), stretches)
-        return stretches
+        await self._generator.run(wanted, reply)
+        return reply.parts
 
 
 @asynccontextmanager
@@ -67,8 +66,8 @@ async def asking(mishaps: dict[int, Mishap], *, retry_s: float = 60.0) -> AsyncI
 
 async def test_errors_that_pass_are_outlasted_with_pauses_that_grow_and_vary() -> None:
     async with asking(dict.fromkeys(range(7), Mishap.ERROR_500)) as it:
-        (stretch,) = await it.ask()
-        assert stretch.given.ids.tolist() == it.server.said[-1].ids
+        (part,) = await it.ask()
+        assert part.given.ids.tolist() == it.server.said[-1].ids
         bounds = [0.1 * 2**tries for tries in range(7)]
         assert all(most / 2 <= pause <= most for pause, most in zip(it.clock.slept, bounds, strict=True))
         assert len({pause / most for pause, most in zip(it.clock.slept, bounds, strict=True)}) > 1
@@ -109,8 +108,8 @@ async def test_an_engine_that_aborts_every_reply_at_once_is_given_up_and_named(
 async def test_a_reply_that_goes_on_after_aborts_has_its_time_anew() -> None:
     mishaps = {0: Mishap.ERROR_500, 1: Mishap.ABORTED, 2: Mishap.ERROR_500}
     async with asking(mishaps, retry_s=0.11) as it:  # less than two pauses, if they added up
-        stretches = await it.ask()
-        assert [stretch.given.finish.value for stretch in stretches] == ["abort", "stop"]
+        parts = await it.ask()
+        assert [part.given.finish.value for part in parts] == ["abort", "stop"]
         assert len(it.clock.slept) == 2
 
 
@@ -161,8 +160,8 @@ async def test_an_engine_that_is_busy_leaves_the_session_to_another(run: Path) -
     async with busy, free:
         pool = EnginePool([SglangEngine(server.url) for server in (busy, free)])
         it = Asking(busy, pool, retry_s=5)
-        (stretch,) = await it.ask()
-        assert stretch.engine is pool.engines[1]
+        (part,) = await it.ask()
+        assert part.engine is pool.engines[1]
         assert (busy.requests, free.requests) == (1, 1)
         assert sum(it.clock.slept) < 1  # not the seconds that the busy one asked for
         await it.ask()

@@ -9,11 +9,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gateways import PATHS, Rig, body_of, rig, scripted, slowly, text_of
+from gateways import PATHS, Api, Rig, body_of, rig, scripted, slowly, text_of
 from rolltape.errors import NotAllowed
 from rolltape.gateway.gateway import Gateway
-from rolltape.gateway.request import Api
-from rolltape.gateway.wire.chat import ChatDialect
+from rolltape.gateway.wire.chat.dialect import ChatStream
 from rolltape.tiny import shipped_model
 from scripted_engine import Mishap
 
@@ -195,7 +194,7 @@ async def test_a_client_that_left_is_in_the_log_once_and_is_no_error(
     def left(*_: object) -> None:
         raise ConnectionResetError("Cannot write to closing transport")  # as aiohttp says it
 
-    monkeypatch.setattr(ChatDialect, "closing", left)
+    monkeypatch.setattr(ChatStream, "closing", left)
     async with rig(run) as it:
         opened = await it.open()
         with contextlib.suppress(aiohttp.ClientError):

@@ -2,18 +2,18 @@
 
 import asyncio
 import json
+from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rolltape
-from gateways import PATHS, body_of, eventually, rig, slowly, streamed_text_of, text_of
+from gateways import PATHS, Api, body_of, eventually, rig, slowly, streamed_text_of, text_of
 from rolltape.errors import BadRequest
 from rolltape.export.files import json_line
 from rolltape.export.schema import SAMPLE, RowKind
 from rolltape.gateway.gateway import Gateway
-from rolltape.gateway.request import Api
 from rolltape.records.rollout import Status
 from scripted_engine import Asked
 
@@ -306,11 +306,10 @@ async def test_two_hundred_sessions_leave_nothing_behind(run: Path) -> None:
 def _state(gateway: Gateway) -> dict[str, int]:
     """What a gateway still holds, the keys of ended sessions aside."""
     service = gateway.service
-    held = {
+    held: dict[str, Sized] = {
         "sessions": service.sessions._by_id,
         "keys": service.sessions._by_key,
         "unasked": service._unasked,
-        "tasks": service._tasks,
         "engines": service.pool._of_session,
         "in flight": service.weights._in_flight,
         "rollouts": service.tape._writer._open,

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 import rolltape
-from gateways import Rig, eventually, rig, scripted, slowly, streamed_text_of, text_of
+from gateways import Api, Rig, eventually, rig, scripted, slowly, streamed_text_of, text_of
 from rolltape.cli import run as rolltape_command
-from rolltape.gateway.request import Api
 from rolltape.records.turn import Turn
 from scripted_engine import Mishap
 

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from canned_wire import CannedServer, Refusal, call, canned, canned_server
-from rolltape.gateway.request import ChatRequest, OutputSchema, Reply, SamplingParams, ToolChoice
-from rolltape.gateway.wire.chat import CHAT
+from canned_wire import CannedServer, Refusal, call, canned, canned_server, streamed, whole
+from rolltape.gateway.request import ChatRequest, OutputSchema, SamplingParams, ToolChoice
+from rolltape.gateway.turn.turn import GatewayTurn
+from rolltape.gateway.wire.chat.dialect import CHAT
 from rolltape.records.messages import canonical_message
 from rolltape.records.turn import Finish
 from wire_bodies import broken, read_or_refused, refusal, reply_messages
@@ -44,14 +45,14 @@ def read(**fields: Any) -> ChatRequest:
     return CHAT.read(json.dumps({"model": "tiny", "messages": [USER]} | fields).encode())
 
 
-def chunks(ask: ChatRequest, reply: Reply) -> list[dict[str, Any]]:
-    events = CHAT.opening(ask, reply.draft) + b"".join(CHAT.closing(ask, reply))
+def chunks(ask: ChatRequest, reply: GatewayTurn) -> list[dict[str, Any]]:
+    events = streamed(CHAT, ask, reply)
     lines = [event.removeprefix(b"data: ") for event in events.split(b"\n\n") if event]
     assert lines[-1] == b"[DONE]"
     return [json.loads(line) for line in lines[:-1]]
 
 
-def accumulated(ask: ChatRequest, reply: Reply) -> Any:
+def accumulated(ask: ChatRequest, reply: GatewayTurn) -> Any:
     state = cast("Any", ChatCompletionStreamState())
     for chunk in chunks(ask, reply):
         state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
@@ -122,7 +123,8 @@ def test_the_async_sdk_takes_replies_and_streams(server: CannedServer) -> None:
 
     whole, received = asyncio.run(both())
     assert whole.choices[0].message.content == " I run it.\n\n"
-    assert [chunk.choices[0].finish_reason for chunk in received] == [None] * 5 + ["tool_calls"]
+    assert [chunk.choices[0].finish_reason for chunk in received] == [None] * (len(received) - 1) + ["tool_calls"]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in received) == " I run it.\n\n"
 
 
 @pytest.mark.parametrize(("client", "chunked"), [("OpenAI/Python", [[0], [1]]), ("", [[0, 1]])])
@@ -157,7 +159,7 @@ def test_how_a_reply_ended_is_said_in_the_words_of_the_api(
     finish: Finish, message: dict[str, Any], reason: str
 ) -> None:
     reply = canned(message, finish=finish)
-    assert json.loads(CHAT.whole(read(), reply))["choices"][0]["finish_reason"] == reason
+    assert json.loads(whole(CHAT, read(), reply))["choices"][0]["finish_reason"] == reason
     assert chunks(read(), reply)[-1]["choices"][0]["finish_reason"] == reason
 
 
@@ -165,9 +167,9 @@ def test_how_a_reply_ended_is_said_in_the_words_of_the_api(
 @given(reply_messages())
 def test_an_echo_means_what_the_reply_said(message: dict[str, Any]) -> None:
     reply = canned(message)
-    whole = ChatCompletion.model_validate_json(CHAT.whole(read(), reply)).choices[0].message
-    streamed = accumulated(read(), reply).choices[0].message
-    for sent in (plain(whole), plain(streamed)):
+    once = ChatCompletion.model_validate_json(whole(CHAT, read(), reply)).choices[0].message
+    pieces = accumulated(read(), reply).choices[0].message
+    for sent in (plain(once), plain(pieces)):
         echoed = read(messages=[USER, sent]).messages[1]
         assert canonical_message(echoed) == canonical_message(reply.message)
         assert [one["id"] for one in echoed.get("tool_calls", [])] == [
@@ -181,7 +183,7 @@ def test_a_call_of_a_custom_tool_goes_out_and_comes_back_as_free_text() -> None:
     assert ask.tools is not None
     assert ask.tools[1]["function"]["parameters"]["required"] == ["input"]
     reply = canned({"content": "", "tool_calls": [call("patch", '{"input": "*** é\\n"}'), call("run", "{}", id="c2")]})
-    sent = json.loads(CHAT.whole(ask, reply))["choices"][0]["message"]
+    sent = json.loads(whole(CHAT, ask, reply))["choices"][0]["message"]
     assert sent["tool_calls"][0] == {"id": "call_1", "type": "custom", "custom": {"name": "patch", "input": "*** é\n"}}
     assert sent["tool_calls"][1]["type"] == "function"
     assert canonical_message(read(messages=[USER, sent]).messages[1]) == canonical_message(reply.message)
@@ -189,7 +191,7 @@ def test_a_call_of_a_custom_tool_goes_out_and_comes_back_as_free_text() -> None:
 
 def test_a_call_of_a_custom_tool_with_other_arguments_goes_back_as_the_model_wrote_it() -> None:
     reply = canned({"content": "", "tool_calls": [call("patch", '{"input": "x", "more": 1}')]})
-    sent = json.loads(CHAT.whole(read(tools=[PATCH]), reply))["choices"][0]["message"]
+    sent = json.loads(whole(CHAT, read(tools=[PATCH]), reply))["choices"][0]["message"]
     assert sent["tool_calls"] == reply.message["tool_calls"]
 
 

@@ -12,8 +12,10 @@ from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from canned_wire import CannedServer, Refusal, call, canned, canned_server
-from rolltape.gateway.request import Reply, SamplingParams, ToolChoice
-from rolltape.gateway.wire.messages import MESSAGES
+from canned_wire import streamed as streamed_events
+from rolltape.gateway.request import SamplingParams, ToolChoice
+from rolltape.gateway.turn.turn import GatewayTurn
+from rolltape.gateway.wire.messages.dialect import MESSAGES
 from rolltape.records.messages import canonical_message
 from rolltape.records.turn import Finish
 
@@ -28,7 +30,7 @@ FULL = {
 @pytest.fixture(scope="module")
 def server() -> Iterator[CannedServer]:
     def counted(body: bytes) -> bytes:
-        return MESSAGES.counted(len(MESSAGES.counting(body).messages))
+        return MESSAGES.counted(len(MESSAGES.read_counting(body).messages))
 
     with canned_server(MESSAGES, "/v1/messages", count_tokens=counted) as running:
         yield running
@@ -103,11 +105,11 @@ def test_a_reply_is_a_message_of_the_sdk(client: Any, server: CannedServer) -> N
         canned({"content": "\ud800 no Unicode"}),
         canned({"reasoning_content": "cut of", "content": ""}, finish=Finish.LENGTH),
         canned({"content": "a"}, finish=Finish.STOP_STRING, stop_string="\n\n"),
-        canned({"content": None}, finish=Finish.LENGTH, over_budget=True),
+        canned({"content": None}, finish=Finish.LENGTH, room=0),
     ],
     ids=["full", "text", "long", "long-call", "parts", "invalid", "cut-off", "stop-string", "over-budget"],
 )
-def test_streamed_is_the_same_as_whole(client: Any, server: CannedServer, reply: Reply) -> None:
+def test_streamed_is_the_same_as_whole(client: Any, server: CannedServer, reply: GatewayTurn) -> None:
     server.answer = reply
     whole = client.messages.create(model="tiny", max_tokens=9, messages=[USER])
     assert dumped(streamed(client)) == dumped(whole)
@@ -135,21 +137,25 @@ def test_each_event_is_one_of_the_sdk(client: Any, server: CannedServer) -> None
         known(strict.validate_python(event.to_dict(), strict=True))
     kinds = [event.type for event in events]
     block = ["content_block_start", "content_block_delta", "content_block_stop"]
-    signed = [*block[:2], *block[1:]]
-    assert kinds == ["message_start", *signed, *block * 3, "message_delta", "message_stop"]  # and no keepalive
+    in_pieces = [block[0], *[block[1]] * 3, block[2]]
+    signed = [*in_pieces[:2], *in_pieces[1:]]
+    assert kinds == ["message_start", *signed, *in_pieces, *block * 2, "message_delta", "message_stop"]  # no keepalive
     assert events[0].message.usage.cache_read_input_tokens == 60
 
 
 def test_keepalives_are_pings_but_for_claude_code_which_does_not_count_those() -> None:
     body = json.dumps({"model": "m", "max_tokens": 1, "messages": [USER]}).encode()
-    assert b'"ping"' in MESSAGES.keepalive(MESSAGES.read(body, {"User-Agent": "AsyncAnthropic/Python 0.60"}))
-    assert b"message_delta" in MESSAGES.keepalive(MESSAGES.read(body, {"User-Agent": "claude-cli/2.1.197 (external)"}))
+    for client, sent in {
+        "AsyncAnthropic/Python 0.60": b'"ping"',
+        "claude-cli/2.1.197 (external)": b"message_delta",
+    }.items():
+        assert sent in MESSAGES.stream(canned({}), MESSAGES.read(body, {"User-Agent": client})).keepalive()
 
 
 def test_no_event_line_is_longer_than_readers_take() -> None:
     ask = MESSAGES.read(json.dumps({"model": "m", "max_tokens": 1, "messages": [USER]}).encode())
     message = {"content": "\u2028" * 40_000, "tool_calls": [call("write", json.dumps({"text": "\U0001f600" * 40_000}))]}
-    lines = b"".join(MESSAGES.closing(ask, canned(message))).split(b"\n")
+    lines = streamed_events(MESSAGES, ask, canned(message), pieces=1).split(b"\n")
     assert max(map(len, lines)) < 2**17
 
 
@@ -161,11 +167,11 @@ def test_no_event_line_is_longer_than_readers_take() -> None:
         (canned({"content": "a"}, finish=Finish.STOP_STRING, stop_string="##"), "stop_sequence", "##"),
         (canned({"content": "a", "tool_calls": [call("f", "{}")]}, finish=Finish.LENGTH), "max_tokens", None),
         (canned({"content": "a"}, finish=Finish.ABORT), "max_tokens", None),
-        (canned({"content": ""}, finish=Finish.LENGTH, over_budget=True), "model_context_window_exceeded", None),
+        (canned({"content": ""}, finish=Finish.LENGTH, room=0), "model_context_window_exceeded", None),
     ],
 )
 def test_the_stop_reason_says_how_it_ended(
-    client: Any, server: CannedServer, reply: Reply, reason: str, sequence: str | None
+    client: Any, server: CannedServer, reply: GatewayTurn, reason: str, sequence: str | None
 ) -> None:
     server.answer = reply
     message = streamed(client)

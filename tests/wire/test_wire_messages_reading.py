@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from canned_wire import call, canned
+from canned_wire import call, canned, streamed, whole
 from rolltape.gateway.request import ChatRequest, OutputSchema, ToolChoice
-from rolltape.gateway.wire.messages import MESSAGES
+from rolltape.gateway.wire.messages.dialect import MESSAGES
 from rolltape.records.messages import Message, Root, canonical_message
 from wire_bodies import broken, read_or_refused, refusal, reply_messages
 
@@ -214,7 +214,7 @@ def test_a_reply_cannot_be_begun_for_the_model() -> None:
     assert refusal(MESSAGES, **body(messages=messages)) == (
         "messages[1] is the assistant's: a reply cannot be begun for the model; end with a user message"
     )
-    counted = MESSAGES.counting(json.dumps({"model": "tiny", "messages": messages}).encode())
+    counted = MESSAGES.read_counting(json.dumps({"model": "tiny", "messages": messages}).encode())
     assert (counted.messages, counted.sampling.max_tokens) == (messages, None)
 
 
@@ -252,8 +252,8 @@ def streamed_blocks(events: bytes) -> list[dict[str, Any]]:
 def test_an_echo_means_what_the_reply_meant(message: dict[str, Any]) -> None:
     reply = canned(message, id="r42")
     ask = read(stream=True)
-    content = json.loads(MESSAGES.whole(ask, reply))["content"]
-    assert streamed_blocks(MESSAGES.opening(ask, reply.draft) + b"".join(MESSAGES.closing(ask, reply))) == content
+    content = json.loads(whole(MESSAGES, ask, reply))["content"]
+    assert streamed_blocks(streamed(MESSAGES, ask, reply)) == content
     for echoed in (content, as_javascript_writes(content)):
         echo = assistant(*echoed)
         assert canonical_message(echo) == canonical_message(reply.message)

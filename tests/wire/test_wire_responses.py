@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from canned_wire import CannedServer, Refusal, call, canned, canned_server
+from canned_wire import CannedServer, Refusal, call, canned, canned_server, streamed
+from canned_wire import whole as whole_body
 from rolltape.errors import BadRequest
-from rolltape.gateway.request import ChatRequest, OutputSchema, Reply, SamplingParams, ToolChoice
-from rolltape.gateway.wire.responses import RESPONSES
+from rolltape.gateway.request import ChatRequest, OutputSchema, SamplingParams, ToolChoice
+from rolltape.gateway.turn.turn import GatewayTurn
+from rolltape.gateway.wire.responses.dialect import RESPONSES
 from rolltape.records.messages import canonical_message
 from rolltape.records.turn import Finish
 from wire_bodies import broken, read_or_refused, refusal, reply_messages
@@ -66,13 +68,13 @@ def read(**fields: Any) -> ChatRequest:
     return RESPONSES.read(json.dumps({"model": "tiny", "input": "go"} | fields).encode())
 
 
-def whole(ask: ChatRequest, reply: Reply) -> dict[str, Any]:
-    said: dict[str, Any] = json.loads(RESPONSES.whole(ask, reply))
+def whole(ask: ChatRequest, reply: GatewayTurn) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads(whole_body(RESPONSES, ask, reply))
     return said
 
 
-def events(ask: ChatRequest, reply: Reply) -> list[dict[str, Any]]:
-    sent = RESPONSES.opening(ask, reply.draft) + b"".join(RESPONSES.closing(ask, reply))
+def events(ask: ChatRequest, reply: GatewayTurn) -> list[dict[str, Any]]:
+    sent = streamed(RESPONSES, ask, reply)
     found = []
     for event in sent.decode().removesuffix("\n\n").split("\n\n"):
         name, data = event.split("\n")
@@ -197,7 +199,7 @@ def test_a_reply_cut_off_by_its_length_is_incomplete() -> None:
 @given(reply_messages(), st.booleans())
 def test_an_echo_means_what_the_reply_said(message: dict[str, Any], with_ids: bool) -> None:
     reply = canned(message)
-    response = Response.model_validate_json(RESPONSES.whole(read(), reply))
+    response = Response.model_validate_json(whole_body(RESPONSES, read(), reply))
     items = [item.to_dict(exclude_none=True) for item in response.output]
     if not with_ids:
         items = [{key: value for key, value in item.items() if key != "id"} for item in items]
@@ -393,7 +395,7 @@ def test_an_error_within_a_stream_is_a_failed_response(
 ) -> None:
     server.answer = Refusal(status, "the engine is gone", in_stream=True)
     received = list(client.responses.create(model="tiny", input="go", stream=True))
-    assert [event.sequence_number for event in received] == [0, 1, 2]
+    assert [event.sequence_number for event in received] == [0, 1, 2, 3]  # the third keeps it alive
     failed = EVENTS.validate_python(received[-1].to_dict(), strict=True)
     assert (failed.type, failed.response.id, failed.response.status) == ("response.failed", "resp_r1", "failed")
     assert (failed.response.error.code, failed.response.error.message) == (code, "the engine is gone")

@@ -20,8 +20,9 @@ from rolltape.gateway.finished import Ending
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.gateway.server.app import http_log, make_app
 from rolltape.gateway.service import Finished, Service
-from rolltape.gateway.sessions import EngineWait, OpenSession, SessionSpec, base_urls
+from rolltape.gateway.sessions import EngineWait, OpenSession, SessionSpec
 from rolltape.gateway.settings import GatewaySettings
+from rolltape.gateway.wire import base_urls
 from rolltape.samples.opening import open_for_recording
 from rolltape.serving import is_loopback, listening_url
 from rolltape.tape.recording.tape import Tape

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from rolltape.records.turn import Finish, Turn, TurnFlag
+from rolltape.records.turn import Finish, TurnFlag
 
 if TYPE_CHECKING:
-    from rolltape.gateway.turn.replies import ReplyOutcome
-    from rolltape.gateway.turn.turns import Begun
+    from rolltape.gateway.turn.turn import GatewayTurn
 
 _WINDOW_S = 60.0
 _MOST_IGNORED = 1000
@@ -64,28 +63,28 @@ class Metrics:
         (counter.labels(*labels) if labels else counter).inc(by)
         self.tally[shown_as or name] += by
 
-    def turn(self, begun: "Begun", turn: Turn, outcome: "ReplyOutcome", engine_s: float, *, forked: bool) -> None:
+    def turn(self, turn: "GatewayTurn", *, forked: bool) -> None:
         """Count a turn that was recorded."""
         now = time.time()
-        sampled = len(turn.sampled_ids)
-        self.count("turns", begun.ask.api.value, outcome.finish.value)
-        self.tally[f"finish_{outcome.finish.value}"] += 1
-        self.tally["auxiliary"] += begun.auxiliary is not None
+        facts, finish, prompt = turn.recorded.facts, turn.outcome.finish, turn.prompt
+        sampled = len(turn.recorded.sampled_ids)
+        self.count("turns", turn.request.api, finish.value)
+        self.tally[f"finish_{finish.value}"] += 1
+        self.tally["auxiliary"] += turn.auxiliary is not None
         self.count("sampled_tokens", by=sampled)
-        how = begun.prompt.how
-        self.count("prompts", how, begun.prompt.prefix_miss or "", shown_as=how)
-        if begun.prompt.prefix_miss is not None:
-            self.unbridged[begun.prompt.prefix_miss] += 1
+        self.count("prompts", prompt.how, prompt.prefix_miss or "", shown_as=prompt.how)
+        if prompt.prefix_miss is not None:
+            self.unbridged[prompt.prefix_miss] += 1
         if len(self.ignored_params) < _MOST_IGNORED:  # clients choose these names
-            self.ignored_params.update(set(begun.ignored_params))
-        for flag in turn.facts.flags:
+            self.ignored_params.update(set(turn.ignored_params))
+        for flag in facts.flags:
             self.count("flagged_turns", flag.value, shown_as=flag.value)
-        if outcome.finish is Finish.STOP:
-            kept = "missing" if TurnFlag.MISSING_STOP_ID in turn.facts.flags else "kept"
+        if finish is Finish.STOP:
+            kept = "missing" if TurnFlag.MISSING_STOP_ID in facts.flags else "kept"
             self.count("stop_endings", kept, shown_as=f"stop_{kept}")
-        self.count("interrupted_replies", shown_as="interrupted", by=len(turn.facts.segments) > 1)
+        self.count("interrupted_replies", shown_as="interrupted", by=len(facts.segments) > 1)
         self.count("forks", by=forked)
-        added = max(now - begun.started_at - engine_s, 0.0)
+        added = max(now - turn.received_at - turn.engine_s, 0.0)
         self._added_seconds.observe(added)
         self._added.append(added)
         self._recent.append((now, sampled))

@@ -1,22 +1,11 @@
-"""Requests and replies in one form for every API, shared by wire formats, prompts and engines."""
+"""A request in one form for every API, shared by dialects, prompts and engines."""
 
-import enum
 from typing import Annotated, Any
 
 import msgspec
 
-from rolltape.records.turn import Finish
-
 # What is done with a smaller body takes about a millisecond; with a larger one it is kept off the event loop.
 INLINE_BYTES = 64 * 1024
-
-
-class Api(enum.StrEnum):
-    """The API that a request came by."""
-
-    CHAT = "chat"  # OpenAI Chat Completions
-    RESPONSES = "responses"  # OpenAI Responses
-    MESSAGES = "messages"  # Anthropic Messages
 
 
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -70,7 +59,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     thinking block's signature, say) is kept under a key of its own, so that nothing that came is lost.
     """
 
-    api: Api
+    api: str  # the dialect's name
     client: str = ""  # as its User-Agent names it
     model: str
     messages: list[dict[str, Any]]
@@ -101,33 +90,3 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     def all_tools(self) -> list[dict[str, Any]] | None:
         """All tools that the model may call."""
         return [*(self.tools or ()), *self.deferred_tools] or None
-
-
-class Usage(msgspec.Struct, frozen=True):
-    """Token counts of a turn."""
-
-    prompt_tokens: int
-    held_tokens: int  # of the prompt: those that an earlier turn already held
-    sampled_tokens: int
-    reasoning_tokens: int = 0  # of the sampled ones
-
-
-class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a reply before the engine has given it."""
-
-    id: str  # minted, unique; letters, digits and `_`
-    model: str  # as the client called it
-    created_at: float
-    prompt_tokens: int
-    held_tokens: int
-
-
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole reply, ready to be put into any API's form."""
-
-    draft: Draft
-    message: dict[str, Any]  # an assistant's, in chat form; tool calls carry minted ids, arguments as a JSON text
-    finish: Finish
-    stop_string: str | None = None  # the one that ended it; None: it ended otherwise
-    over_budget: bool = False  # the prompt left no room: finish is LENGTH and nothing was sampled
-    usage: Usage

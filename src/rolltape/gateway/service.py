@@ -11,23 +11,18 @@ from typing import Any
 
 import msgspec
 
-from rolltape.errors import BadRequest, NotAllowed, PolicyError, PromptTooLong, RecordError, SessionEnded, TapeError
+from rolltape.errors import BadRequest, NotAllowed, PolicyError, RecordError, SessionEnded, TapeError
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.finished import Ending, rollout_of
 from rolltape.gateway.metrics import Metrics
 from rolltape.gateway.prompts import ChatPrompts
-from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.sessions import OF_ROLLOUT, OpenSession, Sessions, SessionSpec
 from rolltape.gateway.settings import GatewaySettings
-from rolltape.gateway.turn.attempts import Attempt
-from rolltape.gateway.turn.auxiliary import auxiliary_reason, instructions_of
 from rolltape.gateway.turn.generate import Generator
-from rolltape.gateway.turn.prompt_size import check_request_size
-from rolltape.gateway.turn.turns import Taken, Turns, resumed_from
+from rolltape.gateway.turn.turn import Turns
 from rolltape.gateway.weights import Weights
 from rolltape.records.policy import cut_policy
 from rolltape.records.rollout import EventKind
-from rolltape.records.turn import Delivery
 from rolltape.samples import Linearized, linearize
 from rolltape.tape.recording.rollout import RolloutRecorder, score_data
 from rolltape.tape.recording.tape import Tape
@@ -37,7 +32,6 @@ log = logging.getLogger("rolltape.gateway")
 _MOST_REFUSALS = 32  # that are recorded of one session
 _REASON = 2000  # characters
 _MOST_IGNORED = 20  # parameters that the status lists
-_LEFT_BY_ITSELF_S = 5.0  # a client that leaves sooner, and no engine had failed, need not have been kept waiting
 _HOW_TO_OPEN = "no session: POST /sessions opens one and returns its key, or start the gateway with --open"
 
 
@@ -85,14 +79,13 @@ class Service:
         if version is not None:
             self.weights.announce(version)
         generator = Generator(pool, self.weights, settings.patience)
-        self.turns = Turns(prompts, pool, generator, self.metrics, settings, context)
+        self.turns = Turns(prompts, pool, generator, self.metrics, settings, context, tape.mark_delivered_async)
         self.metrics.gauge("open_sessions", "Sessions open now", lambda: len(self.sessions))
         self.metrics.gauge("in_flight", "Generations in flight", lambda: self.weights.in_flight)
         self.metrics.gauge("engines_up", "Engines that answer", lambda: sum(one.up for one in pool.health()))
         self.metrics.gauge("paused", "1 while weights are changed", lambda: float(self.weights.paused))
         self.draining = False
         self._hurried = False
-        self._tasks: set[asyncio.Task[Taken]] = set()
         self._opened = itertools.count()
         self._unasked: dict[str, OpenSession] = {}  # those that came to be by a request alone
         self._rewarded: dict[str, Ending] = {}  # by rollout: what a session was finished with before the last one
@@ -146,93 +139,6 @@ class Service:
             spec = SessionSpec(task_id="open", source="unasked", attempt=count, new_try=True)
             known = self._unasked[name] = self.open_session(spec)
         return known
-
-    def check_size(self, session: OpenSession, ask: ChatRequest) -> None:
-        """Raise BadRequest for a request that is too large to be looked at."""
-        session.overflowed = False
-        try:
-            context = self.turns.context_of(session)
-            check_request_size(ask, self.settings.max_messages, context, self.prompts.count)
-        except PromptTooLong:
-            session.overflowed = True
-            raise
-
-    def attempt(self, session: OpenSession, ask: ChatRequest, digest: bytes, headers: Mapping[str, str]) -> Attempt:
-        """Begin the turn that a request asks for, or find the one that it asks for again."""
-        if ask.media and self.settings.images == "refuse":
-            raise BadRequest(f"{ask.media[0]}: images and documents are refused here; send text alone")
-        known = session.attempts.again(digest, headers)
-        if known is not None:
-            self.metrics.count("client_retries", shown_as="retries")
-            if known.has_reply:
-                return known
-        attempt = Attempt(lambda ended: self._over(session, ended))
-        counts = known is None and auxiliary_reason(ask, session.task_instructions) is None
-        session.begin(attempt, counts=counts)
-        if counts and session.task_instructions is None:
-            session.task_instructions = instructions_of(ask)
-        task = asyncio.ensure_future(self._take(session, ask, attempt, known, counts=counts))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        attempt.run(task)
-        session.attempts.remember(digest, attempt)
-        return attempt
-
-    async def _take(
-        self, session: OpenSession, ask: ChatRequest, attempt: Attempt, earlier: Attempt | None, *, counts: bool
-    ) -> Taken:
-        caller = attempt.caller
-        is_auxiliary = auxiliary_reason(ask, session.task_instructions) is not None
-        try:
-            taken = await self._take_turn(session, ask, attempt, earlier, counts=counts)
-        except Exception as error:
-            if getattr(error, "status", 500) >= 500 and not is_auxiliary:
-                session.failure = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            session.waited_s += caller.waited_s
-            session.trouble = next(reversed(caller.engine_errors), session.trouble)
-        if not is_auxiliary:
-            is_to_blame = caller.engine_failed or caller.waited_s >= _LEFT_BY_ITSELF_S
-            session.failure = session.trouble if taken.reply is None and is_to_blame else None
-        return taken
-
-    async def _take_turn(
-        self, session: OpenSession, ask: ChatRequest, attempt: Attempt, earlier: Attempt | None, *, counts: bool
-    ) -> Taken:
-        try:
-            left = None if earlier is None else await earlier.ended()
-            if left is not None and left.reply is not None:
-                attempt.begun.set_result(left.begun)  # it had all but come when its client left
-                return left
-            begun = await self.turns.begin(session, ask, None if left is None else resumed_from(left))
-        except BaseException as error:
-            session.turns -= counts  # it did not come to a turn, and is nothing to be repeated
-            session.attempts.forget(attempt)
-            if not attempt.begun.done():
-                attempt.begun.set_exception(error)
-            raise
-        attempt.begun.set_result(begun)
-        return await self.turns.finish(begun, attempt.caller)
-
-    def _over(self, session: OpenSession, attempt: Attempt) -> None:
-        """An attempt has ended and nobody waits for it; what nobody took is undelivered."""
-        if attempt.delivery is Delivery.UNKNOWN:
-            self.delivered(session, attempt, Delivery.UNDELIVERED)
-        session.end(attempt)
-
-    def delivered(self, session: OpenSession, attempt: Attempt, delivery: Delivery) -> None:
-        """Say on the tape whether a reply arrived; once it did, nothing else counts."""
-        taken = attempt.outcome()
-        if taken is None or attempt.delivery is Delivery.DELIVERED:
-            return
-        attempt.delivery = delivery
-        session.deliveries[taken.turn.id] = delivery
-        self.metrics.count("deliveries", delivery.value, shown_as=delivery.value)
-        try:
-            self.tape.mark_delivered_async(taken.turn.id, delivery).add_done_callback(_log_failure)
-        except TapeError as error:
-            log.warning("%s is %s, which could not be recorded: %s", taken.turn.id, delivery.value, error)
 
     async def finish(self, session_id: str, ending: Ending) -> Finished:
         """End a session, and with the last one its rollout: turns in flight are waited for, then interrupted."""
@@ -300,7 +206,7 @@ class Service:
         """Forget a session; raises NoSuchSession if it was ended meanwhile."""
         self.sessions.remove(session)
         self.pool.release(session.id)
-        session.attempts.clear()
+        session.recent.clear()
         session.history.close()
         self._unasked = {name: one for name, one in self._unasked.items() if one is not session}
 
@@ -360,9 +266,3 @@ class Service:
                     session.rollout.finish(reason="ended with the gateway")
                 else:
                     session.rollout.fail("the gateway ended before it was finished")
-
-
-def _log_failure(written: "asyncio.Future[None]") -> None:
-    """A delivery that cannot be written stays unknown, which trains nothing unless a later request proves it."""
-    if not written.cancelled() and (error := written.exception()) is not None:
-        log.warning("a delivery could not be recorded: %s", error)

@@ -14,8 +14,8 @@ import msgspec
 from rolltape.errors import NoSuchSession, SessionEnded, TurnCapReached
 from rolltape.gateway.engines.protocol import IdsAsJson
 from rolltape.gateway.request import SamplingParams
-from rolltape.gateway.turn.attempts import Attempt, Attempts
 from rolltape.gateway.turn.history import History
+from rolltape.gateway.turn.turn import GatewayTurn, RecentTurns
 from rolltape.records.turn import Delivery
 from rolltape.tape.recording.rollout import RolloutRecorder
 from rolltape.tape.recording.session import SessionRecorder
@@ -64,15 +64,6 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def allows(self, tool: str) -> bool:
         return tool not in self.denied_tools and (self.allowed_tools is None or tool in self.allowed_tools)
-
-
-def base_urls(public_url: str, key: str) -> dict[str, str]:
-    """Where an agent finds its session: by the key in the path, so that any API key does, or by a header."""
-    return {
-        "openai_base_url": f"{public_url}/s/{key}/v1",
-        "anthropic_base_url": f"{public_url}/s/{key}",
-        "base_url": public_url,
-    }
 
 
 class EngineWait(NamedTuple):
@@ -133,14 +124,14 @@ class OpenSession:
         self.refused_turns = 0  # above the cap
         self.refusals = 0  # of requests, as far as they are recorded
         self.overflowed = False  # the last request was refused: its prompt was far longer than the context
-        self.attempts = Attempts()
+        self.recent = RecentTurns()
         self.ids_json = IdsAsJson()
         self.deliveries = deliveries  # by turn, of all sessions of the rollout
         self.ended: str | None = None  # why it takes no more turns; None: it does
         self.waited_s = 0.0  # for engines that failed or did not answer, over all turns that have ended
         self.trouble: str | None = None  # of an engine, the latest that was waited for
         self.failure: str | None = None  # why the latest turn has no reply, where the engine or the gateway is to blame
-        self._in_flight: set[Attempt] = set()
+        self._in_flight: set[GatewayTurn] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -152,7 +143,7 @@ class OpenSession:
     def in_flight(self) -> int:
         return len(self._in_flight)
 
-    def begin(self, attempt: Attempt, *, counts: bool) -> None:
+    def begin(self, turn: GatewayTurn, *, counts: bool) -> None:
         """Let a turn begin; raises for one that comes after the close, or above the cap."""
         if self.ended is not None:
             raise SessionEnded(f"session {self.id} is {self.ended}: it takes no more turns")
@@ -161,21 +152,20 @@ class OpenSession:
                 self.refused_turns += 1
                 raise TurnCapReached(f"session {self.id} has had its {self.spec.max_turns} turns")
             self.turns += 1
-        self._in_flight.add(attempt)
+        self._in_flight.add(turn)
         self._idle.clear()
 
-    def end(self, attempt: Attempt) -> None:
+    def end(self, turn: GatewayTurn) -> None:
         """Note that a turn has ended, and that its reply was delivered or could not be."""
-        self._in_flight.discard(attempt)
+        self._in_flight.discard(turn)
         if not self._in_flight:
             self._idle.set()
 
     def engine_wait(self) -> EngineWait:
         """Whether engines keep this session waiting."""
-        callers = [attempt.caller for attempt in self._in_flight]
-        waiting = [caller for caller in callers if caller.engine_owes_since is not None]
-        since = min((caller.engine_owes_since or 0.0 for caller in waiting), default=None)
-        errors = [caller.engine_errors[-1] for caller in waiting if caller.engine_errors]
+        waiting = [turn.reply for turn in self._in_flight if turn.reply.engine_owes_since is not None]
+        since = min((reply.engine_owes_since or 0.0 for reply in waiting), default=None)
+        errors = [reply.engine_errors[-1] for reply in waiting if reply.engine_errors]
         longest_s = 0.0 if since is None else time.monotonic() - since
         return EngineWait(len(waiting), longest_s, errors[-1] if errors else self.failure)
 
@@ -186,15 +176,14 @@ class OpenSession:
             async with asyncio.timeout(drain_s):
                 await self._idle.wait()
         self.interrupt()
-        turns = [attempt.taken for attempt in self._in_flight if attempt.taken and not attempt.taken.done()]
-        if turns:
-            await asyncio.wait(turns)  # to be on the tape; not for clients to take their replies
+        turns = [turn for turn in self._in_flight if not turn.done]
+        await asyncio.gather(*(turn.settled() for turn in turns))  # on the tape; not for clients to take their replies
         return len(turns)
 
     def interrupt(self) -> None:
         """End the turns in flight with what was sampled so far."""
-        for attempt in self._in_flight:
-            attempt.caller.leave()
+        for turn in self._in_flight:
+            turn.reply.leave()
 
 
 class Sessions:

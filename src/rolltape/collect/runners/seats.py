@@ -18,7 +18,8 @@ from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task, seed_of
 from rolltape.gateway.finished import Ending, as_delivered
 from rolltape.gateway.gateway import Gateway
-from rolltape.gateway.sessions import OpenSession, SessionSpec, base_urls
+from rolltape.gateway.sessions import OpenSession, SessionSpec
+from rolltape.gateway.wire import base_urls
 from rolltape.records.rollout import UNGRADED, Event, EventKind, Rollout, Session, Status, StopReason
 from rolltape.samples import linearize
 from rolltape.traces import Capture, TraceWriter

@@ -12,10 +12,11 @@ from rolltape.errors import BadRequest
 from rolltape.export.files import json_line
 from rolltape.export.schema import SAMPLE, RowKind
 from rolltape.gateway.finished import Ending
-from rolltape.gateway.server.bodies import read_body
 from rolltape.gateway.server.guard import GatewayGuard
+from rolltape.gateway.server.limits import read_body
 from rolltape.gateway.service import Finished, Service
-from rolltape.gateway.sessions import OpenSession, SessionSpec, base_urls
+from rolltape.gateway.sessions import OpenSession, SessionSpec
+from rolltape.gateway.wire import base_urls
 
 T = TypeVar("T")
 

@@ -1,31 +1,32 @@
-"""The HTTP routes that agents call: the three APIs, and the list of models."""
+"""The HTTP routes that agents call: those of every dialect, below `/` and below `/s/{key}`."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import cast
 
-import msgspec
 from aiohttp import web
 
-from rolltape.errors import EngineFailed, GatewayError, RolltapeError, SessionEnded
-from rolltape.gateway.request import INLINE_BYTES, ChatRequest, Reply
-from rolltape.gateway.server.bodies import check_structure, read_body
-from rolltape.gateway.server.guard import GatewayGuard, given_key
+from rolltape.errors import EngineFailed, GatewayError, PromptTooLong, RolltapeError, SessionEnded
+from rolltape.gateway.request import INLINE_BYTES, ChatRequest
+from rolltape.gateway.server.guard import GatewayGuard
+from rolltape.gateway.server.limits import check_request_size, check_structure, read_body
 from rolltape.gateway.service import Service
 from rolltape.gateway.sessions import OpenSession
-from rolltape.gateway.turn.attempts import Attempt, request_digest
 from rolltape.gateway.turn.history import keyed
-from rolltape.gateway.turn.turns import Begun
-from rolltape.gateway.wire.chat import CHAT
-from rolltape.gateway.wire.messages import MESSAGES
-from rolltape.gateway.wire.protocol import Dialect
-from rolltape.gateway.wire.responses import RESPONSES
-from rolltape.records.turn import Delivery, Turn
+from rolltape.gateway.turn.turn import GatewayTurn, Shown
+from rolltape.gateway.wire import DIALECTS
+from rolltape.gateway.wire.protocol import Answers, CountsTokens, Dialect, ListsModels, ReplyStream
+from rolltape.records.turn import Delivery
+
+log = logging.getLogger("rolltape.gateway")
 
 # What is known of a request, for whoever answers and logs it if it fails.
 DIALECT: web.RequestKey[Dialect] = web.RequestKey("dialect", Dialect)
 SESSION: web.RequestKey[str] = web.RequestKey("session", str)
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[Dialect, web.Request], Awaitable[web.StreamResponse]]
 
 
 class Agents:
@@ -36,176 +37,151 @@ class Agents:
         self._guard = guard
 
     def routes(self) -> list[web.RouteDef]:
-        found = []
-        for prefix in ("", "/s/{key}"):
-            found += [
-                web.post(f"{prefix}/v1/chat/completions", self._handler(CHAT)),
-                web.post(f"{prefix}/v1/responses", self._handler(RESPONSES)),
-                web.post(f"{prefix}/v1/messages", self._handler(MESSAGES)),
-                web.post(f"{prefix}/v1/messages/count_tokens", self._counted),
-                web.get(f"{prefix}/v1/models", self._models),
-                web.get(f"{prefix}/v1/models/{{model:.+}}", self._model),
-                web.get(f"{prefix}/", _hello),
-            ]
+        answers: dict[Answers, tuple[Callable[..., web.RouteDef], Handler]] = {
+            Answers.TURN: (web.post, self._turn),
+            Answers.COUNT: (web.post, self._count),
+            Answers.MODELS: (web.get, self._models),
+            Answers.MODEL: (web.get, self._model),
+        }
         # Claude Code looks at its base URL as it is, with HEAD.
-        found.append(web.get("/s/{key}", _hello))
+        found = [web.get(path, _hello) for path in ("/", "/s/{key}", "/s/{key}/")]
+        for dialect in DIALECTS:
+            for route in dialect.routes:
+                method, handler = answers[route.answers]
+                found += [method(prefix + route.path, partial(handler, dialect)) for prefix in ("", "/s/{key}")]
         return found
 
-    def _handler(self, dialect: Dialect) -> Handler:
-        async def handle(request: web.Request) -> web.StreamResponse:
-            session = self._session(request, dialect)
-            ask = await self._ask(request, session, lambda body: dialect.read(body, request.headers))
-            attempt = self._service.attempt(session, ask, request_digest(ask), request.headers)
-            exchange = _Exchange(self._service, request, dialect, ask, session, attempt)
-            return await exchange.served()
+    async def _turn(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
+        """Take a turn, send its reply, and record whether it was delivered."""
+        session = self._session(dialect, http)
+        request = await self._read(http, session, partial(dialect.read, headers=http.headers, path=http.match_info))
+        turn = await self._service.turns.submit(session, request, http.headers)
+        turn.join()
+        delivery = Delivery.UNDELIVERED
+        try:
+            await turn.prompted()
+            sent = self._stream(dialect, http, turn, request) if request.stream else self._whole(dialect, http, turn)
+            response = await sent
+            if http.transport is not None and not http.transport.is_closing():
+                delivery = Delivery.DELIVERED
+            return response
+        finally:
+            self._service.turns.delivered(turn, delivery)
+            turn.leave()
 
-        return handle
+    async def _whole(self, dialect: Dialect, http: web.Request, turn: GatewayTurn) -> web.StreamResponse:
+        await _ended(turn)
+        headers = {**_headers(turn, turn.recorded.ignored_params), "x-rolltape-turn": turn.recorded.id}
+        if turn.recorded.facts.flags:
+            headers["x-rolltape-flags"] = ",".join(turn.recorded.facts.flags)
+        response = web.Response(body=dialect.whole(turn), content_type="application/json", headers=headers)
+        await response.prepare(http)
+        _drain_all(http)
+        await response.write_eof()
+        return response
 
-    async def _counted(self, request: web.Request) -> web.Response:
-        session = self._session(request, MESSAGES)
-        ask = await self._ask(request, session, MESSAGES.counting)
-        begun = await self._service.turns.begin(session, ask)
-        return web.Response(body=MESSAGES.counted(len(begun.prompt.ids)), content_type="application/json")
+    async def _stream(
+        self, dialect: Dialect, http: web.Request, turn: GatewayTurn, request: ChatRequest
+    ) -> web.StreamResponse:
+        """Send what may be shown as it comes; calls and the end when the turn is durable."""
+        kind = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        response = web.StreamResponse(headers={**_headers(turn, turn.ignored_params), **kind})
+        await response.prepare(http)
+        stream = dialect.stream(turn, request)
+        await response.write(stream.opening())
+        sent = Shown()
+        try:
+            while not turn.done:
+                changed = turn.change()  # before looking, so that no change is missed
+                shown = turn.shown
+                if more := _more(stream, sent, shown):
+                    await response.write(more)
+                    sent = shown
+                elif not (await asyncio.wait({changed}, timeout=self._service.settings.keepalive_s))[0]:
+                    await response.write(stream.keepalive())
+            await _ended(turn)
+            if not all(map(str.startswith, turn.shown, sent)):
+                log.error("turn %s: its reply does not begin as it was streamed", turn.recorded.id)
+                raise EngineFailed("the reply does not begin as it was streamed")
+        except RolltapeError as error:
+            status = error.status if isinstance(error, GatewayError) else 500
+            await response.write(stream.error(status, told_to_agent(error)))
+            await response.write_eof()
+            raise StreamFailed(status, str(error), response) from error
+        _drain_all(http)
+        await response.write(_more(stream, sent, turn.shown) + stream.closing())
+        await response.write_eof()
+        return response
 
-    async def _ask(
-        self, request: web.Request, session: OpenSession, read: Callable[[bytes], ChatRequest]
-    ) -> ChatRequest:
+    async def _count(self, dialect: Dialect, http: web.Request) -> web.Response:
+        session = self._session(dialect, http)
+        counter = cast("CountsTokens", dialect)
+        request = await self._read(http, session, partial(counter.read_counting, path=http.match_info))
+        turn = GatewayTurn(session, request)
+        await self._service.turns.prompt(turn)
+        return web.Response(body=counter.counted(turn.prompt_tokens), content_type="application/json")
+
+    async def _models(self, dialect: Dialect, http: web.Request) -> web.Response:
+        self._session(dialect, http)
+        body = cast("ListsModels", dialect).models([self._service.model_name])
+        return web.Response(body=body, content_type="application/json")
+
+    async def _model(self, dialect: Dialect, http: web.Request) -> web.Response:
+        self._session(dialect, http)
+        body = cast("ListsModels", dialect).model(http.match_info["model"])
+        return web.Response(body=body, content_type="application/json")
+
+    def _session(self, dialect: Dialect, http: web.Request) -> OpenSession:
+        """The session of a request; errors from here on are written in the form of `dialect`."""
+        http[DIALECT] = dialect
+        if self._service.settings.open:
+            self._guard.admit_local(http)
+        key = http.match_info.get("key") or dialect.find_key(http.headers, http.query)
+        session = self._service.find_session(key, http.headers)
+        http[SESSION] = session.id
+        return session
+
+    async def _read(self, http: web.Request, session: OpenSession, read: Callable[[bytes], ChatRequest]) -> ChatRequest:
         """Parse a request; raises BadRequest, also for one that is beyond the limits."""
+        settings, context = self._service.settings, self._service.turns.context_of(session)
 
         def parse(body: bytes) -> ChatRequest:
             check_structure(body)
-            ask = read(body)
-            self._service.check_size(session, ask)
-            return keyed(ask, len(body))
+            request = read(body)
+            session.overflowed = False
+            try:
+                check_request_size(request, settings.max_messages, context, self._service.prompts.count)
+            except PromptTooLong:
+                session.overflowed = True
+                raise
+            return keyed(request, len(body))
 
         async with session.work.bodies:
-            body = await read_body(request, self._service.settings, session.work.run)
+            body = await read_body(http, settings, session.work.run)
             return await session.work.run(parse, body, inline=len(body) < INLINE_BYTES)
 
-    def _session(self, request: web.Request, dialect: Dialect | None = None) -> OpenSession:
-        """The session of a request; errors from here on are written in the form of `dialect`."""
-        if dialect is not None:
-            request[DIALECT] = dialect
-        if self._service.settings.open:
-            self._guard.admit_local(request)
-        session = self._service.find_session(given_key(request), request.headers)
-        request[SESSION] = session.id
-        return session
 
-    async def _models(self, request: web.Request) -> web.Response:
-        self._session(request)
-        model = _model_object(self._service.model_name)
-        listed = {"object": "list", "data": [model], "has_more": False, "first_id": model["id"], "last_id": model["id"]}
-        return web.Response(body=msgspec.json.encode(listed), content_type="application/json")
+async def _ended(turn: GatewayTurn) -> None:
+    """Wait for a turn's reply; raises where there is none."""
+    await turn.ended()
+    if turn.outcome.message is None:
+        raise SessionEnded(f"session {turn.session.id} was closed before the reply had come")
 
-    async def _model(self, request: web.Request) -> web.Response:
-        self._session(request)
-        model = _model_object(request.match_info["model"])
-        return web.Response(body=msgspec.json.encode(model), content_type="application/json")
+
+def _more(stream: ReplyStream, sent: Shown, shown: Shown) -> bytes:
+    """The events for what may be shown and was not sent yet."""
+    reasoning, text = shown.reasoning[len(sent.reasoning) :], shown.text[len(sent.text) :]
+    return (stream.reasoning(reasoning) if reasoning else b"") + (stream.text(text) if text else b"")
 
 
 async def _hello(_: web.Request) -> web.Response:
     return web.Response(text="rolltape gateway\n")
 
 
-def _model_object(name: str) -> dict[str, object]:
-    """A model as both OpenAI's and Anthropic's clients read it."""
-    return {
-        "id": name,
-        "object": "model",
-        "type": "model",
-        "display_name": name,
-        "created": 0,
-        "created_at": "1970-01-01T00:00:00Z",
-        "owned_by": "rolltape",
-    }
-
-
-class _Exchange:
-    """One request and its reply on the wire."""
-
-    def __init__(
-        self,
-        service: Service,
-        request: web.Request,
-        dialect: Dialect,
-        ask: ChatRequest,
-        session: OpenSession,
-        attempt: Attempt,
-    ) -> None:
-        self._service = service
-        self._request = request
-        self._dialect = dialect
-        self._ask = ask
-        self._session = session
-        self._attempt = attempt
-
-    async def served(self) -> web.StreamResponse:
-        """Send the reply, and record whether it was delivered."""
-        attempt = self._attempt
-        attempt.join()
-        delivery = Delivery.UNDELIVERED
-        try:
-            begun = await asyncio.shield(attempt.begun)
-            response = await (self._streamed(begun) if self._ask.stream else self._whole(begun))
-            transport = self._request.transport
-            if transport is not None and not transport.is_closing():
-                delivery = Delivery.DELIVERED
-            return response
-        finally:
-            self._service.delivered(self._session, attempt, delivery)
-            attempt.leave()
-
-    async def _reply(self) -> tuple[Turn, Reply]:
-        assert self._attempt.taken is not None
-        taken = await asyncio.shield(self._attempt.taken)
-        if taken.reply is None:
-            raise SessionEnded(f"session {self._session.id} was closed before the reply had come")
-        return taken.turn, taken.reply
-
-    async def _whole(self, begun: Begun) -> web.StreamResponse:
-        turn, reply = await self._reply()
-        body = self._dialect.whole(self._ask, reply)
-        headers = {**_headers(begun, turn.ignored_params), "x-rolltape-turn": turn.id}
-        if turn.facts.flags:
-            headers["x-rolltape-flags"] = ",".join(turn.facts.flags)
-        response = web.Response(body=body, content_type="application/json", headers=headers)
-        await response.prepare(self._request)
-        self._drain_all()
-        await response.write_eof()
-        return response
-
-    async def _streamed(self, begun: Begun) -> web.StreamResponse:
-        headers = {
-            **_headers(begun, begun.ignored_params),
-            "Content-Type": "text/event-stream",
-            "Cache-Control": "no-cache",
-        }
-        response = web.StreamResponse(headers=headers)
-        await response.prepare(self._request)
-        await response.write(self._dialect.opening(self._ask, begun.draft))
-        coming = asyncio.ensure_future(self._reply())
-        try:
-            while not (await asyncio.wait({coming}, timeout=self._service.settings.keepalive_s))[0]:
-                await response.write(self._dialect.keepalive(self._ask))
-            try:
-                _, reply = coming.result()
-            except RolltapeError as error:
-                status = error.status if isinstance(error, GatewayError) else 500
-                await response.write(self._dialect.error_event(status, told_to_agent(error), begun.draft))
-                await response.write_eof()
-                raise StreamFailed(status, str(error), response) from error
-        finally:
-            coming.cancel()
-        self._drain_all()
-        await response.write(b"".join(self._dialect.closing(self._ask, reply)))
-        await response.write_eof()
-        return response
-
-    def _drain_all(self) -> None:
-        """Have the last write return when all of it is out of this process, however large it is."""
-        if self._request.transport is not None:
-            self._request.transport.set_write_buffer_limits(0)
+def _drain_all(http: web.Request) -> None:
+    """Have the last write return when all of it is out of this process, however large it is."""
+    if http.transport is not None:
+        http.transport.set_write_buffer_limits(0)
 
 
 def told_to_agent(error: RolltapeError) -> str:
@@ -224,9 +200,9 @@ class StreamFailed(GatewayError):
         self.response = response
 
 
-def _headers(begun: Begun, ignored_params: Sequence[str]) -> dict[str, str]:
+def _headers(turn: GatewayTurn, ignored_params: Sequence[str]) -> dict[str, str]:
     """The headers of a reply. A stream has them before it is known whether the engine takes everything."""
-    headers = {"request-id": begun.draft.id, "x-rolltape-session": begun.session.id}
+    headers = {"request-id": turn.id, "x-rolltape-session": turn.session.id}
     if ignored_params:
         listed = "; ".join(ignored_params)[:4000]
         value = "".join(letter if " " <= letter <= "~" else "?" for letter in listed)

@@ -20,7 +20,7 @@ from rolltape.gateway.engines.retries import Retries
 from rolltape.gateway.engines.sampled import ImplausibleReply, check_generated, describe_generated
 from rolltape.gateway.settings import Patience
 from rolltape.gateway.weights import Weights
-from rolltape.records.turn import NO_IDS, Finish
+from rolltape.records.turn import NO_IDS, Finish, Ids
 
 log = logging.getLogger("rolltape.gateway")
 
@@ -37,10 +37,11 @@ class PartialGeneration(NamedTuple):
     last_announced: str | None
 
 
-class Caller:
-    """Whoever waits for a reply, and may leave before it has come."""
+class ReplySoFar:
+    """A reply as engines give it, part by part, for whoever waits and may leave before it has come."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_sampled: Callable[[Ids], None] | None = None) -> None:
+        self.parts: list[PartialGeneration] = []
         self.left = asyncio.Event()
         self.on_leave: Callable[[], object] | None = None
         self.engine_owes_since: float | None = None  # monotonic: when it was asked, or last gave; None: nothing is owed
@@ -48,9 +49,20 @@ class Caller:
         self.engine_failed = False  # with an error, and nothing was sampled since
         self.unconstrained: str | None = None  # why a constraint does not hold, or not to the end; None: it does
         self.waited_s = 0.0  # for engines that failed, did not answer, or were paused
+        self.told = 0  # ids that somebody was told of while they were sampled
+        self._on_sampled = on_sampled
+
+    @property
+    def sampled(self) -> int:
+        """How many ids there are."""
+        return sum(len(part.given.ids) for part in self.parts)
+
+    @property
+    def ids(self) -> Ids:
+        return np.concatenate([NO_IDS, *(part.given.ids for part in self.parts)])
 
     def waited(self, since: float, why: str) -> None:
-        """Note that no engine sampled for this caller since a time of the monotonic clock, and why."""
+        """Note that no engine sampled since a time of the monotonic clock, and why."""
         self.waited_s += time.monotonic() - since
         if why not in self.engine_errors[-1:]:
             self.engine_errors.append(why)
@@ -60,10 +72,25 @@ class Caller:
         return self.left.is_set()
 
     def leave(self) -> None:
+        """Have engines stop: nobody waits any more."""
         if not self.gone:
             self.left.set()
             if self.on_leave is not None:
                 self.on_leave()
+
+    def tell(self, ids: Ids) -> None:
+        """Pass on ids that an engine has just sampled."""
+        self.engine_owes_since = time.monotonic()
+        self.told += len(ids)
+        if self._on_sampled is not None:
+            self._on_sampled(ids)
+
+    def add(self, part: PartialGeneration) -> None:
+        """Keep what an engine gave, and tell of what of it was not told yet."""
+        self.parts.append(part)
+        untold = self.sampled - self.told
+        if untold > 0:
+            self.tell(part.given.ids[len(part.given.ids) - untold :])
 
 
 class Generator:
@@ -87,64 +114,68 @@ class Generator:
         self._count = 0
         self._seen: set[str] = set()  # engines whose first reply was looked at
 
-    async def run(self, wanted: Generation, caller: Caller, stretches: list[PartialGeneration]) -> None:
-        """Append to `stretches` until the reply has ended or its caller has left. What there is stays there."""
-        caller.engine_owes_since = time.monotonic()
+    async def run(self, wanted: Generation, reply: ReplySoFar) -> None:
+        """Add to a reply until it has ended or nobody waits for it. What there is stays there."""
+        reply.engine_owes_since = time.monotonic()
         retries = Retries(self._patience, self._now)
         try:
-            while not caller.gone and _room(wanted, stretches) > 0:
+            while not reply.gone and _room(wanted, reply) > 0:
                 if self._weights.paused:
                     since = time.monotonic()
-                    await self._weights.opened(caller.left)
-                    caller.waited(since, "the weights were being changed")
+                    await self._weights.opened(reply.left)
+                    reply.waited(since, "the weights were being changed")
                     retries.start_over()
-                elif await self._go_on(wanted, caller, stretches, retries):
+                elif await self._go_on(wanted, reply, retries):
                     return
         finally:
-            caller.engine_owes_since = None
+            reply.engine_owes_since = None
 
-    async def _go_on(
-        self, wanted: Generation, caller: Caller, stretches: list[PartialGeneration], retries: Retries
-    ) -> bool:
+    async def _go_on(self, wanted: Generation, reply: ReplySoFar, retries: Retries) -> bool:
         """Ask an engine for what is left, or wait after its error; whether the reply has ended."""
         engine: Engine | None = None
         announced, since = self._weights.version, time.monotonic()
         try:
             engine = self._pool.pick(wanted.session)
-            rest = self._rest(wanted, stretches, engine, caller)
+            rest = self._rest(wanted, engine, reply)
             try:
-                given = await self._ask(engine, rest, caller)
+                given = await self._ask(engine, rest, reply)
             except EngineFault as error:
                 if rest.constraint is None or error.status not in _REFUSALS:
                     raise
                 log.warning("%s; it is asked again without a constraint", error)
-                caller.unconstrained = "the engine refused the grammar; the model is free"
-                given = await self._ask(engine, msgspec.structs.replace(rest, constraint=None), caller)
+                reply.unconstrained = "the engine refused the grammar; the model is free"
+                given = await self._ask(engine, msgspec.structs.replace(rest, constraint=None), reply)
         except (EngineUnreachable, EngineFault, EngineDied) as error:
-            caller.engine_failed = True
+            reply.engine_failed = True
             if engine is not None:
                 self._note(engine, error)
             try:
-                await self._wait(retries.next_pause_s(error, lambda: self._pool.move(wanted.session)), caller)
+                if reply.told > reply.sampled:  # a client has seen the beginning of what is void now
+                    raise EngineFailed(f"no reply after an error of the engine in the middle of it: {error}") from error
+                await self._wait(retries.next_pause_s(error, lambda: self._pool.move(wanted.session)), reply)
             except EngineFailed:
                 if engine is not None and isinstance(error, ImplausibleReply):  # the tape shows what it gave
-                    stretches.append(PartialGeneration(engine, error.given, announced, self._weights.version))
+                    reply.parts.append(PartialGeneration(engine, error.given, announced, self._weights.version))
                 raise
             finally:
-                caller.waited(since, str(error))
+                reply.waited(since, str(error))
             return False
+        if reply.told > reply.sampled + len(given.ids) and not reply.gone:
+            raise EngineFailed(
+                f"{engine.name} did not end a reply that was aborted, and clients had seen its beginning"
+            )
         if given.finish is Finish.ABORT and not len(given.ids):
-            if caller.gone and (stall := await self._find_stall(engine)) is not None:
-                caller.waited(since, stall)
+            if reply.gone and (stall := await self._find_stall(engine)) is not None:
+                reply.waited(since, stall)
             return False
         retries.start_over()
-        caller.engine_failed = False
-        caller.engine_owes_since = time.monotonic()
-        stretches.append(PartialGeneration(engine, given, announced, self._weights.version))
+        reply.engine_failed = False
+        reply.engine_owes_since = time.monotonic()
+        reply.add(PartialGeneration(engine, given, announced, self._weights.version))
         return given.finish is not Finish.ABORT
 
     async def _find_stall(self, engine: Engine) -> str | None:
-        """Why an engine is to blame that gave no token until its caller left; None if it may have been sampling."""
+        """Why an engine is to blame that gave no token until everybody had left; None if it may have been sampling."""
         if getattr(engine, "keeps_aborted", False):  # of an aborted reply it gives what was sampled
             return f"{engine.name} had not sampled a token"
         try:
@@ -159,19 +190,19 @@ class Generator:
         if not isinstance(error, EngineUnreachable):
             log.warning("%s: %s", engine.name, error)
 
-    async def _wait(self, pause_s: float, caller: Caller) -> None:
-        """Wait, but not for a caller who leaves."""
-        waits = [asyncio.ensure_future(self._sleep(pause_s)), asyncio.ensure_future(caller.left.wait())]
+    async def _wait(self, pause_s: float, reply: ReplySoFar) -> None:
+        """Wait, but not where nobody waits for the reply."""
+        waits = [asyncio.ensure_future(self._sleep(pause_s)), asyncio.ensure_future(reply.left.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
 
-    async def _ask(self, engine: Engine, wanted: Generation, caller: Caller) -> Generated:
+    async def _ask(self, engine: Engine, wanted: Generation, reply: ReplySoFar) -> Generated:
         """What an engine gives, checked; empty only where it was interrupted from here."""
         try:
-            given, interrupted = await self._once(engine, wanted, caller)
+            given, interrupted = await self._once(engine, wanted, reply)
         except EngineDied as error:
             if not isinstance(error.partial, Generated) or not len(error.partial.ids):
                 raise
@@ -194,7 +225,7 @@ class Generator:
             self._seen.add(engine.name)
             log.warning("%s", describe_generated(engine, wanted, given))
 
-    async def _once(self, engine: Engine, wanted: Generation, caller: Caller) -> tuple[Generated, bool]:
+    async def _once(self, engine: Engine, wanted: Generation, reply: ReplySoFar) -> tuple[Generated, bool]:
         """What an engine gives, and whether it was interrupted from here."""
         interrupted = False
         task = asyncio.ensure_future(engine.generate(wanted))
@@ -209,7 +240,7 @@ class Generator:
             return ending
 
         self._weights.begin(wanted.id, interrupt)
-        caller.on_leave = interrupt
+        reply.on_leave = interrupt
         try:
             return await self._watched(engine, task), interrupted
         except asyncio.CancelledError:
@@ -217,7 +248,7 @@ class Generator:
                 raise
             return _nothing(), True  # it did not end when it was aborted, and was left behind
         finally:
-            caller.on_leave = None
+            reply.on_leave = None
             self._weights.end(wanted.id)
             task.cancel()
 
@@ -249,29 +280,27 @@ class Generator:
         except (EngineUnreachable, EngineFault, TimeoutError):
             task.cancel()
 
-    def _rest(
-        self, wanted: Generation, stretches: list[PartialGeneration], engine: Engine, caller: Caller
-    ) -> Generation:
-        """What is still wanted after the stretches that there are, under a name of its own."""
+    def _rest(self, wanted: Generation, engine: Engine, reply: ReplySoFar) -> Generation:
+        """What is still wanted after the parts that there are, under a name of its own."""
         self._count += 1
         name = f"{wanted.id}-{self._count}"
-        so_far = np.concatenate([NO_IDS, *(stretch.given.ids for stretch in stretches)])
+        so_far = reply.ids
         constraint = None
-        if wanted.constraint is not None and caller.unconstrained is None:
+        if wanted.constraint is not None and reply.unconstrained is None:
             constraint = wanted.constraint.after(so_far)
             if constraint is None or not constraint.needs <= engine.abilities:
-                constraint, caller.unconstrained = None, INTERRUPTED
-        if not stretches:
+                constraint, reply.unconstrained = None, INTERRUPTED
+        if not reply.parts:
             return msgspec.structs.replace(wanted, id=name, constraint=constraint)
-        sampling = msgspec.structs.replace(wanted.sampling, max_tokens=_room(wanted, stretches))
+        sampling = msgspec.structs.replace(wanted.sampling, max_tokens=_room(wanted, reply))
         ids = np.concatenate([wanted.prompt_ids, so_far])
         return msgspec.structs.replace(wanted, id=name, prompt_ids=ids, sampling=sampling, constraint=constraint)
 
 
-def _room(wanted: Generation, stretches: list[PartialGeneration]) -> int:
+def _room(wanted: Generation, reply: ReplySoFar) -> int:
     """How many tokens may still be sampled."""
     assert wanted.sampling.max_tokens is not None
-    return wanted.sampling.max_tokens - sum(len(stretch.given.ids) for stretch in stretches)
+    return wanted.sampling.max_tokens - reply.sampled
 
 
 def _nothing() -> Generated:

@@ -3,18 +3,20 @@
 import secrets
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from rolltape.gateway.prompts import ChatPrompts, Parsed
+from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.turn.constraints import can_cut_calls, is_met
 from rolltape.gateway.turn.generate import PartialGeneration
 from rolltape.records.turn import Finish, Ids, Segment, TokenChain
 
 if TYPE_CHECKING:
-    from rolltape.gateway.turn.turns import Begun
+    from rolltape.gateway.turn.turn import GatewayTurn
 
 
 class ReplyOutcome(NamedTuple):
@@ -35,44 +37,42 @@ class ReplyOutcome(NamedTuple):
         return self.finish if self.kept_ids is None else Finish.STOP
 
 
-def decide_finish(stretches: Sequence[PartialGeneration], max_tokens: int) -> Finish:
-    """How a reply ended: what its last stretch says, unless that was cut off where the reply was full."""
-    if not stretches:
+def decide_finish(parts: Sequence[PartialGeneration], max_tokens: int) -> Finish:
+    """How a reply ended: what its last part says, unless that was cut off where the reply was full."""
+    if not parts:
         return Finish.LENGTH if max_tokens <= 0 else Finish.ABORT
-    last = stretches[-1].given.finish
-    full = sum(len(stretch.given.ids) for stretch in stretches) >= max_tokens
+    last = parts[-1].given.finish
+    full = sum(len(part.given.ids) for part in parts) >= max_tokens
     return Finish.LENGTH if last is Finish.ABORT and full else last
 
 
-def parse_outcome(
-    stretches: Sequence[PartialGeneration], finish: Finish, begun: "Begun", before: Ids, prompts: ChatPrompts
-) -> ReplyOutcome:
-    """Read a reply, `before` being what had been sampled of it earlier. Only one that was given up has no message."""
+def parse_outcome(turn: "GatewayTurn", finish: Finish, prompts: ChatPrompts) -> ReplyOutcome:
+    """Read a turn's reply. Only one that was given up has no message."""
+    parts, before, request = turn.reply.parts, turn.sampled_before, turn.request
     if finish in (Finish.ABORT, Finish.ERROR):
         return ReplyOutcome(finish, None)
-    if not stretches and not len(before):
+    if not parts and not len(before):
         return ReplyOutcome(finish, {"role": "assistant", "content": ""})
-    last = stretches[-1].given if stretches else None
+    last = parts[-1].given if parts else None
     stop_string = last.stop_string if last else None
     if last is not None and last.message is not None:
         message = _with_ids(last.message)
-        return ReplyOutcome(finish, message, stop_string, unmet=_is_unmet(begun, finish, message))
-    ids = np.concatenate([before, *(stretch.given.ids for stretch in stretches)])
-    prompt = TokenChain(begun.prompt.ids[: begun.draft.prompt_tokens])
-    parsed = prompts.parse(prompt, ids, begun.ask.all_tools, begun.thinking, stop_string=stop_string)
-    spec, none_wanted = begun.session.spec, begun.ask.tool_choice.mode == "none"
+        return ReplyOutcome(finish, message, stop_string, unmet=_is_unmet(request, finish, message))
+    ids = np.concatenate([before, turn.reply.ids])
+    prompt = TokenChain(turn.prompt.ids[: turn.prompt_tokens])
+    parse = partial(prompts.parse, prompt, ids, request.all_tools, turn.thinking, stop_string=stop_string)
+    parsed = parse()
+    spec, none_wanted = turn.session.spec, request.tool_choice.mode == "none"
     denied = tuple(call.name for call in parsed.calls if none_wanted or not spec.allows(call.name))
     if denied:
-        parsed = prompts.parse(
-            prompt, ids, begun.ask.all_tools, begun.thinking, stop_string=stop_string, calls_as_text=True
-        )
-    kept_ids = _first_call_alone(begun, parsed, prompts, len(before))
+        parsed = parse(calls_as_text=True)
+    kept_ids = _first_call_alone(request, parsed, prompts, len(before))
     if kept_ids is not None:
         parsed, finish = msgspec.structs.replace(parsed, calls=parsed.calls[:1]), Finish.STOP_STRING
     call_ids = [call.native_id or f"call_{secrets.token_hex(12)}" for call in parsed.calls]
     message = parsed.to_message(call_ids)
     if not prompts.tool_ids_matter:  # else ids count in comparisons, and only those that the model sampled may
-        message["id"] = begun.draft.id
+        message["id"] = turn.id
     return ReplyOutcome(
         finish=finish,
         message=message,
@@ -81,21 +81,21 @@ def parse_outcome(
         malformed=parsed.malformed and not denied,
         denied=denied,
         kept_ids=kept_ids,
-        unmet=_is_unmet(begun, finish, message),
+        unmet=_is_unmet(request, finish, message),
     )
 
 
-def _first_call_alone(begun: "Begun", parsed: Parsed, prompts: ChatPrompts, before: int) -> int | None:
+def _first_call_alone(request: ChatRequest, parsed: Parsed, prompts: ChatPrompts, before: int) -> int | None:
     """How many ids of the reply to keep where one call was asked for and there are several; None: all of them."""
-    if begun.ask.parallel_tool_calls or len(parsed.calls) < 2 or not can_cut_calls(prompts.reply_form):
+    if request.parallel_tool_calls or len(parsed.calls) < 2 or not can_cut_calls(prompts.reply_form):
         return None
     end = parsed.first_call_end
     return end if end is not None and end > before else None
 
 
-def _is_unmet(begun: "Begun", finish: Finish, message: dict[str, Any]) -> bool:
+def _is_unmet(request: ChatRequest, finish: Finish, message: dict[str, Any]) -> bool:
     """Whether a reply that ended by itself is not what was demanded."""
-    return finish in (Finish.STOP, Finish.STOP_STRING) and not is_met(begun.ask, message)
+    return finish in (Finish.STOP, Finish.STOP_STRING) and not is_met(request, message)
 
 
 def _with_ids(message: dict[str, Any]) -> dict[str, Any]:
@@ -106,31 +106,31 @@ def _with_ids(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": [{**call, "id": f"call_{secrets.token_hex(12)}"} for call in calls]}
 
 
-def build_segments(stretches: Sequence[PartialGeneration]) -> list[dict[str, Any]]:
-    """Stretches as a turn's segments; versions are the engine's word, else what was announced to us."""
+def build_segments(parts: Sequence[PartialGeneration]) -> list[dict[str, Any]]:
+    """Parts as a turn's segments; versions are the engine's word, else what was announced to us."""
     segments = []
-    for stretch in stretches:
-        given = stretch.given
+    for part in parts:
+        given = part.given
         first, last = given.first_version, given.last_version
         if first is None or last is None:
-            first, last = stretch.first_announced, stretch.last_announced
-        for part in given.segments or (Segment(0, len(given.ids), first, last),):
-            versions = (part.first_version, part.last_version)
+            first, last = part.first_announced, part.last_announced
+        for span in given.segments or (Segment(0, len(given.ids), first, last),):
+            versions = (span.first_version, span.last_version)
             segments.append(
                 {
-                    "sampled_ids": given.ids[part.start : part.stop],
-                    "logprobs": None if given.logprobs is None else given.logprobs[part.start : part.stop],
+                    "sampled_ids": given.ids[span.start : span.stop],
+                    "logprobs": None if given.logprobs is None else given.logprobs[span.start : span.stop],
                     "weight_version": None if None in versions else versions,
                 }
             )
     return segments
 
 
-def join_side_arrays(stretches: Sequence[PartialGeneration]) -> dict[str, Any]:
-    """Side arrays of all stretches, joined where they follow on each other."""
+def join_side_arrays(parts: Sequence[PartialGeneration]) -> dict[str, Any]:
+    """Side arrays of all parts, joined where they follow on each other."""
     joined: dict[str, Any] = {}
-    for stretch in stretches:
-        for name, array in stretch.given.side_arrays.items():
+    for part in parts:
+        for name, array in part.given.side_arrays.items():
             joined[name] = _joined(joined.get(name), array)
     return {name: array for name, array in joined.items() if array is not None}
 
@@ -144,23 +144,23 @@ def _joined(first: dict[str, Any] | None, then: dict[str, Any]) -> dict[str, Any
 
 
 def cut_at_stop(
-    stretches: list[PartialGeneration], prompt: Ids, before: int, stops: Sequence[str], decode: Callable[[Ids], str]
+    parts: list[PartialGeneration], prompt: Ids, before: int, stops: Sequence[str], decode: Callable[[Ids], str]
 ) -> list[PartialGeneration]:
-    """The stretches up to the token that completes a stop string that began before an interruption, if there is one.
+    """The parts up to the token that completes a stop string that began before an interruption, if there is one.
 
     No engine sees such a stop string whole.
 
     The last `before` ids of the prompt are the reply's too, sampled earlier.
     """
-    uncut = not before and len(stretches) < 2
-    if not stops or uncut or any(stretch.given.message is not None for stretch in stretches):
-        return stretches
+    uncut = not before and len(parts) < 2
+    if not stops or uncut or any(part.given.message is not None for part in parts):
+        return parts
     window = max(len(stop.encode()) for stop in stops)  # no id is less than a byte
-    ids = np.concatenate([prompt, *(stretch.given.ids for stretch in stretches)])
+    ids = np.concatenate([prompt, *(part.given.ids for part in parts)])
     begun = boundary = len(prompt)
-    for at, stretch in enumerate(stretches):
+    for at, part in enumerate(parts):
         seen = ids[max(boundary - window, begun - before) : boundary]
-        kept = stretch.given.ids[:window]
+        kept = part.given.ids[:window]
 
         def found(count: int, seen: Ids = seen, kept: Ids = kept) -> str | None:
             text = decode(np.concatenate([seen, kept[:count]]))
@@ -168,26 +168,26 @@ def cut_at_stop(
 
         if len(seen) and (stop := found(len(kept))):
             count = 1 + bisect_left(range(1, len(kept)), True, key=lambda count: found(count) is not None)
-            return [*stretches[:at], _cut_stretch(stretch, count, boundary + count, found(count) or stop)]
-        boundary += len(stretch.given.ids)
-    return stretches
+            return [*parts[:at], _cut_part(part, count, boundary + count, found(count) or stop)]
+        boundary += len(part.given.ids)
+    return parts
 
 
-def keep_ids(stretches: Sequence[PartialGeneration], prompt: int, count: int) -> list[PartialGeneration]:
-    """The first so many ids of all stretches, which follow on a prompt of that length."""
+def keep_ids(parts: Sequence[PartialGeneration], prompt: int, count: int) -> list[PartialGeneration]:
+    """The first so many ids of all parts, which follow on a prompt of that length."""
     kept: list[PartialGeneration] = []
-    for stretch in stretches:
-        size = len(stretch.given.ids)
+    for part in parts:
+        size = len(part.given.ids)
         if count <= size:
-            return [*kept, _cut_stretch(stretch, count, prompt + count, None)]
-        kept.append(stretch)
+            return [*kept, _cut_part(part, count, prompt + count, None)]
+        kept.append(part)
         prompt, count = prompt + size, count - size
     return kept
 
 
-def _cut_stretch(stretch: PartialGeneration, count: int, end: int, stop: str | None) -> PartialGeneration:
-    """So many ids of a stretch, which ends there by that stop string, if any; `end` counts from the prompt's start."""
-    given = stretch.given
+def _cut_part(part: PartialGeneration, count: int, end: int, stop: str | None) -> PartialGeneration:
+    """So many ids of a part, which ends there by that stop string, if any; `end` counts from the prompt's start."""
+    given = part.given
     segments = [Segment(one.start, min(one.stop, count), one.first_version, one.last_version) for one in given.segments]
     side: dict[str, Any] = {
         name: {**array, "values": array["values"][: max(end - array["start"], 0)]}
@@ -202,4 +202,4 @@ def _cut_stretch(stretch: PartialGeneration, count: int, end: int, stop: str | N
         segments=tuple(one for one in segments if one.start < one.stop),
         side_arrays={name: array for name, array in side.items() if len(array["values"])},
     )
-    return stretch._replace(given=cut)
+    return part._replace(given=cut)

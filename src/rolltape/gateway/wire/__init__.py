@@ -1,1 +1,14 @@
-"""The APIs that agents use, in one or a few files each."""
+"""The wire APIs that agents speak. A dialect is one module or package, registered here."""
+
+from rolltape.gateway.wire.chat.dialect import CHAT
+from rolltape.gateway.wire.messages.dialect import MESSAGES
+from rolltape.gateway.wire.protocol import Dialect
+from rolltape.gateway.wire.responses.dialect import RESPONSES
+
+DIALECTS: tuple[Dialect, ...] = (CHAT, RESPONSES, MESSAGES)  # errors on unknown routes are in the form of the first
+
+
+def base_urls(public_url: str, key: str) -> dict[str, str]:
+    """Where an agent finds its session: by the key in the path, so that any API key does, or by a header."""
+    root = f"{public_url}/s/{key}"
+    return {f"{dialect.sdk}_base_url": dialect.base_url(root) for dialect in DIALECTS} | {"base_url": public_url}

@@ -194,3 +194,23 @@ def error_object(status: int, message: str, code: str | None = None) -> dict[str
 def error_body(status: int, message: str, code: str | None = None) -> bytes:
     """The body of an error response."""
     return encode_json({"error": error_object(status, message, code)}, "an error")[0]
+
+
+def model_object(name: str) -> dict[str, object]:
+    """A model as both OpenAI's and Anthropic's clients read it."""
+    return {
+        "id": name,
+        "object": "model",
+        "type": "model",
+        "display_name": name,
+        "created": 0,
+        "created_at": "1970-01-01T00:00:00Z",
+        "owned_by": "rolltape",
+    }
+
+
+def model_list(names: Collection[str]) -> bytes:
+    """All models, likewise."""
+    models = [model_object(name) for name in names]
+    ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"]} if models else {}
+    return encode_json({"object": "list", "data": models, "has_more": False, **ends}, "a list")[0]

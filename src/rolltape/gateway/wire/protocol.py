@@ -1,40 +1,110 @@
-"""The protocol of a wire API: parse requests, write replies, server-sent events and errors."""
+"""The protocol of a dialect (one wire API), and what dialects share: keys, headers, server-sent events."""
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Protocol
+import enum
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from rolltape.gateway.request import Api, ChatRequest, Draft, Reply
+from rolltape.gateway.request import ChatRequest
+
+if TYPE_CHECKING:
+    from rolltape.gateway.turn.turn import GatewayTurn
 
 NO_HEADERS: Mapping[str, str] = {}
 
 
+class Answers(enum.Enum):
+    """What a route answers."""
+
+    TURN = "a reply of the model"
+    COUNT = "how many tokens a prompt has"
+    MODELS = "the list of models"
+    MODEL = "one model"
+
+
+class Route(NamedTuple):
+    """A path of an API, in aiohttp's form, and what it answers. Each also exists below `/s/{key}`."""
+
+    path: str
+    answers: Answers
+
+
+class ReplyStream(Protocol):
+    """Writes one reply as server-sent events: opening, reasoning, text, closing, in this order.
+
+    It is told of reasoning and text in pieces, as they become known; by the end it has been told of all of it.
+    """
+
+    def opening(self) -> bytes:
+        """The events with which a stream starts at once."""
+
+    def reasoning(self, piece: str) -> bytes:
+        """More reasoning."""
+
+    def text(self, piece: str) -> bytes:
+        """More text; there is no more reasoning after it."""
+
+    def keepalive(self) -> bytes:
+        """An event that the API's clients pass over, sent while the engine works."""
+
+    def closing(self) -> bytes:
+        """The calls, and the end of the reply; with all before, the events say what `Dialect.whole` says."""
+
+    def error(self, status: int, message: str) -> bytes:
+        """An error that ends the stream."""
+
+
 class Dialect(Protocol):
-    """One API's form of requests, replies, events and errors."""
+    """One wire API: its routes, its keys, its base URL, its form of requests, replies, events and errors."""
 
-    api: Api
+    name: str  # as turns record it: "chat"
+    sdk: str  # whose clients speak it: "openai"
+    routes: tuple[Route, ...]
+    mark: str | None  # a header that only its clients send; None: there is none
 
-    def read(self, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> ChatRequest:
-        """A request; raises BadRequest, naming the field, for what is malformed or cannot be honored."""
+    def find_key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
+        """The key that a request carries; None: there is none."""
 
-    def keepalive(self, ask: ChatRequest) -> bytes:
-        """An event that its clients pass over, sent while the engine works."""
+    def base_url(self, root: str) -> str:
+        """The base URL for its clients, where its routes lie below `root`."""
 
-    def whole(self, ask: ChatRequest, reply: Reply) -> bytes:
+    def read(
+        self, body: bytes, headers: Mapping[str, str] = NO_HEADERS, path: Mapping[str, str] = NO_HEADERS
+    ) -> ChatRequest:
+        """A request; raises BadRequest, naming the field, for what is malformed or cannot be honored.
+
+        `path` has the variable parts of the route.
+        """
+
+    def whole(self, turn: "GatewayTurn") -> bytes:
         """The body of a reply that is not streamed."""
 
-    def opening(self, ask: ChatRequest, draft: Draft) -> bytes:
-        """The events with which a streamed reply starts at once."""
-
-    def closing(self, ask: ChatRequest, reply: Reply) -> Iterator[bytes]:
-        """All further events; with the opening they say what `whole` says. The last one ends the reply."""
+    def stream(self, turn: "GatewayTurn", request: ChatRequest) -> ReplyStream:
+        """The writer of a reply that is streamed; a retry joins a turn with a request of its own."""
 
     def error(self, status: int, message: str, code: str | None = None) -> bytes:
         """The body of a refusal; `code` in the words of OpenAI, for an API that has codes."""
 
-    def error_event(self, status: int, message: str, draft: Draft | None = None) -> bytes:
-        """An error within a stream that has begun; `draft` is what it was opened with."""
+
+class CountsTokens(Protocol):
+    """What a dialect has that has a route which answers COUNT."""
+
+    def read_counting(self, body: bytes, path: Mapping[str, str] = NO_HEADERS) -> ChatRequest:
+        """A request for the number of tokens of its prompt."""
+
+    def counted(self, prompt_tokens: int) -> bytes:
+        """The answer to it."""
+
+
+class ListsModels(Protocol):
+    """What a dialect has that has routes which answer MODELS and MODEL."""
+
+    def models(self, names: Collection[str]) -> bytes:
+        """The list of models."""
+
+    def model(self, name: str) -> bytes:
+        """One model."""
 
 
 _MOST_BETAS = 16
@@ -44,12 +114,22 @@ COMMENT = b": keepalive\n\n"  # no event at all; readers pass over it
 _BREAKS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
-def with_headers(ask: ChatRequest, headers: Mapping[str, str], betas: str, harmless: Collection[str]) -> ChatRequest:
+def key_in(headers: Mapping[str, str], *names: str) -> str | None:
+    """The bearer token of a request, or else the key in one of these headers; None: there is none."""
+    given = headers.get("Authorization", "")
+    if given[:7].lower() == "bearer ":
+        return given[7:].strip()
+    return next((headers[name] for name in names if name in headers), None)
+
+
+def with_headers(
+    request: ChatRequest, headers: Mapping[str, str], betas: str, harmless: Collection[str]
+) -> ChatRequest:
     """A request with what its headers say: who sent it, and which betas are asked for that mean nothing here."""
     asked = [one.strip() for one in headers.get(betas, "").split(",") if one.strip()]
     ignored = [f"{betas} {ascii(one)[1:-1][:80]}: ignored" for one in asked if not one.startswith(tuple(harmless))]
-    told = tuple(dict.fromkeys((*ask.ignored_params, *ignored[:_MOST_BETAS])))
-    return msgspec.structs.replace(ask, client=headers.get("User-Agent", ""), ignored_params=told)
+    told = tuple(dict.fromkeys((*request.ignored_params, *ignored[:_MOST_BETAS])))
+    return msgspec.structs.replace(request, client=headers.get("User-Agent", ""), ignored_params=told)
 
 
 def event(data: bytes, name: str | None = None) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.request import Api, ChatRequest, OutputSchema, SamplingParams, ToolChoice
+from rolltape.gateway.request import ChatRequest, OutputSchema, SamplingParams, ToolChoice
 from rolltape.gateway.wire.fields import Fields, read_body
 from rolltape.gateway.wire.media import media_part
 from rolltape.records.jsonable import encode_json
@@ -64,7 +64,7 @@ def _ask(fields: Fields, repaired: bool) -> ChatRequest:
     choice = fields.maybe_object("tool_choice")
     metadata = fields.maybe_object("metadata")
     return ChatRequest(
-        api=Api.MESSAGES,
+        api="messages",
         model=fields.name("model"),
         messages=_told_of(_conversation(fields), deferred),
         tools=tools or None,

@@ -1,20 +1,32 @@
-"""Read the body of a request within limits of size, time and structure, however it is encoded."""
+"""Limits of a request: of its body's size, time and structure, however it is encoded, and of its prompt.
+
+What is too large is refused before it costs anything: a prompt's tokens are estimated from samples of its text.
+"""
 
 import asyncio
+import random
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+import msgspec
 from aiohttp import web
 
-from rolltape.errors import BadRequest, BodyTimeout
-from rolltape.gateway.request import INLINE_BYTES
+from rolltape.errors import BadRequest, BodyTimeout, PromptTooLong
+from rolltape.gateway.request import INLINE_BYTES, ChatRequest
 from rolltape.gateway.settings import GatewaySettings
+from rolltape.records.messages import content_text
 
 # Python's JSON parsers keep all other threads waiting. Text of 32 MiB has fewer of these signs, and takes them 0.1 s.
 _MOST_SIGNS = {b"[{": 200_000, b",": 3_000_000}
 _CHUNK = 2**18
 _PACKED = 2**16
 _GZIP = 16 + zlib.MAX_WBITS
+
+_CHEAP = 100_000  # characters, which are tokenized in some hundredths of a second
+_CHARACTERS_A_TOKEN = 4  # of a text that is not looked at closely: at most four times the context is tokenized
+_FAR = 2  # times the context: a prompt between the two ends its reply with `length`, as any that leaves no room
+_MOST_BESIDES = 256 * 1024  # bytes of a field that is no part of the prompt: engine and tape are given it each turn
+_WINDOWS, _WINDOW = 32, 256  # stretches of the text that are tokenized, and their characters
 
 # Runs long work off the event loop.
 OffLoop = Callable[..., Awaitable[bytes]]
@@ -102,3 +114,56 @@ def check_structure(body: bytes) -> None:
 
 def _shown(signs: Sequence[int]) -> str:
     return " and ".join(repr(chr(sign)) for sign in signs)
+
+
+def check_request_size(ask: ChatRequest, max_messages: int, context: int | None, count: Callable[[str], int]) -> None:
+    """Raise BadRequest for too many messages or too much besides, PromptTooLong for a prompt far beyond the context.
+
+    `count` counts the tokens of a text; it is given samples of the request's.
+    """
+    if len(ask.messages) > max_messages:
+        raise BadRequest(f"messages: there are {len(ask.messages):,}, and {max_messages:,} are allowed; send fewer")
+    _check_besides(ask)
+    if context is None:
+        return
+    texts = [text for text in _texts(ask) if text]
+    characters = sum(map(len, texts))
+    if characters <= max(context * _CHARACTERS_A_TOKEN, _CHEAP):
+        return
+    tokens = _estimate(texts, characters, count)
+    if tokens > _FAR * context:
+        raise PromptTooLong(
+            f"prompt is too long: about {tokens:,} tokens, and the maximum context length is {context:,}; send less"
+        )
+
+
+def _check_besides(ask: ChatRequest) -> None:
+    schema = ask.output_schema
+    besides = {"metadata": ask.metadata, "stop strings": ask.sampling.stop, schema.field if schema else "": schema}
+    for field, value in besides.items():
+        size = len(msgspec.json.encode(value)) if value else 0
+        if size > _MOST_BESIDES:
+            raise BadRequest(f"{field}: {size:,} bytes, and {_MOST_BESIDES:,} are allowed; send less")
+
+
+def _texts(ask: ChatRequest) -> Iterator[str]:
+    """What of a request becomes part of the prompt."""
+    for message in ask.messages:
+        yield content_text(message.get("content"))
+        if message["role"] == "assistant":
+            yield content_text(message.get("reasoning_content"))
+            for call in message.get("tool_calls") or ():
+                yield content_text(call["function"].get("arguments"))
+    if ask.tools:
+        yield msgspec.json.encode(ask.tools).decode()
+
+
+def _estimate(texts: list[str], characters: int, count: Callable[[str], int]) -> int:
+    """Tokens by the rate of windows at random places, so that no text can be written to look short."""
+    sampled, tokens = 0, 0
+    for text in random.choices(texts, [len(text) for text in texts], k=_WINDOWS):
+        start = random.randrange(max(len(text) - _WINDOW, 0) + 1)
+        window = text[start : start + _WINDOW]
+        sampled += len(window)
+        tokens += count(window)
+    return round(characters * tokens / sampled)

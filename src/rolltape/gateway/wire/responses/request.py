@@ -3,7 +3,7 @@
 from typing import Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.request import Api, ChatRequest, OutputSchema, SamplingParams
+from rolltape.gateway.request import ChatRequest, OutputSchema, SamplingParams
 from rolltape.gateway.wire.fields import Fields, read_body
 from rolltape.gateway.wire.openai import (
     HARMLESS,
@@ -15,8 +15,8 @@ from rolltape.gateway.wire.openai import (
     read_output_schema,
     read_tool_choice,
 )
-from rolltape.gateway.wire.responses_items import draft_id, joined_name, unsealed
-from rolltape.gateway.wire.responses_tools import CALLS, OUTPUTS, as_function, is_run_by_client, read_call, read_output
+from rolltape.gateway.wire.responses.items import joined_name, reply_id, unsealed
+from rolltape.gateway.wire.responses.tools import CALLS, OUTPUTS, as_function, is_run_by_client, read_call, read_output
 
 _INCLUDED = ("reasoning.encrypted_content",)
 _ROLES = ("system", "developer", "user", "assistant")
@@ -32,7 +32,7 @@ _OF_A_REPLY = {
 _KNOWN = ("message", *_OF_A_REPLY, *_OUTPUTS, *OUTPUTS)
 
 
-def read_ask(raw: bytes) -> ChatRequest:
+def read_request(raw: bytes) -> ChatRequest:
     """The body of a request; raises BadRequest."""
     body, repaired = read_body(raw)
     _refuse_unservable(body)
@@ -42,7 +42,7 @@ def read_ask(raw: bytes) -> ChatRequest:
     thinking = _thinking(body)
     output_schema = _output_schema(body)
     return ChatRequest(
-        api=Api.RESPONSES,
+        api="responses",
         model=body.name("model"),
         messages=_messages(body),
         tools=offer.tools or None,
@@ -151,7 +151,7 @@ def _history(items: list[Fields]) -> list[dict[str, Any]]:
             continue
         if kind in CALLS and (item_id := item.maybe_text("id")) is not None:
             call_ids[item_id] = item.text("call_id")
-        of = draft_id(item.maybe_text("id"))
+        of = reply_id(item.maybe_text("id"))
         if reply is None or not reply.takes(place, of):
             reply = _ReplyItems(of)
             messages.append(reply.message)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.request import Api, ChatRequest, SamplingParams
+from rolltape.gateway.request import ChatRequest, SamplingParams
 from rolltape.gateway.wire.fields import Fields, read_body
 from rolltape.gateway.wire.openai import (
     HARMLESS,
@@ -21,7 +21,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 _PLAIN_ROLES = frozenset({"system", "developer", "user", "assistant"})
 
 
-def read_ask(raw: bytes) -> ChatRequest:
+def read_request(raw: bytes) -> ChatRequest:
     """The body of a request; raises BadRequest."""
     body, repaired = read_body(raw)
     _refuse_unservable(body)
@@ -32,7 +32,7 @@ def read_ask(raw: bytes) -> ChatRequest:
     output_schema = read_output_schema(body, "response_format")
     options = body.maybe_object("stream_options")
     return ChatRequest(
-        api=Api.CHAT,
+        api="chat",
         model=body.name("model"),
         messages=messages,
         tools=offer.tools or None,

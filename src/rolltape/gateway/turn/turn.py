@@ -1,0 +1,616 @@
+"""One turn, from an agent's request to the delivered reply.
+
+A `GatewayTurn` is a turn in the making and whoever waits for it. `Turns` takes it through its states:
+
+    received    a request was read, and repeats none that is known
+    prompted    its prompt's ids are there: held ids extended, or the conversation rendered
+    generating  engines sample; what may be shown of the reply already is in `shown`
+    parsed      the reply has ended, and is taken apart into reasoning, text and calls
+    durable     it is on the tape, and in the session's history
+
+Its clients take it from there: `delivery` says whether one of them got the reply whole.
+"""
+
+import asyncio
+import enum
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from rolltape.errors import BadRequest, EngineError, EngineFailed, TapeError
+from rolltape.gateway.engines.pool import EnginePool
+from rolltape.gateway.engines.protocol import Generation
+from rolltape.gateway.metrics import Metrics
+from rolltape.gateway.prompts import ChatPrompts
+from rolltape.gateway.request import INLINE_BYTES, ChatRequest, SamplingParams
+from rolltape.gateway.settings import GatewaySettings
+from rolltape.gateway.turn.auxiliary import auxiliary_reason, instructions_of
+from rolltape.gateway.turn.constraints import Constraint, build_constraint, can_cut_calls, demanding_fields
+from rolltape.gateway.turn.generate import INTERRUPTED, Generator, ReplySoFar
+from rolltape.gateway.turn.history import HistoryMatch
+from rolltape.gateway.turn.prompting import Prompt, build_prompt, resume_prompt
+from rolltape.gateway.turn.replies import (
+    ReplyOutcome,
+    build_segments,
+    cut_at_stop,
+    decide_finish,
+    join_side_arrays,
+    keep_ids,
+    parse_outcome,
+)
+from rolltape.records.messages import content_text
+from rolltape.records.turn import NO_IDS, Delivery, Finish, Ids, Turn, TurnFlag
+
+if TYPE_CHECKING:
+    from rolltape.gateway.sessions import OpenSession
+
+log = logging.getLogger("rolltape.gateway")
+
+# Defaults that are recorded as applied; engines are sent the same.
+_NEUTRAL = SamplingParams(temperature=1.0, top_p=1.0)
+_INLINE_IDS = 1000  # a longer reply is parsed off the event loop
+_LEFT_BY_ITSELF_S = 5.0  # a client that leaves sooner, and no engine had failed, need not have been kept waiting
+_REMEMBERED = 16  # requests of a session that a retry may still come for
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+class TurnState(enum.Enum):
+    """How far a turn has come."""
+
+    RECEIVED = 0
+    PROMPTED = 1
+    GENERATING = 2
+    PARSED = 3
+    DURABLE = 4
+
+
+class Shown(NamedTuple):
+    """What of a reply may be shown to its clients."""
+
+    reasoning: str = ""
+    text: str = ""
+
+
+class GatewayTurn:
+    """One turn in the making, and those who wait for it."""
+
+    def __init__(self, session: "OpenSession", request: ChatRequest) -> None:
+        self.id = secrets.token_hex(12)  # in the reply's ids, and so in its echo
+        self.session = session
+        self.request = request
+        self.state = TurnState.RECEIVED
+        self.received_at = time.time()
+        self.auxiliary = auxiliary_reason(request, session.task_instructions) if session else None
+        self.resumes: GatewayTurn | None = None  # the interrupted turn that a client's retry goes on from
+        self.ignored_params = request.ignored_params
+        # from PROMPTED on
+        self.place: HistoryMatch
+        self.prompt: Prompt
+        self.prompt_tokens = 0
+        self.held_tokens = 0  # of the prompt: those that an earlier turn already held
+        self.thinking: bool | None = None
+        self.sampling: SamplingParams  # as applied
+        self.room = 0  # tokens that the reply may have
+        self.constraint: Constraint | None = None  # that the engine is to enforce
+        # from GENERATING on
+        self.reply = ReplySoFar(self._show)
+        self.engine_s = 0.0
+        self.failure: str | None = None  # why engines gave no reply; None: they did, or nobody waited for it
+        # from PARSED on
+        self.outcome: ReplyOutcome
+        # from DURABLE on
+        self.recorded: Turn
+        self.sampled_tokens = 0
+        self.delivery = Delivery.UNKNOWN
+
+        self._task: asyncio.Task[None] | None = None
+        self._waiting = 0
+        self._changed: asyncio.Future[None] | None = None  # done at the next change; None: nobody looks
+        self._splitter: Any | None = None  # None: the reply is shown when it has ended
+
+    # What the reply is, once the turn is durable; dialects put it into their words.
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The reply in chat form; tool calls carry minted ids, arguments are a JSON text."""
+        assert self.outcome.message is not None
+        return self.outcome.message
+
+    @property
+    def finish(self) -> Finish:
+        """How the reply ended, to its client."""
+        return self.outcome.told_finish
+
+    @property
+    def stop_string(self) -> str | None:
+        """The one that ended it; None: it ended otherwise."""
+        return self.outcome.stop_string
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self.outcome.reasoning_tokens
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether the prompt left no room for a reply."""
+        return self.room <= 0 and self.resumes is None
+
+    @property
+    def sampled_before(self) -> Ids:
+        """What had been sampled of the reply before its client asked again."""
+        earlier = self.resumes
+        return NO_IDS if earlier is None else earlier.recorded.tokens.slice(earlier.prompt_tokens)
+
+    @property
+    def shown(self) -> Shown:
+        """What of the reply may be shown now."""
+        if self.state is TurnState.DURABLE and self.outcome.message is not None:
+            message = self.message
+            return Shown(message.get("reasoning_content") or "", content_text(message.get("content")))
+        return Shown() if self._splitter is None else Shown(self._splitter.reasoning, self._splitter.text)
+
+    # Whoever waits for it.
+
+    def start(self, work: "asyncio.Task[None]", over: Callable[[], None]) -> None:
+        """Have `over` called when the work has ended and nobody waits any more."""
+        self._task, self._over = work, over
+        work.add_done_callback(lambda _: self._settle())
+
+    def join(self) -> None:
+        self._waiting += 1
+
+    def leave(self) -> None:
+        """One who waited has the reply, or is gone; the last to go before the end has the engine stop."""
+        self._waiting -= 1
+        if self._waiting == 0 and not self.done:
+            self.reply.leave()
+        self._settle()
+
+    def _settle(self) -> None:
+        assert self._task is not None
+        self._notify()
+        if self._waiting == 0 and self._task.done():
+            if not self._task.cancelled():
+                self._task.exception()  # looked at, whether or not somebody waits
+            self._over()
+
+    @property
+    def done(self) -> bool:
+        return self._task is not None and self._task.done()
+
+    @property
+    def has_reply(self) -> bool:
+        """Whether there is a reply to be had, now or when it has come; not if it failed, or everybody has left."""
+        if not self.done:
+            return not self.reply.gone
+        return self.state is TurnState.DURABLE and self.failure is None and self.outcome.message is not None
+
+    @property
+    def undelivered(self) -> bool:
+        """Nobody got its reply, and nobody waits for it."""
+        return self._waiting == 0 and self.delivery is not Delivery.DELIVERED
+
+    async def ended(self) -> None:
+        """Wait until nothing more is done for it; raises what it failed with."""
+        assert self._task is not None
+        await asyncio.shield(self._task)
+
+    async def settled(self) -> None:
+        """Wait until nothing more is done for it, whatever it ended with."""
+        assert self._task is not None
+        await asyncio.wait({self._task})
+
+    async def prompted(self) -> None:
+        """Wait until its prompt is there; raises where there can be none."""
+        while self.state is TurnState.RECEIVED and not self.done:
+            await asyncio.wait({self.change()})
+        if self.state is TurnState.RECEIVED:
+            await self.ended()
+
+    def change(self) -> "asyncio.Future[None]":
+        """Done when there is more to show, or the turn has ended."""
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+            if self.done:
+                self._changed.set_result(None)
+        return self._changed
+
+    def _notify(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+        self._changed = None
+
+    def reach(self, state: TurnState) -> None:
+        self.state = state
+        self._notify()
+
+    def show_from(self, splitter: Any | None) -> None:
+        """Show the reply as it comes, by a splitter of its own; None: when it has ended."""
+        self._splitter = splitter
+        if splitter is not None:
+            splitter.add(self.sampled_before)
+
+    def _show(self, ids: Ids) -> None:
+        if self._splitter is not None:
+            before = len(self._splitter.reasoning), len(self._splitter.text)
+            self._splitter.add(ids)
+            if before != (len(self._splitter.reasoning), len(self._splitter.text)):
+                self._notify()
+
+
+class Turns:
+    """Takes turns for every session of a gateway."""
+
+    def __init__(
+        self,
+        prompts: ChatPrompts,
+        pool: EnginePool,
+        generator: Generator,
+        metrics: Metrics,
+        settings: GatewaySettings,
+        context: int | None,
+        mark_delivered: "Callable[[str, Delivery], asyncio.Future[None]]",
+    ) -> None:
+        self._prompts = prompts
+        self._pool = pool
+        self._generator = generator
+        self._metrics = metrics
+        self._settings = settings
+        self._context = context  # of the engines; None: they do not say
+        self._mark_delivered = mark_delivered
+        self._has_constrained = False  # any turn so far
+
+    # received
+
+    async def submit(self, session: "OpenSession", request: ChatRequest, headers: Mapping[str, str]) -> GatewayTurn:
+        """Start the turn that a request asks for, or find the one that it asks for again."""
+        if request.media and self._settings.images == "refuse":
+            raise BadRequest(f"{request.media[0]}: images and documents are refused here; send text alone")
+        digest = request_digest(request)
+        says_retry = headers.get("x-stainless-retry-count", "0") not in ("", "0")
+        earlier: GatewayTurn | None = None
+        while (known := session.recent.find(digest, says_retry=says_retry)) is not None and known is not earlier:
+            if earlier is None:
+                self._metrics.count("client_retries", shown_as="retries")
+            if known.has_reply:
+                return known
+            # All who waited for it have left, or it failed. What it has sampled when it ends is gone on from, unless
+            # its reply had all but come, or another retry was faster.
+            await known.settled()
+            if known.has_reply:
+                return known
+            earlier = known
+        turn = GatewayTurn(session, request)
+        turn.resumes = earlier if earlier is not None and _sampled_some(earlier) else None
+        counts = earlier is None and turn.auxiliary is None
+        session.begin(turn, counts=counts)
+        if counts and session.task_instructions is None:
+            session.task_instructions = instructions_of(request)
+        work = asyncio.ensure_future(self._take(turn, counts=counts))
+        turn.start(work, lambda: self._over(turn))
+        session.recent.add(digest, turn)
+        return turn
+
+    async def _take(self, turn: GatewayTurn, *, counts: bool) -> None:
+        session, reply = turn.session, turn.reply
+        try:
+            try:
+                await self.prompt(turn)
+            except BaseException:
+                session.turns -= counts  # it did not come to a turn, and is nothing to be repeated
+                session.recent.forget(turn)
+                raise
+            await self._generate(turn)
+            await self._parse(turn)
+            await self._record(turn)
+            if turn.failure is not None:
+                raise EngineFailed(turn.failure)
+        except Exception as error:
+            if getattr(error, "status", 500) >= 500 and turn.auxiliary is None:
+                session.failure = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            session.waited_s += reply.waited_s
+            session.trouble = next(reversed(reply.engine_errors), session.trouble)
+        if turn.auxiliary is None:
+            is_to_blame = reply.engine_failed or reply.waited_s >= _LEFT_BY_ITSELF_S
+            session.failure = session.trouble if turn.outcome.message is None and is_to_blame else None
+
+    # prompted
+
+    async def prompt(self, turn: GatewayTurn) -> None:
+        """Find the prompt; raises BadRequest for what cannot be rendered. An interrupted turn is its own prompt."""
+        session, spec = turn.session, turn.session.spec
+        thoughts = (spec.thinking, turn.request.thinking, self._settings.thinking)
+        turn.thinking = next((one for one in thoughts if one is not None), None)
+        asked, withheld = _offered(turn.request, session)
+        turn.request, tools = asked, asked.tools
+        options = self._prompts.template_options(turn.thinking)
+        is_small = asked.body_bytes < INLINE_BYTES
+        turn.place = await session.work.run(session.history.place, asked, tools, options, inline=is_small)
+        if turn.resumes is None:
+            turn.prompt = await build_prompt(
+                turn.place, session.history, self._prompts, tools, turn.thinking, session.work
+            )
+        else:
+            turn.prompt = resume_prompt(turn.resumes.recorded)
+        sampled = len(turn.sampled_before)
+        turn.prompt_tokens = len(turn.prompt.ids) - sampled
+        turn.held_tokens = turn.prompt.held_tokens - sampled
+        limit = self.context_of(session)
+        turn.room = self._settings.max_reply_tokens if limit is None else limit - len(turn.prompt.ids)
+        turn.sampling = self._applied(turn, sampled)
+        turn.constraint, unenforced = self._constraint(turn)
+        turn.ignored_params += (*self._ignored_params(turn), *unenforced, *withheld)
+        turn.reach(TurnState.PROMPTED)
+
+    def _applied(self, turn: GatewayTurn, sampled: int) -> SamplingParams:
+        """The sampling parameters as engines get them: forced ones, the agent's, the session's, the gateway's."""
+        spec, settings = turn.session.spec, self._settings
+        asked = turn.request.sampling.over(spec.sampling).over(settings.sampling)
+        applied = settings.forced.over(spec.forced).over(asked).over(_NEUTRAL)
+        limit = settings.max_reply_tokens if applied.max_tokens is None else applied.max_tokens
+        return msgspec.structs.replace(applied, max_tokens=max(min(limit - sampled, turn.room), 0))
+
+    def context_of(self, session: "OpenSession") -> int | None:
+        """How many tokens a prompt and its reply may have in a session; None: as many as they like."""
+        limits = (session.spec.context_budget, self._context)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _ignored_params(self, turn: GatewayTurn) -> list[str]:
+        """Parameters that are understood and not applied; a header and the turn list them."""
+        request = turn.request
+        unapplied = (name for name in turn.sampling.to_dict() if name not in self._pool.applies)
+        ignored = [f"{name}: the engine does not apply it" for name in unapplied]
+        if request.thinking is not None and not self._prompts.switches_thinking:
+            ignored.append("thinking: the model's template has no switch for it")
+        if request.messages and request.messages[-1]["role"] == "assistant":
+            ignored.append("messages: the last one is the assistant's; the reply follows it and does not continue it")
+        if request.media:
+            ignored.append(f"{', '.join(request.media[:4])}: shown to the model as a placeholder")
+        cuts_calls = can_cut_calls(self._prompts.reply_form)
+        if not request.parallel_tool_calls and self._pool.token_faithful and not cuts_calls:
+            ignored.append("parallel_tool_calls: the model is not kept from calling several")
+        return ignored
+
+    def _constraint(self, turn: GatewayTurn) -> tuple[Constraint | None, list[str]]:
+        """What the engine is to enforce, and what of the request's demands nobody does."""
+        request, prompt = turn.request, turn.prompt.ids
+        if not demanding_fields(request) or not self._pool.token_faithful:  # an endpoint is given them as they came
+            return None, []
+        mode = self._prompts.thinking_at(prompt[: turn.prompt_tokens], turn.thinking)
+        level, abilities = self._settings.constrain, self._pool.abilities
+        found, ignored = build_constraint(request, self._prompts.reply_form, mode, level, abilities)
+        if found is not None and not self._has_constrained:
+            self._has_constrained = True
+            log.warning(
+                "an agent's %s is enforced by constrained decoding; such turns do not train by default, and "
+                "--constrain none leaves the model free",
+                " and ".join(found.fields),
+            )
+        if found is None or (rest := found.after(prompt[turn.prompt_tokens :])) is not None:
+            return (None if found is None else rest), ignored
+        return None, [*ignored, *(f"{field}: {INTERRUPTED}" for field in found.fields)]
+
+    # generating
+
+    async def _generate(self, turn: GatewayTurn) -> None:
+        """Have engines sample the reply. What they gave stays, whatever went wrong then."""
+        turn.reach(TurnState.GENERATING)
+        began = time.perf_counter()
+        if turn.room > 0:
+            streams = turn.request.stream and self._streams(turn)
+            wanted = Generation(
+                id=turn.id,
+                session=turn.session.id,
+                prompt_ids=turn.prompt.ids,
+                sampling=turn.sampling,
+                stop_ids=self._prompts.stop_ids,
+                vocabulary=self._prompts.vocabulary,
+                held_tokens=_covered(turn.prompt.after),
+                request=turn.request,
+                ids_json=turn.session.ids_json,
+                constraint=turn.constraint,
+                on_sampled=turn.reply.tell if streams else None,
+            )
+            try:
+                await self._generator.run(wanted, turn.reply)
+            except (EngineError, EngineFailed) as error:
+                turn.failure = str(error)
+        turn.engine_s = time.perf_counter() - began
+
+    def _streams(self, turn: GatewayTurn) -> bool:
+        """Whether the reply is shown as it comes, and if so, how."""
+        if not self._pool.streams:
+            return False
+        return False
+
+    # parsed
+
+    async def _parse(self, turn: GatewayTurn) -> None:
+        """Take the reply apart, cut where a stop string or its first call ends it."""
+        reply, before = turn.reply, len(turn.sampled_before)
+        stops = turn.sampling.stop or ()
+        reply.parts = cut_at_stop(reply.parts, turn.prompt.ids, before, stops, self._prompts.decode)
+        assert turn.sampling.max_tokens is not None
+        finish = Finish.ERROR if turn.failure is not None else decide_finish(reply.parts, turn.sampling.max_tokens)
+        if reply.sampled < _INLINE_IDS:
+            turn.outcome = parse_outcome(turn, finish, self._prompts)
+        else:
+            turn.outcome = await asyncio.to_thread(parse_outcome, turn, finish, self._prompts)
+        if turn.outcome.kept_ids is not None:
+            reply.parts = keep_ids(reply.parts, len(turn.prompt.ids), turn.outcome.kept_ids - before)
+        if turn.constraint is not None and reply.unconstrained is not None:
+            turn.ignored_params += tuple(f"{field}: {reply.unconstrained}" for field in turn.constraint.fields)
+        turn.reach(TurnState.PARSED)
+
+    # durable
+
+    async def _record(self, turn: GatewayTurn) -> None:
+        """Put the turn on the tape; then it is part of its session's history."""
+        prompt, place, outcome, parts = turn.prompt, turn.place, turn.outcome, turn.reply.parts
+        given: dict[str, Any] = (
+            {"prompt_messages": place.messages, "prompt_ids": prompt.ids}
+            if prompt.after is None
+            else {
+                "after": prompt.after,
+                "new_messages": [] if turn.resumes else place.messages[len(place.messages) - place.new :],
+                "new_prompt_ids": prompt.new.ids,
+            }
+        )
+        turn.recorded = await turn.session.recorder.record_turn_async(
+            finish=outcome.finish,
+            **given,
+            segments=build_segments(parts) or None,
+            sampled_ids=None if parts else (),
+            side_arrays=join_side_arrays(parts) or None,
+            message_starts=prompt.new.message_starts,
+            reply=outcome.message,
+            tools=turn.request.tools,
+            template_options=self._prompts.template_options(turn.thinking),
+            sampling=turn.sampling.to_dict(),
+            sampling_asked=turn.request.sampling.to_dict(),
+            logprob_kind=parts[-1].given.logprob_kind if parts else None,
+            delivery=Delivery.UNKNOWN,
+            auxiliary=turn.auxiliary,
+            flags=_flags(turn),
+            token_faithful=all(part.engine.token_faithful for part in parts),
+            error=turn.failure,
+            started_at=turn.received_at,
+            extra=_extra(turn),
+        )
+        turn.sampled_tokens = len(turn.recorded.tokens) - turn.prompt_tokens
+        # Nothing goes on from a side request, and what comes after one has not forked.
+        history = turn.session.history
+        forked = turn.auxiliary is None and await turn.session.work.run(history.add, turn.recorded, prompt, inline=True)
+        self._metrics.turn(turn, forked=forked)
+        turn.reach(TurnState.DURABLE)
+
+    # delivered
+
+    def delivered(self, turn: GatewayTurn, delivery: Delivery) -> None:
+        """Say on the tape whether a reply arrived; once it did, nothing else counts."""
+        if turn.state is not TurnState.DURABLE or turn.failure or turn.delivery is Delivery.DELIVERED:
+            return
+        turn.delivery = delivery
+        turn.session.deliveries[turn.recorded.id] = delivery
+        self._metrics.count("deliveries", delivery.value, shown_as=delivery.value)
+        try:
+            self._mark_delivered(turn.recorded.id, delivery).add_done_callback(_log_failure)
+        except TapeError as error:
+            log.warning("%s is %s, which could not be recorded: %s", turn.recorded.id, delivery.value, error)
+
+    def _over(self, turn: GatewayTurn) -> None:
+        """A turn has ended and nobody waits for it; what nobody took is undelivered."""
+        if turn.delivery is Delivery.UNKNOWN:
+            self.delivered(turn, Delivery.UNDELIVERED)
+        turn.session.end(turn)
+
+
+class RecentTurns:
+    """The latest turns of a session, by what they were asked."""
+
+    def __init__(self) -> None:
+        self._latest: dict[bytes, GatewayTurn] = {}
+
+    def find(self, digest: bytes, *, says_retry: bool) -> GatewayTurn | None:
+        """The turn that a request repeats: by its own word (a retry header), or since nobody got the reply."""
+        found = self._latest.get(digest)
+        return found if found is not None and (says_retry or found.undelivered) else None
+
+    def add(self, digest: bytes, turn: GatewayTurn) -> None:
+        self._latest.pop(digest, None)
+        self._latest[digest] = turn
+        while len(self._latest) > _REMEMBERED:
+            del self._latest[next(iter(self._latest))]
+
+    def forget(self, turn: GatewayTurn) -> None:
+        """Let nobody ask for this one again."""
+        self._latest = {digest: one for digest, one in self._latest.items() if one is not turn}
+
+    def clear(self) -> None:
+        """Forget all: they hold their session, and it holds them."""
+        self._latest.clear()
+
+
+def request_digest(request: ChatRequest) -> bytes:
+    """Under which a request is known again, when it comes with its fields in another order or wants no stream."""
+    # Codex (0.166) shuffles fields each time; Claude Code (2.1) asks without a stream once one has broken.
+    as_told = {"client": "", "body_bytes": 0, "stream": False, "include_usage": True, "ignored_params": ()}
+    rest = msgspec.structs.replace(request, messages=[], message_keys=(), **as_told)
+    return blake2b(b"".join((*request.message_keys, _encode(rest))), digest_size=16).digest()
+
+
+def _sampled_some(turn: GatewayTurn) -> bool:
+    return turn.state is TurnState.DURABLE and len(turn.recorded.tokens) > turn.prompt_tokens
+
+
+def _offered(request: ChatRequest, session: "OpenSession") -> tuple[ChatRequest, list[str]]:
+    """A request with the tools that the model may call, and why others are not among them."""
+    tools, deferred = (
+        [tool for tool in given if session.spec.allows(_name(tool))]
+        for given in (request.tools or [], request.deferred_tools)
+    )
+    withheld = [_name(tool) for tool in request.all_tools or () if not session.spec.allows(_name(tool))]
+    offered = msgspec.structs.replace(request, tools=tools or None, deferred_tools=deferred)
+    return offered, [f"tools: {name} is denied in this session" for name in withheld]
+
+
+def _name(tool: dict[str, Any]) -> str:
+    name: str = tool["function"]["name"]
+    return name
+
+
+def _covered(after: Turn | None) -> int:
+    """Up to which token side arrays are on the tape already: the engine need not send those again."""
+    return min((array.stop for array in after.side.values()), default=0) if after is not None else 0
+
+
+def _flags(turn: GatewayTurn) -> list[TurnFlag]:
+    outcome, request = turn.outcome, turn.request
+    flags = {
+        TurnFlag.CONSTRAINED: any(part.given.constrained for part in turn.reply.parts),
+        TurnFlag.UNMET_DEMAND: outcome.unmet,
+        TurnFlag.MALFORMED_CALL: outcome.malformed,
+        TurnFlag.DENIED_TOOL: bool(outcome.denied),
+        TurnFlag.SPECIAL_TOKEN_TEXT: turn.prompt.new.special_text > 0,
+        TurnFlag.REPAIRED_UNICODE: request.repaired,
+        TurnFlag.MEDIA_LEFT_OUT: bool(request.media),
+    }
+    return [flag for flag, is_set in flags.items() if is_set]
+
+
+def _extra(turn: GatewayTurn) -> dict[str, Any]:
+    """What else is known of a turn, absent where there is nothing to say."""
+    request, prompt, outcome = turn.request, turn.prompt, turn.outcome
+    last = turn.reply.parts[-1] if turn.reply.parts else None
+    facts = {
+        "api": request.api,
+        "model_asked": request.model,
+        "metadata": request.metadata,
+        "prompt": prompt.how,
+        "prefix_miss": prompt.prefix_miss,
+        "echoes": [rule.value for rule in dict.fromkeys(turn.place.echoes)],
+        "ignored_params": list(turn.ignored_params),
+        "denied": list(outcome.denied),
+        "cut_after_call": outcome.kept_ids is not None,
+        "engine": last.engine.name if last else None,
+        "cached_tokens": last.given.cached_tokens if last else None,
+        "engine_errors": turn.reply.engine_errors,  # before the reply came, or it was given up
+        "stop_string": outcome.stop_string,
+        "folded": bool(prompt.new.folded),
+        "special_text": prompt.new.special_text,
+        "over_budget": turn.over_budget,
+    }
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def _log_failure(written: "asyncio.Future[None]") -> None:
+    """A delivery that cannot be written stays unknown, which trains nothing unless a later request proves it."""
+    if not written.cancelled() and (error := written.exception()) is not None:
+        log.warning("a delivery could not be recorded: %s", error)

@@ -1,0 +1,144 @@
+"""OpenAI's Chat Completions API."""
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rolltape.gateway.request import ChatRequest
+from rolltape.gateway.wire.chat.request import read_request
+from rolltape.gateway.wire.openai import BETAS, custom_call_input, error_body, model_list, model_object
+from rolltape.gateway.wire.protocol import COMMENT, NO_HEADERS, Answers, Route, event, key_in, with_headers
+from rolltape.records.jsonable import encode_json
+from rolltape.records.messages import content_text
+from rolltape.records.turn import Finish
+
+if TYPE_CHECKING:
+    from rolltape.gateway.turn.turn import GatewayTurn
+
+
+class ChatDialect:
+    """Chat Completions, with `reasoning_content` for thinking as DeepSeek, vLLM and SGLang have it."""
+
+    name = "chat"
+    sdk = "openai"
+    mark: str | None = None
+    # Anthropic's clients ask for models on the same routes, and read the same answers.
+    routes: tuple[Route, ...] = (
+        Route("/v1/chat/completions", Answers.TURN),
+        Route("/v1/models", Answers.MODELS),
+        Route("/v1/models/{model:.+}", Answers.MODEL),
+    )
+
+    def find_key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
+        return key_in(headers, "x-api-key")
+
+    def base_url(self, root: str) -> str:
+        return f"{root}/v1"
+
+    def read(
+        self, body: bytes, headers: Mapping[str, str] = NO_HEADERS, path: Mapping[str, str] = NO_HEADERS
+    ) -> ChatRequest:
+        return with_headers(read_request(body), headers, *BETAS)
+
+    def models(self, names: Collection[str]) -> bytes:
+        return model_list(names)
+
+    def model(self, name: str) -> bytes:
+        return encode_json(model_object(name), "a model")[0]
+
+    def whole(self, turn: "GatewayTurn") -> bytes:
+        choice = {"index": 0, "message": _message(turn), "logprobs": None, "finish_reason": _finish_reason(turn)}
+        return _encoded(turn, "chat.completion", choices=[choice], usage=_usage(turn))
+
+    def stream(self, turn: "GatewayTurn", request: ChatRequest) -> "ChatStream":
+        return ChatStream(turn, request)
+
+    def error(self, status: int, message: str, code: str | None = None) -> bytes:
+        return error_body(status, message, code)
+
+
+CHAT = ChatDialect()
+
+
+class ChatStream:
+    """A reply as chunks."""
+
+    def __init__(self, turn: "GatewayTurn", request: ChatRequest) -> None:
+        self._turn = turn
+        self._request = request
+
+    def opening(self) -> bytes:
+        return self._chunk({"role": "assistant", "content": None})
+
+    def reasoning(self, piece: str) -> bytes:
+        return self._chunk({"reasoning_content": piece})
+
+    def text(self, piece: str) -> bytes:
+        return self._chunk({"content": piece})
+
+    def keepalive(self) -> bytes:
+        return COMMENT
+
+    def closing(self) -> bytes:
+        turn, message = self._turn, _message(self._turn)
+        events = []
+        if message["content"] == "":
+            events.append(self._chunk({"content": ""}))
+        if "tool_calls" in message:
+            calls = [{"index": index, **call} for index, call in enumerate(message["tool_calls"])]
+            # llama-index (its OpenAI part, 0.8.3) takes one call of each chunk. Codex (0.29) sends no User-Agent, and
+            # takes those of one chunk alone.
+            chunks = [[call] for call in calls] if self._request.client else [calls]
+            events += [self._chunk({"tool_calls": some}) for some in chunks]
+        events.append(self._chunk({}, _finish_reason(turn)))
+        if self._request.include_usage:
+            events.append(event(_encoded(turn, "chat.completion.chunk", choices=[], usage=_usage(turn))))
+        return b"".join([*events, event(b"[DONE]")])
+
+    def error(self, status: int, message: str) -> bytes:
+        return event(error_body(status, message))
+
+    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return event(_encoded(self._turn, "chat.completion.chunk", choices=[choice]))
+
+
+def _message(turn: "GatewayTurn") -> dict[str, Any]:
+    """The reply's message; content is null where there are calls alone."""
+    calls = [_call(turn.request, call) for call in turn.message.get("tool_calls") or ()]
+    text = content_text(turn.message.get("content"))
+    message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+    if reasoning := turn.message.get("reasoning_content"):
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _call(request: ChatRequest, call: dict[str, Any]) -> dict[str, Any]:
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    text = custom_call_input(arguments) if name in request.custom_tools else None
+    if text is not None:
+        return {"id": call["id"], "type": "custom", "custom": {"name": name, "input": text}}
+    return {"id": call["id"], "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _finish_reason(turn: "GatewayTurn") -> str:
+    if turn.finish is Finish.LENGTH:
+        return "length"
+    # The API has no word for a reply that was cut off from outside; it ends like any other.
+    return "tool_calls" if turn.message.get("tool_calls") else "stop"
+
+
+def _usage(turn: "GatewayTurn") -> dict[str, Any]:
+    return {
+        "prompt_tokens": turn.prompt_tokens,
+        "completion_tokens": turn.sampled_tokens,
+        "total_tokens": turn.prompt_tokens + turn.sampled_tokens,
+        "prompt_tokens_details": {"cached_tokens": turn.held_tokens},
+        "completion_tokens_details": {"reasoning_tokens": turn.reasoning_tokens},
+    }
+
+
+def _encoded(turn: "GatewayTurn", kind: str, **fields: Any) -> bytes:
+    head = {"id": f"chatcmpl-{turn.id}", "object": kind, "created": int(turn.received_at), "model": turn.request.model}
+    return encode_json(head | fields, "a reply")[0]

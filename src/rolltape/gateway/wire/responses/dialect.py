@@ -1,0 +1,142 @@
+"""OpenAI's Responses API. Nothing is stored: each request brings its whole input."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rolltape.errors import EngineFailed
+from rolltape.gateway.request import ChatRequest
+from rolltape.gateway.wire.openai import BETAS, error_body
+from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route, event, key_in, with_headers
+from rolltape.gateway.wire.responses.items import ItemStream, ResponsesEvent, output_items
+from rolltape.gateway.wire.responses.request import read_request
+from rolltape.records.jsonable import encode_json
+from rolltape.records.turn import Finish
+
+if TYPE_CHECKING:
+    from rolltape.gateway.turn.turn import GatewayTurn
+
+
+class ResponsesDialect:
+    """Responses, as Codex and the SDKs speak it."""
+
+    name = "responses"
+    sdk = "openai"
+    mark: str | None = None
+    routes: tuple[Route, ...] = (Route("/v1/responses", Answers.TURN),)
+
+    def find_key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
+        return key_in(headers, "x-api-key")
+
+    def base_url(self, root: str) -> str:
+        return f"{root}/v1"
+
+    def read(
+        self, body: bytes, headers: Mapping[str, str] = NO_HEADERS, path: Mapping[str, str] = NO_HEADERS
+    ) -> ChatRequest:
+        return with_headers(read_request(body), headers, *BETAS)
+
+    def whole(self, turn: "GatewayTurn") -> bytes:
+        return encode_json(_ended(turn, output_items(turn)), "a reply")[0]
+
+    def stream(self, turn: "GatewayTurn", request: ChatRequest) -> "ResponseStream":
+        return ResponseStream(turn)
+
+    def error(self, status: int, message: str, code: str | None = None) -> bytes:
+        return error_body(status, message, code)
+
+
+RESPONSES = ResponsesDialect()
+
+
+class ResponseStream:
+    """A reply as numbered events: reasoning, text, then calls, each as an item."""
+
+    def __init__(self, turn: "GatewayTurn") -> None:
+        self._turn = turn
+        self._items = ItemStream(turn)
+        self._sent = 0
+
+    def opening(self) -> bytes:
+        return self._events(*self._in_progress("response.created", "response.in_progress"))
+
+    def reasoning(self, piece: str) -> bytes:
+        return self._events(*self._items.reasoning(piece))
+
+    def text(self, piece: str) -> bytes:
+        return self._events(*self._items.text(piece))
+
+    def keepalive(self) -> bytes:
+        # A comment does not reset the timer by which Codex (0.166) gives an idle stream up after 300 s; an event does.
+        return self._events(*self._in_progress("response.in_progress"))
+
+    def closing(self) -> bytes:
+        items = output_items(self._turn)
+        response = _ended(self._turn, items)
+        last = ResponsesEvent(f"response.{response['status']}", {"response": response})
+        return self._events(*self._items.closing(items), last)
+
+    def error(self, status: int, message: str) -> bytes:
+        # Codex (0.166) asks again five times after `server_error`, and not at all after `invalid_prompt`. Of the
+        # errors that the gateway raises only a failed engine's is worth a retry.
+        code = "server_error" if status == EngineFailed.status else "invalid_prompt"
+        response = _response(self._turn) | {"status": "failed", "error": {"code": code, "message": message}}
+        return self._events(ResponsesEvent("response.failed", {"response": response}))
+
+    def _in_progress(self, *names: str) -> list[ResponsesEvent]:
+        response = _response(self._turn) | {"status": "in_progress"}
+        return [ResponsesEvent(name, {"response": response}) for name in names]
+
+    def _events(self, *events: ResponsesEvent) -> bytes:
+        sent = []
+        for one in events:
+            fields = {"type": one.name, "sequence_number": self._sent} | one.fields
+            sent.append(event(encode_json(fields, "an event")[0], one.name))
+            self._sent += 1
+        return b"".join(sent)
+
+
+def _ended(turn: "GatewayTurn", items: list[dict[str, Any]]) -> dict[str, Any]:
+    ended = _response(turn) | {
+        "status": "completed",
+        "output": items,
+        "usage": {
+            "input_tokens": turn.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": turn.held_tokens, "cache_write_tokens": 0},
+            "output_tokens": turn.sampled_tokens,
+            "output_tokens_details": {"reasoning_tokens": turn.reasoning_tokens},
+            "total_tokens": turn.prompt_tokens + turn.sampled_tokens,
+        },
+    }
+    if turn.finish in (Finish.STOP, Finish.STOP_STRING):
+        return ended
+    # The API has no word for a reply that was cut off from outside.
+    reason = "max_output_tokens" if turn.finish is Finish.LENGTH else None
+    return ended | {"status": "incomplete", "incomplete_details": {"reason": reason}}
+
+
+def _response(turn: "GatewayTurn") -> dict[str, Any]:
+    """A response without its outcome. Instructions and tools are not sent back: Codex's are 40 kB, thrice a turn."""
+    request = turn.request
+    return {
+        "id": f"resp_{turn.id}",
+        "object": "response",
+        "created_at": int(turn.received_at),
+        "status": None,
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "max_output_tokens": request.sampling.max_tokens,
+        "metadata": {},
+        "model": request.model,
+        "output": [],
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "previous_response_id": None,
+        "store": False,
+        "temperature": request.sampling.temperature,
+        "tool_choice": request.tool_choice.mode,
+        "tools": [],
+        "top_p": request.sampling.top_p,
+        "truncation": "disabled",
+        "usage": None,
+    }
