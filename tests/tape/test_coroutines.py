@@ -448,3 +448,26 @@ def test_deliveries_of_one_tick_are_one_transaction_and_need_no_wait(tmp_path: P
 
         asyncio.run(late())
         assert tape.run().rollout(rollout.id).turns[3].facts.delivery is Delivery.DELIVERED
+
+
+def test_a_session_marks_its_own_turns_as_delivered_also_after_its_rollout_has_ended(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="a") as rollout:
+        session, other = rollout.session(), rollout.session()
+
+        async def open_ones() -> None:
+            turns = await asyncio.gather(*(later(session, delivery="unknown") for _ in range(3)))
+            with pytest.raises(NoSuchRollout, match="not a turn of session"):
+                other.mark_delivered_async(turns[0])
+            with commits(tape) as made:
+                session.mark_delivered_async(turns[0])
+                await session.mark_delivered_async(turns[1], "undelivered")
+            assert len(made) == 1
+
+        async def late_one() -> None:
+            await session.mark_delivered_async(session.turns[2])
+
+        asyncio.run(open_ones())
+        rollout.finish()
+        asyncio.run(late_one())
+        found = tape.run().rollout(rollout.id)
+    assert [turn.facts.delivery.value for turn in found.turns] == ["delivered", "undelivered", "delivered"]

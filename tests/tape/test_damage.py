@@ -216,13 +216,12 @@ def test_a_newer_minor_version_opens_and_its_fields_survive_a_rewrite(tmp_path: 
     about.write_text(about.read_text().replace('"schema": "1.0"', '"schema": "1.7", "colour": "green"'))
     path = journal(tmp_path / "run")
     newer = sqlite3.connect(path)
-    from rolltape.tape.journal.entries import event_body
-    from rolltape.tape.journal.file import row_crc
+    from rolltape.tape.journal.entries import encode_event, row_crc
 
     ((head,),) = newer.execute("SELECT head FROM rollouts").fetchall()
     head = head[:-1] + b',"mood":{"x":[1]}}'
     newer.execute("UPDATE rollouts SET head = ?, crc = ?", (head, row_crc(1, rollout, 0, head)))
-    body = event_body(2**61, "applause", rollout, 0, None, None, {"loud": True})[:-1] + b',"volume":11}'
+    body = encode_event("applause", (rollout, 0), {"loud": True}).body(2**61)[:-1] + b',"volume":11}'
     newer.execute("INSERT INTO events VALUES (3, ?, ?)", (body, row_crc(3, body)))
     newer.commit()
     newer.close()

@@ -218,6 +218,25 @@ def test_a_delivery_that_came_before_the_finish_is_in_the_summary(tmp_path: Path
     check_summaries(run.tape_index)
 
 
+def test_a_delivery_that_is_written_after_the_summary_was_read_makes_it_unknown_though_it_was_made_before_the_finish(
+    tmp_path: Path, held: HeldSummaries
+) -> None:
+    with open_tape(tmp_path / "run", summarize=held) as tape:
+        with tape.rollout(task_id="a") as rollout:
+            turn = first_turn(rollout.session(), delivery="unknown")
+            made = tape._writer.encode_delivery(turn.id, "undelivered")
+            rollout.finish(reward=1.0)
+        assert held.begun.acquire(timeout=60)  # the rollout was read, and its summary is being computed
+        made.journal.append(*made.events, rollout=made.rollout)
+        held.may_end.set()
+        wait_for_threads()
+    run = rolltape.read(tmp_path / "run")
+    assert written(tmp_path / "run") == [rollout.id]
+    assert summarized(run) == 0
+    fill(run.tape_index, summarize)
+    check_summaries(run.tape_index)
+
+
 def test_rewards_filters_and_tags_leave_a_summary_as_it_is(tmp_path: Path) -> None:
     (rollout,) = record_run(tmp_path / "run", rollouts=1)
     with rolltape.open(tmp_path / "run") as tape:

@@ -21,7 +21,8 @@ import rolltape
 from rolltape.errors import DamagedTapeError, RecordError, TakenOverError, TapeWriteError
 from rolltape.records.rollout import Status
 from rolltape.tape.journal import fences
-from rolltape.tape.journal.file import log_of, row_crc
+from rolltape.tape.journal.entries import row_crc
+from rolltape.tape.journal.file import log_of
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.journal.writing import Journal
 from rolltape.tape.recording import tape as recording
@@ -338,7 +339,9 @@ def test_a_writer_stopped_at_any_line_of_a_commit_adds_all_of_a_turn_before_it_i
                     if not stopped:
                         break  # all lines were had
                     os.write(answered, became + b"\n")
-                    assert rollout.is_open is (became == b"kept" and not rollout._journal._fences.get(rollout.head.key))
+                    assert rollout.is_open is (
+                        became == b"kept" and not rollout._open.journal._fences.get(rollout.head.key)
+                    )
             os._exit(0)
         finally:
             os._exit(1)

@@ -15,7 +15,7 @@ import pytest
 import rolltape
 from rolltape.errors import ClosedError, TapeWriteError
 from rolltape.records.rollout import Status
-from rolltape.tape.journal.entries import LoggedEvent, event_body
+from rolltape.tape.journal.entries import Batch, encode_event
 from rolltape.tape.journal.writing import Journal
 from rolltape.tape.rundir import RunDirectory
 from taped import finished, first_fields, first_turn, next_fields, next_turn, python, record_run, record_session
@@ -293,8 +293,8 @@ print(started)
 def test_submitted_entries_are_durable_after_a_flush(tmp_path: Path) -> None:
     record_run(tmp_path / "run", rollouts=1)
     journal = Journal(RunDirectory.opened(tmp_path / "run"))
-    body = event_body(1, "version", None, None, None, None, {"version": "v"})
-    tickets = [journal.submit(LoggedEvent(body)) for _ in range(10)]
+    event = encode_event("version", None, {"version": "v"})
+    tickets = [journal.submit(event) for _ in range(10)]
     assert not any(ticket.done for ticket in tickets)
     journal.flush()
     assert all(ticket.done for ticket in tickets)
@@ -305,8 +305,13 @@ def test_submitted_entries_are_durable_after_a_flush(tmp_path: Path) -> None:
 def test_what_cannot_be_written_does_not_take_others_with_it(tmp_path: Path) -> None:
     record_run(tmp_path / "run", rollouts=1)
     journal = Journal(RunDirectory.opened(tmp_path / "run"))
-    body = event_body(1, "version", None, None, None, None, {"version": "v"})
-    fine, bad, also_fine = (journal.submit(LoggedEvent(one)) for one in (body, None, body))  # type: ignore[arg-type]
+    event = encode_event("version", None, {"version": "v"})
+
+    class Bodyless:
+        def write(self, batch: Batch) -> None:
+            batch.rows["events"].append((batch.next_event, None, 0))
+
+    fine, bad, also_fine = (journal.submit(one) for one in (event, Bodyless(), event))
     journal.flush()
     assert (fine.stored, bad.stored, also_fine.stored) == (True, False, True)
     with pytest.raises(TapeWriteError, match="NOT NULL"):

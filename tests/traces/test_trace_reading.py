@@ -10,7 +10,7 @@ import rolltape
 from environments import guesses, only_rollout, trace_at, traced
 from rolltape.errors import NoSuchRollout, RecordError
 from rolltape.records.rollout import Event, EventKind, Rollout, StopReason
-from rolltape.tape.journal.entries import LoggedEvent, event_body
+from rolltape.tape.journal.entries import encode_event
 from rolltape.traces import amend, trace_of
 from rolltape.traces.verify import find_problems
 from sessions import Recording, event, rollout_of, tool
@@ -175,7 +175,7 @@ def test_sealing_changes_no_trace_and_pruned_turns_leave_their_steps(tmp_path: P
 def test_an_older_program_that_does_not_know_the_kind_keeps_it(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with traced(path) as (rollout, _):
-        rollout.append_event(LoggedEvent(event_body(1, "from-the-future", *rollout.head.key, None, None, {"field": 1})))
+        rollout.append_event(encode_event("from-the-future", rollout.head.key, {"field": 1}))
     rolltape.seal(path)
     read = only_rollout(path)
     assert [one.data for one in read.events if one.kind == "from-the-future"] == [{"field": 1}]

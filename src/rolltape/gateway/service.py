@@ -79,7 +79,7 @@ class Service:
         if version is not None:
             self.weights.announce(version)
         generator = Generator(pool, self.weights, settings.patience)
-        self.turns = Turns(prompts, pool, generator, self.metrics, settings, context, tape.mark_delivered_async)
+        self.turns = Turns(prompts, pool, generator, self.metrics, settings, context)
         self.metrics.gauge("open_sessions", "Sessions open now", lambda: len(self.sessions))
         self.metrics.gauge("in_flight", "Generations in flight", lambda: self.weights.in_flight)
         self.metrics.gauge("engines_up", "Engines that answer", lambda: sum(one.up for one in pool.health()))
@@ -167,7 +167,6 @@ class Service:
             self._rewarded.pop(rollout.id, None)
         self._leave(session)  # only now: what could not be written can be finished again
         whole = rollout_of(rollout, session.deliveries, ending) if ending.samples and last else None
-        rollout.let_go()
         made = None if whole is None else await asyncio.to_thread(linearize, whole, ending.policy)
         return Finished(
             session=session.id,
@@ -200,7 +199,6 @@ class Service:
             session.rollout.fail(reason)
             self._rewarded.pop(session.rollout.id, None)
         self._leave(session)
-        session.rollout.let_go()
 
     def _leave(self, session: OpenSession) -> None:
         """Forget a session; raises NoSuchSession if it was ended meanwhile."""

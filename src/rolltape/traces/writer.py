@@ -116,8 +116,8 @@ class TraceWriter:
 
     @property
     def events(self) -> list[Event]:
-        """What was recorded so far, if the writer was made with `keep`."""
-        return [decoded_event("", number, one.body).event for number, one in enumerate(self._kept or ())]
+        """What was recorded so far, in order and without times, if the writer was made with `keep`."""
+        return [decoded_event("", number, one.body(number)).event for number, one in enumerate(self._kept or ())]
 
     @property
     def total_reward(self) -> float | None:

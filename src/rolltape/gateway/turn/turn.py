@@ -254,7 +254,6 @@ class Turns:
         metrics: Metrics,
         settings: GatewaySettings,
         context: int | None,
-        mark_delivered: "Callable[[str, Delivery], asyncio.Future[None]]",
     ) -> None:
         self._prompts = prompts
         self._pool = pool
@@ -262,7 +261,6 @@ class Turns:
         self._metrics = metrics
         self._settings = settings
         self._context = context  # of the engines; None: they do not say
-        self._mark_delivered = mark_delivered
         self._has_constrained = False  # any turn so far
 
     # received
@@ -501,7 +499,7 @@ class Turns:
         turn.session.deliveries[turn.recorded.id] = delivery
         self._metrics.count("deliveries", delivery.value, shown_as=delivery.value)
         try:
-            self._mark_delivered(turn.recorded.id, delivery).add_done_callback(_log_failure)
+            turn.session.recorder.mark_delivered_async(turn.recorded, delivery).add_done_callback(_log_failure)
         except TapeError as error:
             log.warning("%s is %s, which could not be recorded: %s", turn.recorded.id, delivery.value, error)
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from rolltape.errors import TapeError
 from rolltape.records.rollout import EventKind, Status
-from rolltape.tape.journal.file import SELECT_FINISH, SELECT_TRIES, event_crc
+from rolltape.tape.journal.entries import SELECT_FINISH, SELECT_TRIES, event_crc
 from rolltape.tape.journal.writing import Journal
 from rolltape.tape.rundir import Place, RunDirectory
 from rolltape.tape.shards.reading import ShardSource, shards_at

@@ -1,19 +1,62 @@
-"""What can be appended to a journal, and how each kind becomes rows inside one transaction."""
+"""A journal's tables, and how each kind of entry becomes rows of them inside one transaction.
+
+A turn's key is its session's key and its sequence number in one integer, so a session's turns lie together
+without a further index. Rows refer to messages, tools and template options by key; the checksum of a turn
+covers their digests, so a reference that was damaged cannot go unnoticed.
+
+`ends` adds nothing new: the number of the finish among the events, for each rollout that has ended. It spares a reader
+who wants just that all other events.
+
+`fences` names the rollouts of this journal that another writer took over; its own writer adds nothing more to them.
+"""
 
 import json
 import math
 import sqlite3
+import struct
+import zlib
 from array import array
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from rolltape.records.jsonable import encode_numbers, encode_record
 from rolltape.records.rollout import EventKind, RolloutHead, SessionHead
-from rolltape.records.turn import TurnFacts
-from rolltape.tape.journal.file import row_crc, turn_crc, turn_pk
-from rolltape.tape.recording.intake import CodedTurn
+from rolltape.records.turn import Turn, TurnFacts
+from rolltape.tape.stored import Key
 
+SEQUENCE_BITS = 24
+MAX_TURNS = 1 << SEQUENCE_BITS
+
+TABLES = """
+CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE contents (pk INTEGER PRIMARY KEY, digest BLOB NOT NULL, raw BLOB NOT NULL);
+CREATE TABLE rollouts (pk INTEGER PRIMARY KEY, id TEXT NOT NULL, try_index INTEGER NOT NULL, head BLOB NOT NULL,
+    crc INTEGER NOT NULL, UNIQUE (id, try_index));
+CREATE TABLE sessions (pk INTEGER PRIMARY KEY, rollout INTEGER NOT NULL, ordinal INTEGER NOT NULL,
+    head BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE turns (pk INTEGER PRIMARY KEY, parent INTEGER, keep_tokens INTEGER NOT NULL,
+    keep_messages INTEGER NOT NULL, root INTEGER NOT NULL, messages BLOB NOT NULL, reply INTEGER,
+    sides INTEGER NOT NULL, dtype TEXT, sampled BLOB NOT NULL, new_ids BLOB NOT NULL, logprobs BLOB,
+    facts BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE side_arrays (turn INTEGER NOT NULL, name TEXT NOT NULL, start INTEGER NOT NULL, dtype TEXT NOT NULL,
+    shape TEXT NOT NULL, data BLOB NOT NULL, counts BLOB, crc INTEGER NOT NULL, PRIMARY KEY (turn, name));
+CREATE TABLE events (sequence INTEGER PRIMARY KEY, body BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE ends (rollout INTEGER PRIMARY KEY, finish INTEGER NOT NULL);
+CREATE INDEX sessions_by_rollout ON sessions (rollout);
+"""
+FENCES = """
+CREATE TABLE IF NOT EXISTS fences (rollout TEXT NOT NULL, try_index INTEGER NOT NULL, epoch INTEGER NOT NULL,
+    taker TEXT NOT NULL, PRIMARY KEY (rollout, try_index)) WITHOUT ROWID;
+"""
+TABLES += FENCES  # separate, since a journal of 0.1.0 gets it when one of its rollouts is taken over
+
+SELECT_TRIES = "SELECT try_index FROM rollouts WHERE id = ?"
+SELECT_FINISH = (
+    "SELECT sequence, body, events.crc FROM rollouts JOIN ends ON ends.rollout = rollouts.pk "
+    "JOIN events ON events.sequence = ends.finish WHERE rollouts.id = ? AND rollouts.try_index = ?"
+)
 _COLUMNS = {
     "contents": 3,
     "rollouts": 5,
@@ -24,17 +67,46 @@ _COLUMNS = {
     "ends": 2,
 }
 _INSERTS = {table: f"INSERT INTO {table} VALUES ({', '.join('?' * count)})" for table, count in _COLUMNS.items()}
+_NUMBERS = struct.Struct("<8q")
 _encode_facts = msgspec.json.Encoder().encode
+
+
+def turn_pk(session: int, sequence: int) -> int:
+    """The key of a session's turn."""
+    return session << SEQUENCE_BITS | sequence
+
+
+def turn_crc(numbers: tuple[int, int, int, int, int, int, int, int], blobs: Sequence[bytes]) -> int:
+    """The checksum of a turn's row: key, parent, keeps, counts, then digests and blobs; absent numbers are -1."""
+    return zlib.crc32(b"".join((_NUMBERS.pack(*numbers), *blobs)))
+
+
+def event_crc(sequence: int, body: bytes) -> int:
+    """As `row_crc` of these two, at half the cost: a run has many events."""
+    number = b"%d" % sequence
+    return zlib.crc32(body, zlib.crc32(b"%d:%b%d:" % (len(number), number, len(body))))
+
+
+def row_crc(*fields: int | str | bytes | None) -> int:
+    """The checksum of any other row, over its fields in order, each with its length."""
+    crc = 0
+    for field in fields:
+        data = field if isinstance(field, bytes) else repr(field).encode()
+        crc = zlib.crc32(data, zlib.crc32(b"%d:" % len(data), crc))
+    return crc
 
 
 class Batch:
     """One transaction in the making. What it learns about keys counts only once the transaction is committed."""
 
-    def __init__(self, known: dict[bytes, int], next_content: int, next_event: int) -> None:
+    def __init__(
+        self, known: dict[bytes, int], next_content: int, next_event: int, now_ns: Callable[[int], int]
+    ) -> None:
         self.rows: dict[str, list[tuple[Any, ...]]] = {table: [] for table in _INSERTS}
         self.fresh: dict[bytes, int] = {}
         self.next_content = next_content
         self.next_event = next_event
+        self.now_ns = now_ns
         self._known = known
 
     def content(self, digest: bytes, raw: bytes) -> int:
@@ -81,6 +153,16 @@ class StartedSession:
 
     def write(self, batch: Batch) -> None:
         batch.rows["sessions"].append((*self._row, row_crc(*self._row)))
+
+
+class CodedTurn(msgspec.Struct, frozen=True):
+    """A turn and how it is coded: it keeps so many tokens and messages of an earlier turn of its session."""
+
+    turn: Turn
+    parent: int | None  # sequence number of that turn; None: it stands alone
+    keep_tokens: int
+    keep_messages: int
+    given_whole: bool
 
 
 class RecordedTurn(msgspec.Struct, frozen=True):
@@ -147,12 +229,21 @@ class NewEvent(NamedTuple):
 
 
 class LoggedEvent(msgspec.Struct, frozen=True):
-    """The JSON object of an event; its sequence number is given when it is written, so there are no gaps."""
+    """The JSON object of an event, less its time.
 
-    body: bytes
+    Its time and its sequence number are given when it is written. So the events of a journal have no gaps, and one that
+    is written later is later, whichever was made first.
+    """
+
+    fields: bytes
+    after_ns: int = 0  # its time is a later one
+
+    def body(self, at_ns: int) -> bytes:
+        """The whole object, as it is stored."""
+        return b'{"at_ns":%d,%b' % (at_ns, self.fields[1:])
 
     def write(self, batch: Batch) -> None:
-        row = (batch.next_event, self.body)
+        row = (batch.next_event, self.body(batch.now_ns(self.after_ns)))
         batch.rows["events"].append((*row, row_crc(*row)))
         batch.next_event += 1
 
@@ -188,15 +279,16 @@ def _all_finite(settings: dict[str, Any]) -> bool:
     )
 
 
-def event_body(
-    at_ns: int,
+def encode_event(
     kind: str,
-    rollout: str | None,
-    try_index: int | None,
-    turn: str | None,
-    by: str | None,
+    rollout: Key | None,
     data: dict[str, Any],
-) -> bytes:
-    """An event as it is stored, less the writer and sequence number that are its key."""
-    fields = {"at_ns": at_ns, "kind": kind, "rollout": rollout, "try": try_index, "turn": turn, "by": by, "data": data}
-    return encode_numbers(fields, f"{kind} of rollout {rollout}" if rollout else kind)
+    *,
+    turn: str | None = None,
+    by: str | None = None,
+    after_ns: int = 0,
+) -> LoggedEvent:
+    """An event about a rollout, or (None) the run, later than `after_ns` and all that its journal holds by then."""
+    name, try_index = rollout or (None, None)
+    fields = {"kind": str(kind), "rollout": name, "try": try_index, "turn": turn, "by": by, "data": data}
+    return LoggedEvent(encode_numbers(fields, f"{kind} of rollout {name}" if name else str(kind)), after_ns)

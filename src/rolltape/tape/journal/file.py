@@ -1,15 +1,6 @@
-"""A journal's file: its tables, the checksum that every row carries, its log, and the sidecar of its owner.
+"""The files of a journal: the database, its log, and the sidecar of its owner.
 
-A turn's key is its session's key and its sequence number in one integer, so a session's turns lie together
-without a further index. Rows refer to messages, tools and template options by key; the checksum of a turn
-covers their digests, so a reference that was damaged cannot go unnoticed.
-
-`ends` adds nothing new: the number of the finish among the events, for each rollout that has ended. It spares a reader
-who wants just that all other events.
-
-`fences` names the rollouts of this journal that another writer took over; its own writer adds nothing more to them.
-
-The writing process keeps a sidecar file locked, so that readers can tell if it lives.
+The writing process keeps the sidecar locked, so that readers can tell if it lives.
 """
 
 import contextlib
@@ -20,74 +11,41 @@ import re
 import secrets
 import socket
 import sqlite3
-import struct
 import weakref
-import zlib
-from collections.abc import Sequence
 from pathlib import Path
 
 from rolltape.errors import TapeWriteError
-from rolltape.tape.rundir import private_opener
+from rolltape.tape.journal.entries import TABLES
+from rolltape.tape.rundir import SCHEMA, RunDirectory, make_private_file, private_opener, sync_directory
 
-SEQUENCE_BITS = 24
-MAX_TURNS = 1 << SEQUENCE_BITS
-
-TABLES = """
-CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE contents (pk INTEGER PRIMARY KEY, digest BLOB NOT NULL, raw BLOB NOT NULL);
-CREATE TABLE rollouts (pk INTEGER PRIMARY KEY, id TEXT NOT NULL, try_index INTEGER NOT NULL, head BLOB NOT NULL,
-    crc INTEGER NOT NULL, UNIQUE (id, try_index));
-CREATE TABLE sessions (pk INTEGER PRIMARY KEY, rollout INTEGER NOT NULL, ordinal INTEGER NOT NULL,
-    head BLOB NOT NULL, crc INTEGER NOT NULL);
-CREATE TABLE turns (pk INTEGER PRIMARY KEY, parent INTEGER, keep_tokens INTEGER NOT NULL,
-    keep_messages INTEGER NOT NULL, root INTEGER NOT NULL, messages BLOB NOT NULL, reply INTEGER,
-    sides INTEGER NOT NULL, dtype TEXT, sampled BLOB NOT NULL, new_ids BLOB NOT NULL, logprobs BLOB,
-    facts BLOB NOT NULL, crc INTEGER NOT NULL);
-CREATE TABLE side_arrays (turn INTEGER NOT NULL, name TEXT NOT NULL, start INTEGER NOT NULL, dtype TEXT NOT NULL,
-    shape TEXT NOT NULL, data BLOB NOT NULL, counts BLOB, crc INTEGER NOT NULL, PRIMARY KEY (turn, name));
-CREATE TABLE events (sequence INTEGER PRIMARY KEY, body BLOB NOT NULL, crc INTEGER NOT NULL);
-CREATE TABLE ends (rollout INTEGER PRIMARY KEY, finish INTEGER NOT NULL);
-CREATE INDEX sessions_by_rollout ON sessions (rollout);
-"""
-FENCES = """
-CREATE TABLE IF NOT EXISTS fences (rollout TEXT NOT NULL, try_index INTEGER NOT NULL, epoch INTEGER NOT NULL,
-    taker TEXT NOT NULL, PRIMARY KEY (rollout, try_index)) WITHOUT ROWID;
-"""
-TABLES += FENCES  # separate, since a journal of 0.1.0 gets it when one of its rollouts is taken over
-
-SELECT_TRIES = "SELECT try_index FROM rollouts WHERE id = ?"
-SELECT_FINISH = (
-    "SELECT sequence, body, events.crc FROM rollouts JOIN ends ON ends.rollout = rollouts.pk "
-    "JOIN events ON events.sequence = ends.finish WHERE rollouts.id = ? AND rollouts.try_index = ?"
-)
-
+_PAGES_BEFORE_CHECKPOINT = 4096  # 16 MiB: a checkpoint syncs, so fewer and larger ones cost less
 _TABLES_OF_ROWS = ("rollouts", "sessions", "turns", "contents", "side_arrays", "events")
-_NUMBERS = struct.Struct("<8q")
 
 
-def turn_pk(session: int, sequence: int) -> int:
-    """The key of a session's turn."""
-    return session << SEQUENCE_BITS | sequence
-
-
-def turn_crc(numbers: tuple[int, int, int, int, int, int, int, int], blobs: Sequence[bytes]) -> int:
-    """The checksum of a turn's row: key, parent, keeps, counts, then digests and blobs; absent numbers are -1."""
-    return zlib.crc32(b"".join((_NUMBERS.pack(*numbers), *blobs)))
-
-
-def event_crc(sequence: int, body: bytes) -> int:
-    """As `row_crc` of these two, at half the cost: a run has many events."""
-    number = b"%d" % sequence
-    return zlib.crc32(body, zlib.crc32(b"%d:%b%d:" % (len(number), number, len(body))))
-
-
-def row_crc(*fields: int | str | bytes | None) -> int:
-    """The checksum of any other row, over its fields in order, each with its length."""
-    crc = 0
-    for field in fields:
-        data = field if isinstance(field, bytes) else repr(field).encode()
-        crc = zlib.crc32(data, zlib.crc32(b"%d:" % len(data), crc))
-    return crc
+def make_journal(path: Path, run: RunDirectory, writer: str, *, waits_for_disk: bool) -> sqlite3.Connection:
+    """A fresh journal. It gets its name when its tables are there, so no reader meets one without."""
+    fresh = path.with_suffix(".making")
+    make_private_file(fresh)
+    with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as making:
+        making.executescript("PRAGMA synchronous = OFF; BEGIN;" + TABLES)
+        about = {"schema": SCHEMA, "run": run.name, "writer": writer}
+        making.executemany("INSERT INTO about VALUES (?, ?)", about.items())
+        making.execute("COMMIT")
+        making.execute("PRAGMA journal_mode = WAL")
+    fresh.rename(path)
+    if waits_for_disk:
+        # Before SQLite opens it: closing a file drops the locks that this process has on it.
+        with path.open("rb") as handle:
+            os.fsync(handle.fileno())
+        sync_directory(path.parent)
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
+    connection.execute("PRAGMA busy_timeout = 10000")
+    connection.execute(f"PRAGMA synchronous = {'FULL' if waits_for_disk else 'NORMAL'}")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {_PAGES_BEFORE_CHECKPOINT}")
+    connection.execute("PRAGMA cache_size = -8192")  # KiB
+    # From here on it has a log that is not empty, until it is closed in order: one without has lost it.
+    connection.execute("INSERT INTO about VALUES ('log', 'begun')")
+    return connection
 
 
 def try_to_open(uri: str, tolerant: bool = False) -> tuple[sqlite3.Connection | None, str]:

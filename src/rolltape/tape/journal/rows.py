@@ -16,7 +16,8 @@ import numpy as np
 from rolltape.errors import DamagedTapeError, NotJsonError
 from rolltape.records.messages import Message, Root
 from rolltape.records.turn import SideArray
-from rolltape.tape.journal.file import MAX_TURNS, SEQUENCE_BITS, has_log, row_crc, try_to_open, turn_crc
+from rolltape.tape.journal.entries import MAX_TURNS, SEQUENCE_BITS, row_crc, turn_crc
+from rolltape.tape.journal.file import has_log, try_to_open
 from rolltape.tape.repair.salvage import Hole, Opened, opened_as_copy, opened_with_torn_log, rows_around, unseen_frames
 from rolltape.tape.stored import StoredTurn
 

@@ -1,28 +1,32 @@
-"""The journal of one writing process: what is appended is durable when `append` returns. Group commit, one transaction
-for everything that waits."""
+"""The journal of one writing process: group commit, one transaction for everything that waits.
 
+A thread waits until its entries are durable; a coroutine gets a future, and all that one tick of its event loop submits
+is one transaction.
+"""
+
+import asyncio
 import contextlib
 import enum
 import itertools
 import os
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
+from typing import TypeVar
 
 from rolltape.errors import ClosedError, TakenOverError, TapeWriteError
-from rolltape.tape.journal.entries import Batch, Entry
+from rolltape.tape.journal.entries import SELECT_FINISH, SELECT_TRIES, Batch, Entry
 from rolltape.tape.journal.fences import Fence, fences_in
-from rolltape.tape.journal.file import SELECT_FINISH, SELECT_TRIES, TABLES, Owner, described, writer_name
-from rolltape.tape.journal.ticks import Ticks
-from rolltape.tape.rundir import SCHEMA, RunDirectory, make_private_file, sync_directory
+from rolltape.tape.journal.file import Owner, described, make_journal, writer_name
+from rolltape.tape.rundir import RunDirectory
 from rolltape.tape.stored import Key
 
-_PAGES_BEFORE_CHECKPOINT = 4096  # 16 MiB: a checkpoint syncs, so fewer and larger ones cost less
+T = TypeVar("T")
+
 _KNOWN_CONTENTS = 32_768  # of the contents last used, 6 MB: one that comes back later is stored again
-
-
 _UNWRITABLE = (sqlite3.Error, OverflowError, ValueError, TypeError, MemoryError)
 
 
@@ -84,13 +88,13 @@ class Journal:
         self.writer = writer_name()
         self.path = run.journals / f"{self.writer}.sqlite"
         self.pid = os.getpid()
+        self._run = run.name
         self.next_rollout = 1
         self.new_session = itertools.count(1).__next__  # the key of another session
-        self.waits_for_disk = durability is Durability.POWER
-        self.ticks = Ticks(self)
+        self._waits_for_disk = durability is Durability.POWER
         self._owner = Owner(self.path)
         try:
-            self._connection = _made(self.path, run, self.writer, durability)
+            self._connection = make_journal(self.path, run, self.writer, waits_for_disk=self._waits_for_disk)
         except (sqlite3.Error, OSError) as error:
             self._owner.release()
             raise TapeWriteError(f"journal {self.path}: cannot be made: {error}") from error
@@ -102,7 +106,16 @@ class Journal:
         self._fences: dict[Key, Fence] = {}
         ((self._data_version,),) = self._connection.execute("PRAGMA data_version").fetchall()
         self._rows = {"rollouts": 0, "sessions": 0, "turns": 0, "ends": 0}
+        self._clock_lock = threading.Lock()  # taken last
+        self._last_ns = 0
+        self._due: asyncio.AbstractEventLoop | None = None  # the loop that is going to commit what is queued
         self._closed = False
+
+    def now_ns(self, after_ns: int = 0) -> int:
+        """A time later than all that this gave before, and than `after_ns`."""
+        with self._clock_lock:
+            self._last_ns = max(time.time_ns(), self._last_ns + 1, after_ns + 1)
+            return self._last_ns
 
     def append(self, *entries: Entry, rollout: Key | None = None) -> None:
         """Store entries together; returns when they are durable. See `submit`."""
@@ -152,10 +165,38 @@ class Journal:
             with self._commit_lock:
                 self._commit_queued()
 
-    @property
-    def has_queued(self) -> bool:
-        """Whether something was submitted that nobody has begun to write."""
-        return bool(self._queue)
+    def submit_async(
+        self, value: T, *entries: Entry, rollout: Key | None = None, after: Ticket | None = None
+    ) -> tuple[Ticket, asyncio.Future[T]]:
+        """As `submit`, from a coroutine: they are committed with all that its loop submits in this tick.
+
+        The future gives `value` when they are durable, or says why they could not be written. Cancelling it takes
+        nothing back.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        ticket = self.submit(*entries, rollout=rollout, after=after, settled=partial(_tell, future, value))
+        if self._due is not loop:
+            self._due = loop
+            loop.call_soon(self._commit_tick, loop)
+        return ticket, future
+
+    def _commit_tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._waits_for_disk:
+            loop.run_in_executor(None, self.flush).add_done_callback(lambda _: self._end_tick(loop))
+            return
+        # On the loop itself: a thread beside it would have to wait for its GIL after every statement.
+        try:
+            self.flush()
+        finally:
+            self._end_tick(loop)
+
+    def _end_tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Commit again what came while the disk was waited for, or was left by an interrupt."""
+        self._due = None
+        if self._queue:
+            self._due = loop
+            loop.call_soon(self._commit_tick, loop)
 
     def _commit_queued(self) -> None:
         waiting: list[Ticket] = []
@@ -175,7 +216,7 @@ class Journal:
         tickets = [ticket for ticket in tickets if not self._is_settled(ticket)]
         if not tickets:
             return True
-        batch = Batch(self._known, self._next_content, self.next_event)
+        batch = Batch(self._known, self._next_content, self.next_event, self.now_ns)
         try:
             for ticket in tickets:
                 for entry in ticket.entries:
@@ -208,6 +249,15 @@ class Journal:
             return False
         self._fences, self._data_version = fences_in(self._connection), version
         return True
+
+    def check_open(self, where: str) -> None:
+        """Raise ClosedError in a forked child of the process that writes this journal, and once it is closed."""
+        if self.pid != os.getpid():
+            raise ClosedError(
+                f"{where} was opened in process {self.pid}, this is its child {os.getpid()}; open a rollout here"
+            )
+        if self._closed:
+            raise ClosedError(f"{where}: the tape of run {self._run} is closed; open it again to record more")
 
     def refuse_taken(self, rollout: Key | None) -> None:
         """Raise TakenOverError for a rollout that another writer took over, as far as this one has noticed."""
@@ -267,27 +317,46 @@ class Journal:
             self._owner.release()
 
 
-def _made(path: Path, run: RunDirectory, writer: str, durability: Durability) -> sqlite3.Connection:
-    """A fresh journal. It gets its name when its tables are there, so no reader meets one without."""
-    fresh = path.with_suffix(".making")
-    make_private_file(fresh)
-    with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as making:
-        making.executescript("PRAGMA synchronous = OFF; BEGIN;" + TABLES)
-        about = {"schema": SCHEMA, "run": run.name, "writer": writer}
-        making.executemany("INSERT INTO about VALUES (?, ?)", about.items())
-        making.execute("COMMIT")
-        making.execute("PRAGMA journal_mode = WAL")
-    fresh.rename(path)
-    if durability is Durability.POWER:
-        # Before SQLite opens it: closing a file drops the locks that this process has on it.
-        with path.open("rb") as handle:
-            os.fsync(handle.fileno())
-        sync_directory(path.parent)
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
-    connection.execute("PRAGMA busy_timeout = 10000")
-    connection.execute(f"PRAGMA synchronous = {'FULL' if durability is Durability.POWER else 'NORMAL'}")
-    connection.execute(f"PRAGMA wal_autocheckpoint = {_PAGES_BEFORE_CHECKPOINT}")
-    connection.execute("PRAGMA cache_size = -8192")  # KiB
-    # From here on it has a log that is not empty, until it is closed in order: one without has lost it.
-    connection.execute("INSERT INTO about VALUES ('log', 'begun')")
-    return connection
+class OpenRollout:
+    """A rollout in the journal that it is recorded in: whoever adds to it asks here if it still may."""
+
+    def __init__(self, journal: Journal, row: int, key: Key) -> None:
+        self.journal = journal
+        self.row = row
+        self.key = key
+        self.ended: str | None = None  # the status that it ended with
+
+    def check(self, where: str) -> Journal:
+        """The journal to write to; refused once the rollout has ended or was taken over, and in a forked child."""
+        if self.ended is not None:
+            raise ClosedError(f"{where}: rollout {self.key[0]} (try {self.key[1]}) is {self.ended} already")
+        self.journal.refuse_taken(self.key)
+        self.journal.check_open(f"{where}: rollout {self.key[0]}")
+        return self.journal
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop of this thread; None: it runs none."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _tell(future: asyncio.Future[T], value: T, ticket: Ticket) -> None:
+    """Resolve a future from whichever thread settled its ticket."""
+    loop = future.get_loop()
+    if loop is running_loop():
+        _resolve(future, value, ticket.error)
+    else:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
+            loop.call_soon_threadsafe(_resolve, future, value, ticket.error)
+
+
+def _resolve(future: asyncio.Future[T], value: T, error: BaseException | None) -> None:
+    if future.done():  # cancelled
+        return
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)

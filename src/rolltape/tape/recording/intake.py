@@ -14,10 +14,20 @@ from rolltape.records.messages import Message, MessageChain, Role, Root
 from rolltape.records.plausible import implausible_in
 from rolltape.records.rollout import SessionHead
 from rolltape.records.turn import Delivery, Finish, Ids, LogprobKind, TokenChain, Turn, TurnFacts, TurnFlag
-from rolltape.tape.recording.arrays import as_side_arrays, as_whole_numbers
+from rolltape.tape.journal.entries import CodedTurn
 from rolltape.tape.recording.delta import DeltaCoder, Parent
-from rolltape.tape.recording.fields import TurnFields, as_items, as_member, as_settings, as_text
-from rolltape.tape.recording.reply import Sampled, as_sampled, ids_or_none
+from rolltape.tape.recording.fields import (
+    Sampled,
+    TurnFields,
+    as_items,
+    as_member,
+    as_sampled,
+    as_settings,
+    as_side_arrays,
+    as_text,
+    as_whole_numbers,
+    ids_or_none,
+)
 
 _FIELDS = frozenset(TurnFields.__annotations__)
 # Fields that are facts as they are, once they are checked.
@@ -26,16 +36,6 @@ _FACTS: dict[str, Callable[[Any, str], object]] = {
     **dict.fromkeys(("ended_at", "reward", "started_at"), as_float),
     **dict.fromkeys(("extra", "sampling", "sampling_asked"), as_settings),
 }
-
-
-class CodedTurn(msgspec.Struct, frozen=True):
-    """A turn and how it is coded: it keeps so many tokens and messages of an earlier turn of its session."""
-
-    turn: Turn
-    parent: int | None  # sequence number of that turn; None: it stands alone
-    keep_tokens: int
-    keep_messages: int
-    given_whole: bool
 
 
 class SessionIntake:

@@ -11,11 +11,9 @@ from rolltape.records.ids import session_id
 from rolltape.records.jsonable import as_float
 from rolltape.records.rollout import Event, EventKind, RolloutHead, SessionHead, Status, StopReason
 from rolltape.records.turn import LogprobKind
-from rolltape.tape.journal.entries import EndedRollout, LoggedEvent, StartedSession
-from rolltape.tape.journal.ticks import running_loop
-from rolltape.tape.journal.writing import Journal, Ticket
-from rolltape.tape.recording.arrays import as_ids
-from rolltape.tape.recording.fields import as_count, as_member, as_settings, as_text
+from rolltape.tape.journal.entries import EndedRollout, LoggedEvent, StartedSession, encode_event
+from rolltape.tape.journal.writing import Journal, OpenRollout, Ticket, running_loop
+from rolltape.tape.recording.fields import as_count, as_ids, as_member, as_settings, as_text
 from rolltape.tape.recording.intake import SessionIntake
 from rolltape.tape.recording.session import SessionRecorder
 from rolltape.tape.run import read
@@ -48,12 +46,10 @@ class RolloutRecorder:
         self.head = head
         self.reward_check: Callable[[float], None] | None = None  # refuses a reward that contradicts earlier ones
         self._writer = writer
-        self._journal = journal
-        self._row = row
+        self._open = OpenRollout(journal, row, head.key)
         self._first_event = journal.next_event
         self._lock = threading.RLock()
-        self._sessions = [SessionRecorder(self, key, intake) for key, intake in sessions]
-        self._ended: str | None = None
+        self._sessions = [SessionRecorder(writer, self._open, key, intake) for key, intake in sessions]
 
     @property
     def id(self) -> str:
@@ -74,10 +70,10 @@ class RolloutRecorder:
     def is_open(self) -> bool:
         """Whether it takes more turns here: it has not ended, and nobody took it over."""
         try:
-            self._journal.refuse_taken(self.head.key)
+            self._open.journal.refuse_taken(self._open.key)
         except TakenOverError:
             return False
-        return self._ended is None
+        return self._open.ended is None
 
     @property
     def sessions(self) -> tuple[SessionRecorder, ...]:
@@ -119,7 +115,7 @@ class RolloutRecorder:
             ordinal = len(self._sessions)
             own_id = session_id(self.id, self.try_index, ordinal)
             where = f"session {own_id}"
-            journal = self.open_journal(where)
+            journal = self._open.check(where)
             head = SessionHead(
                 id=own_id,
                 ordinal=ordinal,
@@ -140,8 +136,8 @@ class RolloutRecorder:
                 logprob_kind=logprob_kind,
             )
             key = journal.new_session()
-            journal.append(StartedSession(key, self._row, intake.head), rollout=self.head.key)
-            session = SessionRecorder(self, key, intake)
+            journal.append(StartedSession(key, self._open.row, intake.head), rollout=self._open.key)
+            session = SessionRecorder(self._writer, self._open, key, intake)
             self._sessions.append(session)
             return session
 
@@ -184,7 +180,7 @@ class RolloutRecorder:
             held.enter_context(self._lock)
             for session in self._sessions:  # a turn that is being recorded counts, or comes too late
                 held.enter_context(session.lock)
-            journal = self.open_journal(f"rollout {self.id}")
+            journal = self._open.check(f"rollout {self.id}")
             if any(session.is_writing for session in self._sessions):
                 journal.flush()  # turns of coroutines that are on their way count, or are refused
             data: dict[str, Any] = {"status": status.value}
@@ -197,27 +193,27 @@ class RolloutRecorder:
             finish = self.encode_event(EventKind.FINISH, data)
             scored = None
             if score is not None:
-                scored = self._writer.encode_event(EventKind.SCORE, self.head.key, score, after_ns=after_ns)
-            journal.append(EndedRollout(self._row, finish, scored), rollout=self.head.key)
-            self._ended = status.value
-            self._writer.ended(self.head, self._row, self._first_event)
+                scored = encode_event(EventKind.SCORE, self._open.key, score, after_ns=after_ns)
+            journal.append(EndedRollout(self._open.row, finish, scored), rollout=self._open.key)
+            self._open.ended = status.value
+            self._writer.ended(self.head, self._open.row, self._first_event)
 
     def encode_event(self, kind: EventKind, data: dict[str, Any]) -> LoggedEvent:
         """An event about this rollout, for `append_event`."""
-        return self._writer.encode_event(kind, self.head.key, data)
+        return encode_event(kind, self._open.key, data)
 
     def append_event(self, event: LoggedEvent, after: Ticket | None = None) -> Ticket:
         """Append an event while the rollout is open: durable when this returns, on an event loop with the tick.
 
         If `after` was refused it is refused too; on an event loop only the ticket tells.
         """
-        journal = self.open_journal("an event")
+        journal = self._open.check("an event")
         if running_loop() is not None:
-            ticket, future = journal.ticks.submit(None, event, rollout=self.head.key, after=after)
+            ticket, future = journal.submit_async(None, event, rollout=self._open.key, after=after)
             # Nobody awaits it, and asyncio would complain of an error that nobody looked at; the ticket keeps it.
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
         else:
-            ticket = journal.submit(event, rollout=self.head.key, after=after)
+            ticket = journal.submit(event, rollout=self._open.key, after=after)
             journal.wait(ticket)
         return ticket
 
@@ -232,25 +228,13 @@ class RolloutRecorder:
                 session.settle()
         return tuple(session.turn_count for session in self._sessions)
 
-    def let_go(self) -> None:
-        """Forget the sessions of a rollout that has ended: they hold it, and would wait for the garbage collector."""
-        if self._ended is not None:
-            self._sessions.clear()
-
-    def open_journal(self, where: str) -> Journal:
-        """The journal to write to, if this rollout may still be written to from here."""
-        if self._ended is not None:
-            raise ClosedError(f"{where}: rollout {self.id} (try {self.try_index}) is {self._ended} already")
-        self._journal.refuse_taken(self.head.key)
-        return self._writer.check_journal(self._journal, f"{where}: rollout {self.id}")
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._ended is not None:
+        if self._open.ended is not None:
             return
         if error is None:
             self.fail("left without a finish")

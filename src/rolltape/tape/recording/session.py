@@ -5,17 +5,16 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Unpack
 
-from rolltape.errors import RecordError
-from rolltape.records.rollout import SessionHead
-from rolltape.records.turn import Finish, Turn
-from rolltape.tape.journal.entries import RecordedTurn, facts_json
-from rolltape.tape.journal.file import MAX_TURNS
-from rolltape.tape.journal.writing import Journal, Ticket
-from rolltape.tape.recording.fields import TurnFields
-from rolltape.tape.recording.intake import CodedTurn, SessionIntake, weight_versions
+from rolltape.errors import NoSuchRollout, RecordError
+from rolltape.records.rollout import EventKind, SessionHead
+from rolltape.records.turn import Delivery, Finish, Turn
+from rolltape.tape.journal.entries import MAX_TURNS, CodedTurn, LoggedEvent, RecordedTurn, encode_event, facts_json
+from rolltape.tape.journal.writing import Journal, OpenRollout, Ticket
+from rolltape.tape.recording.fields import TurnFields, as_member
+from rolltape.tape.recording.intake import SessionIntake, weight_versions
 
 if TYPE_CHECKING:
-    from rolltape.tape.recording.rollout import RolloutRecorder
+    from rolltape.tape.recording.writer import TapeWriter
 
 
 class SessionRecorder:
@@ -34,8 +33,9 @@ class SessionRecorder:
         )
     """
 
-    def __init__(self, rollout: "RolloutRecorder", key: int, intake: SessionIntake) -> None:
+    def __init__(self, writer: "TapeWriter", rollout: OpenRollout, key: int, intake: SessionIntake) -> None:
         """`key` is the session's in the journal. Turns that the intake has already are on the tape."""
+        self._writer = writer
         self._rollout = rollout
         self._key = key
         self._intake = intake  # its last turns, one per ticket that is not settled, may yet be refused
@@ -139,7 +139,7 @@ class SessionRecorder:
         """
         with self.lock:
             journal, coded, entry = self._coded(finish=finish, **fields)
-            ticket = journal.submit(entry, rollout=self._rollout.head.key, after=self._last_ticket())
+            ticket = journal.submit(entry, rollout=self._rollout.key, after=self._last_ticket())
             self._expect(coded, ticket)
             try:
                 journal.wait(ticket)
@@ -160,16 +160,34 @@ class SessionRecorder:
         """
         with self.lock:
             journal, coded, entry = self._coded(finish=finish, **fields)
-            ticket, future = journal.ticks.submit(
-                coded.turn, entry, rollout=self._rollout.head.key, after=self._last_ticket()
+            ticket, future = journal.submit_async(
+                coded.turn, entry, rollout=self._rollout.key, after=self._last_ticket()
             )
             self._expect(coded, ticket)
             return future
 
+    def mark_delivered_async(self, turn: Turn, delivery: Delivery | str = Delivery.DELIVERED) -> asyncio.Future[None]:
+        """As `Tape.mark_delivered_async`, for a turn of this session."""
+        if turn.session != self.id:
+            raise NoSuchRollout(f"turn {turn.id}: not a turn of session {self.id}; give one that was recorded here")
+        if self._rollout.ended is not None:
+            return self._writer.submit_delivery(turn.id, delivery)
+        event = self.encode_delivery(turn.id, delivery)
+        self._rollout.journal.check_open(f"turn {turn.id}: its rollout")
+        return self._rollout.journal.submit_async(None, event, rollout=self._rollout.key)[1]
+
+    def encode_delivery(self, turn_id: str, delivery: Delivery | str) -> LoggedEvent:
+        """The event that says whether the reply of a turn arrived, while the rollout is open.
+
+        No other process serves it then: there are no events of others that this one must come after.
+        """
+        data = {"delivery": as_member(Delivery, delivery, f"turn {turn_id}").value}
+        return encode_event(EventKind.DELIVERY, self._rollout.key, data, turn=turn_id)
+
     def _coded(self, **fields: Any) -> tuple[Journal, CodedTurn, RecordedTurn]:
         self.settle()
         where = f"turn {self.id}.{len(self._intake.turns)}"
-        journal = self._rollout.open_journal(where)
+        journal = self._rollout.check(where)
         if len(self._intake.turns) >= MAX_TURNS:
             raise RecordError(f"{where}: a session holds {MAX_TURNS} turns; open another one")
         coded = self._intake.code(**fields)

@@ -15,7 +15,7 @@ from rolltape.errors import ClosedError, DamagedTapeError
 from rolltape.records.rollout import EventKind, Rollout
 from rolltape.records.rollout_summary import RolloutSummary
 from rolltape.tape.index.loading import rebuilt
-from rolltape.tape.journal.entries import LoggedEvent, event_body
+from rolltape.tape.journal.entries import encode_event
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.journal.writing import Journal
 from rolltape.tape.stored import Key
@@ -108,5 +108,4 @@ class SummaryThread:
         if problems:
             raise DamagedTapeError(str(problems[0]))
         data = msgspec.to_builtins(self._summarize(rollout)) | {"covers": max(one.order_text for one in events)}
-        body = event_body(time.time_ns(), EventKind.SUMMARY.value, *head.key, None, None, data)
-        self._journal.append(LoggedEvent(body), rollout=head.key)
+        self._journal.append(encode_event(EventKind.SUMMARY, head.key, data), rollout=head.key)

@@ -11,9 +11,10 @@ from rolltape.records.messages import Root
 from rolltape.records.rollout import EarlierParts, RolloutHead, Session
 from rolltape.tape.contents import SourceContents
 from rolltape.tape.index.loading import rebuilt
+from rolltape.tape.journal.entries import CodedTurn
 from rolltape.tape.journal.fences import Fence, JournalPart, find_part, load_part, take_part
 from rolltape.tape.journal.writing import Journal
-from rolltape.tape.recording.intake import CodedTurn, SessionIntake, weight_versions
+from rolltape.tape.recording.intake import SessionIntake, weight_versions
 from rolltape.tape.rundir import RunDirectory
 from rolltape.tape.shards.reading import ShardSource
 from rolltape.tape.stored import HeldRollout, Key, StoredSession, join_sessions

@@ -131,7 +131,7 @@ class Tape:
         tags, extra = as_tags(tags, where), as_settings(extra, f"{where}: extra")
         writer = self._writer
         with writer.lock, locked(self.directory.path, wait_s=_WAIT_FOR_RUN_S if resume else None):
-            writer.journal()
+            journal = writer.journal()
             tries = writer.launch.tries(own_id)
             resumed = tries[-1] if tries and try_index is None else try_index
             if resume and resumed is not None and resumed in tries:
@@ -159,22 +159,22 @@ class Tape:
                     task=task,
                     tags=tags,
                     extra=extra,
-                    started_at_ns=writer.now_ns(),
+                    started_at_ns=journal.now_ns(),
                 )
             )
 
     def _take_over(self, key: Key, *, force: bool) -> RolloutRecorder | None:
         """A rollout that another process left, to go on with; None: it has ended."""
-        launch = self._writer.launch
+        launch, journal = self._writer.launch, self._writer.journal()
 
         def shards() -> list[ShardSource]:
             launch.tries(key[0])
             return launch.shards_holding(key[0])
 
-        taken = take_over(self.directory, self._writer.journal(), key, shards, force=force)
+        taken = take_over(self.directory, journal, key, shards, force=force)
         if taken is None:
             return None
-        self._writer.now_ns(launch.latest_ns(key[0]))  # events from now on come after those of the earlier writers
+        journal.now_ns(launch.latest_ns(key[0]))  # events from now on come after those of the earlier writers
         return self._writer.start(taken.head, taken.sessions)
 
     def score(
@@ -245,8 +245,7 @@ class Tape:
 
     def mark_delivered_async(self, turn_id: str, delivery: Delivery | str = Delivery.DELIVERED) -> asyncio.Future[None]:
         """As `mark_delivered`, from a coroutine. The future is done when it is durable, and need not be awaited."""
-        journal, events, rollout = self._writer.encode_delivery(turn_id, delivery)
-        return journal.ticks.submit(None, *events, rollout=rollout)[1]
+        return self._writer.submit_delivery(turn_id, delivery)
 
     def next_try(self, rollout_id: str) -> int:
         """The number that another try of a rollout would have; 0 if there is none of it so far."""

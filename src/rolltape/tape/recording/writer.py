@@ -1,9 +1,9 @@
-"""What a tape and its rollouts write through: the journal of this process, its clock, and which rollouts are open."""
+"""What a tape and its rollouts write through: the journal of this process, and which rollouts are open."""
 
+import asyncio
 import contextlib
 import os
 import threading
-import time
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from rolltape.records.ids import TurnPlace, parse_turn_id, parse_turn_of
 from rolltape.records.rollout import EventKind, RolloutHead
 from rolltape.records.turn import Delivery
 from rolltape.tape.index.launch import LaunchCheck
-from rolltape.tape.journal.entries import LoggedEvent, NewEvent, StartedRollout, StartedSession, event_body
+from rolltape.tape.journal.entries import LoggedEvent, NewEvent, StartedRollout, StartedSession, encode_event
 from rolltape.tape.journal.writing import Durability, Journal
 from rolltape.tape.recording.fields import as_count, as_member, as_text
 from rolltape.tape.recording.intake import SessionIntake
@@ -41,9 +41,7 @@ class TapeWriter:
         self.durability = durability
         self._summarize = summarize
         self.lock = threading.RLock()
-        self._clock_lock = threading.Lock()  # taken last: rollouts take it while they hold their own
         self._open: dict[Key, RolloutRecorder] = {}
-        self._last_ns = 0
         self._closed = False
         self._begin_journal()
         _writers.add(self)
@@ -63,16 +61,6 @@ class TapeWriter:
             _parents.append((self._journal, self.launch))
             self._begin_journal()
         return self._journal
-
-    def check_journal(self, journal: Journal, where: str) -> Journal:
-        """The journal that a rollout was opened in, if this process may write to it."""
-        if journal.pid != os.getpid():
-            raise ClosedError(
-                f"{where} was opened in process {journal.pid}, this is its child {os.getpid()}; open a rollout here"
-            )
-        if self._closed:
-            raise ClosedError(f"{where}: the tape of run {self.directory.name} is closed; open it again to record more")
-        return journal
 
     def start(self, head: RolloutHead, sessions: Sequence[SessionIntake] = ()) -> RolloutRecorder:
         """Record that a rollout begins, or goes on here with the sessions that it has."""
@@ -105,36 +93,16 @@ class TapeWriter:
                 self._closed = True
                 self._closer()
 
-    def now_ns(self, after_ns: int = 0) -> int:
-        """A time later than all that this gave before, and than `after_ns`."""
-        with self._clock_lock:
-            self._last_ns = max(time.time_ns(), self._last_ns + 1, after_ns + 1)
-            return self._last_ns
-
     def latest_ns(self, rollout: str) -> int:
         """The time of the latest event of a rollout by another writer, if that is to come by our clock; else 0."""
         with self.lock:
             return 0 if self._closed or self._journal.pid != os.getpid() else self.launch.latest_ns(rollout)
 
-    def encode_event(
-        self,
-        kind: EventKind,
-        key: Key | None,
-        data: dict[str, Any],
-        *,
-        turn: str | None = None,
-        by: str | None = None,
-        after_ns: int = 0,
-    ) -> LoggedEvent:
-        """An event about a rollout, or (None) the run, that comes after all that this process made before."""
-        rollout, try_index = key or (None, None)
-        return LoggedEvent(event_body(self.now_ns(after_ns), kind.value, rollout, try_index, turn, by, data))
-
     def encode_run_event(self, kind: EventKind, data: dict[str, Any]) -> EncodedEvents:
         """An event about the run as a whole, after all others about it."""
         with self.lock:
             journal = self.journal()
-            return EncodedEvents(journal, [self.encode_event(kind, None, data, after_ns=self.launch.latest_ns(None))])
+            return EncodedEvents(journal, [encode_event(kind, None, data, after_ns=self.launch.latest_ns(None))])
 
     def encode_all(self, events: Iterable[NewEvent]) -> EncodedEvents:
         """Many events at once: other writers' are looked for once, which costs much less than one by one."""
@@ -160,20 +128,25 @@ class TapeWriter:
             if turn is not None:
                 self._check_turn(turn)
             encoded = [
-                self.encode_event(kind, (rollout, one), data, turn=turn_id, by=by, after_ns=after_ns) for one in tries
+                encode_event(kind, (rollout, one), data, turn=turn_id, by=by, after_ns=after_ns) for one in tries
             ]
             return EncodedEvents(journal, encoded, turn.key if turn and kind is EventKind.DELIVERY else None)
 
     def encode_delivery(self, turn_id: str, delivery: Delivery | str) -> EncodedEvents:
         """The event that says whether a turn's reply arrived."""
-        data = {"delivery": as_member(Delivery, delivery, f"turn {turn_id}").value}
         turn = parse_turn_id(turn_id)
-        if turn.key not in self._open:
+        recorder = self._open.get(turn.key)
+        if recorder is None:
+            data = {"delivery": as_member(Delivery, delivery, f"turn {turn_id}").value}
             return self.encode(NewEvent(EventKind.DELIVERY, turn.rollout, data, turn=turn.id))
-        # While a rollout is open here no other process serves it: there are no events of others to look for.
         self._check_turn(turn)
-        journal = self.journal()
-        return EncodedEvents(journal, [self.encode_event(EventKind.DELIVERY, turn.key, data, turn=turn.id)], turn.key)
+        event = recorder.sessions[turn.ordinal].encode_delivery(turn.id, delivery)
+        return EncodedEvents(self.journal(), [event], turn.key)
+
+    def submit_delivery(self, turn_id: str, delivery: Delivery | str) -> asyncio.Future[None]:
+        """Append such an event from a coroutine; the future is done when it is durable."""
+        journal, events, rollout = self.encode_delivery(turn_id, delivery)
+        return journal.submit_async(None, *events, rollout=rollout)[1]
 
     def _tries_of(self, kind: EventKind, rollout: str, try_index: int | None) -> list[int]:
         """The tries that an event is about: a reward or a trace is about the one that counts."""
@@ -203,7 +176,6 @@ class TapeWriter:
     def leave_to_parent(self) -> None:
         """In a forked child: leave all that is the parent's, so that the first write makes a journal of the child's."""
         self.lock = threading.RLock()
-        self._clock_lock = threading.Lock()
         self._open = {}
 
 

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import DamagedTapeError
-from rolltape.tape.journal.file import TABLES, log_of, try_to_open
+from rolltape.tape.journal.entries import TABLES
+from rolltape.tape.journal.file import log_of, try_to_open
 
 _PROBES_PER_HOLE = 512
 _HEADER = 32

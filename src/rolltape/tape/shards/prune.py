@@ -10,7 +10,7 @@ from rolltape.errors import TapeError
 from rolltape.records.rollout import EventKind, RolloutHead
 from rolltape.tape.contents import RunContents, SourceContents, open_contents
 from rolltape.tape.index.loading import pruned_of, without
-from rolltape.tape.journal.entries import event_body
+from rolltape.tape.journal.entries import encode_event
 from rolltape.tape.rundir import RunDirectory, locked
 from rolltape.tape.shards.reading import ShardSource
 from rolltape.tape.shards.seal import seal, shard_id
@@ -128,7 +128,7 @@ def _said(pruned: list[HeldRollout], what: str, writer: str) -> list[StoredEvent
     for sequence, held in enumerate(pruned):
         counts = held.counts
         data = {"pruned": what, "turns": sum(counts.turns), "sampled_tokens": counts.sampled_tokens}
-        body = event_body(time.time_ns(), EventKind.PRUNE.value, *held.key, None, None, data)
+        body = encode_event(EventKind.PRUNE, held.key, data).body(time.time_ns())
         events.append(decoded_event(writer, sequence, body))
     return events
 
