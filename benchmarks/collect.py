@@ -13,7 +13,7 @@ import rolltape
 from benchmarks.collecting import EARLY, GROUP, IN_FLIGHT, TURNS
 from benchmarks.figures import Figure, main
 from benchmarks.finished import make_finished, task_file
-from benchmarks.gateway import served
+from benchmarks.gateway_load import served
 from rolltape.collect.settings import CollectSettings
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.tiny import shipped_model
@@ -26,7 +26,7 @@ def figures(rollouts: int = 100_000) -> Iterable[Figure]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         with served([sys.executable, "-m", "benchmarks.instant", _reply_ids()]) as engine:
-            yield from _flight_figures(folder, engine)
+            yield from _flight_figures(folder, engine.url)
         yield from _listing_figures(folder)
         yield from resume_figures(folder, rollouts)
 

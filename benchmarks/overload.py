@@ -21,7 +21,7 @@ import aiohttp
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.gateway import served
+from benchmarks.gateway_load import served
 from rolltape.tiny import shipped_model
 
 _ADMIN_KEY = "benchmark"
@@ -76,16 +76,15 @@ def figures() -> Iterable[Figure]:
     """The latest answer of `/health` under each attack, with the attacker in a process of its own."""
     engine = [sys.executable, "-m", "benchmarks.instant", "1,2,3", str(_CONTEXT)]
     run = Path(tempfile.mkdtemp()) / "run"
-    with served(engine) as engine_url:
-        command = [sys.executable, "-m", "rolltape.cli", "serve", str(run), "--engine", f"sglang:{engine_url}"]
+    with served(engine) as behind:
+        command = [sys.executable, "-m", "rolltape.cli", "serve", str(run), "--engine", f"sglang:{behind.url}"]
         options = ["--model", str(shipped_model()), "--port", "0", "--admin-key", _ADMIN_KEY]
-        with served([*command, *options], pid_file=run.parent / "pid") as url:
-            pid = int((run.parent / "pid").read_text())
-            yield _figure("nothing", asyncio.run(_probe(url)), pid)
+        with served([*command, *options]) as gateway:
+            yield _figure("nothing", asyncio.run(_probe(gateway.url)), gateway.pid)
             for name, attack in ATTACKS.items():
-                with _attacker(url, name):
-                    took = asyncio.run(_probe(url))
-                yield _figure(attack.what, took, pid)
+                with _attacker(gateway.url, name):
+                    took = asyncio.run(_probe(gateway.url))
+                yield _figure(attack.what, took, gateway.pid)
     shutil.rmtree(run.parent)
 
 
