@@ -15,7 +15,6 @@ from rolltape.export.files import json_line
 from rolltape.export.schema import SAMPLE, RowKind
 from rolltape.gateway.gateway import Gateway
 from rolltape.records.rollout import Status
-from scripted_engine import Asked
 
 APIS = list(Api)
 
@@ -244,30 +243,6 @@ async def test_without_a_session_the_error_says_how_to_open_one(run: Path, api: 
             assert "sk-wrong" not in answer.error
 
 
-async def test_an_open_gateway_gives_each_key_a_session(run: Path) -> None:
-    def reply(asked: Asked) -> str:
-        return "ok"
-
-    async with rig(run, reply, open=True) as it:
-        for key in ("a", "b", "a"):
-            answer = await it.call("POST", "/v1/chat/completions", body_of(Api.CHAT, "hello"), x_api_key=key)
-            assert answer.status == 200
-        keyless = await it.call("POST", "/v1/chat/completions", body_of(Api.CHAT, "hello"))
-        assert keyless.status == 200
-        assert len(it.gateway.service.sessions) == 3
-    rollouts = list(rolltape.read(run).rollouts())
-    assert sorted(len(rollout.turns) for rollout in rollouts) == [1, 1, 2]
-    assert {rollout.outcome.status for rollout in rollouts} == {Status.FINISHED}
-
-
-async def test_an_open_gateway_tells_agents_of_one_key_apart_by_the_session_that_they_name(run: Path) -> None:
-    async with rig(run, lambda _: "ok", open=True) as it:
-        for name in ("x", "y", "x"):
-            path, body = PATHS[Api.CHAT], body_of(Api.CHAT, "hello")
-            assert (await it.call("POST", path, body, x_api_key="same", session_id=name)).status == 200
-        assert len(it.gateway.service.sessions) == 2
-
-
 async def test_a_rollout_that_nobody_finished_has_failed_with_the_gateway(run: Path) -> None:
     async with rig(run) as it:
         opened = await it.open()
@@ -309,7 +284,7 @@ def _state(gateway: Gateway) -> dict[str, int]:
     held: dict[str, Sized] = {
         "sessions": service.sessions._by_id,
         "keys": service.sessions._by_key,
-        "unasked": service._unasked,
+        "open sessions": service.open_sessions,
         "engines": service.pool._of_session,
         "in flight": service.weights._in_flight,
         "rollouts": service.tape._writer._open,

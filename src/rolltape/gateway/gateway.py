@@ -1,5 +1,6 @@
 """The gateway as a library: `async with rolltape.Gateway(engine=…, model=…, tape=…) as gateway`."""
 
+import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -167,6 +168,11 @@ class Gateway:
             version=facts.version,
         )
         stack.push_async_callback(self.service.close)
+        if settings.open:
+            ending = asyncio.ensure_future(
+                self.service.open_sessions.end_idle(self.service.finish, settings.open_idle_s)
+            )
+            stack.callback(ending.cancel)
         directory = tape.directory.path
         keeps = settings.keep_admin_key and settings.admin_key is None
         self.admin_key = settings.admin_key or (keep_admin_key(directory) if keeps else make_admin_key())

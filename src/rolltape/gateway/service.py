@@ -2,19 +2,18 @@
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import time
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from rolltape.errors import BadRequest, NotAllowed, PolicyError, RecordError, SessionEnded, TapeError
+from rolltape.errors import BadRequest, PolicyError, RecordError, SessionEnded, TapeError
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.finished import Ending, rollout_of
 from rolltape.gateway.metrics import Metrics
+from rolltape.gateway.open_sessions import OpenSessions
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.gateway.sessions import OF_ROLLOUT, OpenSession, Sessions, SessionSpec
 from rolltape.gateway.settings import GatewaySettings
@@ -32,7 +31,6 @@ log = logging.getLogger("rolltape.gateway")
 _MOST_REFUSALS = 32  # that are recorded of one session
 _REASON = 2000  # characters
 _MOST_IGNORED = 20  # parameters that the status lists
-_HOW_TO_OPEN = "no session: POST /sessions opens one and returns its key, or start the gateway with --open"
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -86,8 +84,7 @@ class Service:
         self.metrics.gauge("paused", "1 while weights are changed", lambda: float(self.weights.paused))
         self.draining = False
         self._hurried = False
-        self._opened = itertools.count()
-        self._unasked: dict[str, OpenSession] = {}  # those that came to be by a request alone
+        self.open_sessions = OpenSessions(self.turns, self.open_session)
         self._rewarded: dict[str, Ending] = {}  # by rollout: what a session was finished with before the last one
 
     def open_session(self, spec: SessionSpec) -> OpenSession:
@@ -123,22 +120,6 @@ class Service:
             return self.tape.rollout(model=self.model_name, **given)
         except RecordError as error:
             raise BadRequest(str(error)) from error
-
-    def find_session(self, key: str | None, headers: Mapping[str, str]) -> OpenSession:
-        """The session that a request belongs to; raises NotAllowed, or SessionEnded."""
-        session = None if key is None else self.sessions.of_key(key)
-        if session is not None:
-            return session
-        if not self.settings.open:
-            raise NotAllowed(_HOW_TO_OPEN if key is None else f"that key opens nothing here; {_HOW_TO_OPEN}")
-        # One session for each client that names itself, so that two agents do not share a conversation.
-        name = "/".join(part for part in (key, headers.get("session-id"), headers.get("x-session-id")) if part)
-        known = self._unasked.get(name)
-        if known is None or known.ended is not None:
-            count = next(self._opened)
-            spec = SessionSpec(task_id="open", source="unasked", attempt=count, new_try=True)
-            known = self._unasked[name] = self.open_session(spec)
-        return known
 
     async def finish(self, session_id: str, ending: Ending) -> Finished:
         """End a session, and with the last one its rollout: turns in flight are waited for, then interrupted."""
@@ -206,7 +187,7 @@ class Service:
         self.pool.release(session.id)
         session.recent.clear()
         session.history.close()
-        self._unasked = {name: one for name, one in self._unasked.items() if one is not session}
+        self.open_sessions.forget(session)
 
     def status(self) -> dict[str, Any]:
         """The figures of `rolltape status`, as JSON."""
@@ -256,11 +237,11 @@ class Service:
     async def close(self) -> None:
         """End every session that is still open: rollouts nobody finished have failed."""
         await self.drain()
-        unasked = list(self._unasked.values())
         for session in self.sessions:
+            is_open = session in self.open_sessions
             self._leave(session)
             if session.rollout.is_open and not self.sessions.of_rollout(session.rollout.id):
-                if session in unasked:
+                if is_open:
                     session.rollout.finish(reason="ended with the gateway")
                 else:
                     session.rollout.fail("the gateway ended before it was finished")

@@ -119,6 +119,7 @@ class OpenSession:
         self.history = History(tool_ids_matter=recorder.head.tool_ids_matter)
         self.work = SessionWork()
         self.opened_at = time.time()
+        self.used_at = time.monotonic()  # when a turn last began or ended
         self.turns = 0  # begun, auxiliary ones aside
         self.task_instructions: str | None = None  # system messages of the first of them; None: there is none yet
         self.refused_turns = 0  # above the cap
@@ -154,10 +155,12 @@ class OpenSession:
             self.turns += 1
         self._in_flight.add(turn)
         self._idle.clear()
+        self.used_at = time.monotonic()
 
     def end(self, turn: GatewayTurn) -> None:
         """Note that a turn has ended, and that its reply was delivered or could not be."""
         self._in_flight.discard(turn)
+        self.used_at = time.monotonic()
         if not self._in_flight:
             self._idle.set()
 

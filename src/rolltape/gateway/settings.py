@@ -34,7 +34,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     public_url: str | None = None  # by which agents reach it; None: its own address
     admin_key: str | None = None  # None: one is made; off loopback it must be given
     keep_admin_key: bool = False  # one that is made: in the run, where `rolltape status` finds it; else in memory
-    open: bool = False  # requests without a session get one
+    open: bool = False  # requests without a session get one, by what they say and by the conversation they go on with
+    open_idle_s: float = 600.0  # after which a session that a request opened is finished, without a reward
     model_name: str | None = None  # in /v1/models; None: the engine's, or the folder's
     renderer: str | None = None  # None: resolved from the model's folder
     thinking: bool | None = None  # None: as the agent asks, else as the model's template has it

@@ -22,7 +22,12 @@ def serve(
             envvar="ROLLTAPE_ADMIN_KEY",
         ),
     ] = None,
-    open_: Annotated[bool, option("--open", "Accept requests without a session: each API key gets its own.")] = False,
+    open_: Annotated[
+        bool, option("--open", "Accept requests without a session: by headers, or one per conversation.")
+    ] = False,
+    open_idle_s: Annotated[
+        float, option("--open-idle SECONDS", "With --open: idle time after which a session is finished.", min=1)
+    ] = 600.0,
     drain_s: Annotated[float, option("--drain SECONDS", "Time for turns in flight to finish at shutdown.")] = 30.0,
     engines: EngineOptions,
     model: Annotated[
@@ -66,6 +71,7 @@ def serve(
         admin_key=admin_key or None,
         keep_admin_key=True,
         open=open_,
+        open_idle_s=open_idle_s,
         model_name=engines.served_model_name,
         renderer=engines.renderer,
         thinking=thinking,

@@ -1,4 +1,4 @@
-"""The HTTP routes that agents call: those of every dialect, below `/` and below `/s/{key}`."""
+"""The HTTP routes that agents call: those of every dialect, below `/`, `/s/{key}` and `/with/{identity}`."""
 
 import asyncio
 import logging
@@ -8,7 +8,8 @@ from typing import cast
 
 from aiohttp import web
 
-from rolltape.errors import EngineFailed, GatewayError, PromptTooLong, RolltapeError, SessionEnded
+from rolltape.errors import EngineFailed, GatewayError, NotAllowed, PromptTooLong, RolltapeError, SessionEnded
+from rolltape.gateway.open_sessions import read_identity
 from rolltape.gateway.request import INLINE_BYTES, ChatRequest
 from rolltape.gateway.server.guard import GatewayGuard
 from rolltape.gateway.server.limits import check_request_size, check_structure, read_body
@@ -25,6 +26,9 @@ log = logging.getLogger("rolltape.gateway")
 # What is known of a request, for whoever answers and logs it if it fails.
 DIALECT: web.RequestKey[Dialect] = web.RequestKey("dialect", Dialect)
 SESSION: web.RequestKey[str] = web.RequestKey("session", str)
+
+_PREFIXES = ("", "/s/{key}", "/with/{identity}")
+_HOW_TO_OPEN = "no session: POST /sessions opens one and returns its key, or start the gateway with --open"
 
 Handler = Callable[[Dialect, web.Request], Awaitable[web.StreamResponse]]
 
@@ -48,14 +52,20 @@ class Agents:
         for dialect in DIALECTS:
             for route in dialect.routes:
                 method, handler = answers[route.answers]
-                found += [method(prefix + route.path, partial(handler, dialect)) for prefix in ("", "/s/{key}")]
+                found += [method(prefix + route.path, partial(handler, dialect)) for prefix in _PREFIXES]
         return found
 
     async def _turn(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
         """Take a turn, send its reply, and record whether it was delivered."""
-        session = self._session(dialect, http)
-        request = await self._read(http, session, partial(dialect.read, headers=http.headers, path=http.match_info))
-        turn = await self._service.turns.submit(session, request, http.headers)
+        read = partial(dialect.read, headers=http.headers, path=http.match_info)
+        session, key = self._find_session(dialect, http)
+        request = await self._read(http, session, key, read)
+        if session is None:
+            identity = read_identity(http.headers, http.match_info.get("identity"), request.metadata)
+            session = await self._service.open_sessions.find(key, identity, request, says_retry=_says_retry(http))
+            http[SESSION] = session.id
+        session.overflowed = False
+        turn = await self._service.turns.submit(session, request, says_retry=_says_retry(http))
         turn.join()
         delivery = Delivery.UNDELIVERED
         try:
@@ -70,7 +80,7 @@ class Agents:
             turn.leave()
 
     async def _whole(self, dialect: Dialect, http: web.Request, turn: GatewayTurn) -> web.StreamResponse:
-        await _ended(turn)
+        await self._ended(turn)
         headers = {**_headers(turn, turn.recorded.ignored_params), "x-rolltape-turn": turn.recorded.id}
         if turn.recorded.facts.flags:
             headers["x-rolltape-flags"] = ",".join(turn.recorded.facts.flags)
@@ -99,7 +109,7 @@ class Agents:
                     sent = shown
                 elif not (await asyncio.wait({changed}, timeout=self._service.settings.keepalive_s))[0]:
                     await response.write(stream.keepalive())
-            await _ended(turn)
+            await self._ended(turn)
             if not all(map(str.startswith, turn.shown, sent)):
                 log.error("turn %s: its reply does not begin as it was streamed", turn.recorded.id)
                 raise EngineFailed("the reply does not begin as it was streamed")
@@ -114,58 +124,72 @@ class Agents:
         return response
 
     async def _count(self, dialect: Dialect, http: web.Request) -> web.Response:
-        session = self._session(dialect, http)
         counter = cast("CountsTokens", dialect)
-        request = await self._read(http, session, partial(counter.read_counting, path=http.match_info))
-        turn = GatewayTurn(session, request)
-        await self._service.turns.prompt(turn)
-        return web.Response(body=counter.counted(turn.prompt_tokens), content_type="application/json")
+        session, key = self._find_session(dialect, http)
+        request = await self._read(http, session, key, partial(counter.read_counting, path=http.match_info))
+        tokens = await self._service.turns.count(session, request)
+        return web.Response(body=counter.counted(tokens), content_type="application/json")
 
     async def _models(self, dialect: Dialect, http: web.Request) -> web.Response:
-        self._session(dialect, http)
+        self._find_session(dialect, http)
         body = cast("ListsModels", dialect).models([self._service.model_name])
         return web.Response(body=body, content_type="application/json")
 
     async def _model(self, dialect: Dialect, http: web.Request) -> web.Response:
-        self._session(dialect, http)
+        self._find_session(dialect, http)
         body = cast("ListsModels", dialect).model(http.match_info["model"])
         return web.Response(body=body, content_type="application/json")
 
-    def _session(self, dialect: Dialect, http: web.Request) -> OpenSession:
-        """The session of a request; errors from here on are written in the form of `dialect`."""
-        http[DIALECT] = dialect
-        if self._service.settings.open:
-            self._guard.admit_local(http)
-        key = http.match_info.get("key") or dialect.find_key(http.headers, http.query)
-        session = self._service.find_session(key, http.headers)
-        http[SESSION] = session.id
-        return session
+    def _find_session(self, dialect: Dialect, http: web.Request) -> tuple[OpenSession | None, str | None]:
+        """The session that a request's key opens, and the key. None, where requests open sessions by themselves.
 
-    async def _read(self, http: web.Request, session: OpenSession, read: Callable[[bytes], ChatRequest]) -> ChatRequest:
-        """Parse a request; raises BadRequest, also for one that is beyond the limits."""
-        settings, context = self._service.settings, self._service.turns.context_of(session)
+        Errors from here on are written in the form of the dialect.
+        """
+        http[DIALECT] = dialect
+        key = http.match_info.get("key") or dialect.find_key(http.headers, http.query)
+        session = None if key is None else self._service.sessions.of_key(key)
+        if session is not None:
+            http[SESSION] = session.id
+        elif self._service.settings.open:
+            self._guard.admit_local(http)
+        else:
+            raise NotAllowed(_HOW_TO_OPEN if key is None else f"that key opens nothing here; {_HOW_TO_OPEN}")
+        return session, key
+
+    async def _read(
+        self, http: web.Request, session: OpenSession | None, key: str | None, read: Callable[[bytes], ChatRequest]
+    ) -> ChatRequest:
+        """Parse a request; raises BadRequest, also for what is beyond the limits."""
+        service, settings = self._service, self._service.settings
+        work = service.open_sessions.work(key) if session is None else session.work
+        context = service.turns.context_of(session)
 
         def parse(body: bytes) -> ChatRequest:
             check_structure(body)
             request = read(body)
-            session.overflowed = False
-            try:
-                check_request_size(request, settings.max_messages, context, self._service.prompts.count)
-            except PromptTooLong:
-                session.overflowed = True
-                raise
+            check_request_size(request, settings.max_messages, context, service.prompts.count)
             return keyed(request, len(body))
 
-        async with session.work.bodies:
-            body = await read_body(http, settings, session.work.run)
-            return await session.work.run(parse, body, inline=len(body) < INLINE_BYTES)
+        async with work.bodies:
+            body = await read_body(http, settings, work.run)
+            try:
+                return await work.run(parse, body, inline=len(body) < INLINE_BYTES)
+            except PromptTooLong:
+                if session is not None:
+                    session.overflowed = True
+                raise
+
+    async def _ended(self, turn: GatewayTurn) -> None:
+        """Wait for a turn's reply; raises where there is none."""
+        await turn.ended()
+        if turn.outcome.message is None:
+            raise SessionEnded(f"session {turn.session.id} was closed before the reply had come")
+        self._service.open_sessions.note_reply(turn.session, turn.message)
 
 
-async def _ended(turn: GatewayTurn) -> None:
-    """Wait for a turn's reply; raises where there is none."""
-    await turn.ended()
-    if turn.outcome.message is None:
-        raise SessionEnded(f"session {turn.session.id} was closed before the reply had come")
+def _says_retry(http: web.Request) -> bool:
+    """Whether a client says that it asks again, as the SDKs do."""
+    return http.headers.get("x-stainless-retry-count", "0") not in ("", "0")
 
 
 def _more(stream: ReplyStream, sent: Shown, shown: Shown) -> bytes:

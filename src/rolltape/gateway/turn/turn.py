@@ -16,7 +16,8 @@ import enum
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -265,14 +266,14 @@ class Turns:
 
     # received
 
-    async def submit(self, session: "OpenSession", request: ChatRequest, headers: Mapping[str, str]) -> GatewayTurn:
+    async def submit(self, session: "OpenSession", request: ChatRequest, *, says_retry: bool) -> GatewayTurn:
         """Start the turn that a request asks for, or find the one that it asks for again."""
         if request.media and self._settings.images == "refuse":
             raise BadRequest(f"{request.media[0]}: images and documents are refused here; send text alone")
-        digest = request_digest(request)
-        says_retry = headers.get("x-stainless-retry-count", "0") not in ("", "0")
         earlier: GatewayTurn | None = None
-        while (known := session.recent.find(digest, says_retry=says_retry)) is not None and known is not earlier:
+        while (
+            known := self.find_repeated(session, request, says_retry=says_retry)
+        ) is not None and known is not earlier:
             if earlier is None:
                 self._metrics.count("client_retries", shown_as="retries")
             if known.has_reply:
@@ -291,8 +292,17 @@ class Turns:
             session.task_instructions = instructions_of(request)
         work = asyncio.ensure_future(self._take(turn, counts=counts))
         turn.start(work, lambda: self._over(turn))
-        session.recent.add(digest, turn)
+        session.recent.add(request_digest(request), turn)
         return turn
+
+    def find_repeated(self, session: "OpenSession", request: ChatRequest, *, says_retry: bool) -> GatewayTurn | None:
+        """The turn that a request repeats: by its own word (a retry header), or since nobody got the reply."""
+        found = session.recent.find(request_digest(request))
+        return found if found is not None and (says_retry or found.undelivered) else None
+
+    def is_auxiliary(self, session: "OpenSession", request: ChatRequest) -> bool:
+        """Whether a request would be a side request in a session."""
+        return auxiliary_reason(request, session.task_instructions) is not None
 
     async def _take(self, turn: GatewayTurn, *, counts: bool) -> None:
         session, reply = turn.session, turn.reply
@@ -323,15 +333,12 @@ class Turns:
 
     async def prompt(self, turn: GatewayTurn) -> None:
         """Find the prompt; raises BadRequest for what cannot be rendered. An interrupted turn is its own prompt."""
-        session, spec = turn.session, turn.session.spec
-        thoughts = (spec.thinking, turn.request.thinking, self._settings.thinking)
-        turn.thinking = next((one for one in thoughts if one is not None), None)
-        asked, withheld = _offered(turn.request, session)
-        turn.request, tools = asked, asked.tools
-        options = self._prompts.template_options(turn.thinking)
-        is_small = asked.body_bytes < INLINE_BYTES
-        turn.place = await session.work.run(session.history.place, asked, tools, options, inline=is_small)
+        session = turn.session
+        turn.thinking = self._thinking(session, turn.request)
+        turn.request, withheld = _offered(turn.request, session)
+        turn.place = await self.place(session, turn.request)
         if turn.resumes is None:
+            tools = turn.request.tools
             turn.prompt = await build_prompt(
                 turn.place, session.history, self._prompts, tools, turn.thinking, session.work
             )
@@ -347,6 +354,27 @@ class Turns:
         turn.ignored_params += (*self._ignored_params(turn), *unenforced, *withheld)
         turn.reach(TurnState.PROMPTED)
 
+    async def place(self, session: "OpenSession", request: ChatRequest) -> HistoryMatch:
+        """Match a request's history with the turns of a session."""
+        offered, _ = _offered(request, session)
+        options = self._prompts.template_options(self._thinking(session, request))
+        is_small = request.body_bytes < INLINE_BYTES
+        return await session.work.run(session.history.place, offered, offered.tools, options, inline=is_small)
+
+    def _thinking(self, session: "OpenSession", request: ChatRequest) -> bool | None:
+        """Whether the model is to think: as the session says, else the request, else the gateway."""
+        said = (session.spec.thinking, request.thinking, self._settings.thinking)
+        return next((one for one in said if one is not None), None)
+
+    async def count(self, session: "OpenSession | None", request: ChatRequest) -> int:
+        """How many tokens a request's prompt has, in a session or by itself."""
+        if session is None:
+            render = partial(self._prompts.render, request.messages, request.tools, request.thinking)
+            return len((await asyncio.to_thread(render)).ids)
+        turn = GatewayTurn(session, request)
+        await self.prompt(turn)
+        return turn.prompt_tokens
+
     def _applied(self, turn: GatewayTurn, sampled: int) -> SamplingParams:
         """The sampling parameters as engines get them: forced ones, the agent's, the session's, the gateway's."""
         spec, settings = turn.session.spec, self._settings
@@ -355,9 +383,9 @@ class Turns:
         limit = settings.max_reply_tokens if applied.max_tokens is None else applied.max_tokens
         return msgspec.structs.replace(applied, max_tokens=max(min(limit - sampled, turn.room), 0))
 
-    def context_of(self, session: "OpenSession") -> int | None:
+    def context_of(self, session: "OpenSession | None") -> int | None:
         """How many tokens a prompt and its reply may have in a session; None: as many as they like."""
-        limits = (session.spec.context_budget, self._context)
+        limits = (session.spec.context_budget if session is not None else None, self._context)
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _ignored_params(self, turn: GatewayTurn) -> list[str]:
@@ -516,10 +544,8 @@ class RecentTurns:
     def __init__(self) -> None:
         self._latest: dict[bytes, GatewayTurn] = {}
 
-    def find(self, digest: bytes, *, says_retry: bool) -> GatewayTurn | None:
-        """The turn that a request repeats: by its own word (a retry header), or since nobody got the reply."""
-        found = self._latest.get(digest)
-        return found if found is not None and (says_retry or found.undelivered) else None
+    def find(self, digest: bytes) -> GatewayTurn | None:
+        return self._latest.get(digest)
 
     def add(self, digest: bytes, turn: GatewayTurn) -> None:
         self._latest.pop(digest, None)

@@ -1,0 +1,223 @@
+"""Sessions that a request opens by itself (`--open`): which one it belongs to, and when it ends.
+
+A request names its session in headers (`x-rolltape-session`, `x-rolltape-task`, …), in its path
+(`/with/session=a,task=b/v1/…`) or in its body's `metadata` (`rolltape_session`, …). One that names none belongs to the
+conversation that it goes on with. A conversation that goes on with none is a session and a rollout of its own.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rolltape.errors import BadRequest, RolltapeError
+from rolltape.gateway.finished import Ending
+from rolltape.gateway.request import ChatRequest
+from rolltape.gateway.sessions import OpenSession, SessionSpec, SessionWork
+from rolltape.gateway.turn.turn import Turns
+
+log = logging.getLogger("rolltape.gateway")
+
+SOURCE = "open"  # of rollouts whose requests name none
+_SESSION_HEADERS = ("x-session-id", "session-id")  # as Harbor and verifiers, and as Codex call it
+_FIELDS = ("session", "task", "step", "attempt", "group", "split", "source", "tags")
+_MOST_TEXT = 512  # characters of one of them
+_LIKE = 64  # conversations with the same beginning that are looked at, the latest first
+_LOOKS_PER_IDLE = 10
+
+
+class Identity(NamedTuple):
+    """What a request says about the session and the rollout that it belongs to; None: nothing."""
+
+    session: str | None = None
+    task: str | None = None
+    step: int = 0
+    attempt: int | None = None
+    group: str | None = None
+    split: str | None = None
+    source: str | None = None
+    tags: tuple[str, ...] = ()
+
+
+def read_identity(headers: Mapping[str, str], path: str | None, metadata: Mapping[str, Any] | None) -> Identity:
+    """What headers, path and metadata say, in this order; raises BadRequest for what makes no sense."""
+    in_path = dict(_pairs(path)) if path else {}
+    found: dict[str, str] = {}
+    for field in _FIELDS:
+        given = (headers.get(f"x-rolltape-{field}"), in_path.get(field), (metadata or {}).get(f"rolltape_{field}"))
+        value = next((one for one in given if one not in (None, "")), None)
+        if value is None:
+            continue
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        if len(text) > _MOST_TEXT:
+            raise BadRequest(f"x-rolltape-{field} has {len(text)} characters; give at most {_MOST_TEXT}")
+        found[field] = text
+    aliases = (headers[name][:_MOST_TEXT] for name in _SESSION_HEADERS if headers.get(name))
+    session = found.get("session") or next(aliases, None)
+    return Identity(
+        session=session,
+        task=found.get("task"),
+        step=_count(found, "step") or 0,
+        attempt=_count(found, "attempt"),
+        group=found.get("group"),
+        split=found.get("split"),
+        source=found.get("source"),
+        tags=tuple(tag.strip() for tag in found.get("tags", "").split(",") if tag.strip()),
+    )
+
+
+def _pairs(path: str) -> Iterator[tuple[str, str]]:
+    for pair in path.split(","):
+        name, equals, value = pair.partition("=")
+        if not equals or name not in _FIELDS:
+            raise BadRequest(f"/with/{path[:80]}: {pair[:40]!r} is no NAME=VALUE; names are {', '.join(_FIELDS)}")
+        yield name, value
+
+
+def _count(found: Mapping[str, str], field: str) -> int | None:
+    if (text := found.get(field)) is None:
+        return None
+    if not text.isdecimal() or len(text) > 15:
+        raise BadRequest(f"x-rolltape-{field} is {text[:40]!r}; give a whole number")
+    return int(text)
+
+
+class _Entry(NamedTuple):
+    """An open session, and under what it is found."""
+
+    session: OpenSession
+    key: str  # the API key that its requests carry
+    name: str | bytes  # as its requests call it, or how its conversation begins
+    minted: list[str]  # ids that its replies were given
+
+
+class OpenSessions:
+    """The sessions that requests opened, by what the requests say and by how their conversations begin."""
+
+    def __init__(self, turns: Turns, open_session: Callable[[SessionSpec], OpenSession]) -> None:
+        self._turns = turns
+        self._open_session = open_session
+        self._entries: dict[str, _Entry] = {}  # by the session's id
+        self._found: dict[tuple[str, str | bytes], list[OpenSession]] = defaultdict(list)  # by API key and name
+        self._minted: dict[str, OpenSession] = {}
+        self._latest: dict[str, OpenSession] = {}  # by API key
+        self._attempts: dict[tuple[object, ...], Iterator[int]] = defaultdict(itertools.count)  # of a group
+        self._works: dict[str, SessionWork] = defaultdict(SessionWork)
+
+    def __contains__(self, session: OpenSession) -> bool:
+        return session.id in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def work(self, key: str | None) -> SessionWork:
+        """Where the bodies of a key's requests are read, before it is known whose they are."""
+        return self._works[key or ""]
+
+    async def find(self, key: str | None, identity: Identity, request: ChatRequest, *, says_retry: bool) -> OpenSession:
+        """The session that a request belongs to; it is opened where there is none."""
+        key, name = key or "", identity.session or _beginning(request)
+        if isinstance(name, str):
+            named = self._open_ones(key, name)
+            session = named[-1] if named else None
+        else:
+            session = await self._continued(key, name, request, says_retry=says_retry)
+        if session is None:
+            session = self._opened(identity, request)
+            self._entries[session.id] = _Entry(session, key, name, [])
+            self._found[key, name].append(session)
+        self._latest[key] = session
+        return session
+
+    def note_reply(self, session: OpenSession, message: Mapping[str, Any]) -> None:
+        """Remember the ids that a reply was given, by which its echo is known."""
+        entry = self._entries.get(session.id)
+        if entry is not None:
+            entry.minted.extend(_ids(message))
+            self._minted.update(dict.fromkeys(_ids(message), session))
+
+    def _open_ones(self, key: str, name: str | bytes) -> list[OpenSession]:
+        return [one for one in self._found.get((key, name), [])[-_LIKE:] if one.ended is None]
+
+    async def _continued(
+        self, key: str, beginning: bytes, request: ChatRequest, *, says_retry: bool
+    ) -> OpenSession | None:
+        """The session whose conversation a request goes on with, or asks again for; None: there is none."""
+        echoed = [message for message in request.messages if message["role"] == "assistant"]
+        for found in (self._minted.get(one) for message in reversed(echoed) for one in _ids(message)):
+            if found is not None and found.ended is None:
+                return found
+        for session in reversed(self._open_ones(key, beginning)):
+            if self._turns.find_repeated(session, request, says_retry=says_retry) is not None:
+                return session
+            if echoed and (await self._turns.place(session, request)).replies and session.ended is None:
+                return session
+        latest = self._latest.get(key)
+        is_aside = latest is not None and latest.ended is None and self._turns.is_auxiliary(latest, request)
+        return latest if is_aside else None
+
+    def _opened(self, identity: Identity, request: ChatRequest) -> OpenSession:
+        task = identity.task or identity.group or f"prompt-{_beginning(request).hex()[:16]}"
+        source = identity.source or SOURCE
+        attempt = identity.attempt
+        if attempt is None:
+            attempt = next(self._attempts[task, identity.step, source, identity.split])
+        extra = {"session": identity.session, "group": identity.group}
+        spec = SessionSpec(
+            task_id=task,
+            step=identity.step,
+            attempt=attempt,
+            source=source,
+            split=identity.split,
+            tags=identity.tags,
+            extra={name: value for name, value in extra.items() if value is not None},
+            new_try=True,
+        )
+        return self._open_session(spec)
+
+    def forget(self, session: OpenSession) -> None:
+        """Forget a session that has ended."""
+        entry = self._entries.pop(session.id, None)
+        if entry is None:
+            return
+        likes = self._found[entry.key, entry.name]
+        likes.remove(session)
+        if not likes:
+            del self._found[entry.key, entry.name]
+        for one in entry.minted:
+            self._minted.pop(one, None)
+        if self._latest.get(entry.key) is session:
+            del self._latest[entry.key]
+
+    async def end_idle(self, finish: "Callable[[str, Ending], Any]", idle_s: float) -> None:
+        """Finish sessions that had no request for so long, without a reward; for as long as the gateway runs."""
+        while True:
+            await asyncio.sleep(idle_s / _LOOKS_PER_IDLE)
+            now = time.monotonic()
+            for session in [entry.session for entry in self._entries.values()]:
+                if session.in_flight == 0 and now - session.used_at > idle_s:
+                    with contextlib.suppress(RolltapeError):  # somebody else has just ended it
+                        await finish(session.id, Ending(reason=f"no request for {idle_s:g} s", samples=False))
+
+
+def _beginning(request: ChatRequest) -> bytes:
+    """A digest of what comes before the first reply in a conversation."""
+    roles = [message["role"] for message in request.messages]
+    first = roles.index("assistant") if "assistant" in roles else len(roles)
+    digest = blake2b(digest_size=16)
+    for message in request.messages[:first]:
+        digest.update(msgspec.json.encode(message))
+    return digest.digest()
+
+
+def _ids(message: Mapping[str, Any]) -> list[str]:
+    """The ids that a message carries for itself and its calls."""
+    given = [message.get("id"), *(call.get("id") for call in message.get("tool_calls") or ())]
+    return [one for one in given if isinstance(one, str) and one]

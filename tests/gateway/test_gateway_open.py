@@ -1,0 +1,176 @@
+"""An open gateway: which session a request belongs to that nobody opened one for."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+import rolltape
+from gateways import CALCULATOR, PATHS, Answer, Api, Rig, body_of, eventually, rig, slowly, text_of, user
+from rolltape.errors import BadRequest
+from rolltape.gateway.open_sessions import Identity, read_identity
+from rolltape.records.rollout import Rollout, Status
+from rolltape.records.sample import Fate
+from scripted_engine import Asked, Json, tool_call
+
+
+async def ask(
+    it: Rig, messages: str | list[Json], api: Api = Api.CHAT, path: str = "", metadata: Any = None, **headers: Any
+) -> Answer:
+    fields = {} if metadata is None else {"metadata": metadata}
+    headers.setdefault("x_api_key", "one-for-all")
+    answer = await it.call("POST", path + PATHS[api], body_of(api, messages, **fields), **headers)
+    assert answer.status == 200, answer.raw
+    return answer
+
+
+def rollouts(run: Path) -> list[Rollout]:
+    return sorted(rolltape.read(run).rollouts(), key=lambda one: (one.head.task_id or "", one.head.attempt))
+
+
+def numbered(asked: Asked) -> str:
+    return f"reply {asked.number}"
+
+
+async def test_conversations_without_any_name_are_rollouts_of_their_own(run: Path) -> None:
+    """16 requests of a framework that has one URL and one key: 4 conversations on each of 2 tasks, 2 turns each."""
+    async with rig(run, numbered, open=True) as it:
+
+        async def converse(task: str) -> None:
+            said: list[Json] = [user(task)]
+            first = text_of(Api.CHAT, await ask(it, said))
+            await ask(it, [*said, {"role": "assistant", "content": first}, user("go on")])
+
+        await asyncio.gather(*(converse(task) for task in ("a", "b") for _ in range(4)))
+        assert len(it.gateway.service.sessions) == 8
+    found = rollouts(run)
+    assert [len(one.turns) for one in found] == [2] * 8
+    assert [one.head.attempt for one in found] == [0, 1, 2, 3] * 2
+    assert len({one.head.group for one in found}) == 2
+    for one in found:
+        linearized = rolltape.linearize(one, "exact")
+        assert linearized.ledger.totals() == {Fate("trained"): linearized.ledger.sampled}
+        assert len(list(linearized.samples())) == 1
+
+
+async def test_a_call_that_comes_back_by_its_id_goes_on_whatever_else_was_changed(run: Path) -> None:
+    script = [tool_call("calculator", {"expression": "1"}), "done"]
+    async with rig(run, script, open=True) as it:
+        tools = {"tools": [CALCULATOR]}
+        body = body_of(Api.CHAT, [user("compute")], **tools)
+        first = (await it.call("POST", PATHS[Api.CHAT], body, x_api_key="k")).json["choices"][0]["message"]
+        result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "1"}
+        again = body_of(Api.CHAT, [user("compute, and now is 12:01"), first, result], **tools)
+        assert (await it.call("POST", PATHS[Api.CHAT], again, x_api_key="k")).status == 200
+        assert len(it.gateway.service.sessions) == 1
+
+
+@pytest.mark.parametrize("api", list(Api))
+async def test_a_conversation_goes_on_in_its_session_whichever_api_it_speaks(run: Path, api: Api) -> None:
+    async with rig(run, numbered, open=True) as it:
+        said: list[Json] = [user("hello")]
+        for _ in range(3):
+            text = text_of(api, await ask(it, said, api))
+            said += [{"role": "assistant", "content": text}, user("go on")]
+        await ask(it, "hello", api)
+        assert len(it.gateway.service.sessions) == 2
+    assert sorted(len(one.turns) for one in rollouts(run)) == [1, 3]
+
+
+async def test_a_retry_of_a_reply_that_nobody_got_opens_no_session(run: Path) -> None:
+    async with rig(run, slowly("a b c d e f", 0.05), open=True) as it:
+        lost = asyncio.ensure_future(ask(it, "hello"))
+        await it.requested(1)
+        lost.cancel()
+        await asyncio.gather(lost, return_exceptions=True)
+        sessions = it.gateway.service.sessions
+        await eventually(lambda: all(session.in_flight == 0 for session in sessions))
+        assert text_of(Api.CHAT, await ask(it, "hello")) == "a b c d e f"
+        assert len(sessions) == 1
+
+
+async def test_a_request_says_in_headers_what_it_is_for(run: Path) -> None:
+    async with rig(run, numbered, open=True) as it:
+        about: dict[str, Any] = {"x_rolltape_task": "math-17", "x_rolltape_step": "12", "x_rolltape_split": "train"}
+        for name in ("s1", "s2", "s1"):
+            await ask(it, "hello", **about, x_rolltape_session=name, x_rolltape_tags="hard,long")
+        await ask(it, "hello", **about, x_rolltape_session="s9", x_rolltape_attempt="7")
+    found = rollouts(run)
+    assert [(one.head.task_id, one.head.step, one.head.attempt) for one in found] == [
+        ("math-17", 12, 0),
+        ("math-17", 12, 1),
+        ("math-17", 12, 7),
+    ]
+    assert [len(one.turns) for one in found] == [2, 1, 1]
+    assert {one.head.source for one in found} == {"open#train"}
+    assert found[0].head.tags == ("hard", "long")
+    assert [one.head.extra["session"] for one in found] == ["s1", "s2", "s9"]
+    assert len({one.head.group for one in found}) == 1
+
+
+async def test_a_request_says_the_same_in_its_path_or_metadata(run: Path) -> None:
+    async with rig(run, numbered, open=True) as it:
+        await ask(it, "hello", path="/with/session=s1,task=t1,step=3")
+        metadata: Any = {"rolltape_session": "s1", "rolltape_task": "t1", "rolltape_step": "3"}
+        await ask(it, "hello", metadata=metadata)
+        await ask(it, "hello", x_session_id="s1", x_rolltape_task="other")  # the session is known already
+        assert len(it.gateway.service.sessions) == 1
+    (found,) = rollouts(run)
+    assert (found.head.task_id, found.head.step, len(found.turns)) == ("t1", 3, 3)
+
+
+async def test_the_sdks_send_them_as_default_headers(run: Path) -> None:
+    async with rig(run, numbered, open=True) as it:
+        headers = {"x-rolltape-session": "a", "x-rolltape-task": "t"}
+        async with openai.AsyncOpenAI(base_url=f"{it.gateway.url}/v1", api_key="k", default_headers=headers) as client:
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hello"}])
+        async with anthropic.AsyncAnthropic(base_url=it.gateway.url, api_key="k", default_headers=headers) as other:
+            await other.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": "hello"}])
+    (found,) = rollouts(run)
+    assert (found.head.task_id, len(found.turns)) == ("t", 2)
+
+
+async def test_a_session_that_nobody_finishes_ends_when_it_is_idle(run: Path) -> None:
+    async with rig(run, numbered, open=True, open_idle_s=0.2) as it:
+        await ask(it, "hello")
+        await eventually(lambda: len(it.gateway.service.sessions) == 0)
+        await ask(it, "hello")
+        (found,) = [one for one in rollouts(run) if one.outcome is not None and one.outcome.status is Status.FINISHED]
+        assert found.outcome.reason == "no request for 0.2 s"
+        assert found.outcome.reward is None
+    assert [one.head.attempt for one in rollouts(run)] == [0, 1]
+
+
+async def test_counting_tokens_opens_no_session(run: Path) -> None:
+    async with rig(run, open=True) as it:
+        body = {"model": "m", "messages": [user("hello")]}
+        counted = await it.call("POST", "/v1/messages/count_tokens", body, x_api_key="k")
+        assert counted.json["input_tokens"] > 1
+        assert len(it.gateway.service.sessions) == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "path", "named"),
+    [
+        ({"x-rolltape-step": "-1"}, None, "x-rolltape-step"),
+        ({"x-rolltape-attempt": "two"}, None, "x-rolltape-attempt"),
+        ({"x-rolltape-task": "t" * 513}, None, "513 characters"),
+        ({}, "session", "NAME=VALUE"),
+        ({}, "reward=1", "NAME=VALUE"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(headers: dict[str, str], path: str | None, named: str) -> None:
+    with pytest.raises(BadRequest, match=named):
+        read_identity(headers, path, None)
+
+
+def test_headers_come_before_path_and_metadata() -> None:
+    metadata = {"rolltape_session": "c", "rolltape_tags": ["x", "y"]}
+    assert read_identity({"x-rolltape-session": "a"}, "session=b,task=t", metadata) == Identity(
+        session="a", task="t", tags=("x", "y")
+    )
+    assert read_identity({"session-id": "d"}, None, metadata).session == "c"
+    assert read_identity({"session-id": "d"}, None, None).session == "d"
