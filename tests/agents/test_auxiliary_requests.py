@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from rolltape.gateway.request import ChatRequest, SamplingParams
-from rolltape.gateway.turn.auxiliary import auxiliary_reason
+from rolltape.gateway.request import ChatRequest, SamplingParams, auxiliary_reason
 
 TITLE = {"role": "system", "content": "Write a short title for this coding session."}
 TASK = {"role": "user", "content": "Fix the parser."}

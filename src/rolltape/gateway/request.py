@@ -1,12 +1,18 @@
-"""A request in one form for every API, shared by dialects, prompts and engines."""
+"""A request in one form for every API, shared by dialects, prompts and engines; and which requests are auxiliary."""
 
+import re
+from hashlib import blake2b
 from typing import Annotated, Any
 
 import msgspec
 
+from rolltape.records.messages import content_text
+
 # What is done with a smaller body takes about a millisecond; with a larger one it is kept off the event loop.
 INLINE_BYTES = 64 * 1024
 
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
 
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
@@ -35,6 +41,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """These parameters, and the other's where these are None."""
         given = {name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) is not None}
         return msgspec.structs.replace(other, **given)
+
+
+STRICT = "tools: strict"
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -90,3 +99,66 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     def all_tools(self) -> list[dict[str, Any]] | None:
         """All tools that the model may call."""
         return [*(self.tools or ()), *self.deferred_tools] or None
+
+    @property
+    def digest(self) -> bytes:
+        """Under which a request is known again, when it comes with its fields in another order or wants no stream."""
+        # Codex (0.166) shuffles fields each time; Claude Code (2.1) asks without a stream once one has broken.
+        as_told = {"client": "", "body_bytes": 0, "stream": False, "include_usage": True, "ignored_params": ()}
+        rest = msgspec.structs.replace(self, messages=[], message_keys=(), **as_told)
+        return blake2b(b"".join((*self.message_keys, _encode(rest))), digest_size=16).digest()
+
+    @property
+    def demands(self) -> tuple[str, ...]:
+        """The fields that demand something of the reply: a forced call, a JSON schema, strict tools."""
+        is_strict = bool(self.strict_tools and self.all_tools and self.tool_choice.mode != "none")
+        demands = {
+            "tool_choice": self.tool_choice.mode == "required",
+            "" if self.output_schema is None else self.output_schema.field: self.output_schema is not None,
+            STRICT: is_strict,
+        }
+        return tuple(field for field, is_demanded in demands.items() if is_demanded)
+
+
+# Of what, within the same sentence: other titles, asked for in a chat, are a task like any other.
+_TITLED = r"(?:session|conversation|thread|chat)"
+_TITLE = re.compile(
+    rf"\btitle\b[^.]{{0,100}}\b(?:this|the|a)\b[^.]{{0,20}}\b{_TITLED}\b|\b{_TITLED} title\b", re.IGNORECASE
+)
+_MEMORY = re.compile(
+    r"\bmemory (?:extraction|consolidation|dream)\b|\b(?:extract|consolidate)\b[^.]{0,40}\bmemor(?:y|ies)\b",
+    re.IGNORECASE,
+)
+_OPENING = 300  # characters of a system prompt, which say whose it is
+_INSTRUCTIONS = 8000  # characters: a title takes fewer words than a task
+_PROBES = frozenset({"quota", "test", "Hi", "count", "."})
+
+
+def auxiliary_reason(request: ChatRequest, task_instructions: str | None) -> str | None:
+    """What a side request is for, as its turn says; None: it is part of the task.
+
+    Claude Code (2.1.197) and opencode (1.18.33) ask without tools for a title of the session. Claude Code also asks
+    for a single token, to see its quota or whether a key or a model is any good. qwen-code (0.15.10) has another
+    agent, with tools and the conversation so far, keep what is worth remembering; a session that begins with such
+    instructions (`task_instructions`) has that as its task.
+    """
+    instructions = instructions_of(request)
+    is_aside = task_instructions is not None and instructions != task_instructions
+    if is_aside and _MEMORY.search(instructions[:_OPENING]):
+        return "memory extraction"
+    if request.tools or any(message["role"] == "assistant" for message in request.messages):
+        return None
+    if request.sampling.max_tokens == 1 and len(request.messages) == 1 and _text(request, "user").strip() in _PROBES:
+        return "probe"
+    if len(instructions) < _INSTRUCTIONS and _TITLE.search(instructions):
+        return "session title"
+    return None
+
+
+def instructions_of(request: ChatRequest) -> str:
+    """The text of a request's system messages."""
+    return _text(request, "system") or _text(request, "developer")
+
+
+def _text(request: ChatRequest, role: str) -> str:
+    return "\n".join(content_text(message.get("content")) for message in request.messages if message["role"] == role)

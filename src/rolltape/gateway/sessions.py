@@ -15,7 +15,7 @@ from rolltape.errors import NoSuchSession, SessionEnded, TurnCapReached
 from rolltape.gateway.engines.protocol import IdsAsJson
 from rolltape.gateway.request import SamplingParams
 from rolltape.gateway.turn.history import History
-from rolltape.gateway.turn.turn import GatewayTurn, RecentTurns
+from rolltape.gateway.turn.turn import GatewayTurn
 from rolltape.records.turn import Delivery
 from rolltape.tape.recording.rollout import RolloutRecorder
 from rolltape.tape.recording.session import SessionRecorder
@@ -25,6 +25,7 @@ T = TypeVar("T")
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 _BODIES = 8
+_REMEMBERED = 16  # requests of a session that a retry may still come for
 _REMEMBERED_KEYS = 20_000  # of ended sessions: 6 MB
 
 # The fields of SessionSpec that a rollout is opened with.
@@ -100,6 +101,30 @@ class SessionWork:
         self._lock.release()
         if not done.cancelled():
             done.exception()  # looked at, whether or not somebody waits
+
+
+class RecentTurns:
+    """The latest turns of a session, by what they were asked."""
+
+    def __init__(self) -> None:
+        self._latest: dict[bytes, GatewayTurn] = {}
+
+    def find(self, digest: bytes) -> GatewayTurn | None:
+        return self._latest.get(digest)
+
+    def add(self, digest: bytes, turn: GatewayTurn) -> None:
+        self._latest.pop(digest, None)
+        self._latest[digest] = turn
+        while len(self._latest) > _REMEMBERED:
+            del self._latest[next(iter(self._latest))]
+
+    def forget(self, turn: GatewayTurn) -> None:
+        """Let nobody ask for this one again."""
+        self._latest = {digest: one for digest, one in self._latest.items() if one is not turn}
+
+    def clear(self) -> None:
+        """Forget all: they hold their session, and it holds them."""
+        self._latest.clear()
 
 
 class OpenSession:

@@ -161,7 +161,7 @@ class Agents:
     ) -> ChatRequest:
         """Parse a request; raises BadRequest, also for what is beyond the limits."""
         service, settings = self._service, self._service.settings
-        work = service.open_sessions.work(key) if session is None else session.work
+        work = session.work if session is not None else service.open_sessions.work(key)
         context = service.turns.context_of(session)
 
         def parse(body: bytes) -> ChatRequest:
@@ -184,7 +184,8 @@ class Agents:
         await turn.ended()
         if turn.outcome.message is None:
             raise SessionEnded(f"session {turn.session.id} was closed before the reply had come")
-        self._service.open_sessions.note_reply(turn.session, turn.message)
+        if self._service.settings.open:
+            self._service.open_sessions.note_reply(turn.session, turn.message)
 
 
 def _says_retry(http: web.Request) -> bool:

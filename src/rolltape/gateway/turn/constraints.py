@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from rolltape.gateway.prompts.reply_form import CallForm, ReplyForm, Thinking
-from rolltape.gateway.request import ChatRequest
+from rolltape.gateway.request import STRICT, ChatRequest
 from rolltape.gateway.turn.json_schemas import follows_schema
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Ids
@@ -60,9 +60,9 @@ def build_constraint(
     ask: ChatRequest, form: ReplyForm, thinking: Thinking | None, level: ConstrainLevel, abilities: frozenset[Ability]
 ) -> tuple[Constraint | None, list[str]]:
     """The constraint of a request, and what is not enforced, as `ignored_params` lists it."""
-    fields = demanding_fields(ask)
-    enforced = tuple(field for field in fields if level == "all" or (level == "forced" and field != _STRICT))
-    ignored = [f"{field}: {_UNENFORCED[field == _STRICT]}" for field in fields if field not in enforced]
+    fields = ask.demands
+    enforced = tuple(field for field in fields if level == "all" or (level == "forced" and field != STRICT))
+    ignored = [f"{field}: {_UNENFORCED[field == STRICT]}" for field in fields if field not in enforced]
     if not enforced:
         return None, ignored
     found = _constraint(ask, enforced, form, thinking)
@@ -73,21 +73,10 @@ def build_constraint(
     return None, [*ignored, *(f"{field}: {found}; the model is free" for field in enforced)]
 
 
-_STRICT = "tools: strict"
 _UNENFORCED = (
     "not enforced, as --constrain none has it",
     "arguments are not held to the schema, since constrained tokens do not train; --constrain all enforces it",
 )
-
-
-def demanding_fields(ask: ChatRequest) -> list[str]:
-    """The fields of a request that demand something of the reply."""
-    demands = {
-        "tool_choice": ask.tool_choice.mode == "required",
-        "" if ask.output_schema is None else ask.output_schema.field: ask.output_schema is not None,
-        _STRICT: bool(ask.all_tools and ask.strict_tools and ask.tool_choice.mode != "none"),
-    }
-    return [field for field, demanded in demands.items() if demanded]
 
 
 def _constraint(

@@ -1,4 +1,4 @@
-"""Build the reply message from what engines returned, and how the turn records what was sampled."""
+"""Build the reply message from what engines returned, and what the tape records of a turn."""
 
 import secrets
 from bisect import bisect_left
@@ -13,7 +13,7 @@ from rolltape.gateway.prompts import ChatPrompts, Parsed
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.turn.constraints import can_cut_calls, is_met
 from rolltape.gateway.turn.generate import PartialGeneration
-from rolltape.records.turn import Finish, Ids, Segment, TokenChain
+from rolltape.records.turn import Delivery, Finish, Ids, Segment, TokenChain, TurnFlag
 
 if TYPE_CHECKING:
     from rolltape.gateway.turn.turn import GatewayTurn
@@ -95,7 +95,8 @@ def _first_call_alone(request: ChatRequest, parsed: Parsed, prompts: ChatPrompts
 
 def _is_unmet(request: ChatRequest, finish: Finish, message: dict[str, Any]) -> bool:
     """Whether a reply that ended by itself is not what was demanded."""
-    return finish in (Finish.STOP, Finish.STOP_STRING) and not is_met(request, message)
+    is_whole = finish in (Finish.STOP, Finish.STOP_STRING)
+    return is_whole and bool(request.demands) and not is_met(request, message)
 
 
 def _with_ids(message: dict[str, Any]) -> dict[str, Any]:
@@ -104,6 +105,79 @@ def _with_ids(message: dict[str, Any]) -> dict[str, Any]:
     if not calls:
         return message
     return {**message, "tool_calls": [{**call, "id": f"call_{secrets.token_hex(12)}"} for call in calls]}
+
+
+def turn_fields(turn: "GatewayTurn", template_options: dict[str, Any]) -> dict[str, Any]:
+    """A turn as `record_turn` takes it."""
+    prompt, place, outcome, parts = turn.prompt, turn.place, turn.outcome, turn.reply.parts
+    given: dict[str, Any] = (
+        {"prompt_messages": place.messages, "prompt_ids": prompt.ids}
+        if prompt.after is None
+        else {
+            "after": prompt.after,
+            "new_messages": [] if turn.resumes else place.messages[len(place.messages) - place.new :],
+            "new_prompt_ids": prompt.new.ids,
+        }
+    )
+    return given | {
+        "finish": outcome.finish,
+        "segments": build_segments(parts) or None,
+        "sampled_ids": None if parts else (),
+        "side_arrays": join_side_arrays(parts) or None,
+        "message_starts": prompt.new.message_starts,
+        "reply": outcome.message,
+        "tools": turn.request.tools,
+        "template_options": template_options,
+        "sampling": turn.sampling.to_dict(),
+        "sampling_asked": turn.request.sampling.to_dict(),
+        "logprob_kind": parts[-1].given.logprob_kind if parts else None,
+        "delivery": Delivery.UNKNOWN,
+        "auxiliary": turn.auxiliary,
+        "flags": _flags(turn),
+        "token_faithful": all(part.engine.token_faithful for part in parts),
+        "error": turn.failure,
+        "started_at": turn.received_at,
+        "extra": _extra(turn),
+    }
+
+
+def _flags(turn: "GatewayTurn") -> list[TurnFlag]:
+    outcome, request = turn.outcome, turn.request
+    flags = {
+        TurnFlag.CONSTRAINED: any(part.given.constrained for part in turn.reply.parts),
+        TurnFlag.UNMET_DEMAND: outcome.unmet,
+        TurnFlag.MALFORMED_CALL: outcome.malformed,
+        TurnFlag.DENIED_TOOL: bool(outcome.denied),
+        TurnFlag.SPECIAL_TOKEN_TEXT: turn.prompt.new.special_text > 0,
+        TurnFlag.REPAIRED_UNICODE: request.repaired,
+        TurnFlag.MEDIA_LEFT_OUT: bool(request.media),
+    }
+    return [flag for flag, is_set in flags.items() if is_set]
+
+
+def _extra(turn: "GatewayTurn") -> dict[str, Any]:
+    """What else is known of a turn, absent where there is nothing to say."""
+    request, prompt, outcome = turn.request, turn.prompt, turn.outcome
+    last = turn.reply.parts[-1] if turn.reply.parts else None
+    facts = {
+        "api": request.api,
+        "model_asked": request.model,
+        "metadata": request.metadata,
+        "prompt": prompt.how,
+        "prefix_miss": prompt.prefix_miss,
+        "echoes": [rule.value for rule in dict.fromkeys(turn.place.echoes)],
+        "ignored_params": list(turn.ignored_params),
+        "denied": list(outcome.denied),
+        "cut_after_call": outcome.kept_ids is not None,
+        "engine": last.engine.name if last else None,
+        "cached_tokens": last.given.cached_tokens if last else None,
+        "engine_errors": turn.reply.engine_errors,  # before the reply came, or it was given up
+        "stop_string": outcome.stop_string,
+        "folded": bool(prompt.new.folded),
+        "special_text": prompt.new.special_text,
+        "over_budget": turn.over_budget,
+    }
+    return {name: fact for name, fact in facts.items() if fact}
 
 
 def build_segments(parts: Sequence[PartialGeneration]) -> list[dict[str, Any]]:

@@ -18,7 +18,6 @@ import secrets
 import time
 from collections.abc import Callable
 from functools import partial
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -28,24 +27,22 @@ from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Generation
 from rolltape.gateway.metrics import Metrics
 from rolltape.gateway.prompts import ChatPrompts
-from rolltape.gateway.request import INLINE_BYTES, ChatRequest, SamplingParams
+from rolltape.gateway.request import INLINE_BYTES, ChatRequest, SamplingParams, auxiliary_reason, instructions_of
 from rolltape.gateway.settings import GatewaySettings
-from rolltape.gateway.turn.auxiliary import auxiliary_reason, instructions_of
-from rolltape.gateway.turn.constraints import Constraint, build_constraint, can_cut_calls, demanding_fields
+from rolltape.gateway.turn.constraints import Constraint, build_constraint, can_cut_calls
 from rolltape.gateway.turn.generate import INTERRUPTED, Generator, ReplySoFar
 from rolltape.gateway.turn.history import HistoryMatch
 from rolltape.gateway.turn.prompting import Prompt, build_prompt, resume_prompt
 from rolltape.gateway.turn.replies import (
     ReplyOutcome,
-    build_segments,
     cut_at_stop,
     decide_finish,
-    join_side_arrays,
     keep_ids,
     parse_outcome,
+    turn_fields,
 )
 from rolltape.records.messages import content_text
-from rolltape.records.turn import NO_IDS, Delivery, Finish, Ids, Turn, TurnFlag
+from rolltape.records.turn import NO_IDS, Delivery, Finish, Ids, Turn
 
 if TYPE_CHECKING:
     from rolltape.gateway.sessions import OpenSession
@@ -56,8 +53,6 @@ log = logging.getLogger("rolltape.gateway")
 _NEUTRAL = SamplingParams(temperature=1.0, top_p=1.0)
 _INLINE_IDS = 1000  # a longer reply is parsed off the event loop
 _LEFT_BY_ITSELF_S = 5.0  # a client that leaves sooner, and no engine had failed, need not have been kept waiting
-_REMEMBERED = 16  # requests of a session that a retry may still come for
-_encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class TurnState(enum.Enum):
@@ -292,12 +287,12 @@ class Turns:
             session.task_instructions = instructions_of(request)
         work = asyncio.ensure_future(self._take(turn, counts=counts))
         turn.start(work, lambda: self._over(turn))
-        session.recent.add(request_digest(request), turn)
+        session.recent.add(request.digest, turn)
         return turn
 
     def find_repeated(self, session: "OpenSession", request: ChatRequest, *, says_retry: bool) -> GatewayTurn | None:
         """The turn that a request repeats: by its own word (a retry header), or since nobody got the reply."""
-        found = session.recent.find(request_digest(request))
+        found = session.recent.find(request.digest)
         return found if found is not None and (says_retry or found.undelivered) else None
 
     def is_auxiliary(self, session: "OpenSession", request: ChatRequest) -> bool:
@@ -399,15 +394,18 @@ class Turns:
             ignored.append("messages: the last one is the assistant's; the reply follows it and does not continue it")
         if request.media:
             ignored.append(f"{', '.join(request.media[:4])}: shown to the model as a placeholder")
-        cuts_calls = can_cut_calls(self._prompts.reply_form)
-        if not request.parallel_tool_calls and self._pool.token_faithful and not cuts_calls:
+        if (
+            not request.parallel_tool_calls
+            and self._pool.token_faithful
+            and not can_cut_calls(self._prompts.reply_form)
+        ):
             ignored.append("parallel_tool_calls: the model is not kept from calling several")
         return ignored
 
     def _constraint(self, turn: GatewayTurn) -> tuple[Constraint | None, list[str]]:
         """What the engine is to enforce, and what of the request's demands nobody does."""
         request, prompt = turn.request, turn.prompt.ids
-        if not demanding_fields(request) or not self._pool.token_faithful:  # an endpoint is given them as they came
+        if not request.demands or not self._pool.token_faithful:  # an endpoint is given them as they came
             return None, []
         mode = self._prompts.thinking_at(prompt[: turn.prompt_tokens], turn.thinking)
         level, abilities = self._settings.constrain, self._pool.abilities
@@ -479,41 +477,14 @@ class Turns:
 
     async def _record(self, turn: GatewayTurn) -> None:
         """Put the turn on the tape; then it is part of its session's history."""
-        prompt, place, outcome, parts = turn.prompt, turn.place, turn.outcome, turn.reply.parts
-        given: dict[str, Any] = (
-            {"prompt_messages": place.messages, "prompt_ids": prompt.ids}
-            if prompt.after is None
-            else {
-                "after": prompt.after,
-                "new_messages": [] if turn.resumes else place.messages[len(place.messages) - place.new :],
-                "new_prompt_ids": prompt.new.ids,
-            }
-        )
-        turn.recorded = await turn.session.recorder.record_turn_async(
-            finish=outcome.finish,
-            **given,
-            segments=build_segments(parts) or None,
-            sampled_ids=None if parts else (),
-            side_arrays=join_side_arrays(parts) or None,
-            message_starts=prompt.new.message_starts,
-            reply=outcome.message,
-            tools=turn.request.tools,
-            template_options=self._prompts.template_options(turn.thinking),
-            sampling=turn.sampling.to_dict(),
-            sampling_asked=turn.request.sampling.to_dict(),
-            logprob_kind=parts[-1].given.logprob_kind if parts else None,
-            delivery=Delivery.UNKNOWN,
-            auxiliary=turn.auxiliary,
-            flags=_flags(turn),
-            token_faithful=all(part.engine.token_faithful for part in parts),
-            error=turn.failure,
-            started_at=turn.received_at,
-            extra=_extra(turn),
-        )
+        options = self._prompts.template_options(turn.thinking)
+        turn.recorded = await turn.session.recorder.record_turn_async(**turn_fields(turn, options))
         turn.sampled_tokens = len(turn.recorded.tokens) - turn.prompt_tokens
         # Nothing goes on from a side request, and what comes after one has not forked.
         history = turn.session.history
-        forked = turn.auxiliary is None and await turn.session.work.run(history.add, turn.recorded, prompt, inline=True)
+        forked = turn.auxiliary is None and await turn.session.work.run(
+            history.add, turn.recorded, turn.prompt, inline=True
+        )
         self._metrics.turn(turn, forked=forked)
         turn.reach(TurnState.DURABLE)
 
@@ -536,38 +507,6 @@ class Turns:
         if turn.delivery is Delivery.UNKNOWN:
             self.delivered(turn, Delivery.UNDELIVERED)
         turn.session.end(turn)
-
-
-class RecentTurns:
-    """The latest turns of a session, by what they were asked."""
-
-    def __init__(self) -> None:
-        self._latest: dict[bytes, GatewayTurn] = {}
-
-    def find(self, digest: bytes) -> GatewayTurn | None:
-        return self._latest.get(digest)
-
-    def add(self, digest: bytes, turn: GatewayTurn) -> None:
-        self._latest.pop(digest, None)
-        self._latest[digest] = turn
-        while len(self._latest) > _REMEMBERED:
-            del self._latest[next(iter(self._latest))]
-
-    def forget(self, turn: GatewayTurn) -> None:
-        """Let nobody ask for this one again."""
-        self._latest = {digest: one for digest, one in self._latest.items() if one is not turn}
-
-    def clear(self) -> None:
-        """Forget all: they hold their session, and it holds them."""
-        self._latest.clear()
-
-
-def request_digest(request: ChatRequest) -> bytes:
-    """Under which a request is known again, when it comes with its fields in another order or wants no stream."""
-    # Codex (0.166) shuffles fields each time; Claude Code (2.1) asks without a stream once one has broken.
-    as_told = {"client": "", "body_bytes": 0, "stream": False, "include_usage": True, "ignored_params": ()}
-    rest = msgspec.structs.replace(request, messages=[], message_keys=(), **as_told)
-    return blake2b(b"".join((*request.message_keys, _encode(rest))), digest_size=16).digest()
 
 
 def _sampled_some(turn: GatewayTurn) -> bool:
@@ -593,45 +532,6 @@ def _name(tool: dict[str, Any]) -> str:
 def _covered(after: Turn | None) -> int:
     """Up to which token side arrays are on the tape already: the engine need not send those again."""
     return min((array.stop for array in after.side.values()), default=0) if after is not None else 0
-
-
-def _flags(turn: GatewayTurn) -> list[TurnFlag]:
-    outcome, request = turn.outcome, turn.request
-    flags = {
-        TurnFlag.CONSTRAINED: any(part.given.constrained for part in turn.reply.parts),
-        TurnFlag.UNMET_DEMAND: outcome.unmet,
-        TurnFlag.MALFORMED_CALL: outcome.malformed,
-        TurnFlag.DENIED_TOOL: bool(outcome.denied),
-        TurnFlag.SPECIAL_TOKEN_TEXT: turn.prompt.new.special_text > 0,
-        TurnFlag.REPAIRED_UNICODE: request.repaired,
-        TurnFlag.MEDIA_LEFT_OUT: bool(request.media),
-    }
-    return [flag for flag, is_set in flags.items() if is_set]
-
-
-def _extra(turn: GatewayTurn) -> dict[str, Any]:
-    """What else is known of a turn, absent where there is nothing to say."""
-    request, prompt, outcome = turn.request, turn.prompt, turn.outcome
-    last = turn.reply.parts[-1] if turn.reply.parts else None
-    facts = {
-        "api": request.api,
-        "model_asked": request.model,
-        "metadata": request.metadata,
-        "prompt": prompt.how,
-        "prefix_miss": prompt.prefix_miss,
-        "echoes": [rule.value for rule in dict.fromkeys(turn.place.echoes)],
-        "ignored_params": list(turn.ignored_params),
-        "denied": list(outcome.denied),
-        "cut_after_call": outcome.kept_ids is not None,
-        "engine": last.engine.name if last else None,
-        "cached_tokens": last.given.cached_tokens if last else None,
-        "engine_errors": turn.reply.engine_errors,  # before the reply came, or it was given up
-        "stop_string": outcome.stop_string,
-        "folded": bool(prompt.new.folded),
-        "special_text": prompt.new.special_text,
-        "over_budget": turn.over_budget,
-    }
-    return {name: fact for name, fact in facts.items() if fact}
 
 
 def _log_failure(written: "asyncio.Future[None]") -> None:
