@@ -27,11 +27,13 @@ class Mishap(enum.Enum):
 
     ERROR_500 = "it is answered with an error"
     HANG = "it is never answered, unless it is aborted"
-    TRUNCATED = "the answer is half a JSON"
-    WRONG_LENGTHS = "a logprob is missing"
+    TRUNCATED = "the answer, or the first event of a stream, is half a JSON"
+    TRUNCATED_LATE = "the answer, or the last event of a stream, is half a JSON"
+    WRONG_LENGTHS = "a logprob is missing, also in the first event of a stream"
+    WRONG_LENGTHS_LATE = "a logprob is missing, in the last event of a stream"
     NO_STOP_ID = "the id that ended the reply is trimmed"
-    FREEZES = "from then on nothing is answered, until `thaw`"
-    GOES = "from then on connections are refused, until `listen`"
+    FREEZES = "from then on nothing is answered, until `thaw`; a stream stops in its middle"
+    GOES = "from then on connections are refused, until `listen`; a stream breaks in its middle"
     DIES = "the connection closes in the middle of the answer"
     ABORTED = "it ends half way, as by a change of weights"
     ABORTED_AT_ONCE = "it ends before the first token"
@@ -44,6 +46,9 @@ class Mishap(enum.Enum):
     BUSY = "it is answered with 503, to be asked again after 7 s"
 
 
+_TRUNCATED = (Mishap.TRUNCATED, Mishap.TRUNCATED_LATE)
+_WRONG_LENGTHS = (Mishap.WRONG_LENGTHS, Mishap.WRONG_LENGTHS_LATE)
+_LATE = (Mishap.TRUNCATED_LATE, Mishap.WRONG_LENGTHS_LATE)
 IMPLAUSIBLE = (Mishap.OUTSIDE_VOCABULARY, Mishap.AFTER_STOP, Mishap.TOO_MANY, Mishap.ABOVE_ZERO)
 
 
@@ -76,13 +81,34 @@ class Said(NamedTuple):
     conversation: Hashable
 
 
+class Unfinished(NamedTuple):
+    """A reply of which a part was given, and which goes on where a prompt has that part, or more of what was sent."""
+
+    step: Step
+    prompt_ids: list[int]
+    whole: list[int]
+    least: int  # of it that a prompt must have
+    is_next: bool  # the script does not count it as given yet
+
+
+class Reply(NamedTuple):
+    """What is to be sent for a request: all ids, and how it ends."""
+
+    asked: Asked
+    ids: list[int]
+    logprobs: list[float]
+    finish: str
+    cached_tokens: int
+
+
 Script = Sequence[str | Step] | Callable[[Asked], str | Step]
 
 
 class ScriptedEngine:
     """`async with ScriptedEngine(tokenizer, script) as engine:` serves at `engine.url` until the block ends.
 
-    `conversation` says to which conversation a request belongs, None for one that stands alone.
+    `conversation` says to which conversation a request belongs, None for one that stands alone. With `incremental`,
+    events of a stream have what is new alone, as those of SGLang with --incremental-streaming-output.
     """
 
     def __init__(
@@ -95,6 +121,7 @@ class ScriptedEngine:
         seed: int = 0,
         version: str = "v0",
         context: int = 131_072,
+        incremental: bool = False,
         conversation: Callable[[Asked], Hashable] = lambda asked: "the only one",
     ) -> None:
         end_id = tokenizer.token_to_id(end_of_turn)
@@ -112,9 +139,10 @@ class ScriptedEngine:
         self._splits = Splits(tokenizer, random.Random(seed)) if unusual else None
         self._chance = random.Random(seed + 1)
         self._context = context
+        self._incremental = incremental
         self._conversation = conversation
         self._held: dict[Hashable, list[int]] = {}
-        self._rest: dict[Hashable, tuple[Step, list[int]]] = {}  # of replies that were interrupted
+        self._unfinished: dict[Hashable, Unfinished] = {}
         self._next_step = 0
         self._running: dict[str, asyncio.Event] = {}
         self._takes = asyncio.Event()
@@ -200,19 +228,22 @@ class ScriptedEngine:
             return web.json_response({"error": "no such thing"}, status=400)
         if mishap is Mishap.BUSY:
             return web.json_response({"error": "busy"}, status=503, headers={"Retry-After": "7"})
+        if not body.get("stream"):
+            await self._vanish(mishap)
+        await self._takes.wait()
+        aborted = self._running[body["rid"]] = asyncio.Event()
+        try:
+            return await self._answer(request, asked, mishap, aborted, cached, conversation)
+        finally:
+            del self._running[body["rid"]]
+
+    async def _vanish(self, mishap: Mishap | None) -> None:
         if mishap is Mishap.FREEZES:
             self._thawed.clear()
             await self._thawed.wait()
         if mishap is Mishap.GOES:
             self._going = asyncio.ensure_future(self.refuse())
             await asyncio.Event().wait()
-        await self._takes.wait()
-        aborted = self._running[body["rid"]] = asyncio.Event()
-        try:
-            said = await self._say(asked, mishap, aborted, cached, conversation)
-        finally:
-            del self._running[body["rid"]]
-        return await self._deliver(request, said, mishap)
 
     def _look_at_prompt(self, asked: Asked, conversation: Hashable) -> int:
         """How much of the prompt is known; less than all that was held before is a violation."""
@@ -227,9 +258,15 @@ class ScriptedEngine:
             )
         return shared
 
-    async def _say(
-        self, asked: Asked, mishap: Mishap | None, aborted: asyncio.Event, cached: int, conversation: Hashable
-    ) -> Said:
+    async def _answer(
+        self,
+        request: web.Request,
+        asked: Asked,
+        mishap: Mishap | None,
+        aborted: asyncio.Event,
+        cached: int,
+        conversation: Hashable,
+    ) -> web.StreamResponse:
         version = self.version
         step, whole, is_next = self._step(asked, conversation)
         ids, finish = whole, step.finish
@@ -239,39 +276,64 @@ class ScriptedEngine:
             ids, finish = ids[: params["max_new_tokens"]], "length"
         if mishap is Mishap.ABORTED_AT_ONCE:
             aborted.set()
-        count = len(ids) // 2 if mishap is Mishap.ABORTED else len(ids)
+        if mishap is Mishap.ABORTED:
+            ids, finish = ids[: len(ids) // 2], "abort"
+        logprobs = [-self._chance.expovariate(2.0) for _ in ids]
+        reply = Reply(asked, ids, logprobs, finish, cached)
+        stream = None
+        if asked.body.get("stream"):
+            # Whatever becomes of it, the client has a part, and may go on from there.
+            self._unfinished[conversation] = Unfinished(step, asked.prompt_ids, whole, 0, is_next)
+            stream = EventStream(self, self._garbled(reply, mishap), mishap, incremental=self._incremental)
+            await stream.begin(request)
         if mishap is Mishap.HANG:
             await aborted.wait()
-        count = await self._sampled_before_abort(count, step.token_delay_s, aborted)
-        if aborted.is_set() or mishap is Mishap.ABORTED:
-            ids, finish = ids[:count], "abort"
-        logprobs = [-self._chance.expovariate(2.0) for _ in ids]
-        said = Said(asked, ids, logprobs, version, finish, cached, conversation)
-        self.said.append(said)
-        if mishap not in (Mishap.TRUNCATED, Mishap.WRONG_LENGTHS, Mishap.DIES, *IMPLAUSIBLE):
+        count = await self._sample(reply, mishap, step.token_delay_s, aborted, stream)
+        if aborted.is_set():
+            reply = reply._replace(ids=ids[:count], logprobs=logprobs[:count], finish="abort")
+        self.said.append(Said(asked, reply.ids, reply.logprobs, version, reply.finish, cached, conversation))
+        if mishap not in (*_TRUNCATED, *_WRONG_LENGTHS, Mishap.DIES, *IMPLAUSIBLE):
             self._next_step += is_next
-            self._rest.pop(conversation, None)
-            kept = ids[:-1] if mishap is Mishap.NO_STOP_ID else ids
+            kept = reply.ids[:-1] if mishap is Mishap.NO_STOP_ID else reply.ids
             self._held[conversation] = asked.prompt_ids + kept
-            if finish == "abort":
-                self._rest[conversation] = (step, whole[len(ids) :])
-        # What was not delivered whole is asked for again, and binds nobody.
-        return said
+            self._unfinished.pop(conversation, None)
+            if reply.finish == "abort":
+                self._unfinished[conversation] = Unfinished(step, asked.prompt_ids, whole, len(kept), False)
+        elif mishap in IMPLAUSIBLE:
+            self._unfinished.pop(conversation, None)
+        # What was not delivered whole is asked for again, or from where it broke off, and binds nobody.
+        sent = self._garbled(reply, mishap)
+        return await (self._deliver(request, sent, mishap) if stream is None else stream.end(request, sent))
 
-    async def _sampled_before_abort(self, count: int, delay_s: float, aborted: asyncio.Event) -> int:
-        for sampled in range(count):
+    async def _sample(
+        self,
+        reply: Reply,
+        mishap: Mishap | None,
+        delay_s: float,
+        aborted: asyncio.Event,
+        stream: "EventStream | None",
+    ) -> int:
+        """How many ids were sampled, all of them unless it was aborted; a stream is sent them meanwhile."""
+        for sampled in range(len(reply.ids)):
             if aborted.is_set():
                 return sampled
+            if stream is not None and sampled == len(reply.ids) // 2:
+                await self._vanish(mishap)
             if delay_s:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(aborted.wait(), delay_s)
-        return count
+            if stream is not None and not aborted.is_set():
+                await stream.sampled(sampled + 1)
+        return len(reply.ids)
 
     def _step(self, asked: Asked, conversation: Hashable) -> tuple[Step, list[int], bool]:
         """A reply and whether it is the script's next, or else what is left of one that was interrupted."""
-        step, rest = self._rest.get(conversation, (None, []))
-        if step is not None and asked.prompt_ids == self._held[conversation]:
-            return step, rest, False
+        unfinished = self._unfinished.get(conversation)
+        if unfinished is not None:
+            step, prompt_ids, whole, least, is_next = unfinished
+            part = asked.prompt_ids[len(prompt_ids) :]
+            if asked.prompt_ids == prompt_ids + whole[: len(part)] and len(part) >= least:
+                return step, whole[len(part) :], is_next
         given = self._script(asked) if callable(self._script) else self._script[self._next_step]
         step = given if isinstance(given, Step) else Step(given)
         return step, self._ids(step), True
@@ -284,47 +346,56 @@ class ScriptedEngine:
         assert self.text_of(ids) == step.text
         return [*ids, self.end_id] if step.finish == "stop" else ids
 
-    async def _deliver(self, request: web.Request, said: Said, mishap: Mishap | None) -> web.StreamResponse:
-        ids, logprobs, finish = list(said.ids), list(said.logprobs), said.finish
+    def _garbled(self, reply: Reply, mishap: Mishap | None) -> Reply:
+        """The reply as it is sent."""
+        asked, ids, logprobs, finish, _ = reply
         match mishap:
             case Mishap.NO_STOP_ID:
                 ids, logprobs = ids[:-1], logprobs[:-1]
             case Mishap.OUTSIDE_VOCABULARY:
-                ids[0] = 900_000
+                ids = [900_000, *ids[1:]]
             case Mishap.AFTER_STOP:
                 ids, logprobs = [*ids, *ids], [*logprobs, *logprobs]
             case Mishap.TOO_MANY:
-                most = said.asked.body["sampling_params"]["max_new_tokens"]
+                most = asked.body["sampling_params"]["max_new_tokens"]
                 ids, logprobs, finish = [ids[0]] * (most + 50), [-0.5] * (most + 50), "length"
             case Mishap.ABOVE_ZERO:
-                logprobs[0] = 0.5
+                logprobs = [0.5, *logprobs[1:]]
             case Mishap.ABORTED_AT_STOP:
                 finish = "abort"
+        return reply._replace(ids=ids, logprobs=logprobs, finish=finish)
+
+    def answer(self, reply: Reply, mishap: Mishap | None, since: int = 0, until: int | None = None) -> bytes:
+        """SGLang's JSON: of a whole reply, or of an event with the ids from `since` on, `until` which it has come."""
+        count = len(reply.ids) if until is None else until
+        ids = reply.ids[since:count]
+        triples = [[value, token, None] for value, token in zip(reply.logprobs[since:count], ids, strict=True)]
+        if mishap in _WRONG_LENGTHS and (until is None or mishap not in _LATE):
+            triples = triples[:-1]
         reasons: dict[str, Json] = {
             "stop": {"type": "stop", "matched": self.end_id},
-            "length": {"type": "length", "length": len(ids)},
+            "length": {"type": "length", "length": count},
             "abort": {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None},
         }
-        triples = [[value, token, None] for value, token in zip(logprobs, ids, strict=True)]
-        if mishap is Mishap.WRONG_LENGTHS:
-            triples = triples[:-1]
         answer = {
             "text": self.text_of(ids),
             "output_ids": ids,
             "meta_info": {
-                "id": said.asked.body["rid"],
-                "finish_reason": reasons[finish],
-                "prompt_tokens": len(said.asked.prompt_ids),
-                "completion_tokens": len(ids),
-                "cached_tokens": said.cached_tokens,
+                "id": reply.asked.body["rid"],
+                "finish_reason": reasons[reply.finish] if until is None else None,
+                "prompt_tokens": len(reply.asked.prompt_ids),
+                "completion_tokens": count,
+                "cached_tokens": reply.cached_tokens,
                 "weight_version": self.version,
                 "output_token_logprobs": triples,
-                "output_token_logprobs_length": len(triples),
+                "output_token_logprobs_length": count,
             },
         }
         data = json.dumps(answer).encode()
-        if mishap is Mishap.TRUNCATED:
-            data = data[: len(data) // 2]
+        return data[: len(data) // 2] if mishap in _TRUNCATED and (until is None or mishap not in _LATE) else data
+
+    async def _deliver(self, request: web.Request, sent: Reply, mishap: Mishap | None) -> web.StreamResponse:
+        data = self.answer(sent, mishap)
         if mishap is not Mishap.DIES:
             return web.Response(body=data, content_type="application/json")
         response = web.StreamResponse(headers={"Content-Length": str(len(data))})
@@ -362,10 +433,56 @@ class ScriptedEngine:
         return web.json_response({"model_path": "/models/scripted", "weight_version": self.version})
 
     async def _server_info(self, request: web.Request) -> web.Response:
-        return web.json_response({"served_model_name": "scripted", "context_length": None, "version": "0.5.23"})
+        return web.json_response(
+            {
+                "served_model_name": "scripted",
+                "context_length": None,
+                "version": "0.5.23",
+                "incremental_streaming_output": self._incremental,
+            }
+        )
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "scripted", "max_model_len": self._context}]})
+
+
+class EventStream:
+    """The events of one streamed reply, at the interval that its request asks for."""
+
+    def __init__(self, engine: ScriptedEngine, sent: Reply, mishap: Mishap | None, *, incremental: bool) -> None:
+        self._engine = engine
+        self._sent = sent
+        self._mishap = mishap
+        self._incremental = incremental
+        self._interval: int = sent.asked.body["sampling_params"].get("stream_interval") or 1
+        self._given = 0
+        self._response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+
+    async def begin(self, request: web.Request) -> None:
+        await self._response.prepare(request)
+
+    async def sampled(self, count: int) -> None:
+        """Send what there is, if it is time; the last ids come with the end."""
+        dead = self._mishap is Mishap.DIES and count > len(self._sent.ids) // 2
+        if not dead and count < len(self._sent.ids) and (self._interval == 1 or count % self._interval == 1):
+            await self._event(self._engine.answer(self._sent, self._mishap, self._since(), count))
+            self._given = count
+
+    async def end(self, request: web.Request, sent: Reply) -> web.StreamResponse:
+        """The rest of what is sent in the end, which is less where it was aborted."""
+        if self._mishap is Mishap.DIES:
+            assert request.transport is not None
+            request.transport.abort()
+            return self._response
+        await self._event(self._engine.answer(sent, self._mishap, self._since()))
+        await self._response.write(b"data: [DONE]\n\n")
+        return self._response
+
+    def _since(self) -> int:
+        return self._given if self._incremental else 0
+
+    async def _event(self, data: bytes) -> None:
+        await self._response.write(b"data: " + data + b"\n\n")
 
 
 class Splits:

@@ -18,7 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import rolltape
-from engines.wanted import generation
+from engines.wanted import Told, generation
 from rolltape.errors import EngineError
 from rolltape.gateway.engines.opening import open_engine
 from rolltape.gateway.engines.protocol import Engine, Generated
@@ -64,6 +64,9 @@ class Checks:
         await self.constraints()
         await self.abort()
         await self.cancel()
+        if self.engine.streams:
+            await self.streaming()
+            await self.abort_of_stream()
 
     async def stop_id(self) -> None:
         wanted = generation(self.hello, stop_ids=self.end)
@@ -145,6 +148,34 @@ class Checks:
             worst = float(np.nanmax(np.abs(await self.raw(self.noise, given) - given.logprobs), initial=0))
             as_raw = given.logprob_kind is LogprobKind.RAW
             self.holds("gives the logprobs of what there was", not as_raw or worst < TOLERANCE, f"({worst:.1e})")
+
+    async def streaming(self) -> None:
+        settings: dict[str, Any] = {"temperature": 0.0, "max_tokens": 100}
+        plain = await self.engine.generate(generation(self.noise, name="w1", **settings))
+        told = Told()
+        streamed = await self.engine.generate(generation(self.noise, name="w2", on_sampled=told, **settings))
+        sizes = [len(chunk) for chunk in told.chunks]
+        self.holds("tells what it gives, while it samples", told.ids == streamed.ids.tolist(), f"(chunks of {sizes})")
+        self.holds("tells it in parts", len(told.chunks) > 1)
+        self.holds("gives the same streamed", streamed.ids.tolist() == plain.ids.tolist())
+        same = [(one.first_version, one.last_version) for one in (plain, streamed)]
+        self.holds("says the same versions streamed", same[0] == same[1], same)
+        assert streamed.logprobs is not None
+        worst = float(np.nanmax(np.abs(await self.raw(self.noise, streamed) - streamed.logprobs)))
+        as_raw = streamed.logprob_kind is LogprobKind.RAW
+        self.holds("gives the logprobs of what it streamed", not as_raw or worst < TOLERANCE, f"({worst:.1e})")
+
+    async def abort_of_stream(self) -> None:
+        first = asyncio.Event()
+        told = Told(first.set)
+        wanted = generation(self.noise, name="v", temperature=2.0, max_tokens=1500, on_sampled=told)
+        task = asyncio.create_task(self.engine.generate(wanted))
+        async with asyncio.timeout(20):
+            await first.wait()
+            await self.engine.abort("v")
+            given = await task
+        self.holds("ends a stream when it is aborted", given.finish is Finish.ABORT, f"(with {len(given.ids)} ids)")
+        self.holds("gives what it told before", given.ids.tolist() == told.ids)
 
     async def cancel(self) -> None:
         task = asyncio.create_task(self.engine.generate(generation(self.noise, name="c", max_tokens=1500)))

@@ -85,8 +85,8 @@ async def test_what_it_cannot_do_is_a_fault_and_a_closed_one_is_unreachable() ->
 async def test_ids_are_told_as_they_are_sampled_and_the_reply_is_the_same() -> None:
     engine = loaded()
     told = Told()
-    plain = await engine.generate(generation(PROMPT, seed=5, max_tokens=30))
-    streamed = await engine.generate(generation(PROMPT, name="b", seed=5, max_tokens=30, on_sampled=told))
+    plain = await engine.generate(generation(PROMPT, seed=5, max_tokens=300))
+    streamed = await engine.generate(generation(PROMPT, name="b", seed=5, max_tokens=300, on_sampled=told))
     await engine.close()
     assert len(told.chunks) > 1
     assert told.ids == streamed.ids.tolist() == plain.ids.tolist()

@@ -196,6 +196,22 @@ async def test_a_stream_equals_the_whole_answer(small: Path, incremental: bool) 
         assert later["output_ids"][: len(earlier["output_ids"])] == earlier["output_ids"]
 
 
+@pytest.mark.parametrize("incremental", [False, True])
+async def test_an_event_after_the_first_brings_as_many_ids_as_the_interval(small: Path, incremental: bool) -> None:
+    async with served(small, incremental=incremental) as client:
+        params = {"max_new_tokens": 200, "ignore_eos": True, "sampling_seed": 2}
+        whole = await client.post("/generate", {"input_ids": [1], "sampling_params": params})
+        body = {"input_ids": [1], "sampling_params": {**params, "stream_interval": 15}}
+        events = [event async for event in client.events(body)][:-1]
+        counts = [event["meta_info"]["completion_tokens"] for event in events]
+        assert all(later - earlier >= 15 for earlier, later in pairwise(counts[:-1]))
+        assert counts[-1] == 200
+        ids = [token for event in events for token in event["output_ids"]] if incremental else events[-1]["output_ids"]
+        assert ids == whole["output_ids"]
+        none = {"input_ids": [1], "sampling_params": {"stream_interval": 0}}
+        assert "at least 1" in (await client.post("/generate", none, status=400))["error"]["message"]
+
+
 async def test_a_streamed_list_says_which_prompt_each_event_is_for(small: Path) -> None:
     async with served(small) as client:
         prompts = [[1], [2], [3]]

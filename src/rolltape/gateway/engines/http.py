@@ -2,15 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager, suppress
 from email.utils import parsedate_to_datetime
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import aiohttp
 import msgspec
 
 from rolltape.errors import EngineDied, EngineError, EngineFault, EngineUnreachable
+from rolltape.gateway.engines.protocol import Generated, Generation
+from rolltape.gateway.engines.sampled import ImplausibleReply, Telling
 
 _T = TypeVar("_T")
 
@@ -180,6 +182,23 @@ def _short(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
 
 
+class GrowingReply(Protocol):
+    """A reply of which events come one by one."""
+
+    ids: list[int]
+
+    @property
+    def ended(self) -> bool:
+        """Whether the engine said how it ended."""
+
+    def add(self, data: bytes) -> list[int]:
+        """Take an event and return its new ids; EngineFault, and nothing of it is taken, where it makes no sense."""
+
+
+class Contradiction(EngineFault):
+    """An event says otherwise than those before it, so that neither can be believed."""
+
+
 class HttpEngine:
     """What engines behind HTTP have in common. Most of them abort a generation when its connection closes."""
 
@@ -195,6 +214,38 @@ class HttpEngine:
 
     async def close(self) -> None:
         await self._http.close()
+
+    async def _stream(
+        self, wanted: Generation, path: str, body: bytes, reply: "GrowingReply", generated: Callable[[bool], Generated]
+    ) -> Generated:
+        """Read a reply's events to their end, and pass on its ids as they come.
+
+        However the stream breaks, what came is kept: also before an event that makes no sense, ids were sampled.
+        `generated(True)` is the whole reply, `generated(False)` what came of one that broke off.
+        """
+        try:
+            await self._run(wanted.id, self._read(wanted, path, body, reply))
+            return generated(reply.ended)
+        except Contradiction as error:
+            raise ImplausibleReply(str(error), generated(False)) from None
+        except (EngineDied, EngineFault) as error:
+            if not reply.ids:
+                raise
+            raise EngineDied(str(error), generated(False)) from None
+
+    async def _read(self, wanted: Generation, path: str, body: bytes, reply: "GrowingReply") -> None:
+        telling = Telling(wanted)
+        try:
+            async with aclosing(self._http.events(path, body)) as events:
+                async for data in events:
+                    telling.add(reply.add(data))
+                    if len(reply.ids) > telling.limit:
+                        return  # it does not end by itself, and what came is too much already
+        except EngineDied:
+            if not reply.ended:
+                raise
+        if not reply.ended:
+            raise EngineDied(f"{self.name}, generation {wanted.id}: its events ended before the reply did")
 
     async def _run(self, generation_id: str, work: Coroutine[None, None, _T]) -> _T | None:
         """The work's result; None: it was aborted. Cancelling the caller ends the work too."""

@@ -4,17 +4,15 @@ Its `/inference/v1/generate` gives the same, but only on servers started for it.
 request when its connection closes, and what had been sampled until then would else be lost.
 """
 
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
 
-from rolltape.errors import EngineDied, EngineFault
+from rolltape.errors import EngineFault
 from rolltape.gateway.engines.http import MODEL_CARDS, HttpEngine, PromptUsage, decoded, event_error
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.engines.sampled import (
     FINISHES,
-    Telling,
     parse_finish,
     sampled_ids,
     sampled_logprobs,
@@ -49,36 +47,42 @@ class _StreamEvent(msgspec.Struct):
 _EVENT = msgspec.json.Decoder(_StreamEvent)
 
 
-class _SoFar:
+class _VllmReply:
     """A reply as it grows; without a finish it was aborted, or broke off."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: str) -> None:
+        self._where = where
         self.ids: list[int] = []
         self.logprobs: list[float | None] = []
         self.finish: Finish | None = None
         self.stop_string: str | None = None
         self.cached_tokens: int | None = None
 
-    def add(self, event: _StreamEvent, where: str) -> list[int]:
-        """Take what an event has, if all of it is sound; returns its ids."""
-        new: list[int] = []
-        for choice in event.choices:
-            if choice.token_ids is None:
-                raise EngineFault(f"{where}: no token_ids in its events; vLLM gives them from 0.10.2 on")
-            finish = None if choice.finish_reason is None else parse_finish(choice.finish_reason, FINISHES, where)
-            ids = sampled_ids(choice.token_ids, where)
-            given = [] if choice.logprobs is None else choice.logprobs.token_logprobs
-            logprobs = [None if value == _NO_LOGPROB else value for value in given]
-            sampled_logprobs(logprobs, ids, where)
-            self.ids += choice.token_ids
-            self.logprobs += logprobs
-            new += choice.token_ids
-            if finish is Finish.STOP and isinstance(choice.stop_reason, str):
-                finish, self.stop_string = Finish.STOP_STRING, choice.stop_reason
-            self.finish = finish or self.finish
+    @property
+    def ended(self) -> bool:
+        return self.finish is not None
+
+    def add(self, data: bytes) -> list[int]:
+        event = decoded(data, _EVENT, self._where)
+        if event.error is not None:
+            raise event_error(event.error, self._where)
         if event.usage is not None:
             self.cached_tokens = event.usage.cached_tokens
-        return new
+        return self._take(event.choices[0]) if event.choices else []
+
+    def _take(self, choice: _StreamChoice) -> list[int]:
+        if choice.token_ids is None:
+            raise EngineFault(f"{self._where}: no token_ids in its events; vLLM gives them from 0.10.2 on")
+        finish = None if choice.finish_reason is None else parse_finish(choice.finish_reason, FINISHES, self._where)
+        given = [] if choice.logprobs is None else choice.logprobs.token_logprobs
+        logprobs = [None if value == _NO_LOGPROB else value for value in given]
+        sampled_logprobs(logprobs, sampled_ids(choice.token_ids, self._where), self._where)
+        self.ids += choice.token_ids
+        self.logprobs += logprobs
+        if finish is Finish.STOP and isinstance(choice.stop_reason, str):
+            finish, self.stop_string = Finish.STOP_STRING, choice.stop_reason
+        self.finish = finish or self.finish
+        return choice.token_ids
 
 
 class VllmEngine(HttpEngine):
@@ -121,30 +125,12 @@ class VllmEngine(HttpEngine):
     async def generate(self, wanted: Generation) -> Generated:
         if self._model is None:
             await self.facts()
-        so_far = _SoFar()
         where = f"{self.name}, generation {wanted.id}"
-        try:
-            await self._run(wanted.id, self._read(wanted, so_far, where))
-        except (EngineDied, EngineFault) as error:
-            if so_far.finish is None and not so_far.ids:
-                raise
-            if so_far.finish is None:  # what came is kept, also before an event that makes no sense
-                raise EngineDied(str(error), self._generated(wanted, so_far, where)) from None
-        return self._generated(wanted, so_far, where)
-
-    async def _read(self, wanted: Generation, so_far: _SoFar, where: str) -> None:
-        telling = Telling(wanted)
+        reply = _VllmReply(where)
         body = msgspec.json.encode(self._body(wanted))
-        async with aclosing(self._http.events("/v1/completions", body)) as events:
-            async for data in events:
-                event = decoded(data, _EVENT, where)
-                if event.error is not None:
-                    raise event_error(event.error, where)
-                telling.add(so_far.add(event, where))
-                if len(so_far.ids) > telling.limit:
-                    return  # it does not end by itself, and what came is too much already
-        if so_far.finish is None:
-            raise EngineDied(f"{where}: its events ended before the reply did")
+        return await self._stream(
+            wanted, "/v1/completions", body, reply, lambda _: self._generated(wanted, reply, where)
+        )
 
     def _body(self, wanted: Generation) -> dict[str, Any]:
         return {
@@ -162,15 +148,15 @@ class VllmEngine(HttpEngine):
             **_constraint_fields(wanted.constraint),
         }
 
-    def _generated(self, wanted: Generation, so_far: _SoFar, where: str) -> Generated:
-        ids = sampled_ids(so_far.ids, where)
+    def _generated(self, wanted: Generation, reply: _VllmReply, where: str) -> Generated:
+        ids = sampled_ids(reply.ids, where)
         return Generated(
             ids=ids,
-            logprobs=sampled_logprobs(so_far.logprobs, ids, where),
-            finish=so_far.finish or Finish.ABORT,
-            stop_string=so_far.stop_string,
+            logprobs=sampled_logprobs(reply.logprobs, ids, where),
+            finish=reply.finish or Finish.ABORT,
+            stop_string=reply.stop_string,
             logprob_kind=self._kind,
-            cached_tokens=so_far.cached_tokens,
+            cached_tokens=reply.cached_tokens,
             constrained=wanted.constraint is not None,
         )
 

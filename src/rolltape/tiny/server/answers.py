@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 class SglangAnswer:
-    """One prompt's answer: takes the pieces of a reply and says at any time what SGLang would."""
+    """One prompt's answer: `take` the pieces of a reply, and write at any time what SGLang would."""
 
     def __init__(self, asked: Asked, texts: TokenTexts | None, kind: LogprobKind) -> None:
         self._asked = asked
@@ -27,14 +27,18 @@ class SglangAnswer:
         self._tops: list[list[list[Any]]] = []
         self._given_text = self._given_ids = 0
 
-    def add(self, piece: Piece) -> Json:
-        """The answer so far."""
-        self._take(piece)
+    def is_due(self, piece: Piece) -> bool:
+        """Whether an event is to follow this piece: for the first id, after each interval, and at the end."""
+        count = len(self._ids) - self._given_ids
+        return piece.reply is not None or count >= (self._asked.stream_interval if self._given_ids else 1)
+
+    def whole(self, piece: Piece) -> Json:
+        """The answer so far, up to the piece that was taken last."""
+        self._given_ids = len(self._ids)
         return self._json(piece)
 
-    def add_delta(self, piece: Piece) -> Json:
+    def delta(self, piece: Piece) -> Json:
         """Only what is new since the last one."""
-        self._take(piece)
         whole = self._json(piece)
         meta, since = whole["meta_info"], self._given_ids
         for name in ("output_token_logprobs", "output_top_logprobs"):
@@ -47,7 +51,7 @@ class SglangAnswer:
         self._given_ids = len(self._ids)
         return {**whole, "output_ids": whole["output_ids"][since:]}
 
-    def _take(self, piece: Piece) -> None:
+    def take(self, piece: Piece) -> None:
         self._ids += piece.ids
         if self._growing is not None:
             self._text += "".join(map(self._growing.add, piece.ids))

@@ -97,7 +97,9 @@ class EngineServer:
         answer = SglangAnswer(asked, self.engine.texts, self._kind)
         pieces = self.engine.stream(asked.prompt_ids, asked.sampling, request_id=asked.request_id, whole=True)
         async with aclosing(pieces):
-            return answer.add(await anext(pieces))
+            piece = await anext(pieces)
+            answer.take(piece)
+            return answer.whole(piece)
 
     async def _stream(self, request: web.Request, asked: list[Asked], many: bool) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -131,12 +133,14 @@ class EngineServer:
 
     async def _follow(self, index: int, asked: Asked, queue: "asyncio.Queue[Json | EngineError]") -> None:
         answer = SglangAnswer(asked, self.engine.texts, self._kind)
-        add = answer.add_delta if self._incremental else answer.add
+        write = answer.delta if self._incremental else answer.whole
         try:
             pieces = self.engine.stream(asked.prompt_ids, asked.sampling, request_id=asked.request_id)
             async with aclosing(pieces):
                 async for piece in pieces:
-                    queue.put_nowait({**add(piece), "index": index})
+                    answer.take(piece)
+                    if answer.is_due(piece):
+                        queue.put_nowait({**write(piece), "index": index})
         except EngineError as error:
             queue.put_nowait(error)
 

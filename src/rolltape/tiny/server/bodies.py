@@ -28,6 +28,7 @@ class SglangSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
     sampling_seed: int | None = None
+    stream_interval: int | None = None  # how many ids an event brings, after the first
     spaces_between_special_tokens: bool | None = None  # of no effect on byte-level tokenizers
 
 
@@ -39,7 +40,6 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (None, 0),
     "repetition_penalty": (None, 1),
     "min_new_tokens": (None, 0),
-    "stream_interval": (None, 1),
     **dict.fromkeys(("stop_regex", "json_schema", "regex", "ebnf", "structural_tag"), (None,)),
     **dict.fromkeys(("logit_bias", "custom_params"), (None, {})),
 }
@@ -102,6 +102,7 @@ class Asked(NamedTuple):
     logprob_texts: bool
     skip_special: bool
     trim_stop: bool
+    stream_interval: int
 
 
 def decode(data: bytes, shape: type[_Body]) -> _Body:
@@ -207,6 +208,9 @@ def _asked(
     start = max(len(prompt) - 1, 0) if start is None or start == -1 else start
     if not 0 <= start <= len(prompt):
         raise BodyError(f"logprob_start_len {start} for a prompt of {len(prompt)} ids")
+    interval = 1 if params.stream_interval is None else params.stream_interval
+    if interval < 1:
+        raise BodyError(f"stream_interval {interval}; it is at least 1")
     return Asked(
         request_id=request_id,
         prompt_ids=prompt,
@@ -216,6 +220,7 @@ def _asked(
         logprob_texts=body.return_text_in_logprobs,
         skip_special=params.skip_special_tokens is not False,
         trim_stop=not params.no_stop_trim,
+        stream_interval=interval,
     )
 
 
