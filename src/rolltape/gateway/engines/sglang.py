@@ -92,9 +92,9 @@ _ABILITIES_BY_BACKEND = {
 }
 
 
-# Events that repeat the reply were measured to take 40 bytes and 0.5 µs of reading for every id in each of them. With an
-# event per id, a reply of 32,768 ids would take 21 GB and four minutes. So the interval grows with the reply's limit,
-# and an id is sent at most 64 times on average: 84 MB and one second. The first id always comes at once.
+# Events that repeat the reply were measured to take 40 bytes and 0.5 µs of reading for every id in each of them. With
+# an event per id, a reply of 32,768 ids would take 21 GB and four minutes. So the interval grows with the reply's
+# limit, and an id is sent at most 64 times on average: 84 MB and one second. The first id always comes at once.
 _LEAST_INTERVAL = 16
 _MOST_REPEATED_EVENTS = 128
 
