@@ -11,7 +11,7 @@ import pytest
 import xgrammar
 from xgrammar.testing import _is_grammar_accept_string as lets_through
 
-from prompts.test_renderer_families import folder_for, loaded
+from prompts.family_folders import prompts_of
 from rolltape.gateway.engines.structural_tags import structural_tag
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.gateway.prompts.reply_form import Thinking
@@ -35,10 +35,6 @@ XML_FAMILIES = ["prime-qwen3", "qwen3.5", "qwen3.6", "nemotron-3"]
 def scratch() -> Iterator[Path]:
     with TemporaryDirectory() as made:
         yield Path(made)
-
-
-def prompts_of(family: str, scratch: Path) -> ChatPrompts:
-    return loaded(family, folder_for(family, scratch))
 
 
 def constraint(prompts: ChatPrompts, thinking: Thinking = Thinking.OFF, **fields: Any) -> Constraint:

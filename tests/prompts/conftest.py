@@ -1,5 +1,9 @@
 """Prompts of the shipped model, and of the real Qwen3 tokenizer."""
 
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import pytest
 
 from prompts.conversing import TINY
@@ -21,3 +25,10 @@ def qwen3() -> ChatPrompts:
 def prompts(request: pytest.FixtureRequest) -> ChatPrompts:
     loaded: ChatPrompts = request.getfixturevalue(request.param)
     return loaded
+
+
+@pytest.fixture(scope="session")
+def scratch() -> Iterator[Path]:
+    """A folder for the tokenizers of renderer families."""
+    with TemporaryDirectory() as made:
+        yield Path(made)

@@ -1,64 +1,19 @@
 """Facts about the families of renderers that hold for each of them, on a vocabulary with the tokens that they need."""
 
-import json
-import re
-import shutil
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer
 
-from prompts.conversing import ASKED, HEARD, LOOK, SYSTEM, TINY, TOLD, called
-from rolltape.errors import CheckpointError
-from rolltape.gateway.prompts import ChatPrompts, PromptIds, families
+from prompts.conversing import ASKED, HEARD, LOOK, SYSTEM, TOLD, called
+from prompts.family_folders import prompts_of
+from rolltape.gateway.prompts import PromptIds
 from rolltape.gateway.prompts.families import READS_PROMPT_END, RENDERS_IN_PARTS
-from rolltape.gateway.prompts.tokenizer import FolderTokenizer
 from rolltape.records.turn import TokenChain
 
 NEWS: list[list[dict[str, Any]]] = [[HEARD], [HEARD, HEARD], [ASKED], [SYSTEM]]
 REPLIES = ["I see. </think> Done.", "<think>unfinished", ""]
-
-
-@pytest.fixture(scope="module")
-def scratch() -> Iterator[Path]:
-    with TemporaryDirectory() as made:
-        yield Path(made)
-
-
-def folder_for(family: str, scratch: Path) -> Path:
-    """A folder with the shipped vocabulary and whatever tokens the family asks for."""
-    folder = scratch / family
-    if folder.is_dir():
-        return folder
-    folder.mkdir()
-    shutil.copy(TINY / "tokenizer.json", folder)
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
-    while wanted := missing_token(family, folder):
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        tokenizer.add_special_tokens([AddedToken(wanted, special=True, normalized=False)])
-        tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
-
-
-def missing_token(family: str, folder: Path) -> str | None:
-    try:
-        families.make(family, FolderTokenizer(folder))
-    except CheckpointError as error:
-        named = re.search(r"[Tt]oken '([^']+)'|for '([^']+)'", str(error))
-        if named is None:
-            raise
-        return named.group(1) or named.group(2)
-    return None
-
-
-@cache
-def loaded(family: str, folder: Path) -> ChatPrompts:
-    return ChatPrompts(folder, renderer=family)
 
 
 @pytest.mark.parametrize("family", sorted(READS_PROMPT_END))
@@ -67,7 +22,7 @@ def loaded(family: str, folder: Path) -> ChatPrompts:
 def test_the_end_of_a_prompt_does_for_the_whole(
     family: str, new: list[dict[str, Any]], stopped: bool, scratch: Path
 ) -> None:
-    prompts = loaded(family, folder_for(family, scratch))
+    prompts = prompts_of(family, scratch)
     asked = [SYSTEM, ASKED | {"content": "words " * 200 + "</think> <think> x"}]
     prompt = prompts.render(asked, [LOOK], None).ids
     renderer = prompts._renderer(None)
@@ -101,7 +56,7 @@ PARTS: list[tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any
 def test_a_part_of_a_prompt_is_rendered_as_in_the_whole(
     family: str, tools: list[dict[str, Any]] | None, scratch: Path
 ) -> None:
-    prompts = loaded(family, folder_for(family, scratch))
+    prompts = prompts_of(family, scratch)
     for stays, before, after in PARTS:
         held = prompts.render([*stays, *before], tools, None).ids
         whole = prompts.render([*stays, *before, *after], tools, None)
@@ -113,7 +68,7 @@ def test_a_part_of_a_prompt_is_rendered_as_in_the_whole(
 
 
 def test_calls_under_ids_of_the_models_own_keep_them(scratch: Path) -> None:
-    kimi = loaded("kimi-k2", folder_for("kimi-k2", scratch))
+    kimi = prompts_of("kimi-k2", scratch)
     assert kimi.tool_ids_matter
     prompt = kimi.render([ASKED], [LOOK], None).ids
     written = (
@@ -127,7 +82,7 @@ def test_calls_under_ids_of_the_models_own_keep_them(scratch: Path) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3.5", "nemotron-3", "minimax-m2"])
 def test_late_system_messages_fold_where_a_family_refuses_or_drops_them(family: str, scratch: Path) -> None:
-    prompts = loaded(family, folder_for(family, scratch))
+    prompts = prompts_of(family, scratch)
     late = {"role": "system", "content": "Hurry."}
     chat = [SYSTEM, ASKED, called({"city": "Köln"}), HEARD, late, ASKED]
     given = prompts.render(chat, [LOOK], None)

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from rolltape.gateway.prompts.reply_form import THINK_END, THINK_START, Thinking
+from rolltape.gateway.prompts.families import THINK_END, THINK_START
+from rolltape.gateway.prompts.reply_form import Thinking
 from rolltape.gateway.turn.constraints import Constraint
 
 Format = dict[str, Any]

@@ -16,6 +16,8 @@ from rolltape.gateway.prompts.families import (
     DEFAULT,
     READS_PROMPT_END,
     RENDERS_IN_PARTS,
+    THINK_END,
+    THINK_START,
     Renderer,
     Tools,
     make,
@@ -23,7 +25,8 @@ from rolltape.gateway.prompts.families import (
 )
 from rolltape.gateway.prompts.messages import Prepared, prepared
 from rolltape.gateway.prompts.reply import Parsed
-from rolltape.gateway.prompts.reply_form import THINK_END, THINK_START, Thinking, find_reply_form
+from rolltape.gateway.prompts.reply_form import Thinking, find_reply_form
+from rolltape.gateway.prompts.splitter import ReplySplitter, find_split_rules
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer, SpecialText
 from rolltape.records.turn import Ids, TokenChain
 
@@ -82,6 +85,8 @@ class ChatPrompts:
         self.renderer = f"{choice.name} (renderers {version()})"
         self.vocabulary = tokenizer.vocabulary  # one more than the largest id
         self.stop_ids = tuple(by_default.get_stop_token_ids())
+        self._split_rules = find_split_rules(choice.name, tokenizer, self.stop_ids)
+        self.streams = self._split_rules is not None  # replies can be shown while they are sampled
         self.reply_form = find_reply_form(self._renderers.get(False, by_default), tokenizer)
         self.fingerprint = _fingerprint(tokenizer, self.renderer, by_default, self._options)
 
@@ -183,7 +188,28 @@ class ChatPrompts:
         `calls_as_text`: calls, though well-formed, are treated as malformed ones, since they may not be made.
         """
         end, renderer = self._prompt_end(held_prompt), self._renderer(thinking)
-        return reply.parse(renderer, self._tokenizer, end, reply_ids, tools or None, stop_string, calls_as_text)
+        return reply.parse(
+            renderer,
+            self._tokenizer,
+            self._split_rules,
+            end,
+            reply_ids,
+            tools or None,
+            stop_string,
+            calls_as_text,
+        )
+
+    def splitter(
+        self, prompt: TokenChain, thinking: bool | None, tools: Tools, stop_strings: Sequence[str]
+    ) -> ReplySplitter | None:
+        """A splitter for the reply to that prompt; None: replies of this model can be read only when they are whole.
+
+        `stop_strings` are all that may end the reply. `tools` do not matter to any family that has a splitter today.
+        """
+        if self._split_rules is None:
+            return None
+        begun = reply.begins_thinking(self._renderer(thinking), self._tokenizer, self._prompt_end(prompt))
+        return ReplySplitter(self._split_rules, thinking_begun=begun, stop_strings=stop_strings)
 
     def thinking_at(self, prompt: Ids, thinking: bool | None) -> Thinking | None:
         """Whether the reply to a prompt begins with thinking; None: it may, in a form that is not known."""

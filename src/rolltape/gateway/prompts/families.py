@@ -1,7 +1,10 @@
 """The interface to the untyped `renderers` package: one renderer per model family, and the quirks of each."""
 
+import enum
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
+
+import msgspec
 
 from rolltape.errors import CheckpointError
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer
@@ -9,6 +12,7 @@ from rolltape.gateway.prompts.tokenizer import FolderTokenizer
 Chat = list[dict[str, Any]]
 Tools = list[dict[str, Any]] | None
 
+THINK_START, THINK_END = "<think>", "</think>"
 DEFAULT = "default"  # the folder's own chat template, which never bridges
 
 # These read of a held prompt no more than the generation prompt at its end, so that its last ids do for the whole.
@@ -47,6 +51,39 @@ RENDERS_IN_PARTS = frozenset(
 )
 # Its encoding comes from a package that fetches its vocabulary, so it is never tried unasked.
 _ONLY_BY_NAME = frozenset({DEFAULT, "gpt-oss"})
+
+
+class CallInThinking(enum.Enum):
+    """What the mark of a call means while thinking is open."""
+
+    DRAFT = "draft"  # the call ends the thinking, unless a mark after it does; then the call was part of the thinking
+    ENDS_THINKING = "ends_thinking"
+    PART_OF_THINKING = "part_of_thinking"
+
+
+class ReplyMarks(msgspec.Struct, frozen=True, kw_only=True):
+    """The marks that separate the thinking, the text and the calls of a family's replies.
+
+    A mark is a token of its own. A `spelled` mark counts whatever tokens spell it. So do the marks of thinking where
+    the vocabulary has no tokens for them.
+    """
+
+    calls: tuple[str, ...] = ()  # any of them begins the calls
+    in_thinking: CallInThinking = CallInThinking.DRAFT
+    spelled_calls: tuple[str, ...] = ()
+    spelled_in_thinking: tuple[str, ...] = ()  # these end thinking
+    json_call: bool = False  # a reply that begins with `{` may be a call as a whole
+    think_start: str = THINK_START
+    think_end: str = THINK_END
+
+
+_QWEN = ReplyMarks(calls=("<tool_call>",))
+# Families whose replies can be split while they are sampled, by the marks that their parsers in `renderers` look for.
+# Held by tests. The others (channels, as of gpt-oss; a template of unknown form) are parsed when a reply is whole.
+REPLY_MARKS = {
+    **dict.fromkeys(("qwen3", "qwen3-vl", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8"), _QWEN),
+    **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), _QWEN),
+}
 
 
 class Tokens(Protocol):

@@ -1,4 +1,8 @@
-"""Parse sampled ids into the reply that the agent gets: text, thinking, tool calls."""
+"""Parse the sampled ids of a whole reply into what the agent gets: text, thinking, tool calls.
+
+Thinking and text are those of the splitter (`splitter.py`) where the model has one, so that a reply is the same whether
+it was streamed or not. The calls are those of the renderer.
+"""
 
 import json
 import math
@@ -8,6 +12,7 @@ from typing import Any
 import msgspec
 
 from rolltape.gateway.prompts.families import Call, Renderer, Response, Tools
+from rolltape.gateway.prompts.splitter import ReplySplitter, SplitRules
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer
 from rolltape.records.turn import Ids
 
@@ -53,6 +58,7 @@ class Parsed(msgspec.Struct, frozen=True, kw_only=True):
 def parse(
     renderer: Renderer,
     tokenizer: FolderTokenizer,
+    rules: SplitRules | None,
     prompt_end: Ids,
     reply: Ids,
     tools: Tools,
@@ -61,11 +67,55 @@ def parse(
 ) -> Parsed:
     """Take a reply apart; `stop_string` ended it, and is no part of it."""
     sampled = reply.tolist()
-    ids = _before_stop(sampled, renderer.get_stop_token_ids())
     try:
         response = renderer.parse_response(sampled, tools=tools, prompt_ids=prompt_end.tolist())
     except (ValueError, RecursionError):
-        # Python's JSON reader gives up on numbers of many digits and on deep nesting.
+        response = None  # Python's JSON reader gives up on numbers of many digits and on deep nesting
+    if rules is None:
+        ids = _before_stop(sampled, renderer.get_stop_token_ids())
+        return _by_renderer(tokenizer, ids, response, stop_string, calls_as_text)
+    begun = begins_thinking(renderer, tokenizer, prompt_end)
+    splitter = ReplySplitter(rules, thinking_begun=begun, stop_strings=[stop_string] if stop_string else [])
+    splitter.add(reply)
+    splitter.end()
+    return _by_splitter(splitter, response, calls_as_text)
+
+
+def begins_thinking(renderer: Renderer, tokenizer: FolderTokenizer, prompt_end: Ids) -> bool:
+    """Whether a prompt has opened the thinking with which the reply begins, by the renderer's own judgment."""
+    return (
+        renderer.parse_response(tokenizer.encode("x"), tools=None, prompt_ids=prompt_end.tolist()).reasoning_complete
+        is False
+    )
+
+
+def _by_splitter(splitter: ReplySplitter, response: Response | None, calls_as_text: bool) -> Parsed:
+    attempts = [] if response is None or not splitter.has_calls else response.tool_calls
+    # A renderer may look for calls where the splitter has thinking.
+    attempts = [call for call in attempts if not call.token_span or call.token_span[0] >= splitter.reasoning_ids]
+    good = [call for call in map(_delivered, attempts) if call is not None]
+    readable = len(good) == len(attempts) and response is not None
+    malformed = not readable or (bool(good) and calls_as_text) or (splitter.has_calls and not good)
+    reasoning, content = splitter.message(calls_as_text=malformed)
+    return Parsed(
+        content=content,
+        reasoning=reasoning or None,
+        calls=() if malformed else tuple(good),
+        malformed=malformed,
+        reasoning_tokens=splitter.reasoning_ids if reasoning else 0,
+        first_call_end=None if malformed else _first_call_end(attempts),
+    )
+
+
+def _by_renderer(
+    tokenizer: FolderTokenizer,
+    ids: list[int],
+    response: Response | None,
+    stop_string: str | None,
+    calls_as_text: bool,
+) -> Parsed:
+    """The reply of a model without a splitter."""
+    if response is None:
         return _as_text(tokenizer, ids, None, stop_string)
     calls = tuple(_delivered(call) for call in response.tool_calls)
     good = tuple(call for call in calls if call is not None)
@@ -77,8 +127,12 @@ def parse(
         reasoning=_cut(response.reasoning_content or "", unfinished).strip() or None,
         calls=good,
         reasoning_tokens=_reasoning_tokens(tokenizer, ids, response),
-        first_call_end=next((call.token_span[1] for call in response.tool_calls[:1] if call.token_span), None),
+        first_call_end=_first_call_end(response.tool_calls),
     )
+
+
+def _first_call_end(calls: Sequence[Call]) -> int | None:
+    return next((call.token_span[1] for call in calls[:1] if call.token_span), None)
 
 
 def _before_stop(ids: list[int], stop_ids: Sequence[int]) -> list[int]:

@@ -10,10 +10,9 @@ from typing import Any
 
 import msgspec
 
-from rolltape.gateway.prompts.families import Chat, Renderer, Tools
+from rolltape.gateway.prompts.families import THINK_END, THINK_START, Chat, Renderer, Tools
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer
 
-THINK_START, THINK_END = "<think>", "</think>"
 _NAMES = ("probe_a", "probe_b")
 _ARGUMENTS = {"q": "zz"}
 # What the probe's arguments look like, by the word that structural tags have for it.

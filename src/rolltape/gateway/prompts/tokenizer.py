@@ -13,10 +13,16 @@ from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 from rolltape.errors import CheckpointError, PromptError
 from rolltape.gateway.prompts.text_encoder import TextEncoder, pattern_of
+
+# How byte-level vocabularies write a byte: printable ones as their Latin-1 letter, the others from U+0100 on.
+_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
+_BYTE_LETTERS = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(256 + at): byte for at, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))
+}
 
 
 class SpecialText(enum.StrEnum):
@@ -58,6 +64,7 @@ class FolderTokenizer:
         self._marked = re.compile(f"{self._open}(.*?){self._close}", re.DOTALL)
         is_plain = special_text is SpecialText.PLAIN
         self._plain = TextEncoder(_without_added(self.source, file)) if is_plain else None
+        self._bytes: dict[int, bytes] = {}
 
     def guard(self, text: str) -> tuple[str, int]:
         """A user's or tool's text as `encode` shall get it, and how many special tokens are spelled out in it."""
@@ -82,6 +89,22 @@ class FolderTokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False, **_: object) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether the text of ids is their bytes put together, so that each can be decoded by itself."""
+        return isinstance(self._tokenizer.decoder, decoders.ByteLevel)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one id adds to a text, in a byte-level vocabulary; nothing for an id outside it."""
+        found = self._bytes.get(token)
+        if found is None:
+            written = (self._tokenizer.id_to_token(token) if token >= 0 else None) or ""
+            letters = [_BYTE_LETTERS.get(letter) for letter in written]
+            plain = [byte for byte in letters if byte is not None]
+            found = bytes(plain) if len(plain) == len(letters) else written.encode()
+            self._bytes[token] = found
+        return found
 
     def convert_tokens_to_ids(self, token: str) -> int | None:
         return self._id_or_none(token)

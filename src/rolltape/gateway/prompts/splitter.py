@@ -1,0 +1,289 @@
+"""Split a reply into thinking, text and calls while it is being sampled.
+
+A reply is thinking, then text, then calls, and each may be missing. The splitter reads ids as they come and says how
+much of the thinking and of the text may be shown. What is shown is a beginning of the final message, however the reply
+goes on. So the splitter withholds what is not decided: white space at the end, unfinished letters, a possible beginning
+of a mark or of a stop string, and everything from the first call on, which is text if a call is malformed.
+
+The message of a whole reply (`reply.py`) is made by the same splitter. So a streamed and an unstreamed reply are equal.
+"""
+
+import codecs
+import enum
+from collections.abc import Sequence
+
+import msgspec
+
+from rolltape.gateway.prompts.families import REPLY_MARKS, CallInThinking
+from rolltape.gateway.prompts.tokenizer import FolderTokenizer
+from rolltape.records.turn import Ids
+
+_Utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+class _Mark(enum.Enum):
+    """What a mark says."""
+
+    THINK_START = "think_start"
+    THINK_END = "think_end"
+    CALL = "call"
+    STOP = "stop"
+
+
+class _Part(enum.Enum):
+    """The part of a reply that is being read."""
+
+    OPENING = "opening"  # nothing but white space so far
+    THINKING = "thinking"
+    DRAFT = "draft"  # a call while thinking is open: part of the thinking if that is closed later, else the calls
+    TEXT = "text"
+    CALLS = "calls"
+
+
+class SplitRules(msgspec.Struct, frozen=True):
+    """How the replies of one model are split."""
+
+    tokenizer: FolderTokenizer
+    in_thinking: CallInThinking
+    tokens: dict[int, _Mark]  # the ids that are marks
+    spelled: dict[str, _Mark]  # the marks that count whatever ids spell them
+    openings: tuple[str, ...]  # those of them with which a reply may begin
+    inside: dict[_Part, tuple[str, ...]]  # and those that count inside a part
+
+
+def find_split_rules(family: str, tokenizer: FolderTokenizer, stop_ids: Sequence[int]) -> SplitRules | None:
+    """The rules for a family and its tokenizer; None: its replies are taken apart when they are whole."""
+    marks = REPLY_MARKS.get(family)
+    if marks is None or not tokenizer.is_byte_level:
+        return None
+    calls = [tokenizer.convert_tokens_to_ids(mark) for mark in marks.calls]
+    if None in calls:
+        return None
+    tokens = {token: _Mark.CALL for token in calls if token is not None}
+    spelled = dict.fromkeys((*marks.spelled_calls, *marks.spelled_in_thinking), _Mark.CALL)
+    openings: tuple[str, ...] = ()
+    draft: tuple[str, ...] = ()
+    thinking = marks.spelled_in_thinking
+    start, end = (tokenizer.convert_tokens_to_ids(mark) for mark in (marks.think_start, marks.think_end))
+    if marks.json_call:
+        openings, spelled = ("{",), {"{": _Mark.CALL}
+    elif start is not None and end is not None:
+        tokens |= {start: _Mark.THINK_START, end: _Mark.THINK_END}
+    else:
+        openings, draft = (marks.think_start,), (marks.think_end,)
+        thinking += openings + draft
+        spelled |= {marks.think_start: _Mark.THINK_START, marks.think_end: _Mark.THINK_END}
+    return SplitRules(
+        tokenizer=tokenizer,
+        in_thinking=marks.in_thinking,
+        tokens=tokens | dict.fromkeys(stop_ids, _Mark.STOP),
+        spelled=spelled,
+        openings=openings,
+        inside={
+            _Part.OPENING: marks.spelled_calls,
+            _Part.THINKING: thinking,
+            _Part.DRAFT: draft,
+            _Part.TEXT: marks.spelled_calls,
+            _Part.CALLS: (),
+        },
+    )
+
+
+class ReplySplitter:
+    """Splits one reply. Its cost is linear in the ids that it is given."""
+
+    def __init__(self, rules: SplitRules, *, thinking_begun: bool, stop_strings: Sequence[str] = ()) -> None:
+        """`thinking_begun`: the prompt has opened the thinking. `stop_strings` are those that may end the reply."""
+        stops = tuple(stop for stop in stop_strings if stop)
+        self._rules = rules
+        self._part = _Part.THINKING if thinking_begun else _Part.OPENING
+        self._utf8 = _Utf8(errors="replace")
+        self._undecided = ""  # letters that may begin a spelled mark
+        self._reasoning, self._text = _Shown(stops), _Shown(stops)
+        self._calls: list[str] = []  # all text from the first mark of a call on
+        self._ended = False  # by a stop id
+        self._ids = 0
+        self._ids_before_calls = 0
+        self.reasoning_ids = 0  # how many ids the thinking took, its marks included; known when it has ended
+
+    @property
+    def reasoning(self) -> str:
+        """The thinking that may be shown so far. It only grows."""
+        return self._reasoning.shown
+
+    @property
+    def text(self) -> str:
+        """The text that may be shown so far. It only grows."""
+        return self._text.shown
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a reply that has ended has the mark of a call outside its thinking."""
+        return self._part is _Part.CALLS
+
+    def add(self, ids: Ids) -> None:
+        """Read the ids that were sampled since the last time."""
+        tokens, token_bytes = self._rules.tokens, self._rules.tokenizer.token_bytes
+        run: list[bytes] = []  # of ids that are no marks
+        for token in ids.tolist():
+            if self._ended:
+                return
+            mark = tokens.get(token)
+            if mark is None:
+                run.append(token_bytes(token))
+                self._ids += 1
+                if not self._rules.spelled:  # else the id that completes a spelled mark counts
+                    continue
+            self._read(self._utf8.decode(b"".join(run)))
+            run.clear()
+            if mark is _Mark.STOP:
+                self._ended = True
+            elif mark is not None:
+                self._settle()
+                self._ids += 1
+                self._take(mark, token_bytes(token).decode(errors="replace"))
+        self._read(self._utf8.decode(b"".join(run)))
+
+    def end(self) -> None:
+        """Decide what is open, since no more ids will come."""
+        self._settle()
+        if self._part is _Part.THINKING:
+            self.reasoning_ids = self._ids
+        elif self._part is _Part.DRAFT:
+            self._end_thinking(self._ids_before_calls, _Part.CALLS)
+
+    def message(self, *, calls_as_text: bool) -> tuple[str, str]:
+        """The thinking and the text of a reply that has ended."""
+        if calls_as_text:
+            self._text.add("".join(self._calls))
+        return self._reasoning.whole(), self._text.whole()
+
+    def _read(self, text: str) -> None:
+        """Put text into its part; marks may be spelled in it."""
+        if not text:
+            return
+        text, self._undecided = self._undecided + text, ""
+        while text:
+            at, spelled = self._next_spelled(text)
+            self._put(text[:at])
+            if spelled is None:
+                self._undecided = text[at:]
+                return
+            self._take(self._rules.spelled[spelled], spelled)
+            text = text[at + len(spelled) :]
+
+    def _next_spelled(self, text: str) -> tuple[int, str | None]:
+        if self._part is _Part.OPENING and self._rules.openings:
+            at, spelled = _first(text, self._rules.openings)
+            if not text[:at].strip():
+                return at, spelled
+        return _first(text, self._rules.inside[self._part])
+
+    def _settle(self) -> None:
+        """Put what is undecided into its part: nothing follows that could complete a letter or a spelled mark."""
+        self._read(self._utf8.decode(b"", True))
+        self._put(self._undecided)
+        self._undecided = ""
+
+    def _put(self, text: str) -> None:
+        if not text:
+            return
+        if self._part is _Part.THINKING:
+            self._reasoning.add(text)
+        elif self._part in (_Part.DRAFT, _Part.CALLS):
+            self._calls.append(text)
+        else:
+            self._text.add(text)
+            if self._part is _Part.OPENING and text.strip():
+                self._part = _Part.TEXT
+
+    def _take(self, mark: _Mark, written: str) -> None:
+        """Go on to the part that a mark begins. Where it means nothing it is text like any other."""
+        part, in_thinking = self._part, self._rules.in_thinking
+        if mark is _Mark.THINK_START and part is _Part.OPENING:
+            self._text.clear()
+            self._part = _Part.THINKING
+        elif mark is _Mark.THINK_START and part is _Part.THINKING:
+            pass  # the model has opened it again
+        elif mark is _Mark.THINK_END and part in (_Part.THINKING, _Part.DRAFT):
+            self._reasoning.add("".join(self._calls))
+            self._calls.clear()
+            self._end_thinking(self._ids, _Part.TEXT)
+        elif mark is _Mark.CALL and part in (_Part.OPENING, _Part.TEXT):
+            self._calls.append(written)
+            self._part = _Part.CALLS
+        elif mark is _Mark.CALL and part is _Part.THINKING and in_thinking is not CallInThinking.PART_OF_THINKING:
+            self._calls.append(written)
+            self._ids_before_calls = self._ids - 1
+            if in_thinking is CallInThinking.DRAFT:
+                self._part = _Part.DRAFT
+            else:
+                self._end_thinking(self._ids_before_calls, _Part.CALLS)
+        else:
+            self._put(written)
+
+    def _end_thinking(self, ids: int, part: _Part) -> None:
+        self._reasoning.close()
+        self.reasoning_ids = ids
+        self._part = part
+
+
+class _Shown:
+    """A text that grows, and how much of it may be shown.
+
+    White space at either end is never shown, nor a stop string and what follows it, nor a possible beginning of one.
+    """
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = stops
+        self._held = ""  # what follows the text that is shown
+        self._stopped = False
+        self.shown = ""
+
+    def add(self, text: str) -> None:
+        self._held += text
+        if not self._stopped:
+            at, stop = _first(self._held, self._stops)
+            self._stopped = stop is not None
+            self._show(at)
+
+    def close(self) -> None:
+        """Show all of it: it goes on after whatever stop string is in it, so that one did not end the reply."""
+        self._show(len(self._held))
+        self._held, self._stopped = "", False
+
+    def clear(self) -> None:
+        """Forget text that has not been shown."""
+        self._held, self._stopped = "", False
+
+    def whole(self) -> str:
+        """All of it, when the reply has ended: up to a stop string, if there is one."""
+        return self.shown if self._stopped else f"{self.shown}{self._held}".strip()
+
+    def _show(self, end: int) -> None:
+        text = self._held[:end].rstrip()
+        if not text:
+            return
+        self._held = self._held[len(text) :]
+        # Python extends a text in place, which takes time for the new part alone, where no one else holds it.
+        shown, self.shown = self.shown, ""
+        shown += text if shown else text.lstrip()
+        self.shown = shown
+
+
+def _first(text: str, marks: tuple[str, ...]) -> tuple[int, str | None]:
+    """Where the first of some marks is, and which; None: what is there may be the beginning of one, or is the end."""
+    found: str | None = None
+    first = len(text)
+    for mark in marks:
+        whole = text.find(mark)
+        at = len(text) - _begun(text, mark) if whole < 0 else whole
+        if at < first:
+            first, found = at, None if whole < 0 else mark
+    return first, found
+
+
+def _begun(text: str, mark: str) -> int:
+    """With how many letters of a mark a text ends."""
+    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if text.endswith(mark[:size])), 0)
