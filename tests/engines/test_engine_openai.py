@@ -5,18 +5,22 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
 
+import rolltape
 from engines.wanted import generation
 from rolltape.errors import EngineFault, EngineUnreachable
 from rolltape.gateway.engines.openai_text import OpenAITextEngine
 from rolltape.gateway.engines.protocol import Engine, Generated, Generation
 from rolltape.gateway.request import ToolChoice
 from rolltape.records.turn import Finish
+from rolltape.tiny import shipped_model
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
@@ -37,7 +41,7 @@ class Endpoint:
             await asyncio.Event().wait()
         choice = {"index": 0, "message": self.message, "finish_reason": self.finish}
         usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
-        return web.json_response({"choices": [choice], "usage": usage})
+        return web.json_response({"id": "chatcmpl-1", "model": "it-2026", "choices": [choice], "usage": usage})
 
 
 @contextlib.asynccontextmanager
@@ -101,6 +105,71 @@ async def test_the_request_is_passed_on_with_what_the_endpoint_can_know() -> Non
     assert "top_k" not in engine.applies
 
 
+async def test_what_nobody_decided_is_left_to_the_endpoint() -> None:
+    endpoint = Endpoint({"role": "assistant", "content": "hi"})
+    async with reaching(endpoint) as engine:
+        await engine.generate(generation([], messages=MESSAGES))
+    assert endpoint.bodies == [{"model": "it", "messages": MESSAGES}]
+
+
+PNG = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+CUSTOM = {"type": "custom", "custom": {"name": "patch", "format": {"type": "text"}}}
+RAW: dict[str, Any] = {
+    "model": "theirs",
+    "messages": [{"role": "user", "content": [PNG], "odd": 1}],
+    "tools": [TOOLS[0], CUSTOM],
+    "tool_choice": "auto",
+    "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": {}}},
+    "reasoning_effort": "low",
+    "max_completion_tokens": 9,
+    "logit_bias": {"5": -100},
+    "some_field_of_tomorrow": {"a": [1]},
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
+PASSED_ON = {name: value for name, value in RAW.items() if name not in ("stream", "stream_options")}
+
+
+def names(*tools: str) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": name}} for name in tools]
+
+
+async def test_a_chat_body_is_passed_on_as_it_came() -> None:
+    endpoint = Endpoint({"role": "assistant", "content": "hi"})
+    async with reaching(endpoint) as engine:
+        wanted = generation([], messages=[{"role": "user", "content": "[image]"}], tools=names("run", "patch"))
+        wanted = with_ask(wanted, raw=RAW, model="theirs")
+        await engine.generate(wanted)
+    assert endpoint.bodies == [PASSED_ON]
+
+
+async def test_what_the_owner_decided_goes_before_what_came() -> None:
+    endpoint = Endpoint({"role": "assistant", "content": "hi"})
+    async with reaching(endpoint, model="ours") as engine:
+        wanted = generation([], tools=names("patch"), temperature=0.5, max_tokens=7)
+        await engine.generate(with_ask(wanted, raw=RAW))
+        await engine.generate(with_ask(generation([], name="g-2"), raw=RAW))
+    first, second = endpoint.bodies
+    decided = {"model": "ours", "temperature": 0.5, "max_completion_tokens": 7}
+    assert first == {**PASSED_ON, "tools": [CUSTOM], **decided}
+    without = {name: value for name, value in PASSED_ON.items() if name not in ("tools", "tool_choice")}
+    assert second == {**without, "model": "ours"}
+
+
+async def test_what_the_endpoint_says_beside_the_message_is_kept() -> None:
+    message = {"role": "assistant", "content": None, "refusal": "I cannot."}
+    async with reaching(Endpoint(message, "content_filter")) as engine:
+        given = await engine.generate(generation([], messages=MESSAGES))
+    assert given.finish is Finish.STOP
+    assert given.message == message
+    assert given.upstream == {
+        "id": "chatcmpl-1",
+        "model": "it-2026",
+        "usage": {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}},
+        "finish_reason": "content_filter",
+    }
+
+
 async def test_the_model_and_the_name_of_the_limit_can_be_set() -> None:
     endpoint = Endpoint({"role": "assistant", "content": "hi"})
     async with reaching(endpoint, model="gpt", limit_field="max_completion_tokens") as engine:
@@ -110,10 +179,10 @@ async def test_the_model_and_the_name_of_the_limit_can_be_set() -> None:
 
 
 async def test_the_key_is_sent_and_never_told(caplog: pytest.LogCaptureFixture) -> None:
-    endpoint = Endpoint({"role": "assistant", "content": "hi"}, "content_filter")
+    endpoint = Endpoint({"role": "assistant", "content": "hi"}, "boredom")
     caplog.set_level(logging.DEBUG)
     async with reaching(endpoint, api_key="sk-secret") as engine:
-        with pytest.raises(EngineFault, match="content_filter") as caught:
+        with pytest.raises(EngineFault, match="boredom") as caught:
             await engine.generate(generation([], messages=MESSAGES))
     assert endpoint.keys == ["Bearer sk-secret"]
     assert "sk-secret" not in caplog.text + str(caught.value) + repr(engine) + engine.name
@@ -128,3 +197,29 @@ async def test_abort_and_an_endpoint_that_is_not_there() -> None:
         assert (given.finish, given.message) == (Finish.ABORT, {"role": "assistant", "content": ""})
     with pytest.raises(EngineUnreachable):
         await OpenAITextEngine("http://127.0.0.1:9/v1").facts()
+
+
+async def test_through_the_gateway_only_what_was_decided_is_sent_and_the_turn_says_what_the_endpoint_said(
+    tmp_path: Path,
+) -> None:
+    endpoint = Endpoint({"role": "assistant", "content": "hi"})
+    async with (
+        reaching(endpoint) as engine,
+        rolltape.Gateway(engine=engine, model=shipped_model(), tape=tmp_path / "run") as gateway,
+        aiohttp.ClientSession() as http,
+    ):
+        for forced in ({}, {"max_tokens": 50, "temperature": 0.3}):
+            session = await gateway.open_session(task_id=str(forced), forced=forced)
+            body = {"model": "it", "messages": MESSAGES, "top_p": 0.9}
+            headers = {"Authorization": f"Bearer {session.key}"}
+            url = f"{session.openai_base_url}/chat/completions"
+            async with http.post(url, json=body, headers=headers) as response:
+                assert response.status == 200, await response.text()
+    plain, forced_body = (
+        {key: body.get(key) for key in ("top_p", "temperature", "max_tokens")} for body in endpoint.bodies
+    )
+    assert plain == {"top_p": 0.9, "temperature": None, "max_tokens": None}
+    assert forced_body == {"top_p": 0.9, "temperature": 0.3, "max_tokens": 50}
+    turns = [turn for rollout in rolltape.read(tmp_path / "run").rollouts() for turn in rollout.turns]
+    assert [turn.facts.extra["upstream"]["model"] for turn in turns] == ["it-2026"] * 2
+    assert turns[0].facts.extra["upstream"]["usage"]["completion_tokens"] == 2

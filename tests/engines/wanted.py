@@ -30,6 +30,7 @@ def generation(
         session=session,
         prompt_ids=np.array(prompt_ids, dtype=np.int32),
         sampling=params,
+        decided=SamplingParams(**sampling),
         stop_ids=tuple(stop_ids),
         vocabulary=vocabulary,
         held_tokens=held_tokens,

@@ -93,6 +93,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     strict_tools: frozenset[str] = frozenset()  # tools whose arguments are to follow their schema
     message_keys: tuple[bytes, ...] = ()  # a digest of each message, by which it is known again; (): not yet made
     body_bytes: int = 0  # of the request as it came
+    raw: dict[str, Any] | None = None  # a Chat Completions body as it came, for a hosted endpoint; None: not kept
     repaired: bool = False  # text that was not valid Unicode was replaced
 
     @property
@@ -104,7 +105,14 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     def digest(self) -> bytes:
         """Under which a request is known again, when it comes with its fields in another order or wants no stream."""
         # Codex (0.166) shuffles fields each time; Claude Code (2.1) asks without a stream once one has broken.
-        as_told = {"client": "", "body_bytes": 0, "stream": False, "include_usage": True, "ignored_params": ()}
+        as_told = {
+            "client": "",
+            "body_bytes": 0,
+            "raw": None,
+            "stream": False,
+            "include_usage": True,
+            "ignored_params": (),
+        }
         rest = msgspec.structs.replace(self, messages=[], message_keys=(), **as_told)
         return blake2b(b"".join((*self.message_keys, _encode(rest))), digest_size=16).digest()
 

@@ -1,4 +1,8 @@
-"""Any OpenAI-compatible chat endpoint as an engine: messages in, a message out, without ids or logprobs."""
+"""Any OpenAI-compatible chat endpoint as an engine: messages in, a message out, without ids or logprobs.
+
+A request goes on as it came: what nobody decided is left to the endpoint, and a field that nobody here knows is passed
+on. Requests of the other APIs are written in OpenAI's form first.
+"""
 
 from contextlib import suppress
 from typing import Any
@@ -6,7 +10,7 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import EngineFault
-from rolltape.gateway.engines.http import HttpEngine, PromptUsage, decoded
+from rolltape.gateway.engines.http import HttpEngine, decoded
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.engines.sampled import parse_finish
 from rolltape.gateway.request import ChatRequest
@@ -24,7 +28,12 @@ _FINISHES = {
     "tool_calls": Finish.STOP,
     "function_call": Finish.STOP,
     "length": Finish.LENGTH,
+    "content_filter": Finish.STOP,  # the word itself is kept in `upstream`
 }
+_NOT_PASSED_ON = frozenset({"stream", "stream_options"})  # the reply is asked for whole
+_OF_TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+_LIMITS = ("max_completion_tokens", "max_tokens")  # in the order in which endpoints heed them
+_UPSTREAM = ("id", "model", "usage", "system_fingerprint", "service_tier")
 
 
 class _ChatChoice(msgspec.Struct):
@@ -34,7 +43,11 @@ class _ChatChoice(msgspec.Struct):
 
 class _ChatCompletion(msgspec.Struct):
     choices: list[_ChatChoice]
-    usage: PromptUsage | None = None
+    usage: dict[str, Any] | None = None
+    id: str | None = None
+    model: str | None = None
+    system_fingerprint: str | None = None
+    service_tier: str | None = None
 
 
 _COMPLETION = msgspec.json.Decoder(_ChatCompletion)
@@ -44,7 +57,7 @@ class OpenAITextEngine(HttpEngine):
     """`url` is the base that OpenAI's own clients take, as in http://127.0.0.1:8000/v1.
 
     `model`: the one to ask for; None: the one that the agent named. `limit_field`: some models want their limit as
-    `max_completion_tokens`.
+    `max_completion_tokens`; an agent's own word for it goes on as it is.
     """
 
     token_faithful = False
@@ -74,12 +87,28 @@ class OpenAITextEngine(HttpEngine):
         return _generated(decoded(data, _COMPLETION, where), where)
 
     def _body(self, wanted: Generation) -> dict[str, Any]:
-        ask = wanted.request
-        given = {name: value for name, value in wanted.sampling.to_dict().items() if name in _APPLIES}
-        if "max_tokens" in given:
-            given[self._limit_field] = given.pop("max_tokens")
-        messages = [_plain_message(message) for message in ask.messages]
-        return {"model": self._model or ask.model, "messages": messages, **given, **_tools(ask), **_output_form(ask)}
+        request = wanted.request
+        decided = {name: value for name, value in wanted.decided.to_dict().items() if name in _APPLIES}
+        limit = decided.pop("max_tokens", None)
+        if request.raw is None:
+            messages = [_plain_message(message) for message in request.messages]
+            body = {"messages": messages, **_tools(request), **_output_form(request)}
+            limit_field = self._limit_field
+        else:
+            body = _as_it_came(request.raw, request)
+            limit_field = next((name for name in _LIMITS if body.get(name) is not None), self._limit_field)
+        given = decided if limit is None else {**decided, limit_field: limit}
+        return {**body, "model": self._model or request.model, **given}
+
+
+def _as_it_came(raw: dict[str, Any], request: ChatRequest) -> dict[str, Any]:
+    """A body without the tools that its session may not use, and without what belongs to tools where none is left."""
+    allowed = {tool["function"]["name"] for tool in request.all_tools or ()}
+    tools = [tool for tool in raw.get("tools") or () if tool[tool["type"]]["name"] in allowed]
+    body = {name: value for name, value in raw.items() if name not in _NOT_PASSED_ON}
+    if not tools:
+        return {name: value for name, value in body.items() if name not in _OF_TOOLS}
+    return {**body, "tools": tools}
 
 
 def _plain_message(message: dict[str, Any]) -> dict[str, Any]:
@@ -113,13 +142,21 @@ def _generated(completion: _ChatCompletion, where: str) -> Generated:
     if not completion.choices:
         raise EngineFault(f"{where}: an answer without choices")
     choice = completion.choices[0]
+    said = {name: getattr(completion, name) for name in _UPSTREAM} | {"finish_reason": choice.finish_reason}
     return Generated(
         ids=NO_IDS,
         logprobs=None,
         finish=parse_finish(choice.finish_reason, _FINISHES, where),
         message=_chat_form(choice.message),
-        cached_tokens=None if completion.usage is None else completion.usage.cached_tokens,
+        cached_tokens=_cached_tokens(completion.usage),
+        upstream={name: value for name, value in said.items() if value is not None},
     )
+
+
+def _cached_tokens(usage: dict[str, Any] | None) -> int | None:
+    details = (usage or {}).get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return cached if isinstance(cached, int) else None
 
 
 def _chat_form(message: dict[str, Any]) -> dict[str, Any]:
@@ -128,6 +165,8 @@ def _chat_form(message: dict[str, Any]) -> dict[str, Any]:
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if reasoning:
         reply["reasoning_content"] = reasoning
+    if message.get("refusal"):
+        reply["refusal"] = message["refusal"]
     if message.get("tool_calls"):
         reply["tool_calls"] = message["tool_calls"]
     return reply

@@ -36,6 +36,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     session: str  # requests of one session share prefixes
     prompt_ids: Ids
     sampling: SamplingParams  # as it shall be applied; max_tokens is always given
+    # As somebody decided it: the agent, the session, the gateway's owner. For an engine that has defaults of its own.
+    decided: SamplingParams = SamplingParams()
     stop_ids: tuple[int, ...]
     vocabulary: int | None = None  # one more than the largest id of the tokenizer; None: not known
     held_tokens: int = 0  # of the prompt: those whose side arrays are on the tape already
@@ -64,6 +66,7 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     side_arrays: Mapping[str, Any] = {}  # as `record_turn` takes them
     constrained: bool = False  # the ids were sampled under a constraint
     message: dict[str, Any] | None = None  # in chat form, of an engine that gives text only; None: parse the ids
+    upstream: Mapping[str, Any] = {}  # what a hosted endpoint says beside the message: model, usage, finish reason
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):

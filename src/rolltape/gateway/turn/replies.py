@@ -171,6 +171,7 @@ def _extra(turn: "GatewayTurn") -> dict[str, Any]:
         "cut_after_call": outcome.kept_ids is not None,
         "engine": last.engine.name if last else None,
         "cached_tokens": last.given.cached_tokens if last else None,
+        "upstream": dict(last.given.upstream) if last else None,
         "engine_errors": turn.reply.engine_errors,  # before the reply came, or it was given up
         "stop_string": outcome.stop_string,
         "folded": bool(prompt.new.folded),

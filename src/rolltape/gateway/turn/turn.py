@@ -370,12 +370,16 @@ class Turns:
         await self.prompt(turn)
         return turn.prompt_tokens
 
-    def _applied(self, turn: GatewayTurn, sampled: int) -> SamplingParams:
-        """The sampling parameters as engines get them: forced ones, the agent's, the session's, the gateway's."""
+    def _decided(self, turn: GatewayTurn) -> SamplingParams:
+        """The sampling parameters that somebody decided: forced ones, the agent's, the session's, the gateway's."""
         spec, settings = turn.session.spec, self._settings
         asked = turn.request.sampling.over(spec.sampling).over(settings.sampling)
-        applied = settings.forced.over(spec.forced).over(asked).over(_NEUTRAL)
-        limit = settings.max_reply_tokens if applied.max_tokens is None else applied.max_tokens
+        return settings.forced.over(spec.forced).over(asked)
+
+    def _applied(self, turn: GatewayTurn, sampled: int) -> SamplingParams:
+        """The sampling parameters as engines get them, with a limit."""
+        applied = self._decided(turn).over(_NEUTRAL)
+        limit = self._settings.max_reply_tokens if applied.max_tokens is None else applied.max_tokens
         return msgspec.structs.replace(applied, max_tokens=max(min(limit - sampled, turn.room), 0))
 
     def context_of(self, session: "OpenSession | None") -> int | None:
@@ -434,6 +438,7 @@ class Turns:
                 session=turn.session.id,
                 prompt_ids=turn.prompt.ids,
                 sampling=turn.sampling,
+                decided=self._decided(turn),
                 stop_ids=self._prompts.stop_ids,
                 vocabulary=self._prompts.vocabulary,
                 held_tokens=_covered(turn.prompt.after),
