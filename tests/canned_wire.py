@@ -41,7 +41,7 @@ class CannedServer:
 
     async def reply(self, request: web.Request) -> web.StreamResponse:
         try:
-            ask = self.wire.read(await request.read(), request.headers)
+            ask = self.wire.read(await request.read(), request.headers, request.match_info)
         except BadRequest as error:
             return self._refused(Refusal(error.status, str(error)))
         self.asks.append(ask)

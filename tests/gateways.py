@@ -35,9 +35,20 @@ class Api(enum.StrEnum):
     CHAT = "chat"
     RESPONSES = "responses"
     MESSAGES = "messages"
+    GEMINI = "gemini"
 
 
-PATHS = {Api.CHAT: "/v1/chat/completions", Api.RESPONSES: "/v1/responses", Api.MESSAGES: "/v1/messages"}
+PATHS = {
+    Api.CHAT: "/v1/chat/completions",
+    Api.RESPONSES: "/v1/responses",
+    Api.MESSAGES: "/v1/messages",
+    Api.GEMINI: "/v1beta/models/it:generateContent",
+}
+
+
+def path_of(api: Api, *, stream: bool = False) -> str:
+    """Where a reply is asked for; one API has another place for streamed ones."""
+    return "/v1beta/models/it:streamGenerateContent?alt=sse" if stream and api is Api.GEMINI else PATHS[api]
 
 
 def user(text: str) -> Json:
@@ -45,7 +56,7 @@ def user(text: str) -> Json:
 
 
 def body_of(api: Api, messages: str | list[Json], **fields: Any) -> Json:
-    """A request of that API; messages are in the form that all three take."""
+    """A request of that API; messages are in the form that the first three take."""
     said = [user(messages)] if isinstance(messages, str) else messages
     match api:
         case Api.CHAT:
@@ -54,6 +65,14 @@ def body_of(api: Api, messages: str | list[Json], **fields: Any) -> Json:
             return {"model": "it", "messages": said, "max_tokens": 512, **fields}
         case Api.RESPONSES:
             return {"model": "it", "input": said, **fields}
+        case Api.GEMINI:
+            fields.pop("stream", None)
+            return {"contents": [_content(**one) for one in said], **fields}
+
+
+def _content(role: str, content: str | list[Json]) -> Json:
+    parts = [{"text": content}] if isinstance(content, str) else content
+    return {"role": "model" if role == "assistant" else "user", "parts": parts}
 
 
 class Answer(NamedTuple):
@@ -70,13 +89,14 @@ class Answer(NamedTuple):
 
     @property
     def events(self) -> list[Json]:
-        """The data of a streamed reply's events, its end aside."""
-        lines = [line[5:].strip() for line in self.raw.decode().splitlines() if line.startswith("data:")]
+        """The data of a streamed reply's events, its end aside; one API's error has no mark before it."""
+        marked = [line for line in self.raw.decode().splitlines() if line.startswith(("data:", "{"))]
+        lines = [line.removeprefix("data:").strip() for line in marked]
         return [json.loads(line) for line in lines if line != "[DONE]"]
 
     @property
     def error(self) -> str:
-        """What a refusal says, in the place where all three APIs have it."""
+        """What a refusal says, in the place where all APIs have it."""
         message: str = self.json["error"]["message"]
         return message
 
@@ -92,6 +112,8 @@ def text_of(api: Api, answer: Answer) -> str:
         case Api.RESPONSES:
             said = [item for item in body["output"] if item["type"] == "message"]
             return "".join(part["text"] for item in said for part in item["content"])
+        case Api.GEMINI:
+            return _gemini_text(body)
 
 
 def streamed_text_of(api: Api, answer: Answer) -> str:
@@ -106,6 +128,14 @@ def streamed_text_of(api: Api, answer: Answer) -> str:
             return "".join(delta.get("text", "") for delta in deltas)
         case Api.RESPONSES:
             return "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+        case Api.GEMINI:
+            return "".join(map(_gemini_text, events))
+
+
+def _gemini_text(response: Json) -> str:
+    contents = [candidate["content"] for candidate in response.get("candidates", ())]
+    parts = [part for content in contents for part in content["parts"] if not part.get("thought")]
+    return "".join(part.get("text", "") for part in parts)
 
 
 class Rig:
@@ -142,7 +172,8 @@ class Rig:
     ) -> Answer:
         """One request within a session."""
         headers = {"x_stainless_retry_count": str(retry)} if retry else {}
-        return await self.call("POST", f"/s/{opened['key']}{PATHS[api]}", body_of(api, messages, **fields), **headers)
+        path = f"/s/{opened['key']}{path_of(api, stream=bool(fields.get('stream')))}"
+        return await self.call("POST", path, body_of(api, messages, **fields), **headers)
 
     def asking(
         self, opened: Json, messages: str | list[Json], api: Api = Api.CHAT, **kw: Any

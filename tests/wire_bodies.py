@@ -18,7 +18,7 @@ _JSON = st.recursive(
     max_leaves=6,
 )
 _ARGUMENTS = st.dictionaries(st.text(max_size=5), _JSON, max_size=3).map(json.dumps) | st.text(max_size=20)
-_PATH = re.compile(r"^[a-z_]+(\[\d+\]|\.[a-z_]+)*\b|^the body")
+_PATH = re.compile(r"^[a-z_]+([A-Z][a-z]+)*(\[\d+\]|\.[a-z_]+([A-Z][a-z]+)*)*\b|^the body")
 
 
 @st.composite

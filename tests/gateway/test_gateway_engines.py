@@ -72,6 +72,8 @@ def _assert_error_event(api: Api, event: Json) -> None:
             assert (event["type"], event["error"]["type"]) == ("error", "api_error")
         case Api.RESPONSES:
             assert (event["type"], event["response"]["status"]) == ("response.failed", "failed")
+        case Api.GEMINI:
+            assert (event["error"]["code"], event["error"]["status"]) == (502, "UNAVAILABLE")
 
 
 async def test_what_an_engine_gave_before_it_failed_for_good_is_recorded(run: Path) -> None:
@@ -204,6 +206,8 @@ def _tools(api: Api) -> dict[str, Any]:
             return {"tools": [{"name": "calculator", "input_schema": schema}]}
         case Api.RESPONSES:
             return {"tools": [{"type": "function", "name": "calculator", "parameters": schema}]}
+        case Api.GEMINI:
+            return {"tools": [{"functionDeclarations": [{"name": "calculator", "parameters": schema}]}]}
 
 
 async def test_a_rollout_on_the_tape_says_which_engine_and_what_it_gave(run: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from gateways import CALCULATOR, PATHS, Api, Rig, rig, user
 from wire_bodies import broken
 
+COUNTING = {Api.MESSAGES: "/v1/messages/count_tokens", Api.GEMINI: "/v1beta/models/it:countTokens"}
 BODIES: dict[str, dict[str, Any]] = {
     PATHS[Api.CHAT]: {
         "model": "it",
@@ -65,7 +66,31 @@ BODIES: dict[str, dict[str, Any]] = {
         "max_output_tokens": 5,
         "stream": True,
     },
-    "/v1/messages/count_tokens": {"model": "it", "messages": [user("hello")], "system": "Be brief."},
+    PATHS[Api.GEMINI]: {
+        "systemInstruction": {"parts": [{"text": "Be brief."}]},
+        "contents": [
+            {"role": "user", "parts": [{"text": "hello"}, {"inlineData": {"mimeType": "image/png", "data": "AAAA"}}]},
+            {
+                "role": "model",
+                "parts": [
+                    {"text": "hm", "thought": True},
+                    {"functionCall": {"name": "calculator", "args": {"a": 1}}, "thoughtSignature": "c2ln"},
+                ],
+            },
+            {"role": "user", "parts": [{"functionResponse": {"name": "calculator", "response": {"output": "4"}}}]},
+        ],
+        "tools": [{"functionDeclarations": [{"name": "calculator", "parameters": {"type": "OBJECT"}}]}],
+        "toolConfig": {"functionCallingConfig": {"mode": "AUTO", "allowedFunctionNames": ["calculator"]}},
+        "generationConfig": {
+            "maxOutputTokens": 5,
+            "stopSequences": ["x"],
+            "responseMimeType": "application/json",
+            "responseSchema": {"type": "STRING", "nullable": True},
+            "thinkingConfig": {"thinkingBudget": 0},
+        },
+    },
+    COUNTING[Api.MESSAGES]: {"model": "it", "messages": [user("hello")], "system": "Be brief."},
+    COUNTING[Api.GEMINI]: {"generateContentRequest": {"contents": [{"parts": [{"text": "hello"}]}]}},
     "/sessions": {
         "task_id": "t",
         "task": {"a": [1]},
@@ -94,7 +119,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/weights": {"version": "v7"},
     "/weights/resume": {"version": "v8"},
 }
-PATHS_OF_AGENTS = (*PATHS.values(), "/v1/messages/count_tokens")
+PATHS_OF_AGENTS = (*PATHS.values(), *COUNTING.values())
 Send = Callable[[str, bytes], Awaitable[None]]
 
 

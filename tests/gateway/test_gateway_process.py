@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 import rolltape
-from gateways import PATHS, Answer, Api, body_of, scripted, streamed_text_of, text_of
+from gateways import PATHS, Answer, Api, body_of, path_of, scripted, streamed_text_of, text_of
 from rolltape.cli import run as rolltape_command
 from rolltape.gateway.admin_key import read_admin_key
 from rolltape.records.rollout import Status
@@ -89,15 +89,14 @@ async def _posted(http: aiohttp.ClientSession, url: str, body: Json) -> Answer:
 
 
 async def _agent(gateway: Served, name: str, received: list[str]) -> None:
-    """Ask without end, streamed and not, by all three APIs, and keep what came in full."""
+    """Ask without end, streamed and not, by all APIs, and keep what came in full."""
     url = gateway.url
     async with gateway.client() as http:
         opened = (await _posted(http, f"{url}/sessions", {"task_id": name})).json
         for number in range(10_000):
-            api, stream = list(Api)[number % 3], number % 2 == 0
-            answer = await _posted(
-                http, f"{url}/s/{opened['key']}{PATHS[api]}", body_of(api, f"{name} {number}", stream=stream)
-            )
+            api, stream = list(Api)[number % len(Api)], number % 3 == 0
+            path = f"{url}/s/{opened['key']}{path_of(api, stream=stream)}"
+            answer = await _posted(http, path, body_of(api, f"{name} {number}", stream=stream))
             assert answer.status == 200, answer.raw
             received.append((streamed_text_of if stream else text_of)(api, answer))
 

@@ -65,6 +65,11 @@ class GatewaySession:
         """For clients of Anthropic's API; the key is in it too."""
         return base_urls(self._gateway.public_url, self.key)["anthropic_base_url"]
 
+    @property
+    def google_base_url(self) -> str:
+        """For clients of the Gemini API; the key is in it too."""
+        return base_urls(self._gateway.public_url, self.key)["google_base_url"]
+
     def engine_wait(self) -> EngineWait:
         """Whether engines keep this session waiting, and their last error: whose fault a timeout is.
 

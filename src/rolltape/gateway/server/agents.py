@@ -17,7 +17,7 @@ from rolltape.gateway.service import Service
 from rolltape.gateway.sessions import OpenSession
 from rolltape.gateway.turn.history import keyed
 from rolltape.gateway.turn.turn import GatewayTurn, Shown
-from rolltape.gateway.wire import DIALECTS
+from rolltape.gateway.wire import DIALECTS, marked
 from rolltape.gateway.wire.protocol import Answers, CountsTokens, Dialect, ListsModels, ReplyStream
 from rolltape.records.turn import Delivery
 
@@ -49,10 +49,10 @@ class Agents:
         }
         # Claude Code looks at its base URL as it is, with HEAD.
         found = [web.get(path, _hello) for path in ("/", "/s/{key}", "/s/{key}/")]
-        for dialect in DIALECTS:
-            for route in dialect.routes:
-                method, handler = answers[route.answers]
-                found += [method(prefix + route.path, partial(handler, dialect)) for prefix in _PREFIXES]
+        for route in dict.fromkeys(route for dialect in DIALECTS for route in dialect.routes):
+            method, handler = answers[route.answers]
+            answer = partial(_by_mark, handler, [dialect for dialect in DIALECTS if route in dialect.routes])
+            found += [method(prefix + route.path, answer) for prefix in _PREFIXES]
         return found
 
     async def _turn(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
@@ -186,6 +186,11 @@ class Agents:
             raise SessionEnded(f"session {turn.session.id} was closed before the reply had come")
         if self._service.settings.open:
             self._service.open_sessions.note_reply(turn.session, turn.message)
+
+
+async def _by_mark(handler: Handler, dialects: Sequence[Dialect], http: web.Request) -> web.StreamResponse:
+    """Answer in the dialect that is meant, of those that have the route."""
+    return await handler(marked(http.headers, dialects), http)
 
 
 def _says_retry(http: web.Request) -> bool:

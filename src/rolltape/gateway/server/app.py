@@ -15,7 +15,7 @@ from rolltape.gateway.server.agents import DIALECT, SESSION, Agents, StreamFaile
 from rolltape.gateway.server.guard import ADMIN, GatewayGuard
 from rolltape.gateway.server.health import Health
 from rolltape.gateway.service import Service
-from rolltape.gateway.wire import DIALECTS
+from rolltape.gateway.wire import marked
 from rolltape.serving import is_loopback
 
 log = logging.getLogger("rolltape.access")
@@ -110,8 +110,7 @@ def _answering(service: Service) -> Middleware:
 
 
 def _refusal(request: web.Request, status: int, message: str, *, final: bool, code: str | None = None) -> web.Response:
-    by_mark = (one for one in DIALECTS if one.mark is not None and one.mark in request.headers)
-    dialect = request.get(DIALECT) or next(by_mark, DIALECTS[0])
+    dialect = request.get(DIALECT) or marked(request.headers)
     headers = {"x-should-retry": "false"} if final else {}
     body = dialect.error(status, message, code)
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)

@@ -24,7 +24,10 @@ class Answers(enum.Enum):
 
 
 class Route(NamedTuple):
-    """A path of an API, in aiohttp's form, and what it answers. Each also exists below `/s/{key}`."""
+    """A path of an API, in aiohttp's form, and what it answers. Each also exists below `/s/{key}`.
+
+    Several dialects may have the same route: the mark that a request carries says which is meant.
+    """
 
     path: str
     answers: Answers

@@ -1,0 +1,171 @@
+"""Convert the contents of a Gemini request to messages in chat form.
+
+A streamed reply comes back as several contents of the model, one for each event, so those in a row are one message.
+Results of functions often come without the id of their call: they are matched by name and order.
+"""
+
+import base64
+import binascii
+from typing import Any
+
+from rolltape.gateway.wire.fields import Fields
+from rolltape.gateway.wire.media import media_part
+from rolltape.records.jsonable import encode_json
+
+_SIGNATURE = "rolltape_"
+# The API has arguments that are an object. Others that a model wrote go out as the text under this name.
+ARGUMENTS_AS_TEXT = "arguments_as_text"
+_ROLES = ("user", "model", "function")  # `function` is `user` under an older name
+_MEDIA = ("image", "audio", "video")
+
+Messages = list[dict[str, Any]]
+
+
+def sign_reply(turn_id: str) -> str:
+    """The thought signature of a reply: an echo brings it back, and so says which reply it is."""
+    return base64.b64encode(f"{_SIGNATURE}{turn_id}".encode()).decode()
+
+
+def read_contents(request: Fields) -> Messages:
+    """`systemInstruction` as a first message, and `contents`."""
+    messages: Messages = []
+    system = request.maybe_object("systemInstruction")
+    if system is not None:
+        messages.append({"role": "system", "content": _plain([_text_part(part) for part in system.objects("parts")])})
+    given = request.objects("contents")
+    if not given:
+        request.refuse("contents", "give at least one content")
+    calls: list[dict[str, Any]] = []  # of the last reply: those that have no result yet
+    reply: list[Fields] = []  # the parts of contents of the model in a row
+    for content in given:
+        parts = content.maybe_objects("parts") or []
+        if is_models(content):
+            reply += parts
+            continue
+        if reply:
+            messages.append(_assistant(reply))
+            calls = list(messages[-1].get("tool_calls", ()))
+            reply = []
+        messages += _user(parts, calls)
+    return [*messages, _assistant(reply)] if reply else messages
+
+
+def is_models(content: Fields) -> bool:
+    """Whether the model said it."""
+    return content.maybe_one_of("role", *_ROLES) == "model"
+
+
+def _user(parts: list[Fields], calls: list[dict[str, Any]]) -> Messages:
+    """A tool message for each result, and a user message for each stretch of text, in the order they came."""
+    read: Messages = []
+    for part in parts:
+        if part.get("functionResponse") is not None:
+            read.append(_tool_result(part.object("functionResponse"), calls))
+        elif read and read[-1]["role"] == "user":
+            read[-1]["content"].append(_text_part(part))
+        else:
+            read.append({"role": "user", "content": [_text_part(part)]})
+    for message in read:
+        message["content"] = _plain(message["content"])
+    return read or [{"role": "user", "content": ""}]
+
+
+def _assistant(parts: list[Fields]) -> dict[str, Any]:
+    """One message. Text, thoughts and calls each keep their order; chat form has none among them."""
+    texts: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    signatures: list[str] = []
+    for part in parts:
+        signatures.append(_signature(part))
+        if part.get("functionCall") is not None:
+            calls.append(_tool_call(part.object("functionCall")))
+        elif part.maybe_flag("thought"):
+            thoughts.append(part.maybe_text("text") or "")
+        else:
+            texts.append(_text_part(part))
+    ours = [one for one in signatures if one.startswith(_SIGNATURE)]
+    fields = {
+        "id": ours[0].removeprefix(_SIGNATURE) if ours else None,
+        "reasoning_content": "".join(thoughts),
+        "thinking_signatures": [one for one in signatures if one and one not in ours],
+        "tool_calls": calls,
+    }
+    # Texts in a row are one text that was streamed.
+    text = texts if any(len(one) > 2 for one in texts) else "".join(one["text"] for one in texts)
+    return {"role": "assistant", "content": text or None} | {name: value for name, value in fields.items() if value}
+
+
+def _signature(part: Fields) -> str:
+    """The signature of a part: ours as it was before it was encoded, any other as it came."""
+    given = part.maybe_text("thoughtSignature") or ""
+    try:
+        # The Python SDK (3.1) writes it in the alphabet for URLs; some leave the padding out.
+        text = base64.urlsafe_b64decode(given.replace("+", "-").replace("/", "_") + "==").decode()
+    except (binascii.Error, ValueError):
+        return given
+    return text if text.startswith(_SIGNATURE) else given
+
+
+def _tool_call(call: Fields) -> dict[str, Any]:
+    name = call.name()
+    args = {} if call.get("args") is None else call.object("args").value
+    written = args.get(ARGUMENTS_AS_TEXT)
+    is_text = isinstance(written, str) and len(args) == 1
+    arguments = written if is_text else encode_json(args, call.at("args"))[0].decode()
+    # A path does not change while a conversation grows, and so names a call that has no id.
+    given = call.maybe_text("id") or f"call_{call.path}"
+    return {"id": given, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _tool_result(result: Fields, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """The result of one of the calls, which is taken from them."""
+    name = result.name()
+    given = result.maybe_text("id") or None
+    named = (call for call in calls if (call["function"]["name"] if given is None else call["id"]) == (given or name))
+    call = next(named, None)
+    if call is not None:
+        calls.remove(call)
+    response = {} if result.get("response") is None else result.object("response").value
+    # By the API's rule: `output` is what the function gave, `error` what went wrong, else all of it is the output.
+    only = next(iter(response)) if len(response) == 1 else None
+    output = response[only] if only in ("output", "error") else response
+    text = output if isinstance(output, str) else encode_json(output, result.at("response"))[0].decode()
+    media = [_text_part(part) for part in result.maybe_objects("parts") or ()]
+    message = {
+        "role": "tool",
+        "tool_call_id": given or (f"call_{result.path}" if call is None else call["id"]),
+        "content": [{"type": "text", "text": text}, *media],
+    }
+    return message | {"is_error": True} if only == "error" else message
+
+
+def _text_part(part: Fields) -> dict[str, Any]:
+    """A part that is text, or a placeholder for what is none."""
+    for name in ("inlineData", "fileData"):
+        if part.get(name) is not None:
+            return _medium(part, part.object(name))
+    if part.get("text") is None and "thoughtSignature" not in part.value:
+        unknown = ", ".join(sorted(part.unread()))
+        part.refuse("text", f"known are text, inlineData, fileData and functions, not {unknown or 'an empty part'}")
+    part.skip("thought", "thoughtSignature")
+    return {"type": "text", "text": part.maybe_text("text") or ""} | {name: part.value[name] for name in part.unread()}
+
+
+def _medium(part: Fields, data: Fields) -> dict[str, Any]:
+    """The placeholder for a medium, which is kept as it came."""
+    kind = data.maybe_text("mimeType") or ""
+    source: dict[str, Any] = {"media_type": kind}
+    uri = data.maybe_text("fileUri")
+    if uri is None:
+        source |= {"type": "base64", "data": data.text("data")}
+    else:
+        source |= {"url": uri} if uri.startswith(("http:", "https:")) else {"file_id": uri}
+    named = {"title": data.maybe_text("displayName"), "source": source}
+    word = kind.partition("/")[0]
+    return media_part(Fields(named, part.path, part), word if word in _MEDIA else "document") | {"media": part.value}
+
+
+def _plain(content: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Text parts; a single one that is nothing else as a text."""
+    return str(content[0]["text"]) if len(content) == 1 and len(content[0]) == 2 else content

@@ -1,0 +1,204 @@
+"""Google's Gemini API, as the google-genai SDKs and gemini-cli speak it."""
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rolltape.gateway.request import ChatRequest
+from rolltape.gateway.wire.gemini.contents import ARGUMENTS_AS_TEXT, sign_reply
+from rolltape.gateway.wire.gemini.request import STREAMING, read_counting, read_request
+from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route, event, key_in
+from rolltape.records.jsonable import encode_json, is_deep, parse_strict
+from rolltape.records.messages import content_text
+from rolltape.records.turn import Finish
+
+if TYPE_CHECKING:
+    from rolltape.gateway.turn.turn import GatewayTurn
+
+_KEY = "x-goog-api-key"
+_MODELS = "/{version:v1|v1beta|v1alpha}/models"
+_STATUSES = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    408: "DEADLINE_EXCEEDED",
+    409: "ABORTED",
+    429: "RESOURCE_EXHAUSTED",
+    502: "UNAVAILABLE",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+    529: "UNAVAILABLE",
+}
+_DEEPEST_ARGUMENTS = 100  # levels: their echo lies within a body that may be little deeper
+# The Python SDK (3.1) and the JavaScript SDK take a comment for a broken event. Both pass over empty lines.
+_BLANK = b"\n"
+
+
+class GeminiDialect:
+    """`/v1beta/models/MODEL:generateContent`, and its like. The Python SDK (3.1) says `/v1`, as OpenAI's clients do."""
+
+    name = "gemini"
+    sdk = "google"
+    mark: str | None = _KEY
+    routes: tuple[Route, ...] = (
+        Route(f"{_MODELS}/{{model:.+}}:{{method:generateContent|{STREAMING}}}", Answers.TURN),
+        Route(f"{_MODELS}/{{model:.+}}:countTokens", Answers.COUNT),
+        Route("/v1/models", Answers.MODELS),
+        Route("/v1/models/{model:.+}", Answers.MODEL),
+        Route(_MODELS, Answers.MODELS),
+        Route(f"{_MODELS}/{{model:.+}}", Answers.MODEL),
+    )
+
+    def find_key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
+        return key_in(headers, _KEY) or query.get("key")
+
+    def base_url(self, root: str) -> str:
+        return root
+
+    def read(
+        self, body: bytes, headers: Mapping[str, str] = NO_HEADERS, path: Mapping[str, str] = NO_HEADERS
+    ) -> ChatRequest:
+        return msgspec.structs.replace(read_request(body, path), client=headers.get("User-Agent", ""))
+
+    def read_counting(self, body: bytes, path: Mapping[str, str] = NO_HEADERS) -> ChatRequest:
+        return read_counting(body, path)
+
+    def counted(self, prompt_tokens: int) -> bytes:
+        return _encode({"totalTokens": prompt_tokens})
+
+    def models(self, names: Collection[str]) -> bytes:
+        return _encode({"models": [_model(name) for name in names]})
+
+    def model(self, name: str) -> bytes:
+        return _encode(_model(name))
+
+    def whole(self, turn: "GatewayTurn") -> bytes:
+        message, signature = turn.message, sign_reply(turn.id)
+        text, calls = content_text(message.get("content")), _calls(turn)
+        parts: list[dict[str, Any]] = []
+        if thoughts := message.get("reasoning_content"):
+            parts.append({"text": thoughts, "thought": True})
+        if text or not calls:
+            parts.append({"text": text, "thoughtSignature": signature})
+        return _encode(_response(turn, parts + calls, **_ending(turn)))
+
+    def stream(self, turn: "GatewayTurn", request: ChatRequest) -> "GeminiStream":
+        return GeminiStream(turn)
+
+    def error(self, status: int, message: str, code: str | None = None) -> bytes:
+        word = _STATUSES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT")
+        return _encode({"error": {"code": status, "message": message, "status": word}})
+
+
+GEMINI = GeminiDialect()
+
+
+class GeminiStream:
+    """A reply as responses, each with the parts that are new.
+
+    The first text and the first call carry the signature. gemini-cli (0.61) joins texts, and keeps the first one's.
+    """
+
+    def __init__(self, turn: "GatewayTurn") -> None:
+        self._turn = turn
+        self._signed = False
+
+    def opening(self) -> bytes:
+        return _BLANK
+
+    def reasoning(self, piece: str) -> bytes:
+        return self._event([{"text": piece, "thought": True}])
+
+    def text(self, piece: str) -> bytes:
+        return self._event([self._text(piece)])
+
+    def keepalive(self) -> bytes:
+        return _BLANK
+
+    def closing(self) -> bytes:
+        # A chat of the Python SDK (3.1) drops a reply that has an event without parts.
+        return self._event(_calls(self._turn) or [self._text("")], **_ending(self._turn))
+
+    def error(self, status: int, message: str) -> bytes:
+        # Without `data:`, as the JavaScript SDK expects it.
+        return GEMINI.error(status, message) + b"\n\n"
+
+    def _text(self, piece: str) -> dict[str, Any]:
+        signature = {} if self._signed else {"thoughtSignature": sign_reply(self._turn.id)}
+        self._signed = True
+        return {"text": piece, **signature}
+
+    def _event(self, parts: list[dict[str, Any]], **ending: Any) -> bytes:
+        return event(_encode(_response(self._turn, parts, **ending)))
+
+
+def _response(
+    turn: "GatewayTurn", parts: list[dict[str, Any]], finish: str | None = None, usage: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    candidate: dict[str, Any] = {"content": {"parts": parts, "role": "model"}, "index": 0}
+    ends = {} if finish is None else {"finishReason": finish}
+    counted = {} if usage is None else {"usageMetadata": usage}
+    return {"candidates": [candidate | ends], **counted, "modelVersion": turn.request.model, "responseId": turn.id}
+
+
+def _calls(turn: "GatewayTurn") -> list[dict[str, Any]]:
+    """A part for each call, the first of them signed."""
+    parts: list[dict[str, Any]] = [
+        {"functionCall": {"id": call["id"], "name": call["function"]["name"], "args": _args(call)}}
+        for call in turn.message.get("tool_calls") or ()
+    ]
+    if parts:
+        parts[0]["thoughtSignature"] = sign_reply(turn.id)
+    return parts
+
+
+def _args(call: dict[str, Any]) -> dict[str, Any]:
+    """Arguments as an object; what the model wrote instead of one goes out as a text, and its echo is read as one."""
+    arguments = call["function"]["arguments"]
+    if not arguments.strip():
+        return {}
+    try:
+        value = parse_strict(arguments)
+    except (ValueError, RecursionError):
+        value = None
+    fits = isinstance(value, dict) and not is_deep(value, _DEEPEST_ARGUMENTS)
+    return value if fits else {ARGUMENTS_AS_TEXT: arguments}
+
+
+def _ending(turn: "GatewayTurn") -> dict[str, Any]:
+    return {"finish": _finish_reason(turn), "usage": _usage(turn)}
+
+
+def _finish_reason(turn: "GatewayTurn") -> str:
+    match turn.finish:
+        case Finish.STOP | Finish.STOP_STRING:
+            return "STOP"
+        case Finish.LENGTH:
+            return "MAX_TOKENS"
+        case Finish.ABORT | Finish.ERROR:
+            return "OTHER"
+
+
+def _usage(turn: "GatewayTurn") -> dict[str, Any]:
+    return {
+        "promptTokenCount": turn.prompt_tokens,
+        "cachedContentTokenCount": turn.held_tokens,
+        "candidatesTokenCount": turn.sampled_tokens - turn.reasoning_tokens,
+        "thoughtsTokenCount": turn.reasoning_tokens,
+        "totalTokenCount": turn.prompt_tokens + turn.sampled_tokens,
+    }
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {
+        "name": f"models/{name}",
+        "version": name,
+        "displayName": name,
+        "supportedGenerationMethods": ["generateContent", STREAMING, "countTokens"],
+    }
+
+
+def _encode(value: dict[str, Any]) -> bytes:
+    return encode_json(value, "a reply")[0]

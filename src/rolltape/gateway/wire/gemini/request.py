@@ -1,0 +1,209 @@
+"""Parse a request of the Gemini API. The model and whether to stream are in its path.
+
+Google's JSON takes names in camelCase and in snake_case; both are read, and errors name the first.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rolltape.errors import BadRequest
+from rolltape.gateway.request import ChatRequest, OutputSchema, SamplingParams, ToolChoice
+from rolltape.gateway.wire.fields import Fields, read_body
+from rolltape.gateway.wire.gemini.contents import is_models, read_contents
+from rolltape.gateway.wire.gemini.schemas import to_json_schema
+
+STREAMING = "streamGenerateContent"
+# Fields about billing, filters and logs of Google's, which change nothing in a reply.
+_WITHOUT_EFFECT = ("safetySettings", "serviceTier", "store")
+_FREE_FORM = frozenset(
+    {"args", "default", "example", "labels", "parametersJsonSchema", "partMetadata", "response", "responseJsonSchema"}
+)
+_NAMED_BY_CLIENT = frozenset({"properties", "defs"})
+_MODES = {"MODE_UNSPECIFIED": "auto", "AUTO": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
+
+Tools = list[dict[str, Any]]
+
+
+def read_request(body: bytes, path: Mapping[str, str]) -> ChatRequest:
+    """A request for a reply."""
+    fields, repaired = _read_body(body)
+    request = _request(fields, path, repaired)
+    last = fields.objects("contents")[-1]
+    if is_models(last):
+        raise BadRequest(f"{last.path} is the model's: a reply cannot be begun for it; end with a content of the user")
+    return request
+
+
+def read_counting(body: bytes, path: Mapping[str, str]) -> ChatRequest:
+    """A request for the number of tokens of a prompt: its contents, or a whole request for a reply."""
+    fields, repaired = _read_body(body)
+    return _request(fields.maybe_object("generateContentRequest") or fields, path, repaired)
+
+
+def _read_body(body: bytes) -> tuple[Fields, bool]:
+    fields, repaired = read_body(body)
+    return Fields(_in_camel_case(fields.value), ""), repaired
+
+
+def _in_camel_case(value: Any) -> Any:
+    """A body whose fields all have the names of Google's JSON; what clients name themselves stays as it is."""
+    if isinstance(value, list):
+        return [_in_camel_case(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    read: dict[str, Any] = {}
+    for given, item in value.items():
+        head, *more = given.split("_") if "_" in given.strip("_") else (given,)
+        name = head + "".join(word[:1].upper() + word[1:] for word in more)
+        if name in _FREE_FORM:
+            read[name] = item
+        elif name in _NAMED_BY_CLIENT and isinstance(item, dict):
+            read[name] = {key: _in_camel_case(inner) for key, inner in item.items()}
+        else:
+            read[name] = _in_camel_case(item)
+    return read
+
+
+def _request(fields: Fields, path: Mapping[str, str], repaired: bool) -> ChatRequest:
+    if fields.get("cachedContent") is not None:
+        fields.refuse("cachedContent", "nothing is cached here by name; send all of it in contents")
+    config = fields.maybe_object("generationConfig") or Fields({}, "generationConfig", fields)
+    labels = fields.maybe_object("labels")
+    model = path.get("model") or fields.name("model")
+    fields.skip("model")
+    messages = read_contents(fields)
+    tools = _tools(fields)
+    names = [tool["function"]["name"] for tool in tools]
+    choice, strict = _tool_choice(fields, names)
+    sampling = _sampling(config)
+    thinking = _thinking(config)
+    output_schema = _output_schema(config)
+    _ignore_rest(config)
+    return ChatRequest(
+        api="gemini",
+        model=model.removeprefix("models/"),
+        messages=messages,
+        tools=tools or None,
+        tool_choice=choice,
+        strict_tools=frozenset(names) if strict else frozenset(),
+        sampling=sampling,
+        stream=path.get("method") == STREAMING,
+        thinking=thinking,
+        output_schema=output_schema,
+        media=tuple(fields.media),
+        metadata=None if labels is None else labels.value,
+        repaired=repaired,
+        ignored_params=fields.all_ignored(*_WITHOUT_EFFECT),  # after all others: it names the fields that nobody read
+    )
+
+
+def _sampling(config: Fields) -> SamplingParams:
+    count = config.maybe_whole("candidateCount", least=0)
+    if count is not None and count > 1:
+        config.refuse("candidateCount", "send one request for each reply")
+    stops = config.maybe_texts("stopSequences")
+    if stops and "" in stops:
+        config.refuse("stopSequences", "give texts that are not empty")
+    return SamplingParams(
+        temperature=config.maybe_number("temperature", least=0),
+        top_p=config.maybe_number("topP", least=0, most=1),
+        top_k=config.maybe_whole("topK", least=0) or None,  # 0: all
+        seed=config.maybe_whole("seed"),
+        max_tokens=config.maybe_whole("maxOutputTokens", least=1),
+        stop=tuple(stops) if stops else None,
+        presence_penalty=config.maybe_number("presencePenalty", least=-2, most=2),
+        frequency_penalty=config.maybe_number("frequencyPenalty", least=-2, most=2),
+    )
+
+
+def _tools(fields: Fields) -> Tools:
+    """The functions that the client declares. Tools that Google runs are not offered."""
+    tools: dict[str, dict[str, Any]] = {}
+    for tool in fields.maybe_objects("tools") or ():
+        for declared in tool.maybe_objects("functionDeclarations") or ():
+            name = declared.name()
+            if name in tools:
+                declared.refuse("name", "there is another function of that name; give each its own")
+            tools[name] = {"type": "function", "function": _function(declared, name)}
+        for other in tool.unread()[:8]:
+            fields.ignore(f"tools: {ascii(other)[1:-1][:80]} is not offered here, functions are")
+    return list(tools.values())
+
+
+def _function(declared: Fields, name: str) -> dict[str, Any]:
+    schema = declared.maybe_object("parametersJsonSchema")
+    older = declared.maybe_object("parameters")
+    parameters = schema.value if schema is not None else None if older is None else to_json_schema(older.value)
+    for extra in ("response", "responseJsonSchema"):
+        if declared.get(extra) is not None:
+            declared.ignore(f"tools: {extra} is not shown to the model")
+    if declared.maybe_text("behavior") == "NON_BLOCKING":
+        declared.ignore("tools: behavior is not honored; the model waits for each result")
+    function = {"name": name, "description": declared.maybe_text("description"), "parameters": parameters}
+    return {field: value for field, value in function.items() if value is not None}
+
+
+def _tool_choice(fields: Fields, names: list[str]) -> tuple[ToolChoice, bool]:
+    """Whether the model may call functions, and whether their arguments are to follow their schema."""
+    holder = fields.maybe_object("toolConfig")
+    config = None if holder is None else holder.maybe_object("functionCallingConfig")
+    if holder is not None:
+        holder.ignore_unread()
+    if config is None:
+        return ToolChoice(), False
+    mode = config.maybe_one_of("mode", *_MODES) or "AUTO"
+    allowed = config.maybe_texts("allowedFunctionNames") or []
+    if unknown := [name for name in allowed if name not in names]:
+        config.refuse("allowedFunctionNames", f"no function {unknown[0]!r} is declared; name those that are")
+    if mode == "ANY" and not names:
+        config.refuse("mode", "no functions are declared; give some, or leave it out")
+    config.ignore_unread()
+    if mode == "ANY" and len(allowed) == 1:
+        return ToolChoice("required", allowed[0]), False
+    if allowed and set(allowed) < set(names):
+        # The tools are part of the prompt: others for a single turn would break the prefix.
+        config.ignore(f"{config.at('allowedFunctionNames')}: all functions stay offered")
+    return ToolChoice(_MODES[mode]), mode == "VALIDATED"
+
+
+def _thinking(config: Fields) -> bool | None:
+    """Whether to think at all. How long cannot be set."""
+    thinking = config.maybe_object("thinkingConfig")
+    if thinking is None:
+        return None
+    if thinking.maybe_flag("includeThoughts") is False:
+        thinking.ignore(f"{thinking.at('includeThoughts')}: thoughts are shown in full")
+    budget = thinking.maybe_whole("thinkingBudget", least=-1)
+    level = thinking.maybe_text("thinkingLevel")
+    thinking.ignore_unread()
+    if budget == 0:
+        return False
+    if budget is not None and budget > 0:
+        thinking.ignore(f"{thinking.at('thinkingBudget')}: thinking is limited by maxOutputTokens alone")
+    if level is not None:
+        thinking.ignore(f"{thinking.at('thinkingLevel')} {ascii(level)[:40]}: thinking is as long as the model likes")
+    return None if budget is None and level is None else True
+
+
+def _output_schema(config: Fields) -> OutputSchema | None:
+    """The schema that the reply is to follow, under its newer or its older name."""
+    kind = config.maybe_text("responseMimeType")
+    newer, older = config.maybe_object("responseJsonSchema"), config.maybe_object("responseSchema")
+    if kind == "application/json":
+        if newer is not None:
+            return OutputSchema(newer.path, newer.value)
+        if older is not None:
+            return OutputSchema(older.path, to_json_schema(older.value))
+        return OutputSchema(config.at("responseMimeType"), {"type": ["object", "array"]})
+    if kind not in (None, "text/plain"):
+        config.ignore(f"{config.at('responseMimeType')} {ascii(kind)[:80]}: not known here; the reply is free")
+    return None
+
+
+def _ignore_rest(config: Fields) -> None:
+    modalities = config.maybe_texts("responseModalities")
+    if modalities and "TEXT" not in modalities:
+        config.refuse("responseModalities", "the model writes text only; ask for TEXT")
+    if config.maybe_flag("responseLogprobs") or config.get("logprobs") is not None:
+        config.ignore(f"{config.at('responseLogprobs')}: recorded, and not sent back")
+    config.ignore_unread()
