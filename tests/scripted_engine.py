@@ -56,7 +56,7 @@ class Step(NamedTuple):
     """One reply: its text, special tokens spelled out. The end-of-turn is added unless it ends otherwise."""
 
     text: str
-    finish: str = "stop"  # or "length": then no end-of-turn follows
+    finish: str = "stop"  # or "length", or a stop string that ends it: then no end-of-turn follows
     token_delay_s: float = 0.0
 
 
@@ -139,6 +139,7 @@ class ScriptedEngine:
         self._splits = Splits(tokenizer, random.Random(seed)) if unusual else None
         self._chance = random.Random(seed + 1)
         self._context = context
+        self.allowance: asyncio.Semaphore | None = None  # each id waits for one; None: it comes at once
         self._incremental = incremental
         self._conversation = conversation
         self._held: dict[Hashable, list[int]] = {}
@@ -271,7 +272,7 @@ class ScriptedEngine:
         step, whole, is_next = self._step(asked, conversation)
         ids, finish = whole, step.finish
         params = asked.body["sampling_params"]
-        assert finish == "length" or self.end_id in params["stop_token_ids"], params
+        assert finish != "stop" or self.end_id in params["stop_token_ids"], params
         if len(ids) > params["max_new_tokens"]:
             ids, finish = ids[: params["max_new_tokens"]], "length"
         if mishap is Mishap.ABORTED_AT_ONCE:
@@ -322,6 +323,11 @@ class ScriptedEngine:
             if delay_s:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(aborted.wait(), delay_s)
+            if self.allowance is not None:
+                waits = [asyncio.ensure_future(one) for one in (self.allowance.acquire(), aborted.wait())]
+                _, waiting = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                for wait in waiting:
+                    wait.cancel()
             if stream is not None and not aborted.is_set():
                 await stream.sampled(sampled + 1)
         return len(reply.ids)
@@ -377,12 +383,13 @@ class ScriptedEngine:
             "length": {"type": "length", "length": count},
             "abort": {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None},
         }
+        matched = {"type": "stop", "matched": reply.finish}
         answer = {
             "text": self.text_of(ids),
             "output_ids": ids,
             "meta_info": {
                 "id": reply.asked.body["rid"],
-                "finish_reason": reasons[reply.finish] if until is None else None,
+                "finish_reason": reasons.get(reply.finish, matched) if until is None else None,
                 "prompt_tokens": len(reply.asked.prompt_ids),
                 "completion_tokens": count,
                 "cached_tokens": reply.cached_tokens,

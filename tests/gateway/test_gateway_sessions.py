@@ -193,7 +193,8 @@ async def test_a_turn_that_takes_longer_than_finish_waits_is_interrupted_and_its
         answer = await asking
         assert b"closed before the reply" in answer.raw
         assert answer.status == (200 if stream else 503)
-        assert streamed_text_of(api, answer) == "" if stream and api is not Api.CHAT else True
+        if stream and api is not Api.CHAT:
+            assert ("word " * 300).startswith(streamed_text_of(api, answer))
         assert it.engine.aborted
 
 

@@ -48,6 +48,8 @@ async def _serve(gateway: Gateway) -> None:
             _collect_garbage_seldom()
             print(gateway.url, flush=True)
             print(f"rolltape: {gateway.service.prompts.describe()}", file=sys.stderr)
+            if (why := gateway.service.turns.buffered) is not None:
+                print(f"rolltape: streamed replies come when they have ended: {why}", file=sys.stderr)
             if gateway.admin_key == read_admin_key(gateway.service.tape.directory.path):
                 kept = gateway.service.tape.directory.path / HEADER_FILE
                 print(f"rolltape: sessions are opened with the key in {kept}", file=sys.stderr)

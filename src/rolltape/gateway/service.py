@@ -196,6 +196,7 @@ class Service:
             "run": self.tape.name,
             "model": self.model_name,
             "renderer": self.prompts.renderer,
+            "streams": "live" if self.turns.buffered is None else f"buffered: {self.turns.buffered}",
             "up_s": time.time() - metrics.began_at,
             "sessions": len(self.sessions),
             "in_flight": sum(session.in_flight for session in self.sessions),

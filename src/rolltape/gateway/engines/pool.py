@@ -64,11 +64,6 @@ class EnginePool:
         return all(member.engine.token_faithful for member in self._members)
 
     @property
-    def streams(self) -> bool:
-        """Whether all of them tell of ids as they are sampled."""
-        return all(member.engine.streams for member in self._members)
-
-    @property
     def context(self) -> int | None:
         """The smallest context length of any engine; None: none is known."""
         contexts = [member.facts.context for member in self._members if member.facts is not None]

@@ -292,7 +292,7 @@ class Generator:
         self._weights.begin(wanted.id, interrupt)
         reply.on_leave = interrupt
         try:
-            return await self._watched(engine, task), interrupted
+            return await self._watched(engine, task, reply), interrupted
         except asyncio.CancelledError:
             if not task.cancelled() or (this := asyncio.current_task()) is None or this.cancelling():
                 raise
@@ -302,16 +302,19 @@ class Generator:
             self._weights.end(wanted.id)
             task.cancel()
 
-    async def _watched(self, engine: Engine, task: "asyncio.Future[Generated]") -> Generated:
-        """A generation's outcome; raises EngineDied for an engine that no longer answers meanwhile."""
+    async def _watched(self, engine: Engine, task: "asyncio.Future[Generated]", reply: ReplySoFar) -> Generated:
+        """A generation's outcome; raises EngineDied for an engine that neither samples nor answers any more."""
         loop = asyncio.get_running_loop()
-        began, missed = loop.time(), 0
+        began, missed, told = loop.time(), 0, reply.told
         while True:
             done, _ = await asyncio.wait({task}, timeout=self._patience.look_every_s)
             if done:
                 return task.result()
             if loop.time() - began > self._patience.reply_s:
                 raise EngineFault(f"no reply within {self._patience.reply_s:g} s")
+            if reply.told > told:
+                missed, told = 0, reply.told
+                continue
             try:
                 async with asyncio.timeout(self._patience.look_every_s):
                     await engine.facts()

@@ -42,9 +42,10 @@ from rolltape.gateway.turn.replies import (
     turn_fields,
 )
 from rolltape.records.messages import content_text
-from rolltape.records.turn import NO_IDS, Delivery, Finish, Ids, Turn
+from rolltape.records.turn import NO_IDS, Delivery, Finish, Ids, TokenChain, Turn
 
 if TYPE_CHECKING:
+    from rolltape.gateway.prompts.splitter import ReplySplitter
     from rolltape.gateway.sessions import OpenSession
 
 log = logging.getLogger("rolltape.gateway")
@@ -107,7 +108,7 @@ class GatewayTurn:
         self._task: asyncio.Task[None] | None = None
         self._waiting = 0
         self._changed: asyncio.Future[None] | None = None  # done at the next change; None: nobody looks
-        self._splitter: Any | None = None  # None: the reply is shown when it has ended
+        self._splitter: ReplySplitter | None = None  # None: the reply is shown when it has ended
 
     # What the reply is, once the turn is durable; dialects put it into their words.
 
@@ -141,6 +142,11 @@ class GatewayTurn:
         """What had been sampled of the reply before its client asked again."""
         earlier = self.resumes
         return NO_IDS if earlier is None else earlier.recorded.tokens.slice(earlier.prompt_tokens)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the reply is shown as it is sampled."""
+        return self._splitter is not None
 
     @property
     def shown(self) -> Shown:
@@ -225,7 +231,7 @@ class GatewayTurn:
         self.state = state
         self._notify()
 
-    def show_from(self, splitter: Any | None) -> None:
+    def show_from(self, splitter: "ReplySplitter | None") -> None:
         """Show the reply as it comes, by a splitter of its own; None: when it has ended."""
         self._splitter = splitter
         if splitter is not None:
@@ -432,7 +438,7 @@ class Turns:
         turn.reach(TurnState.GENERATING)
         began = time.perf_counter()
         if turn.room > 0:
-            streams = turn.request.stream and self._streams(turn)
+            turn.show_from(self._splitter(turn))
             wanted = Generation(
                 id=turn.id,
                 session=turn.session.id,
@@ -445,7 +451,7 @@ class Turns:
                 request=turn.request,
                 ids_json=turn.session.ids_json,
                 constraint=turn.constraint,
-                on_sampled=turn.reply.tell if streams else None,
+                on_sampled=turn.reply.tell if turn.is_live else None,
             )
             try:
                 await self._generator.run(wanted, turn.reply)
@@ -453,11 +459,21 @@ class Turns:
                 turn.failure = str(error)
         turn.engine_s = time.perf_counter() - began
 
-    def _streams(self, turn: GatewayTurn) -> bool:
-        """Whether the reply is shown as it comes, and if so, how."""
-        if not self._pool.streams:
-            return False
-        return False
+    def _splitter(self, turn: GatewayTurn) -> "ReplySplitter | None":
+        """What finds in sampled ids what may be shown; None: the reply is shown when it has ended."""
+        if not turn.request.stream or self.buffered is not None:
+            return None
+        prompt = TokenChain(turn.prompt.ids[: turn.prompt_tokens])
+        return self._prompts.splitter(prompt, turn.thinking, turn.request.all_tools, turn.sampling.stop or ())
+
+    @property
+    def buffered(self) -> str | None:
+        """Why streamed replies are shown when they have ended; None: they are shown as they are sampled."""
+        if silent := [engine.name for engine in self._pool.engines if not engine.streams]:
+            return f"{silent[0]} does not stream token ids"
+        return (
+            None if self._prompts.streams else f"no safe rule is known where calls begin with {self._prompts.renderer}"
+        )
 
     # parsed
 
