@@ -91,6 +91,8 @@ class SessionIntake:
         prompt_tokens = TokenChain(ids, parent.turn.tokens if parent.turn else None, parent.keep_tokens)
         reply = _reply(fields.get("reply"), where)
         sampled = as_sampled(fields, faithful, where)
+        message_starts = _message_starts(fields, prompt, prompt_tokens, where)
+        is_repaired = any(message.repaired for message in messages) or (reply is not None and reply.repaired)
         turn = Turn(
             session=self.head.id,
             sequence=len(self.turns),
@@ -100,7 +102,7 @@ class SessionIntake:
             reply=reply,
             sampled_ids=sampled.ids,
             logprobs=sampled.logprobs,
-            facts=self._facts(fields, ended, sampled, prompt, prompt_tokens, reply, where),
+            facts=self._facts(fields, ended, sampled, message_starts, is_repaired, where),
             side=as_side_arrays(fields.get("side_arrays"), len(prompt_tokens), len(sampled.ids), where),
         )
         sequence = None if parent.turn is None else parent.turn.sequence
@@ -144,9 +146,8 @@ class SessionIntake:
         fields: TurnFields,
         ended: Finish,
         sampled: Sampled,
-        prompt: MessageChain,
-        prompt_tokens: TokenChain,
-        reply: Message | None,
+        message_starts: tuple[int, ...] | None,
+        is_repaired: bool,
         where: str,
     ) -> TurnFacts:
         facts: dict[str, Any] = {
@@ -162,12 +163,8 @@ class SessionIntake:
             facts[name] = facts.get(name) or default
         if "delivery" in fields:
             facts["delivery"] = as_member(Delivery, fields["delivery"], where)
-        starts = fields.get("message_starts")
-        if starts is not None:
-            given_as_new = fields.get("after") is not None
-            facts["message_starts"] = _message_starts(starts, prompt, prompt_tokens, given_as_new, where)
-        flags = self._flags(fields, ended, sampled, prompt, reply, where)
-        known = TurnFacts(finish=ended, segments=sampled.segments, flags=flags, **facts)
+        flags = self._flags(fields, ended, sampled, is_repaired, where)
+        known = TurnFacts(finish=ended, segments=sampled.segments, flags=flags, message_starts=message_starts, **facts)
         fault = implausible_in(self.head, known, sampled.ids, sampled.logprobs)
         if fault is None:
             return known
@@ -175,20 +172,16 @@ class SessionIntake:
         return msgspec.structs.replace(known, flags=flags, error=known.error or fault)
 
     def _flags(
-        self,
-        fields: TurnFields,
-        ended: Finish,
-        sampled: Sampled,
-        prompt: MessageChain,
-        reply: Message | None,
-        where: str,
+        self, fields: TurnFields, ended: Finish, sampled: Sampled, is_repaired: bool, where: str
     ) -> tuple[TurnFlag, ...]:
-        flags = [as_member(TurnFlag, flag, where) for flag in _given_flags(fields, where)]
+        given = fields.get("flags")
+        items = () if given is None else as_items(given, f"{where}: flags", "flags")
+        flags = [as_member(TurnFlag, flag, where) for flag in items]
         if sampled.had_nan:
             flags.append(TurnFlag.NAN_LOGPROB)
         if not fields.get("token_faithful", True):
             flags.append(TurnFlag.NOT_TOKEN_FAITHFUL)
-        if any(message.repaired for message in prompt.own) or (reply is not None and reply.repaired):
+        if is_repaired:
             flags.append(TurnFlag.REPAIRED_UNICODE)
         stop_ids, ids = self.head.stop_ids, sampled.ids
         if ended is Finish.STOP and stop_ids and (not len(ids) or int(ids[-1]) not in stop_ids):
@@ -231,11 +224,6 @@ def weight_versions(turns: Iterable[Turn]) -> list[str]:
     return list(dict.fromkeys(version for version in versions if version is not None))
 
 
-def _given_flags(fields: TurnFields, where: str) -> list[Any]:
-    flags = fields.get("flags")
-    return [] if flags is None else as_items(flags, f"{where}: flags", "flags")
-
-
 def _snapshots(messages: Iterable[object], where: str, known: dict[bytes, Message] | None = None) -> list[Message]:
     messages = as_items(messages, f"{where}s", "messages")
     if known is None:
@@ -266,10 +254,12 @@ def _reply(value: object, where: str) -> Message | None:
     return reply
 
 
-def _message_starts(
-    value: object, prompt: MessageChain, tokens: TokenChain, given_as_new: bool, where: str
-) -> tuple[int, ...]:
-    """Where each of the turn's own messages begins, counted from the start of the prompt."""
+def _message_starts(fields: TurnFields, prompt: MessageChain, tokens: TokenChain, where: str) -> tuple[int, ...] | None:
+    """Where each of the turn's own messages begins, counted from the start of the prompt; None: that is not known."""
+    value = fields.get("message_starts")
+    if value is None:
+        return None
+    given_as_new = fields.get("after") is not None
     starts = as_whole_numbers(value, f"{where}: message_starts", "a message's start")
     messages = len(prompt.own) if given_as_new else len(prompt)
     if len(starts) != messages:
