@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolltape.records.choice import Candidate, Choice, chosen
 from rolltape.records.rollout import Status
 from rolltape.records.trace import Trace
+from rolltape.tracking.choice import Candidate, Choice, chosen
 from rolltape.tracking.sinks import Allowance
 from rolltape.tracking.summary import ShownStep
 

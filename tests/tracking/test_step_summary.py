@@ -7,11 +7,11 @@ import pytest
 
 import rolltape
 import rolltape.tracking
-from rolltape.records.choice import chosen
 from rolltape.records.fork import ForkCause
 from rolltape.records.rollout import Status
 from rolltape.records.sample import Fate
 from rolltape.tracking import StepKey, load_step, split_of
+from rolltape.tracking.choice import chosen
 from rolltape.tracking.summary import StepSummary, compute_spread, step_metrics
 from taped import assistant, first_turn, next_turn, user
 

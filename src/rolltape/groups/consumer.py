@@ -1,6 +1,7 @@
 """`Consumer`: a named taker of a run's groups, and the claim that keeps its name to one process."""
 
 import contextlib
+import enum
 import fcntl
 import os
 import re
@@ -11,7 +12,6 @@ from collections.abc import Sequence
 
 from rolltape.errors import GroupsError, TapeWriteError
 from rolltape.groups.pending import GROUP_EVENTS, PendingGroup, PendingGroups
-from rolltape.records.group import GroupState
 from rolltape.records.rollout import Event, EventKind, Rollout
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.run import RolloutRow
@@ -21,6 +21,14 @@ _MOMENT_S = 0.05
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 _claims: "weakref.WeakSet[ConsumerClaim]" = weakref.WeakSet()
+
+
+class GroupState(enum.StrEnum):
+    """What a consumer did with a group. One that is done or skipped is not given again."""
+
+    GIVEN = "given"
+    DONE = "done"
+    SKIPPED = "skipped"
 
 
 class ConsumerClaim:

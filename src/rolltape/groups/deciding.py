@@ -1,5 +1,6 @@
 """Decide about a pending group: give it, and with which rollouts; skip it, and why; or wait."""
 
+import enum
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,12 +9,18 @@ import msgspec
 
 from rolltape.errors import GroupsError
 from rolltape.groups.pending import PendingGroup, PendingGroups, is_finished, is_rewarded
-from rolltape.records.group import Late
 from rolltape.records.policy import Advantage, Credit, CutPolicy
 from rolltape.records.rollout import Status
 from rolltape.records.sample import Sample
 from rolltape.samples.claims import Staleness
 from rolltape.tape.run import RolloutRow
+
+
+class Late(enum.StrEnum):
+    """What to do with a group of which attempts are missing when its time is over."""
+
+    GIVE = "give"  # without them
+    SKIP = "skip"
 
 
 class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,9 +2,8 @@
 
 from typing import Self
 
-from rolltape.groups.consumer import Consumer
+from rolltape.groups.consumer import Consumer, GroupState
 from rolltape.groups.pending import PendingGroup
-from rolltape.records.group import GroupState
 from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Sample
 from rolltape.tape.recording.tape import Tape

@@ -9,12 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Self, TypedDict, Unpack
 
 from rolltape.errors import GroupsError
-from rolltape.groups.consumer import find_consumer
-from rolltape.groups.deciding import Give, GroupRequest, Skip, decide, explain_staleness
+from rolltape.groups.consumer import GroupState, find_consumer
+from rolltape.groups.deciding import Give, GroupRequest, Late, Skip, decide, explain_staleness
 from rolltape.groups.group import Group
 from rolltape.groups.pending import PendingGroup
 from rolltape.groups.waiting import StreamWait
-from rolltape.records.group import GroupState, Late
 from rolltape.records.policy import Credit, CutPolicy, cut_and_credit
 from rolltape.samples import samples_of_group
 from rolltape.tape.recording.tape import Tape

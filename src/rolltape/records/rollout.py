@@ -25,6 +25,8 @@ class Status(enum.StrEnum):
 # Begins the reason of a finished rollout whose reward could not be computed, or is computed later. Until it has one it
 # does not train.
 UNGRADED = "ungraded: "
+# Raised when the summary of the same rollout would come to other counts than before.
+SUMMARY_RULES = 3
 
 
 class StopReason(enum.StrEnum):
@@ -248,3 +250,20 @@ def outcome_of(events: Sequence[Event], writer_alive: bool) -> Outcome:
         filtered=(filtered.data.get("reason") if filtered else None) or ungraded,
         tags=tuple(tags.data["tags"]) if tags else (),
     )
+
+
+class PolicySummary(msgspec.Struct, frozen=True):
+    """A rollout under one policy. The ledger is as if it were not filtered: a filter is looked up by itself."""
+
+    key: str  # of the policy
+    samples: int
+    ledger: dict[str, int]  # sampled tokens by fate
+
+
+class RolloutSummary(msgspec.Struct, frozen=True):
+    """What lists and plots show of a rollout: its branches, its forks by cause, and its ledger under each preset."""
+
+    rules: int  # the SUMMARY_RULES by which it was counted
+    branches: int
+    forks: dict[str, int]  # by cause
+    policies: dict[str, PolicySummary]  # by the policy's name

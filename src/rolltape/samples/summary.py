@@ -9,8 +9,7 @@ import numpy as np
 from rolltape.errors import LedgerError
 from rolltape.records.plausible import unstated_faults
 from rolltape.records.policy import PRESETS, CutPolicy
-from rolltape.records.rollout import EventKind, Rollout, outcome_of
-from rolltape.records.rollout_summary import SUMMARY_RULES, PolicySummary, RolloutSummary
+from rolltape.records.rollout import SUMMARY_RULES, EventKind, PolicySummary, Rollout, RolloutSummary, outcome_of
 from rolltape.records.sample import Fate
 from rolltape.samples.claims import Cut, Staleness, cut, rollout_fate
 from rolltape.samples.linearize import pruned_tokens

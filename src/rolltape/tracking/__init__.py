@@ -4,9 +4,9 @@ with rolltape.tracking.trackio_sink(project="sums") as sink:
     rolltape.tracking.show_batch(sink, batch, tokenizer, split="train", step=3)
 """
 
-from rolltape.records.choice import Choice
 from rolltape.renamed import renamed
 from rolltape.tracking.batch import show_batch, traces_from_batch, traces_from_batch_async
+from rolltape.tracking.choice import Choice
 from rolltape.tracking.jsonl import jsonl_sink
 from rolltape.tracking.push import StepKey, load_step, settled_steps, show_step, split_of
 from rolltape.tracking.sinks import DeliveryReport, Outbox, Sink, Tracker

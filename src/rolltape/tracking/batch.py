@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from rolltape.errors import RecordError
-from rolltape.records.choice import Candidate, Pick
 from rolltape.records.jsonable import shown
 from rolltape.records.rollout import Status
 from rolltape.records.trace import Trace, TraceStep
+from rolltape.tracking.choice import Candidate, Pick
 from rolltape.tracking.padded import Batch, HostBatch, Row, batch_rows, copy_to_host
 from rolltape.tracking.sinks import Deferred, Sink
 from rolltape.tracking.summary import ShownStep, StepSummary, compute_spread

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import SinkError
-from rolltape.records.choice import Choice
 from rolltape.records.jsonable import encode_numbers
+from rolltape.tracking.choice import Choice
 from rolltape.tracking.sinks import Outbox
 from rolltape.tracking.summary import ShownStep, step_metrics
 

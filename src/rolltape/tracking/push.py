@@ -3,13 +3,13 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from rolltape.records.choice import Candidate, Pick
 from rolltape.records.ids import split_in
 from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import EventKind, Status
 from rolltape.samples import counted_tries, linearize
 from rolltape.tape.run import RolloutRow, Run
 from rolltape.traces import trace_of
+from rolltape.tracking.choice import Candidate, Pick
 from rolltape.tracking.sinks import Allowance, Sink, Tracker
 from rolltape.tracking.summary import ShownStep, StepTally
 

@@ -11,8 +11,8 @@ from typing import Protocol, Self
 import msgspec
 
 from rolltape.errors import SinkError
-from rolltape.records.choice import Candidate, Choice, Pick, chosen
 from rolltape.records.jsonable import shown as shown_in_errors
+from rolltape.tracking.choice import Candidate, Choice, Pick, chosen
 from rolltape.tracking.summary import ShownStep
 
 log = logging.getLogger("rolltape.tracking")

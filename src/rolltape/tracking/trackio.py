@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from rolltape.errors import SinkError
-from rolltape.records.choice import Choice
+from rolltape.tracking.choice import Choice
 from rolltape.tracking.sinks import Outbox
 from rolltape.tracking.summary import ShownStep, parse_count_metric, step_metrics
 from rolltape.tracking.traces import trace_messages, trace_metadata, trace_spans

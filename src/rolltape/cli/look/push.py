@@ -14,8 +14,8 @@ from rolltape.cli.parameters import either, option
 from rolltape.cli.runs import OpenedRun, no_match, open_run, report_problems
 from rolltape.cli.screen import note, number, plural, print_json, print_line
 from rolltape.errors import UsageError
-from rolltape.records.choice import Choice
 from rolltape.tracking import Tracker
+from rolltape.tracking.choice import Choice
 from rolltape.tracking.push import Push, PushedStep
 from rolltape.tracking.sinks import Allowance
 

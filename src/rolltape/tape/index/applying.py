@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 
 from rolltape.records.policy import PRESETS
-from rolltape.records.rollout import EventKind
-from rolltape.records.rollout_summary import SUMMARY_RULES, RolloutSummary
+from rolltape.records.rollout import SUMMARY_RULES, EventKind, RolloutSummary
 from rolltape.tape.index.columns import (
     COLUMNS,
     PART,

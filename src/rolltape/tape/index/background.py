@@ -9,8 +9,7 @@ from typing import NamedTuple, Protocol, Self
 import msgspec
 
 from rolltape.records.messages import Message
-from rolltape.records.rollout import Rollout
-from rolltape.records.rollout_summary import RolloutSummary
+from rolltape.records.rollout import Rollout, RolloutSummary
 from rolltape.tape.index import search
 from rolltape.tape.index.applying import store_summary
 from rolltape.tape.index.database import IndexFile, read_about, write_about

@@ -22,7 +22,7 @@ import numpy as np
 from rolltape.records.fork import ForkCause
 from rolltape.records.ids import digest_of
 from rolltape.records.policy import PRESETS
-from rolltape.records.rollout_summary import SUMMARY_RULES, RolloutSummary
+from rolltape.records.rollout import SUMMARY_RULES, RolloutSummary
 from rolltape.records.sample import Fate
 from rolltape.tape.rundir import make_private_file, make_private_folder, user_cache, write_whole
 

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from rolltape.errors import ClosedError, DamagedTapeError
-from rolltape.records.rollout import EventKind, Rollout
-from rolltape.records.rollout_summary import RolloutSummary
+from rolltape.records.rollout import EventKind, Rollout, RolloutSummary
 from rolltape.tape.index.loading import rebuilt
 from rolltape.tape.journal.entries import encode_event
 from rolltape.tape.journal.reading import JournalSource
