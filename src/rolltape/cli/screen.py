@@ -168,8 +168,11 @@ def fit_columns(
     Columns in `flexible` are shortened first. Then columns are left out: those in `spare`, then from the right. The
     first column always stays.
     """
-    texts = [list(cells) for cells in zip(columns, *rows, strict=True)]
-    natural = [max(_widths(cells)) for cells in texts]
+    texts = [columns, *rows]
+    # For long tables at the cost of the texts' lengths, where these are their widths.
+    is_ascii = "".join(map("".join, texts)).isascii()
+    measure = len if is_ascii else cell_width
+    natural = [max([measure(cells[at]) for cells in texts]) for at in range(len(columns))]
     shown = list(range(len(columns)))
     if width is None:
         widths = [min(wide, _LONGEST_PADDING) for wide in natural]
@@ -180,17 +183,14 @@ def fit_columns(
             shown.remove(next(at for at in going if at in shown))
         room = max(width, _total([least[at] for at in shown]))
         widths = _shared([least[at] for at in shown], [natural[at] for at in shown], room)
-    padded = []
-    for at, wide in zip(shown, widths, strict=True):
-        cells = texts[at] if width is None else [shorten(text, wide) for text in texts[at]]
-        padded.append(_padded(cells, wide, left_aligned=columns[at] in left))
-    lines = [_GAP.join(cells).rstrip() for cells in zip(*padded, strict=True)]
+        texts = [[shorten(cells[at], wide) for at, wide in zip(shown, widths, strict=True)] for cells in texts]
+    sides = ["-" if columns[at] in left else "" for at in shown]
+    if is_ascii:
+        pattern = _GAP.join(f"%{side}{wide}s" for side, wide in zip(sides, widths, strict=True))
+        lines = [(pattern % tuple(cells)).rstrip() for cells in texts]
+    else:
+        lines = [_GAP.join(map(_padded, cells, widths, sides)).rstrip() for cells in texts]
     return FittedTable(lines, [name for at, name in enumerate(columns) if at not in shown])
-
-
-def _widths(texts: Sequence[str]) -> Iterable[int]:
-    """How many terminal cells each text takes; for long columns at the cost of their lengths, where these are equal."""
-    return map(len if "".join(texts).isascii() else cell_width, texts)
 
 
 def cell_width(text: str) -> int:
@@ -233,9 +233,6 @@ def _shared(least: Sequence[int], natural: Sequence[int], room: int) -> list[int
     return widths
 
 
-def _padded(texts: Sequence[str], width: int, *, left_aligned: bool) -> list[str]:
-    if "".join(texts).isascii():
-        return [text.ljust(width) for text in texts] if left_aligned else [text.rjust(width) for text in texts]
-    paddings = [" " * (width - cell_width(text)) for text in texts]
-    sides = (texts, paddings) if left_aligned else (paddings, texts)
-    return [before + after for before, after in zip(*sides, strict=True)]
+def _padded(text: str, width: int, side: str) -> str:
+    padding = " " * (width - cell_width(text))
+    return text + padding if side else padding + text

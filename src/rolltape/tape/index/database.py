@@ -36,6 +36,8 @@ POLICIES = tuple(PRESETS)
 # An index whose arrays are of another layout, or of other rules, is made again.
 LAYOUT = digest_of(str(SUMMARY_RULES), *CAUSES, *FATES, *(one.key for one in PRESETS.values())).hex()
 _BUSY_S = 5.0  # a transaction takes a fraction of it
+# In KiB, below zero. To read all rows is quicker through few pages than into many; to write, rows go all over the file.
+_CACHE_TO_READ, _CACHE_TO_WRITE = -4096, -65536
 
 TABLES = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -116,12 +118,16 @@ class IndexFile:
             connection = self.connection()
             connection.execute("BEGIN IMMEDIATE")
         try:
+            connection.execute(f"PRAGMA cache_size = {_CACHE_TO_WRITE}")
             yield connection
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+        finally:
+            with contextlib.suppress(sqlite3.Error):  # it is damaged, as who writes has found already
+                connection.execute(f"PRAGMA cache_size = {_CACHE_TO_READ}")
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -198,7 +204,7 @@ class IndexFile:
         try:
             connection.execute(f"PRAGMA busy_timeout = {int(_BUSY_S * 1000)}")
             connection.execute("PRAGMA synchronous = OFF")
-            connection.execute("PRAGMA cache_size = -65536")
+            connection.execute(f"PRAGMA cache_size = {_CACHE_TO_READ}")
             (identity,) = connection.execute("SELECT value FROM about WHERE key = 'identity'").fetchone()
         except (sqlite3.Error, TypeError):
             identity = None
