@@ -12,7 +12,7 @@ import msgspec
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.turn.echo import EchoRule, is_text_alone, match_echo
 from rolltape.records.messages import Message, Role, Root
-from rolltape.records.turn import Turn
+from rolltape.records.turn import NO_IDS, Ids, Turn
 from rolltape.tree.placement import Tree
 from rolltape.tree.places import Node
 
@@ -64,6 +64,7 @@ class History:
         self._tree = Tree(tool_ids_matter=tool_ids_matter)
         self._starts: dict[int, _Starts | None] = {}  # by sequence number; None: not known
         self._rendered: tuple[Turn | None, tuple[int, ...]] = (None, ())  # the last turn rendered in full, its starts
+        self._latest: tuple[Turn | None, Ids] = (None, NO_IDS)  # the last turn, and the ids of its prompt
         self._begun = 0  # conversations that start from nothing sampled
         self._messages: dict[bytes, Message] = {}  # by a digest of their value: most of a history came before
         self._roots: dict[bytes, Root] = {}
@@ -72,11 +73,18 @@ class History:
     def add(self, turn: Turn, prompt: "Prompt") -> bool:
         """Take a recorded turn in; whether the session forked there, going on beside what it had."""
         self._starts[turn.sequence] = self._new_starts(turn, prompt)
+        self._latest = turn, prompt.ids
         placed = self._tree.add(turn)
         if placed.parent is not None:
             return len(placed.parent.children) > 1
         self._begun += 1
         return self._begun > 1
+
+    def held_ids(self, turn: Turn) -> list[Ids]:
+        """The ids of a turn's prompt and reply, in one array or two."""
+        # Most requests continue the last turn. To join the pieces of a long chain takes longer than to place it.
+        latest, prompt_ids = self._latest
+        return [prompt_ids, turn.sampled_ids] if latest is turn else [turn.tokens.to_numpy()]
 
     def message_starts(self, turn: Turn) -> list[int] | None:
         """Where each message of a turn's prompt begins; None: it is not known."""
@@ -112,6 +120,7 @@ class History:
         """Let go of the tree."""
         self._starts.clear()
         self._rendered = (None, ())
+        self._latest = (None, NO_IDS)
         self._tree.take_apart()
         self._aliases.clear()
 
@@ -194,8 +203,10 @@ class History:
 
 def _continued(node: Node, echo: Message) -> Turn:
     """Which of the turns with this reply is meant: by echoed id, else the latest."""
-    named = [placed for placed in node.replies if _names(echo, placed.turn.reply)]
-    return (named or node.replies)[-1].turn
+    replies = node.replies
+    if len(replies) > 1:
+        replies = [placed for placed in replies if _names(echo, placed.turn.reply)] or replies
+    return replies[-1].turn
 
 
 def _names(echo: Message, reply: Message | None) -> bool:

@@ -56,7 +56,8 @@ async def build_prompt(
     if place.turn is not None:
         bridged = await _bridged(place, place.turn, prompts, tools, thinking, work)
         if not isinstance(bridged, BridgeRefusal):
-            return Prompt(np.concatenate([place.turn.tokens.to_numpy(), bridged.ids]), place.turn, bridged, None)
+            ids = np.concatenate([*history.held_ids(place.turn), bridged.ids])
+            return Prompt(ids, place.turn, bridged, None)
         miss = bridged
         if bridged is BridgeRefusal.NEW_USER_MESSAGE:
             spliced = await _spliced(place, history, prompts, thinking, work)

@@ -107,7 +107,7 @@ def _with_ids(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": [{**call, "id": f"call_{secrets.token_hex(12)}"} for call in calls]}
 
 
-def turn_fields(turn: "GatewayTurn", template_options: dict[str, Any]) -> dict[str, Any]:
+def turn_fields(turn: "GatewayTurn") -> dict[str, Any]:
     """A turn as `record_turn` takes it."""
     prompt, place, outcome, parts = turn.prompt, turn.place, turn.outcome, turn.reply.parts
     given: dict[str, Any] = (
@@ -126,8 +126,7 @@ def turn_fields(turn: "GatewayTurn", template_options: dict[str, Any]) -> dict[s
         "side_arrays": join_side_arrays(parts) or None,
         "message_starts": prompt.new.message_starts,
         "reply": outcome.message,
-        "tools": turn.request.tools,
-        "template_options": template_options,
+        "tools": place.root,
         "sampling": turn.sampling.to_dict(),
         "sampling_asked": turn.request.sampling.to_dict(),
         "logprob_kind": parts[-1].given.logprob_kind if parts else None,

@@ -498,8 +498,7 @@ class Turns:
 
     async def _record(self, turn: GatewayTurn) -> None:
         """Put the turn on the tape; then it is part of its session's history."""
-        options = self._prompts.template_options(turn.thinking)
-        turn.recorded = await turn.session.recorder.record_turn_async(**turn_fields(turn, options))
+        turn.recorded = await turn.session.recorder.record_turn_async(**turn_fields(turn))
         turn.sampled_tokens = len(turn.recorded.tokens) - turn.prompt_tokens
         # Nothing goes on from a side request, and what comes after one has not forked.
         history = turn.session.history

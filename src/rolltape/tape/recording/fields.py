@@ -37,7 +37,7 @@ class TurnFields(TypedDict, total=False):
     segments: Iterable[Mapping[str, Any]] | None
     reply: object
     weight_version: object
-    tools: object
+    tools: object  # a Root stands for the template options too
     template_options: Mapping[str, Any] | None
     sampling: Mapping[str, Any] | None
     sampling_asked: Mapping[str, Any] | None

@@ -134,6 +134,8 @@ class SessionIntake:
 
     def _root_of(self, fields: TurnFields, where: str) -> Root:
         tools, options = fields.get("tools"), fields.get("template_options")
+        if isinstance(tools, Root):
+            return tools
         if tools is None and not self._knows_root:
             raise RecordError(f"{where}: the tools of its session are not on the tape; give tools, [] for none")
         if tools is None and options is None:
