@@ -26,7 +26,7 @@ from rolltape.tape.shards.reading import ShardSource, shards_at
 from rolltape.tape.stored import UNREADABLE, About, Key, about_of, decoded_event
 
 _EVENTS = "SELECT sequence, body, crc FROM events WHERE sequence BETWEEN ? AND ? ORDER BY sequence"
-_LOOK_BACK = 256  # events: threads of one writer may write theirs in another order than they made them
+_LOOK_BACK = 256  # events: in 0.1.0, threads of one writer could write theirs in another order than they made them
 _FAR_LOOK_S = 30.0
 _PLACE = np.dtype([("shard", "u4"), ("status", "u1")])
 _STATUSES = (None, Status.FINISHED, Status.FAILED)
