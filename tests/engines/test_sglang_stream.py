@@ -208,6 +208,13 @@ async def test_an_event_that_contradicts_those_before_makes_all_of_it_a_fault(in
     assert caught.value.given.ids.tolist() == told.ids == [5, 6, 7]
 
 
+async def test_a_logprob_that_changes_after_it_was_sent_is_a_fault() -> None:
+    changed = event([5, 6], 2, output_token_logprobs=[[-0.7, 5, None], [-0.6, 6, None]])
+    async with sending([event([5], 1), changed]) as engine:
+        with pytest.raises(ImplausibleReply, match="does not begin with the 1 before it"):
+            await engine.generate(generation([1], on_sampled=Told()))
+
+
 STOPPED: Json = {"type": "stop", "matched": "NaN happened"}
 TRIPLE = [[-0.5, 8, None]]
 

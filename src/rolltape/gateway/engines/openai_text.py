@@ -1,7 +1,7 @@
 """Any OpenAI-compatible chat endpoint as an engine: messages in, a message out, without ids or logprobs.
 
-A request goes on as it came: what nobody decided is left to the endpoint, and a field that nobody here knows is passed
-on. Requests of the other APIs are written in OpenAI's form first.
+What nobody decided is left to the endpoint. A request whose body was kept (`ChatRequest.raw`) goes on as it came, with
+fields that nobody here knows. Any other request is written from its messages and tools.
 """
 
 from contextlib import suppress
