@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hmac
 import resource
+import socket
 from collections.abc import Callable
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -33,7 +34,31 @@ def raise_file_limit() -> None:
 
 def listening_url(runner: web.AppRunner) -> str:
     """The address of a server that listens."""
-    host, port = runner.addresses[0][:2]
+    return _url(*runner.addresses[0][:2])
+
+
+def open_listener(host: str, port: int, backlog: int) -> socket.socket:
+    """A socket that listens; connections wait in it until a server accepts them. Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, address = min(found, key=lambda one: one[0] is not socket.AF_INET)
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(backlog)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def bound_url(listener: socket.socket) -> str:
+    """The address of a listener."""
+    return _url(*listener.getsockname()[:2])
+
+
+def _url(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 

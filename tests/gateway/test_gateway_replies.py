@@ -255,7 +255,7 @@ async def test_models_greetings_and_health(run: Path) -> None:
         assert (await it.call("GET", "/v1/models")).status == 401
         for path in ("/", f"{base}/", base):
             assert (await it.call("HEAD", path)).status == 200
-        for path in ("/health", "/healthz"):
+        for path in ("/livez", "/readyz", "/health", "/healthz"):
             assert (await it.call("GET", path)).status == 200
 
 

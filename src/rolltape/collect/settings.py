@@ -54,6 +54,9 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_network: SandboxNetwork = SandboxNetwork.GATEWAY
     sandbox_read: tuple[str, ...] = ()  # more files and folders that programs in a sandbox may read
     pass_env: tuple[str, ...] = ()  # variables of the collector's environment that programs get
+    host: str = "127.0.0.1"  # that the collector's gateway listens on
+    public_url: str | None = None  # by which agents reach it; None: its own address
+    admin_key: str | None = None  # of that gateway, needed off loopback; never recorded. None: one is made
     capture: Capture = Capture.ALL
     trace_fraction: float | None = None  # share of rollouts that are traced, where `capture` is SAMPLED
     with_records: bool = False  # results carry the whole record
@@ -87,10 +90,11 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
         return decoded
 
     def __repr__(self) -> str:
-        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "engine_key")
+        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name not in _SECRETS)
         return f"CollectSettings({', '.join(shown)})"
 
 
+_SECRETS = ("engine_key", "admin_key")
 _LEAST_FAILURES = 32
 _LIMITS = (  # name, bound, and whether a value must be above it
     ("limit", 1, False),
@@ -109,6 +113,7 @@ _FREE = frozenset(
     {
         *("engines", "model", "engine_key", "engine_retry_s", "logprob_kind", "routed_experts"),
         "constrain",
+        *("host", "public_url", "admin_key"),
         *("sandbox", "sandbox_network", "sandbox_read", "pass_env"),
         *("capture", "trace_fraction", "with_records", "with_fates", "max_concurrent", "grace_s"),
         *("score_timeout_s", "max_failures", "accept_changed_tasks"),

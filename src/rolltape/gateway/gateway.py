@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,22 +17,24 @@ from rolltape.errors import BadRequest, EngineError, EngineUnreachable, GatewayE
 from rolltape.gateway.admin_key import RunningGateway, announced, keep_admin_key, make_admin_key
 from rolltape.gateway.engines.opening import open_engine, tiny_folder
 from rolltape.gateway.engines.pool import EnginePool
-from rolltape.gateway.engines.protocol import Engine
+from rolltape.gateway.engines.protocol import Engine, EngineFacts
 from rolltape.gateway.finished import Ending
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.gateway.server.app import http_log, make_app
+from rolltape.gateway.server.health import waiting_app
 from rolltape.gateway.service import Finished, Service
 from rolltape.gateway.sessions import EngineWait, OpenSession, SessionSpec
 from rolltape.gateway.settings import GatewaySettings
 from rolltape.gateway.wire import base_urls
 from rolltape.samples.opening import open_for_recording
-from rolltape.serving import is_loopback, listening_url
+from rolltape.serving import bound_url, is_loopback, open_listener
 from rolltape.tape.recording.tape import Tape
 
 log = logging.getLogger("rolltape.gateway")
 
 T = TypeVar("T")
 
+_LOOK_FOR_ENGINE_S = 0.5
 _WAITING_CONNECTIONS = 4096  # hundreds of agents may connect at once, and the system resets what it cannot queue
 
 
@@ -104,7 +107,7 @@ class Gateway:
 
     service: Service
     admin_key: str  # opens the routes under /sessions, /weights, /status and /metrics to programs of your own
-    url: str  # its own address
+    url: str  # its own address, known once it listens
     public_url: str  # by which agents reach it
 
     def __init__(
@@ -148,10 +151,14 @@ class Gateway:
         engines = [open_engine(one) if isinstance(one, str) else one for one in self._engines]
         pool = EnginePool(engines)
         stack.push_async_callback(pool.close)
-        health = await pool.look()
-        facts = next((one.facts for one in health if one.facts is not None), None)
-        if facts is None:
-            raise EngineUnreachable("no engine answers: " + "; ".join(str(one.error) for one in health))
+        try:
+            listener = open_listener(settings.host, settings.port, _WAITING_CONNECTIONS)
+        except OSError as error:
+            raise GatewayError(f"port {settings.port}: {error.strerror}") from None
+        stack.callback(listener.close)
+        self.url = bound_url(listener)
+        self.public_url = (settings.public_url or self.url).rstrip("/")
+        facts = await self._first_facts(pool, listener)
         prompts = ChatPrompts(
             self._tokenizer_folder(),
             renderer=settings.renderer,
@@ -181,11 +188,33 @@ class Gateway:
         directory = tape.directory.path
         keeps = settings.keep_admin_key and settings.admin_key is None
         self.admin_key = settings.admin_key or (keep_admin_key(directory) if keeps else make_admin_key())
-        await self._listen(stack)
+        await self._listen(stack, listener)
         if keeps:
             stack.enter_context(announced(RunningGateway(self.url, directory)))
 
-    async def _listen(self, stack: AsyncExitStack) -> None:
+    async def _first_facts(self, pool: EnginePool, listener: socket.socket) -> EngineFacts:
+        """What an engine says of itself, waited for if need be; health checks are answered meanwhile."""
+        deadline = time.monotonic() + self._settings.wait_engine_s
+        runner: web.AppRunner | None = None
+        async with AsyncExitStack() as waiting:
+            while True:
+                health = await pool.look()
+                facts = next((one.facts for one in health if one.facts is not None), None)
+                if facts is not None:
+                    return facts
+                errors = "; ".join(str(one.error) for one in health)
+                if time.monotonic() >= deadline:
+                    raise EngineUnreachable(f"no engine answers: {errors}")
+                if runner is None:
+                    log.warning("%s waits %g s for an engine: %s", self.url, self._settings.wait_engine_s, errors)
+                    runner = web.AppRunner(waiting_app(), access_log=None, logger=http_log, shutdown_timeout=0.1)
+                    await runner.setup()
+                    waiting.push_async_callback(runner.cleanup)
+                    # A copy of the listener: what connects when this one is closed waits for the gateway.
+                    await web.SockSite(runner, listener.dup()).start()
+                await asyncio.sleep(_LOOK_FOR_ENGINE_S)
+
+    async def _listen(self, stack: AsyncExitStack, listener: socket.socket) -> None:
         settings = self._settings
         app = make_app(self.service, self.admin_key, lambda: self.public_url)
         # Turns have been waited for when it comes to this, and clients that do not read are not waited for.
@@ -200,15 +229,10 @@ class Gateway:
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        try:
-            await web.TCPSite(runner, settings.host, settings.port, backlog=_WAITING_CONNECTIONS).start()
-        except OSError as error:
-            raise GatewayError(f"port {settings.port}: {error.strerror}") from None
+        await web.SockSite(runner, listener, backlog=_WAITING_CONNECTIONS).start()
         self._runner = runner
         # New turns are refused and those in flight drain while the port still answers.
         stack.push_async_callback(self.service.drain)
-        self.url = listening_url(runner)
-        self.public_url = (settings.public_url or self.url).rstrip("/")
 
     @asynccontextmanager
     async def listening_on(self, listener: socket.socket) -> AsyncIterator[None]:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from rolltape.cli.options import EngineOptions, JudgeOptions, engine_option, sampling_option
+from rolltape.cli.options import EngineOptions, JudgeOptions, engine_option, require_key, sampling_option
 from rolltape.cli.parameters import argument, option
 from rolltape.errors import UsageError
 from rolltape.traces import Capture
@@ -18,6 +18,7 @@ _task_option = partial(option, section="Tasks")
 _run_option = partial(option, section="Run")
 _agent_option = partial(option, section="Agent")
 _pace_option = partial(option, section="Pace")
+_gateway_option = partial(option, section="Gateway")
 _cluster_option = partial(option, section="Cluster")
 
 
@@ -144,6 +145,18 @@ def collect(
             min=0,
         ),
     ] = None,
+    host: Annotated[
+        str, _gateway_option("--host ADDRESS", "Address the gateway listens on; other than loopback needs a key.")
+    ] = "127.0.0.1",
+    public_url: Annotated[
+        str | None, _gateway_option("--public-url URL", "Address at which agents reach the gateway.")
+    ] = None,
+    admin_key: Annotated[
+        str | None,
+        _gateway_option(
+            "--admin-key KEY", "Key that the gateway requires to open sessions.", envvar="ROLLTAPE_ADMIN_KEY"
+        ),
+    ] = None,
     runner: Annotated[
         str, _cluster_option("--runner WHERE", "local, or ray to use the nodes of a Ray cluster.")
     ] = "local",
@@ -168,6 +181,14 @@ def collect(
     ray_only = {"--ray-address": ray_address, "--publish": publish, "--node-folder": node_folder}
     if runner == "local" and (given := [flag for flag, value in ray_only.items() if value is not None]):
         raise UsageError(f"{given[0]} needs --runner ray")
+    if runner == "ray" and public_url is not None:
+        raise UsageError("--public-url: each node of a Ray cluster has a gateway of its own; leave it out")
+    if public_url is not None and sandbox != "none" and sandbox_network == "gateway" and _is_program(agent):
+        raise UsageError(
+            "--public-url: a program in a sandbox reaches the gateway at its own address alone; leave it out, or give "
+            "--sandbox none or --sandbox-network host"
+        )
+    require_key(host, admin_key, "--admin-key")
     cluster = ClusterSettings(ray_address or "auto", publish, node_folder) if runner == "ray" else None
     capture, trace_fraction = _parse_traces(traces)
     if missing := [name for name in pass_env or () if name not in os.environ]:
@@ -208,6 +229,9 @@ def collect(
         sandbox_network=_parse_choice("--sandbox-network", sandbox_network, SandboxNetwork),
         sandbox_read=tuple(sandbox_read or ()),
         pass_env=tuple(pass_env or ()),
+        host=host,
+        public_url=public_url,
+        admin_key=admin_key or None,
         capture=capture,
         trace_fraction=trace_fraction,
         with_records=out is not None,
@@ -218,6 +242,10 @@ def collect(
         accept_changed_tasks=accept_changed_tasks,
     )
     return run_collection(settings, run, out, cluster, resume=resume, as_json=as_json, max_ahead=max_ahead)
+
+
+def _is_program(agent: str) -> bool:
+    return agent != "chat" and not agent.startswith("python:")
 
 
 def _parse_choice(flag: str, given: str, kind: type[T]) -> T:

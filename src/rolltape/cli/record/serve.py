@@ -28,6 +28,12 @@ def serve(
     open_idle_s: Annotated[
         float, option("--open-idle SECONDS", "With --open: idle time after which a session is finished.", min=1)
     ] = 600.0,
+    wait_engine_s: Annotated[
+        float,
+        option(
+            "--wait-engine SECONDS", "Time to wait at the start for an engine to answer, instead of exiting.", min=0
+        ),
+    ] = 0.0,
     drain_s: Annotated[float, option("--drain SECONDS", "Time for turns in flight to finish at shutdown.")] = 30.0,
     engines: EngineOptions,
     model: Annotated[
@@ -82,6 +88,7 @@ def serve(
         forced=engines.forced_sampling(),
         max_reply_tokens=default_max_reply_tokens,
         patience=Patience(retry_s=engines.engine_retry_s),
+        wait_engine_s=wait_engine_s,
         drain_s=drain_s,
     )
     opened = open_engines(

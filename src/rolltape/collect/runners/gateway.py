@@ -36,6 +36,9 @@ def make_gateway(settings: CollectSettings, tape: Tape) -> Gateway:
         routed_experts=settings.routed_experts,
     )
     gateway_settings = GatewaySettings(
+        host=settings.host,
+        public_url=settings.public_url,
+        admin_key=settings.admin_key,
         model_name=model.name,
         renderer=settings.renderer,
         thinking_retention=settings.thinking_retention,

@@ -42,8 +42,7 @@ def make_app(service: Service, admin_key: str, public_url: Callable[[], str]) ->
     app = web.Application(client_max_size=settings.max_body_mib * 2**20, middlewares=[_answering(service)])
     guard = GatewayGuard(admin_key, loopback=is_loopback(settings.host))
     app.add_routes([*Agents(service, guard).routes(), *Admin(service, guard, public_url).routes()])
-    health = Health(service)
-    app.add_routes([web.get("/health", health.answer), web.get("/healthz", health.answer)])
+    app.add_routes(Health(service).routes())
     return app
 
 

@@ -1,4 +1,8 @@
-"""Whether the gateway can serve: it is not ending, an engine answers, and the run can be written to."""
+"""Whether the gateway can serve: it is not ending, an engine answers, and the run can be written to.
+
+`/livez` says that the process runs, `/readyz` and `/health` that it can serve. A gateway whose weights are being
+changed is ready: requests wait for the new weights, and none is refused.
+"""
 
 import asyncio
 import os
@@ -17,8 +21,32 @@ _FRESH_S = 1.0  # that the last look at the disk counts
 _PATIENCE_S = 5.0  # with a disk that does not answer
 
 
+WAITING = "no engine has answered yet"
+
+
+def not_ready(why: str) -> web.Response:
+    """503, with what is missing."""
+    return web.Response(text=f"not ready: {why}\n", status=503, headers={"Retry-After": "1"})
+
+
+async def answer_live(_: web.Request) -> web.Response:
+    """`/livez`: 200 while the event loop runs."""
+    return web.Response(text="ok\n")
+
+
+def waiting_app() -> web.Application:
+    """What is served until an engine has answered: the process is alive, and everything else has to wait."""
+
+    async def wait(_: web.Request) -> web.Response:
+        return not_ready(WAITING)
+
+    app = web.Application()
+    app.add_routes([web.get("/livez", answer_live), web.route("*", "/{path:.*}", wait)])
+    return app
+
+
 class Health:
-    """Answers `/health`: 200, or 503 with what is missing."""
+    """Answers `/readyz` and `/health`: 200, or 503 with what is missing."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -31,7 +59,11 @@ class Health:
 
     async def answer(self, _: web.Request) -> web.Response:
         why = await self._missing()
-        return web.Response(text="ok\n" if why is None else f"not ready: {why}\n", status=200 if why is None else 503)
+        return web.Response(text="ok\n") if why is None else not_ready(why)
+
+    def routes(self) -> list[web.RouteDef]:
+        ready = [web.get(path, self.answer) for path in ("/readyz", "/health", "/healthz")]
+        return [web.get("/livez", answer_live), *ready]
 
     async def _missing(self) -> str | None:
         if self._service.draining:
