@@ -101,7 +101,7 @@ pieces = st.one_of(
     st.tuples(st.just("letters"), st.binary(max_size=4)),
     st.tuples(st.just("added"), st.integers(0, 30)),
     st.tuples(st.just("call"), st.integers(0, 3)),
-    st.tuples(st.just("think"), st.sampled_from((*THINKS, *THINKS, "<thi", "nk>", "</thi"))),
+    st.tuples(st.sampled_from(("mark", "spelled mark")), st.integers(0, 30)),
     st.tuples(st.just("id"), st.integers(0, 5000)),
 )
 
@@ -120,28 +120,30 @@ def ids_of_pieces(prompts: ChatPrompts, written: Sequence[tuple[str, Any]]) -> I
             ids.append(added[value % len(added)])
         elif kind == "call":
             ids += encode(own_call(prompts) if value == 3 else f"<tool_call>{CALL_BODIES[value]}</tool_call>")
-        elif kind == "think":
-            ids += encode(value)
+        elif kind in ("mark", "spelled mark"):
+            mark = marks_of(prompts)[value % len(marks_of(prompts))]
+            ids += encode(mark) if kind == "mark" else letters(mark)
         else:
             ids.append(value)
     return np.array(ids, np.int32)
 
 
+def marks_of(prompts: ChatPrompts) -> tuple[str, ...]:
+    marks = REPLY_MARKS[prompts._choice.name]
+    return (marks.think_start, marks.think_end, *marks.calls, *marks.spelled_calls)
+
+
 @cache
 def own_call(prompts: ChatPrompts) -> str:
     """A call as the family's own renderer writes it."""
-    return prompts.decode(rendered_reply(prompts, called({"city": "Köln"})))
-
-
-def rendered_reply(prompts: ChatPrompts, message: dict[str, Any]) -> Ids:
-    """A reply as the family's own renderer writes it, up to its end."""
     prompt = prompts.render([ASKED], [LOOK], None).ids
+    message = called({"city": "Köln"})
+    message["tool_calls"][0]["id"] = "functions.look:0"  # Kimi's calls are named by it
     whole = prompts.render([ASKED, message], [LOOK], None).ids
     same = next((at for at, (one, other) in enumerate(zip(prompt, whole, strict=False)) if one != other), len(prompt))
     following = prompts._tokenizer.convert_tokens_to_ids("<|assistant|>")  # GLM's replies end in the next turn's mark
-    reply = whole[same:]
-    ends = np.flatnonzero(np.isin(reply, [*prompts.stop_ids, -1 if following is None else following]))
-    return reply[: ends[0]]
+    ends = np.flatnonzero(np.isin(whole[same:], [*prompts.stop_ids, -1 if following is None else following]))
+    return prompts.decode(whole[same : same + ends[0]]).rsplit(REPLY_MARKS[prompts._choice.name].think_end)[-1]
 
 
 @given(data=st.data(), written=st.lists(pieces, max_size=10), thinking=st.sampled_from([None, True, False]))
@@ -246,18 +248,45 @@ def test_ids_after_a_stop_id_are_nothing(prompts: ChatPrompts) -> None:
     assert shown(prompts, written) == [("", "So.")] * 2
 
 
-def test_each_family_splits_what_its_own_renderer_writes(live: ChatPrompts) -> None:
-    message = called({"city": "Köln"}, content="I look.", thinking="hm")
-    written = rendered_reply(live, message)
-    parsed = live.parse(prompt_of(live), written, [LOOK], None)
-    response = live._renderer(None).parse_response(
-        written.tolist(), tools=[LOOK], prompt_ids=prompt_of(live).slice(0).tolist()
-    )
-    assert parsed.content == response.content.strip()
-    assert parsed.reasoning == ((response.reasoning_content or "").strip() or None)
-    assert [call.name for call in parsed.calls] == ["look"]
-    step = shown(live, one_by_one(live, written.tolist()))[-1]
-    assert step == (parsed.reasoning or "", parsed.content)
+@pytest.mark.parametrize("thinking", [None, True, False], ids=["by default", "on", "off"])
+def test_each_family_finds_thinking_text_and_call_as_its_renderer_does(
+    live: ChatPrompts, thinking: bool | None
+) -> None:
+    marks, prompt, call = REPLY_MARKS[live._choice.name], prompt_of(live, thinking), own_call(live)
+    begun = live.splitter(prompt, thinking, [LOOK], [])
+    assert begun is not None
+    begun.add(ids_of(live, "x", stopped=False))
+    thought = "" if marks.json_call else f"{'' if begun.reasoning else marks.think_start}\nhm\n{marks.think_end}\n"
+    for text in ("", "I look.\n"):
+        written = ids_of(live, thought + ("" if marks.json_call else text) + call)
+        parsed = live.parse(prompt, written, [LOOK], thinking)
+        response = live._renderer(thinking).parse_response(
+            written.tolist(), tools=[LOOK], prompt_ids=prompt.slice(0).tolist()
+        )
+        assert [(one.name, one.arguments) for one in parsed.calls] == [("look", '{"city": "Köln"}')]
+        if thinking is not False:  # GLM's renderer has no thinking then, also where the model thinks all the same
+            assert parsed.content == response.content.strip()
+            assert parsed.reasoning == ((response.reasoning_content or "").strip() or None)
+        if thought:
+            assert (parsed.reasoning, parsed.content) == ("hm", text.strip())
+            assert parsed.reasoning_tokens == len(ids_of(live, thought.rstrip("\n"), stopped=False))
+        assert shown(live, one_by_one(live, written.tolist()), thinking)[-1] == (parsed.reasoning or "", parsed.content)
+
+
+@pytest.mark.parametrize("text", ['{"answer": 42}', '{"answer": 4', "{}", " {name}"])
+def test_json_that_is_no_call_is_text_where_calls_are_bare_json(scratch: Path, text: str) -> None:
+    llama = prompts_of("llama-3", scratch)
+    written = ids_of(llama, text)
+    parsed = llama.parse(prompt_of(llama), written, [LOOK], None)
+    assert (parsed.content, parsed.malformed) == (text.strip(), False)
+    assert shown(llama, [written]) == [("", "")]
+
+
+def test_a_section_of_calls_without_a_call_is_delivered_as_text(scratch: Path) -> None:
+    kimi = prompts_of("kimi-k2", scratch)
+    written = ids_of(kimi, "I look. <|tool_calls_section_begin|>functions")
+    parsed = kimi.parse(prompt_of(kimi), written, [LOOK], None)
+    assert (parsed.content, parsed.malformed) == ("I look. <|tool_calls_section_begin|>functions", True)
 
 
 def test_a_model_whose_marks_are_not_known_has_no_splitter(tiny: ChatPrompts) -> None:

@@ -72,17 +72,41 @@ class ReplyMarks(msgspec.Struct, frozen=True, kw_only=True):
     in_thinking: CallInThinking = CallInThinking.DRAFT
     spelled_calls: tuple[str, ...] = ()
     spelled_in_thinking: tuple[str, ...] = ()  # these end thinking
-    json_call: bool = False  # a reply that begins with `{` may be a call as a whole
+    json_call: bool = False  # a whole reply that begins with `{` may be a call; there is no thinking then
     think_start: str = THINK_START
     think_end: str = THINK_END
 
 
-_QWEN = ReplyMarks(calls=("<tool_call>",))
+_DRAFT, _ENDS, _PART = CallInThinking.DRAFT, CallInThinking.ENDS_THINKING, CallInThinking.PART_OF_THINKING
+_QWEN = ReplyMarks(calls=("<tool_call>",), in_thinking=_DRAFT)
+_GLM = ReplyMarks(calls=("<tool_call>",), in_thinking=_ENDS)
+_LAGUNA = ReplyMarks(calls=("<tool_call>",), in_thinking=_PART)
+_DEEPSEEK = ReplyMarks(calls=("<｜tool▁calls▁begin｜>",), in_thinking=_PART)
+_KIMI_SECTION = "<|tool_calls_section_begin|>"
+_DSML_SECTIONS = ("<｜DSML｜tool_calls>", "<｜DSML｜toolcalls>", "<｜DSML｜tool>")
 # Families whose replies can be split while they are sampled, by the marks that their parsers in `renderers` look for.
-# Held by tests. The others (channels, as of gpt-oss; a template of unknown form) are parsed when a reply is whole.
+# Held by tests. The others (channels, as in gpt-oss, and templates of unknown form) are parsed when a reply is whole.
 REPLY_MARKS = {
     **dict.fromkeys(("qwen3", "qwen3-vl", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8"), _QWEN),
     **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), _QWEN),
+    **dict.fromkeys(("glm-4.5", "glm-5", "glm-5.1", "glm-5.3"), _GLM),
+    **dict.fromkeys(("laguna-m.1", "laguna-s-2.1", "laguna-xs-2.1", "laguna-xs.2"), _LAGUNA),
+    **dict.fromkeys(("deepseek-r1", "deepseek-v3"), _DEEPSEEK),
+    "deepseek-v4": ReplyMarks(
+        spelled_calls=(*_DSML_SECTIONS, "<｜DSML｜invoke"), spelled_in_thinking=_DSML_SECTIONS, in_thinking=_ENDS
+    ),
+    "hy3": ReplyMarks(
+        calls=("<tool_calls:opensource>", "<tool_call:opensource>"),
+        in_thinking=_PART,
+        think_start="<think:opensource>",
+        think_end="</think:opensource>",
+    ),
+    "kimi-k2": ReplyMarks(calls=(_KIMI_SECTION,), in_thinking=_DRAFT),
+    "kimi-k2.5": ReplyMarks(
+        calls=(_KIMI_SECTION,), spelled_calls=(_KIMI_SECTION, "<|tool_call_section_begin|>"), in_thinking=_DRAFT
+    ),
+    "llama-3": ReplyMarks(json_call=True),
+    "minimax-m2": ReplyMarks(calls=("<minimax:tool_call>",), in_thinking=_DRAFT),
 }
 
 

@@ -78,7 +78,7 @@ def parse(
     splitter = ReplySplitter(rules, thinking_begun=begun, stop_strings=[stop_string] if stop_string else [])
     splitter.add(reply)
     splitter.end()
-    return _by_splitter(splitter, response, calls_as_text)
+    return _by_splitter(splitter, rules, response, calls_as_text)
 
 
 def begins_thinking(renderer: Renderer, tokenizer: FolderTokenizer, prompt_end: Ids) -> bool:
@@ -89,14 +89,16 @@ def begins_thinking(renderer: Renderer, tokenizer: FolderTokenizer, prompt_end: 
     )
 
 
-def _by_splitter(splitter: ReplySplitter, response: Response | None, calls_as_text: bool) -> Parsed:
+def _by_splitter(splitter: ReplySplitter, rules: SplitRules, response: Response | None, calls_as_text: bool) -> Parsed:
+    """The reply that a splitter has read to its end, with the renderer's calls."""
     attempts = [] if response is None or not splitter.has_calls else response.tool_calls
-    # A renderer may look for calls where the splitter has thinking.
+    # A renderer may find calls where the splitter has thinking.
     attempts = [call for call in attempts if not call.token_span or call.token_span[0] >= splitter.reasoning_ids]
     good = [call for call in map(_delivered, attempts) if call is not None]
-    readable = len(good) == len(attempts) and response is not None
-    malformed = not readable or (bool(good) and calls_as_text) or (splitter.has_calls and not good)
-    reasoning, content = splitter.message(calls_as_text=malformed)
+    unread = splitter.has_calls and not attempts and not rules.json_call  # the mark of a call, and nothing like one
+    denied = bool(attempts) and calls_as_text
+    malformed = response is None or unread or denied or len(good) < len(attempts)
+    reasoning, content = splitter.message(calls_as_text=malformed or not good)
     return Parsed(
         content=content,
         reasoning=reasoning or None,

@@ -49,6 +49,8 @@ class SplitRules(msgspec.Struct, frozen=True):
     spelled: dict[str, _Mark]  # the marks that count whatever ids spell them
     openings: tuple[str, ...]  # those of them with which a reply may begin
     inside: dict[_Part, tuple[str, ...]]  # and those that count inside a part
+    id_by_id: frozenset[_Part]  # where a spelled mark may end the thinking, so that the id that completes it counts
+    json_call: bool  # a reply that begins with `{` may be a call, and is text if it is none
 
 
 def find_split_rules(family: str, tokenizer: FolderTokenizer, stop_ids: Sequence[int]) -> SplitRules | None:
@@ -86,6 +88,8 @@ def find_split_rules(family: str, tokenizer: FolderTokenizer, stop_ids: Sequence
             _Part.TEXT: marks.spelled_calls,
             _Part.CALLS: (),
         },
+        id_by_id=frozenset((_Part.OPENING, _Part.THINKING, _Part.DRAFT) if thinking else ()),
+        json_call=marks.json_call,
     )
 
 
@@ -132,7 +136,7 @@ class ReplySplitter:
             if mark is None:
                 run.append(token_bytes(token))
                 self._ids += 1
-                if not self._rules.spelled:  # else the id that completes a spelled mark counts
+                if self._part not in self._rules.id_by_id:
                     continue
             self._read(self._utf8.decode(b"".join(run)))
             run.clear()
