@@ -215,6 +215,16 @@ async def rig(run: Path, script: Script | ScriptedEngine = ("ok",), **settings: 
         yield Rig(gateway, engine, run, http)
 
 
+@asynccontextmanager
+async def tiny_gateway(run: Path, **settings: Any) -> AsyncIterator[Rig]:
+    """A gateway before the shipped model."""
+    async with (
+        Gateway(engine="tiny", tape=run, **settings) as gateway,
+        aiohttp.ClientSession() as http,
+    ):
+        yield Rig(gateway, scripted(()), run, http)
+
+
 def slowly(text: str, token_delay_s: float = 0.01) -> Callable[[Asked], Step]:
     """A script of one reply that takes its time."""
     return lambda _: Step(text, token_delay_s=token_delay_s)

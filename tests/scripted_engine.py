@@ -133,6 +133,7 @@ class ScriptedEngine:
         self.violations: list[str] = []
         self.aborted: list[str] = []
         self.mishaps: dict[int, Mishap] = {}  # by the number of the request
+        self.unknown_logprobs: frozenset[int] = frozenset()  # places in a reply whose logprob is given as null
         self.requests = 0
         self.url = ""
         self._script = script
@@ -375,7 +376,10 @@ class ScriptedEngine:
         """SGLang's JSON: of a whole reply, or of an event with the ids from `since` on, `until` which it has come."""
         count = len(reply.ids) if until is None else until
         ids = reply.ids[since:count]
-        triples = [[value, token, None] for value, token in zip(reply.logprobs[since:count], ids, strict=True)]
+        logprobs = [None if at in self.unknown_logprobs else value for at, value in enumerate(reply.logprobs[:count])][
+            since:
+        ]
+        triples = [[value, token, None] for value, token in zip(logprobs, ids, strict=True)]
         if mishap in _WRONG_LENGTHS and (until is None or mishap not in _LATE):
             triples = triples[:-1]
         reasons: dict[str, Json] = {

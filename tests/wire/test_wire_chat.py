@@ -246,7 +246,7 @@ def test_thinking_is_asked_for_by_effort_or_outright() -> None:
 
 def test_what_cannot_be_honored_is_named() -> None:
     ask = read(
-        logprobs=True,
+        top_logprobs=2,
         logit_bias={"5": 1},
         response_format={"type": "json_object"},
         verbosity="low",
@@ -261,7 +261,7 @@ def test_what_cannot_be_honored_is_named() -> None:
     assert ask.strict_tools == {"run"}
     assert ask.ignored_params == (
         "chat_template_kwargs.tone: not known here; ignored",
-        "logprobs: recorded, and not sent back",
+        "top_logprobs: the logprob of the sampled token alone is given",
         "logit_bias: ignored",
         "verbosity: not known here; ignored",
         "\\xf6\\r\\nx: y: not known here; ignored",
@@ -282,7 +282,7 @@ def test_what_cannot_be_honored_is_named() -> None:
             {"messages": [{"role": "assistant", "tool_calls": [{"id": "c", "function": {"arguments": ""}}]}]},
             "messages[0].tool_calls[0].function.name is missing",
         ),
-        ({"messages": [USER], "n": 2}, "n is 2; send one request for each reply"),
+        ({"messages": [USER], "n": 33}, "n is 33; give a whole number of at least 1 and of at most 32"),
         ({"messages": [USER], "functions": []}, "functions was replaced by tools"),
         ({"messages": [USER], "temperature": -1}, "temperature is -1; give a number of at least 0"),
         ({"messages": [USER], "max_tokens": 0.5}, "max_tokens is 0.5; give a whole number of at least 1"),

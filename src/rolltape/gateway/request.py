@@ -60,6 +60,14 @@ class OutputSchema(msgspec.Struct, frozen=True):
     schema: dict[str, Any]
 
 
+class TokenDetails(msgspec.Struct, frozen=True):
+    """What a client wants to be told of the tokens of prompt and reply."""
+
+    ids: bool = False
+    logprobs: bool = False  # of the sampled tokens
+    tokens_as_ids: bool = False  # beside a logprob the token is written `token_id:N`, not as its text
+
+
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request. Messages and tools are in chat form (OpenAI's), whatever form they came in.
 
@@ -76,6 +84,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     sampling: SamplingParams = SamplingParams()
+    n: int = 1  # replies, each a turn of its own
+    token_details: TokenDetails = TokenDetails()
     stream: bool = False
     include_usage: bool = True  # in a streamed reply
     thinking: bool | None = None  # None: not given, so the gateway's setting holds

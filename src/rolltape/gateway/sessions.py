@@ -107,20 +107,23 @@ class RecentTurns:
     """The latest turns of a session, by what they were asked."""
 
     def __init__(self) -> None:
-        self._latest: dict[bytes, GatewayTurn] = {}
+        self._latest: dict[bytes, dict[int, GatewayTurn]] = {}  # by request, and by which of its replies
 
-    def find(self, digest: bytes) -> GatewayTurn | None:
-        return self._latest.get(digest)
+    def find(self, digest: bytes, choice: int) -> GatewayTurn | None:
+        return self._latest.get(digest, {}).get(choice)
 
-    def add(self, digest: bytes, turn: GatewayTurn) -> None:
-        self._latest.pop(digest, None)
-        self._latest[digest] = turn
+    def add(self, digest: bytes, choice: int, turn: GatewayTurn) -> None:
+        self._latest[digest] = self._latest.pop(digest, {}) | {choice: turn}
         while len(self._latest) > _REMEMBERED:
             del self._latest[next(iter(self._latest))]
 
     def forget(self, turn: GatewayTurn) -> None:
         """Let nobody ask for this one again."""
-        self._latest = {digest: one for digest, one in self._latest.items() if one is not turn}
+        rest = {
+            digest: {choice: one for choice, one in turns.items() if one is not turn}
+            for digest, turns in self._latest.items()
+        }
+        self._latest = {digest: turns for digest, turns in rest.items() if turns}
 
     def clear(self) -> None:
         """Forget all: they hold their session, and it holds them."""

@@ -88,7 +88,11 @@ def _load(file: Path) -> "Tokenizer":
 
 @lru_cache(maxsize=_TOKENIZERS_HELD)
 def _speller(file: Path, changed_ns: int) -> Spell:
-    tokenizer = _load(file)
+    return spell_by(_load(file))
+
+
+def spell_by(tokenizer: "Tokenizer") -> Spell:
+    """What spells ids by a tokenizer."""
 
     @cache
     def spell(token: int) -> bytes:

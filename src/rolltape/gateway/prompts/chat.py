@@ -84,6 +84,7 @@ class ChatPrompts:
         self.warning = choice.warning  # to be shown when the gateway starts; None: all is well
         self.renderer = f"{choice.name} (renderers {version()})"
         self.vocabulary = tokenizer.vocabulary  # one more than the largest id
+        self.spell = tokenizer.spell
         self.stop_ids = tuple(by_default.get_stop_token_ids())
         self._split_rules = find_split_rules(choice.name, tokenizer, self.stop_ids)
         self.streams = self._split_rules is not None  # replies can be shown while they are sampled

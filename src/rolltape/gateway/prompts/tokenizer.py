@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders
 
 from rolltape.errors import CheckpointError, PromptError
 from rolltape.gateway.prompts.text_encoder import TextEncoder, pattern_of
+from rolltape.samples.spelling import spell_by
 
 # How byte-level vocabularies write a byte: printable ones as their Latin-1 letter, the others from U+0100 on.
 _PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
@@ -45,6 +46,7 @@ class FolderTokenizer:
         self.source = file.read_bytes()
         self._tokenizer = _loaded(self.source, file)
         self._encoder = TextEncoder(self._tokenizer)
+        self.spell = spell_by(self._tokenizer)
         config = read_json(folder / "tokenizer_config.json")
         tokens = _named_tokens(config)
         self.name_or_path = str(folder)

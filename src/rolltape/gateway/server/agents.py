@@ -65,25 +65,32 @@ class Agents:
             session = await self._service.open_sessions.find(key, identity, request, says_retry=_says_retry(http))
             http[SESSION] = session.id
         session.overflowed = False
-        turn = await self._service.turns.submit(session, request, says_retry=_says_retry(http))
-        turn.join()
+        turns = await self._service.turns.submit(session, request, says_retry=_says_retry(http))
+        turn = turns[0]
+        for one in turns:
+            one.join()
         delivery = Delivery.UNDELIVERED
         try:
-            await turn.prompted()
+            for one in turns:
+                await one.prompted()
             sent = self._stream(dialect, http, turn, request) if request.stream else self._whole(dialect, http, turn)
             response = await sent
             if http.transport is not None and not http.transport.is_closing():
                 delivery = Delivery.DELIVERED
             return response
         finally:
-            self._service.turns.delivered(turn, delivery)
-            turn.leave()
+            for one in turns:
+                self._service.turns.delivered(one, delivery)
+                one.leave()
 
     async def _whole(self, dialect: Dialect, http: web.Request, turn: GatewayTurn) -> web.StreamResponse:
-        await self._ended(turn)
-        headers = {**_headers(turn, turn.recorded.ignored_params), "x-rolltape-turn": turn.recorded.id}
-        if turn.recorded.facts.flags:
-            headers["x-rolltape-flags"] = ",".join(turn.recorded.facts.flags)
+        for one in turn.choices:
+            await self._ended(one)
+        recorded = [one.recorded for one in turn.choices]
+        ids = ",".join(one.id for one in recorded)
+        headers = {**_headers(turn, turn.recorded.ignored_params), "x-rolltape-turn": ids}
+        if flags := dict.fromkeys(flag for one in recorded for flag in one.facts.flags):
+            headers["x-rolltape-flags"] = ",".join(flags)
         response = web.Response(body=dialect.whole(turn), content_type="application/json", headers=headers)
         await response.prepare(http)
         _drain_all(http)
@@ -109,7 +116,11 @@ class Agents:
                     sent = shown
                 elif not (await asyncio.wait({changed}, timeout=self._service.settings.keepalive_s))[0]:
                     await response.write(stream.keepalive())
-            await self._ended(turn)
+            for other in turn.choices:
+                while not other.done:
+                    if not (await asyncio.wait({other.change()}, timeout=self._service.settings.keepalive_s))[0]:
+                        await response.write(stream.keepalive())
+                await self._ended(other)
             if not all(map(str.startswith, turn.shown, sent)):
                 log.error("turn %s: its reply does not begin as it was streamed", turn.recorded.id)
                 raise EngineFailed("the reply does not begin as it was streamed")

@@ -16,18 +16,26 @@ import enum
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from rolltape.errors import BadRequest, EngineError, EngineFailed, TapeError
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Generation
 from rolltape.gateway.metrics import Metrics
 from rolltape.gateway.prompts import ChatPrompts
-from rolltape.gateway.request import INLINE_BYTES, ChatRequest, SamplingParams, auxiliary_reason, instructions_of
+from rolltape.gateway.request import (
+    INLINE_BYTES,
+    ChatRequest,
+    SamplingParams,
+    TokenDetails,
+    auxiliary_reason,
+    instructions_of,
+)
 from rolltape.gateway.settings import GatewaySettings
 from rolltape.gateway.turn.constraints import Constraint, build_constraint, can_cut_calls
 from rolltape.gateway.turn.generate import INTERRUPTED, Generator, ReplySoFar
@@ -42,11 +50,12 @@ from rolltape.gateway.turn.replies import (
     turn_fields,
 )
 from rolltape.records.messages import content_text
-from rolltape.records.turn import NO_IDS, Delivery, Finish, Ids, TokenChain, Turn
+from rolltape.records.turn import NO_IDS, Delivery, Finish, Ids, Logprobs, TokenChain, Turn
 
 if TYPE_CHECKING:
     from rolltape.gateway.prompts.splitter import ReplySplitter
     from rolltape.gateway.sessions import OpenSession
+    from rolltape.samples.spelling import Spell
 
 log = logging.getLogger("rolltape.gateway")
 
@@ -85,6 +94,7 @@ class GatewayTurn:
         self.auxiliary = auxiliary_reason(request, session.task_instructions) if session else None
         self.resumes: GatewayTurn | None = None  # the interrupted turn that a client's retry goes on from
         self.ignored_params = request.ignored_params
+        self.choices: Sequence[GatewayTurn] = (self,)  # the turns of its request, one for each reply asked for
         # from PROMPTED on
         self.place: HistoryMatch
         self.prompt: Prompt
@@ -94,6 +104,8 @@ class GatewayTurn:
         self.sampling: SamplingParams  # as applied
         self.room = 0  # tokens that the reply may have
         self.constraint: Constraint | None = None  # that the engine is to enforce
+        self.token_details = TokenDetails()  # of those asked for, what can be given
+        self.spell: Spell  # the bytes of an id
         # from GENERATING on
         self.reply = ReplySoFar(self._show)
         self.engine_s = 0.0
@@ -155,6 +167,24 @@ class GatewayTurn:
             message = self.message
             return Shown(message.get("reasoning_content") or "", content_text(message.get("content")))
         return Shown() if self._splitter is None else Shown(self._splitter.reasoning, self._splitter.text)
+
+    @property
+    def prompt_ids(self) -> Ids:
+        """The prompt's ids, from PROMPTED on."""
+        return self.prompt.ids[: self.prompt_tokens]
+
+    @property
+    def sampled(self) -> tuple[Ids, Logprobs | None]:
+        """The reply's ids and logprobs as the tape has them, over all turns that it took; None: it lacks logprobs."""
+        parts: list[Turn] = []
+        turn: GatewayTurn | None = self
+        while turn is not None:
+            parts.append(turn.recorded)
+            turn = turn.resumes
+        given = [part.logprobs for part in reversed(parts) if len(part.sampled_ids)]
+        known = [one for one in given if one is not None]
+        logprobs = np.concatenate([np.empty(0, np.float32), *known]) if len(known) == len(given) else None
+        return self.recorded.tokens.slice(self.prompt_tokens), logprobs
 
     # Whoever waits for it.
 
@@ -267,13 +297,32 @@ class Turns:
 
     # received
 
-    async def submit(self, session: "OpenSession", request: ChatRequest, *, says_retry: bool) -> GatewayTurn:
-        """Start the turn that a request asks for, or find the one that it asks for again."""
+    async def submit(self, session: "OpenSession", request: ChatRequest, *, says_retry: bool) -> Sequence[GatewayTurn]:
+        """Start the turns that a request asks for, one for each reply, or find those that it asks for again."""
+        if request.n == 1:
+            return [await self._submit(session, request, 0, says_retry=says_retry)]
+        # All begin before any of them ends: they are siblings, and none is a retry of another.
+        submitting = (self._submit(session, request, choice, says_retry=says_retry) for choice in range(request.n))
+        found = await asyncio.gather(*submitting, return_exceptions=True)
+        turns = [one for one in found if isinstance(one, GatewayTurn)]
+        if len(turns) < len(found):
+            for turn in turns:
+                turn.join()
+                turn.leave()
+            raise next(one for one in found if isinstance(one, BaseException))
+        for turn in turns:
+            turn.choices = turns
+        return turns
+
+    async def _submit(
+        self, session: "OpenSession", request: ChatRequest, choice: int, *, says_retry: bool
+    ) -> GatewayTurn:
+        """Start the turn of one of a request's replies, or find it."""
         if request.media and self._settings.images == "refuse":
             raise BadRequest(f"{request.media[0]}: images and documents are refused here; send text alone")
         earlier: GatewayTurn | None = None
         while (
-            known := self.find_repeated(session, request, says_retry=says_retry)
+            known := self.find_repeated(session, request, choice, says_retry=says_retry)
         ) is not None and known is not earlier:
             if earlier is None:
                 self._metrics.count("client_retries", shown_as="retries")
@@ -285,7 +334,7 @@ class Turns:
             if known.has_reply:
                 return known
             earlier = known
-        turn = GatewayTurn(session, request)
+        turn = GatewayTurn(session, _with_seed(request, choice))
         turn.resumes = earlier if earlier is not None and _sampled_some(earlier) else None
         counts = earlier is None and turn.auxiliary is None
         session.begin(turn, counts=counts)
@@ -293,12 +342,14 @@ class Turns:
             session.task_instructions = instructions_of(request)
         work = asyncio.ensure_future(self._take(turn, counts=counts))
         turn.start(work, lambda: self._over(turn))
-        session.recent.add(request.digest, turn)
+        session.recent.add(request.digest, choice, turn)
         return turn
 
-    def find_repeated(self, session: "OpenSession", request: ChatRequest, *, says_retry: bool) -> GatewayTurn | None:
+    def find_repeated(
+        self, session: "OpenSession", request: ChatRequest, choice: int = 0, *, says_retry: bool
+    ) -> GatewayTurn | None:
         """The turn that a request repeats: by its own word (a retry header), or since nobody got the reply."""
-        found = session.recent.find(request.digest)
+        found = session.recent.find(request.digest, choice)
         return found if found is not None and (says_retry or found.undelivered) else None
 
     def is_auxiliary(self, session: "OpenSession", request: ChatRequest) -> bool:
@@ -352,6 +403,9 @@ class Turns:
         turn.room = self._settings.max_reply_tokens if limit is None else limit - len(turn.prompt.ids)
         turn.sampling = self._applied(turn, sampled)
         turn.constraint, unenforced = self._constraint(turn)
+        turn.spell = self._prompts.spell
+        if self._pool.token_faithful:
+            turn.token_details = turn.request.token_details
         turn.ignored_params += (*self._ignored_params(turn), *unenforced, *withheld)
         turn.reach(TurnState.PROMPTED)
 
@@ -402,6 +456,8 @@ class Turns:
             ignored.append("thinking: the model's template has no switch for it")
         if request.messages and request.messages[-1]["role"] == "assistant":
             ignored.append("messages: the last one is the assistant's; the reply follows it and does not continue it")
+        if request.token_details != TokenDetails() and not self._pool.token_faithful:
+            ignored.append("token ids and logprobs: the engine gives text alone")
         if request.media:
             ignored.append(f"{', '.join(request.media[:4])}: shown to the model as a placeholder")
         if (
@@ -527,6 +583,14 @@ class Turns:
         if turn.delivery is Delivery.UNKNOWN:
             self.delivered(turn, Delivery.UNDELIVERED)
         turn.session.end(turn)
+
+
+def _with_seed(request: ChatRequest, choice: int) -> ChatRequest:
+    """A request for one of its replies: under the same seed all would be the same."""
+    seed = request.sampling.seed
+    if seed is None or not choice:
+        return request
+    return msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, seed=seed + choice))
 
 
 def _sampled_some(turn: GatewayTurn) -> bool:

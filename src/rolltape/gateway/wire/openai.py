@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.request import OutputSchema, ToolChoice
+from rolltape.gateway.request import OutputSchema, SamplingParams, ToolChoice
 from rolltape.gateway.wire.fields import Fields
 from rolltape.gateway.wire.media import media_part
 from rolltape.records.jsonable import encode_json
@@ -20,6 +20,8 @@ HARMLESS = (
     "prompt_cache_options",
 )
 BETAS = ("OpenAI-Beta", ("responses", "assistants", "realtime"))  # the header, and what in it says which API is meant
+MOST_CHOICES = 32  # replies to one request
+SAMPLED_ALONE = "top_logprobs: the logprob of the sampled token alone is given"
 _MODES = ("auto", "none", "required")
 _MEDIA = {"image": "image", "audio": "audio", "file": "document"}
 _EMPTY_ON_REPLIES = ("annotations", "logprobs")
@@ -38,6 +40,25 @@ def read_metadata(body: Fields) -> dict[str, Any] | None:
         body.ignore("store: the turn is on the tape, and cannot be fetched by its id")
     metadata = body.maybe_object("metadata")
     return None if metadata is None else metadata.value
+
+
+def read_sampling(body: Fields, *limits: str) -> SamplingParams:
+    """The sampling parameters; of the fields that limit a reply's tokens the first that is given counts."""
+    stop = body.get("stop")
+    stops = [stop] if isinstance(stop, str) else body.maybe_texts("stop")
+    most = [body.maybe_whole(name, least=1) for name in limits]
+    return SamplingParams(
+        temperature=body.maybe_number("temperature", least=0),
+        top_p=body.maybe_number("top_p", least=0, most=1),
+        top_k=body.maybe_whole("top_k", least=-1),
+        min_p=body.maybe_number("min_p", least=0, most=1),
+        seed=body.maybe_whole("seed"),
+        max_tokens=next((limit for limit in most if limit is not None), None),
+        stop=tuple(one for one in stops if one) if stops else None,
+        presence_penalty=body.maybe_number("presence_penalty", least=-2, most=2),
+        frequency_penalty=body.maybe_number("frequency_penalty", least=-2, most=2),
+        repetition_penalty=body.maybe_number("repetition_penalty", least=0),
+    )
 
 
 def read_effort(fields: Fields, name: str) -> bool | None:

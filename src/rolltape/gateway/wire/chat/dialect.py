@@ -7,6 +7,7 @@ from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.wire.chat.request import read_request
 from rolltape.gateway.wire.openai import BETAS, custom_call_input, error_body, model_list, model_object
 from rolltape.gateway.wire.protocol import COMMENT, NO_HEADERS, Answers, Route, event, key_in, with_headers
+from rolltape.gateway.wire.reply_tokens import prompt_ids, reply_ids, reply_logprobs, usage
 from rolltape.records.jsonable import encode_json
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
@@ -46,8 +47,17 @@ class ChatDialect:
         return encode_json(model_object(name), "a model")[0]
 
     def whole(self, turn: "GatewayTurn") -> bytes:
-        choice = {"index": 0, "message": _message(turn), "logprobs": None, "finish_reason": _finish_reason(turn)}
-        return _encoded(turn, "chat.completion", choices=[choice], usage=_usage(turn))
+        choices = [
+            {
+                "index": index,
+                "message": _message(one),
+                "logprobs": _logprobs(one),
+                "finish_reason": _finish_reason(one),
+                **reply_ids(one),
+            }
+            for index, one in enumerate(turn.choices)
+        ]
+        return _encoded(turn, "chat.completion", choices=choices, usage=_usage(turn), **prompt_ids(turn))
 
     def stream(self, turn: "GatewayTurn", request: ChatRequest) -> "ChatStream":
         return ChatStream(turn, request)
@@ -60,14 +70,18 @@ CHAT = ChatDialect()
 
 
 class ChatStream:
-    """A reply as chunks."""
+    """A reply as chunks. Of several the first comes as it grows, and the others follow when all have ended.
+
+    Ids and logprobs come with the chunk that says how a reply ended: until then it may yet be cut.
+    """
 
     def __init__(self, turn: "GatewayTurn", request: ChatRequest) -> None:
         self._turn = turn
         self._request = request
 
     def opening(self) -> bytes:
-        return self._chunk({"role": "assistant", "content": None})
+        choice = _chunk_of(0, {"role": "assistant", "content": None})
+        return event(_encoded(self._turn, "chat.completion.chunk", choices=[choice], **prompt_ids(self._turn)))
 
     def reasoning(self, piece: str) -> bytes:
         return self._chunk({"reasoning_content": piece})
@@ -79,27 +93,42 @@ class ChatStream:
         return COMMENT
 
     def closing(self) -> bytes:
-        turn, message = self._turn, _message(self._turn)
-        events = []
+        events = self._end(0, self._turn)
+        for index, turn in enumerate(self._turn.choices[1:], 1):
+            events.append(self._chunk({"role": "assistant", "content": None}, index))
+            if turn.shown.reasoning:
+                events.append(self._chunk({"reasoning_content": turn.shown.reasoning}, index))
+            if turn.shown.text:
+                events.append(self._chunk({"content": turn.shown.text}, index))
+            events += self._end(index, turn)
+        if self._request.include_usage:
+            events.append(event(_encoded(self._turn, "chat.completion.chunk", choices=[], usage=_usage(self._turn))))
+        return b"".join([*events, event(b"[DONE]")])
+
+    def _end(self, index: int, turn: "GatewayTurn") -> list[bytes]:
+        """The chunks after a choice's text."""
+        message, events = _message(turn), []
         if message["content"] == "":
-            events.append(self._chunk({"content": ""}))
+            events.append(self._chunk({"content": ""}, index))
         if "tool_calls" in message:
-            calls = [{"index": index, **call} for index, call in enumerate(message["tool_calls"])]
+            calls = [{"index": place, **call} for place, call in enumerate(message["tool_calls"])]
             # llama-index (its OpenAI part, 0.8.3) takes one call of each chunk. Codex (0.29) sends no User-Agent, and
             # takes those of one chunk alone.
             chunks = [[call] for call in calls] if self._request.client else [calls]
-            events += [self._chunk({"tool_calls": some}) for some in chunks]
-        events.append(self._chunk({}, _finish_reason(turn)))
-        if self._request.include_usage:
-            events.append(event(_encoded(turn, "chat.completion.chunk", choices=[], usage=_usage(turn))))
-        return b"".join([*events, event(b"[DONE]")])
+            events += [self._chunk({"tool_calls": some}, index) for some in chunks]
+        last = {"logprobs": _logprobs(turn), "finish_reason": _finish_reason(turn), **reply_ids(turn)}
+        return [*events, self._chunk({}, index, **last)]
 
     def error(self, status: int, message: str) -> bytes:
         return event(error_body(status, message))
 
-    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _chunk(self, delta: dict[str, Any], index: int = 0, **fields: Any) -> bytes:
+        choice = _chunk_of(index, delta, **fields)
         return event(_encoded(self._turn, "chat.completion.chunk", choices=[choice]))
+
+
+def _chunk_of(index: int, delta: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **fields}
 
 
 def _message(turn: "GatewayTurn") -> dict[str, Any]:
@@ -129,14 +158,19 @@ def _finish_reason(turn: "GatewayTurn") -> str:
     return "tool_calls" if turn.message.get("tool_calls") else "stop"
 
 
+def _logprobs(turn: "GatewayTurn") -> dict[str, Any] | None:
+    tokens = reply_logprobs(turn)
+    if tokens is None:
+        return None
+    content = [
+        {"token": one.text, "logprob": one.logprob, "bytes": list(one.spelling), "top_logprobs": []} for one in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
 def _usage(turn: "GatewayTurn") -> dict[str, Any]:
-    return {
-        "prompt_tokens": turn.prompt_tokens,
-        "completion_tokens": turn.sampled_tokens,
-        "total_tokens": turn.prompt_tokens + turn.sampled_tokens,
-        "prompt_tokens_details": {"cached_tokens": turn.held_tokens},
-        "completion_tokens_details": {"reasoning_tokens": turn.reasoning_tokens},
-    }
+    thinking = sum(one.reasoning_tokens for one in turn.choices)
+    return usage(turn) | {"completion_tokens_details": {"reasoning_tokens": thinking}}
 
 
 def _encoded(turn: "GatewayTurn", kind: str, **fields: Any) -> bytes:

@@ -3,16 +3,19 @@
 from typing import Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.request import ChatRequest, SamplingParams
+from rolltape.gateway.request import ChatRequest, TokenDetails
 from rolltape.gateway.wire.fields import Fields, read_body
 from rolltape.gateway.wire.openai import (
     HARMLESS,
+    MOST_CHOICES,
+    SAMPLED_ALONE,
     ToolOffer,
     custom_call_arguments,
     read_content,
     read_effort,
     read_metadata,
     read_output_schema,
+    read_sampling,
     read_tool_choice,
 )
 from rolltape.records.jsonable import encode_json
@@ -38,7 +41,9 @@ def read_request(raw: bytes) -> ChatRequest:
         tools=offer.tools or None,
         tool_choice=choice,
         parallel_tool_calls=body.maybe_flag("parallel_tool_calls") is not False,
-        sampling=_sampling(body),
+        sampling=read_sampling(body, "max_completion_tokens", "max_tokens"),
+        n=body.maybe_whole("n", least=1, most=MOST_CHOICES) or 1,
+        token_details=_token_details(body),
         stream=body.maybe_flag("stream") or False,
         include_usage=options is not None and options.maybe_flag("include_usage") is True,
         thinking=thinking,
@@ -53,8 +58,6 @@ def read_request(raw: bytes) -> ChatRequest:
 
 
 def _refuse_unservable(body: Fields) -> None:
-    if (n := body.maybe_whole("n", least=1)) is not None and n > 1:
-        body.refuse("n", "send one request for each reply")
     for legacy, now in (("functions", "tools"), ("function_call", "tool_choice")):
         if body.get(legacy) is not None:
             raise BadRequest(f"{legacy} was replaced by {now}; send that")
@@ -76,21 +79,13 @@ def _tools(body: Fields) -> ToolOffer:
     return offer
 
 
-def _sampling(body: Fields) -> SamplingParams:
-    stop = body.get("stop")
-    stops = [stop] if isinstance(stop, str) else body.maybe_texts("stop")
-    limits = [body.maybe_whole(name, least=1) for name in ("max_completion_tokens", "max_tokens")]
-    return SamplingParams(
-        temperature=body.maybe_number("temperature", least=0),
-        top_p=body.maybe_number("top_p", least=0, most=1),
-        top_k=body.maybe_whole("top_k", least=-1),
-        min_p=body.maybe_number("min_p", least=0, most=1),
-        seed=body.maybe_whole("seed"),
-        max_tokens=next((limit for limit in limits if limit is not None), None),
-        stop=tuple(one for one in stops if one) if stops else None,
-        presence_penalty=body.maybe_number("presence_penalty", least=-2, most=2),
-        frequency_penalty=body.maybe_number("frequency_penalty", least=-2, most=2),
-        repetition_penalty=body.maybe_number("repetition_penalty", least=0),
+def _token_details(body: Fields) -> TokenDetails:
+    if body.maybe_whole("top_logprobs"):
+        body.ignore(SAMPLED_ALONE)
+    return TokenDetails(
+        ids=body.maybe_flag("return_token_ids") or False,
+        logprobs=body.maybe_flag("logprobs") or False,
+        tokens_as_ids=body.maybe_flag("return_tokens_as_token_ids") or False,
     )
 
 
@@ -106,8 +101,6 @@ def _thinking(body: Fields) -> bool | None:
 
 
 def _ignored_params(body: Fields) -> tuple[str, ...]:
-    if body.maybe_flag("logprobs") or body.maybe_whole("top_logprobs"):
-        body.ignore("logprobs: recorded, and not sent back")
     if body.get("logit_bias"):
         body.ignore("logit_bias: ignored")
     if body.get("prediction") is not None:

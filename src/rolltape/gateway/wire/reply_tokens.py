@@ -1,0 +1,55 @@
+"""Token ids, logprobs and usage of a reply, in the words of vLLM's OpenAI-compatible APIs.
+
+All of it is what the tape has: the ids that the engine was given and those that it sampled, the stop id included.
+"""
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from rolltape.gateway.turn.turn import GatewayTurn
+
+
+class ReplyToken(NamedTuple):
+    """A sampled token beside its logprob."""
+
+    text: str
+    spelling: bytes  # of a token that ends inside a character, its bytes are no text
+    logprob: float | None  # None: the engine gave none
+
+
+def prompt_ids(turn: "GatewayTurn") -> dict[str, Any]:
+    """The field for the prompt's ids, where they are asked for."""
+    return {"prompt_token_ids": turn.prompt_ids.tolist()} if turn.token_details.ids else {}
+
+
+def reply_ids(turn: "GatewayTurn") -> dict[str, Any]:
+    """The field for the reply's ids, where they are asked for."""
+    return {"token_ids": turn.sampled[0].tolist()} if turn.token_details.ids else {}
+
+
+def reply_logprobs(turn: "GatewayTurn") -> list[ReplyToken] | None:
+    """The sampled tokens with their logprobs; None: nobody asked for them, or the engine gave none."""
+    if not turn.token_details.logprobs:
+        return None
+    ids, logprobs = turn.sampled
+    if logprobs is None:
+        return None
+    as_ids, spell = turn.token_details.tokens_as_ids, turn.spell
+    tokens = []
+    for token, logprob in zip(ids.tolist(), logprobs.tolist(), strict=True):
+        spelling = spell(token)
+        text = f"token_id:{token}" if as_ids else spelling.decode("utf-8", "replace")
+        tokens.append(ReplyToken(text, spelling, None if math.isnan(logprob) else logprob))
+    return tokens
+
+
+def usage(turn: "GatewayTurn") -> dict[str, Any]:
+    """What a request took: its prompt, and all replies to it."""
+    sampled = sum(one.sampled_tokens for one in turn.choices)
+    return {
+        "prompt_tokens": turn.prompt_tokens,
+        "completion_tokens": sampled,
+        "total_tokens": turn.prompt_tokens + sampled,
+        "prompt_tokens_details": {"cached_tokens": turn.held_tokens},
+    }
