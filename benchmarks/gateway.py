@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from benchmarks.figures import Figure, seconds, shortest_s
 from benchmarks.gateway_load import (
     AT_ONCE,
+    PEER,
     REPLY,
     Bodies,
     Cost,
@@ -35,6 +36,7 @@ from benchmarks.gateway_load import (
     peer_gateway,
     post,
 )
+from benchmarks.gateway_streams import stream_figures
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.tiny import shipped_model
 
@@ -45,7 +47,6 @@ _CONTEXT = 100_000
 _MANY_SESSIONS, _IN_FLIGHT, _MANY_TURNS = 1_000, 64, 20_000
 _ROUNDS = 3
 _CALL_TEXT = '<tool_call>\n{"name": "read_file", "arguments": {"path": "next"}}\n</tool_call>'
-_PEER = "rllm_model_gateway"
 
 
 def figures() -> Iterable[Figure]:
@@ -61,6 +62,7 @@ def figures() -> Iterable[Figure]:
         yield from _context_figures(folder, prompts, engine)
         yield from _user_figures(folder, tokenizer, prompts.stop_ids[0], engine)
         yield from _many_figures(folder, engine)
+    yield from stream_figures(folder, tokenizer, prompts.stop_ids[0])
 
 
 def _model_folder() -> Path:
@@ -103,12 +105,12 @@ def _cpu_figures(folder: Path, engine: Server) -> Iterable[Figure]:
     yield Figure("our CPU a turn, 66 KiB, bridged", bridged.cpu_ms, "ms", 4)
     yield Figure("our CPU a turn, 66 KiB, rendered", rendered.cpu_ms, "ms", note="texts that it never saw")
     yield Figure("our CPU a turn, 66 KiB, rendered again", again.cpu_ms, "ms", note="in other sessions")
-    if find_spec(_PEER) is None:
-        yield Figure("peer", float("nan"), "", note=f"{_PEER} is not installed")
+    if find_spec(PEER) is None:
+        yield Figure("peer", float("nan"), "", note=f"{PEER} is not installed")
         return
     with peer_gateway(engine) as peer:
         their_small, their_long = _cheapest(peer, _small), _cheapest(peer, _bridged, known=_TURNS)
-    yield Figure("their CPU a turn, small body", their_small.cpu_ms, "ms", note=f"{_PEER}: it renders nothing")
+    yield Figure("their CPU a turn, small body", their_small.cpu_ms, "ms", note=f"{PEER}: it renders nothing")
     yield Figure("their CPU a turn, 66 KiB", their_long.cpu_ms, "ms")
     yield Figure("our CPU / theirs, small body", small.cpu_ms / their_small.cpu_ms, "×", 1)
     yield Figure("our CPU / theirs, 66 KiB, bridged", bridged.cpu_ms / their_long.cpu_ms, "×", 1)
@@ -151,7 +153,7 @@ def _speed_figures(folder: Path, engine: Server) -> Iterable[Figure]:
         ours, our_bytes = _quickest(gateway)
     yield Figure("our turns a second", ours, "/s", note=f"{ours / alone:.2f} × the engine's")
     yield Figure("our disk", our_bytes, "bytes a turn", note="after a checkpoint")
-    if find_spec(_PEER) is None:
+    if find_spec(PEER) is None:
         return
     with peer_gateway(engine) as peer:
         theirs, their_bytes = _quickest(peer)

@@ -5,6 +5,7 @@ import contextlib
 import enum
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -20,10 +21,13 @@ import aiohttp
 
 import rolltape
 
+PEER = "rllm_model_gateway"
 AT_ONCE = 8  # sessions
 REPLY = "I look at the next file and see what it holds."
 _CALL = {"name": "read_file", "arguments": '{"path": "next"}'}
 _ADMIN_KEY = "benchmark"
+_HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {_ADMIN_KEY}"}
+_SAMPLED = re.compile(rb'"content": ?"I|"output_ids"')  # in an event: it carries something of the reply
 _SETTLE_S = 0.5  # in which a server does what it leaves for after its last reply
 
 Bodies = Sequence[bytes]  # the requests of one session, in order
@@ -107,7 +111,7 @@ def peer_gateway(engine: Server) -> Iterator[Server]:
     """`rllm-model-gateway` as it comes: it forwards messages to an engine like vLLM, and records what comes back."""
     port = _free_port()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "rllm_model_gateway", "--port", str(port), "--host", "127.0.0.1"]
+        command = [sys.executable, "-m", PEER, "--port", str(port), "--host", "127.0.0.1"]
         options = ["--worker", f"{engine.url}/v1", "--db-path", f"{folder}/traces.db", "--log-level", "ERROR"]
         with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             url = f"http://127.0.0.1:{port}"
@@ -142,7 +146,7 @@ async def _send(client: aiohttp.ClientSession, bases: Sequence[str], sessions: S
     async def one(base: str, bodies: Bodies) -> None:
         async with limit:
             for body in bodies:
-                await post(client, f"{base}/chat/completions", body)
+                await _bytes(client, f"{base}/chat/completions", body)
 
     await asyncio.gather(*map(one, bases, sessions))
 
@@ -163,16 +167,34 @@ async def open_ours(client: aiohttp.ClientSession, gateway: Server) -> dict[str,
 
 async def post(client: aiohttp.ClientSession, url: str, body: bytes) -> dict[str, Any]:
     """The JSON that a server answers with."""
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {_ADMIN_KEY}"}
-    async with client.post(url, data=body, headers=headers) as answer:
+    parsed: dict[str, Any] = json.loads(await _bytes(client, url, body))
+    return parsed
+
+
+async def _bytes(client: aiohttp.ClientSession, url: str, body: bytes) -> bytes:
+    async with client.post(url, data=body, headers=_HEADERS) as answer:
         given = await answer.read()
         if answer.status != 200:
             raise RuntimeError(f"{url}: {answer.status} {given[:300]!r}")
-        parsed: dict[str, Any] = json.loads(given)
-        return parsed
+        return given
 
 
-def conversation(texts: Iterator[str], turns: int, *, tools: bool = False) -> list[bytes]:
+async def first_and_last_s(client: aiohttp.ClientSession, url: str, body: bytes) -> tuple[float, float]:
+    """When the first sampled text or id of a stream came, and when its end, in seconds since it was asked for."""
+    start = time.perf_counter()
+    first_s, came = 0.0, b""
+    async with client.post(url, data=body, headers=_HEADERS) as answer:
+        async for part in answer.content.iter_any():
+            if not first_s and _SAMPLED.search(came := came + part):
+                first_s = time.perf_counter() - start
+    if not first_s:
+        raise RuntimeError(f"{url}: {answer.status} {came[:300]!r}")
+    return first_s, time.perf_counter() - start
+
+
+def conversation(
+    texts: Iterator[str], turns: int, *, tools: bool = False, reply: str = REPLY, **options: object
+) -> list[bytes]:
     """A session's requests, each with its whole history: with every turn one reply and one text more.
 
     `tools`: replies call a tool, and the texts are its results; otherwise the user says them.
@@ -180,13 +202,13 @@ def conversation(texts: Iterator[str], turns: int, *, tools: bool = False) -> li
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Read every file of the project."}]
     bodies = []
     for number in range(turns):
-        bodies.append(json.dumps({"model": "m", "messages": messages}).encode())
+        bodies.append(json.dumps({"model": "m", "messages": messages, **options}).encode())
         call = {"id": f"call_{number}", "type": "function", "function": _CALL}
         if tools:
             messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
             messages.append({"role": "tool", "tool_call_id": f"call_{number}", "content": next(texts)})
         else:
-            messages += [{"role": "assistant", "content": REPLY}, {"role": "user", "content": next(texts)}]
+            messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": next(texts)}]
     return bodies
 
 
