@@ -51,7 +51,8 @@ class Agents:
         found = [web.get(path, _hello) for path in ("/", "/s/{key}", "/s/{key}/")]
         for route in dict.fromkeys(route for dialect in DIALECTS for route in dialect.routes):
             method, handler = answers[route.answers]
-            answer = partial(_by_mark, handler, [dialect for dialect in DIALECTS if route in dialect.routes])
+            first, *others = (dialect for dialect in DIALECTS if route in dialect.routes)
+            answer = partial(_by_mark, handler, [first, *others]) if others else partial(handler, first)
             found += [method(prefix + route.path, answer) for prefix in _PREFIXES]
         return found
 
