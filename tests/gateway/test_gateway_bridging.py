@@ -41,6 +41,20 @@ async def test_a_new_user_message_is_bridged_where_there_is_no_thinking_to_drop(
     assert engine.violations == []  # though no tokenizer would give the ids of these replies
 
 
+async def test_conversations_that_take_turns_in_a_session_go_on_from_their_own_ids(run: Path) -> None:
+    engine = scripted(lambda _: "Yes.")
+    conversations: list[list[Json]] = [[user("a")], [user("b")]]
+    async with rig(run, engine) as it:
+        opened = await it.open()
+        for messages in conversations * 3:
+            answer = (await it.ask(opened, messages)).json["choices"][0]["message"]
+            messages += [answer, user("next")]
+        await it.finish(opened)
+        turns = it.turns()
+    assert made(turns)[2:] == [("bridged", None)] * 4
+    assert [said.asked.prompt_ids for said in engine.said] == [turn.prompt_ids.tolist() for turn in turns]
+
+
 async def test_thinking_that_is_dropped_has_the_prompt_rendered_from_that_reply_on(run: Path) -> None:
     engine = scripted(["One.", f"{THOUGHT}Two.", "Three.", "Four."])
     async with rig(run, engine) as it:
