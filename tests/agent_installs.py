@@ -9,6 +9,7 @@ from npm_packages import npm_package
 CLAUDE_CODE = "2.1.197"
 CODEX = "0.166.0"
 CODEX_CHAT = "0.29.0"  # the last one to be had that speaks Chat Completions
+GEMINI_CLI = "0.61.0"
 
 
 def claude_code() -> Path:
@@ -21,3 +22,7 @@ def claude_code() -> Path:
 
 def codex(version: str = CODEX) -> Path:
     return npm_package("@openai/codex", version) / ".bin" / "codex"
+
+
+def gemini_cli() -> Path:
+    return npm_package("@google/gemini-cli", GEMINI_CLI) / ".bin" / "gemini"

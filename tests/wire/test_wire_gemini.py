@@ -211,6 +211,15 @@ def test_a_refusal_is_the_sdks_error(server: CannedServer, status: int, word: st
         assert raised.value.message == "the session has ended"
 
 
+def test_a_refusal_that_is_final_says_so_to_gemini_cli_which_would_ask_on() -> None:
+    """By its header the SDK would not know, nor would gemini-cli, which looks for a reason among the details."""
+    reasons = {
+        status: [detail["reason"] for detail in json.loads(GEMINI.error(status, "no"))["error"].get("details", ())]
+        for status in (400, 429, 502, 503)
+    }
+    assert reasons == {400: [], 429: ["MODEL_CAPACITY_EXHAUSTED"], 502: [], 503: ["MODEL_CAPACITY_EXHAUSTED"]}
+
+
 def test_an_error_within_a_stream_is_raised(client: Any, server: CannedServer) -> None:
     server.answer = Refusal(502, "the engine died: {", in_stream=True)
     with pytest.raises(errors.ServerError) as raised:

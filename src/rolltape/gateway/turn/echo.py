@@ -8,6 +8,8 @@ Codex over Responses (0.166) brings back everything as it was: reasoning, text, 
 Codex over Chat Completions (0.29) drops reasoning, runs the first of several calls and forgets the others, and sends
 the call first, then its result, then the text. Other clients of that API drop reasoning too, for which it has no field.
 opencode (1.18.33) brings back all of it, but a call that it cannot make as one of a tool `invalid`, which names it.
+gemini-cli (0.61) brings back text and calls and drops thinking; google-genai (3.1) brings back all of it, each event of
+a stream as a content of its own, which the dialect joins.
 Agents on litellm (mini-swe-agent 2.4.6) bring back all of it and add a field of their own.
 """
 

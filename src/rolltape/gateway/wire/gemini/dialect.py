@@ -31,6 +31,10 @@ _STATUSES = {
     504: "DEADLINE_EXCEEDED",
     529: "UNAVAILABLE",
 }
+# What refuses a session that is over, or has had its turns. gemini-cli (0.61) heeds no header: it asks ten times within
+# minutes, unless it is told this.
+_FINAL = (429, 503)
+_EXHAUSTED = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "MODEL_CAPACITY_EXHAUSTED"}
 _DEEPEST_ARGUMENTS = 100  # levels: their echo lies within a body that may be little deeper
 # The Python SDK (3.1) and the JavaScript SDK take a comment for a broken event. Both pass over empty lines.
 _BLANK = b"\n"
@@ -89,7 +93,8 @@ class GeminiDialect:
 
     def error(self, status: int, message: str, code: str | None = None) -> bytes:
         word = _STATUSES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT")
-        return _encode({"error": {"code": status, "message": message, "status": word}})
+        details = {"details": [_EXHAUSTED]} if status in _FINAL else {}
+        return _encode({"error": {"code": status, "message": message, "status": word, **details}})
 
 
 GEMINI = GeminiDialect()
