@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 import rolltape
-from gateways import CALCULATOR, PATHS, Answer, Api, Rig, body_of, eventually, rig, scripted
+from gateways import CALCULATOR, PATHS, Answer, Api, Rig, body_of, eventually, path_of, rig, scripted
 from rolltape.gateway.gateway import Gateway
 from rolltape.records.turn import Delivery, Finish
 from rolltape.tape.recording.session import SessionRecorder
@@ -52,6 +52,8 @@ def said_whole(api: Api, body: Json) -> Message:
                 else:
                     texts[item["type"]] += "".join(part["text"] for part in item["content"])
             return Message(texts["reasoning"], texts["message"], calls)
+        case Api.GEMINI:
+            return said_streamed(api, [body])
 
 
 def said_streamed(api: Api, events: list[Json]) -> Message:
@@ -85,6 +87,12 @@ def said_streamed(api: Api, events: list[Json]) -> Message:
                     calls.append((event["item"]["name"], event["item"]["arguments"]))
             reasoning, text = pieces.values()
             return Message(reasoning, text, calls)
+        case Api.GEMINI:
+            parts = [part for event in events for part in event["candidates"][0]["content"]["parts"]]
+            thoughts = [part["text"] for part in parts if part.get("thought")]
+            texts = [part["text"] for part in parts if "text" in part and not part.get("thought")]
+            made = [part["functionCall"] for part in parts if "functionCall" in part]
+            return Message("".join(thoughts), "".join(texts), [(one["name"], json.dumps(one["args"])) for one in made])
 
 
 class Live:
@@ -114,7 +122,7 @@ class Live:
 async def streaming(it: Rig, opened: Json, api: Api, messages: Any = "hello", **fields: Any) -> AsyncIterator[Live]:
     """A streamed request; leaving the block drops the connection."""
     live = Live(api)
-    url = f"{it.gateway.url}/s/{opened['key']}{PATHS[api]}"
+    url = f"{it.gateway.url}/s/{opened['key']}{path_of(api, stream=True)}"
     async with it.http.post(url, json=body_of(api, messages, stream=True, **fields)) as response:
         reading = asyncio.ensure_future(live.read(response))
         try:
@@ -159,6 +167,7 @@ def thinking(api: Api) -> Json:
         Api.CHAT: {"chat_template_kwargs": {"enable_thinking": True}},
         Api.MESSAGES: {"thinking": {"type": "enabled", "budget_tokens": 1024}},
         Api.RESPONSES: {"reasoning": {"effort": "high"}},
+        Api.GEMINI: {"generationConfig": {"thinkingConfig": {"thinkingBudget": -1}}},
     }
     return on[api]
 
@@ -173,6 +182,7 @@ def tools(api: Api) -> list[Json]:
             "input_schema": function["parameters"],
         },
         Api.RESPONSES: {"type": "function", **function},
+        Api.GEMINI: {"functionDeclarations": [function]},
     }
     return [forms[api]]
 
@@ -196,7 +206,7 @@ async def test_a_call_comes_when_the_turn_is_durable_and_not_before(
         await eventually(lambda: live.said.text == "I compute.")
         await asyncio.sleep(0.05)
         assert live.said == Message("", "I compute.", [])
-        assert not {b"tool_call", b"function_call", b"tool_use"} & set(live.raw.split(b'"'))
+        assert not {b"tool_call", b"function_call", b"tool_use", b"functionCall"} & set(live.raw.split(b'"'))
         assert it.turns() == []
         may_record.set()
         await eventually(lambda: len(live.said.calls) == 1)
