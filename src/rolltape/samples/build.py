@@ -40,7 +40,9 @@ def outlined(
     draft: SampleDraft, index: int, trained: Sequence[tuple[int, int]], reward: float | None, loss_weight: float
 ) -> SampleOutline:
     """What is known of a sample before its arrays are made."""
-    path, last = path_to(draft.end), draft.end.turn
+    path = path_to(draft.end)
+    # Of a sample that is cut short, later turns add nothing: its id names the last one that does.
+    last = next(link.turn for link in reversed(path) if link.kept < draft.length)
     replies = (
         len(link.turn.prompt_tokens)
         for link, reach in zip(path, _reach(path, draft.length), strict=True)
