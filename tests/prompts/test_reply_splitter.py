@@ -166,6 +166,27 @@ def test_whatever_is_shown_is_a_beginning_of_the_message_however_the_reply_goes_
                 assert [now.startswith(part) for now, part in zip(message, step, strict=True)] == [True, True]
 
 
+@given(written=st.lists(pieces, max_size=10), thinking=st.sampled_from([None, True, False]))
+@settings(deadline=None, max_examples=80)
+def test_a_message_with_its_calls_as_text_holds_all_that_was_written(
+    live: ChatPrompts, written: list[tuple[str, Any]], thinking: bool | None
+) -> None:
+    ids = ids_of_pieces(live, written)
+    ends = np.flatnonzero(np.isin(ids, live.stop_ids))
+    message = read(live, ids, thinking, calls_as_text=True)
+    assert bare(live, "".join(message)) == bare(live, live.decode(ids[: ends[0]] if len(ends) else ids))
+
+
+def bare(prompts: ChatPrompts, text: str) -> str:
+    """A text without white space and marks of thinking, also those that come about as others go."""
+    text, before = "".join(text.split()), None
+    while text != before:
+        before = text
+        for mark in marks_of(prompts)[:2]:
+            text = text.replace(mark, "")
+    return text
+
+
 @given(ids=st.lists(st.integers(0, 4095), max_size=40), text=st.text(max_size=20))
 @settings(deadline=None)
 def test_the_text_of_ids_is_their_bytes_put_together(tiny: ChatPrompts, ids: list[int], text: str) -> None:
@@ -195,6 +216,17 @@ def test_an_unfinished_letter_is_withheld_and_an_invalid_byte_shown_once_it_is_c
     assert [text for _, text in shown(tiny, one_by_one(tiny, "a", smile))] == ["a", "a", "a", "a", "a😀"]
     broken = shown(tiny, one_by_one(tiny, "a", smile[:2], "b"))
     assert [text for _, text in broken] == ["a", "a", "a", "a\ufffdb"]
+
+
+def test_an_unfinished_letter_or_spelled_mark_before_a_call_stays_before_it(tiny: ChatPrompts, scratch: Path) -> None:
+    written = np.array([*letters("a😀")[:-1], *tiny._tokenizer.encode(GOOD)], np.int32)
+    assert shown(tiny, [written]) == [("", "a\ufffd")]
+    assert read(tiny, written, calls_as_text=True) == ("", f"a\ufffd{GOOD}")
+    kimi = prompts_of("kimi-k2", scratch, THINKS)
+    call = own_call(kimi)
+    written = ids_of(kimi, f"<thi{call}")
+    assert shown(kimi, [written]) == [("", "<thi")]
+    assert read(kimi, written, calls_as_text=True) == ("", f"<thi{call}")
 
 
 def test_a_mark_spelled_in_ordinary_tokens_is_text(prompts: ChatPrompts) -> None:
@@ -271,6 +303,20 @@ def test_each_family_finds_thinking_text_and_call_as_its_renderer_does(
             assert (parsed.reasoning, parsed.content) == ("hm", text.strip())
             assert parsed.reasoning_tokens == len(ids_of(live, thought.rstrip("\n"), stopped=False))
         assert shown(live, one_by_one(live, written.tolist()), thinking)[-1] == (parsed.reasoning or "", parsed.content)
+
+
+@pytest.mark.parametrize("thinking", [None, True], ids=["by default", "on"])
+def test_each_family_takes_a_call_in_open_thinking_as_its_renderer_does(
+    live: ChatPrompts, thinking: bool | None
+) -> None:
+    marks, prompt = REPLY_MARKS[live._choice.name], prompt_of(live, thinking)
+    written = ids_of(live, f"{marks.think_start}hm\n{own_call(live)}")
+    parsed = live.parse(prompt, written, [LOOK], thinking)
+    response = live._renderer(thinking).parse_response(
+        written.tolist(), tools=[LOOK], prompt_ids=prompt.slice(0).tolist()
+    )
+    assert (parsed.reasoning or "") == (response.reasoning_content or "").strip()
+    assert [call.name for call in parsed.calls] == [call.name for call in response.tool_calls]
 
 
 @pytest.mark.parametrize("text", ['{"answer": 42}', '{"answer": 4', "{}", " {name}"])
