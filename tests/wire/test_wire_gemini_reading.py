@@ -58,6 +58,11 @@ def test_contents_of_the_model_in_a_row_are_one_reply() -> None:
     ]
 
 
+def test_a_content_without_parts_is_a_message_without_text() -> None:
+    messages = read(contents=[USER, {"role": "model"}, {"role": "user", "parts": []}]).messages[1:]
+    assert messages == [{"role": "assistant", "content": None}, {"role": "user", "content": ""}]
+
+
 def test_results_without_ids_are_matched_by_name_and_order() -> None:
     calls = [function_call("run", id="a"), function_call("look", id="b"), function_call("run", id="c")]
     results = [function_response(name, {"n": at}) for at, name in enumerate(["run", "run", "look", "run"])]

@@ -6,6 +6,7 @@ Results of functions often come without the id of their call: they are matched b
 
 import base64
 import binascii
+import itertools
 from typing import Any
 
 from rolltape.gateway.wire.fields import Fields
@@ -36,18 +37,14 @@ def read_contents(request: Fields) -> Messages:
     if not given:
         request.refuse("contents", "give at least one content")
     calls: list[dict[str, Any]] = []  # of the last reply: those that have no result yet
-    reply: list[Fields] = []  # the parts of contents of the model in a row
-    for content in given:
-        parts = content.maybe_objects("parts") or []
-        if is_models(content):
-            reply += parts
-            continue
-        if reply:
-            messages.append(_assistant(reply))
+    for is_reply, contents in itertools.groupby(given, is_models):
+        said = [content.maybe_objects("parts") or [] for content in contents]
+        if is_reply:
+            messages.append(_assistant(list(itertools.chain.from_iterable(said))))
             calls = list(messages[-1].get("tool_calls", ()))
-            reply = []
-        messages += _user(parts, calls)
-    return [*messages, _assistant(reply)] if reply else messages
+        else:
+            messages += [message for parts in said for message in _user(parts, calls)]
+    return messages
 
 
 def is_models(content: Fields) -> bool:
@@ -98,7 +95,9 @@ def _assistant(parts: list[Fields]) -> dict[str, Any]:
 
 def _signature(part: Fields) -> str:
     """The signature of a part: ours as it was before it was encoded, any other as it came."""
-    given = part.maybe_text("thoughtSignature") or ""
+    given = part.maybe_text("thoughtSignature")
+    if not given:
+        return ""
     try:
         # The Python SDK (3.1) writes it in the alphabet for URLs; some leave the padding out.
         text = base64.urlsafe_b64decode(given.replace("+", "-").replace("/", "_") + "==").decode()
@@ -142,6 +141,8 @@ def _tool_result(result: Fields, calls: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _text_part(part: Fields) -> dict[str, Any]:
     """A part that is text, or a placeholder for what is none."""
+    if len(part.value) == 1 and isinstance(part.value.get("text"), str):  # most parts
+        return {"type": "text", "text": part.value["text"]}
     for name in ("inlineData", "fileData"):
         if part.get(name) is not None:
             return _medium(part, part.object(name))

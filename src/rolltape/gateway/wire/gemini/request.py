@@ -48,20 +48,22 @@ def _read_body(body: bytes) -> tuple[Fields, bool]:
 def _in_camel_case(value: Any) -> Any:
     """A body whose fields all have the names of Google's JSON; what clients name themselves stays as it is."""
     if isinstance(value, list):
-        return [_in_camel_case(item) for item in value]
-    if not isinstance(value, dict):
-        return value
+        return [_in_camel_case(item) if isinstance(item, dict | list) else item for item in value]
     read: dict[str, Any] = {}
     for given, item in value.items():
-        head, *more = given.split("_") if "_" in given.strip("_") else (given,)
-        name = head + "".join(word[:1].upper() + word[1:] for word in more)
-        if name in _FREE_FORM:
+        name = _camel(given) if "_" in given else given
+        if not isinstance(item, dict | list) or name in _FREE_FORM:
             read[name] = item
         elif name in _NAMED_BY_CLIENT and isinstance(item, dict):
-            read[name] = {key: _in_camel_case(inner) for key, inner in item.items()}
+            read[name] = dict(zip(item, _in_camel_case(list(item.values())), strict=True))
         else:
             read[name] = _in_camel_case(item)
     return read
+
+
+def _camel(name: str) -> str:
+    head, *more = name.split("_")
+    return head + "".join(word[:1].upper() + word[1:] for word in more) if head else name
 
 
 def _request(fields: Fields, path: Mapping[str, str], repaired: bool) -> ChatRequest:
