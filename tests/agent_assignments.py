@@ -14,6 +14,7 @@ ROLLOUT = f"rollout-of-{os.getpid()}"  # by its name its processes are found, an
 NOWHERE = Connection(
     openai_base_url="http://127.0.0.1:9/s/key/v1",
     anthropic_base_url="http://127.0.0.1:9/s/key",
+    google_base_url="http://127.0.0.1:9/s/key",
     key="key",
     model="the-model",
 )
@@ -81,6 +82,7 @@ def connected(session: GatewaySession, model: str = "the-model") -> Connection:
     return Connection(
         openai_base_url=session.openai_base_url,
         anthropic_base_url=session.anthropic_base_url,
+        google_base_url=session.google_base_url,
         key=session.key,
         model=model,
     )

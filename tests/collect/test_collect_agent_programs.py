@@ -82,6 +82,7 @@ open("out.txt", "w").write("done")
         "messages": [{"role": "user", "content": "Go."}],
         "openai_base_url": NOWHERE.openai_base_url,
         "anthropic_base_url": NOWHERE.anthropic_base_url,
+        "google_base_url": NOWHERE.google_base_url,
         "key": "key",
         "model": "the-model",
         "seed": 7,
@@ -92,6 +93,7 @@ open("out.txt", "w").write("done")
     }
     assert (env["OPENAI_BASE_URL"], env["OPENAI_API_KEY"]) == (NOWHERE.openai_base_url, "key")
     assert (env["ANTHROPIC_BASE_URL"], env["ANTHROPIC_API_KEY"]) == (NOWHERE.anthropic_base_url, "key")
+    assert (env["GOOGLE_GEMINI_BASE_URL"], env["GEMINI_API_KEY"]) == (NOWHERE.google_base_url, "key")
     assert env["ROLLTAPE_MODEL"] == "the-model"
     assert said["file"] == "é\n"
     assert ended.folder is not None

@@ -262,6 +262,7 @@ async def test_its_environment_holds_what_was_listed_and_nothing_else(
     await attack(tmp_path, ATTACKER.partition("UNSHARE =")[0] + "ask()\nprint(*os.environ)\n", {})
     listed = "PATH LANG LANGUAGE LC_ALL LC_CTYPE TERM TZ SHELL USER LOGNAME HOME PWD TMPDIR"
     listed += " OPENAI_BASE_URL OPENAI_API_KEY OPENAI_MODEL ANTHROPIC_BASE_URL ANTHROPIC_API_KEY ANTHROPIC_MODEL"
+    listed += " GOOGLE_GEMINI_BASE_URL GEMINI_API_KEY GEMINI_MODEL"
     listed += " ROLLTAPE_MODEL ROLLTAPE_SEED ROLLTAPE_ATTEMPT"
     assert set(printed(tmp_path).split()) - set(listed.split()) == set()
 

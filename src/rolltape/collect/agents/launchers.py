@@ -118,6 +118,9 @@ def command_agent(text: str) -> ProgramAgent:
             "ANTHROPIC_BASE_URL": connection.anthropic_base_url,
             "ANTHROPIC_API_KEY": connection.key,
             "ANTHROPIC_MODEL": connection.model,
+            "GOOGLE_GEMINI_BASE_URL": connection.google_base_url,
+            "GEMINI_API_KEY": connection.key,
+            "GEMINI_MODEL": connection.model,
             "ROLLTAPE_MODEL": connection.model,
             "ROLLTAPE_SEED": str(assignment.seed),
         }

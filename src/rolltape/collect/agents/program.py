@@ -66,7 +66,8 @@ class ProgramAgent:
 
 
 def _connection_inside(sandbox: Sandbox, connection: Connection) -> Connection:
-    urls = {name: sandbox.reachable(getattr(connection, name)) for name in ("openai_base_url", "anthropic_base_url")}
+    names = [name for name in connection.__struct_fields__ if name.endswith("_base_url")]
+    urls = {name: sandbox.reachable(getattr(connection, name)) for name in names}
     return msgspec.structs.replace(connection, **urls)
 
 

@@ -17,6 +17,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 
     openai_base_url: str
     anthropic_base_url: str
+    google_base_url: str
     key: str
     model: str
 

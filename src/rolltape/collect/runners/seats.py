@@ -127,6 +127,7 @@ class SeatSessions:
         return Connection(
             openai_base_url=urls["openai_base_url"],
             anthropic_base_url=urls["anthropic_base_url"],
+            google_base_url=urls["google_base_url"],
             key=key,
             model=self._service.model_name,
         )
