@@ -116,6 +116,20 @@ def text_of(api: Api, answer: Answer) -> str:
             return _gemini_text(body)
 
 
+def said_finish(api: Api, answer: Answer) -> str:
+    """How a whole reply ended, in its API's word."""
+    body = answer.json
+    match api:
+        case Api.CHAT:
+            return str(body["choices"][0]["finish_reason"])
+        case Api.MESSAGES:
+            return str(body["stop_reason"])
+        case Api.RESPONSES:
+            return str(body["status"])
+        case Api.GEMINI:
+            return str(body["candidates"][0]["finishReason"])
+
+
 def streamed_text_of(api: Api, answer: Answer) -> str:
     """What a streamed reply says."""
     events = answer.events

@@ -19,7 +19,7 @@ from rolltape.gateway.engines.opening import open_engine, tiny_folder
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Engine, EngineFacts
 from rolltape.gateway.finished import Ending
-from rolltape.gateway.prompts import ChatPrompts
+from rolltape.gateway.prompts import ChatPrompts, TextOnlyPrompts
 from rolltape.gateway.server.app import http_log, make_app
 from rolltape.gateway.server.health import waiting_app
 from rolltape.gateway.service import Finished, Service
@@ -159,13 +159,7 @@ class Gateway:
         self.url = bound_url(listener)
         self.public_url = (settings.public_url or self.url).rstrip("/")
         facts = await self._first_facts(pool, listener)
-        prompts = ChatPrompts(
-            self._tokenizer_folder(),
-            renderer=settings.renderer,
-            thinking=settings.thinking,
-            thinking_retention=settings.thinking_retention,
-            special_text=settings.special_text,
-        )
+        prompts = self._prompts(pool)
         log.info("%s", prompts.describe())
         if prompts.warning:
             log.warning("%s", prompts.warning)
@@ -244,12 +238,20 @@ class Gateway:
         finally:
             await site.stop()
 
-    def _tokenizer_folder(self) -> Path:
-        if self._model is not None:
-            return Path(self._model)
-        folder = tiny_folder([one for one in self._engines if isinstance(one, str)])
+    def _prompts(self, pool: EnginePool) -> ChatPrompts:
+        """The prompts of the model, by its folder; where all engines take messages alone, none is needed."""
+        folder = self._model or tiny_folder([one for one in self._engines if isinstance(one, str)])
+        if folder is None and not any(engine.token_faithful for engine in pool.engines):
+            return TextOnlyPrompts()
         if folder is not None:
-            return folder
+            settings = self._settings
+            return ChatPrompts(
+                folder,
+                renderer=settings.renderer,
+                thinking=settings.thinking,
+                thinking_retention=settings.thinking_retention,
+                special_text=settings.special_text,
+            )
         raise EngineError("no model: give the folder with the tokenizer of the model that the engine serves")
 
     async def open_session(self, spec: SessionSpec | None = None, **fields: Any) -> GatewaySession:

@@ -10,7 +10,6 @@ from rolltape.gateway.engines.opening import open_engines, parse_spec, tiny_fold
 from rolltape.gateway.gateway import Gateway
 from rolltape.gateway.settings import GatewaySettings, Patience
 from rolltape.tape.recording.tape import Tape
-from rolltape.tiny import shipped_model
 
 _TINY, _TEXT_ONLY = "tiny", "openai"  # kinds of engines
 _TOKENIZER = "tokenizer.json"
@@ -19,7 +18,7 @@ _TOKENIZER = "tokenizer.json"
 class ResolvedModel(NamedTuple):
     """Which model is used."""
 
-    folder: Path  # with a tokenizer and a chat template
+    folder: Path | None  # with a tokenizer and a chat template; None: the engines take messages and need none
     name: str | None  # in the record; None: as the engine calls it
     requested: str | None  # of engines that serve several; None: the one that they serve
     engines: tuple[str, ...]
@@ -51,7 +50,7 @@ def make_gateway(settings: CollectSettings, tape: Tape) -> Gateway:
 def resolve_model(model: str | None, name: str | None, engines: Sequence[str]) -> ResolvedModel:
     """Find the model that `model` (a folder or a name) means for these engines; CollectError if there is none.
 
-    Engines that return text alone take any name: their prompts are counted with the shipped model's tokenizer.
+    Engines that return text alone take any name, and need no tokenizer.
     """
     kinds = [parse_spec(engine)[0] for engine in engines]
     text_only = all(kind == _TEXT_ONLY for kind in kinds)
@@ -66,8 +65,8 @@ def resolve_model(model: str | None, name: str | None, engines: Sequence[str]) -
         raise CollectError(
             f"--model {model}: there is no such folder, and the tiny engine runs a folder's model; check the path"
         )
-    folder = _find_cached(model) or (shipped_model() if text_only else None)
-    if folder is None:
+    folder = None if text_only else _find_cached(model)
+    if folder is None and not text_only:
         raise CollectError(
             f"--model {model}: there is no such folder, and no tokenizer of that name in the Hugging Face cache; give "
             f"the folder with the {_TOKENIZER} of what {engines[0]} serves, and --served-model-name for its name"

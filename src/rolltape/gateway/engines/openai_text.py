@@ -1,4 +1,7 @@
-"""Any OpenAI-compatible chat endpoint as an engine: messages in, a message out, without ids or logprobs.
+"""Any OpenAI-compatible chat endpoint as an engine: messages in, a message out.
+
+Ids and logprobs are recorded where the endpoint gives them, as vLLM does for a request with `return_token_ids` and
+`logprobs`; else there are none, and nothing of the turn trains.
 
 What nobody decided is left to the endpoint. A request whose body was kept (`ChatRequest.raw`) goes on as it came, with
 fields that nobody here knows. Any other request is written from its messages and tools.
@@ -8,14 +11,16 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from rolltape.errors import EngineFault
 from rolltape.gateway.engines.http import HttpEngine, decoded
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
-from rolltape.gateway.engines.sampled import parse_finish
+from rolltape.gateway.engines.sampled import parse_finish, sampled_ids, sampled_logprobs
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.turn.constraints import Ability
-from rolltape.records.turn import NO_IDS, Finish
+from rolltape.records.turn import NO_IDS, Finish, Ids, LogprobKind
 
 # Endpoints refuse keys that they do not know.
 _MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
@@ -30,19 +35,30 @@ _FINISHES = {
     "length": Finish.LENGTH,
     "content_filter": Finish.STOP,  # the word itself is kept in `upstream`
 }
-_NOT_PASSED_ON = frozenset({"stream", "stream_options"})  # the reply is asked for whole
+_NOT_PASSED_ON = frozenset({"stream", "stream_options", "n"})  # a reply is asked for whole, and by itself
 _OF_TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 _LIMITS = ("max_completion_tokens", "max_tokens")  # in the order in which endpoints heed them
 _UPSTREAM = ("id", "model", "usage", "system_fingerprint", "service_tier")
 
 
+class _TokenLogprob(msgspec.Struct):
+    logprob: float | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_TokenLogprob] | None = None
+
+
 class _ChatChoice(msgspec.Struct):
     message: dict[str, Any]
     finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
 
 
 class _ChatCompletion(msgspec.Struct):
     choices: list[_ChatChoice]
+    prompt_token_ids: list[int] | None = None
     usage: dict[str, Any] | None = None
     id: str | None = None
     model: str | None = None
@@ -143,14 +159,30 @@ def _generated(completion: _ChatCompletion, where: str) -> Generated:
         raise EngineFault(f"{where}: an answer without choices")
     choice = completion.choices[0]
     said = {name: getattr(completion, name) for name in _UPSTREAM} | {"finish_reason": choice.finish_reason}
+    prompt_ids, ids, logprobs = _token_arrays(completion, choice, where)
     return Generated(
-        ids=NO_IDS,
-        logprobs=None,
+        ids=ids,
+        logprobs=logprobs,
+        prompt_ids=prompt_ids,
+        logprob_kind=None if logprobs is None else LogprobKind.RAW,
         finish=parse_finish(choice.finish_reason, _FINISHES, where),
         message=_chat_form(choice.message),
         cached_tokens=_cached_tokens(completion.usage),
         upstream={name: value for name, value in said.items() if value is not None},
     )
+
+
+def _token_arrays(
+    completion: _ChatCompletion, choice: _ChatChoice, where: str
+) -> tuple[Ids | None, Ids, npt.NDArray[np.float64] | None]:
+    """Ids of prompt and reply, and logprobs, of an endpoint that gives them (vLLM, if the agent asked for them)."""
+    if completion.prompt_token_ids is None or choice.token_ids is None:
+        return None, NO_IDS, None
+    ids = sampled_ids(choice.token_ids, where)
+    content = None if choice.logprobs is None else choice.logprobs.content
+    given = None if content is None else [one.logprob for one in content]
+    logprobs = None if given is None else sampled_logprobs(given, ids, where)
+    return sampled_ids(completion.prompt_token_ids, where), ids, logprobs
 
 
 def _cached_tokens(usage: dict[str, Any] | None) -> int | None:

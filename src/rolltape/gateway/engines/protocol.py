@@ -66,6 +66,7 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     side_arrays: Mapping[str, Any] = {}  # as `record_turn` takes them
     constrained: bool = False  # the ids were sampled under a constraint
     message: dict[str, Any] | None = None  # in chat form, of an engine that gives text only; None: parse the ids
+    prompt_ids: Ids | None = None  # that the engine made of the messages, where it says so; None: it was given ids
     upstream: Mapping[str, Any] = {}  # what a hosted endpoint says beside the message: model, usage, finish reason
 
 

@@ -3,6 +3,16 @@
 from rolltape.gateway.prompts.bridging import BridgeRefusal, PromptIds
 from rolltape.gateway.prompts.chat import ChatPrompts, Retention
 from rolltape.gateway.prompts.reply import Parsed, ParsedCall
+from rolltape.gateway.prompts.text_only import TextOnlyPrompts
 from rolltape.gateway.prompts.tokenizer import SpecialText
 
-__all__ = ["BridgeRefusal", "ChatPrompts", "Parsed", "ParsedCall", "PromptIds", "Retention", "SpecialText"]
+__all__ = [
+    "BridgeRefusal",
+    "ChatPrompts",
+    "Parsed",
+    "ParsedCall",
+    "PromptIds",
+    "Retention",
+    "SpecialText",
+    "TextOnlyPrompts",
+]

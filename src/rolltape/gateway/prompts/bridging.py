@@ -21,6 +21,7 @@ class BridgeRefusal(enum.StrEnum):
     TEMPLATE_DROPS_THINKING = "template_drops_thinking"  # after every reply
     UNFINISHED_THINKING = "unfinished_thinking"  # the reply stopped inside its thinking
     HELD_CHANGED = "held_changed"  # what came back does not begin with the held ids
+    TEXT_ONLY = "text_only"  # the endpoint takes messages, and there are no ids
     OTHER = "other"  # the renderer does not say why
 
 

@@ -83,7 +83,7 @@ class ChatPrompts:
         self.tool_ids_matter = renders_call_ids(by_default)  # they are part of the prompt, and may be sampled
         self.warning = choice.warning  # to be shown when the gateway starts; None: all is well
         self.renderer = f"{choice.name} (renderers {version()})"
-        self.vocabulary = tokenizer.vocabulary  # one more than the largest id
+        self.vocabulary: int | None = tokenizer.vocabulary  # one more than the largest id; None: it has no tokens
         self.spell = tokenizer.spell
         self.stop_ids = tuple(by_default.get_stop_token_ids())
         self._split_rules = find_split_rules(choice.name, tokenizer, self.stop_ids)

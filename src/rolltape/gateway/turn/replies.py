@@ -57,7 +57,9 @@ def parse_outcome(turn: "GatewayTurn", finish: Finish, prompts: ChatPrompts) -> 
     stop_string = last.stop_string if last else None
     if last is not None and last.message is not None:
         message = _with_ids(last.message)
-        return ReplyOutcome(finish, message, stop_string, unmet=_is_unmet(request, finish, message))
+        details = (turn.upstream.get("usage") or {}).get("completion_tokens_details") or {}
+        thought = details.get("reasoning_tokens") or 0
+        return ReplyOutcome(finish, message, stop_string, thought, unmet=_is_unmet(request, finish, message))
     ids = np.concatenate([before, turn.reply.ids])
     prompt = TokenChain(turn.prompt.ids[: turn.prompt_tokens])
     parse = partial(prompts.parse, prompt, ids, request.all_tools, turn.thinking, stop_string=stop_string)
@@ -133,7 +135,7 @@ def turn_fields(turn: "GatewayTurn") -> dict[str, Any]:
         "delivery": Delivery.UNKNOWN,
         "auxiliary": turn.auxiliary,
         "flags": _flags(turn),
-        "token_faithful": all(part.engine.token_faithful for part in parts),
+        "token_faithful": all(part.engine.token_faithful or part.given.prompt_ids is not None for part in parts),
         "error": turn.failure,
         "started_at": turn.received_at,
         "extra": _extra(turn),

@@ -16,7 +16,7 @@ import enum
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +27,7 @@ from rolltape.errors import BadRequest, EngineError, EngineFailed, TapeError
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Generation
 from rolltape.gateway.metrics import Metrics
-from rolltape.gateway.prompts import ChatPrompts
+from rolltape.gateway.prompts import ChatPrompts, PromptIds
 from rolltape.gateway.request import (
     INLINE_BYTES,
     ChatRequest,
@@ -129,6 +129,21 @@ class GatewayTurn:
         """The reply in chat form; tool calls carry minted ids, arguments are a JSON text."""
         assert self.outcome.message is not None
         return self.outcome.message
+
+    @property
+    def upstream(self) -> Mapping[str, Any]:
+        """What a hosted endpoint said beside its message: model, usage, finish reason; empty for other engines."""
+        return self.reply.parts[-1].given.upstream if self.reply.parts else {}
+
+    @property
+    def model(self) -> str:
+        """The model that gave the reply, as a hosted endpoint names it, else as the client called it."""
+        return self.upstream.get("model") or self.request.model
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether a hosted endpoint's content filter ended the reply."""
+        return self.upstream.get("finish_reason") == "content_filter"
 
     @property
     def finish(self) -> Finish:
@@ -406,7 +421,11 @@ class Turns:
         turn.spell = self._prompts.spell
         if self._pool.token_faithful:
             turn.token_details = turn.request.token_details
-        turn.ignored_params += (*self._ignored_params(turn), *unenforced, *withheld)
+        if turn.request.raw is not None and not self._pool.token_faithful:
+            # The endpoint gets the body as it came: what the model cannot see or do is for it to say.
+            turn.request, turn.ignored_params = msgspec.structs.replace(turn.request, media=()), tuple(withheld)
+        else:
+            turn.ignored_params += (*self._ignored_params(turn), *unenforced, *withheld)
         turn.reach(TurnState.PROMPTED)
 
     async def place(self, session: "OpenSession", request: ChatRequest) -> HistoryMatch:
@@ -536,6 +555,8 @@ class Turns:
     async def _parse(self, turn: GatewayTurn) -> None:
         """Take the reply apart, cut where a stop string or its first call ends it."""
         reply, before = turn.reply, len(turn.sampled_before)
+        if reply.parts and (made := reply.parts[-1].given.prompt_ids) is not None:
+            turn.prompt = Prompt(made, None, PromptIds(ids=made, message_starts=None), turn.prompt.prefix_miss)
         stops = turn.sampling.stop or ()
         reply.parts = cut_at_stop(reply.parts, turn.prompt.ids, before, stops, self._prompts.decode)
         assert turn.sampling.max_tokens is not None
@@ -556,6 +577,9 @@ class Turns:
         """Put the turn on the tape; then it is part of its session's history."""
         turn.recorded = await turn.session.recorder.record_turn_async(**turn_fields(turn))
         turn.sampled_tokens = len(turn.recorded.tokens) - turn.prompt_tokens
+        if usage := turn.upstream.get("usage"):
+            turn.prompt_tokens, turn.sampled_tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+            turn.held_tokens = turn.reply.parts[-1].given.cached_tokens or 0
         # Nothing goes on from a side request, and what comes after one has not forked.
         history = turn.session.history
         forked = turn.auxiliary is None and await turn.session.work.run(

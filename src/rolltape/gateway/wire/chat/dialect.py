@@ -135,7 +135,11 @@ def _message(turn: "GatewayTurn") -> dict[str, Any]:
     """The reply's message; content is null where there are calls alone."""
     calls = [_call(turn.request, call) for call in turn.message.get("tool_calls") or ()]
     text = content_text(turn.message.get("content"))
-    message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": text if text or not calls else None,
+        "refusal": turn.message.get("refusal"),
+    }
     if reasoning := turn.message.get("reasoning_content"):
         message["reasoning_content"] = reasoning
     if calls:
@@ -152,6 +156,8 @@ def _call(request: ChatRequest, call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _finish_reason(turn: "GatewayTurn") -> str:
+    if turn.is_filtered:
+        return "content_filter"
     if turn.finish is Finish.LENGTH:
         return "length"
     # The API has no word for a reply that was cut off from outside; it ends like any other.
@@ -174,5 +180,5 @@ def _usage(turn: "GatewayTurn") -> dict[str, Any]:
 
 
 def _encoded(turn: "GatewayTurn", kind: str, **fields: Any) -> bytes:
-    head = {"id": f"chatcmpl-{turn.id}", "object": kind, "created": int(turn.received_at), "model": turn.request.model}
+    head = {"id": f"chatcmpl-{turn.id}", "object": kind, "created": int(turn.received_at), "model": turn.model}
     return encode_json(head | fields, "a reply")[0]

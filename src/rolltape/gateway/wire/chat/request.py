@@ -53,6 +53,7 @@ def read_request(raw: bytes) -> ChatRequest:
         metadata=read_metadata(body),
         strict_tools=frozenset(offer.strict),
         repaired=repaired,
+        raw=body.value,
         ignored_params=_ignored_params(body),  # after all others, since it names the fields that nobody read
     )
 

@@ -145,7 +145,7 @@ def _response(
     candidate: dict[str, Any] = {"content": {"parts": parts, "role": "model"}, "index": 0}
     ends = {} if finish is None else {"finishReason": finish}
     counted = {} if usage is None else {"usageMetadata": usage}
-    return {"candidates": [candidate | ends], **counted, "modelVersion": turn.request.model, "responseId": turn.id}
+    return {"candidates": [candidate | ends], **counted, "modelVersion": turn.model, "responseId": turn.id}
 
 
 def _calls(turn: "GatewayTurn") -> list[dict[str, Any]]:
@@ -177,6 +177,8 @@ def _ending(turn: "GatewayTurn") -> dict[str, Any]:
 
 
 def _finish_reason(turn: "GatewayTurn") -> str:
+    if turn.is_filtered:
+        return "SAFETY"
     match turn.finish:
         case Finish.STOP | Finish.STOP_STRING:
             return "STOP"

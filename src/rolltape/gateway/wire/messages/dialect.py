@@ -168,7 +168,7 @@ def _head(turn: "GatewayTurn", usage: dict[str, Any]) -> dict[str, Any]:
         "id": f"msg_{turn.id}",
         "type": "message",
         "role": "assistant",
-        "model": turn.request.model,
+        "model": turn.model,
         "content": [],
         **_UNENDED,
         "usage": usage,
@@ -180,6 +180,8 @@ def _ending(turn: "GatewayTurn") -> dict[str, Any]:
 
 
 def _stop_reason(turn: "GatewayTurn") -> str:
+    if turn.is_filtered:
+        return "refusal"
     if turn.over_budget:
         return "model_context_window_exceeded"
     match turn.finish:

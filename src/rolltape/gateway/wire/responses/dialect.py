@@ -107,6 +107,8 @@ def _ended(turn: "GatewayTurn", items: list[dict[str, Any]]) -> dict[str, Any]:
             "total_tokens": turn.prompt_tokens + turn.sampled_tokens,
         },
     }
+    if turn.is_filtered:
+        return ended | {"status": "incomplete", "incomplete_details": {"reason": "content_filter"}}
     if turn.finish in (Finish.STOP, Finish.STOP_STRING):
         return ended
     # The API has no word for a reply that was cut off from outside.
@@ -128,7 +130,7 @@ def _response(turn: "GatewayTurn") -> dict[str, Any]:
         "instructions": None,
         "max_output_tokens": request.sampling.max_tokens,
         "metadata": {},
-        "model": request.model,
+        "model": turn.model,
         "output": [],
         "parallel_tool_calls": request.parallel_tool_calls,
         "previous_response_id": None,
