@@ -157,14 +157,16 @@ class OpenSessions:
         for session in reversed(self._open_ones(key, beginning)):
             if self._turns.find_repeated(session, request, says_retry=says_retry) is not None:
                 return session
-            if echoed and (await self._turns.place(session, request)).replies and session.ended is None:
+            is_begun = bool(echoed) or request.prompt is not None
+            if is_begun and await self._turns.continues(session, request) and session.ended is None:
                 return session
         latest = self._latest.get(key)
         is_aside = latest is not None and latest.ended is None and self._turns.is_auxiliary(latest, request)
         return latest if is_aside else None
 
     def _opened(self, identity: Identity, request: ChatRequest) -> OpenSession:
-        task = identity.task or identity.group or f"prompt-{_beginning(request).hex()[:16]}"
+        prompt = _beginning(request) if request.prompt is None else request.message_keys[0]
+        task = identity.task or identity.group or f"prompt-{prompt.hex()[:16]}"
         source = identity.source or SOURCE
         attempt = identity.attempt
         if attempt is None:
@@ -208,7 +210,7 @@ class OpenSessions:
 
 
 def _beginning(request: ChatRequest) -> bytes:
-    """A digest of what comes before the first reply in a conversation."""
+    """A digest of what comes before the first reply in a conversation; of no messages, where a prompt is given."""
     roles = [message["role"] for message in request.messages]
     first = roles.index("assistant") if "assistant" in roles else len(roles)
     digest = blake2b(digest_size=16)

@@ -60,10 +60,19 @@ class OutputSchema(msgspec.Struct, frozen=True):
     schema: dict[str, Any]
 
 
+class GivenPrompt(msgspec.Struct, frozen=True):
+    """A prompt that comes as it is, and is not rendered from messages: a text, or ids."""
+
+    text: str | None = None
+    ids: list[int] | None = None
+    add_special_tokens: bool = True  # to a text, those that the tokenizer adds (a BOS token, for some models)
+
+
 class TokenDetails(msgspec.Struct, frozen=True):
     """What a client wants to be told of the tokens of prompt and reply."""
 
     ids: bool = False
+    texts: bool = False  # of the tokens of a prompt
     logprobs: bool = False  # of the sampled tokens
     tokens_as_ids: bool = False  # beside a logprob the token is written `token_id:N`, not as its text
 
@@ -80,6 +89,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     client: str = ""  # as its User-Agent names it
     model: str
     messages: list[dict[str, Any]]
+    prompt: GivenPrompt | None = None  # instead of messages, of which there are none then
+    opens_reply: bool = True  # the prompt ends with what begins a reply; false only where its ids alone are asked for
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
@@ -101,7 +112,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     deferred_tools: list[dict[str, Any]] = []  # that the model may call, and is told of within the conversation
     output_schema: OutputSchema | None = None
     strict_tools: frozenset[str] = frozenset()  # tools whose arguments are to follow their schema
-    message_keys: tuple[bytes, ...] = ()  # a digest of each message, by which it is known again; (): not yet made
+    # A digest of each message, or of the given prompt, by which it is known again; (): not yet made.
+    message_keys: tuple[bytes, ...] = ()
     body_bytes: int = 0  # of the request as it came
     raw: dict[str, Any] | None = None  # a Chat Completions body as it came, for a hosted endpoint; None: not kept
     repaired: bool = False  # text that was not valid Unicode was replaced
@@ -123,7 +135,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
             "include_usage": True,
             "ignored_params": (),
         }
-        rest = msgspec.structs.replace(self, messages=[], message_keys=(), **as_told)
+        rest = msgspec.structs.replace(self, messages=[], prompt=None, message_keys=(), **as_told)
         return blake2b(b"".join((*self.message_keys, _encode(rest))), digest_size=16).digest()
 
     @property

@@ -240,6 +240,18 @@ class IdTree:
         self._stamp += place.add_reply(placed)
         return place
 
+    def held_in(self, ids: Ids) -> list[IdPlace]:
+        """The places with replies that a sequence begins with, the longest first. The sequence itself is not added."""
+        place, found = self.root, []
+        while place.length < len(ids):
+            child = place.child(int(ids[place.length]))
+            if child is None or common_prefix(child.ids, ids[place.length :]) < len(child.ids):
+                break
+            place = child
+            if place.replies:
+                found.append(place)
+        return found[::-1]
+
     def sampled(self, place: IdPlace | None) -> IdPlace | None:
         """The nearest place with replies, at or above."""
         return place.sampled(self._stamp) if place is not None else None

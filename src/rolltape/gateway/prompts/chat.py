@@ -110,16 +110,19 @@ class ChatPrompts:
         """What of a prompt's options departs from the model's defaults: to be recorded, and part of its root."""
         return self._options | self._switch(self._setting(thinking))
 
-    def render(self, messages: Messages, tools: Tools, thinking: bool | None) -> PromptIds:
-        """The whole prompt; raises BadRequest for messages that the model's template cannot take."""
+    def render(self, messages: Messages, tools: Tools, thinking: bool | None, *, opens_reply: bool = True) -> PromptIds:
+        """The whole prompt; raises BadRequest for messages that the model's template cannot take.
+
+        With `opens_reply` it ends with what begins a reply.
+        """
         ready = self._prepared(messages, opening=True)
         renderer, tools = self._renderer(thinking), tools or None  # an empty list is something else to templates
         try:
             if self._choice.name == DEFAULT:  # to attribute ids it would render every prefix of the conversation
-                ids = renderer.render_ids(ready.messages, tools=tools, add_generation_prompt=True)
+                ids = renderer.render_ids(ready.messages, tools=tools, add_generation_prompt=opens_reply)
                 starts = None
             else:
-                given = renderer.render(ready.messages, tools=tools, add_generation_prompt=True)
+                given = renderer.render(ready.messages, tools=tools, add_generation_prompt=opens_reply)
                 ids, starts = given.token_ids, message_starts(given.message_indices, ready.places)
         except Exception as error:  # renderers and templates refuse with errors of many kinds
             raise BadRequest(f"the messages cannot be rendered for this model ({self.renderer}): {error}") from error
@@ -227,9 +230,17 @@ class ChatPrompts:
         """How many tokens a text has by itself."""
         return len(self._tokenizer.encode(text))
 
+    def encode(self, text: str, *, add_special_tokens: bool) -> Ids:
+        """The ids of a text as it is, with those around it that the tokenizer adds where that is wanted."""
+        return np.array(self._tokenizer.encode_whole(text, add_special_tokens), dtype=np.int32)
+
     def decode(self, ids: Ids) -> str:
         """The text of ids, special tokens spelled out."""
         return self._tokenizer.decode(ids.tolist())
+
+    def decode_reply(self, ids: Ids, stop_string: str | None) -> str:
+        """The text of a reply up to the id or the string that ended it, special tokens spelled out."""
+        return reply.plain_text(self._tokenizer, ids.tolist(), self.stop_ids, stop_string)
 
     def _prepared(self, messages: Messages, *, opening: bool) -> Prepared:
         return prepared(messages, self._tokenizer, fold=self._folds, opening=opening)

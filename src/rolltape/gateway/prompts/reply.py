@@ -137,6 +137,11 @@ def _first_call_end(calls: Sequence[Call]) -> int | None:
     return next((call.token_span[1] for call in calls[:1] if call.token_span), None)
 
 
+def plain_text(tokenizer: FolderTokenizer, reply: list[int], stop_ids: Sequence[int], stop_string: str | None) -> str:
+    """The text of a reply that is not taken apart, without what ended it."""
+    return _cut(tokenizer.decode(_before_stop(reply, stop_ids)), stop_string)
+
+
 def _before_stop(ids: list[int], stop_ids: Sequence[int]) -> list[int]:
     stops = frozenset(stop_ids)
     return ids[: next((at for at, token in enumerate(ids) if token in stops), len(ids))]

@@ -88,6 +88,13 @@ class FolderTokenizer:
             ids += (self._plain if index % 2 else self._encoder).encode(part)
         return ids
 
+    def encode_whole(self, text: str, add_special_tokens: bool) -> list[int]:
+        """The ids of a text that is a prompt by itself."""
+        if not add_special_tokens:
+            return self._encoder.encode(text)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=True).ids
+        return ids
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False, **_: object) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text

@@ -18,7 +18,7 @@ from rolltape.gateway.sessions import OpenSession
 from rolltape.gateway.turn.history import keyed
 from rolltape.gateway.turn.turn import GatewayTurn, Shown
 from rolltape.gateway.wire import DIALECTS, marked
-from rolltape.gateway.wire.protocol import Answers, CountsTokens, Dialect, ListsModels, ReplyStream
+from rolltape.gateway.wire.protocol import Answers, CountsTokens, Dialect, ListsModels, ReplyStream, Tokenizes
 from rolltape.records.turn import Delivery
 
 log = logging.getLogger("rolltape.gateway")
@@ -44,6 +44,8 @@ class Agents:
         answers: dict[Answers, tuple[Callable[..., web.RouteDef], Handler]] = {
             Answers.TURN: (web.post, self._turn),
             Answers.COUNT: (web.post, self._count),
+            Answers.TOKENS: (web.post, self._tokenize),
+            Answers.TEXT: (web.post, self._detokenize),
             Answers.MODELS: (web.get, self._models),
             Answers.MODEL: (web.get, self._model),
         }
@@ -139,8 +141,24 @@ class Agents:
         counter = cast("CountsTokens", dialect)
         session, key = self._find_session(dialect, http)
         request = await self._read(http, session, key, partial(counter.read_counting, path=http.match_info))
-        tokens = await self._service.turns.count(session, request)
-        return web.Response(body=counter.counted(tokens), content_type="application/json")
+        ids = await self._service.turns.prompt_ids(session, request)
+        return web.Response(body=counter.counted(len(ids)), content_type="application/json")
+
+    async def _tokenize(self, dialect: Dialect, http: web.Request) -> web.Response:
+        tokenizer, turns = cast("Tokenizes", dialect), self._service.turns
+        session, key = self._find_session(dialect, http)
+        request = await self._read(http, session, key, tokenizer.read_tokenizing)
+        ids = await turns.prompt_ids(session, request)
+        body = tokenizer.tokenized(request, ids, self._service.prompts.spell, turns.context_of(session))
+        return web.Response(body=body, content_type="application/json")
+
+    async def _detokenize(self, dialect: Dialect, http: web.Request) -> web.Response:
+        tokenizer = cast("Tokenizes", dialect)
+        session, key = self._find_session(dialect, http)
+        request = await self._read(http, session, key, tokenizer.read_detokenizing)
+        assert request.prompt is not None
+        text = await self._service.turns.prompt_text(request.prompt)
+        return web.Response(body=tokenizer.detokenized(text), content_type="application/json")
 
     async def _models(self, dialect: Dialect, http: web.Request) -> web.Response:
         self._find_session(dialect, http)

@@ -126,6 +126,11 @@ def check_request_size(ask: ChatRequest, max_messages: int, context: int | None,
     _check_besides(ask)
     if context is None:
         return
+    given = len(ask.prompt.ids or ()) if ask.prompt is not None else 0
+    if given > _FAR * context:
+        raise PromptTooLong(
+            f"prompt is too long: {given:,} tokens, and the maximum context length is {context:,}; send less"
+        )
     texts = [text for text in _texts(ask) if text]
     characters = sum(map(len, texts))
     if characters <= max(context * _CHARACTERS_A_TOKEN, _CHEAP):
@@ -148,6 +153,8 @@ def _check_besides(ask: ChatRequest) -> None:
 
 def _texts(ask: ChatRequest) -> Iterator[str]:
     """What of a request becomes part of the prompt."""
+    if ask.prompt is not None:
+        yield ask.prompt.text or ""
     for message in ask.messages:
         yield content_text(message.get("content"))
         if message["role"] == "assistant":

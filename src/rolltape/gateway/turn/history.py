@@ -54,6 +54,8 @@ def keyed(ask: ChatRequest, body_bytes: int = 0) -> ChatRequest:
     """A request with tool results in the order of their calls, its messages' keys, and its size as it came."""
     messages = in_call_order(ask.messages)
     keys = tuple(map(_key, messages))
+    if ask.prompt is not None:
+        keys = (_key((ask.prompt.text, ask.prompt.ids, ask.prompt.add_special_tokens)),)
     return msgspec.structs.replace(ask, messages=messages, message_keys=keys, body_bytes=body_bytes)
 
 
@@ -123,6 +125,16 @@ class History:
         self._latest = (None, NO_IDS)
         self._tree.take_apart()
         self._aliases.clear()
+
+    def longest_held(self, ids: Ids) -> Turn | None:
+        """The turn without messages whose prompt and reply are the longest that these ids begin with; the latest of
+        equals. To go on from a turn with messages would give the next turn its messages too.
+        """
+        if not self._tree.turns:
+            return None
+        places = self._tree.ids.get(self._tree.turns[-1].sampler)
+        held = (placed.turn for place in (places.held_in(ids) if places else ()) for placed in reversed(place.replies))
+        return next((turn for turn in held if not len(turn.messages)), None)
 
     def place(self, ask: ChatRequest, tools: object, options: dict[str, Any]) -> HistoryMatch:
         """Follow a request's messages from the root as far as the session knows them."""

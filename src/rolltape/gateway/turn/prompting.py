@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from rolltape.errors import BadRequest
 from rolltape.gateway.prompts import BridgeRefusal, ChatPrompts, PromptIds
+from rolltape.gateway.request import GivenPrompt
 from rolltape.gateway.turn.history import History, HistoryMatch
 from rolltape.records.messages import Message, Role, content_text
 from rolltape.records.turn import NO_IDS, Ids, Turn
@@ -28,6 +30,7 @@ class Prompt(NamedTuple):
     new: PromptIds  # what follows ids that are held; without `after`, its starts are those of all messages
     prefix_miss: str | None  # why it does not extend held ids; None: it does
     base: Turn | None = None  # the turn with whose prompt it begins, and goes on otherwise; None: rendered in full
+    given: bool = False  # by the client, as it is
 
     @property
     def held_tokens(self) -> int:
@@ -35,7 +38,9 @@ class Prompt(NamedTuple):
 
     @property
     def how(self) -> str:
-        """How it was made: `bridged`, `rendered` in full, or `spliced`, with the start of an earlier prompt."""
+        """How it was made: `bridged`, `rendered` in full, `spliced` with the start of an earlier prompt, or `given`."""
+        if self.given:
+            return "given"
         return "bridged" if self.after is not None else "spliced" if self.base is not None else "rendered"
 
 
@@ -66,6 +71,33 @@ async def build_prompt(
     render = partial(_render, prompts, place.messages, tools, thinking)
     rendered = await work.run(render, inline=_is_short(place.messages))
     return Prompt(rendered.ids, None, rendered, miss)
+
+
+async def take_prompt(given: GivenPrompt, history: History, prompts: ChatPrompts, work: "SessionWork") -> Prompt:
+    """The prompt that a client gives; raises BadRequest. It extends the longest turn whose ids it begins with."""
+
+    def take() -> Prompt:
+        ids = given_ids(given, prompts)
+        held = history.longest_held(ids)
+        new = PromptIds(ids=ids if held is None else ids[len(held.tokens) :], message_starts=())
+        return Prompt(ids, held, new, None, given=True)
+
+    return await work.run(take, inline=len(given.text or given.ids or ()) < _INLINE_CHARS)
+
+
+def given_ids(given: GivenPrompt, prompts: ChatPrompts) -> Ids:
+    """The ids of a prompt that a client gives; raises BadRequest for an id that the model does not have."""
+    if given.ids is None:
+        ids = prompts.encode(given.text or "", add_special_tokens=given.add_special_tokens)
+    else:
+        wrong = next((at for at, one in enumerate(given.ids) if not 0 <= one < prompts.vocabulary), None)
+        if wrong is not None:
+            known = f"give ids from 0 to {prompts.vocabulary - 1}"
+            raise BadRequest(f"the prompt's id {wrong} is {given.ids[wrong]}, which the model does not have; {known}")
+        ids = np.array(given.ids, dtype=np.int32)
+    if not len(ids):
+        raise BadRequest("the prompt has no tokens; give at least one")
+    return ids
 
 
 def _render(

@@ -61,6 +61,9 @@ def parse_outcome(turn: "GatewayTurn", finish: Finish, prompts: ChatPrompts) -> 
         thought = details.get("reasoning_tokens") or 0
         return ReplyOutcome(finish, message, stop_string, thought, unmet=_is_unmet(request, finish, message))
     ids = np.concatenate([before, turn.reply.ids])
+    if request.prompt is not None:
+        text = prompts.decode_reply(ids, stop_string)
+        return ReplyOutcome(finish, {"role": "assistant", "content": text}, stop_string)
     prompt = TokenChain(turn.prompt.ids[: turn.prompt_tokens])
     parse = partial(prompts.parse, prompt, ids, request.all_tools, turn.thinking, stop_string=stop_string)
     parsed = parse()
@@ -127,7 +130,7 @@ def turn_fields(turn: "GatewayTurn") -> dict[str, Any]:
         "sampled_ids": None if parts else (),
         "side_arrays": join_side_arrays(parts) or None,
         "message_starts": prompt.new.message_starts,
-        "reply": outcome.message,
+        "reply": outcome.message if turn.request.prompt is None else None,  # a given prompt has no messages
         "tools": place.root,
         "sampling": turn.sampling.to_dict(),
         "sampling_asked": turn.request.sampling.to_dict(),

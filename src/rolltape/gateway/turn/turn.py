@@ -31,6 +31,7 @@ from rolltape.gateway.prompts import ChatPrompts, PromptIds
 from rolltape.gateway.request import (
     INLINE_BYTES,
     ChatRequest,
+    GivenPrompt,
     SamplingParams,
     TokenDetails,
     auxiliary_reason,
@@ -40,7 +41,7 @@ from rolltape.gateway.settings import GatewaySettings
 from rolltape.gateway.turn.constraints import Constraint, build_constraint, can_cut_calls
 from rolltape.gateway.turn.generate import INTERRUPTED, Generator, ReplySoFar
 from rolltape.gateway.turn.history import HistoryMatch
-from rolltape.gateway.turn.prompting import Prompt, build_prompt, resume_prompt
+from rolltape.gateway.turn.prompting import Prompt, build_prompt, given_ids, resume_prompt, take_prompt
 from rolltape.gateway.turn.replies import (
     ReplyOutcome,
     cut_at_stop,
@@ -404,7 +405,12 @@ class Turns:
         turn.thinking = self._thinking(session, turn.request)
         turn.request, withheld = _offered(turn.request, session)
         turn.place = await self.place(session, turn.request)
-        if turn.resumes is None:
+        given = turn.request.prompt
+        if given is not None and not self._pool.token_faithful:
+            raise BadRequest("the prompt is a text or ids, and the engine takes messages alone; send messages")
+        if turn.resumes is None and given is not None:
+            turn.prompt = await take_prompt(given, session.history, self._prompts, session.work)
+        elif turn.resumes is None:
             tools = turn.request.tools
             turn.prompt = await build_prompt(
                 turn.place, session.history, self._prompts, tools, turn.thinking, session.work
@@ -435,19 +441,33 @@ class Turns:
         is_small = request.body_bytes < INLINE_BYTES
         return await session.work.run(session.history.place, offered, offered.tools, options, inline=is_small)
 
+    async def continues(self, session: "OpenSession", request: ChatRequest) -> bool:
+        """Whether a request's history, or the prompt that it gives, holds a reply of a session."""
+        if request.prompt is None:
+            return bool((await self.place(session, request)).replies)
+        prompt = await take_prompt(request.prompt, session.history, self._prompts, session.work)
+        return prompt.after is not None
+
     def _thinking(self, session: "OpenSession", request: ChatRequest) -> bool | None:
         """Whether the model is to think: as the session says, else the request, else the gateway."""
         said = (session.spec.thinking, request.thinking, self._settings.thinking)
         return next((one for one in said if one is not None), None)
 
-    async def count(self, session: "OpenSession | None", request: ChatRequest) -> int:
-        """How many tokens a request's prompt has, in a session or by itself."""
-        if session is None:
-            render = partial(self._prompts.render, request.messages, request.tools, request.thinking)
-            return len((await asyncio.to_thread(render)).ids)
+    async def prompt_ids(self, session: "OpenSession | None", request: ChatRequest) -> Ids:
+        """The ids of a request's prompt, in a session or by itself."""
+        if request.prompt is not None:
+            return await asyncio.to_thread(given_ids, request.prompt, self._prompts)
+        if session is None or not request.opens_reply:
+            thinking = request.thinking if session is None else self._thinking(session, request)
+            render = partial(self._prompts.render, request.messages, request.tools, thinking)
+            return (await asyncio.to_thread(render, opens_reply=request.opens_reply)).ids
         turn = GatewayTurn(session, request)
         await self.prompt(turn)
-        return turn.prompt_tokens
+        return turn.prompt.ids
+
+    async def prompt_text(self, given: GivenPrompt) -> str:
+        """The text of a prompt that is given as ids."""
+        return await asyncio.to_thread(lambda: self._prompts.decode(given_ids(given, self._prompts)))
 
     def _decided(self, turn: GatewayTurn) -> SamplingParams:
         """The sampling parameters that somebody decided: forced ones, the agent's, the session's, the gateway's."""
@@ -536,7 +556,7 @@ class Turns:
 
     def _splitter(self, turn: GatewayTurn) -> "ReplySplitter | None":
         """What finds in sampled ids what may be shown; None: the reply is shown when it has ended."""
-        if not turn.request.stream or self.buffered is not None:
+        if not turn.request.stream or self.buffered is not None or turn.request.prompt is not None:
             return None
         prompt = TokenChain(turn.prompt.ids[: turn.prompt_tokens])
         return self._prompts.splitter(prompt, turn.thinking, turn.request.all_tools, turn.sampling.stop or ())

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 
 from rolltape.gateway.request import ChatRequest
+from rolltape.records.turn import Ids
+from rolltape.samples.spelling import Spell
 
 if TYPE_CHECKING:
     from rolltape.gateway.turn.turn import GatewayTurn
@@ -19,6 +21,8 @@ class Answers(enum.Enum):
 
     TURN = "a reply of the model"
     COUNT = "how many tokens a prompt has"
+    TOKENS = "the ids of a prompt"
+    TEXT = "the text of ids"
     MODELS = "the list of models"
     MODEL = "one model"
 
@@ -97,6 +101,22 @@ class CountsTokens(Protocol):
         """A request for the number of tokens of its prompt."""
 
     def counted(self, prompt_tokens: int) -> bytes:
+        """The answer to it."""
+
+
+class Tokenizes(Protocol):
+    """What a dialect has that has routes which answer TOKENS and TEXT."""
+
+    def read_tokenizing(self, body: bytes) -> ChatRequest:
+        """A request for the ids of its prompt."""
+
+    def tokenized(self, request: ChatRequest, ids: Ids, spell: Spell, context: int | None) -> bytes:
+        """The answer to it; `context` is how many tokens a prompt and its reply may have."""
+
+    def read_detokenizing(self, body: bytes) -> ChatRequest:
+        """A request for the text of its prompt, which is given as ids."""
+
+    def detokenized(self, text: str) -> bytes:
         """The answer to it."""
 
 

@@ -58,6 +58,11 @@ def read_request(raw: bytes) -> ChatRequest:
     )
 
 
+def read_prompt_parts(body: Fields) -> dict[str, Any]:
+    """What of a request its prompt is made of, as fields of a ChatRequest."""
+    return {"messages": _messages(body), "tools": _tools(body).tools or None, "thinking": _thinking(body)}
+
+
 def _refuse_unservable(body: Fields) -> None:
     for legacy, now in (("functions", "tools"), ("function_call", "tool_choice")):
         if body.get(legacy) is not None:

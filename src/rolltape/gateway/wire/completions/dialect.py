@@ -1,0 +1,133 @@
+"""OpenAI's Completions API, for clients that render prompts by themselves, with vLLM's fields for token ids."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rolltape.gateway.request import ChatRequest
+from rolltape.gateway.wire.completions.request import read_detokenizing, read_request, read_tokenizing
+from rolltape.gateway.wire.openai import BETAS, error_body
+from rolltape.gateway.wire.protocol import COMMENT, NO_HEADERS, Answers, Route, event, key_in, with_headers
+from rolltape.gateway.wire.reply_tokens import prompt_ids, reply_ids, reply_logprobs, usage
+from rolltape.records.jsonable import encode_json
+from rolltape.records.turn import Finish, Ids
+
+if TYPE_CHECKING:
+    from rolltape.gateway.turn.turn import GatewayTurn
+    from rolltape.samples.spelling import Spell
+
+
+class CompletionsDialect:
+    """Completions. What is asked for and what comes back is text or ids; no chat template is applied."""
+
+    name = "completions"
+    sdk = "openai"
+    mark: str | None = None
+    routes: tuple[Route, ...] = (
+        Route("/v1/completions", Answers.TURN),
+        Route("/tokenize", Answers.TOKENS),
+        Route("/detokenize", Answers.TEXT),
+    )
+
+    def find_key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
+        return key_in(headers, "x-api-key")
+
+    def base_url(self, root: str) -> str:
+        return f"{root}/v1"
+
+    def read(
+        self, body: bytes, headers: Mapping[str, str] = NO_HEADERS, path: Mapping[str, str] = NO_HEADERS
+    ) -> ChatRequest:
+        return with_headers(read_request(body), headers, *BETAS)
+
+    def whole(self, turn: "GatewayTurn") -> bytes:
+        choices = [_choice(index, one, one.shown.text) | _end(one) for index, one in enumerate(turn.choices)]
+        return _encoded(turn, choices=choices, usage=usage(turn))
+
+    def stream(self, turn: "GatewayTurn", request: ChatRequest) -> "CompletionsStream":
+        return CompletionsStream(turn, request)
+
+    def error(self, status: int, message: str, code: str | None = None) -> bytes:
+        return error_body(status, message, code)
+
+    def read_tokenizing(self, body: bytes) -> ChatRequest:
+        return read_tokenizing(body)
+
+    def tokenized(self, request: ChatRequest, ids: Ids, spell: "Spell", context: int | None) -> bytes:
+        tokens = ids.tolist()
+        texts = [spell(token).decode("utf-8", "replace") for token in tokens] if request.token_details.texts else None
+        answer = {"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": texts}
+        return encode_json(answer, "an answer")[0]
+
+    def read_detokenizing(self, body: bytes) -> ChatRequest:
+        return read_detokenizing(body)
+
+    def detokenized(self, text: str) -> bytes:
+        return encode_json({"prompt": text}, "an answer")[0]
+
+
+COMPLETIONS = CompletionsDialect()
+
+
+class CompletionsStream:
+    """A reply as chunks. Of several the first comes first. Ids and logprobs come with the chunk that ends a reply."""
+
+    def __init__(self, turn: "GatewayTurn", request: ChatRequest) -> None:
+        self._turn = turn
+        self._request = request
+
+    def opening(self) -> bytes:
+        return self._chunk(_choice(0, self._turn, "")) if self._turn.token_details.ids else COMMENT
+
+    def reasoning(self, piece: str) -> bytes:
+        return b""
+
+    def text(self, piece: str) -> bytes:
+        return self._chunk({"index": 0, "text": piece, "logprobs": None, "finish_reason": None})
+
+    def keepalive(self) -> bytes:
+        return COMMENT
+
+    def closing(self) -> bytes:
+        events = [self._chunk({"index": 0, "text": "", **_end(self._turn)})]
+        for index, turn in enumerate(self._turn.choices[1:], 1):
+            events.append(self._chunk(_choice(index, turn, turn.shown.text) | _end(turn)))
+        if self._request.include_usage:
+            events.append(event(_encoded(self._turn, choices=[], usage=usage(self._turn))))
+        return b"".join([*events, event(b"[DONE]")])
+
+    def error(self, status: int, message: str) -> bytes:
+        return event(error_body(status, message))
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        return event(_encoded(self._turn, choices=[choice]))
+
+
+def _choice(index: int, turn: "GatewayTurn", text: str) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": None, **prompt_ids(turn)}
+
+
+def _end(turn: "GatewayTurn") -> dict[str, Any]:
+    """What is known of a choice when it has ended."""
+    finish_reason = "length" if turn.finish is Finish.LENGTH else "stop"
+    return {"logprobs": _logprobs(turn), "finish_reason": finish_reason, **reply_ids(turn)}
+
+
+def _logprobs(turn: "GatewayTurn") -> dict[str, Any] | None:
+    tokens = reply_logprobs(turn)
+    if tokens is None:
+        return None
+    offsets, at = [], 0
+    for one in tokens:
+        offsets.append(at)
+        at += len(one.text)
+    return {
+        "tokens": [one.text for one in tokens],
+        "token_logprobs": [one.logprob for one in tokens],
+        "top_logprobs": [None if one.logprob is None else {one.text: one.logprob} for one in tokens],
+        "text_offset": offsets,
+    }
+
+
+def _encoded(turn: "GatewayTurn", **fields: Any) -> bytes:
+    head = {"id": f"cmpl-{turn.id}", "object": "text_completion", "created": int(turn.received_at)}
+    return encode_json(head | {"model": turn.request.model} | fields, "a reply")[0]
