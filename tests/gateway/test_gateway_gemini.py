@@ -86,6 +86,29 @@ async def test_counting_tokens_agrees_with_the_request_that_follows(run: Path) -
         assert (await it.finish(opened))["turns"] == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_several_candidates_are_turns_of_their_own_with_their_logprobs(run: Path, stream: bool) -> None:
+    config = types.GenerateContentConfig(candidate_count=2, response_logprobs=True, logprobs=1)
+    engine = scripted(["One.", f"Two. {CALL}"], conversation=lambda asked: asked.number)
+    async with rig(run, engine) as it:
+        async with client_of(it, await it.open()).aio as client:
+            if stream:
+                events = await client.models.generate_content_stream(model="it", contents="Go.", config=config)
+                said = [event async for event in events]
+            else:
+                said = [await client.models.generate_content(model="it", contents="Go.", config=config)]
+        first, second = said[-1].candidates
+        assert "".join(event.text or "" for event in said) == "One."
+        assert second.content.parts[0].text.startswith("Two.")
+        turns = it.turns()
+        for turn, candidate in zip(turns, (first, second), strict=True):
+            chosen = candidate.logprobs_result.chosen_candidates
+            assert [one.token_id for one in chosen] == turn.sampled_ids.tolist()
+            assert turn.logprobs is not None
+            assert [one.log_probability for one in chosen] == turn.logprobs.tolist()
+        assert said[-1].usage_metadata.candidates_token_count == sum(len(turn.sampled_ids) for turn in turns)
+
+
 @pytest.mark.parametrize("version", ["v1", "v1beta", "v1alpha"])
 async def test_models_are_listed_as_each_client_reads_them(run: Path, version: str) -> None:
     async with rig(run) as it:

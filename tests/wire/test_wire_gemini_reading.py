@@ -224,7 +224,10 @@ def test_a_reply_in_json_without_a_schema_is_an_object_or_a_list() -> None:
             {"generationConfig": {"responseMimeType": "text/x.enum"}},
             "generationConfig.responseMimeType 'text/x.enum': not",
         ),
-        ({"generationConfig": {"responseLogprobs": True}}, "generationConfig.responseLogprobs: recorded, and not sent"),
+        (
+            {"generationConfig": {"logprobs": 5}},
+            "generationConfig.logprobs: those of the sampled tokens are sent alone",
+        ),
         ({"generationConfig": {"mediaResolution": "LOW"}}, "generationConfig.mediaResolution: not known here"),
         ({"toolConfig": {"retrievalConfig": {}}}, "toolConfig.retrievalConfig: not known here"),
         ({"somethingNew": 1}, "somethingNew: not known here"),
@@ -263,7 +266,7 @@ def test_what_is_not_done_is_named(fields: Json, named: str) -> None:
             {"tools": [RUN], "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["x"]}}},
             "toolConfig.functionCallingConfig.allowedFunctionNames is ['x']; no function 'x'",
         ),
-        ({"generationConfig": {"candidateCount": 2}}, "generationConfig.candidateCount is 2; send one request"),
+        ({"generationConfig": {"candidateCount": 9}}, "generationConfig.candidateCount is 9; give a whole number"),
         ({"generationConfig": {"maxOutputTokens": 0}}, "generationConfig.maxOutputTokens is 0; give a whole number"),
         ({"generationConfig": {"stopSequences": [""]}}, "generationConfig.stopSequences is ['']; give texts"),
         (

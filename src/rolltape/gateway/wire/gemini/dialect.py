@@ -1,6 +1,6 @@
 """Google's Gemini API, as the google-genai SDKs and gemini-cli speak it."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,6 +9,7 @@ from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.wire.gemini.contents import ARGUMENTS_AS_TEXT, sign_reply
 from rolltape.gateway.wire.gemini.request import STREAMING, read_counting, read_request
 from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route, event, key_in
+from rolltape.gateway.wire.reply_tokens import reply_logprobs
 from rolltape.records.jsonable import encode_json, is_deep, parse_strict
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
@@ -79,14 +80,8 @@ class GeminiDialect:
         return _encode(_model(name))
 
     def whole(self, turn: "GatewayTurn") -> bytes:
-        message, signature = turn.message, sign_reply(turn.id)
-        text, calls = content_text(message.get("content")), _calls(turn)
-        parts: list[dict[str, Any]] = []
-        if thoughts := message.get("reasoning_content"):
-            parts.append({"text": thoughts, "thought": True})
-        if text or not calls:
-            parts.append({"text": text, "thoughtSignature": signature})
-        return _encode(_response(turn, parts + calls, **_ending(turn)))
+        candidates = [_whole_candidate(one, index) for index, one in enumerate(turn.choices)]
+        return _encode(_response(turn, candidates, usageMetadata=_usage(turn)))
 
     def stream(self, turn: "GatewayTurn", request: ChatRequest) -> "GeminiStream":
         return GeminiStream(turn)
@@ -101,7 +96,7 @@ GEMINI = GeminiDialect()
 
 
 class GeminiStream:
-    """A reply as responses, each with the parts that are new.
+    """A reply as responses, each with the parts that are new; of several, the others come with the last response.
 
     The first text and the first call carry the signature. gemini-cli (0.61) joins texts, and keeps the first one's.
     """
@@ -114,17 +109,20 @@ class GeminiStream:
         return _BLANK
 
     def reasoning(self, piece: str) -> bytes:
-        return self._event([{"text": piece, "thought": True}])
+        return self._event(_candidate([{"text": piece, "thought": True}]))
 
     def text(self, piece: str) -> bytes:
-        return self._event([self._text(piece)])
+        return self._event(_candidate([self._text(piece)]))
 
     def keepalive(self) -> bytes:
         return _BLANK
 
     def closing(self) -> bytes:
         # A chat of the Python SDK (3.1) drops a reply that has an event without parts.
-        return self._event(_calls(self._turn) or [self._text("")], **_ending(self._turn))
+        turn, others = self._turn, self._turn.choices[1:]
+        last = _candidate(_calls(turn) or [self._text("")]) | _ending(turn)
+        candidates = [last, *(_whole_candidate(one, index) for index, one in enumerate(others, 1))]
+        return self._event(*candidates, usageMetadata=_usage(turn))
 
     def error(self, status: int, message: str) -> bytes:
         # Without `data:`, as the JavaScript SDK expects it.
@@ -135,17 +133,26 @@ class GeminiStream:
         self._signed = True
         return {"text": piece, **signature}
 
-    def _event(self, parts: list[dict[str, Any]], **ending: Any) -> bytes:
-        return event(_encode(_response(self._turn, parts, **ending)))
+    def _event(self, *candidates: dict[str, Any], **fields: Any) -> bytes:
+        return event(_encode(_response(self._turn, candidates, **fields)))
 
 
-def _response(
-    turn: "GatewayTurn", parts: list[dict[str, Any]], finish: str | None = None, usage: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    candidate: dict[str, Any] = {"content": {"parts": parts, "role": "model"}, "index": 0}
-    ends = {} if finish is None else {"finishReason": finish}
-    counted = {} if usage is None else {"usageMetadata": usage}
-    return {"candidates": [candidate | ends], **counted, "modelVersion": turn.model, "responseId": turn.id}
+def _response(turn: "GatewayTurn", candidates: Sequence[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+    return {"candidates": candidates, **fields, "modelVersion": turn.model, "responseId": turn.id}
+
+
+def _candidate(parts: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
+    return {"content": {"parts": parts, "role": "model"}, "index": index}
+
+
+def _whole_candidate(turn: "GatewayTurn", index: int) -> dict[str, Any]:
+    text, calls = content_text(turn.message.get("content")), _calls(turn)
+    parts: list[dict[str, Any]] = []
+    if thoughts := turn.message.get("reasoning_content"):
+        parts.append({"text": thoughts, "thought": True})
+    if text or not calls:
+        parts.append({"text": text, "thoughtSignature": sign_reply(turn.id)})
+    return _candidate(parts + calls, index) | _ending(turn)
 
 
 def _calls(turn: "GatewayTurn") -> list[dict[str, Any]]:
@@ -173,7 +180,15 @@ def _args(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ending(turn: "GatewayTurn") -> dict[str, Any]:
-    return {"finish": _finish_reason(turn), "usage": _usage(turn)}
+    """How a reply ended, and its logprobs where they are asked for."""
+    ended: dict[str, Any] = {"finishReason": _finish_reason(turn)}
+    if tokens := reply_logprobs(turn):
+        chosen = [
+            {"token": one.text, "tokenId": token, "logProbability": one.logprob}
+            for token, one in zip(turn.sampled[0].tolist(), tokens, strict=True)
+        ]
+        ended["logprobsResult"] = {"chosenCandidates": chosen}
+    return ended
 
 
 def _finish_reason(turn: "GatewayTurn") -> str:
@@ -189,12 +204,14 @@ def _finish_reason(turn: "GatewayTurn") -> str:
 
 
 def _usage(turn: "GatewayTurn") -> dict[str, Any]:
+    sampled = sum(one.sampled_tokens for one in turn.choices)
+    thoughts = sum(one.reasoning_tokens for one in turn.choices)
     return {
         "promptTokenCount": turn.prompt_tokens,
         "cachedContentTokenCount": turn.held_tokens,
-        "candidatesTokenCount": turn.sampled_tokens - turn.reasoning_tokens,
-        "thoughtsTokenCount": turn.reasoning_tokens,
-        "totalTokenCount": turn.prompt_tokens + turn.sampled_tokens,
+        "candidatesTokenCount": sampled - thoughts,
+        "thoughtsTokenCount": thoughts,
+        "totalTokenCount": turn.prompt_tokens + sampled,
     }
 
 

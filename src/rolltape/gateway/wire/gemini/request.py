@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.request import ChatRequest, OutputSchema, SamplingParams, ToolChoice
+from rolltape.gateway.request import ChatRequest, OutputSchema, SamplingParams, TokenDetails, ToolChoice
 from rolltape.gateway.wire.fields import Fields, read_body
 from rolltape.gateway.wire.gemini.contents import is_models, read_contents
 from rolltape.gateway.wire.gemini.schemas import to_json_schema
 
 STREAMING = "streamGenerateContent"
+_MOST_CANDIDATES = 8  # as Google has it
 # Fields about billing, filters and logs of Google's, which change nothing in a reply.
 _WITHOUT_EFFECT = ("safetySettings", "serviceTier", "store")
 _FREE_FORM = frozenset(
@@ -77,6 +78,8 @@ def _request(fields: Fields, path: Mapping[str, str], repaired: bool) -> ChatReq
     tools = _tools(fields)
     names = [tool["function"]["name"] for tool in tools]
     choice, strict = _tool_choice(fields, names)
+    count = config.maybe_whole("candidateCount", least=0, most=_MOST_CANDIDATES) or 1
+    details = TokenDetails(logprobs=bool(config.maybe_flag("responseLogprobs")))
     sampling = _sampling(config)
     thinking = _thinking(config)
     output_schema = _output_schema(config)
@@ -89,6 +92,8 @@ def _request(fields: Fields, path: Mapping[str, str], repaired: bool) -> ChatReq
         tool_choice=choice,
         strict_tools=frozenset(names) if strict else frozenset(),
         sampling=sampling,
+        n=count,
+        token_details=details,
         stream=path.get("method") == STREAMING,
         thinking=thinking,
         output_schema=output_schema,
@@ -100,9 +105,6 @@ def _request(fields: Fields, path: Mapping[str, str], repaired: bool) -> ChatReq
 
 
 def _sampling(config: Fields) -> SamplingParams:
-    count = config.maybe_whole("candidateCount", least=0)
-    if count is not None and count > 1:
-        config.refuse("candidateCount", "send one request for each reply")
     stops = config.maybe_texts("stopSequences")
     if stops and "" in stops:
         config.refuse("stopSequences", "give texts that are not empty")
@@ -206,6 +208,6 @@ def _ignore_rest(config: Fields) -> None:
     modalities = config.maybe_texts("responseModalities")
     if modalities and "TEXT" not in modalities:
         config.refuse("responseModalities", "the model writes text only; ask for TEXT")
-    if config.maybe_flag("responseLogprobs") or config.get("logprobs") is not None:
-        config.ignore(f"{config.at('responseLogprobs')}: recorded, and not sent back")
+    if config.maybe_whole("logprobs", least=0):
+        config.ignore(f"{config.at('logprobs')}: those of the sampled tokens are sent alone")
     config.ignore_unread()
