@@ -1,5 +1,6 @@
 """Records → files and tables in Rolltape's own formats, and back."""
 
+from rolltape.export.conversations import conversations_to_jsonl
 from rolltape.export.files import (
     messages_table,
     read_rollouts,
@@ -19,6 +20,7 @@ from rolltape.export.files import (
 )
 
 __all__ = [
+    "conversations_to_jsonl",
     "messages_table",
     "read_rollouts",
     "read_samples",

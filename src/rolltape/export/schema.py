@@ -47,6 +47,7 @@ class RowKind(enum.StrEnum):
     TURN = "rolltape.turn/1"
     MESSAGE = "rolltape.message/1"
     TRACE = TRACE_SCHEMA
+    CONVERSATION = "rolltape.conversation/1"
 
 
 _RANGES = pairs("start", "stop", COUNT)

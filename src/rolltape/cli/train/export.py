@@ -1,4 +1,4 @@
-"""`rolltape export`: write samples, turns, rollouts, traces, or records to a file."""
+"""`rolltape export`: write samples, turns, rollouts, traces, conversations, or records to a file."""
 
 import enum
 import sys
@@ -26,6 +26,7 @@ class ExportKind(enum.StrEnum):
     TURNS = "turns"
     ROLLOUTS = "rollouts"
     TRACES = "traces"
+    CONVERSATIONS = "conversations"  # messages, for SFT
     RECORDS = "records"  # as `rolltape collect -o` writes them
 
 
@@ -71,7 +72,7 @@ def export(
         bool, option("--without-logprobs", "Leave logprobs out for slime or verl, which then compute their own.")
     ] = False,
 ) -> int:
-    """Write samples, turns, traces, or records to a file.
+    """Write samples, turns, traces, conversations, or records to a file.
 
     Export warns about fields that a framework's format drops.
     """
@@ -87,7 +88,7 @@ def export(
         raise UsageError("--without-logprobs needs --format slime or verl")
     if whole_prompts and what not in (ExportKind.TURNS, ExportKind.TRACES):
         raise UsageError("--whole-prompts needs --what turns or --what traces")
-    if what in (ExportKind.TRACES, ExportKind.RECORDS) and form is ExportFormat.PARQUET:
+    if what not in (ExportKind.SAMPLES, ExportKind.TURNS, ExportKind.ROLLOUTS) and form is ExportFormat.PARQUET:
         raise UsageError(f"--what {what}: {what} have no Parquet form; use --format jsonl")
 
     tape = open_run(run)
@@ -143,6 +144,8 @@ def _write(
         return write_turns(rollouts, out, whole_prompts=whole_prompts)
     if what is ExportKind.TRACES:
         return files.traces_to_jsonl(map(trace_of, rollouts), out, whole_prompts=whole_prompts)
+    if what is ExportKind.CONVERSATIONS:
+        return files.conversations_to_jsonl(rollouts, out)
     if what is ExportKind.RECORDS:
         ended = (one for one in rollouts if one.status in (Status.FINISHED, Status.FAILED))
         return records_to_jsonl(ended, out)
