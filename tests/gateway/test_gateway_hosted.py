@@ -144,3 +144,13 @@ async def test_ids_and_logprobs_that_an_endpoint_gives_are_recorded_and_train(ru
     assert sample.ids.tolist() == [1, 2, 3, 7, 8, 4, 9, 10]
     assert sample.trained_mask.tolist() == [False] * 3 + [True] * 2 + [False] + [True] * 2
     assert np.array_equal(sample.logprobs[sample.trained_mask], [-0.25, -1.5, -0.25, -1.5])
+
+
+async def test_what_needs_token_ids_is_refused_with_a_word_on_what_to_do(run: Path) -> None:
+    async with hosted(run, Endpoint()) as it:
+        opened = await it.open()
+        body = {"model": "m", "prompt": [1, 2]}
+        refused = await it.call("POST", f"/s/{opened['key']}/v1/completions", body)
+        assert (refused.status, "takes messages alone" in refused.error) == (400, True)
+        refused = await it.call("POST", f"/s/{opened['key']}/tokenize", {"model": "m", "prompt": "hello"})
+        assert refused.status == 400

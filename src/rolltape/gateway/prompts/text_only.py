@@ -37,7 +37,7 @@ class TextOnlyPrompts(ChatPrompts):
     def template_options(self, thinking: bool | None) -> dict[str, Any]:
         return {}
 
-    def render(self, messages: Sequence[dict[str, Any]], tools: Any, thinking: bool | None) -> PromptIds:
+    def render(self, *_: Any, **__: Any) -> PromptIds:
         return _NOTHING
 
     def bridge(self, *_: Any, **__: Any) -> BridgeRefusal:

@@ -87,6 +87,8 @@ async def take_prompt(given: GivenPrompt, history: History, prompts: ChatPrompts
 
 def given_ids(given: GivenPrompt, prompts: ChatPrompts) -> Ids:
     """The ids of a prompt that a client gives; raises BadRequest for an id that the model does not have."""
+    if prompts.vocabulary is None:
+        raise BadRequest("the engine takes messages alone; send them to /v1/chat/completions")
     if given.ids is None:
         ids = prompts.encode(given.text or "", add_special_tokens=given.add_special_tokens)
     else:
