@@ -3,11 +3,12 @@
 Knows no tree. Where the words leave room (what counts as a version of a message), it gives bounds.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from itertools import takewhile
 
 from rolltape.records.messages import Message, Role
 from rolltape.records.rollout import Rollout, Session
-from rolltape.records.turn import Delivery, Turn, TurnFlag
+from rolltape.records.turn import Delivery, Finish, Turn, TurnFlag
 
 
 class Relations:
@@ -21,17 +22,56 @@ class Relations:
             for turn in rollout.turns
             for tied in (self.tied[turn.id],)
         }
+        self._head = {turn.id: self._head_in(turn) for turn in rollout.turns}
 
-    def ends(self, turns: Iterable[Turn]) -> list[Turn]:
-        """Those turns that none of the others continues, directly or through any turn."""
+    def ends(self, turns: Iterable[Turn], cut_short: Collection[str]) -> list[Turn]:
+        """Those turns that none of the others continues, directly or through any turn.
+
+        What holds a beginning of a turn that was cut short goes on from there.
+        """
         inner: set[str] = set()
         chosen = list(turns)
         for turn in chosen:
-            before = self.continued[turn.id]
+            before = self._before(turn, cut_short)
             while before is not None:
                 inner.add(before.id)
-                before = self.continued[before.id]
+                before = self._before(before, cut_short)
         return [turn for turn in chosen if turn.id not in inner]
+
+    def _before(self, turn: Turn, cut_short: Collection[str]) -> Turn | None:
+        before, cut = self.continued[turn.id], self._head[turn.id]
+        return cut if cut is not None and cut.id in cut_short and self.continued[cut.id] is before else before
+
+    def shown_head(self, turn: Turn) -> int:
+        """How many of the first ids of a reply that was cut short, or perhaps not delivered, later prompts show."""
+        if turn.facts.finish is not Finish.ABORT and turn.facts.delivery is Delivery.DELIVERED:
+            return 0
+        showing = [later for later in self._later(turn) if self._head[later.id] is turn]
+        return max((_shared(later, turn) - len(turn.prompt_ids) for later in showing), default=0)
+
+    def _head_in(self, turn: Turn) -> Turn | None:
+        """The turn of whose reply a prompt has most, of the replies to the longest prompt that it goes on from."""
+        if not has_ids(turn):
+            return None
+        prompt, continued = turn.prompt_ids.tolist(), self.continued[turn.id]
+        before = [
+            other
+            for other in self._session_of[turn.id].turns[: turn.sequence]
+            if sampler(other) == sampler(turn)
+            and other.facts.auxiliary is None
+            and has_ids(other)
+            and len(other.prompt_ids) < len(prompt)
+            and _begins_with(prompt, other.prompt_ids.tolist())
+        ]
+        longest = max((len(other.prompt_ids) for other in before), default=0)
+        if continued is not None and len(continued.tokens) > longest:
+            return None
+        begun = [
+            other
+            for other in before
+            if len(other.prompt_ids) == longest and had_ended(other, turn) and _shared(turn, other) > longest
+        ]
+        return max(begun, key=lambda other: (_shared(turn, other), self._evidence(other, turn)), default=None)
 
     def is_continued(self, turn: Turn) -> bool:
         return any(before is turn for before in self.continued.values())
@@ -56,7 +96,8 @@ class Relations:
             and (later.prompt_ids.tolist() == turn.prompt_ids.tolist() if has_ids(turn) and has_ids(later) else False)
             for later in self._later(turn)
         )
-        return asked_again and not any(self._may_show(later, turn) for later in self._later(turn))
+        shown = any(self._may_show(later, turn) for later in self._later(turn)) or self.shown_head(turn) > 0
+        return asked_again and not shown
 
     def may_have_arrived(self, turn: Turn) -> bool:
         """Whether anything later can show the reply."""
@@ -117,6 +158,12 @@ class Relations:
             message.role is Role.ASSISTANT for message in in_place
         )
         return answered or self.carries_id_of(later, turn)
+
+
+def _shared(later: Turn, turn: Turn) -> int:
+    """How many leading ids a prompt shares with an earlier turn."""
+    pairs = zip(later.prompt_ids.tolist(), turn.tokens.to_numpy().tolist(), strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 def had_ended(turn: Turn, asked: Turn) -> bool:

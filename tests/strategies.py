@@ -147,10 +147,10 @@ def _extend(draw: Draw, recording: Recording) -> None:
         _go_on_whole(draw, recording, base)
 
 
-def _go_on_whole(draw: Draw, recording: Recording, base: Turn) -> None:
+def _go_on_whole(draw: Draw, recording: Recording, base: Turn, answered: Dict | None = None) -> None:
     new = _new_messages(draw)
     ids = base.tokens.to_numpy().tolist() + _glue(draw, recording, base, new)
-    _ask(draw, recording, _echoed(draw, base) + new, prompt_ids=ids)
+    _ask(draw, recording, _echoed(draw, base) + new, prompt_ids=ids, answered=answered)
 
 
 def _drift(draw: Draw, recording: Recording) -> None:
@@ -168,6 +168,18 @@ def _drift(draw: Draw, recording: Recording) -> None:
     swallowed = draw(st.integers(0, 2))
     ids = ids[:cut] + draw(SHORT_IDS) + ids[cut + swallowed :] + recording.render(new)
     _ask(draw, recording, _echoed(draw, base) + new, prompt_ids=ids)
+
+
+def _hang_up(draw: Draw, recording: Recording) -> None:
+    """A reply is cut short or lost, and a part of it comes back: all of it, or with another id in its place."""
+    lost = {"finish": Finish.ABORT} if draw(st.booleans()) else {"delivery": Delivery.UNDELIVERED}
+    before = _earlier(draw, recording)
+    _go_on_whole(draw, recording, before, answered=_reply(draw, recording) | lost)
+    base, new = recording.turns[-1], _new_messages(draw)
+    part = draw(st.integers(0, len(base.sampled_ids)))
+    echo = {"role": "assistant", "content": draw(TEXTS)}
+    ids = [*base.prompt_ids.tolist(), *base.sampled_ids[:part].tolist(), *draw(SHORT_IDS), *recording.render(new)]
+    _ask(draw, recording, [*base.prompt_messages, echo, *new], prompt_ids=ids)
 
 
 def _rewrite_reply(draw: Draw, recording: Recording) -> None:
@@ -260,6 +272,7 @@ _MOVES = (
     [_extend] * 6
     + [_drift] * 5
     + [_rewrite_reply] * 3
+    + [_hang_up] * 2
     + [_retry] * 3
     + [_change_tools] * 2
     + [_new_conversation, _without_reply, _compact, _edit_history]

@@ -183,7 +183,9 @@ def test_under_exact_every_eligible_token_trains_and_each_chain_of_ids_is_one_sa
     of_turns = {Fate.TRAINED, *_REASONS_OF_A_TURN}
     assert set(fates.values()) <= of_turns, "a token that may train was left out"
     trained = {turn for (turn, _), fate in fates.items() if fate is Fate.TRAINED}
-    ends = Relations(rollout).ends(turn for turn in rollout.turns if turn.id in trained)
+    doubt = {Fate.MASKED_ABORTED, Fate.MASKED_UNDELIVERED}
+    cut_short = {turn for (turn, _), fate in fates.items() if fate in doubt}
+    ends = Relations(rollout).ends((turn for turn in rollout.turns if turn.id in trained), cut_short)
     assert [turn.id for turn in ends] == [last_turn_of(sample.id) for sample in samples]
 
 
@@ -263,7 +265,8 @@ def _borne_out(rollout: Rollout, relations: Relations, chosen: CutPolicy, turn: 
     position = len(turn.prompt_ids) + offset
     later = [other for other in rollout.turns if other.session == turn.session and other.sequence > turn.sequence]
     echoed = relations.is_continued(turn) or _is_surely_echoed(relations, turn)
-    came_back = relations.may_have_arrived(turn)
+    shown = relations.shown_head(turn)
+    came_back = relations.may_have_arrived(turn) or offset < shown
     failed = rollout.status is not Status.FINISHED
     head = next(session.head for session in rollout.sessions if session.id == turn.session)
     went_on_after_stop = not set(turn.sampled_ids[:-1].tolist()).isdisjoint(head.stop_ids or ())
@@ -284,9 +287,9 @@ def _borne_out(rollout: Rollout, relations: Relations, chosen: CutPolicy, turn: 
             and (chosen.max_sample_tokens is None or position < chosen.max_sample_tokens)
         ),
         Fate.MASKED_ABANDONED: not chosen.train_abandoned and relations.may_be_abandoned(turn) and not echoed,
-        Fate.MASKED_ABORTED: facts.finish is Finish.ABORT and not echoed,
+        Fate.MASKED_ABORTED: facts.finish is Finish.ABORT and not echoed and offset >= shown,
         Fate.MASKED_ENGINE_ERROR: facts.finish is Finish.ERROR or went_on_after_stop,
-        Fate.MASKED_UNDELIVERED: not delivered and not echoed,
+        Fate.MASKED_UNDELIVERED: not delivered and not echoed and offset >= shown,
         Fate.MASKED_NO_LOGPROB: not given_logprob and not chosen.train_without_logprobs,
         Fate.MASKED_CONSTRAINED: facts.is_constrained and not chosen.train_constrained,
         Fate.MASKED_STALE: chosen.max_staleness is not None,  # how old it is, is checked apart

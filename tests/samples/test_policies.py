@@ -326,7 +326,7 @@ def test_an_undelivered_reply_did_not_arrive_because_another_message_took_its_pl
     assert totals(recording) == {"masked:undelivered": 6, "trained": 2}
     trimmed = Recording()
     trimmed.ask([user("u")], "here is my long answer", delivery=Delivery.UNDELIVERED)
-    trimmed.ask([user("u"), {"role": "assistant", "content": "here is my long"}, user("more")], "done")
+    trimmed.ask([user("u"), {"role": "assistant", "content": "my long answer"}, user("more")], "done")
     assert totals(trimmed) == {"masked:undelivered": 6, "trained": 2}
     spaced = Recording()
     spaced.ask([user("u")], "here is my long answer ", delivery=Delivery.UNDELIVERED)

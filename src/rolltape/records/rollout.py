@@ -26,7 +26,7 @@ class Status(enum.StrEnum):
 # does not train.
 UNGRADED = "ungraded: "
 # Raised when the summary of the same rollout would come to other counts than before.
-SUMMARY_RULES = 3
+SUMMARY_RULES = 4
 
 
 class StopReason(enum.StrEnum):

@@ -1,6 +1,6 @@
 """Which turns follow which under a cut policy, and which of the branches become samples."""
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -68,9 +68,12 @@ class Branching:
         return found
 
 
-def branching(tree: Tree, left_out: Set[int], policy: CutPolicy) -> Branching:
-    """Link each turn to the one before it, absorbing rewritten replies as the policy says."""
-    demoted = _demoted(tree, policy)
+def branching(tree: Tree, left_out: Set[int], heads: Collection[int], policy: CutPolicy) -> Branching:
+    """Link each turn to the one before it, absorbing rewritten replies as the policy says.
+
+    Of the turns `heads` only a beginning arrived; what goes on from there leaves out the rest.
+    """
+    demoted = _demoted(tree, heads, policy)
     links: dict[int, Link] = {}
     by_messages: dict[
         int, PlacedTurn | None
@@ -83,7 +86,8 @@ def branching(tree: Tree, left_out: Set[int], policy: CutPolicy) -> Branching:
         if placed.sequence in left_out or placed.sequence in demoted:
             by_messages[placed.sequence] = above
             continue
-        link = links[placed.sequence] = _linked(placed, links, above, policy)
+        link = _after_head(placed, links, heads) or _linked(placed, links, above, policy)
+        links[placed.sequence] = link
         by_messages[placed.sequence] = placed
         if link.continues and not len(link.turn.sampled_ids) and link.turn.facts.finish is Finish.LENGTH:
             link.continues.ran_out = True
@@ -114,6 +118,15 @@ def path_to(link: Link) -> Sequence[Link]:
         path.append(at)
         at = at.before
     return path[::-1]
+
+
+def _after_head(placed: PlacedTurn, links: dict[int, Link], heads: Collection[int]) -> Link | None:
+    """A turn goes on in the sample of one of whose reply its prompt holds all that arrived; None: there is none."""
+    cut = placed.head_of
+    if cut is None or cut.sequence not in heads or cut.sequence not in links or cut.continues is not placed.continues:
+        return None
+    before, kept = links[cut.sequence], placed.head_tokens
+    return Link(placed.turn, before, kept, before, Step(kept, True, False))
 
 
 def _linked(placed: PlacedTurn, links: dict[int, Link], above: PlacedTurn | None, policy: CutPolicy) -> Link:
@@ -168,14 +181,17 @@ def _message_link(
     return links[above.sequence] if above is not None and above.sampler == placed.sampler else None
 
 
-def _demoted(tree: Tree, policy: CutPolicy) -> Set[int]:
+def _demoted(tree: Tree, heads: Collection[int], policy: CutPolicy) -> Set[int]:
     """Slime's merge: a short reply whose message came back changed, with other ids, stops training and is left out."""
     if not policy.absorb_rewritten_messages or policy.on_rewrite is not OnRewrite.REPLACE_REPLY:
         return frozenset()
     return {
         placed.sequence
         for placed in tree.turns
-        if placed.rewritten and not placed.continuations and len(placed.turn.sampled_ids) < policy.max_reply_tokens
+        if placed.rewritten
+        and not placed.continuations
+        and placed.sequence not in heads
+        and len(placed.turn.sampled_ids) < policy.max_reply_tokens
     }
 
 

@@ -64,7 +64,7 @@ def cut(
     `faults` are turns that no engine can have sampled though they do not say so.
     """
     unlinked = {placed.sequence: fate for placed in tree.turns if (fate := unlinked_fate(placed.turn)) is not None}
-    branches = branching(tree, unlinked.keys(), policy)
+    branches = branching(tree, unlinked.keys(), arrivals.heads, policy)
     runs: dict[int, list[FateRun]] = {}
     for placed in tree.turns:
         shared = whole_fate or unlinked.get(placed.sequence)
@@ -72,7 +72,10 @@ def cut(
             shared = Fate.MASKED_ENGINE_ERROR
         shared = shared or turn_fate(placed.turn, arrivals, policy)
         shared = shared or (Fate.MASKED_REWRITTEN if placed.sequence in branches.rewritten else None)
-        runs[placed.sequence] = token_runs(placed.turn, shared, policy, staleness)
+        own = token_runs(placed.turn, shared, policy, staleness)
+        if shared is None and (head := arrivals.heads.get(placed.sequence)) is not None:
+            own = _cut_after(own, head, _doubt(placed.turn))
+        runs[placed.sequence] = own
     claims = Claims(runs, policy)
     ends = branches.ends(claims.may_train)
     return Cut(claims, claims.along(chosen_leaves(branches, claims.may_train, ends, policy), ends))
@@ -200,6 +203,12 @@ def _with_claim(runs: Iterable[FateRun], claimed: FateRun) -> Iterator[FateRun]:
             yield run._replace(start=claimed.stop)
 
 
+def _cut_after(runs: Sequence[FateRun], count: int, fate: Fate | None) -> list[FateRun]:
+    """A reply's runs of which only the first tokens arrived; the others have this fate."""
+    kept = [run._replace(stop=min(run.stop, count)) for run in runs if run.start < count]
+    return [*kept, FateRun(count, runs[-1].stop, fate)]
+
+
 def rollout_fate(outcome: Outcome, *, as_if_finished: bool) -> Fate | None:
     """The fate that all tokens of a rollout share; None: each has its own."""
     if outcome.status in (Status.FAILED, Status.LOST):
@@ -220,16 +229,21 @@ def unlinked_fate(turn: Turn) -> Fate | None:
 
 def turn_fate(turn: Turn, arrivals: Arrivals, policy: CutPolicy) -> Fate | None:
     """The fate that all tokens of a turn share; None: they may train. What a later prompt shows did arrive."""
-    facts, unproven = turn.facts, turn.sequence in arrivals.unproven
+    facts = turn.facts
     if facts.is_engine_fault:
         return Fate.MASKED_ENGINE_ERROR
-    if facts.finish is Finish.ABORT and unproven:
-        return Fate.MASKED_ABORTED
-    if facts.delivery is not Delivery.DELIVERED and unproven:
-        return Fate.MASKED_UNDELIVERED
+    if turn.sequence in arrivals.unproven and turn.sequence not in arrivals.heads and (doubt := _doubt(turn)):
+        return doubt
     if turn.sequence in arrivals.abandoned and not policy.train_abandoned:
         return Fate.MASKED_ABANDONED
     return Fate.MASKED_CONSTRAINED if facts.is_constrained and not policy.train_constrained else None
+
+
+def _doubt(turn: Turn) -> Fate | None:
+    """The fate of what nothing later shows of a turn; None: it arrived all the same."""
+    if turn.facts.finish is Finish.ABORT:
+        return Fate.MASKED_ABORTED
+    return Fate.MASKED_UNDELIVERED if turn.facts.delivery is not Delivery.DELIVERED else None
 
 
 def token_runs(turn: Turn, shared: Fate | None, policy: CutPolicy, staleness: Staleness) -> list[FateRun]:

@@ -44,7 +44,7 @@ def summarize(rollout: Rollout, policies: Iterable[CutPolicy] = tuple(PRESETS.va
 
 def _is_plain(tree: Tree, arrivals: Arrivals) -> bool:
     """Whether no turn has anything that one policy trains and another does not."""
-    return not arrivals.abandoned and all(
+    return not (arrivals.abandoned or arrivals.heads) and all(
         placed.message_parent in (None, placed.continues)
         and not placed.rewritten
         and not placed.turn.facts.is_constrained

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import islice
 from typing import NamedTuple
 
@@ -21,6 +21,8 @@ class Arrivals(NamedTuple):
 
     unproven: frozenset[int]  # nothing later shows the reply
     abandoned: frozenset[int]  # the same, and the agent asked again, or went on from its place without it
+    # Of unproven turns that were cut short, or perhaps not delivered: how many of their first ids a later prompt shows.
+    heads: Mapping[int, int]
 
 
 def arrivals_of(tree: Tree) -> Arrivals:
@@ -35,7 +37,13 @@ def arrivals_of(tree: Tree) -> Arrivals:
     unproven = {placed.sequence for placed in doubtful} - shown
     if unproven and not tree.tool_ids_matter:
         unproven -= _shown_by_id(tree, [placed for placed in doubtful if placed.sequence in unproven])
-    return Arrivals(frozenset(unproven), frozenset((unproven & left) - edited))
+    heads: dict[int, int] = {}
+    for placed in tree.turns:
+        cut = placed.head_of
+        if cut is not None and cut.sequence in unproven and _is_in_doubt(cut):
+            shows = placed.head_tokens - len(cut.turn.prompt_tokens)
+            heads[cut.sequence] = max(shows, heads.get(cut.sequence, 0))
+    return Arrivals(frozenset(unproven), frozenset((unproven & left) - edited - heads.keys()), heads)
 
 
 def _is_in_doubt(placed: PlacedTurn) -> bool:

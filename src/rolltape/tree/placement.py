@@ -30,6 +30,9 @@ class PlacedTurn:
     continues: "PlacedTurn | None" = None
     continuations: "Sequence[PlacedTurn]" = ()
     first_continuation: "PlacedTurn | None" = None  # of the task
+    # By ids: the turn of whose reply its prompt holds a beginning and not all, and how many ids they share.
+    head_of: "PlacedTurn | None" = None
+    head_tokens: int = 0
     # By messages: the turn whose reply is the last sampled one in its prompt, and the turns that so hold its own.
     message_parent: "PlacedTurn | None" = None
     echoes: "Sequence[PlacedTurn]" = ()  # those that do not continue it as well
@@ -102,6 +105,7 @@ class Tree:
             ids = self.ids.setdefault(placed.sampler, IdTree())
             placed.id_place = ids.place(turn.prompt_tokens)
             placed.continues = self._continued(placed, ids)
+            placed.head_of, placed.head_tokens = self._head_of(placed, placed.id_place)
         placed.message_parent = self._message_parent(placed)
         _join_parents(placed)
         if not placed.prompt_node.depth:
@@ -129,7 +133,7 @@ class Tree:
     def take_apart(self) -> None:
         """Let go of everything: nodes and turns hold each other, and would wait for the garbage collector."""
         for placed in self.turns:
-            placed.parent = placed.continues = placed.message_parent = placed.id_place = None
+            placed.parent = placed.continues = placed.head_of = placed.message_parent = placed.id_place = None
             placed.continuations = placed.echoes = ()
             placed.first_continuation = placed.first_echo = placed.asked_place = placed.reply_place = None
             node: Node | None = placed.tip
@@ -184,6 +188,26 @@ class Tree:
                 return max(equals, key=lambda one: _evidence(one, placed)) if len(equals) > 1 else equals[0]
             place = ids.sampled(place.parent)
         return None
+
+    def _head_of(self, placed: PlacedTurn, prompt_end: IdPlace) -> tuple[PlacedTurn | None, int]:
+        """The turn of whose reply the prompt holds the longest beginning, but not all, and how many ids they share.
+
+        It is one of those asked at the longest earlier prompt that this prompt begins with and extends. A prompt that
+        continues another reply to it holds that reply, and no beginning of others.
+        """
+        held = len(placed.continues.turn.tokens) if placed.continues else 0
+        place = prompt_end.parent
+        while place is not None and not place.asked and place.length > held:
+            place = place.parent
+        if place is None or place.length < held or not place.asked:
+            return None, 0
+        prompt = placed.turn.prompt_tokens
+        shared = [(one.turn.tokens.common_prefix(prompt), one) for one in self._ended(place.asked, placed)]
+        begun = [(count, one) for count, one in shared if count > place.length]
+        if not begun:
+            return None, 0
+        count, found = max(begun, key=lambda one: (one[0], _evidence(one[1], placed)))
+        return found, count
 
     def _message_parent(self, placed: PlacedTurn) -> PlacedTurn | None:
         """The turn whose reply is the last sampled one in the prompt's conversation."""
