@@ -42,7 +42,7 @@ STAGES: dict[str, dict[str, str]] = {
     "train": {
         "samples": "List training samples, or compare two cut policies.",
         "ledger": "Account for every sampled token: trained, or why not.",
-        "export": "Write samples, turns, traces, conversations, or records to a file.",
+        "export": "Write samples, turns, traces, or conversations to a file.",
         "tokens": "List, summarize, and show a trainer's token records.",
     },
     "keep": {

@@ -72,7 +72,7 @@ def export(
         bool, option("--without-logprobs", "Leave logprobs out for slime or verl, which then compute their own.")
     ] = False,
 ) -> int:
-    """Write samples, turns, traces, conversations, or records to a file.
+    """Write samples, turns, traces, or conversations to a file.
 
     Export warns about fields that a framework's format drops.
     """
