@@ -243,17 +243,6 @@ async def test_an_open_gateway_finds_the_session_of_a_prompt_by_its_ids(run: Pat
     assert sorted(rollouts) == sorted([[first.prompt_ids[0]] * 2, [other.prompt_ids[0]] * 2])
 
 
-async def test_an_engine_that_takes_messages_alone_completes_no_prompt(run: Path) -> None:
-    async with rig(run, ["ok"]) as it:
-        it.gateway.service.pool.engines[0].token_faithful = False
-        answer = await complete(it, await it.open(), "hello")
-        chat = await it.ask(await it.open(task_id="u"), "hello", return_token_ids=True)
-    assert answer.status == 400
-    assert answer.error.startswith("the prompt is a text or ids, and the engine takes messages alone")
-    assert b"token_ids" not in chat.raw
-    assert chat.headers["x-rolltape-ignored-params"] == "token ids and logprobs: the engine gives text alone"
-
-
 # Tokenizing.
 
 

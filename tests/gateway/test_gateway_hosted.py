@@ -133,24 +133,45 @@ async def test_ids_and_logprobs_that_an_endpoint_gives_are_recorded_and_train(ru
     endpoint.more = {"prompt_token_ids": [1, 2, 3]}
     async with hosted(run, endpoint) as it:
         opened = await it.open()
-        await it.ask(opened, "hello", return_token_ids=True, logprobs=True)
+        told = await it.ask(opened, "hello", return_token_ids=True, logprobs=True)
+        other = await it.open(task_id="u")
+        streamed = await it.ask(other, "hello", return_token_ids=True, logprobs=True, stream=True)
         endpoint.more = {"prompt_token_ids": [1, 2, 3, 7, 8, 4]}
         endpoint.answer["token_ids"] = [9, 10]
         said = {"role": "assistant", "content": "Hi."}
         await it.ask(opened, [user("hello"), said, user("go on")], return_token_ids=True, logprobs=True)
         await it.finish(opened, reward=1.0, samples=False)
-    (rollout,) = rolltape.read(run).rollouts()
+    for answer in (told, streamed):
+        assert "x-rolltape-ignored-params" not in answer.headers
+        choices = [choice for event in answer.events for choice in event["choices"]]
+        assert [one for event in answer.events for one in event.get("prompt_token_ids", ())] == [1, 2, 3]
+        assert [one for choice in choices for one in choice.get("token_ids", ())] == [7, 8]
+        logprobs = [one for choice in choices for one in (choice["logprobs"] or {}).get("content", ())]
+        assert [(one["token"], one["logprob"], one["bytes"]) for one in logprobs] == [
+            ("token_id:7", -0.25, None),
+            ("token_id:8", -1.5, None),
+        ]
+    rollout = rolltape.read(run).rollout(opened["rollout"])
     (sample,) = rolltape.linearize(rollout, "exact").samples()
     assert sample.ids.tolist() == [1, 2, 3, 7, 8, 4, 9, 10]
     assert sample.trained_mask.tolist() == [False] * 3 + [True] * 2 + [False] + [True] * 2
     assert np.array_equal(sample.logprobs[sample.trained_mask], [-0.25, -1.5, -0.25, -1.5])
 
 
-async def test_what_needs_token_ids_is_refused_with_a_word_on_what_to_do(run: Path) -> None:
+async def test_who_asks_an_endpoint_of_text_for_ids_is_told_that_there_are_none(run: Path) -> None:
     async with hosted(run, Endpoint()) as it:
         opened = await it.open()
-        body = {"model": "m", "prompt": [1, 2]}
-        refused = await it.call("POST", f"/s/{opened['key']}/v1/completions", body)
-        assert (refused.status, "takes messages alone" in refused.error) == (400, True)
-        refused = await it.call("POST", f"/s/{opened['key']}/tokenize", {"model": "m", "prompt": "hello"})
-        assert refused.status == 400
+        answer = await it.ask(opened, "hello", return_token_ids=True, logprobs=True)
+        refused = [
+            await it.call("POST", f"/s/{opened['key']}{path}", {"model": "it", **body})
+            for path, body in (
+                ("/v1/completions", {"prompt": [1, 2]}),
+                ("/tokenize", {"prompt": "hello"}),
+                ("/tokenize", {"messages": [user("hello")]}),
+                ("/detokenize", {"tokens": [1]}),
+            )
+        ]
+    assert b"token_ids" not in answer.raw
+    assert answer.headers["x-rolltape-ignored-params"] == "token ids and logprobs: the engine gives text alone"
+    assert [one.status for one in refused] == [400] * 4
+    assert all("takes messages alone" in one.error for one in refused)

@@ -8,7 +8,15 @@ from typing import cast
 
 from aiohttp import web
 
-from rolltape.errors import EngineFailed, GatewayError, NotAllowed, PromptTooLong, RolltapeError, SessionEnded
+from rolltape.errors import (
+    BadRequest,
+    EngineFailed,
+    GatewayError,
+    NotAllowed,
+    PromptTooLong,
+    RolltapeError,
+    SessionEnded,
+)
 from rolltape.gateway.open_sessions import read_identity
 from rolltape.gateway.request import INLINE_BYTES, ChatRequest
 from rolltape.gateway.server.guard import GatewayGuard
@@ -149,6 +157,8 @@ class Agents:
         session, key = self._find_session(dialect, http)
         request = await self._read(http, session, key, tokenizer.read_tokenizing)
         ids = await turns.prompt_ids(session, request)
+        if not len(ids):
+            raise BadRequest("there is no tokenizer here: the engine takes messages alone")
         body = tokenizer.tokenized(request, ids, self._service.prompts.spell, turns.context_of(session))
         return web.Response(body=body, content_type="application/json")
 

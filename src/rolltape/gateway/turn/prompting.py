@@ -87,14 +87,15 @@ async def take_prompt(given: GivenPrompt, history: History, prompts: ChatPrompts
 
 def given_ids(given: GivenPrompt, prompts: ChatPrompts) -> Ids:
     """The ids of a prompt that a client gives; raises BadRequest for an id that the model does not have."""
-    if prompts.vocabulary is None:
+    most = prompts.vocabulary
+    if most is None:
         raise BadRequest("the engine takes messages alone; send them to /v1/chat/completions")
     if given.ids is None:
         ids = prompts.encode(given.text or "", add_special_tokens=given.add_special_tokens)
     else:
-        wrong = next((at for at, one in enumerate(given.ids) if not 0 <= one < prompts.vocabulary), None)
+        wrong = next((at for at, one in enumerate(given.ids) if not 0 <= one < most), None)
         if wrong is not None:
-            known = f"give ids from 0 to {prompts.vocabulary - 1}"
+            known = f"give ids from 0 to {most - 1}"
             raise BadRequest(f"the prompt's id {wrong} is {given.ids[wrong]}, which the model does not have; {known}")
         ids = np.array(given.ids, dtype=np.int32)
     if not len(ids):

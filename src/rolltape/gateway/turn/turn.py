@@ -187,7 +187,7 @@ class GatewayTurn:
     @property
     def prompt_ids(self) -> Ids:
         """The prompt's ids, from PROMPTED on."""
-        return self.prompt.ids[: self.prompt_tokens]
+        return self.prompt.ids[: len(self.prompt.ids) - len(self.sampled_before)]
 
     @property
     def sampled(self) -> tuple[Ids, Logprobs | None]:
@@ -195,12 +195,12 @@ class GatewayTurn:
         parts: list[Turn] = []
         turn: GatewayTurn | None = self
         while turn is not None:
-            parts.append(turn.recorded)
+            parts.insert(0, turn.recorded)
             turn = turn.resumes
-        given = [part.logprobs for part in reversed(parts) if len(part.sampled_ids)]
+        given = [part.logprobs for part in parts if len(part.sampled_ids)]
         known = [one for one in given if one is not None]
         logprobs = np.concatenate([np.empty(0, np.float32), *known]) if len(known) == len(given) else None
-        return self.recorded.tokens.slice(self.prompt_tokens), logprobs
+        return np.concatenate([part.sampled_ids for part in parts]), logprobs
 
     # Whoever waits for it.
 
@@ -495,8 +495,6 @@ class Turns:
             ignored.append("thinking: the model's template has no switch for it")
         if request.messages and request.messages[-1]["role"] == "assistant":
             ignored.append("messages: the last one is the assistant's; the reply follows it and does not continue it")
-        if request.token_details != TokenDetails() and not self._pool.token_faithful:
-            ignored.append("token ids and logprobs: the engine gives text alone")
         if request.media:
             ignored.append(f"{', '.join(request.media[:4])}: shown to the model as a placeholder")
         if (
@@ -577,6 +575,9 @@ class Turns:
         reply, before = turn.reply, len(turn.sampled_before)
         if reply.parts and (made := reply.parts[-1].given.prompt_ids) is not None:
             turn.prompt = Prompt(made, None, PromptIds(ids=made, message_starts=None), turn.prompt.prefix_miss)
+            turn.token_details = turn.request.token_details
+        if turn.token_details != turn.request.token_details:
+            turn.ignored_params += ("token ids and logprobs: the engine gives text alone",)
         stops = turn.sampling.stop or ()
         reply.parts = cut_at_stop(reply.parts, turn.prompt.ids, before, stops, self._prompts.decode)
         assert turn.sampling.max_tokens is not None

@@ -14,7 +14,7 @@ class ReplyToken(NamedTuple):
     """A sampled token beside its logprob."""
 
     text: str
-    spelling: bytes  # of a token that ends inside a character, its bytes are no text
+    spelling: bytes | None  # of a token that ends inside a character, its bytes are no text; None: it is not known
     logprob: float | None  # None: the engine gave none
 
 
@@ -38,8 +38,8 @@ def reply_logprobs(turn: "GatewayTurn") -> list[ReplyToken] | None:
     as_ids, spell = turn.token_details.tokens_as_ids, turn.spell
     tokens = []
     for token, logprob in zip(ids.tolist(), logprobs.tolist(), strict=True):
-        spelling = spell(token)
-        text = f"token_id:{token}" if as_ids else spelling.decode("utf-8", "replace")
+        spelling = spell(token) or None  # a hosted endpoint may give ids where there is no tokenizer
+        text = f"token_id:{token}" if as_ids or spelling is None else spelling.decode("utf-8", "replace")
         tokens.append(ReplyToken(text, spelling, None if math.isnan(logprob) else logprob))
     return tokens
 

@@ -78,6 +78,7 @@ class ChatStream:
     def __init__(self, turn: "GatewayTurn", request: ChatRequest) -> None:
         self._turn = turn
         self._request = request
+        self._prompt_told = turn.token_details.ids
 
     def opening(self) -> bytes:
         choice = _chunk_of(0, {"role": "assistant", "content": None})
@@ -94,6 +95,8 @@ class ChatStream:
 
     def closing(self) -> bytes:
         events = self._end(0, self._turn)
+        if not self._prompt_told and (late := prompt_ids(self._turn)):  # a hosted endpoint says them with its reply
+            events.insert(0, event(_encoded(self._turn, "chat.completion.chunk", choices=[_chunk_of(0, {})], **late)))
         for index, turn in enumerate(self._turn.choices[1:], 1):
             events.append(self._chunk({"role": "assistant", "content": None}, index))
             if turn.shown.reasoning:
@@ -169,7 +172,8 @@ def _logprobs(turn: "GatewayTurn") -> dict[str, Any] | None:
     if tokens is None:
         return None
     content = [
-        {"token": one.text, "logprob": one.logprob, "bytes": list(one.spelling), "top_logprobs": []} for one in tokens
+        {"token": one.text, "logprob": one.logprob, "bytes": one.spelling and list(one.spelling), "top_logprobs": []}
+        for one in tokens
     ]
     return {"content": content, "refusal": None}
 
