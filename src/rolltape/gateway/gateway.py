@@ -19,8 +19,10 @@ from rolltape.gateway.engines.opening import open_engine, tiny_folder
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Engine, EngineFacts
 from rolltape.gateway.finished import Ending
+from rolltape.gateway.peers import Peer, announced_peer
 from rolltape.gateway.prompts import ChatPrompts, TextOnlyPrompts
 from rolltape.gateway.server.app import http_log, make_app
+from rolltape.gateway.server.forwarding import Forwarding
 from rolltape.gateway.server.health import waiting_app
 from rolltape.gateway.service import Finished, Service
 from rolltape.gateway.sessions import EngineWait, OpenSession, SessionSpec
@@ -182,7 +184,7 @@ class Gateway:
         directory = tape.directory.path
         keeps = settings.keep_admin_key and settings.admin_key is None
         self.admin_key = settings.admin_key or (keep_admin_key(directory) if keeps else make_admin_key())
-        await self._listen(stack, listener)
+        await self._listen(stack, listener, stack.enter_context(announced_peer(directory, tape.writer)))
         if keeps:
             stack.enter_context(announced(RunningGateway(self.url, directory)))
 
@@ -208,9 +210,11 @@ class Gateway:
                     await web.SockSite(runner, listener.dup()).start()
                 await asyncio.sleep(_LOOK_FOR_ENGINE_S)
 
-    async def _listen(self, stack: AsyncExitStack, listener: socket.socket) -> None:
+    async def _listen(self, stack: AsyncExitStack, listener: socket.socket, peer: Peer) -> None:
         settings = self._settings
-        app = make_app(self.service, self.admin_key, lambda: self.public_url)
+        forwarding = Forwarding(peer)
+        stack.push_async_callback(forwarding.close)
+        app = make_app(self.service, self.admin_key, lambda: self.public_url, forwarding)
         # Turns have been waited for when it comes to this, and clients that do not read are not waited for.
         runner = web.AppRunner(
             app,
@@ -224,6 +228,7 @@ class Gateway:
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.SockSite(runner, listener, backlog=_WAITING_CONNECTIONS).start()
+        await web.UnixSite(runner, peer.socket, backlog=_WAITING_CONNECTIONS).start()  # for the run's other gateways
         self._runner = runner
         # New turns are refused and those in flight drain while the port still answers.
         stack.push_async_callback(self.service.drain)

@@ -25,6 +25,7 @@ _COUNTERS = {
     "stop_endings": ("Turns that ended by themselves, with their stop id or not", "kept"),
     "forks": ("Turns that go on beside what their session had",),
     "sessions": ("Sessions opened",),
+    "sessions_taken_over": ("Sessions of a gateway that has died, gone on with here",),
     "errors": ("Requests refused or failed", "status"),
     "client_retries": ("Requests that a client made again, having got no reply or saying so",),
     "interrupted_replies": ("Replies that were continued after an interruption",),

@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ import msgspec
 from rolltape.errors import BadRequest, RolltapeError
 from rolltape.gateway.finished import Ending
 from rolltape.gateway.request import ChatRequest
-from rolltape.gateway.sessions import OpenSession, SessionSpec, SessionWork
+from rolltape.gateway.sessions import OpenSession, SessionSpec, SessionWork, key_digest
 from rolltape.gateway.turn.turn import Turns
 
 log = logging.getLogger("rolltape.gateway")
@@ -101,9 +101,16 @@ class _Entry(NamedTuple):
 class OpenSessions:
     """The sessions that requests opened, by what the requests say and by how their conversations begin."""
 
-    def __init__(self, turns: Turns, open_session: Callable[[SessionSpec], OpenSession]) -> None:
+    def __init__(
+        self,
+        turns: Turns,
+        open_session: Callable[[SessionSpec, str], OpenSession],
+        find_left: Callable[[str], Awaitable[list[OpenSession]]],
+    ) -> None:
+        """`open_session` opens one that is found again by a digest, `find_left` those that dead gateways had so."""
         self._turns = turns
         self._open_session = open_session
+        self._find_left = find_left
         self._entries: dict[str, _Entry] = {}  # by the session's id
         self._found: dict[tuple[str, str | bytes], list[OpenSession]] = defaultdict(list)  # by API key and name
         self._minted: dict[str, OpenSession] = {}
@@ -125,16 +132,32 @@ class OpenSessions:
         """The session that a request belongs to; it is opened where there is none."""
         key, name = key or "", identity.session or _beginning(request)
         if isinstance(name, str):
-            named = self._open_ones(key, name)
+            named = self._open_ones(key, name) or await self._taken_over(key, name)
             session = named[-1] if named else None
         else:
             session = await self._continued(key, name, request, says_retry=says_retry)
+            goes_on = says_retry or any(message["role"] == "assistant" for message in request.messages)
+            if session is None and goes_on and await self._taken_over(key, name):
+                session = await self._continued(key, name, request, says_retry=says_retry)
         if session is None:
-            session = self._opened(identity, request)
-            self._entries[session.id] = _Entry(session, key, name, [])
-            self._found[key, name].append(session)
+            session = self._opened(identity, request, _name_digest(key, name))
+            self._add(session, key, name)
         self._latest[key] = session
         return session
+
+    def _add(self, session: OpenSession, key: str, name: str | bytes) -> None:
+        self._entries[session.id] = _Entry(session, key, name, [])
+        self._found[key, name].append(session)
+
+    async def _taken_over(self, key: str, name: str | bytes) -> list[OpenSession]:
+        """The sessions that dead gateways had under a name, with the ids that their replies were given."""
+        found = [one for one in await self._find_left(_name_digest(key, name)) if one.id not in self._entries]
+        for session in found:
+            self._add(session, key, name)
+            for turn in session.recorder.turns:
+                if turn.reply is not None:
+                    self.note_reply(session, turn.reply.to_dict())
+        return found
 
     def note_reply(self, session: OpenSession, message: Mapping[str, Any]) -> None:
         """Remember the ids that a reply was given, by which its echo is known."""
@@ -164,7 +187,7 @@ class OpenSessions:
         is_aside = latest is not None and latest.ended is None and self._turns.is_auxiliary(latest, request)
         return latest if is_aside else None
 
-    def _opened(self, identity: Identity, request: ChatRequest) -> OpenSession:
+    def _opened(self, identity: Identity, request: ChatRequest, digest: str) -> OpenSession:
         prompt = _beginning(request) if request.prompt is None else request.message_keys[0]
         task = identity.task or identity.group or f"prompt-{prompt.hex()[:16]}"
         source = identity.source or SOURCE
@@ -182,7 +205,7 @@ class OpenSessions:
             extra={name: value for name, value in extra.items() if value is not None},
             new_try=True,
         )
-        return self._open_session(spec)
+        return self._open_session(spec, digest)
 
     def forget(self, session: OpenSession) -> None:
         """Forget a session that has ended."""
@@ -217,6 +240,11 @@ def _beginning(request: ChatRequest) -> bytes:
     for message in request.messages[:first]:
         digest.update(msgspec.json.encode(message))
     return digest.digest()
+
+
+def _name_digest(key: str, name: str | bytes) -> str:
+    """What is recorded of a session's name and the API key of its requests."""
+    return key_digest(f"{key}\0{name if isinstance(name, str) else name.hex()}")
 
 
 def _ids(message: Mapping[str, Any]) -> list[str]:

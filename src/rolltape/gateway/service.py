@@ -14,8 +14,9 @@ from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.finished import Ending, rollout_of
 from rolltape.gateway.metrics import Metrics
 from rolltape.gateway.open_sessions import OpenSessions
+from rolltape.gateway.other_sessions import OtherSessions, head_extra, mint_key
 from rolltape.gateway.prompts import ChatPrompts
-from rolltape.gateway.sessions import OF_ROLLOUT, OpenSession, Sessions, SessionSpec
+from rolltape.gateway.sessions import OF_ROLLOUT, OpenSession, Sessions, SessionSpec, key_digest
 from rolltape.gateway.settings import GatewaySettings
 from rolltape.gateway.turn.generate import Generator
 from rolltape.gateway.turn.turn import Turns
@@ -84,14 +85,19 @@ class Service:
         self.metrics.gauge("paused", "1 while weights are changed", lambda: float(self.weights.paused))
         self.draining = False
         self._hurried = False
-        self.open_sessions = OpenSessions(self.turns, self.open_session)
+        self.open_sessions = OpenSessions(self.turns, self.open_session, self._sessions_left)
+        self._others = OtherSessions(tape, prompts.fingerprint, self._restore)
         self._rewarded: dict[str, Ending] = {}  # by rollout: what a session was finished with before the last one
 
-    def open_session(self, spec: SessionSpec) -> OpenSession:
-        """Open a session, with its rollout or as another one of an open rollout."""
+    def open_session(self, spec: SessionSpec, *found_by: str) -> OpenSession:
+        """Open a session, with its rollout or as another one of an open rollout.
+
+        A later gateway finds it by its key, and by the digests `found_by`.
+        """
         if self.draining:
             raise SessionEnded("the gateway is ending: it opens no more sessions")
         rollout = self._open_rollout(spec)
+        key = mint_key(self.tape.writer)
         recorder = rollout.session(
             stop_ids=self.prompts.stop_ids,
             vocabulary=self.prompts.vocabulary,
@@ -100,9 +106,10 @@ class Service:
             renderer=self.prompts.renderer,
             fingerprint=self.prompts.fingerprint,
             tool_ids_matter=self.prompts.tool_ids_matter,
+            extra=head_extra(spec, key_digest(key), *found_by),
         )
         beside = self.sessions.of_rollout(rollout.id)
-        session = OpenSession(spec, rollout, recorder, beside[0].deliveries if beside else {})
+        session = OpenSession(spec, rollout, recorder, beside[0].deliveries if beside else {}, key=key)
         self.sessions.add(session)
         self.metrics.count("sessions")
         return session
@@ -120,6 +127,37 @@ class Service:
             return self.tape.rollout(model=self.model_name, **given)
         except RecordError as error:
             raise BadRequest(str(error)) from error
+
+    async def session_of_key(self, key: str) -> OpenSession | None:
+        """The session that a key opens, taken over if its gateway has died; None: the key opens nothing.
+
+        Raises SessionEnded for the key of one that is closed, ServedElsewhere for one of another gateway.
+        """
+        found = self.sessions.of_key(key)
+        if found is None and not self.draining and (other := await self._others.by_key(key)) is not None:
+            found = self.sessions.of_key(key)
+            if found is None:
+                raise SessionEnded(f"session {other} has ended")
+        return found
+
+    async def session_of_id(self, session_id: str) -> OpenSession:
+        """A session, likewise; raises NoSuchSession."""
+        if self.sessions.find(session_id) is None:
+            await self._others.by_id(session_id)
+        return self.sessions.of_id(session_id)
+
+    async def rollout_here(self, rollout: str) -> None:
+        """Have an open rollout of a dead gateway here; raises ServedElsewhere for one of another gateway."""
+        if not self.sessions.of_rollout(rollout):
+            await self._others.by_rollout(rollout)
+
+    async def _sessions_left(self, digest: str) -> list[OpenSession]:
+        found = (self.sessions.find(one) for one in await self._others.by_name(digest))
+        return [one for one in found if one is not None]
+
+    def _restore(self, session: OpenSession) -> None:
+        self.sessions.add(session)
+        self.metrics.count("sessions_taken_over")
 
     async def finish(self, session_id: str, ending: Ending) -> Finished:
         """End a session, and with the last one its rollout: turns in flight are waited for, then interrupted."""

@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import hmac
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
@@ -16,7 +14,7 @@ from rolltape.gateway.engines.protocol import IdsAsJson
 from rolltape.gateway.request import SamplingParams
 from rolltape.gateway.turn.history import History
 from rolltape.gateway.turn.turn import GatewayTurn
-from rolltape.records.turn import Delivery
+from rolltape.records.turn import Delivery, Turn
 from rolltape.tape.recording.rollout import RolloutRecorder
 from rolltape.tape.recording.session import SessionRecorder
 
@@ -108,6 +106,7 @@ class RecentTurns:
 
     def __init__(self) -> None:
         self._latest: dict[bytes, dict[int, GatewayTurn]] = {}  # by request, and by which of its replies
+        self._recorded: dict[tuple[bytes, int], Turn] = {}  # by an earlier gateway, likewise
 
     def find(self, digest: bytes, choice: int) -> GatewayTurn | None:
         return self._latest.get(digest, {}).get(choice)
@@ -116,6 +115,17 @@ class RecentTurns:
         self._latest[digest] = self._latest.pop(digest, {}) | {choice: turn}
         while len(self._latest) > _REMEMBERED:
             del self._latest[next(iter(self._latest))]
+
+    def add_recorded(self, digest: bytes, choice: int, turn: Turn) -> None:
+        """Remember a turn that an earlier gateway recorded."""
+        self._recorded.pop((digest, choice), None)
+        self._recorded[digest, choice] = turn
+        while len(self._recorded) > _REMEMBERED:
+            del self._recorded[next(iter(self._recorded))]
+
+    def take_recorded(self, digest: bytes, choice: int) -> Turn | None:
+        """Such a turn, once: whoever takes it adds what he makes of it."""
+        return self._recorded.pop((digest, choice), None)
 
     def forget(self, turn: GatewayTurn) -> None:
         """Let nobody ask for this one again."""
@@ -128,6 +138,7 @@ class RecentTurns:
     def clear(self) -> None:
         """Forget all: they hold their session, and it holds them."""
         self._latest.clear()
+        self._recorded.clear()
 
 
 class OpenSession:
@@ -139,11 +150,16 @@ class OpenSession:
         rollout: RolloutRecorder,
         recorder: SessionRecorder,
         deliveries: dict[str, Delivery],
+        *,
+        key: str | None = None,
+        digest: str | None = None,
     ) -> None:
+        """Its key is given, or, for one that another gateway opened, the digest of it."""
         self.spec = spec
         self.rollout = rollout
         self.recorder = recorder
-        self.key = f"rts-{secrets.token_urlsafe(24)}"
+        self._key = key
+        self.digest = key_digest(key) if key is not None else digest or ""  # of its key
         self.history = History(tool_ids_matter=recorder.head.tool_ids_matter)
         self.work = SessionWork()
         self.opened_at = time.time()
@@ -167,6 +183,12 @@ class OpenSession:
     @property
     def id(self) -> str:
         return self.recorder.id
+
+    @property
+    def key(self) -> str:
+        """Opens this session. It is known where the session was opened, and nowhere else."""
+        assert self._key is not None
+        return self._key
 
     @property
     def in_flight(self) -> int:
@@ -229,17 +251,16 @@ class Sessions:
     def add(self, session: OpenSession) -> None:
         self._by_id[session.id] = session
         self._by_rollout.setdefault(session.rollout.id, []).append(session)
-        self._by_key[_lookup(session.key)] = session
+        self._by_key[session.digest] = session
 
     def remove(self, session: OpenSession) -> None:
         """Forget a session but for its key; raises NoSuchSession if that was done already."""
         self.of_id(session.id)
-        key = _lookup(session.key)
-        del self._by_id[session.id], self._by_key[key]
+        del self._by_id[session.id], self._by_key[session.digest]
         self._by_rollout[session.rollout.id].remove(session)
         if not self._by_rollout[session.rollout.id]:
             del self._by_rollout[session.rollout.id]
-        self._ended[key] = f"session {session.id} is {session.ended or 'closed'}"
+        self._ended[session.digest] = f"session {session.id} is {session.ended or 'closed'}"
         while len(self._ended) > _REMEMBERED_KEYS:
             del self._ended[next(iter(self._ended))]
 
@@ -249,12 +270,11 @@ class Sessions:
 
     def of_key(self, key: str) -> OpenSession | None:
         """The session that a key opens; raises SessionEnded for the key of one that is closed."""
-        found = self._by_key.get(_lookup(key))
-        if found is not None and hmac.compare_digest(found.key.encode(), key.encode("utf-8", "surrogatepass")):
-            return found
-        if (ended := self._ended.get(_lookup(key))) is not None:
+        digest = key_digest(key)
+        found = self._by_key.get(digest)
+        if found is None and (ended := self._ended.get(digest)) is not None:
             raise SessionEnded(f"{ended}: it takes no more turns")
-        return None
+        return found
 
     def of_id(self, session_id: str) -> OpenSession:
         found = self._by_id.get(session_id)
@@ -272,6 +292,6 @@ class Sessions:
         return len(self._by_id)
 
 
-def _lookup(key: str) -> str:
-    """A digest under which a key is kept, so that the time of a look-up tells nothing about the key."""
+def key_digest(key: str) -> str:
+    """A digest under which a key is looked up and recorded: neither the time that takes nor the tape tells the key."""
     return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -12,6 +12,7 @@ from rolltape.errors import BadRequest
 from rolltape.export.files import json_line
 from rolltape.export.schema import SAMPLE, RowKind
 from rolltape.gateway.finished import Ending
+from rolltape.gateway.server.forwarding import BODY
 from rolltape.gateway.server.guard import GatewayGuard
 from rolltape.gateway.server.limits import read_body
 from rolltape.gateway.service import Finished, Service
@@ -57,7 +58,10 @@ class Admin:
         ]
 
     async def _open(self, request: web.Request) -> web.Response:
-        session = self._service.open_session(await self._read(request, SessionSpec))
+        spec = await self._read(request, SessionSpec)
+        if spec.rollout is not None:
+            await self._service.rollout_here(spec.rollout)
+        session = self._service.open_session(spec)
         urls = base_urls(self._public_url(), session.key)
         return _json({"schema": SCHEMA, **described(session), "key": session.key, **urls})
 
@@ -67,7 +71,7 @@ class Admin:
 
     async def _look(self, request: web.Request) -> web.Response:
         self._guard.admit_admin(request)
-        session = self._service.sessions.of_id(request.match_info["id"])
+        session = await self._service.session_of_id(request.match_info["id"])
         turns = [
             {
                 "id": turn.id,
@@ -85,12 +89,14 @@ class Admin:
 
     async def _finish(self, request: web.Request) -> web.Response:
         ending = await self._read(request, Ending)
-        done = await self._service.finish(request.match_info["id"], ending)
+        session = await self._service.session_of_id(request.match_info["id"])
+        done = await self._service.finish(session.id, ending)
         return web.Response(body=await asyncio.to_thread(finished_json, done), content_type="application/json")
 
     async def _drop(self, request: web.Request) -> web.Response:
         asked = await self._read(request, _Reason)
-        await self._service.drop(request.match_info["id"], asked.reason)
+        session = await self._service.session_of_id(request.match_info["id"])
+        await self._service.drop(session.id, asked.reason)
         return _json({"schema": SCHEMA, "dropped": request.match_info["id"]})
 
     async def _announce(self, request: web.Request) -> web.Response:
@@ -126,7 +132,7 @@ class Admin:
     async def _read(self, request: web.Request, kind: type[T]) -> T:
         """Parse a body of that kind after checking the admin key; no body counts as an empty object."""
         self._guard.admit_admin(request)
-        body = await read_body(request, self._service.settings, asyncio.to_thread)
+        body = request[BODY] = await read_body(request, self._service.settings, asyncio.to_thread)
         try:
             return msgspec.json.decode(body or b"{}", type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -19,6 +19,7 @@ from rolltape.errors import (
 )
 from rolltape.gateway.open_sessions import read_identity
 from rolltape.gateway.request import INLINE_BYTES, ChatRequest
+from rolltape.gateway.server.forwarding import Forwarding
 from rolltape.gateway.server.guard import GatewayGuard
 from rolltape.gateway.server.limits import check_request_size, check_structure, read_body
 from rolltape.gateway.service import Service
@@ -44,9 +45,10 @@ Handler = Callable[[Dialect, web.Request], Awaitable[web.StreamResponse]]
 class Agents:
     """Handlers for requests that carry a session's key."""
 
-    def __init__(self, service: Service, guard: GatewayGuard) -> None:
+    def __init__(self, service: Service, guard: GatewayGuard, forwarding: Forwarding) -> None:
         self._service = service
         self._guard = guard
+        self._forwarding = forwarding
 
     def routes(self) -> list[web.RouteDef]:
         answers: dict[Answers, tuple[Callable[..., web.RouteDef], Handler]] = {
@@ -69,7 +71,7 @@ class Agents:
     async def _turn(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
         """Take a turn, send its reply, and record whether it was delivered."""
         read = partial(dialect.read, headers=http.headers, path=http.match_info)
-        session, key = self._find_session(dialect, http)
+        session, key = await self._find_session(dialect, http)
         request = await self._read(http, session, key, read)
         if session is None:
             identity = read_identity(http.headers, http.match_info.get("identity"), request.metadata)
@@ -86,7 +88,8 @@ class Agents:
                 await one.prompted()
             sent = self._stream(dialect, http, turn, request) if request.stream else self._whole(dialect, http, turn)
             response = await sent
-            if http.transport is not None and not http.transport.is_closing():
+            is_out = http.transport is not None and not http.transport.is_closing()
+            if is_out and await self._forwarding.arrived(http):
                 delivery = Delivery.DELIVERED
             return response
         finally:
@@ -147,14 +150,14 @@ class Agents:
 
     async def _count(self, dialect: Dialect, http: web.Request) -> web.Response:
         counter = cast("CountsTokens", dialect)
-        session, key = self._find_session(dialect, http)
+        session, key = await self._find_session(dialect, http)
         request = await self._read(http, session, key, partial(counter.read_counting, path=http.match_info))
         ids = await self._service.turns.prompt_ids(session, request)
         return web.Response(body=counter.counted(len(ids)), content_type="application/json")
 
     async def _tokenize(self, dialect: Dialect, http: web.Request) -> web.Response:
         tokenizer, turns = cast("Tokenizes", dialect), self._service.turns
-        session, key = self._find_session(dialect, http)
+        session, key = await self._find_session(dialect, http)
         request = await self._read(http, session, key, tokenizer.read_tokenizing)
         ids = await turns.prompt_ids(session, request)
         if not len(ids):
@@ -164,30 +167,30 @@ class Agents:
 
     async def _detokenize(self, dialect: Dialect, http: web.Request) -> web.Response:
         tokenizer = cast("Tokenizes", dialect)
-        session, key = self._find_session(dialect, http)
+        session, key = await self._find_session(dialect, http)
         request = await self._read(http, session, key, tokenizer.read_detokenizing)
         assert request.prompt is not None
         text = await self._service.turns.prompt_text(request.prompt)
         return web.Response(body=tokenizer.detokenized(text), content_type="application/json")
 
     async def _models(self, dialect: Dialect, http: web.Request) -> web.Response:
-        self._find_session(dialect, http)
+        await self._find_session(dialect, http)
         body = cast("ListsModels", dialect).models([self._service.model_name])
         return web.Response(body=body, content_type="application/json")
 
     async def _model(self, dialect: Dialect, http: web.Request) -> web.Response:
-        self._find_session(dialect, http)
+        await self._find_session(dialect, http)
         body = cast("ListsModels", dialect).model(http.match_info["model"])
         return web.Response(body=body, content_type="application/json")
 
-    def _find_session(self, dialect: Dialect, http: web.Request) -> tuple[OpenSession | None, str | None]:
+    async def _find_session(self, dialect: Dialect, http: web.Request) -> tuple[OpenSession | None, str | None]:
         """The session that a request's key opens, and the key. None, where requests open sessions by themselves.
 
         Errors from here on are written in the form of the dialect.
         """
         http[DIALECT] = dialect
         key = http.match_info.get("key") or dialect.find_key(http.headers, http.query)
-        session = None if key is None else self._service.sessions.of_key(key)
+        session = None if key is None else await self._service.session_of_key(key)
         if session is not None:
             http[SESSION] = session.id
         elif self._service.settings.open:

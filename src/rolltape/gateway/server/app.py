@@ -10,8 +10,10 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from rolltape.errors import GatewayError, RolltapeError
+from rolltape.gateway.peers import ServedElsewhere
 from rolltape.gateway.server.admin import Admin
 from rolltape.gateway.server.agents import DIALECT, SESSION, Agents, StreamFailed, told_to_agent
+from rolltape.gateway.server.forwarding import Forwarding
 from rolltape.gateway.server.guard import ADMIN, GatewayGuard
 from rolltape.gateway.server.health import Health
 from rolltape.gateway.service import Service
@@ -36,18 +38,28 @@ def _hide_bytes(record: logging.LogRecord) -> bool:
 http_log.addFilter(_hide_bytes)
 
 
-def make_app(service: Service, admin_key: str, public_url: Callable[[], str]) -> web.Application:
+def make_app(
+    service: Service, admin_key: str, public_url: Callable[[], str], forwarding: Forwarding
+) -> web.Application:
     """The gateway as an application; `public_url` is asked once it listens."""
     settings = service.settings
-    app = web.Application(client_max_size=settings.max_body_mib * 2**20, middlewares=[_answering(service)])
-    guard = GatewayGuard(admin_key, loopback=is_loopback(settings.host))
-    app.add_routes([*Agents(service, guard).routes(), *Admin(service, guard, public_url).routes()])
+    answering = _answering(service, forwarding)
+    app = web.Application(client_max_size=settings.max_body_mib * 2**20, middlewares=[answering])
+    guard = GatewayGuard(admin_key, forwarding.is_forwarded, loopback=is_loopback(settings.host))
+    app.add_routes([*Agents(service, guard, forwarding).routes(), *Admin(service, guard, public_url).routes()])
+    app.add_routes(forwarding.routes())
     app.add_routes(Health(service).routes())
     return app
 
 
-def _answering(service: Service) -> Middleware:
+def _answering(service: Service, forwarding: Forwarding) -> Middleware:
     """Middleware of every request: errors are answered in their API's form and logged, without keys."""
+
+    async def answer(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except ServedElsewhere as error:
+            return await forwarding.forward(request, error)
 
     @web.middleware
     async def answering(request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -55,7 +67,7 @@ def _answering(service: Service) -> Middleware:
         status: int | str = "gone"
         why = ""
         try:
-            response = await handler(request)
+            response = await answer(request, handler)
             status = response.status
             return response
         except StreamFailed as error:

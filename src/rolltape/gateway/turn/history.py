@@ -88,6 +88,11 @@ class History:
         latest, prompt_ids = self._latest
         return [prompt_ids, turn.sampled_ids] if latest is turn else [turn.tokens.to_numpy()]
 
+    def restore(self, turn: Turn) -> None:
+        """Take in a turn that an earlier gateway recorded; where its messages begin is not asked for again."""
+        self._starts[turn.sequence] = None
+        self._begun += self._tree.add(turn).parent is None
+
     def message_starts(self, turn: Turn) -> list[int] | None:
         """Where each message of a turn's prompt begins; None: it is not known."""
         parts: list[Sequence[int]] = []

@@ -164,6 +164,12 @@ def _extra(turn: "GatewayTurn") -> dict[str, Any]:
     request, prompt, outcome = turn.request, turn.prompt, turn.outcome
     last = turn.reply.parts[-1] if turn.reply.parts else None
     facts = {
+        "request": turn.digest.hex(),  # by which a later gateway finds the turn, if its client asks again
+        "choice": turn.choice,
+        "reply_id": turn.id,
+        "held_tokens": turn.held_tokens,
+        "resumes": None if turn.resumes is None else turn.resumes.recorded.id,
+        "reasoning_tokens": outcome.reasoning_tokens,
         "api": request.api,
         "model_asked": request.model,
         "metadata": request.metadata,

@@ -50,6 +50,7 @@ from rolltape.gateway.turn.replies import (
     parse_outcome,
     turn_fields,
 )
+from rolltape.records.ids import parse_turn_id
 from rolltape.records.messages import content_text
 from rolltape.records.turn import NO_IDS, Delivery, Finish, Ids, Logprobs, TokenChain, Turn
 
@@ -93,6 +94,8 @@ class GatewayTurn:
         self.state = TurnState.RECEIVED
         self.received_at = time.time()
         self.auxiliary = auxiliary_reason(request, session.task_instructions) if session else None
+        self.digest = b""  # of the request, as it came
+        self.choice = 0  # which of the request's replies it is
         self.resumes: GatewayTurn | None = None  # the interrupted turn that a client's retry goes on from
         self.ignored_params = request.ignored_params
         self.choices: Sequence[GatewayTurn] = (self,)  # the turns of its request, one for each reply asked for
@@ -118,7 +121,9 @@ class GatewayTurn:
         self.sampled_tokens = 0
         self.delivery = Delivery.UNKNOWN
 
-        self._task: asyncio.Task[None] | None = None
+        self.is_restored = False  # an earlier gateway recorded it
+
+        self._task: asyncio.Future[None] | None = None
         self._waiting = 0
         self._changed: asyncio.Future[None] | None = None  # done at the next change; None: nobody looks
         self._splitter: ReplySplitter | None = None  # None: the reply is shown when it has ended
@@ -134,7 +139,10 @@ class GatewayTurn:
     @property
     def upstream(self) -> Mapping[str, Any]:
         """What a hosted endpoint said beside its message: model, usage, finish reason; empty for other engines."""
-        return self.reply.parts[-1].given.upstream if self.reply.parts else {}
+        if self.reply.parts:
+            return self.reply.parts[-1].given.upstream
+        said: Mapping[str, Any] = self.recorded.facts.extra.get("upstream", {}) if self.is_restored else {}
+        return said
 
     @property
     def model(self) -> str:
@@ -208,6 +216,44 @@ class GatewayTurn:
         """Have `over` called when the work has ended and nobody waits any more."""
         self._task, self._over = work, over
         work.add_done_callback(lambda _: self._settle())
+
+    def restore(self, recorded: Turn, message: dict[str, Any] | None, over: Callable[[], None]) -> None:
+        """Become a turn that an earlier gateway recorded, for a client that asks again; `resumes` is set before."""
+        facts, extra = recorded.facts, recorded.facts.extra
+        self.id = extra.get("reply_id", self.id)
+        self.recorded, self.auxiliary, self.is_restored = recorded, facts.auxiliary, True
+        self.prompt = resume_prompt(recorded)
+        self.received_at = facts.started_at or self.received_at
+        self.ignored_params = tuple(recorded.ignored_params)
+        self.prompt_tokens = len(recorded.prompt_tokens) - len(self.sampled_before)
+        self.held_tokens = extra.get("held_tokens", 0)
+        self._count_tokens()
+        self.room = 0 if extra.get("over_budget") else 1
+        self.failure = facts.error if facts.finish is Finish.ERROR else None
+        self.outcome = ReplyOutcome(
+            finish=facts.finish,
+            message=message,
+            stop_string=extra.get("stop_string"),
+            reasoning_tokens=extra.get("reasoning_tokens", 0),
+            kept_ids=len(recorded.sampled_ids) if extra.get("cut_after_call") else None,
+        )
+        self.delivery = self.session.deliveries.get(recorded.id, facts.delivery)
+        self.state = TurnState.DURABLE
+        self._over = over
+        self._task = asyncio.get_running_loop().create_future()
+        self._task.set_result(None)
+
+    def _count_tokens(self) -> None:
+        """Count the reply's tokens, or take a hosted endpoint's word for them."""
+        self.sampled_tokens = len(self.recorded.tokens) - self.prompt_tokens
+        if usage := self.upstream.get("usage"):
+            self.prompt_tokens, self.sampled_tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+            self.held_tokens = self.recorded.facts.extra.get("cached_tokens", 0)
+
+    def record(self, recorded: Turn) -> None:
+        """Take the turn as the tape has it."""
+        self.recorded = recorded
+        self._count_tokens()
 
     def join(self) -> None:
         self._waiting += 1
@@ -351,6 +397,7 @@ class Turns:
                 return known
             earlier = known
         turn = GatewayTurn(session, _with_seed(request, choice))
+        turn.digest, turn.choice = request.digest, choice
         turn.resumes = earlier if earlier is not None and _sampled_some(earlier) else None
         counts = earlier is None and turn.auxiliary is None
         session.begin(turn, counts=counts)
@@ -358,15 +405,42 @@ class Turns:
             session.task_instructions = instructions_of(request)
         work = asyncio.ensure_future(self._take(turn, counts=counts))
         turn.start(work, lambda: self._over(turn))
-        session.recent.add(request.digest, choice, turn)
+        session.recent.add(turn.digest, choice, turn)
         return turn
 
     def find_repeated(
         self, session: "OpenSession", request: ChatRequest, choice: int = 0, *, says_retry: bool
     ) -> GatewayTurn | None:
         """The turn that a request repeats: by its own word (a retry header), or since nobody got the reply."""
-        found = session.recent.find(request.digest, choice)
+        digest = request.digest
+        found = session.recent.find(digest, choice)
+        if found is None and (recorded := session.recent.take_recorded(digest, choice)) is not None:
+            found = self._restored(session, request, recorded)
+            session.recent.add(digest, choice, found)
         return found if found is not None and (says_retry or found.undelivered) else None
+
+    def _restored(self, session: "OpenSession", request: ChatRequest, recorded: Turn) -> GatewayTurn:
+        """A turn that an earlier gateway recorded, and those that it went on from."""
+        chain, turns = [recorded], session.recorder.turns
+        while (resumed := chain[-1].facts.extra.get("resumes")) is not None:
+            chain.append(turns[parse_turn_id(resumed).sequence])
+        earlier: GatewayTurn | None = None
+        for one in reversed(chain):
+            turn = GatewayTurn(session, request)
+            turn.resumes, turn.spell, turn.token_details = earlier, self._prompts.spell, request.token_details
+            turn.restore(one, self._recorded_message(turn, one), partial(self._over, turn))
+            earlier = turn
+        return turn
+
+    def _recorded_message(self, turn: GatewayTurn, recorded: Turn) -> dict[str, Any] | None:
+        """The reply of a recorded turn; None: it was given up."""
+        is_given_up = recorded.facts.finish in (Finish.ABORT, Finish.ERROR)
+        if recorded.reply is not None or turn.request.prompt is None or is_given_up:
+            return None if recorded.reply is None else recorded.reply.to_dict()
+        # A given prompt has no messages, and its reply none either.
+        ids = np.concatenate([turn.sampled_before, recorded.sampled_ids])
+        text = self._prompts.decode_reply(ids, recorded.facts.extra.get("stop_string"))
+        return {"role": "assistant", "content": text}
 
     def is_auxiliary(self, session: "OpenSession", request: ChatRequest) -> bool:
         """Whether a request would be a side request in a session."""
@@ -596,11 +670,7 @@ class Turns:
 
     async def _record(self, turn: GatewayTurn) -> None:
         """Put the turn on the tape; then it is part of its session's history."""
-        turn.recorded = await turn.session.recorder.record_turn_async(**turn_fields(turn))
-        turn.sampled_tokens = len(turn.recorded.tokens) - turn.prompt_tokens
-        if usage := turn.upstream.get("usage"):
-            turn.prompt_tokens, turn.sampled_tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
-            turn.held_tokens = turn.reply.parts[-1].given.cached_tokens or 0
+        turn.record(await turn.session.recorder.record_turn_async(**turn_fields(turn)))
         # Nothing goes on from a side request, and what comes after one has not forked.
         history = turn.session.history
         forked = turn.auxiliary is None and await turn.session.work.run(

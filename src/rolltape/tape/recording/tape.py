@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
-from rolltape.errors import NotJsonError, RecordError
+from rolltape.errors import NoSuchRollout, NotJsonError, RecordError
 from rolltape.records.ids import group_id, join_source, rollout_id
 from rolltape.records.rollout import EventKind, RolloutHead
 from rolltape.records.turn import Delivery
@@ -162,6 +162,24 @@ class Tape:
                     started_at_ns=journal.now_ns(),
                 )
             )
+
+    def resume(self, rollout_id: str, try_index: int) -> RolloutRecorder:
+        """Go on with a try of a rollout whose writer has died, by its id. The recorder has its sessions and turns.
+
+        It is refused if the try has ended, or if its writer is alive.
+
+        Example:
+
+            rollout = tape.resume("857bc8a1c3a94b0d8f1c2b3a4d5e6f70", 0)
+        """
+        writer = self._writer
+        with writer.lock, locked(self.directory.path, wait_s=_WAIT_FOR_RUN_S):
+            if try_index not in writer.launch.tries(rollout_id):
+                raise NoSuchRollout(f"run {self.name} holds no try {try_index} of rollout {rollout_id}")
+            recorder = self._take_over((rollout_id, try_index), force=False)
+        if recorder is None:
+            raise RecordError(f"rollout {rollout_id}: its try {try_index} has ended; start another with new_try=True")
+        return recorder
 
     def _take_over(self, key: Key, *, force: bool) -> RolloutRecorder | None:
         """A rollout that another process left, to go on with; None: it has ended."""

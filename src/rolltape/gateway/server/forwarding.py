@@ -1,0 +1,150 @@
+"""Requests for sessions of another gateway of the run: forwarded to it, and its replies passed on as they come.
+
+That gateway records a reply as delivered when the one in between says so, and not when it has passed it on.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from typing import NamedTuple
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from rolltape.gateway.peers import Peer, ServedElsewhere
+from rolltape.serving import same_key
+
+# The body of a request, where it was read before it was known whose it is.
+BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
+
+_FORWARDED = "x-rolltape-forwarded"  # the secret of the gateway that it is sent to, and a name for the request
+_OF_CONNECTION = frozenset(("connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", _FORWARDED))
+_OF_BODY = frozenset(("content-encoding", "content-length"))
+_WORD_S = 60.0  # that is waited for the word of whoever passes a reply on
+
+
+class _Clients(NamedTuple):
+    """Connections to one gateway. What says that a reply arrived must not wait behind a reply."""
+
+    requests: aiohttp.ClientSession
+    words: aiohttp.ClientSession
+
+
+class Forwarding:
+    """Forwards requests to the other gateways of a run, and takes theirs."""
+
+    def __init__(self, own: Peer) -> None:
+        self._own = own
+        self._clients: dict[Peer, _Clients] = {}
+        self._awaited: dict[str, asyncio.Future[bool]] = {}
+        self._saying: set[asyncio.Task[None]] = set()
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/forwarded/{name}/{arrived}", self._hear)]
+
+    def is_forwarded(self, request: web.Request) -> bool:
+        """Whether another gateway of the run sent a request, and so answers for whom it admitted."""
+        secret = request.headers.get(_FORWARDED, "").partition(" ")[0]
+        return bool(secret) and same_key(secret, self._own.secret)
+
+    async def arrived(self, request: web.Request) -> bool:
+        """Whether a reply that was written has arrived, where another gateway passes it on."""
+        if not self.is_forwarded(request):
+            return True
+        name = request.headers[_FORWARDED].partition(" ")[2]
+        word = self._awaited[name] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(_WORD_S):
+                did: bool = await word
+        except TimeoutError:
+            return False
+        else:
+            return did
+        finally:
+            del self._awaited[name]
+
+    async def _hear(self, request: web.Request) -> web.Response:
+        word = self._awaited.get(request.match_info["name"]) if self.is_forwarded(request) else None
+        if word is not None and not word.done():
+            word.set_result(request.match_info["arrived"] == "yes")
+        return web.Response(status=204 if word is not None else 404)
+
+    async def forward(self, request: web.Request, elsewhere: ServedElsewhere) -> web.StreamResponse:
+        """Have another gateway answer; raises ServedElsewhere, which is to be retried, where it cannot be asked."""
+        peer = elsewhere.peer
+        if peer is None or self.is_forwarded(request):
+            raise elsewhere
+        clients, name = self._to(peer), secrets.token_hex(8)
+        left_out = _OF_CONNECTION | _OF_BODY if BODY in request else _OF_CONNECTION
+        headers = _headers(request.headers, left_out)
+        headers[_FORWARDED] = f"{peer.secret} {name}"
+        data = request.get(BODY) or (request.content if request.can_read_body else None)
+        url = URL(f"http://localhost{request.raw_path}", encoded=True)
+        try:
+            asked = clients.requests.request(request.method, url, data=data, headers=headers, allow_redirects=False)
+            given = await asked
+        except (aiohttp.ClientError, OSError) as error:
+            raise ServedElsewhere(f"{elsewhere} ({type(error).__name__})", None) from error
+        async with given:
+            response = web.StreamResponse(status=given.status, headers=_headers(given.headers, _OF_CONNECTION))
+            is_whole = False
+            try:
+                await _pass_on(request, given, response)
+                is_whole = request.transport is not None and not request.transport.is_closing()
+            finally:
+                if "x-rolltape-session" in given.headers:
+                    self._say(clients, peer, name, is_whole)
+        return response
+
+    def _say(self, clients: _Clients, peer: Peer, name: str, is_whole: bool) -> None:
+        async def say() -> None:
+            url = f"http://localhost/forwarded/{name}/{'yes' if is_whole else 'no'}"
+            with contextlib.suppress(aiohttp.ClientError, OSError):  # it has died, and its delivery stays unknown
+                async with clients.words.post(url, headers={_FORWARDED: peer.secret}):
+                    pass
+
+        task = asyncio.ensure_future(say())
+        self._saying.add(task)
+        task.add_done_callback(self._saying.discard)
+
+    def _to(self, peer: Peer) -> _Clients:
+        if peer not in self._clients:
+            self._clients[peer] = _Clients(_client(peer), _client(peer))
+        return self._clients[peer]
+
+    async def close(self) -> None:
+        """Let go of all connections."""
+        await asyncio.gather(*self._saying)
+        for clients in self._clients.values():
+            await clients.requests.close()
+            await clients.words.close()
+
+
+async def _pass_on(request: web.Request, given: aiohttp.ClientResponse, response: web.StreamResponse) -> None:
+    await response.prepare(request)
+    if request.transport is not None:
+        request.transport.set_write_buffer_limits(0)  # a write returns when all of it is out of this process
+    try:
+        async for part in given.content.iter_any():
+            await response.write(part)
+    except aiohttp.ClientError as error:  # it has died: its client must not take what came for the whole
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("the gateway that served it has gone") from error
+    await response.write_eof()
+
+
+def _headers(given: "CIMultiDictProxy[str]", left_out: frozenset[str]) -> CIMultiDict[str]:
+    return CIMultiDict((name, value) for name, value in given.items() if name.lower() not in left_out)
+
+
+def _client(peer: Peer) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.UnixConnector(peer.socket, limit=0, keepalive_timeout=30),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+        auto_decompress=False,
+        skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
