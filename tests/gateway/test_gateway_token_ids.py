@@ -9,7 +9,10 @@ import openai
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
+import rolltape
 from gateways import CALCULATOR, Answer, Rig, eventually, rig, slowly, tiny_gateway, user
+from rolltape.records.fork import ForkCause
+from rolltape.records.sample import Fate
 from rolltape.records.turn import Turn
 from scripted_engine import Json, Step, tool_call
 
@@ -213,6 +216,22 @@ async def test_n_replies_are_n_turns_side_by_side(run: Path, stream: bool) -> No
     assert spent["prompt_tokens"] == len(siblings[0].prompt_ids)
     assert max(turn.facts.started_at or 0 for turn in siblings) < min(turn.facts.ended_at or 0 for turn in siblings)
     assert last.facts.finish == "stop"
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_of_several_replies_those_that_an_agent_left_do_not_train(run: Path, goes_on: bool) -> None:
+    async with rig(run, lambda asked: f"reply {asked.number}") as it:
+        opened = await it.open()
+        first, *_ = _texts(await it.ask(opened, "hello", n=3))
+        if goes_on:
+            await it.ask(opened, [user("hello"), {"role": "assistant", "content": first}, user("go on")])
+        await it.finish(opened, reward=1.0)
+    (rollout,) = rolltape.read(run).rollouts()
+    made = rolltape.linearize(rollout, "exact")
+    assert [fork.cause for fork in made.forks] == [ForkCause.SIBLING] * 2
+    fates = [fate for turn in made.ledger.by_turn().values() for fate in turn]
+    assert fates.count(Fate.TRAINED) == (2 if goes_on else 3)
+    assert fates.count(Fate.MASKED_ABANDONED) == (2 if goes_on else 0)
 
 
 async def test_a_streamed_choice_has_its_index_and_its_own_end(run: Path) -> None:
