@@ -1,12 +1,14 @@
 """An open gateway: which session a request belongs to that nobody opened one for."""
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
 import pytest
+from yarl import URL
 
 import rolltape
 from gateways import CALCULATOR, PATHS, Answer, Api, Rig, body_of, eventually, rig, slowly, text_of, user
@@ -54,6 +56,28 @@ async def test_conversations_without_any_name_are_rollouts_of_their_own(run: Pat
         linearized = rolltape.linearize(one, "exact")
         assert linearized.ledger.totals() == {Fate("trained"): linearized.ledger.sampled}
         assert len(list(linearized.samples())) == 1
+
+
+async def test_conversations_with_equal_first_replies_stay_apart(run: Path) -> None:
+    """Four attempts at one prompt, in parallel; the first reply of each is the same."""
+
+    def reply(asked: Asked) -> str:
+        return "Sure." if asked.prompt.count("go on") == 0 else f"reply {asked.number}"
+
+    async with rig(run, reply, open=True) as it:
+        first_replies = asyncio.Barrier(4)
+
+        async def converse() -> None:
+            said: list[Json] = [user("a task")]
+            for _ in range(3):
+                text = text_of(Api.CHAT, await ask(it, said))
+                said += [{"role": "assistant", "content": text}, user("go on")]
+                await first_replies.wait()
+
+        await asyncio.gather(*(converse() for _ in range(4)))
+    found = rollouts(run)
+    assert [len(one.turns) for one in found] == [3] * 4
+    assert all(len(list(rolltape.linearize(one, "exact").samples())) == 1 for one in found)
 
 
 async def test_a_call_that_comes_back_by_its_id_goes_on_whatever_else_was_changed(run: Path) -> None:
@@ -111,6 +135,44 @@ async def test_a_request_says_in_headers_what_it_is_for(run: Path) -> None:
     assert len({one.head.group for one in found}) == 1
 
 
+async def test_a_retry_of_a_request_that_never_came_is_an_attempt_of_its_own(run: Path) -> None:
+    async with rig(run, numbered, open=True) as it:
+        first = text_of(Api.CHAT, await ask(it, "hello"))
+        second = text_of(Api.CHAT, await ask(it, "hello", x_stainless_retry_count="1"))
+        assert first != second
+    assert [len(one.turns) for one in rollouts(run)] == [1, 1]
+
+
+async def test_an_id_of_another_key_does_not_lead_into_its_session(run: Path) -> None:
+    script = [tool_call("calculator", {"expression": "1"}), "done"]
+    async with rig(run, script, open=True) as it:
+        body = body_of(Api.CHAT, "compute", tools=[CALCULATOR])
+        first = (await it.call("POST", PATHS[Api.CHAT], body, x_api_key="a")).json["choices"][0]["message"]
+        result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "1"}
+        again = body_of(Api.CHAT, [user("compute"), first, result], tools=[CALCULATOR])
+        assert (await it.call("POST", PATHS[Api.CHAT], again, x_api_key="b")).status == 200
+        assert len(it.gateway.service.sessions) == 2
+
+
+async def test_refused_requests_of_many_keys_leave_nothing_behind(run: Path) -> None:
+    async with rig(run, open=True) as it:
+        for number in range(50):
+            answer = await it.call("POST", PATHS[Api.CHAT], b"no json", x_api_key=f"key-{number}")
+            assert answer.status == 400
+        gc.collect()
+        assert len(it.gateway.service.open_sessions._works) == 0
+
+
+async def test_a_comma_in_a_path_is_written_encoded(run: Path) -> None:
+    async with rig(run, numbered, open=True) as it:
+        path = f"/with/task=a%2Cb%2Fc,session=s{PATHS[Api.CHAT]}"
+        url = URL(it.gateway.url + path, encoded=True)  # else the client decodes it
+        async with it.http.post(url, json=body_of(Api.CHAT, "hello")) as response:
+            assert response.status == 200
+    (found,) = rollouts(run)
+    assert found.head.task_id == "a,b/c"
+
+
 async def test_a_request_says_the_same_in_its_path_or_metadata(run: Path) -> None:
     async with rig(run, numbered, open=True) as it:
         await ask(it, "hello", path="/with/session=s1,task=t1,step=3")
@@ -160,6 +222,8 @@ async def test_counting_tokens_opens_no_session(run: Path) -> None:
         ({"x-rolltape-task": "t" * 513}, None, "513 characters"),
         ({}, "session", "NAME=VALUE"),
         ({}, "reward=1", "NAME=VALUE"),
+        ({}, "session=a,session=b", "once each"),
+        ({}, "task=%00", "printable"),
     ],
 )
 def test_what_makes_no_sense_is_refused(headers: dict[str, str], path: str | None, named: str) -> None:

@@ -14,6 +14,8 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
+from urllib.parse import unquote
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -48,7 +50,7 @@ class Identity(NamedTuple):
 
 def read_identity(headers: Mapping[str, str], path: str | None, metadata: Mapping[str, Any] | None) -> Identity:
     """What headers, path and metadata say, in this order; raises BadRequest for what makes no sense."""
-    in_path = dict(_pairs(path)) if path else {}
+    in_path = _read_path(path) if path else {}
     found: dict[str, str] = {}
     for field in _FIELDS:
         given = (headers.get(f"x-rolltape-{field}"), in_path.get(field), (metadata or {}).get(f"rolltape_{field}"))
@@ -58,6 +60,8 @@ def read_identity(headers: Mapping[str, str], path: str | None, metadata: Mappin
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         if len(text) > _MOST_TEXT:
             raise BadRequest(f"x-rolltape-{field} has {len(text)} characters; give at most {_MOST_TEXT}")
+        if not text.isprintable():
+            raise BadRequest(f"x-rolltape-{field} is {text[:40]!r}; give printable characters")
         found[field] = text
     aliases = (headers[name][:_MOST_TEXT] for name in _SESSION_HEADERS if headers.get(name))
     session = found.get("session") or next(aliases, None)
@@ -73,12 +77,17 @@ def read_identity(headers: Mapping[str, str], path: str | None, metadata: Mappin
     )
 
 
-def _pairs(path: str) -> Iterator[tuple[str, str]]:
+def _read_path(path: str) -> dict[str, str]:
+    """The pairs of a path's `session=a,task=b`, whose values are percent-encoded."""
+    found: dict[str, str] = {}
     for pair in path.split(","):
         name, equals, value = pair.partition("=")
-        if not equals or name not in _FIELDS:
-            raise BadRequest(f"/with/{path[:80]}: {pair[:40]!r} is no NAME=VALUE; names are {', '.join(_FIELDS)}")
-        yield name, value
+        if not equals or name not in _FIELDS or name in found:
+            raise BadRequest(
+                f"/with/{path[:80]}: {pair[:40]!r} is no NAME=VALUE; names are {', '.join(_FIELDS)}, once each"
+            )
+        found[name] = unquote(value)
+    return found
 
 
 def _count(found: Mapping[str, str], field: str) -> int | None:
@@ -96,6 +105,7 @@ class _Entry(NamedTuple):
     key: str  # the API key that its requests carry
     name: str | bytes  # as its requests call it, or how its conversation begins
     minted: list[str]  # ids that its replies were given
+    gone_on: set[str]  # turns that a request went on from
 
 
 class OpenSessions:
@@ -113,10 +123,10 @@ class OpenSessions:
         self._find_left = find_left
         self._entries: dict[str, _Entry] = {}  # by the session's id
         self._found: dict[tuple[str, str | bytes], list[OpenSession]] = defaultdict(list)  # by API key and name
-        self._minted: dict[str, OpenSession] = {}
+        self._minted: dict[tuple[str, str], OpenSession] = {}  # by API key, and an id that a reply was given
         self._latest: dict[str, OpenSession] = {}  # by API key
         self._attempts: dict[tuple[object, ...], Iterator[int]] = defaultdict(itertools.count)  # of a group
-        self._works: dict[str, SessionWork] = defaultdict(SessionWork)
+        self._works: WeakValueDictionary[str, SessionWork] = WeakValueDictionary()
 
     def __contains__(self, session: OpenSession) -> bool:
         return session.id in self._entries
@@ -126,7 +136,10 @@ class OpenSessions:
 
     def work(self, key: str | None) -> SessionWork:
         """Where the bodies of a key's requests are read, before it is known whose they are."""
-        return self._works[key or ""]
+        found = self._works.get(key or "")
+        if found is None:
+            found = self._works[key or ""] = SessionWork()
+        return found
 
     async def find(self, key: str | None, identity: Identity, request: ChatRequest, *, says_retry: bool) -> OpenSession:
         """The session that a request belongs to; it is opened where there is none."""
@@ -135,10 +148,10 @@ class OpenSessions:
             named = self._open_ones(key, name) or await self._taken_over(key, name)
             session = named[-1] if named else None
         else:
-            session = await self._continued(key, name, request, says_retry=says_retry)
+            session = await self._continued(key, name, request)
             goes_on = says_retry or any(message["role"] == "assistant" for message in request.messages)
             if session is None and goes_on and await self._taken_over(key, name):
-                session = await self._continued(key, name, request, says_retry=says_retry)
+                session = await self._continued(key, name, request)
         if session is None:
             session = self._opened(identity, request, _name_digest(key, name))
             self._add(session, key, name)
@@ -146,7 +159,7 @@ class OpenSessions:
         return session
 
     def _add(self, session: OpenSession, key: str, name: str | bytes) -> None:
-        self._entries[session.id] = _Entry(session, key, name, [])
+        self._entries[session.id] = _Entry(session, key, name, [], set())
         self._found[key, name].append(session)
 
     async def _taken_over(self, key: str, name: str | bytes) -> list[OpenSession]:
@@ -164,28 +177,46 @@ class OpenSessions:
         entry = self._entries.get(session.id)
         if entry is not None:
             entry.minted.extend(_ids(message))
-            self._minted.update(dict.fromkeys(_ids(message), session))
+            self._minted.update({(entry.key, one): session for one in _ids(message)})
 
     def _open_ones(self, key: str, name: str | bytes) -> list[OpenSession]:
         return [one for one in self._found.get((key, name), [])[-_LIKE:] if one.ended is None]
 
-    async def _continued(
-        self, key: str, beginning: bytes, request: ChatRequest, *, says_retry: bool
-    ) -> OpenSession | None:
+    async def _continued(self, key: str, beginning: bytes, request: ChatRequest) -> OpenSession | None:
         """The session whose conversation a request goes on with, or asks again for; None: there is none."""
         echoed = [message for message in request.messages if message["role"] == "assistant"]
-        for found in (self._minted.get(one) for message in reversed(echoed) for one in _ids(message)):
+        for found in (self._minted.get((key, one)) for message in reversed(echoed) for one in _ids(message)):
             if found is not None and found.ended is None:
                 return found
-        for session in reversed(self._open_ones(key, beginning)):
-            if self._turns.find_repeated(session, request, says_retry=says_retry) is not None:
+        candidates = self._open_ones(key, beginning)
+        for session in candidates:
+            # Attempts at one task begin alike: whose retry it is shows only where nobody got the reply.
+            if self._turns.find_repeated(session, request, says_retry=False) is not None:
                 return session
-            is_begun = bool(echoed) or request.prompt is not None
-            if is_begun and await self._turns.continues(session, request) and session.ended is None:
-                return session
+        if echoed and (matched := await self._best_match(candidates, request)) is not None:
+            return matched
         latest = self._latest.get(key)
         is_aside = latest is not None and latest.ended is None and self._turns.is_auxiliary(latest, request)
         return latest if is_aside else None
+
+    async def _best_match(self, candidates: list[OpenSession], request: ChatRequest) -> OpenSession | None:
+        """The session that knows most of a conversation's replies; None: no session knows any.
+
+        Attempts at one task may begin with equal replies. Of sessions that match alike, one is taken from whose last
+        reply no request has gone on yet.
+        """
+        matches = [(session, await self._turns.place(session, request)) for session in candidates]
+        known = [
+            (len(match.replies), match.turn, entry)
+            for session, match in matches
+            if match.replies and (entry := self._entries.get(session.id)) is not None and session.ended is None
+        ]
+        if not known:
+            return None
+        _, turn, entry = max(known, key=lambda one: (one[0], one[1] is not None and one[1].id not in one[2].gone_on))
+        if turn is not None:
+            entry.gone_on.add(turn.id)
+        return entry.session
 
     def _opened(self, identity: Identity, request: ChatRequest, digest: str) -> OpenSession:
         prompt = _beginning(request) if request.prompt is None else request.message_keys[0]
@@ -217,7 +248,7 @@ class OpenSessions:
         if not likes:
             del self._found[entry.key, entry.name]
         for one in entry.minted:
-            self._minted.pop(one, None)
+            self._minted.pop((entry.key, one), None)
         if self._latest.get(entry.key) is session:
             del self._latest[entry.key]
 

@@ -74,7 +74,7 @@ class Agents:
         session, key = await self._find_session(dialect, http)
         request = await self._read(http, session, key, read)
         if session is None:
-            identity = read_identity(http.headers, http.match_info.get("identity"), request.metadata)
+            identity = read_identity(http.headers, _raw_identity(http), request.metadata)
             session = await self._service.open_sessions.find(key, identity, request, says_retry=_says_retry(http))
             http[SESSION] = session.id
         session.overflowed = False
@@ -234,6 +234,11 @@ class Agents:
 async def _by_mark(handler: Handler, dialects: Sequence[Dialect], http: web.Request) -> web.StreamResponse:
     """Answer in the dialect that is meant, of those that have the route."""
     return await handler(marked(http.headers, dialects), http)
+
+
+def _raw_identity(http: web.Request) -> str | None:
+    """What stands after `/with/`, still percent-encoded, since a value may hold any character; None: there is none."""
+    return http.rel_url.raw_parts[2] if "identity" in http.match_info else None
 
 
 def _says_retry(http: web.Request) -> bool:
