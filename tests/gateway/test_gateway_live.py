@@ -392,3 +392,20 @@ async def test_a_buffered_gateway_says_so_and_streams_at_the_end(run: Path) -> N
         assert said_streamed(Api.CHAT, answer.events).text.endswith("It is 7.")
     async with rig(run) as it:
         assert (await it.call("GET", "/status")).json["streams"] == "live"
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_a_failure_of_the_gateway_itself_ends_a_stream_with_the_apis_error(
+    run: Path, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise KeyError("surprise")
+
+    monkeypatch.setattr(SessionRecorder, "record_turn_async", fail)
+    async with rig(run, scripted(lambda _: "one two three", incremental=True)) as it:
+        async with asyncio.timeout(10):
+            answer = await it.ask(await it.open(), "hello", api, stream=True)
+        last = answer.events[-1]
+        error = last["response"]["error"] if api is Api.RESPONSES else last["error"]
+        assert error["message"] == "the gateway failed; its log says how"
+        assert b"surprise" not in answer.raw

@@ -138,13 +138,18 @@ class Agents:
             if not all(map(str.startswith, turn.shown, sent)):
                 log.error("turn %s: its reply does not begin as it was streamed", turn.recorded.id)
                 raise EngineFailed("the reply does not begin as it was streamed")
-        except RolltapeError as error:
+            rest = _more(stream, sent, turn.shown) + stream.closing()
+        except ConnectionResetError:
+            raise
+        except Exception as error:
+            if not isinstance(error, RolltapeError):
+                log.exception("turn of session %s", turn.session.id)
             status = error.status if isinstance(error, GatewayError) else 500
             await response.write(stream.error(status, told_to_agent(error)))
             await response.write_eof()
             raise StreamFailed(status, str(error), response) from error
         _drain_all(http)
-        await response.write(_more(stream, sent, turn.shown) + stream.closing())
+        await response.write(rest)
         await response.write_eof()
         return response
 
@@ -262,7 +267,7 @@ def _drain_all(http: web.Request) -> None:
         http.transport.set_write_buffer_limits(0)
 
 
-def told_to_agent(error: RolltapeError) -> str:
+def told_to_agent(error: Exception) -> str:
     """What an agent is told of an error. Addresses of engines and local paths are in the log and on the turn alone."""
     if isinstance(error, EngineFailed):
         return "no engine gave a reply; ask again, or see the gateway's log"
