@@ -258,7 +258,7 @@ class OpenSessions:
             await asyncio.sleep(idle_s / _LOOKS_PER_IDLE)
             now = time.monotonic()
             for session in [entry.session for entry in self._entries.values()]:
-                if session.in_flight == 0 and now - session.used_at > idle_s:
+                if not session.is_busy and now - session.used_at > idle_s:
                     with contextlib.suppress(RolltapeError):  # somebody else has just ended it
                         await finish(session.id, Ending(reason=f"no request for {idle_s:g} s", samples=False))
 

@@ -191,6 +191,11 @@ class OpenSession:
         return self._key
 
     @property
+    def is_busy(self) -> bool:
+        """Whether a turn is in the making; a client that does not take its reply makes nobody busy."""
+        return any(not turn.done for turn in self._in_flight)
+
+    @property
     def in_flight(self) -> int:
         return len(self._in_flight)
 

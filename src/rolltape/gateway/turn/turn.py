@@ -465,6 +465,7 @@ class Turns:
                 session.failure = f"{type(error).__name__}: {error}"
             raise
         finally:
+            session.used_at = time.monotonic()
             session.waited_s += reply.waited_s
             session.trouble = next(reversed(reply.engine_errors), session.trouble)
         if turn.auxiliary is None:
