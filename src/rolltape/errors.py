@@ -12,6 +12,7 @@
     │   ├── DamagedTapeError   the stored bytes are not those that were written
     │   ├── TapeWriteError     a write failed (disk full, no permission)
     │   └── NoSuchRollout      the run has no such rollout, session, or turn
+    │       └── AmbiguousId    the run has several rollouts that an id may mean
     ├── PolicyError            samples: a cut policy or an option of one is unknown or contradicts itself
     ├── LedgerError            samples: a token is unaccounted for, or trains twice; please report it
     ├── GroupsError            groups: they cannot be given to a trainer as asked
@@ -108,6 +109,10 @@ class TapeWriteError(TapeError):
 
 class NoSuchRollout(TapeError):
     """The run has no rollout, session, or turn with that id."""
+
+
+class AmbiguousId(NoSuchRollout):
+    """The run has several rollouts whose ids begin so, or that other programs call so."""
 
 
 class PolicyError(RolltapeError):

@@ -104,7 +104,46 @@ def test_many_come_from_a_file(cli: Cli, run: Path, ids: list[str], tmp_path: Pa
     assert [row.outcome.rewarded_by for row in index(run).values()] == ["judge", "file", "file"]
     *lines, summary = rows(cli("score", run, "--from", file, "--by", "file", "--json"))
     assert [line["reward"] for line in lines] == [0.75, 1.0, {"$float": "nan"}]
-    assert summary == {"rewards": 3, "recorded": 0, "changed": 0, "dry_run": False}
+    assert summary == {"rewards": 3, "recorded": 0, "changed": 0, "skipped": 0, "dry_run": False}
+
+
+@pytest.fixture
+def foreign_run(tmp_path: Path) -> Path:
+    path = tmp_path / "foreign"
+    with rolltape.open(path, name="exp") as tape:
+        for attempt, name in enumerate(["trace-a", "trace-b"]):
+            tape.rollout(task_id="t", attempt=attempt, foreign_ids=[name]).finish()
+    return path
+
+
+def test_the_results_of_another_program_are_joined_by_its_own_ids(cli: Cli, foreign_run: Path, tmp_path: Path) -> None:
+    file = rewards_file(
+        tmp_path,
+        {"id": "trace-b", "result": {"score": 1.0, "parts": {"exact": 1, "note": "x"}}, "messages": []},
+        {"id": "elsewhere", "result": {"score": 0.0, "parts": {}}},
+        {"id": "trace-a", "result": {"score": 0.5, "parts": {"exact": 0}}},
+    )
+    how = ["--id-field", "id", "--reward-field", "result.score", "--term-field", "result.parts", "--by", "them"]
+    refused = cli("score", foreign_run, "--from", file, *how)
+    assert refused.code == 2
+    assert f"{file}, line 2: run exp holds no rollout 'elsewhere'" in refused.err
+    assert said(foreign_run, EventKind.SCORE) == []
+    result = cli("score", foreign_run, "--from", file, *how, "--skip-unknown")
+    assert result.out.splitlines()[-1] == "2 rewards: 2 recorded, 2 changed"
+    assert "1 line skipped, the first is line 2: the run holds no such rollouts" in result.err
+    outcomes = [row.outcome for row in index(foreign_run).values()]
+    assert [(one.reward, one.reward_terms) for one in outcomes] == [(0.5, {"exact": 0}), (1.0, {"exact": 1})]
+    assert rows(cli("score", foreign_run, "--from", file, *how, "--skip-unknown", "--json"))[-1]["skipped"] == 1
+
+
+def test_commands_take_a_foreign_id_where_they_take_an_id(cli: Cli, foreign_run: Path) -> None:
+    ids = list(index(foreign_run))
+    assert [row["foreign_ids"] for row in rows(cli("ls", foreign_run, "--json"))] == [["trace-a"], ["trace-b"]]
+    for command in ("show", "tree", "trace", "samples", "ledger"):
+        named, own = (cli(command, foreign_run, name) for name in ("trace-b", ids[1]))
+        assert (named.code, named.out) == (0, own.out)
+    assert cli("score", foreign_run, "trace-b", "0.25").code == 0
+    assert [row.reward for row in index(foreign_run).values()] == [None, 0.25]
 
 
 def test_many_come_from_standard_input(cli: Cli, run: Path, ids: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,11 +187,13 @@ def test_bad_lines_are_told_with_file_and_line_and_nothing_is_recorded(
         ([], "give ROLLOUT and REWARD, or --from FILE"),
         (["ID"], "give ROLLOUT and REWARD, or --from FILE"),
         (["ID", "good"], "REWARD good: give a number"),
-        (["zz", "1"], "ROLLOUT: the run holds no rollout 'zz'"),
+        (["zz", "1"], "holds no rollout 'zz'"),
         (["ID", "1", "--try", "4"], "has no try 4; it has 0"),
         (["ID", "1", "--term", "style"], "--term style: give a name and a number, such as style=0.5"),
         (["ID", "1", "--term", "a=1", "--term", "a=2"], "--term a=2: a is given twice"),
         (["ID", "1", "--turn", "last"], "not a turn's id"),
+        (["ID", "1", "--id-field", "id"], "--id-field needs --from"),
+        (["ID", "1", "--skip-unknown"], "--skip-unknown needs --from"),
         (["--form", "rewards.jsonl"], "unknown option --form"),
         (["ID", "1", "--from", "x.jsonl"], "--from x.jsonl: ROLLOUT must be given in the file"),
         (["--from", "x.jsonl", "--try", "1"], "--from x.jsonl: --try must be given in the file"),

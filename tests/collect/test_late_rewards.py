@@ -1,6 +1,7 @@
 """Rewards that come late or again, by rollout id: all of them are recorded, or none."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 import rolltape
 from grouped_runs import index, record_group, said
-from rolltape.collect.rewards import LateReward, late_rewards, record_rewards
+from rolltape.collect.rewards import LateReward, RewardFields, late_rewards, record_rewards
 from rolltape.collect.sources.entries import SourceEntry
 from rolltape.errors import NoSuchRollout, RecordError
 from rolltape.records.rollout import EventKind
@@ -47,7 +48,7 @@ def test_rewards_may_be_plain_objects_with_numbers_of_numpy(tmp_path: Path) -> N
     with rolltape.open(tmp_path) as tape:
         record_rewards(tape, late_rewards(run, [{"rollout": one, "reward": np.float32(0.5), "turn": None, "by": None}]))
     assert run.rollout(one).reward == 0.5
-    with pytest.raises(RecordError, match=r"^reward 0: the run holds no rollout 'zz'"):
+    with pytest.raises(RecordError, match=r"^reward 0: run exp holds no rollout 'zz'"):
         late_rewards(run, [{"rollout": "zz", "reward": 1}])
 
 
@@ -105,8 +106,8 @@ def test_without_a_try_it_is_the_one_that_counts(tmp_path: Path) -> None:
         ({"rollout": "ID"}, "it has no reward"),
         ({"reward": 1}, "it has no rollout"),
         ({"rollout": 7, "reward": 1}, "its rollout is 7; give the id, a text"),
-        ({"rollout": "", "reward": 1}, "the run holds no rollout ''"),
-        ({"rollout": "zz", "reward": 1}, "the run holds no rollout 'zz'"),
+        ({"rollout": "", "reward": 1}, "run exp holds no rollout ''"),
+        ({"rollout": "zz", "reward": 1}, "run exp holds no rollout 'zz'"),
         ({"rollout": "ID", "reward": 1, "try": 5}, "has no try 5; it has 0"),
         ({"rollout": "ID", "reward": 1, "try": 0.5}, "try is 0.5; give a whole number"),
         (
@@ -138,7 +139,7 @@ def test_all_bad_rewards_are_told_at_once(tmp_path: Path) -> None:
         given(tmp_path, *({"rollout": "zz", "reward": 1} for _ in range(12)))
     first, *lines = str(refused.value).split("\n  ")
     assert first == "rewards.jsonl: 12 entries cannot be used, and no reward was recorded"
-    assert lines[0] == "line 1: the run holds no rollout 'zz'; `rolltape ls` lists them"
+    assert lines[0] == "line 1: run exp holds no rollout 'zz'; `rolltape ls` lists those that it has"
     assert (len(lines), lines[-1]) == (11, "and 2 more")
 
 
@@ -151,8 +152,79 @@ def test_a_rollout_that_is_rewarded_twice_is_refused(tmp_path: Path) -> None:
 def test_a_beginning_of_several_ids_is_refused(tmp_path: Path) -> None:
     ids = record_group(tmp_path, "a", [0.0] * 17)
     shared = next(one[0] for one in ids if sum(other[0] == one[0] for other in ids) > 1)
-    with pytest.raises(RecordError, match=f"'{shared}' begins several ids"):
+    with pytest.raises(RecordError, match=f"'{shared}' begins the ids of"):
         given(tmp_path, {"rollout": shared, "reward": 1})
+
+
+def foreign_group(path: Path, *names: str) -> list[str]:
+    with rolltape.open(path, name="exp") as tape:
+        ids = []
+        for attempt, name in enumerate(names):
+            rollout = tape.rollout(task_id="t", attempt=attempt, foreign_ids=[name])
+            rollout.finish()
+            ids.append(rollout.id)
+    return ids
+
+
+def test_a_reward_finds_its_rollout_by_a_foreign_id(tmp_path: Path) -> None:
+    ids = foreign_group(tmp_path, "trace-a", "trace-b")
+    recorded(tmp_path, {"rollout": "trace-b", "reward": 1}, {"rollout": "trace-a", "reward": 0})
+    assert [index(tmp_path)[one].outcome.reward for one in ids] == [0, 1]
+    with pytest.raises(RecordError, match="line 2: its reward is given in line 1 already"):
+        given(tmp_path, {"rollout": ids[0], "reward": 1}, {"rollout": "trace-a", "reward": 2})
+
+
+def test_a_reward_for_a_foreign_id_goes_to_the_try_that_has_it(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path, name="exp") as tape:
+        for name in ("first", "second"):
+            tape.rollout(task_id="t", foreign_ids=[name], new_try=True).finish()
+    recorded(tmp_path, {"rollout": "first", "reward": 0.25}, {"rollout": "second", "reward": 0.75})
+    assert [row.reward for row in rolltape.read(tmp_path).index()] == [0.25, 0.75]
+
+
+def test_files_of_other_programs_are_read_by_the_names_of_their_fields(tmp_path: Path) -> None:
+    ids = foreign_group(tmp_path, "a", "17")
+    fields = RewardFields("info.0.id", "scores.total", ("scores.style", "metrics"))
+    objects: list[dict[str, Any]] = [
+        {"info": [{"id": "a"}], "scores": {"total": 0.5, "style": 1}, "metrics": {"turns": 3, "why": "x"}, "more": []},
+        {"info": [{"id": 17}], "scores.total": 2, "scores": {"style": {"$float": "nan"}}, "metrics": {}},
+    ]
+    rewards = late_rewards(rolltape.read(tmp_path), objects, fields=fields, by="them")
+    with rolltape.open(tmp_path) as tape:
+        record_rewards(tape, rewards)
+    first, second = (index(tmp_path)[one].outcome for one in ids)
+    assert (first.reward, first.reward_terms, first.rewarded_by) == (0.5, {"style": 1, "turns": 3}, "them")
+    assert second.reward == 2
+    assert math.isnan(second.reward_terms["style"])
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ({"id": "a"}, "it has no field 'scores.total'; its fields are id"),
+        ({"id": "a", "scores": 3}, "it has no field 'scores.total'; its fields are id, scores"),
+        ({"scores": {"total": 1}}, "it has no field 'id'; its fields are scores"),
+        ({"id": "a", "scores": {"total": 1, "style": 1}, "style": 2}, "style: there is a term 'style' already"),
+        ({"id": "a", "scores": {"total": None}}, "its reward is null"),
+        ([1], "a reward is an object"),
+    ],
+)
+def test_a_file_of_another_program_without_such_fields_is_refused(tmp_path: Path, value: Any, what: str) -> None:
+    foreign_group(tmp_path, "a")
+    terms = ("scores.style", "style") if "style" in what else ()
+    with pytest.raises(RecordError, match=re.escape(what)):
+        late_rewards(rolltape.read(tmp_path), [value], fields=RewardFields("id", "scores.total", terms))
+
+
+def test_unknown_rollouts_are_skipped_if_asked_for_and_ambiguous_ones_never(tmp_path: Path) -> None:
+    foreign_group(tmp_path, "a", "same", "same")
+    unknown: list[str] = []
+    run = rolltape.read(tmp_path)
+    objects: list[Any] = [{"rollout": "zz", "reward": 1}, {"rollout": "a", "reward": 2}]
+    (found,) = late_rewards(run, objects, on_unknown=unknown.append)
+    assert (found.reward, unknown) == (2, ["reward 0"])
+    with pytest.raises(RecordError, match="'same' is a foreign id of 2 rollouts"):
+        late_rewards(run, [*objects, {"rollout": "same", "reward": 1}], on_unknown=unknown.append)
 
 
 def test_a_turn_that_is_not_there_keeps_the_others_from_being_recorded(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from yarl import URL
 
 import rolltape
 from gateways import CALCULATOR, PATHS, Answer, Api, Rig, body_of, eventually, rig, slowly, text_of, user
+from rolltape.collect.rewards import late_rewards, record_rewards
 from rolltape.errors import BadRequest
 from rolltape.gateway.open_sessions import Identity, read_identity
 from rolltape.records.rollout import Rollout, Status
@@ -131,7 +132,7 @@ async def test_a_request_says_in_headers_what_it_is_for(run: Path) -> None:
     assert [len(one.turns) for one in found] == [2, 1, 1]
     assert {one.head.source for one in found} == {"open#train"}
     assert found[0].head.tags == ("hard", "long")
-    assert [one.head.extra["session"] for one in found] == ["s1", "s2", "s9"]
+    assert [one.head.foreign_ids for one in found] == [("s1",), ("s2",), ("s9",)]
     assert len({one.head.group for one in found}) == 1
 
 
@@ -182,6 +183,40 @@ async def test_a_request_says_the_same_in_its_path_or_metadata(run: Path) -> Non
         assert len(it.gateway.service.sessions) == 1
     (found,) = rollouts(run)
     assert (found.head.task_id, found.head.step, len(found.turns)) == ("t1", 3, 3)
+
+
+async def test_a_rollout_is_found_and_rewarded_by_the_name_of_its_session(run: Path) -> None:
+    async with rig(run, numbered, open=True) as it:
+        for name in ("s1", "s2"):
+            await ask(it, f"hello {name}", x_session_id=name)
+    read = rolltape.read(run)
+    assert [read.rollout(name).turns[0].prompt_messages[-1]["content"] for name in ("s2", "s1")] == [
+        "hello s2",
+        "hello s1",
+    ]
+    with rolltape.open(run) as tape:
+        record_rewards(tape, late_rewards(read, [{"rollout": "s2", "reward": 0.5}]))
+    assert [read.rollout(name).reward for name in ("s1", "s2")] == [None, 0.5]
+
+
+async def test_a_gateway_that_is_started_again_goes_on_counting_attempts(run: Path) -> None:
+    for _ in range(2):
+        async with rig(run, numbered, open=True) as it:
+            for name in ("a", "b"):
+                await asyncio.gather(*(ask(it, f"hello {name}", x_rolltape_task=name) for _ in range(2)))
+            await ask(it, "hello", x_rolltape_task="a", x_rolltape_step="1")
+    keys = [(one.head.task_id, one.head.step, one.head.attempt, one.head.try_index) for one in rollouts(run)]
+    assert sorted(keys) == [
+        *(("a", 0, attempt, 0) for attempt in range(4)),
+        *(("a", 1, attempt, 0) for attempt in range(2)),
+        *(("b", 0, attempt, 0) for attempt in range(4)),
+    ]
+
+
+async def test_a_split_that_makes_no_sense_is_refused(run: Path) -> None:
+    async with rig(run, numbered, open=True) as it:
+        answer = await it.call("POST", PATHS[Api.CHAT], body_of(Api.CHAT, "hello"), x_rolltape_split="a#b")
+        assert (answer.status, "give a name without '#'" in answer.raw.decode()) == (400, True)
 
 
 async def test_the_sdks_send_them_as_default_headers(run: Path) -> None:

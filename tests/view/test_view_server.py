@@ -160,6 +160,20 @@ async def test_a_run_that_is_sealed_meanwhile_stays_as_it_was(tmp_path: Path) ->
         assert (await ask.json("/api/exp/rollouts"))["total"] == 3
 
 
+async def test_a_rollout_is_shown_by_a_foreign_id(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path, name="run") as tape:
+        for attempt, names in enumerate([["trace/a", "same"], ["same"]]):
+            tape.rollout(task_id="t", attempt=attempt, foreign_ids=names).finish()
+        tape.rollout(task_id="t", foreign_ids=["again"], new_try=True).finish()
+    async with asking(tmp_path) as ask:
+        await ask.caught_up("run")
+        for name, place in (("trace%2Fa", (0, 0)), ("again", (0, 1))):
+            row = (await ask.json(f"/api/run/rollouts/{name}"))["row"]
+            assert (row["attempt"], row["try"]) == place
+        status, why = await ask.refused("/api/run/rollouts/same")
+        assert (status, "is a foreign id of 2 rollouts" in why) == (404, True)
+
+
 async def test_every_answer_carries_the_headers_that_keep_a_page_from_harm(tmp_path: Path) -> None:
     record_run(tmp_path / "run")
     async with asking(tmp_path / "run") as ask:

@@ -14,7 +14,7 @@ from rolltape.records.turn import LogprobKind
 
 RunArgument = Annotated[str, argument("RUN", "Run directory, or URL of published shards.")]
 RolloutArgument = Annotated[
-    str | None, argument("ROLLOUT", "Rollout id or unique prefix; not needed if the run has one rollout.")
+    str | None, argument("ROLLOUT", "Rollout id, foreign id, or unique prefix; not needed if the run has one rollout.")
 ]
 TryOption = Annotated[int | None, option("--try N", "Try of ROLLOUT (default: the latest finished one).")]
 StepOption = Annotated[int | None, option("--step N", "Only rollouts of this step.")]

@@ -152,13 +152,9 @@ def describe(error: Exception) -> str:
 
 
 def _tries(opened: OpenedRun, rollout: str, try_index: int | None) -> list[RolloutRow]:
-    """The tries of the one rollout with that id or prefix."""
-    rows = [row for row in opened.rows if row.id.startswith(rollout) and try_index in (None, row.try_index)]
-    exact = [row for row in rows if row.id == rollout]
-    if len({row.id for row in exact or rows}) != 1:
-        # The reader raises the right error: no such rollout, or an ambiguous prefix.
-        opened.run.rollout(rollout, try_index=try_index)
-    return exact or rows
+    """The tries of the one rollout that an id means."""
+    found = opened.run.find(rollout, try_index)
+    return [row for row in opened.rows if row.id == found.id and row.try_index in found.tries]
 
 
 def report_problems(opened: OpenedRun) -> int:

@@ -1,13 +1,12 @@
-"""Late and revised rewards, by rollout id. All of them are checked before the first is recorded."""
+"""Late and revised rewards, by the id of a rollout. All of them are checked before the first is recorded."""
 
 import math
 import re
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rolltape.collect.sources.entries import EntryProblems, SourceEntry
-from rolltape.errors import NoSuchRollout, RecordError, RolltapeError
+from rolltape.errors import AmbiguousId, NoSuchRollout, RecordError, RolltapeError
 from rolltape.records.ids import parse_turn_id, parse_turn_of
 from rolltape.records.jsonable import non_finite, shown
 from rolltape.records.rollout import EventKind
@@ -24,6 +23,35 @@ _EXAMPLE = '{"rollout": "857bc8a1", "reward": 0.5}'
 _SHORT_TURN = re.compile(r"[0-9]+\.[0-9]+")
 
 _Subject = tuple[str, int, str | None]  # rollout, try, and turn or None
+
+
+class RewardFields(NamedTuple):
+    """Where the objects of another program have the id of a rollout, its reward and its terms.
+
+    A name with dots leads into objects and lists: `traces.0.reward`. A term has the last part of its name. The name of
+    an object is for all numbers in it.
+    """
+
+    rollout: str = "rollout"
+    reward: str = "reward"
+    terms: tuple[str, ...] = ()
+
+    def read(self, given: object) -> object:
+        """Such an object as a reward; anything but an object as it is."""
+        if not isinstance(given, dict):
+            return given
+        found = {"rollout": _value_at(given, self.rollout), "reward": _value_at(given, self.reward)}
+        if isinstance(found["rollout"], int) and not isinstance(found["rollout"], bool):
+            found["rollout"] = str(found["rollout"])
+        terms: dict[str, object] = {}
+        for name in self.terms:
+            value = _value_at(given, name)
+            own = name.rpartition(".")[2]
+            several = _numbers_in(value) if isinstance(value, dict) and "$float" not in value else {own: value}
+            if twice := terms.keys() & several.keys():
+                raise RecordError(f"{name}: there is a term {min(twice)!r} already; name one of them")
+            terms |= several
+        return {**found, "terms": terms}
 
 
 class LateReward(NamedTuple):
@@ -46,28 +74,52 @@ class LateReward(NamedTuple):
 
 
 def late_rewards(
-    run: Run, rewards: Iterable[SourceEntry | dict[str, Any]], *, label: str | None = None, by: str | None = None
+    run: Run,
+    rewards: Iterable[SourceEntry | dict[str, Any]],
+    *,
+    label: str | None = None,
+    by: str | None = None,
+    fields: RewardFields | None = None,
+    on_unknown: Callable[[str], None] | None = None,
 ) -> list[LateReward]:
-    """Check rewards for a run: objects with `rollout` (an id, or a prefix of one id only) and `reward`.
+    """Check rewards for a run: objects with `rollout` (whatever `run.rollout` takes) and `reward`.
 
-    They may have `terms`, `by`, `try` (otherwise the try that counts) and `turn`. The argument `by` is for rewards that
-    have no `by`. If one cannot be used, none is, and the error names them all; `label` is the file's name.
+    They may have `terms`, `by`, `try` (otherwise the try that counts) and `turn`. `fields` says where the objects of
+    another program have the id, the reward and the terms. The argument `by` is for rewards that have no `by`. If one
+    cannot be used, none is, and the error names them all; `label` is the file's name. With `on_unknown`, rewards of
+    rollouts that the run does not hold are left out, and it is called with the place of each.
     """
+    with run.snapshot() as held:
+        return _late_rewards(held, rewards, label, by, fields, on_unknown)
+
+
+def _late_rewards(
+    run: Run,
+    rewards: Iterable[SourceEntry | dict[str, Any]],
+    label: str | None,
+    by: str | None,
+    fields: RewardFields | None,
+    on_unknown: Callable[[str], None] | None,
+) -> list[LateReward]:
     entries = (
         one if isinstance(one, SourceEntry) else SourceEntry(f"reward {at}", one) for at, one in enumerate(rewards)
     )
-    rollouts = _RolloutPrefixes(run.index())
+    tries = _Tries(run)
     places: dict[_Subject, str] = {}
     found: list[LateReward] = []
     problems = EntryProblems()
     for entry in entries:
         try:
-            row, statement = _build_event(entry, rollouts, by)
+            row, statement = _build_event(_parse_fields(entry, fields), tries, by)
             subject = (row.id, row.head.try_index, statement.turn)
             if subject in places:
                 raise RecordError(f"its reward is given in {places[subject]} already; keep one of them")
         except RolltapeError as error:
-            problems.add(entry, error)
+            is_unknown = isinstance(error, NoSuchRollout) and not isinstance(error, AmbiguousId)
+            if is_unknown and on_unknown is not None:
+                on_unknown(entry.where)
+            else:
+                problems.add(entry, error)
             continue
         places[subject] = entry.where
         where = entry.where if label is None else f"{label}, {entry.where}"
@@ -96,8 +148,7 @@ def record_rewards(tape: Tape, rewards: Iterable[LateReward]) -> None:
         raise type(error)(f"{at}: {error}; no reward was recorded") from None
 
 
-def _build_event(entry: SourceEntry, rollouts: "_RolloutPrefixes", by: str | None) -> tuple[RolloutRow, NewEvent]:
-    fields = _parse_fields(entry)
+def _build_event(fields: dict[str, Any], tries: "_Tries", by: str | None) -> tuple[RolloutRow, NewEvent]:
     name, turn = fields["rollout"], fields.get("turn")
     where = f"rollout {name}"
     try_index = as_count(fields["try"], f"{where}: try") if "try" in fields else None
@@ -110,7 +161,7 @@ def _build_event(entry: SourceEntry, rollouts: "_RolloutPrefixes", by: str | Non
     is_short = turn is not None and _SHORT_TURN.fullmatch(turn) is not None
     if turn is not None and not is_short and try_index is None:
         try_index = parse_turn_id(turn).try_index
-    row = rollouts.find(name, try_index)
+    row = tries.find(name, try_index)
     if is_short:
         turn = f"{row.id}.{row.head.try_index}.{turn}"
     if turn is not None:
@@ -119,10 +170,10 @@ def _build_event(entry: SourceEntry, rollouts: "_RolloutPrefixes", by: str | Non
     return row, NewEvent(EventKind.SCORE, row.id, data, by if own_by is None else own_by, row.head.try_index, turn)
 
 
-def _parse_fields(entry: SourceEntry) -> dict[str, Any]:
+def _parse_fields(entry: SourceEntry, names: RewardFields | None) -> dict[str, Any]:
     if entry.problem is not None:
         raise RecordError(entry.problem)
-    fields = entry.value
+    fields = entry.value if names is None else names.read(entry.value)
     if not isinstance(fields, dict):
         raise RecordError(f"this is {shown(fields)}; a reward is an object, such as {_EXAMPLE}")
     fields = {name: value for name, value in fields.items() if value is not None or name in _NEEDED}
@@ -138,6 +189,22 @@ def _parse_fields(entry: SourceEntry) -> dict[str, Any]:
     return fields
 
 
+def _value_at(given: dict[str, Any], name: str) -> Any:
+    """The value under a name, or under the path that its dots spell."""
+    value: Any = given
+    for part in [name] if name in given else name.split("."):
+        try:
+            value = value[int(part) if isinstance(value, list) else part]
+        except (LookupError, TypeError, ValueError):
+            known = ", ".join(map(str, given)) or "none"
+            raise RecordError(f"it has no field {name!r}; its fields are {known}") from None
+    return value
+
+
+def _numbers_in(value: dict[str, Any]) -> dict[str, object]:
+    return {name: one for name, one in value.items() if isinstance(one, int | float) and not isinstance(one, bool)}
+
+
 def _parse_number(value: object, where: str) -> object:
     """Decode a number that JSON cannot spell, such as {"$float": "nan"}; leave anything else as it is."""
     if not isinstance(value, dict):
@@ -148,36 +215,17 @@ def _parse_number(value: object, where: str) -> object:
         raise RecordError(f'{where} is {shown(value)}; "nan", "inf" and "-inf" are spelled so') from None
 
 
-class _RolloutPrefixes:
-    """Finds rollouts of a run by their ids, or by prefixes of one id only, without a search for each."""
+class _Tries:
+    """Finds the tries of a run's rollouts, by whatever id the run knows them."""
 
-    def __init__(self, rows: Iterable[RolloutRow]) -> None:
-        self._rows: dict[str, list[RolloutRow]] = {}
-        for row in rows:
-            self._rows.setdefault(row.id, []).append(row)
-        self._sorted = sorted(self._rows)
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._rows = {row.key: row for row in run.index()}
 
-    def find(self, prefix: str, try_index: int | None) -> RolloutRow:
-        """A try of the rollout; None means the try that counts."""
-        tries = self._rows[self._complete(prefix)]
-        if try_index is None:
-            return counted_tries(tries)[0]
-        for row in tries:
-            if row.head.try_index == try_index:
-                return row
-        known = ", ".join(str(row.head.try_index) for row in tries)
-        raise RecordError(f"rollout {prefix} has no try {try_index}; it has {known}")
-
-    def _complete(self, prefix: str) -> str:
-        if prefix in self._rows:
-            return prefix
-        first = bisect_left(self._sorted, prefix)
-        alike = [one for one in self._sorted[first : first + 2] if prefix and one.startswith(prefix)]
-        if not alike:
-            raise RecordError(f"the run holds no rollout {prefix!r}; `rolltape ls` lists them")
-        if len(alike) > 1:
-            raise RecordError(f"{prefix!r} begins several ids, {alike[0]} and {alike[1]}; give more of it")
-        return alike[0]
+    def find(self, name: str, try_index: int | None) -> RolloutRow:
+        """A try of a rollout; None means the one that counts."""
+        found = self._run.find(name, try_index)
+        return counted_tries(self._rows[found.id, one] for one in found.tries)[0]
 
 
 def _latest_score(run: Run, row: RolloutRow, turn: str | None) -> LatestScore | None:

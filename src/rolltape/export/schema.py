@@ -143,6 +143,7 @@ LISTED_ROLLOUT = Table(
     TEXT("model", "head.model"),
     TEXT("agent", "head.agent"),
     TEXTS("launch_tags", lambda listed: list(listed.head.tags)),
+    TEXTS("foreign_ids", lambda listed: list(listed.head.foreign_ids)),
     JSON("extra", "head.extra"),
     INT("started_at_ns", "head.started_at_ns"),
     TEXT("status", "outcome.status"),

@@ -19,11 +19,14 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from rolltape.errors import BadRequest, RolltapeError
+from rolltape.errors import BadRequest, RecordError, RolltapeError
 from rolltape.gateway.finished import Ending
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.sessions import OpenSession, SessionSpec, SessionWork, key_digest
 from rolltape.gateway.turn.turn import Turns
+from rolltape.records.ids import group_id, join_source
+from rolltape.tape.recording.tape import Tape
+from rolltape.tape.run import Run
 
 log = logging.getLogger("rolltape.gateway")
 
@@ -108,6 +111,40 @@ class _Entry(NamedTuple):
     gone_on: set[str]  # turns that a request went on from
 
 
+class Attempts:
+    """Numbers the attempts of groups, after those that were on the tape before."""
+
+    def __init__(self, tape: Tape, model: str) -> None:
+        self._tape = tape
+        self._model = model
+        self._run: Run | None = None
+        self._opening: asyncio.Future[Run] | None = None
+        self._counters: dict[str, Iterator[int]] = {}  # by group
+
+    async def prepare(self) -> None:
+        """Have the run indexed, once, off the event loop; `next` then costs less than a thread would."""
+        if self._run is not None:
+            return
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.ensure_future(asyncio.to_thread(self._indexed))
+        self._run = await asyncio.shield(self._opening)
+
+    def _indexed(self) -> Run:
+        run = self._tape.run()
+        run.tape_index.advance()
+        return run
+
+    def next(self, *, task_id: str, step: int, source: str | None) -> int:
+        """The number of the next attempt at a task."""
+        group = group_id(
+            self._tape.name, source=source, task_id=task_id, task=None, step=step, model=self._model, agent=None
+        )
+        if group not in self._counters:
+            assert self._run is not None
+            self._counters[group] = itertools.count(self._run.tape_index.next_attempt(group))
+        return next(self._counters[group])
+
+
 class OpenSessions:
     """The sessions that requests opened, by what the requests say and by how their conversations begin."""
 
@@ -116,6 +153,7 @@ class OpenSessions:
         turns: Turns,
         open_session: Callable[[SessionSpec, str], OpenSession],
         find_left: Callable[[str], Awaitable[list[OpenSession]]],
+        attempts: Attempts,
     ) -> None:
         """`open_session` opens one that is found again by a digest, `find_left` those that dead gateways had so."""
         self._turns = turns
@@ -125,7 +163,7 @@ class OpenSessions:
         self._found: dict[tuple[str, str | bytes], list[OpenSession]] = defaultdict(list)  # by API key and name
         self._minted: dict[tuple[str, str], OpenSession] = {}  # by API key, and an id that a reply was given
         self._latest: dict[str, OpenSession] = {}  # by API key
-        self._attempts: dict[tuple[object, ...], Iterator[int]] = defaultdict(itertools.count)  # of a group
+        self._attempts = attempts
         self._works: WeakValueDictionary[str, SessionWork] = WeakValueDictionary()
 
     def __contains__(self, session: OpenSession) -> bool:
@@ -143,6 +181,7 @@ class OpenSessions:
 
     async def find(self, key: str | None, identity: Identity, request: ChatRequest, *, says_retry: bool) -> OpenSession:
         """The session that a request belongs to; it is opened where there is none."""
+        await self._attempts.prepare()
         key, name = key or "", identity.session or _beginning(request)
         if isinstance(name, str):
             named = self._open_ones(key, name) or await self._taken_over(key, name)
@@ -224,8 +263,11 @@ class OpenSessions:
         source = identity.source or SOURCE
         attempt = identity.attempt
         if attempt is None:
-            attempt = next(self._attempts[task, identity.step, source, identity.split])
-        extra = {"session": identity.session, "group": identity.group}
+            try:
+                joined = join_source(source, identity.split)
+            except RecordError as error:
+                raise BadRequest(str(error)) from error
+            attempt = self._attempts.next(task_id=task, step=identity.step, source=joined)
         spec = SessionSpec(
             task_id=task,
             step=identity.step,
@@ -233,7 +275,8 @@ class OpenSessions:
             source=source,
             split=identity.split,
             tags=identity.tags,
-            extra={name: value for name, value in extra.items() if value is not None},
+            foreign_ids=() if identity.session is None else (identity.session,),
+            extra={} if identity.group is None else {"group": identity.group},
             new_try=True,
         )
         return self._open_session(spec, digest)

@@ -13,7 +13,7 @@ from rolltape.errors import BadRequest, PolicyError, RecordError, SessionEnded, 
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.finished import Ending, rollout_of
 from rolltape.gateway.metrics import Metrics
-from rolltape.gateway.open_sessions import OpenSessions
+from rolltape.gateway.open_sessions import Attempts, OpenSessions
 from rolltape.gateway.other_sessions import OtherSessions, head_extra, mint_key
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.gateway.sessions import OF_ROLLOUT, OpenSession, Sessions, SessionSpec, key_digest
@@ -85,7 +85,8 @@ class Service:
         self.metrics.gauge("paused", "1 while weights are changed", lambda: float(self.weights.paused))
         self.draining = False
         self._hurried = False
-        self.open_sessions = OpenSessions(self.turns, self.open_session, self._sessions_left)
+        attempts = Attempts(tape, model_name)
+        self.open_sessions = OpenSessions(self.turns, self.open_session, self._sessions_left, attempts)
         self._others = OtherSessions(tape, prompts.fingerprint, self._restore)
         self._rewarded: dict[str, Ending] = {}  # by rollout: what a session was finished with before the last one
 

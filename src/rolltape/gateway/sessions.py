@@ -27,7 +27,10 @@ _REMEMBERED = 16  # requests of a session that a retry may still come for
 _REMEMBERED_KEYS = 20_000  # of ended sessions: 6 MB
 
 # The fields of SessionSpec that a rollout is opened with.
-OF_ROLLOUT = ["task_id", "task", "step", "attempt", "source", "split", "agent", "new_try", "try_index", "tags", "extra"]
+OF_ROLLOUT = [
+    *("task_id", "task", "step", "attempt", "source", "split", "agent", "new_try", "try_index"),
+    *("tags", "foreign_ids", "extra"),
+]
 
 
 class SessionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,6 +46,7 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     new_try: bool = False
     try_index: _Count | None = None  # which try it is, where somebody else counts them; None: the next one on the tape
     tags: tuple[str, ...] = ()
+    foreign_ids: tuple[str, ...] = ()  # what the agent's framework calls the rollout
     extra: dict[str, Any] = {}
     rollout: str | None = None  # another session of this open rollout; then none of those above is given
     sampling: SamplingParams = SamplingParams()  # defaults for the agent

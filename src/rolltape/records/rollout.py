@@ -101,6 +101,7 @@ class RolloutHead(OpenRecord, frozen=True, kw_only=True, omit_defaults=True):
     model: str | None = None
     agent: str | None = None
     tags: tuple[str, ...] = ()
+    foreign_ids: tuple[str, ...] = ()  # what other programs call it, such as a framework's own rollout id
     extra: dict[str, Any] = {}
     started_at_ns: int
     epoch: int = 0  # how often it was taken over from a writer that had died

@@ -12,13 +12,13 @@ from rolltape.errors import NoSuchRollout
 from rolltape.records.rollout import Event, EventKind, Rollout, RolloutHead
 from rolltape.tape.contents import RunContents
 from rolltape.tape.index.database import IndexFile
-from rolltape.tape.index.index import Index
+from rolltape.tape.index.index import Index, NamedTries
 from rolltape.tape.index.rows import LatestScore, RolloutRow
 from rolltape.tape.index.sources import RunSources
 from rolltape.tape.rundir import Place, RunDirectory, find_run
 from rolltape.tape.stored import Problem
 
-__all__ = ["LatestScore", "RolloutRow", "Run", "read"]
+__all__ = ["LatestScore", "NamedTries", "RolloutRow", "Run", "read"]
 
 
 class Run:
@@ -79,13 +79,22 @@ class Run:
         yield from self._loading().load_each([row.key for row in rows if task_id in (None, row.task_id)])
 
     def rollout(self, rollout_id: str, try_index: int | None = None) -> Rollout:
-        """One rollout by its id or the beginning of it; its latest try, unless told which."""
-        index = self._indexed()
-        found = index.find(rollout_id, self.name)
-        tries = index.tries(found)
-        if try_index is not None and try_index not in tries:
-            raise NoSuchRollout(f"rollout {found} has no try {try_index}; it has {', '.join(map(str, tries))}")
-        return self._loading().load((found, tries[-1] if try_index is None else try_index))
+        """One rollout by its id, a foreign id of it, or the beginning of its id; the latest try, unless told which."""
+        found = self.find(rollout_id, try_index)
+        return self._loading().load((found.id, found.tries[-1]))
+
+    def find(self, rollout_id: str, try_index: int | None = None) -> NamedTries:
+        """What such an id means: a rollout, and its tries, or those that other programs call so, or the one given.
+
+        Raises NoSuchRollout, or its kind AmbiguousId if several rollouts may be meant.
+        """
+        found = self._indexed().find(rollout_id, self.name)
+        if try_index is None:
+            return found
+        if try_index not in found.tries:
+            tries = ", ".join(map(str, found.tries))
+            raise NoSuchRollout(f"rollout {rollout_id} has no try {try_index}; it has {tries}")
+        return NamedTries(found.id, [try_index])
 
     def latest(self, rollout_ids: Collection[str]) -> dict[str, Rollout]:
         """The latest tries of these rollouts, as far as they are there."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from rolltape.errors import NoAnswer, RolltapeError, TapeError
+from rolltape.errors import NoAnswer, NoSuchRollout, RolltapeError, TapeError
 from rolltape.view.answers import encode_answer, parse_count, parse_step
 from rolltape.view.guard import HEADERS, ViewGuard
 from rolltape.view.page_files import KINDS, page_files
@@ -101,7 +101,15 @@ class ViewServer:
 
     async def _row(self, request: web.Request) -> "tuple[RolloutAnswers, int]":
         answers = await self._load_rollout_answers(request)
-        return answers, answers.row(request.match_info["id"], request.query.get("try"))
+        rollout, try_index = request.match_info["id"], request.query.get("try")
+        if answers.holds(rollout):
+            return answers, answers.row(rollout, try_index)
+        run = answers.run
+        try:
+            found = await self._in_thread(lambda: run.index.find(rollout, run.title))
+        except NoSuchRollout as error:
+            raise NoAnswer(str(error), 404) from error
+        return answers, answers.row(found.id, try_index) if try_index else answers.row_named(found)
 
     async def _in_thread(self, work: Work) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._served.threads, work)

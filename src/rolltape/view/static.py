@@ -49,14 +49,14 @@ class StaticPages:
         return len(self._masked)
 
     def chosen(self, named: Sequence[str]) -> list[int]:
-        """The rows of the rollouts with these ids, or beginnings of ids; all of them if none is named."""
+        """The rows of the rollouts that these ids mean; all of them if none is named."""
         rows = self._run.state.rows
         if not len(rows):
             raise ViewError(f"{self._run.location}: the run holds no rollouts yet")
-        counting = {one: self._answers.row(one, None) for one in dict.fromkeys(rows.ids)}  # of several tries
         if not named:
+            counting = {one: self._answers.row(one, None) for one in dict.fromkeys(rows.ids)}  # of several tries
             return [row for row in self._answers.listing().order.tolist() if counting[rows.ids[row]] == row]
-        return [counting[self._run.index.find(one, self._run.title)] for one in named]
+        return [self._answers.row_named(self._run.index.find(one, self._run.title)) for one in named]
 
     def count(self, chosen: Sequence[int]) -> int:
         """How many pages `write` writes."""

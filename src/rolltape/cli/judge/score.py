@@ -10,7 +10,7 @@ from rolltape.cli.options import DryRunOption, JsonOption, JudgeOptions, Rollout
 from rolltape.cli.parameters import argument, option
 from rolltape.cli.runs import open_run, open_snapshot, report_problems
 from rolltape.cli.screen import SHORT_ID, note, number, plural, print_json, print_line, print_table
-from rolltape.collect.rewards import LateReward, late_rewards, record_rewards
+from rolltape.collect.rewards import LateReward, RewardFields, late_rewards, record_rewards
 from rolltape.collect.sources.entries import SourceEntry
 from rolltape.collect.sources.jsonfiles import json_lines_file, json_lines_stream
 from rolltape.errors import UsageError
@@ -31,6 +31,22 @@ def score(
     ] = None,
     try_index: TryOption = None,
     source: Annotated[str | None, option("--from FILE", "JSON lines with rollout and reward; - is stdin.")] = None,
+    id_field: Annotated[
+        str | None,
+        option(
+            "--id-field NAME", "With --from: the field that holds the id; traces.0.id leads into objects and lists."
+        ),
+    ] = None,
+    reward_field: Annotated[
+        str | None, option("--reward-field NAME", "With --from: the field that holds the reward.")
+    ] = None,
+    term_fields: Annotated[
+        list[str] | None,
+        option("--term-field NAME", "With --from: a field with a term, or with an object of terms; repeatable."),
+    ] = None,
+    skip_unknown: Annotated[
+        bool, option("--skip-unknown", "With --from: skip lines about rollouts that the run does not hold.")
+    ] = False,
     ungraded: Annotated[
         bool, option("--ungraded", "Grade again what could not be graded when it ended, without sampling.")
     ] = False,
@@ -42,8 +58,9 @@ def score(
     """Set rewards of rollouts or turns, also after they finished.
 
     The latest reward counts; earlier ones stay on the tape. With --from, each line is a JSON object with rollout and
-    reward, and optionally terms, by, try, and turn. All lines are checked before the first is recorded. With
-    --ungraded, environments and judges grade rollouts again that they could not grade.
+    reward, and optionally terms, by, try, and turn. The file of another program is read as it is with --id-field,
+    --reward-field, or --term-field: all other fields are then ignored. All lines are checked before the first is
+    recorded. With --ungraded, environments and judges grade rollouts again that they could not grade.
     """
     if ungraded:
         from rolltape.cli.judge.ungraded import grade_ungraded
@@ -61,13 +78,24 @@ def score(
         )
     if step is not None:
         raise UsageError("--step needs --ungraded")
+    for_file = {"--id-field": id_field, "--reward-field": reward_field, "--term-field": term_fields}
+    if source is None and (wrong := [name for name, value in for_file.items() if value is not None]):
+        raise UsageError(f"{wrong[0]} needs --from")
+    if source is None and skip_unknown:
+        raise UsageError("--skip-unknown needs --from")
+    fields = None
+    if any(value is not None for value in for_file.values()):
+        fields = RewardFields(id_field or "rollout", reward_field or "reward", tuple(term_fields or ()))
     label, entries = _rewards(rollout, reward, terms, turn, try_index, source)
+    skipped: list[str] = []
     with open_snapshot(run) as tape:
-        rewards = late_rewards(tape.run, entries, label=label, by=by)
+        rewards = late_rewards(
+            tape.run, entries, label=label, by=by, fields=fields, on_unknown=skipped.append if skip_unknown else None
+        )
         if not dry_run and any(one.is_new for one in rewards):
             with rolltape.open(tape.run.location) as writer:
                 record_rewards(writer, rewards)
-    _print(rewards, as_json=as_json, dry_run=dry_run)
+    _print(rewards, skipped, as_json=as_json, dry_run=dry_run)
     return report_problems(tape)
 
 
@@ -112,13 +140,14 @@ def _number(text: str, otherwise: str) -> float:
         raise UsageError(otherwise) from None
 
 
-def _print(rewards: Sequence[LateReward], *, as_json: bool, dry_run: bool) -> None:
+def _print(rewards: Sequence[LateReward], skipped: Sequence[str], *, as_json: bool, dry_run: bool) -> None:
     fresh = [one for one in rewards if one.is_new]
     changed = sum(one.changes for one in fresh)
     if as_json:
         for one in rewards:
             print_json(_record(one))
-        print_json({"rewards": len(rewards), "recorded": len(fresh), "changed": changed, "dry_run": dry_run})
+        counts = {"rewards": len(rewards), "recorded": len(fresh), "changed": changed, "skipped": len(skipped)}
+        print_json({**counts, "dry_run": dry_run})
         return
     if fresh:
         _print_table(fresh[:_SHOWN_REWARDS])
@@ -126,6 +155,8 @@ def _print(rewards: Sequence[LateReward], *, as_json: bool, dry_run: bool) -> No
         print_line(f"… and {len(fresh) - _SHOWN_REWARDS:,} more")
     recorded = f"{len(fresh):,} {'to record' if dry_run else 'recorded'}, {changed:,} changed"
     print_line(f"{plural(len(rewards), 'reward')}: {recorded if fresh else 'nothing new'}")
+    if skipped:
+        note(f"{plural(len(skipped), 'line')} skipped, the first is {skipped[0]}: the run holds no such rollouts")
     for text in _notes(fresh):
         note(text)
 

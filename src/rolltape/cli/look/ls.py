@@ -43,6 +43,7 @@ def _record(row: RolloutRow) -> dict[str, object]:
         "attempt": row.head.attempt,
         "model": row.head.model,
         "agent": row.head.agent,
+        "foreign_ids": row.head.foreign_ids,
         "status": row.outcome.status,
         "stop_reason": row.outcome.stop_reason,
         "reason": row.outcome.reason,

@@ -72,7 +72,7 @@ class Applier:
                 self._add_part(known, row, one)
             else:
                 number = self._connection.execute(_INSERT, row).lastrowid
-                self._connection.execute("INSERT OR REPLACE INTO heads VALUES (?, ?)", (number, one.raw))
+                self._set_head(number, one)
                 if key in with_events:
                     self._apply(self._events_of(key))
             if key in news.summaries:
@@ -156,11 +156,17 @@ class Applier:
             for table in ("summaries", "searchable"):
                 self._connection.execute(f"DELETE FROM {table} WHERE rollout = ?", (number,))
         if found is not None and owner["writer"] == found.writer:
-            self._connection.execute("INSERT OR REPLACE INTO heads VALUES (?, ?)", (number, found.raw))
+            self._set_head(number, found)
         self._connection.execute("DELETE FROM parts WHERE rollout = ?", (number,))
         self._connection.executemany(
             "INSERT INTO parts VALUES (?, ?, ?)",
             [(number, part["writer"], msgspec.msgpack.encode(part)) for part in others],
+        )
+
+    def _set_head(self, number: int | None, found: FoundHead) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO heads VALUES (?, ?)", (number, found.raw))
+        self._connection.executemany(
+            "INSERT OR IGNORE INTO foreign_ids VALUES (?, ?)", [(one, number) for one in found.head.foreign_ids]
         )
 
     def _change_part(self, key: Key, rollout: FoundRollout, place: str) -> None:

@@ -26,7 +26,7 @@ from rolltape.records.rollout import SUMMARY_RULES, RolloutSummary
 from rolltape.records.sample import Fate
 from rolltape.tape.rundir import make_private_file, make_private_folder, user_cache, write_whole
 
-FORMAT = 2
+FORMAT = 3
 FOLDER = "cache"
 POINTER = "index.json"
 # Summaries are fixed arrays over these, so that those of a hundred thousand rollouts are read as one.
@@ -56,6 +56,8 @@ CREATE INDEX rollouts_by_revision ON rollouts (revision);
 CREATE INDEX rollouts_by_group ON rollouts (grp);
 CREATE INDEX rollouts_unfinished ON rollouts (writer) WHERE finish IS NULL;
 CREATE TABLE heads (number INTEGER PRIMARY KEY, raw BLOB NOT NULL);
+CREATE TABLE foreign_ids (foreign_id TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (foreign_id, number))
+    WITHOUT ROWID;
 CREATE TABLE parts (rollout INTEGER NOT NULL, writer TEXT NOT NULL, part BLOB NOT NULL, PRIMARY KEY (rollout, writer))
     WITHOUT ROWID;
 CREATE TABLE events (writer TEXT NOT NULL, sequence INTEGER NOT NULL, at_ns INTEGER NOT NULL, kind TEXT NOT NULL,
@@ -94,8 +96,8 @@ class IndexFile:
 
     def connection(self) -> sqlite3.Connection:
         """The index that counts now, made if there is none."""
-        if self._is_in_memory and self._connection is not None:
-            return self._connection
+        if self._connection is not None and (self._is_in_memory or self._connection.in_transaction):
+            return self._connection  # within one moment, also if another generation was made meanwhile
         named = self._named()
         if self._connection is not None and named == self.path and named is not None and named.exists():
             return self._connection

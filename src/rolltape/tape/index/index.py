@@ -1,19 +1,20 @@
 """The index of a run as its readers see it: rollouts by key, step or change, events, weight versions, and progress."""
 
 import contextlib
+import itertools
 import os
 import sqlite3
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rolltape.errors import DamagedTapeError, NoSuchRollout
+from rolltape.errors import AmbiguousId, DamagedTapeError, NoSuchRollout
 from rolltape.records.jsonable import decode_record
 from rolltape.records.messages import Message
 from rolltape.records.rollout import Event, Rollout, RolloutHead, Status
@@ -37,8 +38,16 @@ _parents: list[object] = []  # what was opened before a fork must not be carried
 
 STATUS_CODES = {Status.RUNNING: 0, Status.FINISHED: 1, Status.FAILED: 2, Status.LOST: 3}
 _LOCATED_AT_ONCE = 64  # rollouts
+_SHOWN = 5  # ids in an error
 _KEYS = "(SELECT json_extract(value, '$[0]') AS wanted, json_extract(value, '$[1]') AS wanted_try FROM json_each(?))"
 RESUMED = np.dtype([("id", "S16"), ("attempt", "<u8"), ("try_index", ">u4"), ("status", "u1"), ("rewarded", "?")])
+
+
+class NamedTries(NamedTuple):
+    """The tries of a rollout that an id means: all of them, or those that other programs call so."""
+
+    id: str
+    tries: list[int]  # in their order
 
 
 class Index:
@@ -89,25 +98,45 @@ class Index:
         # They are nearly in this order; SQLite would copy all of them to sort them.
         return sorted(rows, key=attrgetter("started_at_ns", "id", "try_index"))
 
-    def find(self, rollout: str, name: str) -> str:
-        """The id that begins so; NoSuchRollout if there is none, or more than one."""
+    def find(self, name: str, run: str) -> NamedTries:
+        """The rollout that a name means: its id, else a foreign id, else the beginning of its id.
+
+        A whole foreign id comes before the beginning of an own one: of that, more can be given. Raises NoSuchRollout if
+        there is none, and AmbiguousId if there are several. `run` is for these errors.
+        """
         with self._asking() as connection:
-            if connection.execute("SELECT 1 FROM rollouts WHERE id = ?", (rollout,)).fetchone():
-                return rollout
-            pattern = "".join(f"[{one}]" if one in "*?[" else one for one in rollout) + "*"
+            if tries := self.tries(name):
+                return NamedTries(name, tries)
+            foreign: dict[str, list[int]] = {}
+            for own, try_index in connection.execute(
+                "SELECT id, try_index FROM foreign_ids NATURAL JOIN rollouts WHERE foreign_id = ? ORDER BY 1, 2",
+                (name,),
+            ):
+                foreign.setdefault(own, []).append(try_index)
+            if len(foreign) == 1:
+                return NamedTries(*foreign.popitem())
+            if foreign:
+                several = _some(foreign, len(foreign))
+                raise AmbiguousId(f"run {run}: {name!r} is a foreign id of {several}; give one of these ids")
+            pattern = "".join(f"[{one}]" if one in "*?[" else one for one in name) + "*"
             found = connection.execute(
-                "SELECT DISTINCT id FROM rollouts WHERE id GLOB ? ORDER BY id LIMIT 4", (pattern,)
+                f"SELECT DISTINCT id FROM rollouts WHERE id GLOB ? ORDER BY id LIMIT {_SHOWN + 1}", (pattern,)
             ).fetchall()
-            if not rollout or not found:
-                ((held,),) = connection.execute("SELECT count(*) FROM rollouts").fetchall()
-                raise NoSuchRollout(f"run {name} holds no rollout {rollout!r}; it has {held}, see its index")
+            if not name or not found:
+                raise NoSuchRollout(f"run {run} holds no rollout {name!r}; `rolltape ls` lists those that it has")
             if len(found) > 1:
                 ((count,),) = connection.execute(
                     "SELECT count(DISTINCT id) FROM rollouts WHERE id GLOB ?", (pattern,)
                 ).fetchall()
-                some = ", ".join(one for (one,) in found[:3])
-                raise NoSuchRollout(f"run {name}: {rollout!r} begins {count} ids ({some}…); give more of it")
-        return str(found[0][0])
+                several = _some((own for (own,) in found), count)
+                raise AmbiguousId(f"run {run}: {name!r} begins the ids of {several}; give more of it")
+            return NamedTries(found[0][0], self.tries(found[0][0]))
+
+    def next_attempt(self, group: str) -> int:
+        """The number of the next attempt in a group; 0: there is none so far."""
+        with self._asking() as connection:
+            ((last,),) = connection.execute("SELECT max(attempt) FROM rollouts WHERE grp = ?", (group,)).fetchall()
+        return 0 if last is None else int(last) + 1
 
     def tries(self, rollout: str) -> list[int]:
         """The tries of a rollout, in their order."""
@@ -299,6 +328,11 @@ def _chain(owner: PartPlace, parts: Iterable[dict[str, Any]], epoch: int, there:
             fields = (part[field] for field in ("row", "first_event", "last_event", "writer"))
             chain.append(PartPlace(part["place"], *fields)._replace(has_turns=is_needed))
     return tuple(reversed(chain))
+
+
+def _some(ids: Iterable[str], count: int) -> str:
+    shown = list(itertools.islice(ids, _SHOWN))
+    return f"{count} rollouts ({', '.join(shown)}{', …' if count > len(shown) else ''})"
 
 
 def _after_fork() -> None:

@@ -77,6 +77,7 @@ class Tape:
         model: str | None = None,
         agent: str | None = None,
         tags: Sequence[str] = (),
+        foreign_ids: Sequence[str] = (),
         extra: Mapping[str, Any] | None = None,
         new_try: bool = False,
         try_index: int | None = None,
@@ -94,11 +95,13 @@ class Tape:
             model: The model that is sampled from.
             agent: The agent that runs the task.
             tags: Texts to find the rollout by.
+            foreign_ids: What other programs call it, such as a framework's own rollout id. Whoever takes the id of a
+                rollout takes one of these too. They are of this try; another try may have others.
             extra: Further JSON to keep with it.
             new_try: Start another try of a rollout that is on the tape.
             try_index: Which try this is, where others are recorded out of this tape's sight.
             resume: Go on with the latest try, or that of `try_index`, if it has not ended and the process that
-                recorded it is dead. The recorder has its `sessions` with their turns; tags and extra stay as they were.
+                recorded it is dead. The recorder has its `sessions` with their turns; what it was started with stays.
                 A rollout that is not on the tape is started. One that has ended is refused, or run again with
                 `new_try`. `"force"` also takes a rollout from a process that is alive, such as one that hangs or
                 was stopped: whatever that process still records of it is refused.
@@ -128,7 +131,10 @@ class Tape:
         except ValueError as error:
             raise NotJsonError(f"{where}: its task identifies it, and has no one spelling: {error}") from None
         where = f"rollout {own_id}"
-        tags, extra = as_tags(tags, where), as_settings(extra, f"{where}: extra")
+        tags, extra = as_texts(tags, f"{where}: tags"), as_settings(extra, f"{where}: extra")
+        foreign_ids = as_texts(foreign_ids, f"{where}: foreign_ids")
+        if "" in foreign_ids:
+            raise RecordError(f"{where}: a foreign id is empty; leave it out")
         writer = self._writer
         with writer.lock, locked(self.directory.path, wait_s=_WAIT_FOR_RUN_S if resume else None):
             journal = writer.journal()
@@ -158,6 +164,7 @@ class Tape:
                     **texts,
                     task=task,
                     tags=tags,
+                    foreign_ids=tuple(dict.fromkeys(foreign_ids)),
                     extra=extra,
                     started_at_ns=journal.now_ns(),
                 )
@@ -222,7 +229,7 @@ class Tape:
 
     def tag(self, rollout_id: str, *tags: str, by: str | None = None, try_index: int | None = None) -> None:
         """Set the tags of a rollout, of all its tries or of one. They replace the tags that it had."""
-        data = {"tags": list(as_tags(tags, f"rollout {rollout_id}"))}
+        data = {"tags": list(as_texts(tags, f"rollout {rollout_id}: tags"))}
         _append(self._writer.encode(NewEvent(EventKind.TAG, rollout_id, data, by, try_index)))
 
     def filter(
@@ -324,9 +331,9 @@ def open_tape(
     return Tape(RunDirectory.made_or_opened(path, name), level, summarize)
 
 
-def as_tags(tags: Sequence[str], where: str) -> tuple[str, ...]:
-    """Tags as texts."""
-    if isinstance(tags, str):
-        raise RecordError(f"{where}: tags are the text {tags!r}; give a list of texts")
-    texts = as_items(tags, f"{where}: tags", "texts")
-    return tuple(text for tag in texts if (text := as_text(tag, f"{where}: a tag")) is not None)
+def as_texts(texts: Sequence[str], where: str) -> tuple[str, ...]:
+    """Several texts; None among them is left out."""
+    if isinstance(texts, str):
+        raise RecordError(f"{where} are the text {texts!r}; give a list of texts")
+    items = as_items(texts, where, "texts")
+    return tuple(text for item in items if (text := as_text(item, f"{where}: one of them")) is not None)

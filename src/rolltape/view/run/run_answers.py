@@ -9,6 +9,7 @@ import numpy as np
 from rolltape.errors import NoAnswer
 from rolltape.records.rollout import Status
 from rolltape.tape.index.database import read_about
+from rolltape.tape.index.index import NamedTries
 from rolltape.tape.index.search import find, search_terms
 from rolltape.view.run.listing import Listing, Query
 from rolltape.view.run.overview import build_headline, build_overview
@@ -75,6 +76,10 @@ class RunAnswers:
         page = listing.page(query, listing.matching(query, searched.numbers))
         return {**page, "search": {"indexed": searched.searchable, "ended": self.run.state.progress.ended}}
 
+    def holds(self, rollout: str) -> bool:
+        """Whether the table has a rollout with exactly this id."""
+        return bool(self.listing().state.rows.tries(rollout))
+
     def row(self, rollout: str, try_index: str | None) -> int:
         """The row of a rollout: of the try that is named, else of the one that counts; raises NoAnswer."""
         rows = self.listing().state.rows
@@ -87,6 +92,14 @@ class RunAnswers:
         if row is None:
             which = f" with a try {try_index}" if try_index else ""
             raise NoAnswer(f"run {self.run.title} holds no rollout {rollout[:64]!r}{which}", 404)
+        return row
+
+    def row_named(self, found: NamedTries) -> int:
+        """The row of the tries that an id means; of several, that of the one that counts."""
+        tries = self.listing().state.rows.tries(found.id)
+        row = self.counted({one: tries[one] for one in found.tries if one in tries})
+        if row is None:
+            raise NoAnswer(f"rollout {found.id} is not indexed yet", 404)
         return row
 
     def counted(self, tries: dict[int, int]) -> int | None:
