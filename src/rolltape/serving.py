@@ -37,20 +37,37 @@ def listening_url(runner: web.AppRunner) -> str:
     return _url(*runner.addresses[0][:2])
 
 
-def open_listener(host: str, port: int, backlog: int) -> socket.socket:
-    """A socket that listens; connections wait in it until a server accepts them. Raises OSError."""
+def open_listener(host: str, port: int, backlog: int, *, shared: bool = False) -> socket.socket:
+    """A socket that listens; connections wait in it until a server accepts them. Raises OSError.
+
+    A `shared` port is that of several processes, and the system gives each connection to one of them.
+    """
+    listener = _bound(host, port, shared=shared)
+    listener.listen(backlog)
+    listener.setblocking(False)
+    return listener
+
+
+def reserve_port(host: str, port: int) -> socket.socket:
+    """A socket that keeps a port for processes that share it, and accepts nothing itself. Raises OSError."""
+    with _bound(host, port, shared=False) as probe:  # nobody else has it
+        port = probe.getsockname()[1]
+    return _bound(host, port, shared=True)
+
+
+def _bound(host: str, port: int, *, shared: bool) -> socket.socket:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, kind, protocol, _, address = min(found, key=lambda one: one[0] is not socket.AF_INET)
-    listener = socket.socket(family, kind, protocol)
+    bound = socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(backlog)
-        listener.setblocking(False)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind(address)
     except OSError:
-        listener.close()
+        bound.close()
         raise
-    return listener
+    return bound
 
 
 def bound_url(listener: socket.socket) -> str:

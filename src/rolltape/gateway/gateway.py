@@ -19,7 +19,7 @@ from rolltape.gateway.engines.opening import open_engine, tiny_folder
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Engine, EngineFacts
 from rolltape.gateway.finished import Ending
-from rolltape.gateway.peers import Peer, announced_peer
+from rolltape.gateway.peers import Peer, Siblings, announced_peer
 from rolltape.gateway.prompts import ChatPrompts, TextOnlyPrompts
 from rolltape.gateway.server.app import http_log, make_app
 from rolltape.gateway.server.forwarding import Forwarding
@@ -28,6 +28,7 @@ from rolltape.gateway.service import Finished, Service
 from rolltape.gateway.sessions import EngineWait, OpenSession, SessionSpec
 from rolltape.gateway.settings import GatewaySettings
 from rolltape.gateway.wire import base_urls
+from rolltape.gateway.workers import WorkerPlace
 from rolltape.samples.opening import open_for_recording
 from rolltape.serving import bound_url, is_loopback, open_listener
 from rolltape.tape.recording.tape import Tape
@@ -119,6 +120,7 @@ class Gateway:
         tape: str | Path | Tape,
         model: str | Path | None = None,
         settings: GatewaySettings | None = None,
+        worker: WorkerPlace | None = None,
         **options: Any,
     ) -> None:
         """`model` is a folder with the model's tokenizer, or None for an tiny engine's own; for `options` see
@@ -135,6 +137,7 @@ class Gateway:
         self._engines: list[str | Engine] = list(engine) if several else [engine]  # type: ignore[arg-type,list-item]
         self._tape = tape
         self._model = model
+        self.worker = worker  # None: it has its port for itself
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -154,7 +157,9 @@ class Gateway:
         pool = EnginePool(engines)
         stack.push_async_callback(pool.close)
         try:
-            listener = open_listener(settings.host, settings.port, _WAITING_CONNECTIONS)
+            port = settings.port if self.worker is None else self.worker.port
+            shared = self.worker is not None
+            listener = open_listener(settings.host, port, _WAITING_CONNECTIONS, shared=shared)
         except OSError as error:
             raise GatewayError(f"port {settings.port}: {error.strerror}") from None
         stack.callback(listener.close)
@@ -173,7 +178,7 @@ class Gateway:
             settings,
             model_name=settings.model_name or facts.model or Path(prompts.folder).name,
             context=pool.context,
-            version=facts.version,
+            version=facts.version if self.worker is None else None,
         )
         stack.push_async_callback(self.service.close)
         if settings.open:
@@ -184,7 +189,8 @@ class Gateway:
         directory = tape.directory.path
         keeps = settings.keep_admin_key and settings.admin_key is None
         self.admin_key = settings.admin_key or (keep_admin_key(directory) if keeps else make_admin_key())
-        await self._listen(stack, listener, stack.enter_context(announced_peer(directory, tape.writer)))
+        peer = stack.enter_context(announced_peer(directory, tape.writer, self.worker))
+        await self._listen(stack, listener, peer, facts)
         if keeps:
             stack.enter_context(announced(RunningGateway(self.url, directory)))
 
@@ -210,11 +216,12 @@ class Gateway:
                     await web.SockSite(runner, listener.dup()).start()
                 await asyncio.sleep(_LOOK_FOR_ENGINE_S)
 
-    async def _listen(self, stack: AsyncExitStack, listener: socket.socket, peer: Peer) -> None:
+    async def _listen(self, stack: AsyncExitStack, listener: socket.socket, peer: Peer, facts: EngineFacts) -> None:
         settings = self._settings
         forwarding = Forwarding(peer)
         stack.push_async_callback(forwarding.close)
-        app = make_app(self.service, self.admin_key, lambda: self.public_url, forwarding)
+        siblings = Siblings(self.service.tape.directory, peer, self.worker)
+        app = make_app(self.service, self.admin_key, lambda: self.public_url, forwarding, siblings)
         # Turns have been waited for when it comes to this, and clients that do not read are not waited for.
         runner = web.AppRunner(
             app,
@@ -227,11 +234,29 @@ class Gateway:
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        await web.SockSite(runner, listener, backlog=_WAITING_CONNECTIONS).start()
         await web.UnixSite(runner, peer.socket, backlog=_WAITING_CONNECTIONS).start()  # for the run's other gateways
+        if self.worker is not None:
+            await self._join_siblings(siblings, forwarding, facts)
+        await web.SockSite(runner, listener, backlog=_WAITING_CONNECTIONS).start()
         self._runner = runner
         # New turns are refused and those in flight drain while the port still answers.
         stack.push_async_callback(self.service.drain)
+
+    async def _join_siblings(self, siblings: Siblings, forwarding: Forwarding, facts: EngineFacts) -> None:
+        """Have the weights of the other workers; the first of workers that start together announces the engines'."""
+        assert self.worker is not None
+        weights = self.service.weights
+        changes = weights.changes
+        asked = siblings.others()[:1] if self.worker.is_successor else []
+        for answer in await forwarding.ask(asked, "GET", "/status"):
+            state = msgspec.json.decode(answer)
+            if state["version"] is not None:
+                weights.announce(state["version"], record=False)
+            if state["paused"] and weights.changes == changes:  # else one of them has just said it
+                await weights.pause()
+            return
+        if facts.version is not None:
+            weights.announce(facts.version, record=self.worker.is_successor or self.worker.number == 0)
 
     @asynccontextmanager
     async def listening_on(self, listener: socket.socket) -> AsyncIterator[None]:

@@ -316,6 +316,11 @@ def _beginning(request: ChatRequest) -> bytes:
     return digest.digest()
 
 
+def name_digest(key: str | None, identity: Identity, request: ChatRequest) -> str:
+    """A digest of what a request says about its session, or of how its conversation begins."""
+    return _name_digest(key or "", identity.session or _beginning(request))
+
+
 def _name_digest(key: str, name: str | bytes) -> str:
     """What is recorded of a session's name and the API key of its requests."""
     return key_digest(f"{key}\0{name if isinstance(name, str) else name.hex()}")

@@ -5,31 +5,51 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rolltape.gateway.admin_key import HEADER_FILE, read_admin_key
 from rolltape.gateway.engines.protocol import Engine
 from rolltape.gateway.gateway import Gateway
 from rolltape.gateway.settings import GatewaySettings
+from rolltape.gateway.workers import WorkerPlace, serve_workers
 from rolltape.serving import loop_factory, raise_file_limit
 
 _SWITCH_S = 0.001
 
 
-def serve_gateway(engines: Sequence[str | Engine], run: Path, model: Path | None, settings: GatewaySettings) -> None:
-    """Serve until SIGINT or SIGTERM, then drain; a second one ends at once. The address goes to standard output."""
+def serve_gateway(
+    open_engines: Callable[[], Sequence[Engine]],
+    run: Path,
+    model: Path | None,
+    settings: GatewaySettings,
+    workers: int = 1,
+) -> int:
+    """Serve until SIGINT or SIGTERM, then drain; a second one ends at once. The address goes to standard output.
+
+    Returns the exit code. Engines are opened in the process that uses them, of which there are as many as `workers`.
+    """
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     # The event loop waits this long for each thread that is at work, whenever it has something to do.
     sys.setswitchinterval(_SWITCH_S)
     raise_file_limit()
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_serve(Gateway(engine=list(engines), tape=run, model=model, settings=settings)))
+
+    def serve(worker: WorkerPlace | None, ready: Callable[[], None] | None) -> None:
+        gateway = Gateway(engine=list(open_engines()), tape=run, model=model, settings=settings, worker=worker)
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(_serve(gateway, ready))
+
+    if workers > 1:
+        return serve_workers(workers, settings.host, settings.port, serve, lambda url: print(url, flush=True))
+    serve(None, None)
+    return 0
 
 
-async def _serve(gateway: Gateway) -> None:
+async def _serve(gateway: Gateway, ready: Callable[[], None] | None) -> None:
+    """Serve until a signal; `ready` is called by a worker, others say where they are."""
     loop = asyncio.get_running_loop()
     started, stopped = asyncio.Event(), asyncio.Event()
+    is_first = gateway.worker is None or gateway.worker.number == 0
     main = asyncio.current_task()
     assert main is not None
 
@@ -46,17 +66,27 @@ async def _serve(gateway: Gateway) -> None:
         async with gateway:
             started.set()
             _collect_garbage_seldom()
-            print(gateway.url, flush=True)
-            print(f"rolltape: {gateway.service.prompts.describe()}", file=sys.stderr)
-            if (why := gateway.service.turns.buffered) is not None:
-                print(f"rolltape: streamed replies come when they have ended: {why}", file=sys.stderr)
-            if gateway.admin_key == read_admin_key(gateway.service.tape.directory.path):
-                kept = gateway.service.tape.directory.path / HEADER_FILE
-                print(f"rolltape: sessions are opened with the key in {kept}", file=sys.stderr)
+            if ready is not None:
+                ready()
+            else:
+                print(gateway.url, flush=True)
+            if is_first:
+                _describe(gateway)
             await stopped.wait()
-            print("rolltape: ending; turns in flight may finish, another signal ends them", file=sys.stderr)
+            if is_first:
+                print("rolltape: ending; turns in flight may finish, another signal ends them", file=sys.stderr)
     except asyncio.CancelledError:
         print("rolltape: ended at once", file=sys.stderr)
+
+
+def _describe(gateway: Gateway) -> None:
+    """Say what it serves, and which key opens sessions."""
+    print(f"rolltape: {gateway.service.prompts.describe()}", file=sys.stderr)
+    if (why := gateway.service.turns.buffered) is not None:
+        print(f"rolltape: streamed replies come when they have ended: {why}", file=sys.stderr)
+    folder = gateway.service.tape.directory.path
+    if gateway.admin_key == read_admin_key(folder):
+        print(f"rolltape: sessions are opened with the key in {folder / HEADER_FILE}", file=sys.stderr)
 
 
 def _collect_garbage_seldom() -> None:

@@ -199,13 +199,13 @@ class Service:
             linearized=made,
         )
 
-    async def resume(self, version: str | None = None) -> None:
+    async def resume(self, version: str | None = None, *, record: bool = True) -> None:
         """Continue after a pause, with the given weight version or else the one that the engines report."""
         health = await self.pool.look()
         reported = {one.facts.version for one in health if one.facts is not None}
         version = version or (reported.pop() if len(reported) == 1 else None)
         if version is not None:
-            self.weights.announce(version)
+            self.weights.announce(version, record=record)
         self.weights.resume()
 
     async def drop(self, session_id: str, reason: str) -> None:

@@ -17,6 +17,7 @@ class Weights:
         self._idle = asyncio.Event()
         self._idle.set()
         self.version = version  # None: not known
+        self.changes = 0  # how often generating was stopped or allowed
 
     @property
     def paused(self) -> bool:
@@ -48,6 +49,7 @@ class Weights:
 
     async def pause(self) -> int:
         """Hold new generations and interrupt those in flight. Returns how many, once the engines have ended them."""
+        self.changes += 1
         self._open.clear()
         interrupts = list(self._in_flight.values())
         await asyncio.gather(*(interrupt() for interrupt in interrupts))
@@ -55,10 +57,12 @@ class Weights:
         return len(interrupts)
 
     def resume(self) -> None:
+        self.changes += 1
         self._open.set()
 
-    def announce(self, version: str) -> None:
-        """Announce the weight version that the engines have from now on."""
+    def announce(self, version: str, *, record: bool = True) -> None:
+        """Announce the weight version that the engines have from now on; `record` it, unless another worker has."""
         if version != self.version:
-            self._announce(version)
+            if record:
+                self._announce(version)
             self.version = version

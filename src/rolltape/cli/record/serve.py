@@ -1,5 +1,6 @@
 """`rolltape serve`: run the gateway between agents and an engine."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,9 @@ def serve(
             "--wait-engine SECONDS", "Time to wait at the start for an engine to answer, instead of exiting.", min=0
         ),
     ] = 0.0,
+    workers: Annotated[
+        int, option("--workers N", "Processes that serve the port, each with a journal of its own.", min=1)
+    ] = 1,
     drain_s: Annotated[float, option("--drain SECONDS", "Time for turns in flight to finish at shutdown.")] = 30.0,
     engines: EngineOptions,
     model: Annotated[
@@ -91,11 +95,11 @@ def serve(
         wait_engine_s=wait_engine_s,
         drain_s=drain_s,
     )
-    opened = open_engines(
+    opened = partial(
+        open_engines,
         engines.engines,
         api_key=engines.engine_key,
         logprob_kind=engines.logprobs,
         routed_experts=engines.routed_experts,
     )
-    serve_gateway(opened, run, model or tiny_folder(engines.engines), settings)
-    return 0
+    return serve_gateway(opened, run, model or tiny_folder(engines.engines), settings, workers)

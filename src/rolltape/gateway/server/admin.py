@@ -1,7 +1,7 @@
 """The HTTP API of whoever runs the agents: open, inspect, finish and drop sessions; weights; metrics."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -12,7 +12,9 @@ from rolltape.errors import BadRequest
 from rolltape.export.files import json_line
 from rolltape.export.schema import SAMPLE, RowKind
 from rolltape.gateway.finished import Ending
-from rolltape.gateway.server.forwarding import BODY
+from rolltape.gateway.peers import Siblings
+from rolltape.gateway.server.adding_up import add_metrics, add_status
+from rolltape.gateway.server.forwarding import BODY, Forwarding
 from rolltape.gateway.server.guard import GatewayGuard
 from rolltape.gateway.server.limits import read_body
 from rolltape.gateway.service import Finished, Service
@@ -38,10 +40,26 @@ class _Reason(msgspec.Struct, forbid_unknown_fields=True):
 class Admin:
     """Handlers for whoever holds the admin key."""
 
-    def __init__(self, service: Service, guard: GatewayGuard, public_url: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        service: Service,
+        guard: GatewayGuard,
+        public_url: Callable[[], str],
+        forwarding: Forwarding,
+        siblings: Siblings,
+    ) -> None:
         self._service = service
         self._guard = guard
         self._public_url = public_url
+        self._forwarding = forwarding
+        self._siblings = siblings
+
+    async def _others(self, request: web.Request, body: dict[str, Any] | None = None) -> list[bytes]:
+        """What the other workers answer to the same request; nothing, if one of them asks."""
+        if self._forwarding.is_forwarded(request) or not (others := self._siblings.others()):
+            return []
+        data = b"" if body is None else msgspec.json.encode(body)
+        return await self._forwarding.ask(others, request.method, request.path, data)
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -61,13 +79,18 @@ class Admin:
         spec = await self._read(request, SessionSpec)
         if spec.rollout is not None:
             await self._service.rollout_here(spec.rollout)
+        elif not self._forwarding.is_forwarded(request):
+            self._siblings.check_next()
         session = self._service.open_session(spec)
         urls = base_urls(self._public_url(), session.key)
         return _json({"schema": SCHEMA, **described(session), "key": session.key, **urls})
 
     async def _list(self, request: web.Request) -> web.Response:
         self._guard.admit_admin(request)
-        return _json({"schema": SCHEMA, "sessions": [described(session) for session in self._service.sessions]})
+        sessions = [described(session) for session in self._service.sessions]
+        for answer in await self._others(request):
+            sessions += msgspec.json.decode(answer)["sessions"]
+        return _json({"schema": SCHEMA, "sessions": sessions})
 
     async def _look(self, request: web.Request) -> web.Response:
         self._guard.admit_admin(request)
@@ -103,31 +126,38 @@ class Admin:
         asked = await self._read(request, _Version)
         if asked.version is None:
             raise BadRequest("version: give the name of the weights that are in use from now on")
-        self._service.weights.announce(asked.version)
-        return self._weights()
+        self._service.weights.announce(asked.version, record=not self._forwarding.is_forwarded(request))
+        return self._weights(await self._others(request, {"version": asked.version}))
 
     async def _pause(self, request: web.Request) -> web.Response:
         await self._read(request, _Version)
-        interrupted = await self._service.weights.pause()
-        return self._weights(interrupted=interrupted)
+        interrupted, others = await asyncio.gather(self._service.weights.pause(), self._others(request))
+        return self._weights(others, interrupted)
 
     async def _resume(self, request: web.Request) -> web.Response:
         asked = await self._read(request, _Version)
-        await self._service.resume(asked.version)
-        return self._weights()
+        await self._service.resume(asked.version, record=not self._forwarding.is_forwarded(request))
+        return self._weights(await self._others(request, {"version": self._service.weights.version}))
 
-    def _weights(self, **more: Any) -> web.Response:
+    def _weights(self, others: Sequence[bytes], interrupted: int | None = None) -> web.Response:
+        """The state of the weights, with the counts of all workers."""
         weights = self._service.weights
-        state = {"version": weights.version, "paused": weights.paused, "in_flight": weights.in_flight}
-        return _json({"schema": SCHEMA, **state, **more})
+        counts = {"in_flight": weights.in_flight} | ({} if interrupted is None else {"interrupted": interrupted})
+        for answer in map(msgspec.json.decode, others):
+            counts = {name: value + answer[name] for name, value in counts.items()}
+        return _json({"schema": SCHEMA, "version": weights.version, "paused": weights.paused, **counts})
 
     async def _status(self, request: web.Request) -> web.Response:
         self._guard.admit_admin(request)
-        return _json({"schema": SCHEMA, **self._service.status()})
+        others = [msgspec.json.decode(answer) for answer in await self._others(request)]
+        own = {"schema": SCHEMA, **self._service.status()}
+        return _json(add_status([own, *others]) if others else own)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         self._guard.admit_admin(request)
-        return web.Response(body=self._service.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        own, others = self._service.metrics.exposition(), await self._others(request)
+        body = add_metrics([own, *others]) if others else own
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _read(self, request: web.Request, kind: type[T]) -> T:
         """Parse a body of that kind after checking the admin key; no body counts as an empty object."""
@@ -150,7 +180,7 @@ def described(session: OpenSession) -> dict[str, Any]:
         "step": session.rollout.head.step,
         "attempt": session.rollout.head.attempt,
         "opened_at": session.opened_at,
-        "turns": session.recorder.turn_count,
+        "turns": len(session.recorder.turns),
         "in_flight": session.in_flight,
         "ended": session.ended,
     }

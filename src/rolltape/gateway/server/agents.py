@@ -17,9 +17,10 @@ from rolltape.errors import (
     RolltapeError,
     SessionEnded,
 )
-from rolltape.gateway.open_sessions import read_identity
+from rolltape.gateway.open_sessions import name_digest, read_identity
+from rolltape.gateway.peers import Siblings
 from rolltape.gateway.request import INLINE_BYTES, ChatRequest
-from rolltape.gateway.server.forwarding import Forwarding
+from rolltape.gateway.server.forwarding import BODY, Forwarding
 from rolltape.gateway.server.guard import GatewayGuard
 from rolltape.gateway.server.limits import check_request_size, check_structure, read_body
 from rolltape.gateway.service import Service
@@ -45,10 +46,11 @@ Handler = Callable[[Dialect, web.Request], Awaitable[web.StreamResponse]]
 class Agents:
     """Handlers for requests that carry a session's key."""
 
-    def __init__(self, service: Service, guard: GatewayGuard, forwarding: Forwarding) -> None:
+    def __init__(self, service: Service, guard: GatewayGuard, forwarding: Forwarding, siblings: Siblings) -> None:
         self._service = service
         self._guard = guard
         self._forwarding = forwarding
+        self._siblings = siblings
 
     def routes(self) -> list[web.RouteDef]:
         answers: dict[Answers, tuple[Callable[..., web.RouteDef], Handler]] = {
@@ -75,6 +77,8 @@ class Agents:
         request = await self._read(http, session, key, read)
         if session is None:
             identity = read_identity(http.headers, _raw_identity(http), request.metadata)
+            if not self._forwarding.is_forwarded(http):
+                self._siblings.check_owner(name_digest(key, identity, request))
             session = await self._service.open_sessions.find(key, identity, request, says_retry=_says_retry(http))
             http[SESSION] = session.id
         session.overflowed = False
@@ -219,7 +223,7 @@ class Agents:
             return keyed(request, len(body))
 
         async with work.bodies:
-            body = await read_body(http, settings, work.run)
+            body = http[BODY] = await read_body(http, settings, work.run)
             try:
                 return await work.run(parse, body, inline=len(body) < INLINE_BYTES)
             except PromptTooLong:

@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from rolltape.errors import GatewayError, RolltapeError
-from rolltape.gateway.peers import ServedElsewhere
+from rolltape.gateway.peers import ServedElsewhere, Siblings
 from rolltape.gateway.server.admin import Admin
 from rolltape.gateway.server.agents import DIALECT, SESSION, Agents, StreamFailed, told_to_agent
 from rolltape.gateway.server.forwarding import Forwarding
@@ -39,14 +39,15 @@ http_log.addFilter(_hide_bytes)
 
 
 def make_app(
-    service: Service, admin_key: str, public_url: Callable[[], str], forwarding: Forwarding
+    service: Service, admin_key: str, public_url: Callable[[], str], forwarding: Forwarding, siblings: Siblings
 ) -> web.Application:
     """The gateway as an application; `public_url` is asked once it listens."""
     settings = service.settings
     answering = _answering(service, forwarding)
     app = web.Application(client_max_size=settings.max_body_mib * 2**20, middlewares=[answering])
     guard = GatewayGuard(admin_key, forwarding.is_forwarded, loopback=is_loopback(settings.host))
-    app.add_routes([*Agents(service, guard, forwarding).routes(), *Admin(service, guard, public_url).routes()])
+    app.add_routes(Agents(service, guard, forwarding, siblings).routes())
+    app.add_routes(Admin(service, guard, public_url, forwarding, siblings).routes())
     app.add_routes(forwarding.routes())
     app.add_routes(Health(service).routes())
     return app

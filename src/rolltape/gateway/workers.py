@@ -1,0 +1,147 @@
+"""Several gateway processes behind one port: a parent starts them, and replaces one that dies.
+
+    parent ─┬─ worker 0 ── journal      each worker accepts connections of the same port, and forwards requests for
+            ├─ worker 1 ── journal      sessions of the others to them
+            └─ …
+
+A worker is a gateway like any other. What a killed one had open, the others and its successor take over when asked.
+"""
+
+import contextlib
+import ctypes
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rolltape.errors import GatewayError, RolltapeError
+from rolltape.serving import bound_url, reserve_port
+
+_LOOK_S = 0.1  # at workers that have not said yet that they are ready
+_SHORT_LIFE_S = 1.0  # of a worker: its successor is started after a pause of that length
+_PR_SET_PDEATHSIG = 1
+_WATCHED = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
+
+
+class WorkerPlace(NamedTuple):
+    """Which of how many workers a process is."""
+
+    group: str  # the name that the workers of one parent share
+    number: int  # from 0
+    workers: int
+    port: int
+    is_successor: bool = False  # of one that died, beside others that live
+
+
+class _Worker:
+    def __init__(self, place: WorkerPlace, work: Callable[[WorkerPlace, Callable[[], None]], None]) -> None:
+        self.place = place
+        self.began_at = time.monotonic()
+        self.ready = False
+        reading, writing = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(reading)
+            _run_worker(place, work, writing)
+        os.close(writing)
+        os.set_blocking(reading, False)
+        self._pipe = reading
+
+    def look(self) -> None:
+        """Note whether it has said that it is ready."""
+        with contextlib.suppress(BlockingIOError):
+            self.ready = self.ready or bool(os.read(self._pipe, 1))
+
+    def reaped(self) -> int | None:
+        """Its exit code, negative for a signal, once it has ended; None: it runs."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if pid == 0:
+            return None
+        self.look()
+        os.close(self._pipe)
+        return os.waitstatus_to_exitcode(status)
+
+
+def serve_workers(
+    count: int,
+    host: str,
+    port: int,
+    work: Callable[[WorkerPlace, Callable[[], None]], None],
+    on_ready: Callable[[str], None],
+) -> int:
+    """Run `work` in so many processes until SIGINT or SIGTERM; the exit code.
+
+    `work` is given its place and what to call once it serves. `on_ready` is given the address when all of them do.
+    """
+    try:
+        reserved = reserve_port(host, port)
+    except OSError as error:
+        raise GatewayError(f"port {port}: {error.strerror}") from None
+    group, port = secrets.token_hex(4), reserved.getsockname()[1]
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    try:
+        with reserved:
+            workers = [_Worker(WorkerPlace(group, index, count, port), work) for index in range(count)]
+            return _watch(workers, work, lambda: on_ready(bound_url(reserved)))
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+
+
+def _watch(
+    workers: list[_Worker], work: Callable[[WorkerPlace, Callable[[], None]], None], on_ready: Callable[[], None]
+) -> int:
+    """Replace workers that die until a signal ends all; one that cannot even start ends all too."""
+    told = ending = False
+    code = 0
+    while workers:
+        got = signal.sigtimedwait(_WATCHED, _LOOK_S) if not told else signal.sigwaitinfo(_WATCHED)
+        if got is not None and got.si_signo != signal.SIGCHLD:
+            ending = True
+            _signal(workers)
+        for worker in list(workers):
+            worker.look()
+            ended = worker.reaped()
+            if ended is None:
+                continue
+            workers.remove(worker)
+            if not ending and not worker.ready:
+                ending, code = True, 1
+                _signal(workers)
+            elif not ending:
+                how = f"by signal {-ended}" if ended < 0 else f"with exit code {ended}"
+                name = f"worker {worker.place.number} (process {worker.pid})"
+                print(f"rolltape: {name} ended {how}; another one takes its place", file=sys.stderr, flush=True)
+                time.sleep(max(_SHORT_LIFE_S - (time.monotonic() - worker.began_at), 0))
+                workers.append(_Worker(worker.place._replace(is_successor=True), work))
+        if not told and not ending and all(worker.ready for worker in workers):
+            told = True
+            on_ready()
+    return code
+
+
+def _signal(workers: list[_Worker]) -> None:
+    for worker in workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker.pid, signal.SIGTERM)
+
+
+def _run_worker(place: WorkerPlace, work: Callable[[WorkerPlace, Callable[[], None]], None], pipe: int) -> None:
+    """In the child: do the work, and never return."""
+    code = 1
+    try:
+        os.setpgid(0, 0)  # Ctrl-C is for the parent, which tells all workers
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # without a parent they end in order
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+        work(place, lambda: os.close(pipe) if not os.write(pipe, b"1") else None)
+        code = 0
+    except RolltapeError as error:
+        print(f"rolltape: worker {place.number}: {error}", file=sys.stderr)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

@@ -1,0 +1,196 @@
+"""`rolltape serve --workers N`: one port, several processes, and any of them for every session."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+import rolltape
+from gateways import PATHS, Api, body_of, eventually, scripted, streamed_text_of, text_of, user
+from rolltape.cli import run as rolltape_command
+from rolltape.gateway.server.adding_up import add_metrics
+from rolltape.records.rollout import EventKind, Status
+from rolltape.records.turn import Delivery
+from scripted_engine import Asked, Json, ScriptedEngine, Step
+from served_gateways import Client, Served, client_of, served
+
+pytestmark = pytest.mark.slow  # each starts several processes
+
+
+@pytest.fixture
+def engine() -> Iterator[ScriptedEngine]:
+    def script(asked: Asked) -> Step:
+        return Step(f"reply {asked.number}")
+
+    with scripted(script, conversation=lambda asked: asked.number).in_thread() as started:
+        yield started
+
+
+def workers_of(run: Path) -> dict[int, int]:
+    """The process of each worker, by its number."""
+    peers = [json.loads(path.read_bytes()) for path in (run / "gateways").glob("[!.]*.json")]
+    return {peer["number"]: int(peer["writer"].split("-")[-2]) for peer in peers}
+
+
+def owner_of(run: Path, opened: Json) -> int:
+    """The process that opened a session, which its key names."""
+    (path,) = (run / "journals").glob(f"*-{opened['key'][4:12]}.sqlite")
+    return int(path.stem.split("-")[-2])
+
+
+async def fresh(client: Client, gateway: Served, opened: Json, text: str, **fields: Any) -> str:
+    """A reply over a connection of its own, which any worker may accept."""
+    async with aiohttp.ClientSession() as http:
+        answer = await Client(client.run, http).ask(gateway, opened, text, **fields)
+    assert answer.status == 200, answer.raw
+    return streamed_text_of(Api.CHAT, answer) if fields.get("stream") else text_of(Api.CHAT, answer)
+
+
+async def test_sessions_are_spread_over_workers_and_each_is_served_by_whoever_accepts(
+    run: Path, engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with client_of(run) as client:
+        with served(run, engine, "--workers", "2") as gateway:
+            opened = [await client.open(gateway, attempt=number) for number in range(4)]  # over one connection
+            owners = [owner_of(run, one) for one in opened]
+            assert sorted(map(owners.count, set(owners))) == [2, 2]
+            assert set(owners) == set(workers_of(run).values())
+            said = [await fresh(client, gateway, one, "hello", stream=at % 2 == 0) for at in range(6) for one in opened]
+            assert len(set(said)) == 24
+            listed = (await client.call("GET", f"{gateway.url}/sessions")).json["sessions"]
+            assert sorted(one["turns"] for one in listed) == [6] * 4
+            status = (await client.call("GET", f"{gateway.url}/status")).json
+            assert (status["workers"], status["sessions"], status["counts"]["turns"]) == (2, 4, 24)
+            metrics = (await client.call("GET", f"{gateway.url}/metrics")).raw.decode()
+            assert 'rolltape_turns_total{api="chat",finish="stop"} 24.0' in metrics
+            assert "rolltape_engines_up 1.0" in metrics
+            for one in opened:
+                assert (await client.finish(gateway, one, reward=1.0, samples=False))["turns"] == 6
+    rollouts = list(rolltape.read(run).rollouts())
+    assert {(rollout.status, rollout.reward) for rollout in rollouts} == {(Status.FINISHED, 1.0)}
+    assert {turn.facts.delivery for rollout in rollouts for turn in rollout.turns} == {Delivery.DELIVERED}
+    assert rolltape_command(["check", str(run)]) == 0, capsys.readouterr()
+
+
+async def test_weights_change_in_all_workers_and_are_announced_once(run: Path, engine: ScriptedEngine) -> None:
+    engine._script = lambda asked: Step("word " * 40, token_delay_s=0.005)
+    engine._conversation = lambda asked: asked.prompt.partition("hello ")[2][:1]
+    async with client_of(run) as client:
+        with served(run, engine, "--workers", "2") as gateway:
+            opened = [await client.open(gateway, attempt=number) for number in range(2)]
+            texts = enumerate(opened)
+            asking = [asyncio.ensure_future(fresh(client, gateway, one, f"hello {at}")) for at, one in texts]
+            await eventually(lambda: engine.requests == 2)
+            paused = (await client.call("POST", f"{gateway.url}/weights/pause")).json
+            assert (paused["paused"], paused["interrupted"], paused["in_flight"]) == (True, 2, 0)
+            engine.version = "v1"
+            resumed = (await client.call("POST", f"{gateway.url}/weights/resume", {"version": "v1"})).json
+            assert (resumed["paused"], resumed["version"]) == (False, "v1")
+            assert {text.strip() for text in await asyncio.gather(*asking)} == {("word " * 40).strip()}
+            before = workers_of(run)
+            os.kill(before[1], signal.SIGKILL)
+            await _replaced(run, before)
+            await client.call("POST", f"{gateway.url}/weights", {"version": "v2"})
+            for _ in range(4):
+                async with aiohttp.ClientSession() as http:
+                    status = await Client(run, http).call("GET", f"{gateway.url}/status")
+                assert status.json["version"] == "v2"
+    announced = [event.data["version"] for event in rolltape.read(run).events() if event.kind == EventKind.VERSION]
+    assert announced == ["v0", "v1", "v2"]
+    for rollout in rolltape.read(run).rollouts():
+        assert [segment.first_version for segment in rollout.turns[0].facts.segments] == ["v0", "v1"]
+
+
+async def _replaced(run: Path, before: dict[int, int]) -> None:
+    """Wait until both workers live, and one of them is not who it was."""
+
+    def is_replaced() -> bool:
+        now = workers_of(run)
+        return len(now) == 2 and now != before and all(Path(f"/proc/{pid}").exists() for pid in now.values())
+
+    await eventually(is_replaced, within_s=60)
+
+
+async def test_a_worker_that_is_killed_is_replaced_and_its_sessions_go_on(
+    run: Path, engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with client_of(run) as client:
+        with served(run, engine, "--workers", "2") as gateway:
+            opened = [await client.open(gateway, attempt=number) for number in range(4)]
+            for one in opened:
+                await fresh(client, gateway, one, "hello")
+            killed = workers_of(run)[0]
+            os.kill(killed, signal.SIGKILL)
+            await eventually(lambda: not Path(f"/proc/{killed}").exists())
+            for one in opened:  # the other one serves them, or has a successor of the dead one do so
+                said = (await client.call("GET", f"{gateway.url}/sessions/{one['session']}")).json["turns"]
+                assert len(said) == 1
+            for one in opened:
+                messages = [user("hello"), {"role": "assistant", "content": "?"}, user("more")]
+                answer = await client.ask(gateway, one, messages)
+                assert answer.status == 200, answer.raw
+            assert gateway.process.poll() is None
+    rollouts = list(rolltape.read(run).rollouts())
+    assert sorted(rollout.head.epoch for rollout in rollouts) == [0, 0, 1, 1]
+    assert [len(rollout.turns) for rollout in rollouts] == [2] * 4
+    assert rolltape_command(["check", str(run)]) == 0, capsys.readouterr()
+
+
+async def test_sessions_that_requests_open_stay_with_one_worker(run: Path, engine: ScriptedEngine) -> None:
+    async with client_of(run) as client:
+        with served(run, engine, "--workers", "2", "--open") as gateway:
+            for turn in range(3):
+                for name in range(6):
+                    async with aiohttp.ClientSession() as http:
+                        headers = {"Authorization": "Bearer any", "x-rolltape-session": f"s{name}"}
+                        path = gateway.url + PATHS[Api.CHAT]
+                        answer = await Client(run, http).call(
+                            "POST", path, body_of(Api.CHAT, f"turn {turn}"), **headers
+                        )
+                        assert answer.status == 200, answer.raw
+            status = (await client.call("GET", f"{gateway.url}/status")).json
+            assert (status["sessions"], status["counts"]["turns"]) == (6, 18)
+    rollouts = list(rolltape.read(run).rollouts())
+    assert [len(rollout.turns) for rollout in rollouts] == [3] * 6
+
+
+async def test_sigterm_lets_the_turns_of_all_workers_finish(run: Path, engine: ScriptedEngine) -> None:
+    engine._script = lambda asked: Step("word " * 60, token_delay_s=0.01)
+    async with client_of(run) as client:
+        with served(run, engine, "--workers", "2") as gateway:
+            opened = [await client.open(gateway, attempt=number) for number in range(2)]
+            asking = [asyncio.ensure_future(fresh(client, gateway, one, "hello")) for one in opened]
+            await eventually(lambda: engine.requests == 2)
+            workers = workers_of(run)
+            gateway.process.terminate()
+            assert len(await asyncio.gather(*asking)) == 2
+            await asyncio.to_thread(gateway.process.communicate)
+            assert gateway.process.returncode == 0
+            assert not any(Path(f"/proc/{pid}").exists() for pid in workers.values())
+    assert not any((run / "gateways").iterdir())
+    assert {rollout.status for rollout in rolltape.read(run).rollouts()} == {Status.FAILED}
+
+
+def test_workers_without_an_engine_end_with_its_error(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ["serve", str(run), "--engine", "sglang:http://127.0.0.1:9", "--workers", "2", "--port", "0"]
+    assert rolltape_command([*arguments, "--model", str(rolltape.tiny.shipped_model())]) == 1
+    assert "127.0.0.1:9" in capfd.readouterr().err
+
+
+def test_metrics_of_workers_add_up() -> None:
+    one = b'# HELP a of it\n# TYPE a counter\na_total{x="1"} 2.0\na_created{x="1"} 5.0\nrolltape_paused 1.0\n'
+    two = b'# HELP a of it\n# TYPE a counter\na_total{x="1"} 3.0\na_total{x="2"} 1.0\nrolltape_paused 1.0\n'
+    assert add_metrics([one, two]).decode().splitlines() == [
+        "# HELP a of it",
+        "# TYPE a counter",
+        'a_total{x="1"} 5.0',
+        'a_created{x="1"} 5.0',
+        "rolltape_paused 1.0",
+        'a_total{x="2"} 1.0',
+    ]
