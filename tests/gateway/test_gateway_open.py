@@ -213,6 +213,14 @@ async def test_a_gateway_that_is_started_again_goes_on_counting_attempts(run: Pa
     ]
 
 
+async def test_requests_that_name_one_new_session_at_once_share_it(run: Path) -> None:
+    for name in ("earlier", "later"):  # the later gateway looks for the session in the journal of the earlier one
+        async with rig(run, numbered, open=True) as it:
+            await asyncio.gather(*(ask(it, f"hello {number}", x_session_id=name) for number in range(4)))
+            assert len(it.gateway.service.sessions) == 1
+    assert [len(rolltape.read(run).rollout(name).turns) for name in ("earlier", "later")] == [4, 4]
+
+
 async def test_a_split_that_makes_no_sense_is_refused(run: Path) -> None:
     async with rig(run, numbered, open=True) as it:
         answer = await it.call("POST", PATHS[Api.CHAT], body_of(Api.CHAT, "hello"), x_rolltape_split="a#b")

@@ -184,7 +184,9 @@ class OpenSessions:
         await self._attempts.prepare()
         key, name = key or "", identity.session or _beginning(request)
         if isinstance(name, str):
-            named = self._open_ones(key, name) or await self._taken_over(key, name)
+            if not self._open_ones(key, name):
+                await self._taken_over(key, name)
+            named = self._open_ones(key, name)  # another request may have opened it meanwhile
             session = named[-1] if named else None
         else:
             session = await self._continued(key, name, request)

@@ -194,7 +194,7 @@ def _notes(rewards: Sequence[LateReward]) -> Iterator[str]:
     if endless:
         yield f"{plural(endless, 'reward')} not finite; a group's mean leaves them out"
     if running:
-        yield f"{plural(running, 'rollout')} still running; the reward given at the finish will count instead"
+        yield f"{plural(running, 'rollout')} still running; a reward given at the finish will count instead"
     if broken:
         yield f"{plural(broken, 'rollout')} failed or lost; rewards do not count there"
     if filtered:
