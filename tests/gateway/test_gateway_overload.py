@@ -119,13 +119,20 @@ async def test_more_messages_than_are_allowed_are_refused(run: Path) -> None:
         assert (refused.status, "5, and 4 are allowed" in refused.error) == (400, True)
 
 
+async def test_many_stop_strings_are_refused(run: Path) -> None:
+    """Each is looked for at every token of a stream, on the event loop."""
+    async with rig(run) as it:
+        refused = await it.ask(await it.open(), "hello", stop=[str(number) for number in range(65)])
+        assert (refused.status, "64 are allowed" in refused.error) == (400, True)
+
+
 @pytest.mark.parametrize(
     ("api", "field", "value"),
     [
         (Api.CHAT, "metadata", {str(n): n for n in range(50_000)}),
         (Api.RESPONSES, "metadata", {"a": "x" * 300_000}),
         (Api.MESSAGES, "metadata", {"user_id": "x" * 300_000}),
-        (Api.CHAT, "stop", [str(n) for n in range(50_000)]),
+        (Api.CHAT, "stop", ["x" * 300_000]),
         (Api.MESSAGES, "stop_sequences", ["x" * 300_000]),
         (Api.CHAT, "response_format", {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 300_000]}}}),
     ],

@@ -240,25 +240,32 @@ class _Shown:
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
+        self._longest = max(map(len, stops), default=0)
         self._held = ""  # what follows the text that is shown
+        self._is_blank = True  # what is held is white space alone
         self._stopped = False
         self.shown = ""
 
     def add(self, text: str) -> None:
+        known = max(len(self._held) - self._longest, 0)  # no stop string begins before
         self._held += text
-        if not self._stopped:
-            at, stop = _first(self._held, self._stops)
-            self._stopped = stop is not None
-            self._show(at)
+        if self._stopped:
+            return
+        at, stop = _first(self._held, self._stops, known)
+        self._stopped = stop is not None
+        if stop is None and self._is_blank and text.isspace():
+            return  # nothing can be shown, however much of it there is
+        self._show(at)
+        self._is_blank = not self._held.strip()
 
     def close(self) -> None:
         """Show all of it: it goes on after whatever stop string is in it, so that one did not end the reply."""
         self._show(len(self._held))
-        self._held, self._stopped = "", False
+        self.clear()
 
     def clear(self) -> None:
         """Forget text that has not been shown."""
-        self._held, self._stopped = "", False
+        self._held, self._stopped, self._is_blank = "", False, True
 
     def whole(self) -> str:
         """All of it, when the reply has ended: up to a stop string, if there is one."""
@@ -275,12 +282,15 @@ class _Shown:
         self.shown = shown
 
 
-def _first(text: str, marks: tuple[str, ...]) -> tuple[int, str | None]:
-    """Where the first of some marks is, and which; None: what is there may be the beginning of one, or is the end."""
+def _first(text: str, marks: tuple[str, ...], start: int = 0) -> tuple[int, str | None]:
+    """Where the first of some marks is, and which; None: what is there may be the beginning of one, or is the end.
+
+    It is looked for from `start` on.
+    """
     found: str | None = None
     first = len(text)
     for mark in marks:
-        whole = text.find(mark)
+        whole = text.find(mark, start)
         at = len(text) - _begun(text, mark) if whole < 0 else whole
         if at < first:
             first, found = at, None if whole < 0 else mark

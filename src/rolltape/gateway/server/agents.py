@@ -124,14 +124,12 @@ class Agents:
         await response.prepare(http)
         stream = dialect.stream(turn, request)
         await response.write(stream.opening())
-        sent = Shown()
+        sent = _Sent()
         try:
             while not turn.done:
                 changed = turn.change()  # before looking, so that no change is missed
-                shown = turn.shown
-                if more := _more(stream, sent, shown):
+                if more := sent.more(stream, turn):
                     await response.write(more)
-                    sent = shown
                 elif not (await asyncio.wait({changed}, timeout=self._service.settings.keepalive_s))[0]:
                     await response.write(stream.keepalive())
             for other in turn.choices:
@@ -139,10 +137,10 @@ class Agents:
                     if not (await asyncio.wait({other.change()}, timeout=self._service.settings.keepalive_s))[0]:
                         await response.write(stream.keepalive())
                 await self._ended(other)
-            if not all(map(str.startswith, turn.shown, sent)):
+            if not sent.begins(turn.shown):
                 log.error("turn %s: its reply does not begin as it was streamed", turn.recorded.id)
                 raise EngineFailed("the reply does not begin as it was streamed")
-            rest = _more(stream, sent, turn.shown) + stream.closing()
+            rest = sent.more(stream, turn) + stream.closing()
         except ConnectionResetError:
             raise
         except Exception as error:
@@ -255,10 +253,25 @@ def _says_retry(http: web.Request) -> bool:
     return http.headers.get("x-stainless-retry-count", "0") not in ("", "0")
 
 
-def _more(stream: ReplyStream, sent: Shown, shown: Shown) -> bytes:
-    """The events for what may be shown and was not sent yet."""
-    reasoning, text = shown.reasoning[len(sent.reasoning) :], shown.text[len(sent.text) :]
-    return (stream.reasoning(reasoning) if reasoning else b"") + (stream.text(text) if text else b"")
+class _Sent:
+    """What of a reply was sent to one client, in pieces: who held the whole text would have it copied each time."""
+
+    def __init__(self) -> None:
+        self._reasoning: list[str] = []
+        self._text: list[str] = []
+        self._lengths = (0, 0)
+
+    def more(self, stream: ReplyStream, turn: GatewayTurn) -> bytes:
+        """The events for what may be shown and was not sent yet."""
+        reasoning, text = turn.shown_after(*self._lengths)
+        self._lengths = self._lengths[0] + len(reasoning), self._lengths[1] + len(text)
+        self._reasoning.append(reasoning)
+        self._text.append(text)
+        return (stream.reasoning(reasoning) if reasoning else b"") + (stream.text(text) if text else b"")
+
+    def begins(self, shown: Shown) -> bool:
+        """Whether a whole reply begins with what was sent."""
+        return shown.reasoning.startswith("".join(self._reasoning)) and shown.text.startswith("".join(self._text))
 
 
 async def _hello(_: web.Request) -> web.Response:

@@ -25,6 +25,7 @@ _GZIP = 16 + zlib.MAX_WBITS
 _CHEAP = 100_000  # characters, which are tokenized in some hundredths of a second
 _CHARACTERS_A_TOKEN = 4  # of a text that is not looked at closely: at most four times the context is tokenized
 _FAR = 2  # times the context: a prompt between the two ends its reply with `length`, as any that leaves no room
+_MOST_STOPS = 64  # stop strings: each is looked for at every token
 _MOST_BESIDES = 256 * 1024  # bytes of a field that is no part of the prompt: engine and tape are given it each turn
 _WINDOWS, _WINDOW = 32, 256  # stretches of the text that are tokenized, and their characters
 
@@ -143,6 +144,9 @@ def check_request_size(ask: ChatRequest, max_messages: int, context: int | None,
 
 
 def _check_besides(ask: ChatRequest) -> None:
+    if len(ask.sampling.stop or ()) > _MOST_STOPS:
+        count = len(ask.sampling.stop or ())
+        raise BadRequest(f"stop strings: there are {count:,}, and {_MOST_STOPS} are allowed; send fewer")
     schema = ask.output_schema
     besides = {"metadata": ask.metadata, "stop strings": ask.sampling.stop, schema.field if schema else "": schema}
     for field, value in besides.items():

@@ -210,6 +210,13 @@ class GatewayTurn:
         logprobs = np.concatenate([np.empty(0, np.float32), *known]) if len(known) == len(given) else None
         return np.concatenate([part.sampled_ids for part in parts]), logprobs
 
+    def shown_after(self, reasoning: int, text: int) -> Shown:
+        """What of the reply may be shown now beyond so many characters of each."""
+        if self._splitter is None or self.state is TurnState.DURABLE:
+            shown = self.shown
+            return Shown(shown.reasoning[reasoning:], shown.text[text:])
+        return Shown(self._splitter.reasoning[reasoning:], self._splitter.text[text:])
+
     # Whoever waits for it.
 
     def start(self, work: "asyncio.Task[None]", over: Callable[[], None]) -> None:
