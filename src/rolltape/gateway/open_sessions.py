@@ -31,7 +31,7 @@ from rolltape.tape.run import Run
 log = logging.getLogger("rolltape.gateway")
 
 SOURCE = "open"  # of rollouts whose requests name none
-_SESSION_HEADERS = ("x-session-id", "session-id")  # as Harbor and verifiers, and as Codex call it
+_SESSION_HEADERS = ("x-session-id", "session-id")  # as verifiers, and as Codex call it
 _FIELDS = ("session", "task", "step", "attempt", "group", "split", "source", "tags")
 _MOST_TEXT = 512  # characters of one of them
 _LIKE = 64  # conversations with the same beginning that are looked at, the latest first

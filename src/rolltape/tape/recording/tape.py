@@ -95,8 +95,8 @@ class Tape:
             model: The model that is sampled from.
             agent: The agent that runs the task.
             tags: Texts to find the rollout by.
-            foreign_ids: What other programs call it, such as a framework's own rollout id. Whoever takes the id of a
-                rollout takes one of these too. They are of this try; another try may have others.
+            foreign_ids: What other programs call it, such as a framework's own rollout id. Readers and commands take
+                them where they take an id. They are of this try; another try may have others.
             extra: Further JSON to keep with it.
             new_try: Start another try of a rollout that is on the tape.
             try_index: Which try this is, where others are recorded out of this tape's sight.
