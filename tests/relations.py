@@ -40,7 +40,9 @@ class Relations:
 
     def _before(self, turn: Turn, cut_short: Collection[str]) -> Turn | None:
         before, cut = self.continued[turn.id], self._head[turn.id]
-        return cut if cut is not None and cut.id in cut_short and self.continued[cut.id] is before else before
+        if cut is None or cut.id not in cut_short or self.continued[cut.id] is not before:
+            return before
+        return cut if _shared(turn, cut) - len(cut.prompt_ids) == self.shown_head(cut) else before
 
     def shown_head(self, turn: Turn) -> int:
         """How many of the first ids of a reply that was cut short, or perhaps not delivered, later prompts show."""

@@ -52,7 +52,8 @@ async def test_a_client_that_leaves_while_the_engine_works_has_it_stop_and_nothi
         await eventually(lambda: len(it.turns()) == 1)
         await eventually(lambda: it.turns()[0].facts.delivery is Delivery.UNDELIVERED)
         (turn,) = it.turns()
-        assert (turn.facts.finish, turn.reply) == (Finish.ABORT, None)
+        assert turn.facts.finish is Finish.ABORT
+        assert turn.reply is None or (stream and LONG.startswith(turn.reply.text))  # what was seen coming
         assert turn.sampled_ids.tolist() == it.engine.said[0].ids
         done = await it.finish(opened)
         assert done["samples"] == []

@@ -103,8 +103,8 @@ def test_two_prompts_that_hold_parts_of_a_cut_reply_train_each_id_once() -> None
     echoes(recording, cut, "one", "a")
     echoes(recording, cut, "one two three", "b")
     assert lines(recording) == [
-        "<user> count <eot> <gen> «one» <eot> <user> more <eot> <gen> «a» «<eot>»",
-        "<user> count <eot> <gen> ‹one› «two» «three» <eot> <user> more <eot> <gen> «b» «<eot>»",
+        "<user> count <eot> <gen> one <eot> <user> more <eot> <gen> «a» «<eot>»",
+        "<user> count <eot> <gen> «one» «two» «three» <eot> <user> more <eot> <gen> «b» «<eot>»",
     ]
     assert totals(recording) == {"trained": 7, "masked:aborted": 1}
 
@@ -150,6 +150,44 @@ def test_a_part_that_came_back_overrides_no_other_reason(given: dict[str, Any], 
     cut = recording.ask([user("count")], "one two three", sampled_ids=ids, **(CUT | given))
     echoes(recording, cut, "one two", "four")
     assert totals(recording) == fates
+
+
+def shown_by_messages(recording: Recording, cut: Turn, ids: int, *, turn: int = 0) -> None:
+    """A turn whose template drops what it has of a reply from the prompt, though its messages have it."""
+    fact = {"echoed_part": {"turn": turn, "ids": ids}}
+    recording.ask([*cut.prompt_messages, user("more")], "four", extra=fact)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_part_that_only_messages_show_trains_in_a_sample_of_its_own(name: str) -> None:
+    recording = Recording()
+    shown_by_messages(recording, recording.ask([user("count")], "one two three", **CUT), 2)
+    assert totals(recording, name) == {"trained": 4, "masked:aborted": 1}
+    assert lines(recording, name)[0] == "<user> count <eot> <gen> «one» «two» ‹three›"
+
+
+@pytest.mark.parametrize(("ids", "trained"), [(0, 0), (3, 3), (4, 0)])
+def test_what_messages_show_lies_within_the_reply(ids: int, trained: int) -> None:
+    recording = Recording()
+    shown_by_messages(recording, recording.ask([user("count")], "one two three", **CUT), ids)
+    assert totals(recording)["trained"] == trained + 2
+
+
+def test_messages_show_no_part_of_a_turn_that_comes_later() -> None:
+    recording = Recording()
+    cut = recording.ask([user("count")], "one two three", **CUT)
+    shown_by_messages(recording, cut, 2, turn=2)
+    recording.ask([user("again")], "five six seven", **CUT)
+    assert totals(recording) == {"trained": 2, "masked:aborted": 6}
+
+
+def test_the_id_of_a_cut_reply_proves_no_more_than_the_part_that_carries_it() -> None:
+    recording = Recording()
+    reply = {"role": "assistant", "content": "one two three", "id": "m0"}
+    cut = recording.ask([user("count")], reply, sampled_ids=recording.words.ids("one two three"), **CUT)
+    part = {"role": "assistant", "content": "one", "id": "m0"}
+    recording.ask([*cut.prompt_messages, part, user("more")], "four")
+    assert totals(recording) == {"trained": 3, "masked:aborted": 2}
 
 
 def test_a_client_that_drops_what_it_has_seen_trains_nothing_of_it() -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from rolltape.errors import NoSuchSession, SessionEnded, TurnCapReached
 from rolltape.gateway.engines.protocol import IdsAsJson
-from rolltape.gateway.request import SamplingParams
+from rolltape.gateway.request import ChatRequest, SamplingParams
 from rolltape.gateway.turn.history import History
 from rolltape.gateway.turn.turn import GatewayTurn
 from rolltape.records.turn import Delivery, Turn
@@ -164,7 +164,7 @@ class OpenSession:
         self.recorder = recorder
         self._key = key
         self.digest = key_digest(key) if key is not None else digest or ""  # of its key
-        self.history = History(tool_ids_matter=recorder.head.tool_ids_matter)
+        self.history = History(tool_ids_matter=recorder.head.tool_ids_matter, deliveries=deliveries)
         self.work = SessionWork()
         self.opened_at = time.time()
         self.used_at = time.monotonic()  # when a turn last began or ended
@@ -222,6 +222,18 @@ class OpenSession:
         self.used_at = time.monotonic()
         if not self._in_flight:
             self._idle.set()
+
+    async def settle_left(self, request: ChatRequest) -> None:
+        """Wait for turns that all clients have left, and that a request may have a part of: they end soon."""
+        keys = request.message_keys
+        left = [
+            turn
+            for turn in self._in_flight
+            if turn.reply.gone and not turn.done and len(turn.request.message_keys) < len(keys)
+        ]
+        for turn in left:
+            if turn.request.message_keys == keys[: len(turn.request.message_keys)]:
+                await turn.settled()
 
     def engine_wait(self) -> EngineWait:
         """Whether engines keep this session waiting."""

@@ -287,6 +287,17 @@ class Turn:
         return found
 
     @property
+    def echoed_part(self) -> tuple[int, int] | None:
+        """Of which earlier turn, by its number, the prompt's messages have a part, and how many ids that is.
+
+        None: the gateway found none, or another recorder wrote the turn.
+        """
+        match self.facts.extra.get("echoed_part"):
+            case {"turn": int(turn), "ids": int(ids)}:
+                return turn, ids
+        return None
+
+    @property
     def ignored_params(self) -> list[str]:
         """Parameters of the request that the gateway did not apply, each with what it did instead."""
         found: list[str] = self.facts.extra.get("ignored_params", self.facts.extra.get("unhonoured", []))  # in 0.1

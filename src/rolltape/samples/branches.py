@@ -1,6 +1,6 @@
 """Which turns follow which under a cut policy, and which of the branches become samples."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -68,10 +68,10 @@ class Branching:
         return found
 
 
-def branching(tree: Tree, left_out: Set[int], heads: Collection[int], policy: CutPolicy) -> Branching:
+def branching(tree: Tree, left_out: Set[int], heads: Mapping[int, int], policy: CutPolicy) -> Branching:
     """Link each turn to the one before it, absorbing rewritten replies as the policy says.
 
-    Of the turns `heads` only a beginning arrived; what goes on from there leaves out the rest.
+    Of the turns `heads` so many ids arrived; what goes on from there leaves out the rest.
     """
     demoted = _demoted(tree, heads, policy)
     links: dict[int, Link] = {}
@@ -120,12 +120,14 @@ def path_to(link: Link) -> Sequence[Link]:
     return path[::-1]
 
 
-def _after_head(placed: PlacedTurn, links: dict[int, Link], heads: Collection[int]) -> Link | None:
+def _after_head(placed: PlacedTurn, links: dict[int, Link], heads: Mapping[int, int]) -> Link | None:
     """A turn goes on in the sample of one of whose reply its prompt holds all that arrived; None: there is none."""
-    cut = placed.head_of
-    if cut is None or cut.sequence not in heads or cut.sequence not in links or cut.continues is not placed.continues:
+    cut, kept = placed.head_of, placed.head_tokens
+    if cut is None or cut.sequence not in links or cut.continues is not placed.continues:
         return None
-    before, kept = links[cut.sequence], placed.head_tokens
+    if kept - len(cut.turn.prompt_tokens) != heads.get(cut.sequence):
+        return None
+    before = links[cut.sequence]
     return Link(placed.turn, before, kept, before, Step(kept, True, False))
 
 
@@ -181,7 +183,7 @@ def _message_link(
     return links[above.sequence] if above is not None and above.sampler == placed.sampler else None
 
 
-def _demoted(tree: Tree, heads: Collection[int], policy: CutPolicy) -> Set[int]:
+def _demoted(tree: Tree, heads: Mapping[int, int], policy: CutPolicy) -> Set[int]:
     """Slime's merge: a short reply whose message came back changed, with other ids, stops training and is left out."""
     if not policy.absorb_rewritten_messages or policy.on_rewrite is not OnRewrite.REPLACE_REPLY:
         return frozenset()

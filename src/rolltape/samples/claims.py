@@ -206,7 +206,7 @@ def _with_claim(runs: Iterable[FateRun], claimed: FateRun) -> Iterator[FateRun]:
 def _cut_after(runs: Sequence[FateRun], count: int, fate: Fate | None) -> list[FateRun]:
     """A reply's runs of which only the first tokens arrived; the others have this fate."""
     kept = [run._replace(stop=min(run.stop, count)) for run in runs if run.start < count]
-    return [*kept, FateRun(count, runs[-1].stop, fate)]
+    return [*kept, FateRun(count, runs[-1].stop, fate)] if count < runs[-1].stop else kept
 
 
 def rollout_fate(outcome: Outcome, *, as_if_finished: bool) -> Fate | None:

@@ -37,12 +37,8 @@ def arrivals_of(tree: Tree) -> Arrivals:
     unproven = {placed.sequence for placed in doubtful} - shown
     if unproven and not tree.tool_ids_matter:
         unproven -= _shown_by_id(tree, [placed for placed in doubtful if placed.sequence in unproven])
-    heads: dict[int, int] = {}
-    for placed in tree.turns:
-        cut = placed.head_of
-        if cut is not None and cut.sequence in unproven and _is_in_doubt(cut):
-            shows = placed.head_tokens - len(cut.turn.prompt_tokens)
-            heads[cut.sequence] = max(shows, heads.get(cut.sequence, 0))
+    in_doubt = {one.sequence: one.turn for one in doubtful if one.sequence in unproven and _is_in_doubt(one)}
+    heads = _shown_in_part(tree, in_doubt)
     return Arrivals(frozenset(unproven), frozenset((unproven & left) - edited - heads.keys()), heads)
 
 
@@ -117,6 +113,21 @@ def _shown_in_place(doubtful: Sequence[PlacedTurn]) -> tuple[set[int], set[int]]
     return shown, edited
 
 
+def _shown_in_part(tree: Tree, doubtful: Mapping[int, Turn]) -> dict[int, int]:
+    """How many of the first ids of some turns later prompts show: in their own ids, or in messages, by the gateway."""
+    heads: dict[int, int] = {}
+    for placed in tree.turns:
+        shown = []
+        if (cut := placed.head_of) is not None:
+            shown.append((cut.sequence, placed.head_tokens - len(cut.turn.prompt_tokens)))
+        if (part := placed.turn.echoed_part) is not None and part[0] < placed.sequence:
+            shown.append(part)
+        for sequence, count in shown:
+            if sequence in doubtful and 0 < count <= len(doubtful[sequence].sampled_ids):
+                heads[sequence] = max(count, heads.get(sequence, 0))
+    return heads
+
+
 def _is_foreign_reply(node: Node) -> bool:
     return node.message is not None and node.message.role is Role.ASSISTANT and not node.replies
 
@@ -128,13 +139,16 @@ def _latest(turns: Sequence[PlacedTurn], since: Turn, known: Set[int], most: int
 
 
 def _shown_by_id(tree: Tree, turns: Sequence[PlacedTurn]) -> set[int]:
-    """The turns of which a later prompt holds an id that the gateway gave to their reply, or to a call in it."""
+    """The turns of which a later prompt holds an id that the gateway gave to their reply, or to a call in it.
+
+    A client that hung up may have the id of a reply with a part of it. It has that of a call with all that came before.
+    """
     given = Counter(wire_id for placed in tree.turns if placed.turn.reply for wire_id in placed.turn.reply.wire_ids)
     wanted = {
         wire_id: placed.sequence
         for placed in turns
         if placed.turn.reply
-        for wire_id in placed.turn.reply.wire_ids
+        for wire_id in placed.turn.reply.wire_ids - ({_own_id(placed.turn.reply)} if _is_in_doubt(placed) else set())
         if given[wire_id] == 1
     }
     if not wanted:
@@ -154,6 +168,10 @@ def _shown_by_id(tree: Tree, turns: Sequence[PlacedTurn]) -> set[int]:
                 if wire_id in wanted and wanted[wire_id] < placed.sequence
             )
     return found
+
+
+def _own_id(message: Message) -> object:
+    return message.to_dict().get("id")
 
 
 def _carried_ids(message: Message) -> frozenset[str]:

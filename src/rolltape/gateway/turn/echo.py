@@ -4,7 +4,9 @@ Claude Code (2.1.197) brings back text, thinking and calls, and each call as it 
 filled in (Edit's `replace_all`), numbers and flags given as text become numbers and flags, white space at the ends of
 lines is gone (Edit, Write), as are a `cd` to where it already is and a backslash of `\\\\;` (Bash), and `\\u00e9`
 spelled out within a text becomes the letter.
+When its user interrupts it, it keeps thinking and text as far as they came. A new process that resumes has none of it.
 Codex over Responses (0.166) brings back everything as it was: reasoning, text, calls of functions and custom tools.
+When it is interrupted, it keeps whole items: the reasoning, but not the text that was coming.
 Codex over Chat Completions (0.29) drops reasoning, runs the first of several calls and forgets the others, and sends
 the call first, then its result, then the text. Other clients of that API drop reasoning too, for which it has no field.
 opencode (1.18.33) brings back all of it, but a call that it cannot make as one of a tool `invalid`, which names it.
@@ -17,9 +19,13 @@ import enum
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rolltape.records.messages import Message, canonical_message
+from rolltape.records.turn import Ids
+
+if TYPE_CHECKING:
+    from rolltape.gateway.prompts.splitter import ReplySplitter
 
 _READ = frozenset({"role", "content", "reasoning_content", "tool_calls"})  # what becomes part of a prompt
 _CD = re.compile(r"cd .+? && ")
@@ -35,6 +41,7 @@ class EchoRule(enum.StrEnum):
     LATER_CALLS_DROPPED = "later_calls_dropped"
     ARGUMENTS_NORMALIZED = "arguments_normalized"  # they say what the model wrote, in the client's own way
     CALL_INVALID = "call_invalid"  # another call, which says that this one could not be made
+    PARTIAL = "partial"  # what the client had seen of the reply when it hung up
 
 
 def match_echo(echo: Message, reply: Message) -> tuple[EchoRule, ...] | None:
@@ -43,6 +50,36 @@ def match_echo(echo: Message, reply: Message) -> tuple[EchoRule, ...] | None:
     meant = canonical_message(reply.to_dict(), keep_ids=True)
     rules = tuple(rule for rule, applies in _RULES.items() if applies(sent, meant))
     return rules if _without_ids(sent) == _without_ids(meant) else None
+
+
+def match_part(echo: Message, reply: Message) -> tuple[EchoRule, ...] | None:
+    """The rules by which a message is a beginning of a reply that its client has not got whole; None: it is none."""
+    thought, text = _seen(echo)
+    if not (thought or text) or echo.to_dict().get("tool_calls"):
+        return None
+    if not text:
+        return (EchoRule.PARTIAL,) if reply.reasoning.startswith(thought) else None
+    if not reply.text.startswith(text) or thought not in ("", reply.reasoning):
+        return None
+    return (EchoRule.PARTIAL,) if thought == reply.reasoning else (EchoRule.REASONING_DROPPED, EchoRule.PARTIAL)
+
+
+def count_shown(echo: Message, ids: Ids, splitter: "ReplySplitter") -> int | None:
+    """How many ids of a reply had been sampled when all that an echo has was shown; None: that was never all.
+
+    `splitter` is new, and reads the ids one by one.
+    """
+    thought, text = _seen(echo)
+    for count in range(1, len(ids) + 1):
+        splitter.add(ids[count - 1 : count])
+        if len(splitter.text) >= len(text) and (text or len(splitter.reasoning) >= len(thought)):
+            whole = (splitter.reasoning if thought else "", splitter.text)
+            return count if whole == (thought, text) else None
+    return None
+
+
+def _seen(echo: Message) -> tuple[str, str]:
+    return echo.reasoning.strip(), echo.text.strip()
 
 
 def is_text_alone(message: Message, reply: Message) -> bool:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from rolltape.gateway.request import ChatRequest
-from rolltape.gateway.turn.echo import EchoRule, is_text_alone, match_echo
+from rolltape.gateway.turn.echo import EchoRule, is_text_alone, match_echo, match_part
 from rolltape.records.messages import Message, Role, Root
-from rolltape.records.turn import NO_IDS, Ids, Turn
-from rolltape.tree.placement import Tree
+from rolltape.records.turn import NO_IDS, Delivery, Finish, Ids, Turn
+from rolltape.tree.placement import PlacedTurn, Tree
 from rolltape.tree.places import Node
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class HistoryMatch(NamedTuple):
     replies: Mapping[int, Turn]  # by the place of their message: those of the messages that were sampled here
     prefix_miss: PrefixMiss | None
     echoes: tuple[EchoRule, ...]
+    cut_from: Turn | None = None  # where the turn's reply came back in part: the turn in which it began; else None
 
 
 def keyed(ask: ChatRequest, body_bytes: int = 0) -> ChatRequest:
@@ -62,7 +63,9 @@ def keyed(ask: ChatRequest, body_bytes: int = 0) -> ChatRequest:
 class History:
     """The live tree of one session, asked before each turn and grown after it."""
 
-    def __init__(self, *, tool_ids_matter: bool = False) -> None:
+    def __init__(self, *, tool_ids_matter: bool = False, deliveries: Mapping[str, Delivery] | None = None) -> None:
+        """`deliveries` says which turns arrived, by their ids, as far as that is known by now."""
+        self._deliveries = {} if deliveries is None else deliveries
         self._tree = Tree(tool_ids_matter=tool_ids_matter)
         self._starts: dict[int, _Starts | None] = {}  # by sequence number; None: not known
         self._rendered: tuple[Turn | None, tuple[int, ...]] = (None, ())  # the last turn rendered in full, its starts
@@ -156,6 +159,7 @@ class History:
         rules: list[EchoRule] = []
         apart: Message | None = None  # a reply whose text is still to come, as the assistant's next message
         replies: dict[int, Turn] = {}
+        parts: dict[int, PlacedTurn] = {}  # by the place of their message: replies that came back in part
         known = True
         for message in given:
             if apart is not None and _is_assistant(message):
@@ -173,6 +177,12 @@ class History:
                     if EchoRule.TEXT_APART in by:
                         apart = reply
                     message = reply
+            if known and _is_assistant(message) and (below is None or not below.replies):
+                part = self._echoed_part(node, message)
+                if part is not None:
+                    parts[len(read)], by = part
+                    replies[len(read)] = part[0].turn
+                    rules += by
             read.append(message)
             known = below is not None
             if below is not None:
@@ -181,7 +191,9 @@ class History:
                     replies[len(read) - 1] = _continued(node, message)
         last = max(replies, default=None)
         if last is not None and not any(map(_is_assistant, read[last + 1 :])):
-            return HistoryMatch(root, read, replies[last], len(read) - last - 1, replies, None, tuple(rules))
+            cut_from = _first_of_reply(parts[last]) if last in parts else None
+            new = len(read) - last - 1
+            return HistoryMatch(root, read, replies[last], new, replies, None, tuple(rules), cut_from)
         return HistoryMatch(root, read, None, len(read), replies, self._prefix_miss(node, read), tuple(rules))
 
     def _prefix_miss(self, node: Node, read: list[Message]) -> PrefixMiss:
@@ -204,6 +216,17 @@ class History:
                     break
         return self._aliases.get(key)
 
+    def _echoed_part(self, node: Node, message: Message) -> tuple[PlacedTurn, tuple[EchoRule, ...]] | None:
+        """The latest reply in this place that was cut short, or has not arrived, and begins with a message."""
+        for placed in reversed(node.asked):
+            reply, facts = placed.turn.reply, placed.turn.facts
+            delivery = self._deliveries.get(placed.turn.id, facts.delivery)
+            in_doubt = facts.finish is Finish.ABORT or delivery is not Delivery.DELIVERED
+            rules = match_part(message, reply) if in_doubt and reply is not None else None
+            if rules is not None:
+                return placed, rules
+        return None
+
     def _message(self, message: dict[str, Any], key: bytes, index: int) -> Message:
         found = self._messages.get(key)
         if found is None:
@@ -224,6 +247,13 @@ def _continued(node: Node, echo: Message) -> Turn:
     if len(replies) > 1:
         replies = [placed for placed in replies if _names(echo, placed.turn.reply)] or replies
     return replies[-1].turn
+
+
+def _first_of_reply(placed: PlacedTurn) -> Turn:
+    """The turn in which a reply began that was interrupted, and resumed when its client asked again."""
+    while placed.continues is not None and placed.continues.prompt_node is placed.prompt_node:
+        placed = placed.continues
+    return placed.turn
 
 
 def _names(echo: Message, reply: Message | None) -> bool:

@@ -10,15 +10,17 @@ import numpy as np
 from rolltape.errors import BadRequest
 from rolltape.gateway.prompts import BridgeRefusal, ChatPrompts, PromptIds
 from rolltape.gateway.request import GivenPrompt
-from rolltape.gateway.turn.history import History, HistoryMatch
+from rolltape.gateway.turn.echo import count_shown
+from rolltape.gateway.turn.history import History, HistoryMatch, PrefixMiss
 from rolltape.records.messages import Message, Role, content_text
-from rolltape.records.turn import NO_IDS, Ids, Turn
+from rolltape.records.turn import NO_IDS, Ids, TokenChain, Turn
 
 if TYPE_CHECKING:
     from rolltape.gateway.sessions import SessionWork
 
 # Rendering less than this takes about a millisecond, which is less than a thread costs; more is kept off the loop.
 _INLINE_CHARS = 4096
+_INLINE_IDS = 1000  # splitting fewer takes as little
 _REASONING = b'"reasoning'  # in a message's JSON: it has thinking, or speaks of it, which costs time and no more
 
 
@@ -31,6 +33,7 @@ class Prompt(NamedTuple):
     prefix_miss: str | None  # why it does not extend held ids; None: it does
     base: Turn | None = None  # the turn with whose prompt it begins, and goes on otherwise; None: rendered in full
     given: bool = False  # by the client, as it is
+    part: tuple[Turn, int] | None = None  # the turn of whose reply it has a part, and how many of its ids; else None
 
     @property
     def held_tokens(self) -> int:
@@ -58,19 +61,38 @@ async def build_prompt(
     reply on is rendered anew; otherwise the whole.
     """
     miss: str | None = place.prefix_miss
-    if place.turn is not None:
-        bridged = await _bridged(place, place.turn, prompts, tools, thinking, work)
-        if not isinstance(bridged, BridgeRefusal):
-            ids = np.concatenate([*history.held_ids(place.turn), bridged.ids])
-            return Prompt(ids, place.turn, bridged, None)
-        miss = bridged
-        if bridged is BridgeRefusal.NEW_USER_MESSAGE:
-            spliced = await _spliced(place, history, prompts, thinking, work)
-            if spliced is not None:
-                return spliced
+    held = None if place.turn is None else await _held(place, place.turn, prompts, thinking, work)
+    if held is not None:
+        extended = await _extended(place, held, history, prompts, tools, thinking, work)
+        if isinstance(extended, Prompt):
+            return extended
+        miss = extended
+    elif place.turn is not None:
+        miss = PrefixMiss.REPLY_CHANGED
     render = partial(_render, prompts, place.messages, tools, thinking)
     rendered = await work.run(render, inline=_is_short(place.messages))
-    return Prompt(rendered.ids, None, rendered, miss)
+    return Prompt(rendered.ids, None, rendered, miss, part=held.part if held else None)
+
+
+async def _extended(
+    place: HistoryMatch,
+    held: "_Held",
+    history: History,
+    prompts: ChatPrompts,
+    tools: list[dict[str, Any]] | None,
+    thinking: bool | None,
+    work: "SessionWork",
+) -> Prompt | BridgeRefusal:
+    """A prompt that begins with held ids; else why it cannot."""
+    bridged = await _bridged(place, held, prompts, tools, thinking, work)
+    if not isinstance(bridged, BridgeRefusal):
+        if place.cut_from is not None:
+            return _after_part(history, place.cut_from, held, bridged)
+        return Prompt(np.concatenate([*history.held_ids(held.turn), bridged.ids]), held.turn, bridged, None)
+    spliced = None
+    if bridged is BridgeRefusal.NEW_USER_MESSAGE:
+        spliced = await _spliced(place, history, prompts, thinking, work)
+    return bridged if spliced is None else spliced._replace(part=held.part)
 
 
 async def take_prompt(given: GivenPrompt, history: History, prompts: ChatPrompts, work: "SessionWork") -> Prompt:
@@ -109,9 +131,48 @@ def _render(
     return prompts.render(_dicts(messages), tools, thinking)
 
 
+class _Held(NamedTuple):
+    """A prompt that is held, and of the reply to it what came back."""
+
+    turn: Turn  # in which the reply ended
+    prompt: TokenChain
+    reply: Ids
+    part: tuple[Turn, int] | None = None  # the turn that was sampled in part, and how many of its ids; None: whole
+
+
+async def _held(
+    place: HistoryMatch, turn: Turn, prompts: ChatPrompts, thinking: bool | None, work: "SessionWork"
+) -> _Held | None:
+    """What a history extends; None: it has a part of a reply, and that part does not end where an id ends."""
+    if place.cut_from is None:
+        return _Held(turn, turn.prompt_tokens, turn.sampled_ids)
+    prompt, stops = place.cut_from.prompt_tokens, turn.facts.sampling.get("stop") or ()
+    splitter = prompts.splitter(prompt, thinking, None, stops)
+    if splitter is None:
+        return None
+    sampled = turn.tokens.slice(len(prompt))
+    echo = place.messages[len(place.messages) - place.new - 1]
+    count = await work.run(count_shown, echo, sampled, splitter, inline=len(sampled) < _INLINE_IDS)
+    if count is None:
+        return None
+    own = count - (len(sampled) - len(turn.sampled_ids))  # of ids that were sampled before, another turn speaks
+    return _Held(turn, prompt, sampled[:count], (turn, own) if own > 0 else None)
+
+
+def _after_part(history: History, cut_from: Turn, held: _Held, bridged: PromptIds) -> Prompt:
+    """The prompt after a part of a reply, which began in a turn: all ids up to there are that turn's."""
+    ids = np.concatenate([held.prompt.to_numpy(), held.reply, bridged.ids])
+    starts, own, begun = history.message_starts(cut_from), bridged.message_starts, len(held.prompt)
+    known = None
+    if starts is not None and own is not None:
+        known = (*starts, begun, *(begun + len(held.reply) + start for start in own))
+    new = msgspec.structs.replace(bridged, message_starts=known)
+    return Prompt(ids, None, new, None, cut_from, part=held.part)
+
+
 async def _bridged(
     place: HistoryMatch,
-    turn: Turn,
+    held: _Held,
     prompts: ChatPrompts,
     tools: list[dict[str, Any]] | None,
     thinking: bool | None,
@@ -119,15 +180,14 @@ async def _bridged(
 ) -> PromptIds | BridgeRefusal:
     given = place.messages[len(place.messages) - place.new :]
     new = _dicts(given)
-    held: list[int] = []
+    replies: list[int] = []
     if prompts.drops_thinking(new, thinking):
-        held = _replies_since_user(place)
-        given = place.messages[held[0] :]
+        replies = _replies_since_user(place)
+        given = place.messages[replies[0] :]
 
     def bridge() -> PromptIds | BridgeRefusal:
-        nothing = bool(held) and not any(_has_thinking(place, at, prompts) for at in reversed(held))
-        prompt, reply = turn.prompt_tokens, turn.sampled_ids
-        return prompts.bridge(prompt, reply, new, tools, thinking, nothing_to_drop=nothing)
+        nothing = bool(replies) and not any(_has_thinking(place, at, prompts) for at in reversed(replies))
+        return prompts.bridge(held.prompt, held.reply, new, tools, thinking, nothing_to_drop=nothing)
 
     return await work.run(bridge, inline=_is_short(given))
 

@@ -30,6 +30,9 @@ class ReplyOutcome(NamedTuple):
     denied: tuple[str, ...] = ()  # tools that were called and may not be: delivered as text too
     kept_ids: int | None = None  # of a reply that ends after its first call, since one was asked for; None: all
     unmet: bool = False  # it is not what the request demanded
+    # All that was sampled of a reply that was given up while its clients saw it come. It is for the tape alone, so that
+    # a later request which has a part of it can be told.
+    seen_coming: dict[str, Any] | None = None
 
     @property
     def told_finish(self) -> Finish:
@@ -49,7 +52,8 @@ def decide_finish(parts: Sequence[PartialGeneration], max_tokens: int) -> Finish
 def parse_outcome(turn: "GatewayTurn", finish: Finish, prompts: ChatPrompts) -> ReplyOutcome:
     """Read a turn's reply. Only one that was given up has no message."""
     parts, before, request = turn.reply.parts, turn.sampled_before, turn.request
-    if finish in (Finish.ABORT, Finish.ERROR):
+    is_seen = finish is Finish.ABORT and any(turn.shown) and request.prompt is None
+    if finish in (Finish.ABORT, Finish.ERROR) and not is_seen:
         return ReplyOutcome(finish, None)
     if not parts and not len(before):
         return ReplyOutcome(finish, {"role": "assistant", "content": ""})
@@ -67,6 +71,8 @@ def parse_outcome(turn: "GatewayTurn", finish: Finish, prompts: ChatPrompts) -> 
     prompt = TokenChain(turn.prompt.ids[: turn.prompt_tokens])
     parse = partial(prompts.parse, prompt, ids, request.all_tools, turn.thinking, stop_string=stop_string)
     parsed = parse()
+    if is_seen:
+        return ReplyOutcome(finish, None, seen_coming=_with_minted_ids(turn, parsed, prompts))
     spec, none_wanted = turn.session.spec, request.tool_choice.mode == "none"
     denied = tuple(call.name for call in parsed.calls if none_wanted or not spec.allows(call.name))
     if denied:
@@ -74,10 +80,7 @@ def parse_outcome(turn: "GatewayTurn", finish: Finish, prompts: ChatPrompts) -> 
     kept_ids = _first_call_alone(request, parsed, prompts, len(before))
     if kept_ids is not None:
         parsed, finish = msgspec.structs.replace(parsed, calls=parsed.calls[:1]), Finish.STOP_STRING
-    call_ids = [call.native_id or f"call_{secrets.token_hex(12)}" for call in parsed.calls]
-    message = parsed.to_message(call_ids)
-    if not prompts.tool_ids_matter:  # else ids count in comparisons, and only those that the model sampled may
-        message["id"] = turn.id
+    message = _with_minted_ids(turn, parsed, prompts)
     return ReplyOutcome(
         finish=finish,
         message=message,
@@ -88,6 +91,14 @@ def parse_outcome(turn: "GatewayTurn", finish: Finish, prompts: ChatPrompts) -> 
         kept_ids=kept_ids,
         unmet=_is_unmet(request, finish, message),
     )
+
+
+def _with_minted_ids(turn: "GatewayTurn", parsed: Parsed, prompts: ChatPrompts) -> dict[str, Any]:
+    call_ids = [call.native_id or f"call_{secrets.token_hex(12)}" for call in parsed.calls]
+    message = parsed.to_message(call_ids)
+    if not prompts.tool_ids_matter:  # else ids count in comparisons, and only those that the model sampled may
+        message["id"] = turn.id
+    return message
 
 
 def _first_call_alone(request: ChatRequest, parsed: Parsed, prompts: ChatPrompts, before: int) -> int | None:
@@ -115,22 +126,25 @@ def _with_ids(message: dict[str, Any]) -> dict[str, Any]:
 def turn_fields(turn: "GatewayTurn") -> dict[str, Any]:
     """A turn as `record_turn` takes it."""
     prompt, place, outcome, parts = turn.prompt, turn.place, turn.outcome, turn.reply.parts
-    given: dict[str, Any] = (
-        {"prompt_messages": place.messages, "prompt_ids": prompt.ids}
-        if prompt.after is None
-        else {
-            "after": prompt.after,
-            "new_messages": [] if turn.resumes else place.messages[len(place.messages) - place.new :],
-            "new_prompt_ids": prompt.new.ids,
-        }
-    )
+    after, given = prompt.after, dict[str, Any]()
+    starts: Sequence[int] | None = prompt.new.message_starts
+    if after is None:
+        given = {"prompt_messages": place.messages, "prompt_ids": prompt.ids}
+    elif turn.resumes is not None and after.reply is not None:
+        # It goes on from the ids of the turn that was interrupted, whose reply is no message of the prompt.
+        given = {"prompt_messages": after.prompt.to_list(), "prompt_ids": prompt.ids}
+        starts = turn.session.history.message_starts(after)
+    else:
+        new = [] if turn.resumes else place.messages[len(place.messages) - place.new :]
+        given = {"after": after, "new_messages": new, "new_prompt_ids": prompt.new.ids}
+    reply = outcome.message or outcome.seen_coming
     return given | {
         "finish": outcome.finish,
         "segments": build_segments(parts) or None,
         "sampled_ids": None if parts else (),
         "side_arrays": join_side_arrays(parts) or None,
-        "message_starts": prompt.new.message_starts,
-        "reply": outcome.message if turn.request.prompt is None else None,  # a given prompt has no messages
+        "message_starts": starts,
+        "reply": reply if turn.request.prompt is None else None,  # a given prompt has no messages
         "tools": place.root,
         "sampling": turn.sampling.to_dict(),
         "sampling_asked": turn.request.sampling.to_dict(),
@@ -175,6 +189,7 @@ def _extra(turn: "GatewayTurn") -> dict[str, Any]:
         "metadata": request.metadata,
         "prompt": prompt.how,
         "prefix_miss": prompt.prefix_miss,
+        "echoed_part": {"turn": prompt.part[0].sequence, "ids": prompt.part[1]} if prompt.part else None,
         "echoes": [rule.value for rule in dict.fromkeys(turn.place.echoes)],
         "ignored_params": list(turn.ignored_params),
         "denied": list(outcome.denied),

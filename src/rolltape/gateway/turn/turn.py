@@ -441,8 +441,9 @@ class Turns:
 
     def _recorded_message(self, turn: GatewayTurn, recorded: Turn) -> dict[str, Any] | None:
         """The reply of a recorded turn; None: it was given up."""
-        is_given_up = recorded.facts.finish in (Finish.ABORT, Finish.ERROR)
-        if recorded.reply is not None or turn.request.prompt is None or is_given_up:
+        if recorded.facts.finish in (Finish.ABORT, Finish.ERROR):
+            return None
+        if recorded.reply is not None or turn.request.prompt is None:
             return None if recorded.reply is None else recorded.reply.to_dict()
         # A given prompt has no messages, and its reply none either.
         ids = np.concatenate([turn.sampled_before, recorded.sampled_ids])
@@ -486,6 +487,7 @@ class Turns:
         session = turn.session
         turn.thinking = self._thinking(session, turn.request)
         turn.request, withheld = _offered(turn.request, session)
+        await session.settle_left(turn.request)
         turn.place = await self.place(session, turn.request)
         given = turn.request.prompt
         if given is not None and not self._pool.token_faithful:
