@@ -136,6 +136,40 @@ async def test_a_request_says_in_headers_what_it_is_for(run: Path) -> None:
     assert len({one.head.group for one in found}) == 1
 
 
+async def test_many_conversations_that_begin_alike_go_on_in_their_sessions(run: Path) -> None:
+    async with rig(run, numbered, open=True) as it:
+        firsts = [text_of(Api.CHAT, await ask(it, "a task")) for _ in range(80)]
+        for text in firsts:
+            await ask(it, [user("a task"), {"role": "assistant", "content": text}, user("go on")])
+        assert len(it.gateway.service.sessions) == 80
+
+
+async def test_a_title_belongs_to_the_conversation_that_it_quotes(run: Path) -> None:
+    async with rig(run, numbered, open=True) as it:
+        await ask(it, "Write a poem about salt.")
+        await ask(it, "Compute 3 + 4.")
+        instructions = {"role": "system", "content": "Generate a concise title for this conversation."}
+        await ask(it, [instructions, user("Write a poem about salt.")])
+        memories = {"role": "system", "content": "You extract memories from documents."}
+        await ask(it, [memories, user("A document.")])
+    found = {
+        one.turns[0].prompt_messages[-1]["content"]: [turn.facts.auxiliary for turn in one.turns]
+        for one in rollouts(run)
+    }
+    assert found == {
+        "Write a poem about salt.": [None, "session title"],
+        "Compute 3 + 4.": [None],
+        "A document.": [None],
+    }
+
+
+async def test_a_session_that_is_named_is_found_with_any_key(run: Path) -> None:
+    async with rig(run, numbered, open=True) as it:
+        for key in ("a", "b"):
+            await ask(it, "hello", x_rolltape_session="s", x_api_key=key)
+        assert len(it.gateway.service.sessions) == 1
+
+
 async def test_a_retry_of_a_request_that_never_came_is_an_attempt_of_its_own(run: Path) -> None:
     async with rig(run, numbered, open=True) as it:
         first = text_of(Api.CHAT, await ask(it, "hello"))

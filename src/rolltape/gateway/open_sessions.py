@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -25,6 +25,7 @@ from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.sessions import OpenSession, SessionSpec, SessionWork, key_digest
 from rolltape.gateway.turn.turn import Turns
 from rolltape.records.ids import group_id, join_source
+from rolltape.records.messages import content_text
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.run import Run
 
@@ -56,7 +57,13 @@ def read_identity(headers: Mapping[str, str], path: str | None, metadata: Mappin
     in_path = _read_path(path) if path else {}
     found: dict[str, str] = {}
     for field in _FIELDS:
-        given = (headers.get(f"x-rolltape-{field}"), in_path.get(field), (metadata or {}).get(f"rolltape_{field}"))
+        aliases = [headers.get(name) for name in _SESSION_HEADERS] if field == "session" else []
+        given = (
+            headers.get(f"x-rolltape-{field}"),
+            in_path.get(field),
+            (metadata or {}).get(f"rolltape_{field}"),
+            *aliases,
+        )
         value = next((one for one in given if one not in (None, "")), None)
         if value is None:
             continue
@@ -66,8 +73,7 @@ def read_identity(headers: Mapping[str, str], path: str | None, metadata: Mappin
         if not text.isprintable():
             raise BadRequest(f"x-rolltape-{field} is {text[:40]!r}; give printable characters")
         found[field] = text
-    aliases = (headers[name][:_MOST_TEXT] for name in _SESSION_HEADERS if headers.get(name))
-    session = found.get("session") or next(aliases, None)
+    session = found.get("session")
     return Identity(
         session=session,
         task=found.get("task"),
@@ -107,7 +113,9 @@ class _Entry(NamedTuple):
     session: OpenSession
     key: str  # the API key that its requests carry
     name: str | bytes  # as its requests call it, or how its conversation begins
+    opening: str  # the text of its first user message
     minted: list[str]  # ids that its replies were given
+    said: list[bytes]  # digests of its conversations, up to and including a reply
     gone_on: set[str]  # turns that a request went on from
 
 
@@ -161,6 +169,7 @@ class OpenSessions:
         self._find_left = find_left
         self._entries: dict[str, _Entry] = {}  # by the session's id
         self._found: dict[tuple[str, str | bytes], list[OpenSession]] = defaultdict(list)  # by API key and name
+        self._said: dict[tuple[str, bytes], list[OpenSession]] = defaultdict(list)  # by API key and conversation
         self._minted: dict[tuple[str, str], OpenSession] = {}  # by API key, and an id that a reply was given
         self._latest: dict[str, OpenSession] = {}  # by API key
         self._attempts = attempts
@@ -182,7 +191,7 @@ class OpenSessions:
     async def find(self, key: str | None, identity: Identity, request: ChatRequest, *, says_retry: bool) -> OpenSession:
         """The session that a request belongs to; it is opened where there is none."""
         await self._attempts.prepare()
-        key, name = key or "", identity.session or _beginning(request)
+        key, name = _name(key, identity, request)
         if isinstance(name, str):
             if not self._open_ones(key, name):
                 await self._taken_over(key, name)
@@ -195,12 +204,12 @@ class OpenSessions:
                 session = await self._continued(key, name, request)
         if session is None:
             session = self._opened(identity, request, _name_digest(key, name))
-            self._add(session, key, name)
+            self._add(session, key, name, _first_user_text(request))
         self._latest[key] = session
         return session
 
-    def _add(self, session: OpenSession, key: str, name: str | bytes) -> None:
-        self._entries[session.id] = _Entry(session, key, name, [], set())
+    def _add(self, session: OpenSession, key: str, name: str | bytes, opening: str = "") -> None:
+        self._entries[session.id] = _Entry(session, key, name, opening, [], [], set())
         self._found[key, name].append(session)
 
     async def _taken_over(self, key: str, name: str | bytes) -> list[OpenSession]:
@@ -210,15 +219,20 @@ class OpenSessions:
             self._add(session, key, name)
             for turn in session.recorder.turns:
                 if turn.reply is not None:
-                    self.note_reply(session, turn.reply.to_dict())
+                    self.note_reply(session, turn.prompt_messages, turn.reply.to_dict())
         return found
 
-    def note_reply(self, session: OpenSession, message: Mapping[str, Any]) -> None:
-        """Remember the ids that a reply was given, by which its echo is known."""
+    def note_reply(self, session: OpenSession, asked: Sequence[Mapping[str, Any]], message: Mapping[str, Any]) -> None:
+        """Remember a reply by the conversation that it ends, and by the ids that it was given, which its echo has."""
         entry = self._entries.get(session.id)
-        if entry is not None:
-            entry.minted.extend(_ids(message))
-            self._minted.update({(entry.key, one): session for one in _ids(message)})
+        if entry is None:
+            return
+        conversation = _conversation((*asked, message))
+        if conversation not in entry.said:
+            entry.said.append(conversation)
+            self._said[entry.key, conversation].append(session)
+        entry.minted.extend(_ids(message))
+        self._minted.update({(entry.key, one): session for one in _ids(message)})
 
     def _open_ones(self, key: str, name: str | bytes) -> list[OpenSession]:
         return [one for one in self._found.get((key, name), [])[-_LIKE:] if one.ended is None]
@@ -234,11 +248,28 @@ class OpenSessions:
             # Attempts at one task begin alike: whose retry it is shows only where nobody got the reply.
             if self._turns.find_repeated(session, request, says_retry=False) is not None:
                 return session
+        if echoed and (said := self._find_said(key, _conversation(request.messages))) is not None:
+            return said
         if echoed and (matched := await self._best_match(candidates, request)) is not None:
             return matched
+        return self._find_asker(key, request)
+
+    def _find_said(self, key: str, conversation: bytes) -> OpenSession | None:
+        """The session that gave a conversation's last reply; of several, one that nobody has gone on with yet."""
+        known = [one for one in self._said.get((key, conversation), ()) if one.ended is None]
+        if len(known) > 1:
+            self._said[key, conversation] = known[1:] + known[:1]
+        return known[0] if known else None
+
+    def _find_asker(self, key: str, request: ChatRequest) -> OpenSession | None:
+        """The session that a side request is about: a title's or a memory's text quotes what its user said."""
+        text = "\n".join(content_text(one.get("content")) for one in request.messages if one["role"] == "user")
         latest = self._latest.get(key)
-        is_aside = latest is not None and latest.ended is None and self._turns.is_auxiliary(latest, request)
-        return latest if is_aside else None
+        if latest is None or not self._turns.is_auxiliary(latest, request):
+            return None
+        recent = itertools.islice(reversed(self._entries.values()), _LIKE)
+        quoted = (one for one in recent if one.key == key and one.opening and one.opening in text)
+        return next((one.session for one in quoted if one.session.ended is None), None)
 
     async def _best_match(self, candidates: list[OpenSession], request: ChatRequest) -> OpenSession | None:
         """The session that knows most of a conversation's replies; None: no session knows any.
@@ -292,6 +323,11 @@ class OpenSessions:
         likes.remove(session)
         if not likes:
             del self._found[entry.key, entry.name]
+        for conversation in entry.said:
+            known = self._said[entry.key, conversation]
+            known.remove(session)
+            if not known:
+                del self._said[entry.key, conversation]
         for one in entry.minted:
             self._minted.pop((entry.key, one), None)
         if self._latest.get(entry.key) is session:
@@ -310,22 +346,48 @@ class OpenSessions:
 
 def _beginning(request: ChatRequest) -> bytes:
     """A digest of what comes before the first reply in a conversation; of no messages, where a prompt is given."""
-    roles = [message["role"] for message in request.messages]
-    first = roles.index("assistant") if "assistant" in roles else len(roles)
+    return _beginning_digest(request.messages)
+
+
+def _beginning_digest(messages: Sequence[Mapping[str, Any]]) -> bytes:
     digest = blake2b(digest_size=16)
-    for message in request.messages[:first]:
+    for message in itertools.takewhile(lambda one: one["role"] != "assistant", messages):
         digest.update(msgspec.json.encode(message))
     return digest.digest()
 
 
+def _first_user_text(request: ChatRequest) -> str:
+    texts = (content_text(message.get("content")) for message in request.messages if message["role"] == "user")
+    return next(texts, "").strip()
+
+
 def name_digest(key: str | None, identity: Identity, request: ChatRequest) -> str:
     """A digest of what a request says about its session, or of how its conversation begins."""
-    return _name_digest(key or "", identity.session or _beginning(request))
+    return _name_digest(*_name(key, identity, request))
+
+
+def _name(key: str | None, identity: Identity, request: ChatRequest) -> tuple[str, str | bytes]:
+    """The API key and the name under which a session is found; one that requests name is found with any key."""
+    return ("", identity.session) if identity.session is not None else (key or "", _beginning(request))
 
 
 def _name_digest(key: str, name: str | bytes) -> str:
     """What is recorded of a session's name and the API key of its requests."""
     return key_digest(f"{key}\0{name if isinstance(name, str) else name.hex()}")
+
+
+def _conversation(messages: Sequence[Mapping[str, Any]]) -> bytes:
+    """A digest of a conversation: how it begins, and all that the model said, as clients send it back."""
+    roles = [message["role"] for message in messages]
+    digest = blake2b(_beginning_digest(messages), digest_size=16)
+    for message in (one for one, role in zip(messages, roles, strict=True) if role == "assistant"):
+        calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+        said = [
+            content_text(message.get("content")),
+            *(f"{call.get('name')} {call.get('arguments')}" for call in calls),
+        ]
+        digest.update(msgspec.json.encode(said))
+    return digest.digest()
 
 
 def _ids(message: Mapping[str, Any]) -> list[str]:

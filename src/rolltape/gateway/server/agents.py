@@ -235,7 +235,7 @@ class Agents:
         if turn.outcome.message is None:
             raise SessionEnded(f"session {turn.session.id} was closed before the reply had come")
         if self._service.settings.open:
-            self._service.open_sessions.note_reply(turn.session, turn.message)
+            self._service.open_sessions.note_reply(turn.session, turn.request.messages, turn.message)
 
 
 async def _by_mark(handler: Handler, dialects: Sequence[Dialect], http: web.Request) -> web.StreamResponse:
