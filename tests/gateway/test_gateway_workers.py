@@ -78,6 +78,41 @@ async def test_sessions_are_spread_over_workers_and_each_is_served_by_whoever_ac
     assert rolltape_command(["check", str(run)]) == 0, capsys.readouterr()
 
 
+async def test_a_connection_is_handed_to_the_worker_of_its_session(run: Path, engine: ScriptedEngine) -> None:
+    async with client_of(run) as client:
+        with served(run, engine, "--workers", "2") as gateway:
+            opened = await client.open(gateway)
+            other = next(pid for pid in workers_of(run).values() if pid != owner_of(run, opened))
+            connections = [aiohttp.ClientSession() for _ in range(8)]  # each worker accepts some of them
+            try:
+                for http in connections:
+                    assert (await Client(run, http).ask(gateway, opened, "hello")).status == 200
+                os.kill(other, signal.SIGSTOP)
+                for http in connections:
+                    assert (await Client(run, http).ask(gateway, opened, "again")).status == 200
+            finally:
+                os.kill(other, signal.SIGCONT)
+                for http in connections:
+                    await http.close()
+
+
+async def test_a_request_that_comes_in_pieces_is_served_whoever_accepts_it(run: Path, engine: ScriptedEngine) -> None:
+    async with client_of(run) as client:
+        with served(run, engine, "--workers", "2") as gateway:
+            opened = await client.open(gateway)
+            body = json.dumps(body_of(Api.CHAT, "hello")).encode()
+            head = f"POST /s/{opened['key']}{PATHS[Api.CHAT]} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            whole = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+            for cut in (7, 30, len(whole) - 5) * 4:
+                reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+                writer.write(whole[:cut])
+                await writer.drain()
+                await asyncio.sleep(0.05)
+                writer.write(whole[cut:])
+                assert (await reader.read()).startswith(b"HTTP/1.1 200")
+                writer.close()
+
+
 async def test_weights_change_in_all_workers_and_are_announced_once(run: Path, engine: ScriptedEngine) -> None:
     engine._script = lambda asked: Step("word " * 40, token_delay_s=0.005)
     engine._conversation = lambda asked: asked.prompt.partition("hello ")[2][:1]

@@ -21,6 +21,7 @@ from rolltape.gateway.engines.protocol import Engine, EngineFacts
 from rolltape.gateway.finished import Ending
 from rolltape.gateway.peers import Peer, Siblings, announced_peer
 from rolltape.gateway.prompts import ChatPrompts, TextOnlyPrompts
+from rolltape.gateway.server.accepting import SharedPort
 from rolltape.gateway.server.app import http_log, make_app
 from rolltape.gateway.server.forwarding import Forwarding
 from rolltape.gateway.server.health import waiting_app
@@ -235,9 +236,14 @@ class Gateway:
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.UnixSite(runner, peer.socket, backlog=_WAITING_CONNECTIONS).start()  # for the run's other gateways
-        if self.worker is not None:
+        if self.worker is None:
+            await web.SockSite(runner, listener, backlog=_WAITING_CONNECTIONS).start()
+        else:
             await self._join_siblings(siblings, forwarding, facts)
-        await web.SockSite(runner, listener, backlog=_WAITING_CONNECTIONS).start()
+            assert runner.server is not None
+            port = SharedPort(runner.server, peer, siblings.of_tag)
+            await port.start(listener, _WAITING_CONNECTIONS)
+            stack.callback(port.close)
         self._runner = runner
         # New turns are refused and those in flight drain while the port still answers.
         stack.push_async_callback(self.service.drain)

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from rolltape.errors import GatewayError
 from rolltape.gateway.workers import WorkerPlace
 from rolltape.tape.journal.file import is_alive
+from rolltape.tape.journal.left_open import writer_tag
 from rolltape.tape.rundir import RunDirectory, make_private_folder, write_whole
 
 _FOLDER = "gateways"
@@ -96,6 +97,11 @@ class Siblings:
     def others(self) -> list[Peer]:
         """Those that are alive, without this one."""
         return [peer for peer in self._peers().values() if peer is not self._own and self._is_alive(peer)]
+
+    def of_tag(self, tag: str) -> Peer | None:
+        """Another live worker, by what its keys begin with; None: it is this one, or none of them."""
+        found = next((peer for peer in self._peers().values() if writer_tag(peer.writer) == tag), None)
+        return found if found is not None and found is not self._own and self._is_alive(found) else None
 
     def check_next(self) -> None:
         """Raise ServedElsewhere if it is another one's turn to open a session."""
