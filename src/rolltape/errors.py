@@ -35,6 +35,7 @@
     │   ├── SessionEnded       the session takes no more turns; do not retry
     │   ├── TurnCapReached     the session has used all its turns
     │   └── EngineFailed       no engine could give the reply; retry
+    │       └── RequestRefused a hosted endpoint refuses what the agent asks for; do not retry
     ├── TaskError              task sources: the tasks cannot be used; none has run
     │   ├── SourceError        the source is missing, unreadable, or empty, or lacks the split
     │   ├── BadTasks           some entries are not valid tasks
@@ -160,12 +161,25 @@ class EngineUnreachable(EngineError):
 
 
 class EngineFault(EngineError):
-    """The engine answered with an error or an impossible reply. `status` is that of HTTP, None without one."""
+    """The engine answered with an error or an impossible reply. `status` is that of HTTP, None without one.
 
-    def __init__(self, message: str, *, status: int | None = None, retry_after_s: float | None = None) -> None:
+    `reason` is the message of the engine's error, without addresses and keys, and `code` its code, if it has one.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        retry_after_s: float | None = None,
+        reason: str = "",
+        code: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.retry_after_s = retry_after_s
+        self.reason = reason
+        self.code = code
 
 
 class EngineDied(EngineError):
@@ -182,6 +196,7 @@ class GatewayError(RolltapeError):
     status = 500
     final = True
     code: str | None = None  # as OpenAI's clients know the error; None: they have no word for it
+    retry_after_s: float | None = None  # None: it is not known when a retry may help
 
 
 class BadRequest(GatewayError):
@@ -228,10 +243,31 @@ class TurnCapReached(GatewayError):
 
 
 class EngineFailed(GatewayError):
-    """No engine could give the reply. A retry may help."""
+    """No engine could give the reply. A retry may help, unless it is `final`. `told` is what the agent is told."""
 
     status = 502
     final = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        told: str = "no engine gave a reply; ask again, or see the gateway's log",
+        status: int = 502,
+        final: bool = False,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.told = told
+        self.status = status
+        self.final = final
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+class RequestRefused(EngineFailed):
+    """A hosted endpoint refuses what the agent sent, and is not to blame for it. The agent is told why."""
 
 
 class TaskError(RolltapeError):

@@ -29,8 +29,10 @@ TOOLS = [{"type": "function", "function": {"name": "run", "parameters": {"type":
 class Endpoint:
     """Remembers what it is asked; answers with one message, or hangs."""
 
-    def __init__(self, message: dict[str, Any], finish: str = "stop", *, hangs: bool = False) -> None:
-        self.message, self.finish, self.hangs = message, finish, hangs
+    def __init__(
+        self, message: dict[str, Any], finish: str = "stop", *, hangs: bool = False, tells_key: bool = False
+    ) -> None:
+        self.message, self.finish, self.hangs, self.tells_key = message, finish, hangs, tells_key
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
 
@@ -39,6 +41,8 @@ class Endpoint:
         self.keys.append(request.headers.get("Authorization"))
         if self.hangs:
             await asyncio.Event().wait()
+        if self.tells_key:
+            return web.json_response({"error": {"message": f"{self.keys[-1]} is no good key"}}, status=401)
         choice = {"index": 0, "message": self.message, "finish_reason": self.finish}
         usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
         return web.json_response({"id": "chatcmpl-1", "model": "it-2026", "choices": [choice], "usage": usage})
@@ -179,13 +183,30 @@ async def test_the_model_and_the_name_of_the_limit_can_be_set() -> None:
 
 
 async def test_the_key_is_sent_and_never_told(caplog: pytest.LogCaptureFixture) -> None:
-    endpoint = Endpoint({"role": "assistant", "content": "hi"}, "boredom")
+    endpoint = Endpoint({}, tells_key=True)
     caplog.set_level(logging.DEBUG)
     async with reaching(endpoint, api_key="sk-secret") as engine:
-        with pytest.raises(EngineFault, match="boredom") as caught:
+        with pytest.raises(EngineFault, match="is no good key") as caught:
             await engine.generate(generation([], messages=MESSAGES))
     assert endpoint.keys == ["Bearer sk-secret"]
     assert "sk-secret" not in caplog.text + str(caught.value) + repr(engine) + engine.name
+
+
+async def test_a_reply_that_broke_off_is_no_reply() -> None:
+    async with reaching(Endpoint({"role": "assistant", "content": "hi"}, "abort")) as engine:
+        with pytest.raises(EngineFault, match="'abort'") as caught:
+            await engine.generate(generation([], messages=MESSAGES))
+    assert caught.value.status == 503
+
+
+@pytest.mark.parametrize(
+    ("word", "finish"),
+    [("eos", Finish.STOP), ("function_call", Finish.STOP), ("length", Finish.LENGTH), ("MAX_TOKENS", Finish.LENGTH)],
+)
+async def test_reasons_of_other_apis_are_understood_and_kept(word: str, finish: Finish) -> None:
+    async with reaching(Endpoint({"role": "assistant", "content": "hi"}, word)) as engine:
+        given = await engine.generate(generation([], messages=MESSAGES))
+    assert (given.finish, given.upstream["finish_reason"]) == (finish, word)
 
 
 async def test_abort_and_an_endpoint_that_is_not_there() -> None:

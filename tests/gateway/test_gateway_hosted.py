@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 import rolltape
-from gateways import CALCULATOR, Api, Rig, said_finish, scripted, user
+from gateways import CALCULATOR, QUICK, Api, Rig, said_finish, scripted, text_of, user
 from rolltape.gateway.gateway import Gateway
 from rolltape.records.turn import TurnFlag
 from scripted_engine import Json
@@ -31,12 +31,17 @@ class Endpoint:
     def __init__(self, **answer: Any) -> None:
         self.answer = {"message": {"role": "assistant", "content": "Hi."}, "finish_reason": "stop"} | answer
         self.more: Json = {}
+        self.status, self.headers = 200, dict[str, str]()
+        self.body: Json | bytes | None = None  # all of the answer; None: it is made of the above
         self.bodies: list[Json] = []
 
     async def chat(self, request: web.Request) -> web.Response:
         self.bodies.append(json.loads(await request.read()))
         choice = {"index": 0, **self.answer}
-        return web.json_response({"id": "c1", "model": "gpt-9-2026", "choices": [choice], "usage": USAGE, **self.more})
+        made = {"id": "c1", "model": "gpt-9-2026", "choices": [choice], "usage": USAGE, **self.more}
+        body = made if self.body is None else self.body
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return web.Response(status=self.status, body=raw, content_type="application/json", headers=self.headers)
 
 
 @asynccontextmanager
@@ -47,6 +52,7 @@ async def hosted(run: Path, endpoint: Endpoint, **settings: Any) -> AsyncIterato
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
+    settings.setdefault("patience", QUICK)
     url = f"openai:http://127.0.0.1:{runner.addresses[0][1]}/v1"
     try:
         async with Gateway(engine=url, tape=run, **settings) as gateway, aiohttp.ClientSession() as http:
@@ -175,3 +181,269 @@ async def test_who_asks_an_endpoint_of_text_for_ids_is_told_that_there_are_none(
     assert answer.headers["x-rolltape-ignored-params"] == "token ids and logprobs: the engine gives text alone"
     assert [one.status for one in refused] == [400] * 4
     assert all("takes messages alone" in one.error for one in refused)
+
+
+def refusing(status: int, message: str, code: str | None = None, **headers: str) -> Endpoint:
+    endpoint = Endpoint()
+    endpoint.status, endpoint.headers = status, headers
+    endpoint.body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+    return endpoint
+
+
+@pytest.mark.parametrize("api", Api)
+@pytest.mark.parametrize("status", [400, 404, 413, 422])
+async def test_what_an_endpoint_refuses_is_refused_in_its_words_and_is_final(run: Path, api: Api, status: int) -> None:
+    endpoint = refusing(status, "logit_bias: no such token; see https://internal:8000/x, sk-abcdef123456", "bad_bias")
+    async with hosted(run, endpoint) as it:
+        answer = await it.ask(await it.open(), "hello", api)
+    assert (answer.status, answer.headers["x-should-retry"]) == (status, "false")
+    assert answer.error == "logit_bias: no such token; see …, …"
+    assert len(endpoint.bodies) == 1
+    if api in (Api.CHAT, Api.RESPONSES):
+        assert answer.json["error"]["code"] == "bad_bias"
+    (turn,) = it.turns()
+    assert turn.facts.error is not None
+    assert f"answered {status}: logit_bias" in turn.facts.error
+
+
+@pytest.mark.parametrize("api", Api)
+async def test_a_refusal_within_a_stream_is_told_in_the_endpoints_words(run: Path, api: Api) -> None:
+    async with hosted(run, refusing(400, "too many tokens", "context_length_exceeded")) as it:
+        answer = await it.ask(await it.open(), "hello", api, stream=True)
+    assert "prompt is too long: too many tokens" in json.dumps(answer.events[-1])
+    if api in (Api.CHAT, Api.RESPONSES):
+        assert '"code": "context_length_exceeded"' in json.dumps(answer.events[-1])
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "code"),
+    [
+        (400, "Too long.", "context_length_exceeded"),
+        (400, "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens.", None),
+        (400, "the request exceeds the available context size, try increasing it", "exceed_context_size_error"),
+        (400, "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).", None),
+        (413, "prompt is too long: 210000 tokens > 200000 maximum", None),
+    ],
+)
+async def test_a_prompt_that_is_too_long_for_the_endpoint_is_the_policys_own_doing(
+    run: Path, status: int, message: str, code: str | None
+) -> None:
+    endpoint = refusing(status, message, code)
+    async with hosted(run, endpoint) as it:
+        opened = await it.open()
+        answer = await it.ask(opened, "hello")
+        session = it.gateway.service.sessions.of_id(opened["session"])
+        assert (session.overflowed, session.failure) == (True, None)
+        endpoint.status, endpoint.body = 200, None
+        await it.ask(opened, "less")
+        assert not session.overflowed
+    assert (answer.status, answer.json["error"]["code"]) == (status, "context_length_exceeded")
+    assert answer.error.startswith("prompt is too long: ")
+
+
+@pytest.mark.parametrize("api", Api)
+async def test_a_busy_endpoint_s_429_and_its_retry_after_reach_the_agent(run: Path, api: Api) -> None:
+    async with hosted(run, refusing(429, "slow down", **{"Retry-After": "30"})) as it:
+        opened = await it.open()
+        answer = await it.ask(opened, "hello", api)
+        session = it.gateway.service.sessions.of_id(opened["session"])
+        assert session.failure is not None
+    assert (answer.status, answer.headers["Retry-After"]) == (429, "30")
+    assert "x-should-retry" not in answer.headers
+    assert answer.error == "the endpoint is busy: slow down"
+
+
+@pytest.mark.parametrize("status", [401, 402, 403])
+async def test_the_gateways_own_key_is_not_the_agents_and_a_retry_does_not_help(run: Path, status: int) -> None:
+    endpoint = refusing(status, "Incorrect API key provided")
+    async with hosted(run, endpoint) as it:
+        opened = await it.open()
+        answer = await it.ask(opened, "hello")
+        assert it.gateway.service.sessions.of_id(opened["session"]).failure is not None
+    assert (answer.status, answer.headers["x-should-retry"]) == (502, "false")
+    assert "provided" not in answer.error
+    (turn,) = it.turns()
+    assert f"answered {status}: Incorrect API key provided" in (turn.facts.error or "")
+
+
+async def test_an_error_in_an_answer_of_status_200_is_an_error(run: Path) -> None:
+    endpoint = Endpoint()
+    endpoint.body = {"error": {"message": "no such parameter", "code": 400}}
+    async with hosted(run, endpoint) as it:
+        answer = await it.ask(await it.open(), "hello")
+    assert (answer.status, answer.error) == (400, "no such parameter")
+
+
+def calling(**call: Any) -> Json:
+    return {"message": {"role": "assistant", "content": None, "tool_calls": [{"id": "1", **call}]}}
+
+
+def saying(**fields: Any) -> Json:
+    return {"message": {"role": "assistant", **fields}}
+
+
+PATCH = {"type": "custom", "custom": {"name": "patch"}}
+# What an endpoint answers, and what the agent gets: text, reasoning, and calls with their arguments.
+ODD: dict[str, tuple[Json, tuple[str | None, str | None, list[tuple[str, str]]]]] = {
+    "arguments as an object": (
+        calling(type="function", function={"name": "calculator", "arguments": {"expression": "1"}}),
+        (None, None, [("calculator", '{"expression":"1"}')]),
+    ),
+    "arguments null": (
+        calling(type="function", function={"name": "calculator", "arguments": None}),
+        (None, None, [("calculator", "{}")]),
+    ),
+    "no arguments, no type": (calling(function={"name": "calculator"}), (None, None, [("calculator", "{}")])),
+    "custom tool": (
+        calling(type="custom", custom={"name": "patch", "input": "abc"}),
+        (None, None, [("patch", '{"input": "abc"}')]),
+    ),
+    "legacy call": (
+        saying(function_call={"name": "calculator", "arguments": "{}"}),
+        (None, None, [("calculator", "{}")]),
+    ),
+    "a call without a name": (calling(), ('{"id":"1"}', None, [])),
+    "a call that is a text": (saying(content="Hi", tool_calls=["x"]), ('Hi\n"x"', None, [])),
+    "content parts": (saying(content=[{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]), ("Hi", None, [])),
+    "content with thoughts": (
+        saying(content=[{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"text": "Hi"}]),
+        ("Hi", "hm", []),
+    ),
+    "content that is a number": (saying(content=5), ("5", None, [])),
+    "reasoning as an object": (saying(content="Hi", reasoning={"text": "hm"}), ("Hi", "hm", [])),
+    "reasoning as a list": (saying(content="Hi", reasoning_content=["h", {"text": "m"}]), ("Hi", "hm", [])),
+    "a message that is null": ({"message": None}, ("", None, [])),
+    "finish null": ({"finish_reason": None}, ("Hi.", None, [])),
+    "finish of another API": ({"finish_reason": "end_turn"}, ("Hi.", None, [])),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+async def test_an_odd_reply_becomes_an_ordinary_one_in_every_api(run: Path, name: str) -> None:
+    answer, (text, reasoning, calls) = ODD[name]
+    endpoint = Endpoint(**answer)
+    async with hosted(run, endpoint) as it:
+        for api in Api:
+            for stream in (False, True):
+                told = await it.ask(await it.open(task_id=f"{api} {stream}"), "hello", api, stream=stream)
+                assert told.status == 200, told.raw
+                assert b'"error":{' not in told.raw
+        opened = await it.open(task_id="tools")
+        chat = await it.ask(opened, "hello", tools=[CALCULATOR, PATCH])
+        await it.ask(await it.open(task_id="again"), [user("hello"), chat.json["choices"][0]["message"], user("go on")])
+    assert len(endpoint.bodies) == 10
+    (turn,) = rolltape.read(run).rollout(opened["rollout"]).turns
+    message = turn.reply.to_dict() if turn.reply else {}
+    assert message.get("content") in (text, text or None)
+    assert message.get("reasoning_content") == reasoning
+    found = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
+    assert found == calls
+    unread = name in ("a call without a name", "a call that is a text")
+    assert (TurnFlag.MALFORMED_CALL in turn.facts.flags) == unread
+    assert turn.facts.extra["upstream"].get("finish_reason") == endpoint.answer["finish_reason"]
+
+
+async def test_a_custom_tools_call_goes_back_as_one(run: Path) -> None:
+    endpoint = Endpoint(**calling(type="custom", custom={"name": "patch", "input": "abc"}))
+    async with hosted(run, endpoint) as it:
+        message = (await it.ask(await it.open(), "hello", tools=[PATCH])).json["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    assert (call["type"], call["custom"]) == ("custom", {"name": "patch", "input": "abc"})
+
+
+@pytest.mark.parametrize(
+    ("usage", "counts"),
+    [
+        (None, (0, 0)),
+        ({}, (0, 0)),
+        ({"prompt_tokens": None, "completion_tokens": None, "total_tokens": None}, (0, 0)),
+        ({"prompt_tokens": "3", "completion_tokens": "2"}, (3, 2)),
+        ({"prompt_tokens": 3.0, "completion_tokens": True}, (3, 0)),
+        ({"prompt_tokens": 3, "completion_tokens": 2, "completion_tokens_details": [1]}, (3, 2)),
+        ({"prompt_tokens": 3, "completion_tokens": 2, "completion_tokens_details": {"reasoning_tokens": "9"}}, (3, 2)),
+        ({"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 9}}, (3, 2)),
+        ([1], (0, 0)),
+    ],
+)
+async def test_usage_that_makes_no_sense_is_left_out(run: Path, usage: Any, counts: tuple[int, int]) -> None:
+    endpoint = Endpoint()
+    endpoint.more = {"usage": usage, "id": 5, "model": 7, "system_fingerprint": {}}
+    async with hosted(run, endpoint) as it:
+        for api in Api:
+            assert (await it.ask(await it.open(task_id=api), "hello", api)).status == 200
+        told = (await it.ask(await it.open(task_id="again"), "hello")).json
+        messages = (await it.ask(await it.open(task_id="m"), "hello", Api.MESSAGES)).json["usage"]
+        gemini = (await it.ask(await it.open(task_id="g"), "hello", Api.GEMINI)).json["usageMetadata"]
+    assert (told["usage"]["prompt_tokens"], told["usage"]["completion_tokens"]) == counts
+    assert told["model"] == "7"
+    assert messages["input_tokens"] >= 0
+    assert gemini.get("candidatesTokenCount", 0) >= 0
+
+
+@pytest.mark.parametrize("api", Api)
+async def test_text_that_is_no_unicode_is_repaired_and_numbers_that_are_none_are_null(run: Path, api: Api) -> None:
+    endpoint = Endpoint()
+    choice = b'{"message":{"content":"a\\ud800b"},"finish_reason":"stop"}'
+    endpoint.body = b'{"choices":[%s],"usage":{"cost":1e999,"prompt_tokens":3}}' % choice
+    async with hosted(run, endpoint) as it:
+        answer = await it.ask(await it.open(), "hello", api)
+    assert "a\ufffdb" in json.dumps(answer.json, ensure_ascii=False)
+    assert len(endpoint.bodies) == 1
+    (turn,) = it.turns()
+    assert TurnFlag.REPAIRED_UNICODE in turn.facts.flags
+    assert turn.facts.extra["upstream"]["usage"] == {"cost": None, "prompt_tokens": 3}
+
+
+OTHER = {"type": "function", "function": {"name": "other", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize("api", Api)
+async def test_a_call_of_a_denied_tool_is_delivered_as_text_and_flagged(run: Path, api: Api) -> None:
+    endpoint = Endpoint(**calling(function={"name": "calculator", "arguments": '{"expression": "1"}'}))
+    async with hosted(run, endpoint) as it:
+        answer = await it.ask(await it.open(denied_tools=["calculator"]), "hello", api)
+    assert text_of(api, answer) == '{"name":"calculator","arguments":"{\\"expression\\": \\"1\\"}"}'
+    assert "denied_tool" in answer.headers["x-rolltape-flags"]
+    (turn,) = it.turns()
+    assert turn.facts.extra["denied"] == ["calculator"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "passed_on"),
+    [
+        ({"type": "function", "function": {"name": "calculator"}}, None),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [CALCULATOR, OTHER]}}, None),
+        ({"type": "function", "function": {"name": "other"}}, {"type": "function", "function": {"name": "other"}}),
+        ("required", "required"),
+    ],
+)
+async def test_a_tool_choice_that_names_a_denied_tool_is_not_passed_on(run: Path, choice: Any, passed_on: Any) -> None:
+    endpoint = Endpoint()
+    async with hosted(run, endpoint) as it:
+        opened = await it.open(denied_tools=["calculator"])
+        await it.ask(opened, "hello", tools=[CALCULATOR, OTHER], tool_choice=choice)
+    (body,) = endpoint.bodies
+    assert (body["tools"], body.get("tool_choice")) == ([OTHER], passed_on)
+
+
+async def test_a_denied_tool_that_is_forced_through_another_api_is_not_forced(run: Path) -> None:
+    endpoint = Endpoint()
+    tools = [{"name": name, "input_schema": {"type": "object"}} for name in ("calculator", "other")]
+    async with hosted(run, endpoint) as it:
+        opened = await it.open(denied_tools=["calculator"])
+        forced = {"type": "tool", "name": "calculator"}
+        await it.ask(opened, "hello", Api.MESSAGES, tools=tools, tool_choice=forced)
+    (body,) = endpoint.bodies
+    assert ([tool["function"]["name"] for tool in body["tools"]], body["tool_choice"]) == (["other"], "auto")
+
+
+@pytest.mark.parametrize("api", Api)
+async def test_what_a_session_decides_and_an_endpoint_cannot_be_told_is_listed(run: Path, api: Api) -> None:
+    async with hosted(run, Endpoint()) as it:
+        opened = await it.open(thinking=False, context_budget=10)
+        answer = await it.ask(opened, "hi " * 100_000, api)
+    assert answer.status == 200
+    (turn,) = it.turns()
+    untold = [f"{name}: a hosted endpoint cannot be told it" for name in ("thinking", "context_budget")]
+    assert turn.ignored_params[-2:] == untold
+    assert answer.headers["x-rolltape-ignored-params"].endswith("; ".join(untold))

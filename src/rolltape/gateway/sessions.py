@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from rolltape.errors import NoSuchSession, SessionEnded, TurnCapReached
+from rolltape.errors import EngineFailed, NoSuchSession, PromptTooLong, RequestRefused, SessionEnded, TurnCapReached
 from rolltape.gateway.engines.protocol import IdsAsJson
 from rolltape.gateway.request import ChatRequest, SamplingParams
 from rolltape.gateway.turn.history import History
@@ -234,6 +234,14 @@ class OpenSession:
         for turn in left:
             if turn.request.message_keys == keys[: len(turn.request.message_keys)]:
                 await turn.settled()
+
+    def note_failure(self, error: Exception) -> None:
+        """Note why a turn has no reply: the engine or the gateway is to blame, or what the agent asked for."""
+        if isinstance(error, RequestRefused):
+            self.failure = None
+            self.overflowed = error.code == PromptTooLong.code
+        elif isinstance(error, EngineFailed) or getattr(error, "status", 500) >= 500:
+            self.failure = f"{type(error).__name__}: {error}"
 
     def engine_wait(self) -> EngineWait:
         """Whether engines keep this session waiting."""

@@ -1,6 +1,7 @@
 """HTTP to an engine: responses as bytes, failures as the errors of the engine protocol."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -21,6 +22,12 @@ ASK_TIMEOUT_S = 20.0  # for everything but a generation, which takes as long as 
 # uvicorn and llama.cpp drop an idle connection after 5 s; a request on one that is just being dropped would be lost.
 _KEEPALIVE_S = 3.0
 _SHOWN_CHARACTERS = 300
+_LONGEST_CODE = 80
+# What an engine's own message may say and no agent is to learn: URLs, IP addresses, hosts with a port, API keys.
+_ADDRESS_OR_KEY = re.compile(
+    r"\b\w+://[^\s\"'<>),;]+|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b|\b[\w-]+(?:\.[\w-]+)*:\d{2,5}\b"
+    r"|\bBearer\s+\S+|\b(?:sk|rts|rta|pk|gsk|key|xai)-[\w*.-]{6,}"
+)
 # The routed experts of a hundred thousand tokens, which come in one event, have a third of this.
 MAX_EVENT_BYTES = 2**30
 
@@ -33,6 +40,7 @@ class Connections:
             raise EngineError(f"{name}: {url!r} is no address of an engine; give one like http://127.0.0.1:30000")
         self._url = url.rstrip("/")
         self._name = name
+        self._api_key = api_key
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -125,12 +133,21 @@ class Connections:
     async def _body(self, response: aiohttp.ClientResponse, path: str) -> bytes:
         body = await response.read()
         if response.status >= 400:
-            raise EngineFault(
-                f"{self._name}: {path} answered {response.status}: {_body_text(body)}",
+            raise self.fault(
+                f"{self._name}: {path} answered {response.status}",
+                _body_value(body),
                 status=response.status,
                 retry_after_s=_retry_after_s(response.headers.get("Retry-After")),
             )
         return body
+
+    def fault(self, where: str, value: Any, *, status: int | None, retry_after_s: float | None = None) -> EngineFault:
+        """The error that an engine's body, or the `error` in it, describes. The engine's key is nowhere in it."""
+        text, code = error_text(value), error_code(value)
+        if self._api_key:
+            text = text.replace(self._api_key, "…")
+        reason = _ADDRESS_OR_KEY.sub("…", text)
+        return EngineFault(f"{where}: {text}", status=status, retry_after_s=retry_after_s, reason=reason, code=code)
 
 
 def decoded(data: bytes, decoder: "msgspec.json.Decoder[_T]", where: str) -> _T:
@@ -152,6 +169,13 @@ def error_text(value: Any) -> str:
     return _short(value if isinstance(value, str) else str(value)) or "nothing"
 
 
+def error_code(value: Any) -> str | None:
+    """The word by which an error body calls its error; None: there is none."""
+    error = value.get("error", value) if isinstance(value, dict) else None
+    words = (error.get("code"), error.get("type")) if isinstance(error, dict) else ()
+    return next((word[:_LONGEST_CODE] for word in words if isinstance(word, str) and word), None)
+
+
 def event_error(error: Any, where: str) -> EngineFault:
     """The error in an event; one of the request itself, as a grammar that cannot be compiled, has a status."""
     code = error.get("code") if isinstance(error, dict) else None
@@ -171,10 +195,11 @@ def _retry_after_s(value: str | None) -> float | None:
         return None
 
 
-def _body_text(body: bytes) -> str:
-    with suppress(msgspec.DecodeError):
-        return error_text(msgspec.json.decode(body))
-    return error_text(body.decode(errors="replace"))
+def _body_value(body: bytes) -> Any:
+    """An error's body: the value of its JSON, else its text."""
+    with suppress(msgspec.DecodeError, RecursionError):
+        return msgspec.json.decode(body)
+    return body.decode(errors="replace")
 
 
 def _short(text: str) -> str:

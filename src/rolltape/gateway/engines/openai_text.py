@@ -11,16 +11,14 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from rolltape.errors import EngineFault
-from rolltape.gateway.engines.http import HttpEngine, decoded
+from rolltape.gateway.engines.chat_completion import generated, read_completion
+from rolltape.gateway.engines.http import HttpEngine
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
-from rolltape.gateway.engines.sampled import parse_finish, sampled_ids, sampled_logprobs
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.turn.constraints import Ability
-from rolltape.records.turn import NO_IDS, Finish, Ids, LogprobKind
+from rolltape.records.turn import NO_IDS, Finish
 
 # Endpoints refuse keys that they do not know.
 _MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
@@ -28,45 +26,9 @@ _CALL_KEYS = ("id", "type", "function")
 _APPLIES = frozenset(
     {"temperature", "top_p", "seed", "max_tokens", "stop", "presence_penalty", "frequency_penalty"}
 )  # top_k and the others are not in OpenAI's API
-_FINISHES = {
-    "stop": Finish.STOP,
-    "tool_calls": Finish.STOP,
-    "function_call": Finish.STOP,
-    "length": Finish.LENGTH,
-    "content_filter": Finish.STOP,  # the word itself is kept in `upstream`
-}
 _NOT_PASSED_ON = frozenset({"stream", "stream_options", "n"})  # a reply is asked for whole, and by itself
 _OF_TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 _LIMITS = ("max_completion_tokens", "max_tokens")  # in the order in which endpoints heed them
-_UPSTREAM = ("id", "model", "usage", "system_fingerprint", "service_tier")
-
-
-class _TokenLogprob(msgspec.Struct):
-    logprob: float | None = None
-
-
-class _Logprobs(msgspec.Struct):
-    content: list[_TokenLogprob] | None = None
-
-
-class _ChatChoice(msgspec.Struct):
-    message: dict[str, Any]
-    finish_reason: str | None = None
-    token_ids: list[int] | None = None
-    logprobs: _Logprobs | None = None
-
-
-class _ChatCompletion(msgspec.Struct):
-    choices: list[_ChatChoice]
-    prompt_token_ids: list[int] | None = None
-    usage: dict[str, Any] | None = None
-    id: str | None = None
-    model: str | None = None
-    system_fingerprint: str | None = None
-    service_tier: str | None = None
-
-
-_COMPLETION = msgspec.json.Decoder(_ChatCompletion)
 
 
 class OpenAITextEngine(HttpEngine):
@@ -100,7 +62,10 @@ class OpenAITextEngine(HttpEngine):
             message = {"role": "assistant", "content": ""}
             return Generated(ids=NO_IDS, logprobs=None, finish=Finish.ABORT, message=message)
         where = f"{self.name}, generation {wanted.id}"
-        return _generated(decoded(data, _COMPLETION, where), where)
+        completion, repaired = read_completion(data, where)
+        if (error := completion.failure) is not None:
+            raise self._http.fault(where, error, status=_status(error))
+        return generated(completion, where, repaired=repaired)
 
     def _body(self, wanted: Generation) -> dict[str, Any]:
         request = wanted.request
@@ -124,7 +89,22 @@ def _as_it_came(raw: dict[str, Any], request: ChatRequest) -> dict[str, Any]:
     body = {name: value for name, value in raw.items() if name not in _NOT_PASSED_ON}
     if not tools:
         return {name: value for name, value in body.items() if name not in _OF_TOOLS}
+    if isinstance(choice := body.get("tool_choice"), dict) and not _names(choice) <= allowed:
+        del body["tool_choice"]
     return {**body, "tools": tools}
+
+
+def _names(choice: dict[str, Any]) -> set[str]:
+    """The tools that a `tool_choice` names: one, or a list of those that are allowed."""
+    inner = choice.get(choice["type"], choice)
+    named = [tool.get(tool["type"], tool) for tool in inner.get("tools") or ()] or [inner]
+    return {one["name"] for one in named if "name" in one}
+
+
+def _status(error: Any) -> int | None:
+    """The HTTP status that an error within an answer stands for; None: it does not say."""
+    codes = (error.get("code"), error.get("status")) if isinstance(error, dict) else ()
+    return next((code for code in codes if isinstance(code, int) and 400 <= code < 600), None)
 
 
 def _plain_message(message: dict[str, Any]) -> dict[str, Any]:
@@ -138,8 +118,11 @@ def _tools(ask: ChatRequest) -> dict[str, Any]:
     if not ask.tools:
         return {}
     choice = ask.tool_choice
-    named = {"type": "function", "function": {"name": choice.name}}
-    fields: dict[str, Any] = {"tools": ask.tools, "tool_choice": choice.mode if choice.name is None else named}
+    fields: dict[str, Any] = {"tools": ask.tools, "tool_choice": choice.mode}
+    if choice.name is not None:
+        named = {"type": "function", "function": {"name": choice.name}}
+        is_offered = any(tool["function"]["name"] == choice.name for tool in ask.tools)
+        fields["tool_choice"] = named if is_offered else "auto"
     if not ask.parallel_tool_calls:
         fields["parallel_tool_calls"] = False
     return fields
@@ -152,53 +135,3 @@ def _output_form(ask: ChatRequest) -> dict[str, Any]:
     if schema == {"type": "object"}:
         return {"response_format": {"type": "json_object"}}
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}}}
-
-
-def _generated(completion: _ChatCompletion, where: str) -> Generated:
-    if not completion.choices:
-        raise EngineFault(f"{where}: an answer without choices")
-    choice = completion.choices[0]
-    said = {name: getattr(completion, name) for name in _UPSTREAM} | {"finish_reason": choice.finish_reason}
-    prompt_ids, ids, logprobs = _token_arrays(completion, choice, where)
-    return Generated(
-        ids=ids,
-        logprobs=logprobs,
-        prompt_ids=prompt_ids,
-        logprob_kind=None if logprobs is None else LogprobKind.RAW,
-        finish=parse_finish(choice.finish_reason, _FINISHES, where),
-        message=_chat_form(choice.message),
-        cached_tokens=_cached_tokens(completion.usage),
-        upstream={name: value for name, value in said.items() if value is not None},
-    )
-
-
-def _token_arrays(
-    completion: _ChatCompletion, choice: _ChatChoice, where: str
-) -> tuple[Ids | None, Ids, npt.NDArray[np.float64] | None]:
-    """Ids of prompt and reply, and logprobs, of an endpoint that gives them (vLLM, if the agent asked for them)."""
-    if completion.prompt_token_ids is None or choice.token_ids is None:
-        return None, NO_IDS, None
-    ids = sampled_ids(choice.token_ids, where)
-    content = None if choice.logprobs is None else choice.logprobs.content
-    given = None if content is None else [one.logprob for one in content]
-    logprobs = None if given is None else sampled_logprobs(given, ids, where)
-    return sampled_ids(completion.prompt_token_ids, where), ids, logprobs
-
-
-def _cached_tokens(usage: dict[str, Any] | None) -> int | None:
-    details = (usage or {}).get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return cached if isinstance(cached, int) else None
-
-
-def _chat_form(message: dict[str, Any]) -> dict[str, Any]:
-    """The reply with what it has: nulls left out, and reasoning under one name."""
-    reply: dict[str, Any] = {"role": "assistant", "content": message.get("content")}
-    reasoning = message.get("reasoning_content") or message.get("reasoning")
-    if reasoning:
-        reply["reasoning_content"] = reasoning
-    if message.get("refusal"):
-        reply["refusal"] = message["refusal"]
-    if message.get("tool_calls"):
-        reply["tool_calls"] = message["tool_calls"]
-    return reply

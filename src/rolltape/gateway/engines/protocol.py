@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from rolltape.gateway.request import ChatRequest, SamplingParams
 from rolltape.gateway.turn.constraints import Ability, Constraint
-from rolltape.records.turn import NO_IDS, Finish, Ids, LogprobKind, Segment
+from rolltape.records.turn import NO_IDS, Finish, Ids, LogprobKind, Segment, TurnFlag
 
 
 class IdsAsJson:
@@ -67,6 +67,7 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     constrained: bool = False  # the ids were sampled under a constraint
     message: dict[str, Any] | None = None  # in chat form, of an engine that gives text only; None: parse the ids
     prompt_ids: Ids | None = None  # that the engine made of the messages, where it says so; None: it was given ids
+    flags: tuple[TurnFlag, ...] = ()  # what is odd about its message
     upstream: Mapping[str, Any] = {}  # what a hosted endpoint says beside the message: model, usage, finish reason
 
 

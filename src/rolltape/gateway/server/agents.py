@@ -146,8 +146,8 @@ class Agents:
         except Exception as error:
             if not isinstance(error, RolltapeError):
                 log.exception("turn of session %s", turn.session.id)
-            status = error.status if isinstance(error, GatewayError) else 500
-            await response.write(stream.error(status, told_to_agent(error)))
+            status, code = (error.status, error.code) if isinstance(error, GatewayError) else (500, None)
+            await response.write(stream.error(status, told_to_agent(error), code))
             await response.write_eof()
             raise StreamFailed(status, str(error), response) from error
         _drain_all(http)
@@ -287,7 +287,7 @@ def _drain_all(http: web.Request) -> None:
 def told_to_agent(error: Exception) -> str:
     """What an agent is told of an error. Addresses of engines and local paths are in the log and on the turn alone."""
     if isinstance(error, EngineFailed):
-        return "no engine gave a reply; ask again, or see the gateway's log"
+        return error.told
     return str(error) if isinstance(error, GatewayError) else "the gateway failed; its log says how"
 
 

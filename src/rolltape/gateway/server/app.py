@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -86,7 +87,11 @@ def _answering(service: Service, forwarding: Forwarding) -> Middleware:
             return _refusal(request, status, why, final=True)
         except GatewayError as error:
             status, why = error.status, str(error)
-            return _refusal(request, error.status, told_to_agent(error), final=error.final, code=error.code)
+            told = told_to_agent(error)
+            response = _refusal(request, error.status, told, final=error.final, code=error.code)
+            if error.retry_after_s is not None:
+                response.headers["Retry-After"] = f"{math.ceil(error.retry_after_s)}"
+            return response
         except RolltapeError as error:
             status, why = 500, str(error)
             log.exception("%s %s", request.method, _shown(request))

@@ -7,6 +7,7 @@ available, and no token is sampled twice.
 import asyncio
 import logging
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
@@ -14,7 +15,15 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from rolltape.errors import EngineDied, EngineError, EngineFailed, EngineFault, EngineUnreachable
+from rolltape.errors import (
+    EngineDied,
+    EngineError,
+    EngineFailed,
+    EngineFault,
+    EngineUnreachable,
+    PromptTooLong,
+    RequestRefused,
+)
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Engine, Generated, Generation
 from rolltape.gateway.engines.sampled import ImplausibleReply, check_generated, describe_generated
@@ -29,6 +38,17 @@ _REFUSALS = frozenset({400, 422})  # statuses with which engines refuse a gramma
 
 # Statuses that pass: overload, restarts, and servers that give 500 for either.
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
+_OF_THE_OPERATOR = frozenset({401, 402, 403, 407})  # the gateway's own key or account
+_OF_THE_REQUEST = frozenset({400, 413, 422})  # what the agent sent
+_NO_ACCESS = "the endpoint does not accept the gateway's key; see the gateway's log"
+# A prompt that is too long, in the words of OpenAI, vLLM, SGLang, llama.cpp, Anthropic and Google.
+_TOO_LONG = re.compile(
+    r"context_length_exceeded|exceed_context_size"
+    r"|(?:maximum|max|model'?s|available|allowed) context (?:length|size|window)"
+    r"|longer than the (?:model'?s )?context|exceeds? the (?:\w+ )*context|(?:prompt|input) is too long"
+    r"|(?:input|prompt) tokens? (?:count )?[^.]{0,40}exceeds?",
+    re.IGNORECASE,
+)
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 15.0
 _PICK_EVERY_S = 0.5  # while no engine is up; the pool probes them meanwhile
@@ -203,10 +223,12 @@ class Generator:
                 if reply.told > reply.sampled:  # a client has seen the beginning of what is void now
                     raise EngineFailed(f"no reply after an error of the engine in the middle of it: {error}") from error
                 await self._wait(retries.next_pause_s(error, lambda: self._pool.move(wanted.session)), reply)
-            except EngineFailed:
+            except EngineFailed as failed:
                 if engine is not None and isinstance(error, ImplausibleReply):  # the tape shows what it gave
                     reply.parts.append(PartialGeneration(engine, error.given, announced, self._weights.version))
-                raise
+                if engine is None or engine.token_faithful or not isinstance(error, EngineFault):
+                    raise
+                raise _as_the_endpoint_says(failed, error) from error
             finally:
                 reply.waited(since, str(error))
             return False
@@ -348,6 +370,25 @@ class Generator:
         sampling = msgspec.structs.replace(wanted.sampling, max_tokens=_room(wanted, reply))
         ids = np.concatenate([wanted.prompt_ids, so_far])
         return msgspec.structs.replace(wanted, id=name, prompt_ids=ids, sampling=sampling, constraint=constraint)
+
+
+def _as_the_endpoint_says(failed: EngineFailed, fault: EngineFault) -> EngineFailed:
+    """A failure with a hosted endpoint's own status and message, where they concern the agent."""
+    why, status = str(failed), fault.status or 500
+    if status == 429:
+        told = f"the endpoint is busy: {fault.reason}"
+        return EngineFailed(why, status=status, told=told, retry_after_s=fault.retry_after_s)
+    if status in _OF_THE_OPERATOR:
+        return EngineFailed(why, told=_NO_ACCESS, final=True, code="invalid_api_key")
+    if status >= 500 or status in _PASSING:
+        return failed
+    if status not in _OF_THE_REQUEST:  # no such model, or no such path: what the operator set up
+        return EngineFailed(why, told=fault.reason, status=status, final=True, code=fault.code)
+    if _TOO_LONG.search(f"{fault.code} {fault.reason}"):
+        known = "prompt is too long"  # by these words Claude Code (2.1) knows the error
+        told = fault.reason if known in fault.reason.lower() else f"{known}: {fault.reason}"
+        return RequestRefused(why, told=told, status=status, final=True, code=PromptTooLong.code)
+    return RequestRefused(why, told=fault.reason, status=status, final=True, code=fault.code)
 
 
 def _room(wanted: Generation, reply: ReplySoFar) -> int:

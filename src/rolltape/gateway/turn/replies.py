@@ -13,6 +13,8 @@ from rolltape.gateway.prompts import ChatPrompts, Parsed
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.turn.constraints import can_cut_calls, is_met
 from rolltape.gateway.turn.generate import PartialGeneration
+from rolltape.records.jsonable import encode_json
+from rolltape.records.messages import content_text
 from rolltape.records.turn import Delivery, Finish, Ids, Segment, TokenChain, TurnFlag
 
 if TYPE_CHECKING:
@@ -60,10 +62,7 @@ def parse_outcome(turn: "GatewayTurn", finish: Finish, prompts: ChatPrompts) -> 
     last = parts[-1].given if parts else None
     stop_string = last.stop_string if last else None
     if last is not None and last.message is not None:
-        message = _with_ids(last.message)
-        details = (turn.upstream.get("usage") or {}).get("completion_tokens_details") or {}
-        thought = details.get("reasoning_tokens") or 0
-        return ReplyOutcome(finish, message, stop_string, thought, unmet=_is_unmet(request, finish, message))
+        return _hosted_outcome(turn, last.message, finish, stop_string)
     ids = np.concatenate([before, turn.reply.ids])
     if request.prompt is not None:
         text = prompts.decode_reply(ids, stop_string)
@@ -73,8 +72,7 @@ def parse_outcome(turn: "GatewayTurn", finish: Finish, prompts: ChatPrompts) -> 
     parsed = parse()
     if is_seen:
         return ReplyOutcome(finish, None, seen_coming=_with_minted_ids(turn, parsed, prompts))
-    spec, none_wanted = turn.session.spec, request.tool_choice.mode == "none"
-    denied = tuple(call.name for call in parsed.calls if none_wanted or not spec.allows(call.name))
+    denied = _denied(turn, [call.name for call in parsed.calls])
     if denied:
         parsed = parse(calls_as_text=True)
     kept_ids = _first_call_alone(request, parsed, prompts, len(before))
@@ -101,6 +99,31 @@ def _with_minted_ids(turn: "GatewayTurn", parsed: Parsed, prompts: ChatPrompts) 
     return message
 
 
+def _hosted_outcome(
+    turn: "GatewayTurn", message: dict[str, Any], finish: Finish, stop_string: str | None
+) -> ReplyOutcome:
+    """The reply that an engine gave as a message, with calls whose ids are unique here."""
+    calls: list[dict[str, Any]] = message.get("tool_calls") or []
+    denied = _denied(turn, [call["function"]["name"] for call in calls])
+    if denied:
+        shown = [encode_json(call["function"], "a call")[0].decode() for call in calls]
+        text = "\n".join(part for part in (content_text(message.get("content")), *shown) if part)
+        message = {name: value for name, value in message.items() if name != "tool_calls"} | {"content": text}
+    elif calls:
+        message = {**message, "tool_calls": [{**call, "id": f"call_{secrets.token_hex(12)}"} for call in calls]}
+    usage = turn.upstream.get("usage") or {}
+    thought = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
+    thought = min(thought, usage.get("completion_tokens", thought))  # some endpoints count them apart
+    unmet = _is_unmet(turn.request, finish, message)
+    return ReplyOutcome(finish, message, stop_string, thought, denied=denied, unmet=unmet)
+
+
+def _denied(turn: "GatewayTurn", called: Sequence[str]) -> tuple[str, ...]:
+    """Which of the called tools may not be called."""
+    none_wanted = turn.request.tool_choice.mode == "none"
+    return tuple(name for name in called if none_wanted or not turn.session.spec.allows(name))
+
+
 def _first_call_alone(request: ChatRequest, parsed: Parsed, prompts: ChatPrompts, before: int) -> int | None:
     """How many ids of the reply to keep where one call was asked for and there are several; None: all of them."""
     if request.parallel_tool_calls or len(parsed.calls) < 2 or not can_cut_calls(prompts.reply_form):
@@ -113,14 +136,6 @@ def _is_unmet(request: ChatRequest, finish: Finish, message: dict[str, Any]) -> 
     """Whether a reply that ended by itself is not what was demanded."""
     is_whole = finish in (Finish.STOP, Finish.STOP_STRING)
     return is_whole and bool(request.demands) and not is_met(request, message)
-
-
-def _with_ids(message: dict[str, Any]) -> dict[str, Any]:
-    """An engine's own message, with ids that are unique here."""
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    return {**message, "tool_calls": [{**call, "id": f"call_{secrets.token_hex(12)}"} for call in calls]}
 
 
 def turn_fields(turn: "GatewayTurn") -> dict[str, Any]:
@@ -170,7 +185,8 @@ def _flags(turn: "GatewayTurn") -> list[TurnFlag]:
         TurnFlag.REPAIRED_UNICODE: request.repaired,
         TurnFlag.MEDIA_LEFT_OUT: bool(request.media),
     }
-    return [flag for flag, is_set in flags.items() if is_set]
+    odd = {flag for part in turn.reply.parts for flag in part.given.flags}
+    return [flag for flag, is_set in flags.items() if is_set or flag in odd]
 
 
 def _extra(turn: "GatewayTurn") -> dict[str, Any]:

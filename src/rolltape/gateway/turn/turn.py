@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from rolltape.errors import BadRequest, EngineError, EngineFailed, TapeError
+from rolltape.errors import BadRequest, EngineError, EngineFailed, RequestRefused, TapeError
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Generation
 from rolltape.gateway.metrics import Metrics
@@ -114,6 +114,7 @@ class GatewayTurn:
         self.reply = ReplySoFar(self._show)
         self.engine_s = 0.0
         self.failure: str | None = None  # why engines gave no reply; None: they did, or nobody waited for it
+        self.failed: EngineFailed | None = None  # the error behind it, unless an earlier gateway recorded it
         # from PARSED on
         self.outcome: ReplyOutcome
         # from DURABLE on
@@ -254,7 +255,8 @@ class GatewayTurn:
         """Count the reply's tokens, or take a hosted endpoint's word for them."""
         self.sampled_tokens = len(self.recorded.tokens) - self.prompt_tokens
         if usage := self.upstream.get("usage"):
-            self.prompt_tokens, self.sampled_tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+            self.prompt_tokens = usage.get("prompt_tokens", self.prompt_tokens)
+            self.sampled_tokens = usage.get("completion_tokens", self.sampled_tokens)
             self.held_tokens = self.recorded.facts.extra.get("cached_tokens", 0)
 
     def record(self, recorded: Turn) -> None:
@@ -467,15 +469,16 @@ class Turns:
             await self._parse(turn)
             await self._record(turn)
             if turn.failure is not None:
-                raise EngineFailed(turn.failure)
+                raise turn.failed or EngineFailed(turn.failure)
         except Exception as error:
-            if getattr(error, "status", 500) >= 500 and turn.auxiliary is None:
-                session.failure = f"{type(error).__name__}: {error}"
+            if turn.auxiliary is None:
+                session.note_failure(error)
             raise
         finally:
             session.used_at = time.monotonic()
             session.waited_s += reply.waited_s
-            session.trouble = next(reversed(reply.engine_errors), session.trouble)
+            if not isinstance(turn.failed, RequestRefused):
+                session.trouble = next(reversed(reply.engine_errors), session.trouble)
         if turn.auxiliary is None:
             is_to_blame = reply.engine_failed or reply.waited_s >= _LEFT_BY_ITSELF_S
             session.failure = session.trouble if turn.outcome.message is None and is_to_blame else None
@@ -516,6 +519,8 @@ class Turns:
             turn.request, turn.ignored_params = msgspec.structs.replace(turn.request, media=()), tuple(withheld)
         else:
             turn.ignored_params += (*self._ignored_params(turn), *unenforced, *withheld)
+        if not self._pool.token_faithful:
+            turn.ignored_params += self._untold(turn)
         turn.reach(TurnState.PROMPTED)
 
     async def place(self, session: "OpenSession", request: ChatRequest) -> HistoryMatch:
@@ -567,7 +572,8 @@ class Turns:
 
     def context_of(self, session: "OpenSession | None") -> int | None:
         """How many tokens a prompt and its reply may have in a session; None: as many as they like."""
-        limits = (session.spec.context_budget if session is not None else None, self._context)
+        is_counted = self._pool.token_faithful  # nobody counts the tokens of a prompt that an endpoint renders
+        limits = (session.spec.context_budget if session is not None and is_counted else None, self._context)
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _ignored_params(self, turn: GatewayTurn) -> list[str]:
@@ -588,6 +594,15 @@ class Turns:
         ):
             ignored.append("parallel_tool_calls: the model is not kept from calling several")
         return ignored
+
+    def _untold(self, turn: GatewayTurn) -> tuple[str, ...]:
+        """What the session or the gateway decides and a hosted endpoint cannot be told."""
+        spec, by_agent = turn.session.spec, turn.request.thinking
+        untold = {
+            "thinking": spec.thinking is not None or (by_agent is None and self._settings.thinking is not None),
+            "context_budget": spec.context_budget is not None,
+        }
+        return tuple(f"{name}: a hosted endpoint cannot be told it" for name, is_set in untold.items() if is_set)
 
     def _constraint(self, turn: GatewayTurn) -> tuple[Constraint | None, list[str]]:
         """What the engine is to enforce, and what of the request's demands nobody does."""
@@ -634,6 +649,7 @@ class Turns:
                 await self._generator.run(wanted, turn.reply)
             except (EngineError, EngineFailed) as error:
                 turn.failure = str(error)
+                turn.failed = error if isinstance(error, EngineFailed) else None
         turn.engine_s = time.perf_counter() - began
 
     def _splitter(self, turn: GatewayTurn) -> "ReplySplitter | None":

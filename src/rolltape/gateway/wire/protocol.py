@@ -58,8 +58,8 @@ class ReplyStream(Protocol):
     def closing(self) -> bytes:
         """The calls, and the end of the reply; with all before, the events say what `Dialect.whole` says."""
 
-    def error(self, status: int, message: str) -> bytes:
-        """An error that ends the stream."""
+    def error(self, status: int, message: str, code: str | None = None) -> bytes:
+        """An error that ends the stream; `code` as in `Dialect.error`."""
 
 
 class Dialect(Protocol):

@@ -122,8 +122,8 @@ class ChatStream:
         last = {"logprobs": _logprobs(turn), "finish_reason": _finish_reason(turn), **reply_ids(turn)}
         return [*events, self._chunk({}, index, **last)]
 
-    def error(self, status: int, message: str) -> bytes:
-        return event(error_body(status, message))
+    def error(self, status: int, message: str, code: str | None = None) -> bytes:
+        return event(error_body(status, message, code))
 
     def _chunk(self, delta: dict[str, Any], index: int = 0, **fields: Any) -> bytes:
         choice = _chunk_of(index, delta, **fields)

@@ -95,8 +95,8 @@ class CompletionsStream:
             events.append(event(_encoded(self._turn, choices=[], usage=usage(self._turn))))
         return b"".join([*events, event(b"[DONE]")])
 
-    def error(self, status: int, message: str) -> bytes:
-        return event(error_body(status, message))
+    def error(self, status: int, message: str, code: str | None = None) -> bytes:
+        return event(error_body(status, message, code))
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         return event(_encoded(self._turn, choices=[choice]))

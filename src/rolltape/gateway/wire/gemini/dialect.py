@@ -124,9 +124,9 @@ class GeminiStream:
         candidates = [last, *(_whole_candidate(one, index) for index, one in enumerate(others, 1))]
         return self._event(*candidates, usageMetadata=_usage(turn))
 
-    def error(self, status: int, message: str) -> bytes:
+    def error(self, status: int, message: str, code: str | None = None) -> bytes:
         # Without `data:`, as the JavaScript SDK expects it.
-        return GEMINI.error(status, message) + b"\n\n"
+        return GEMINI.error(status, message, code) + b"\n\n"
 
     def _text(self, piece: str) -> dict[str, Any]:
         signature = {} if self._signed else {"thoughtSignature": sign_reply(self._turn.id)}

@@ -126,7 +126,7 @@ class MessageStream:
         events.append(_event({"type": "message_delta", "delta": _ending(turn), "usage": _usage(turn)}))
         return b"".join([*events, _event({"type": "message_stop"})])
 
-    def error(self, status: int, message: str) -> bytes:
+    def error(self, status: int, message: str, code: str | None = None) -> bytes:
         return _event(_error(status, message))
 
     def _filled(self, kind: str, empty: dict[str, Any], piece: str) -> bytes:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rolltape.errors import EngineFailed
+from rolltape.errors import EngineFailed, PromptTooLong
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.wire.openai import BETAS, error_body
 from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route, event, key_in, with_headers
@@ -75,10 +75,14 @@ class ResponseStream:
         last = ResponsesEvent(f"response.{response['status']}", {"response": response})
         return self._events(*self._items.closing(items), last)
 
-    def error(self, status: int, message: str) -> bytes:
-        # Codex (0.166) asks again five times after `server_error`, and not at all after `invalid_prompt`. Of the
-        # errors that the gateway raises only a failed engine's is worth a retry.
-        code = "server_error" if status == EngineFailed.status else "invalid_prompt"
+    def error(self, status: int, message: str, code: str | None = None) -> bytes:
+        # Codex (0.166) asks again five times after `server_error`, and not at all after `invalid_prompt`. It compacts
+        # its history after `context_length_exceeded`. Of the errors that the gateway raises only a failed engine's is
+        # worth a retry.
+        if status == 429:
+            code = "rate_limit_exceeded"
+        elif code != PromptTooLong.code:
+            code = "server_error" if status == EngineFailed.status and code is None else "invalid_prompt"
         response = _response(self._turn) | {"status": "failed", "error": {"code": code, "message": message}}
         return self._events(ResponsesEvent("response.failed", {"response": response}))
 
