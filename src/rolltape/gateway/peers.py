@@ -63,10 +63,9 @@ def announced_peer(run: Path, writer: str, place: WorkerPlace | None = None) -> 
     path = _file(run, writer)
     try:
         make_private_folder(path.parent, parents=False)
-        if place is not None and place.is_successor:
-            for left in _announced(run):
-                if (left.group, left.number) == (place.group, place.number):
-                    forget_peer(run, left.writer)
+        for left in _announced(run):
+            if not is_alive(run / "journals" / f"{left.writer}.sqlite"):
+                forget_peer(run, left.writer)
         write_whole(path, json.dumps(peer._asdict()).encode())
         yield peer
     finally:
