@@ -248,6 +248,11 @@ class OpenSessions:
             # Attempts at one task begin alike: whose retry it is shows only where nobody got the reply.
             if self._turns.find_repeated(session, request, says_retry=False) is not None:
                 return session
+        if request.prompt is not None:
+            for session in reversed(candidates):
+                if await self._turns.continues(session, request) and session.ended is None:
+                    return session
+            return None
         if echoed and (said := self._find_said(key, _conversation(request.messages))) is not None:
             return said
         if echoed and (matched := await self._best_match(candidates, request)) is not None:
