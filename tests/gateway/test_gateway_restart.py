@@ -126,8 +126,7 @@ async def test_an_sdks_retry_gets_a_reply_when_the_gateway_is_killed_before_the_
             first.kill()
         with served(run, engine, port=port):
             assert await asking == "reply 1"
-    (turn,) = rollout_in(run).turns
-    assert turn.facts.delivery is Delivery.DELIVERED
+            await delivered(run, 1)
     check_tape(run, engine, capsys)
 
 
@@ -149,9 +148,8 @@ async def test_an_sdks_retry_gets_the_reply_that_was_durable_when_the_gateway_wa
         assert turn.facts.delivery is Delivery.UNKNOWN
         with served(run, engine, port=port):
             assert await asking == "reply 0"
+            await delivered(run, 1)
     assert engine.requests == 1
-    (turn,) = rollout_in(run).turns
-    assert turn.facts.delivery is Delivery.DELIVERED
     check_tape(run, engine, capsys)
 
 
@@ -191,7 +189,7 @@ async def test_a_reply_that_broke_off_in_its_stream_is_sampled_anew(
         with served(run, engine) as second:
             answer = await client.ask(second, opened, "one", stream=True)
             assert streamed_text_of(Api.CHAT, answer) == words
-    assert [turn.facts.delivery for turn in rollout_in(run).turns] == [Delivery.DELIVERED]
+            await delivered(run, 1)
     check_tape(run, engine, capsys)
 
 

@@ -52,6 +52,10 @@ async def fresh(client: Client, gateway: Served, opened: Json, text: str, **fiel
     return streamed_text_of(Api.CHAT, answer) if fields.get("stream") else text_of(Api.CHAT, answer)
 
 
+def deliveries(run: Path) -> set[Delivery]:
+    return {turn.facts.delivery for rollout in rolltape.read(run).rollouts() for turn in rollout.turns}
+
+
 async def test_sessions_are_spread_over_workers_and_each_is_served_by_whoever_accepts(
     run: Path, engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,9 +76,9 @@ async def test_sessions_are_spread_over_workers_and_each_is_served_by_whoever_ac
             assert "rolltape_engines_up 1.0" in metrics
             for one in opened:
                 assert (await client.finish(gateway, one, reward=1.0, samples=False))["turns"] == 6
+            await eventually(lambda: deliveries(run) == {Delivery.DELIVERED})
     rollouts = list(rolltape.read(run).rollouts())
     assert {(rollout.status, rollout.reward) for rollout in rollouts} == {(Status.FINISHED, 1.0)}
-    assert {turn.facts.delivery for rollout in rollouts for turn in rollout.turns} == {Delivery.DELIVERED}
     assert rolltape_command(["check", str(run)]) == 0, capsys.readouterr()
 
 
