@@ -10,7 +10,7 @@ import pytest
 
 import rolltape
 from grouped_runs import index, record_group, said
-from rolltape.collect.rewards import LateReward, RewardFields, late_rewards, record_rewards
+from rolltape.collect.rewards import LateReward, RewardPaths, late_rewards, record_rewards
 from rolltape.collect.sources.entries import SourceEntry
 from rolltape.errors import NoSuchRollout, RecordError
 from rolltape.records.rollout import EventKind
@@ -184,7 +184,7 @@ def test_a_reward_for_a_foreign_id_goes_to_the_try_that_has_it(tmp_path: Path) -
 
 def test_files_of_other_programs_are_read_by_the_names_of_their_fields(tmp_path: Path) -> None:
     ids = foreign_group(tmp_path, "a", "17")
-    fields = RewardFields("info.0.id", "scores.total", ("scores.style", "metrics"))
+    fields = RewardPaths("info.0.id", "scores.total", ("scores.style", "metrics"))
     objects: list[dict[str, Any]] = [
         {"info": [{"id": "a"}], "scores": {"total": 0.5, "style": 1}, "metrics": {"turns": 3, "why": "x"}, "more": []},
         {"info": [{"id": 17}], "scores.total": 2, "scores": {"style": {"$float": "nan"}}, "metrics": {}},
@@ -213,7 +213,7 @@ def test_a_file_of_another_program_without_such_fields_is_refused(tmp_path: Path
     foreign_group(tmp_path, "a")
     terms = ("scores.style", "style") if "style" in what else ()
     with pytest.raises(RecordError, match=re.escape(what)):
-        late_rewards(rolltape.read(tmp_path), [value], fields=RewardFields("id", "scores.total", terms))
+        late_rewards(rolltape.read(tmp_path), [value], fields=RewardPaths("id", "scores.total", terms))
 
 
 def test_unknown_rollouts_are_skipped_if_asked_for_and_ambiguous_ones_never(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ _SHORT_TURN = re.compile(r"[0-9]+\.[0-9]+")
 _Subject = tuple[str, int, str | None]  # rollout, try, and turn or None
 
 
-class RewardFields(NamedTuple):
+class RewardPaths(NamedTuple):
     """Where the objects of another program have the id of a rollout, its reward and its terms.
 
     A name with dots leads into objects and lists: `traces.0.reward`. A term has the last part of its name. The name of
@@ -79,7 +79,7 @@ def late_rewards(
     *,
     label: str | None = None,
     by: str | None = None,
-    fields: RewardFields | None = None,
+    fields: RewardPaths | None = None,
     on_unknown: Callable[[str], None] | None = None,
 ) -> list[LateReward]:
     """Check rewards for a run: objects with `rollout` (whatever `run.rollout` takes) and `reward`.
@@ -98,7 +98,7 @@ def _late_rewards(
     rewards: Iterable[SourceEntry | dict[str, Any]],
     label: str | None,
     by: str | None,
-    fields: RewardFields | None,
+    fields: RewardPaths | None,
     on_unknown: Callable[[str], None] | None,
 ) -> list[LateReward]:
     entries = (
@@ -170,7 +170,7 @@ def _build_event(fields: dict[str, Any], tries: "_Tries", by: str | None) -> tup
     return row, NewEvent(EventKind.SCORE, row.id, data, by if own_by is None else own_by, row.head.try_index, turn)
 
 
-def _parse_fields(entry: SourceEntry, names: RewardFields | None) -> dict[str, Any]:
+def _parse_fields(entry: SourceEntry, names: RewardPaths | None) -> dict[str, Any]:
     if entry.problem is not None:
         raise RecordError(entry.problem)
     fields = entry.value if names is None else names.read(entry.value)

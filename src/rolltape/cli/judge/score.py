@@ -10,7 +10,7 @@ from rolltape.cli.options import DryRunOption, JsonOption, JudgeOptions, Rollout
 from rolltape.cli.parameters import argument, option
 from rolltape.cli.runs import open_run, open_snapshot, report_problems
 from rolltape.cli.screen import SHORT_ID, note, number, plural, print_json, print_line, print_table
-from rolltape.collect.rewards import LateReward, RewardFields, late_rewards, record_rewards
+from rolltape.collect.rewards import LateReward, RewardPaths, late_rewards, record_rewards
 from rolltape.collect.sources.entries import SourceEntry
 from rolltape.collect.sources.jsonfiles import json_lines_file, json_lines_stream
 from rolltape.errors import UsageError
@@ -85,7 +85,7 @@ def score(
         raise UsageError("--skip-unknown needs --from")
     fields = None
     if any(value is not None for value in for_file.values()):
-        fields = RewardFields(id_field or "rollout", reward_field or "reward", tuple(term_fields or ()))
+        fields = RewardPaths(id_field or "rollout", reward_field or "reward", tuple(term_fields or ()))
     label, entries = _rewards(rollout, reward, terms, turn, try_index, source)
     skipped: list[str] = []
     with open_snapshot(run) as tape:

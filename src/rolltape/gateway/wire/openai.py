@@ -1,13 +1,14 @@
 """What both OpenAI APIs share: reasoning effort, `tool_choice`, tools, content parts and error bodies."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.request import OutputSchema, SamplingParams, ToolChoice
 from rolltape.gateway.wire.fields import Fields
 from rolltape.gateway.wire.media import media_part
+from rolltape.gateway.wire.protocol import key_in
 from rolltape.records.jsonable import encode_json
 
 # Of no effect on what the model does: bookkeeping, caching and speed at the provider.
@@ -32,6 +33,22 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+
+
+class OpenAIDialect:
+    """What the dialects of OpenAI's APIs have in common: whose clients speak them, keys, base URL, errors."""
+
+    sdk = "openai"
+    mark: str | None = None
+
+    def find_key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
+        return key_in(headers, "x-api-key")
+
+    def base_url(self, root: str) -> str:
+        return f"{root}/v1"
+
+    def error(self, status: int, message: str, code: str | None = None) -> bytes:
+        return error_body(status, message, code)
 
 
 def read_metadata(body: Fields) -> dict[str, Any] | None:

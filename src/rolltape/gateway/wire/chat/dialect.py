@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.wire.chat.request import read_request
-from rolltape.gateway.wire.openai import BETAS, custom_call_input, error_body, model_list, model_object
-from rolltape.gateway.wire.protocol import COMMENT, NO_HEADERS, Answers, Route, event, key_in, with_headers
+from rolltape.gateway.wire.openai import BETAS, OpenAIDialect, custom_call_input, error_body, model_list, model_object
+from rolltape.gateway.wire.protocol import COMMENT, NO_HEADERS, Answers, Route, event, with_headers
 from rolltape.gateway.wire.reply_tokens import prompt_ids, reply_ids, reply_logprobs, usage
 from rolltape.records.jsonable import encode_json
 from rolltape.records.messages import content_text
@@ -16,24 +16,16 @@ if TYPE_CHECKING:
     from rolltape.gateway.turn.turn import GatewayTurn
 
 
-class ChatDialect:
+class ChatDialect(OpenAIDialect):
     """Chat Completions, with `reasoning_content` for thinking as DeepSeek, vLLM and SGLang have it."""
 
     name = "chat"
-    sdk = "openai"
-    mark: str | None = None
     # Anthropic's clients ask for models on the same routes, and read the same answers.
     routes: tuple[Route, ...] = (
         Route("/v1/chat/completions", Answers.TURN),
         Route("/v1/models", Answers.MODELS),
         Route("/v1/models/{model:.+}", Answers.MODEL),
     )
-
-    def find_key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
-        return key_in(headers, "x-api-key")
-
-    def base_url(self, root: str) -> str:
-        return f"{root}/v1"
 
     def read(
         self, body: bytes, headers: Mapping[str, str] = NO_HEADERS, path: Mapping[str, str] = NO_HEADERS
@@ -61,9 +53,6 @@ class ChatDialect:
 
     def stream(self, turn: "GatewayTurn", request: ChatRequest) -> "ChatStream":
         return ChatStream(turn, request)
-
-    def error(self, status: int, message: str, code: str | None = None) -> bytes:
-        return error_body(status, message, code)
 
 
 CHAT = ChatDialect()

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.wire.completions.request import read_detokenizing, read_request, read_tokenizing
-from rolltape.gateway.wire.openai import BETAS, error_body
-from rolltape.gateway.wire.protocol import COMMENT, NO_HEADERS, Answers, Route, event, key_in, with_headers
+from rolltape.gateway.wire.openai import BETAS, OpenAIDialect, error_body
+from rolltape.gateway.wire.protocol import COMMENT, NO_HEADERS, Answers, Route, event, with_headers
 from rolltape.gateway.wire.reply_tokens import prompt_ids, reply_ids, reply_logprobs, usage
 from rolltape.records.jsonable import encode_json
 from rolltape.records.turn import Finish, Ids
@@ -16,23 +16,15 @@ if TYPE_CHECKING:
     from rolltape.samples.spelling import Spell
 
 
-class CompletionsDialect:
+class CompletionsDialect(OpenAIDialect):
     """Completions. What is asked for and what comes back is text or ids; no chat template is applied."""
 
     name = "completions"
-    sdk = "openai"
-    mark: str | None = None
     routes: tuple[Route, ...] = (
         Route("/v1/completions", Answers.TURN),
         Route("/tokenize", Answers.TOKENS),
         Route("/detokenize", Answers.TEXT),
     )
-
-    def find_key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
-        return key_in(headers, "x-api-key")
-
-    def base_url(self, root: str) -> str:
-        return f"{root}/v1"
 
     def read(
         self, body: bytes, headers: Mapping[str, str] = NO_HEADERS, path: Mapping[str, str] = NO_HEADERS
@@ -45,9 +37,6 @@ class CompletionsDialect:
 
     def stream(self, turn: "GatewayTurn", request: ChatRequest) -> "CompletionsStream":
         return CompletionsStream(turn, request)
-
-    def error(self, status: int, message: str, code: str | None = None) -> bytes:
-        return error_body(status, message, code)
 
     def read_tokenizing(self, body: bytes) -> ChatRequest:
         return read_tokenizing(body)

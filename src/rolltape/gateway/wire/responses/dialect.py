@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from rolltape.errors import EngineFailed, PromptTooLong
 from rolltape.gateway.request import ChatRequest
-from rolltape.gateway.wire.openai import BETAS, error_body
-from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route, event, key_in, with_headers
+from rolltape.gateway.wire.openai import BETAS, OpenAIDialect
+from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route, event, with_headers
 from rolltape.gateway.wire.responses.items import ItemStream, ResponsesEvent, output_items
 from rolltape.gateway.wire.responses.request import read_request
 from rolltape.records.jsonable import encode_json
@@ -16,19 +16,11 @@ if TYPE_CHECKING:
     from rolltape.gateway.turn.turn import GatewayTurn
 
 
-class ResponsesDialect:
+class ResponsesDialect(OpenAIDialect):
     """Responses, as Codex and the SDKs speak it."""
 
     name = "responses"
-    sdk = "openai"
-    mark: str | None = None
     routes: tuple[Route, ...] = (Route("/v1/responses", Answers.TURN),)
-
-    def find_key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
-        return key_in(headers, "x-api-key")
-
-    def base_url(self, root: str) -> str:
-        return f"{root}/v1"
 
     def read(
         self, body: bytes, headers: Mapping[str, str] = NO_HEADERS, path: Mapping[str, str] = NO_HEADERS
@@ -40,9 +32,6 @@ class ResponsesDialect:
 
     def stream(self, turn: "GatewayTurn", request: ChatRequest) -> "ResponseStream":
         return ResponseStream(turn)
-
-    def error(self, status: int, message: str, code: str | None = None) -> bytes:
-        return error_body(status, message, code)
 
 
 RESPONSES = ResponsesDialect()
