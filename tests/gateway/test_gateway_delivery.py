@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import stat
+import time
 from functools import partial
 from pathlib import Path
 
@@ -100,6 +101,49 @@ async def test_a_client_that_does_not_read_does_not_keep_a_session_from_ending(r
         await eventually(lambda: len(it.turns()) == 1)
         done = await it.finish(opened, drain_s=0.1)
         assert (done["turns"], done["interrupted"], done["samples"]) == (1, 0, [])
+        writer.transport.abort()
+        del reader
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_takes_nothing_of_its_reply_is_disconnected_and_a_retry_gets_it(
+    run: Path, stream: bool
+) -> None:
+    long = "word " * 20_000
+    engine = scripted([long], unusual=False)
+    async with rig(run, engine, max_reply_tokens=10**6, stall_s=0.2) as it:
+        opened = await it.open()
+        reader, writer = await _connected(it)
+        writer.write(_request(opened, json.dumps(body_of(Api.CHAT, "hello", stream=stream)).encode()))
+        await eventually(lambda: [turn.facts.delivery for turn in it.turns()] == [Delivery.UNDELIVERED])
+        assert (await it.call("GET", "/status")).json["in_flight"] == 0
+        again = await it.ask(opened, "hello", stream=stream)
+        assert (streamed_text_of if stream else text_of)(Api.CHAT, again).strip() == long.strip()
+        await eventually(lambda: it.turns()[0].facts.delivery is Delivery.DELIVERED)
+        writer.transport.abort()
+        del reader
+
+
+async def test_a_client_that_reads_slowly_gets_all_of_its_reply(run: Path) -> None:
+    async with rig(run, scripted(["word " * 20_000], unusual=False), max_reply_tokens=10**6, stall_s=1.0) as it:
+        opened = await it.open()
+        reader, writer = await _connected(it)
+        writer.write(_request(opened, json.dumps(body_of(Api.CHAT, "hello")).encode()))
+        began, got = time.monotonic(), b""
+        while not got.endswith(b"}}"):
+            got += await reader.read(2**16 if time.monotonic() - began > 2 else 512)
+            await asyncio.sleep(0.02)
+        await eventually(lambda: it.turns()[0].facts.delivery is Delivery.DELIVERED)
+        writer.close()
+
+
+async def test_a_client_that_does_not_read_does_not_delay_the_idle_end_of_an_open_session(run: Path) -> None:
+    engine = scripted(["word " * 20_000], unusual=False)
+    async with rig(run, engine, max_reply_tokens=10**6, open=True, open_idle_s=0.1) as it:
+        reader, writer = await _connected(it)
+        writer.write(_request({"key": "any"}, json.dumps(body_of(Api.CHAT, "hello")).encode()))
+        await eventually(lambda: len(it.turns()) == 1)
+        await eventually(lambda: len(it.gateway.service.sessions) == 0)
         writer.transport.abort()
         del reader
 

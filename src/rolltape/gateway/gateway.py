@@ -219,7 +219,7 @@ class Gateway:
 
     async def _listen(self, stack: AsyncExitStack, listener: socket.socket, peer: Peer, facts: EngineFacts) -> None:
         settings = self._settings
-        forwarding = Forwarding(peer)
+        forwarding = Forwarding(peer, settings.stall_s)
         stack.push_async_callback(forwarding.close)
         siblings = Siblings(self.service.tape.directory, peer, self.worker)
         app = make_app(self.service, self.admin_key, lambda: self.public_url, forwarding, siblings)

@@ -345,8 +345,10 @@ class OpenSessions:
             now = time.monotonic()
             for session in [entry.session for entry in self._entries.values()]:
                 if not session.is_busy and now - session.used_at > idle_s:
+                    # Its replies are on the tape; clients that do not take them are not waited for.
+                    ending = Ending(reason=f"no request for {idle_s:g} s", samples=False, drain_s=0)
                     with contextlib.suppress(RolltapeError):  # somebody else has just ended it
-                        await finish(session.id, Ending(reason=f"no request for {idle_s:g} s", samples=False))
+                        await finish(session.id, ending)
 
 
 def _beginning(request: ChatRequest) -> bytes:

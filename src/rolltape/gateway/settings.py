@@ -52,6 +52,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_messages: int = 10_000  # of one request
     body_s: float = 60.0  # that a body may take to come
     idle_s: float = 75.0  # that a connection may be without a whole request; proxies keep theirs for a minute
+    stall_s: float = 300.0  # that a client may take nothing of a reply that is written; then its connection is closed
     wait_engine_s: float = 0.0  # at the start, for an engine to answer; it listens meanwhile, and is not ready
     drain_s: float = 30.0  # that turns in flight may take when the gateway ends
     slow_s: float = 120.0  # requests that take longer are logged

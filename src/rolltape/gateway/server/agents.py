@@ -23,6 +23,7 @@ from rolltape.gateway.request import INLINE_BYTES, ChatRequest
 from rolltape.gateway.server.forwarding import BODY, Forwarding
 from rolltape.gateway.server.guard import GatewayGuard
 from rolltape.gateway.server.limits import check_request_size, check_structure, read_body
+from rolltape.gateway.server.sending import StallWatch, drain_all
 from rolltape.gateway.service import Service
 from rolltape.gateway.sessions import OpenSession
 from rolltape.gateway.turn.history import keyed
@@ -110,9 +111,10 @@ class Agents:
         if flags := dict.fromkeys(flag for one in recorded for flag in one.facts.flags):
             headers["x-rolltape-flags"] = ",".join(flags)
         response = web.Response(body=dialect.whole(turn), content_type="application/json", headers=headers)
-        await response.prepare(http)
-        _drain_all(http)
-        await response.write_eof()
+        writer = await response.prepare(http)
+        drain_all(http)
+        with StallWatch(http, writer, self._service.settings.stall_s):
+            await response.write_eof()
         return response
 
     async def _stream(
@@ -121,8 +123,14 @@ class Agents:
         """Send what may be shown as it comes; calls and the end when the turn is durable."""
         kind = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
         response = web.StreamResponse(headers={**_headers(turn, turn.ignored_params), **kind})
-        await response.prepare(http)
-        stream = dialect.stream(turn, request)
+        writer = await response.prepare(http)
+        with StallWatch(http, writer, self._service.settings.stall_s):
+            await self._write_events(http, response, turn, dialect.stream(turn, request))
+        return response
+
+    async def _write_events(
+        self, http: web.Request, response: web.StreamResponse, turn: GatewayTurn, stream: ReplyStream
+    ) -> None:
         await response.write(stream.opening())
         sent = _Sent()
         try:
@@ -150,10 +158,9 @@ class Agents:
             await response.write(stream.error(status, told_to_agent(error), code))
             await response.write_eof()
             raise StreamFailed(status, str(error), response) from error
-        _drain_all(http)
+        drain_all(http)
         await response.write(rest)
         await response.write_eof()
-        return response
 
     async def _count(self, dialect: Dialect, http: web.Request) -> web.Response:
         counter = cast("CountsTokens", dialect)
@@ -276,12 +283,6 @@ class _Sent:
 
 async def _hello(_: web.Request) -> web.Response:
     return web.Response(text="rolltape gateway\n")
-
-
-def _drain_all(http: web.Request) -> None:
-    """Have the last write return when all of it is out of this process, however large it is."""
-    if http.transport is not None:
-        http.transport.set_write_buffer_limits(0)
 
 
 def told_to_agent(error: Exception) -> str:

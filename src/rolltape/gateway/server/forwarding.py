@@ -15,6 +15,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from rolltape.gateway.peers import Peer, ServedElsewhere
+from rolltape.gateway.server.sending import StallWatch, drain_all
 from rolltape.serving import same_key
 
 # The body of a request, where it was read before it was known whose it is.
@@ -36,8 +37,9 @@ class _Clients(NamedTuple):
 class Forwarding:
     """Forwards requests to the other gateways of a run, and takes theirs."""
 
-    def __init__(self, own: Peer) -> None:
+    def __init__(self, own: Peer, stall_s: float) -> None:
         self._own = own
+        self._stall_s = stall_s
         self._clients: dict[Peer, _Clients] = {}
         self._awaited: dict[str, asyncio.Future[bool]] = {}
         self._saying: set[asyncio.Task[None]] = set()
@@ -92,7 +94,7 @@ class Forwarding:
             response = web.StreamResponse(status=given.status, headers=_headers(given.headers, _OF_CONNECTION))
             is_whole = False
             try:
-                await _pass_on(request, given, response)
+                await _pass_on(request, given, response, self._stall_s)
                 is_whole = request.transport is not None and not request.transport.is_closing()
             finally:
                 if "x-rolltape-session" in given.headers:
@@ -136,18 +138,20 @@ class Forwarding:
             await clients.words.close()
 
 
-async def _pass_on(request: web.Request, given: aiohttp.ClientResponse, response: web.StreamResponse) -> None:
-    await response.prepare(request)
-    if request.transport is not None:
-        request.transport.set_write_buffer_limits(0)  # a write returns when all of it is out of this process
+async def _pass_on(
+    request: web.Request, given: aiohttp.ClientResponse, response: web.StreamResponse, stall_s: float
+) -> None:
+    writer = await response.prepare(request)
+    drain_all(request)
     try:
-        async for part in given.content.iter_any():
-            await response.write(part)
+        with StallWatch(request, writer, stall_s):
+            async for part in given.content.iter_any():
+                await response.write(part)
+            await response.write_eof()
     except aiohttp.ClientError as error:  # it has died: its client must not take what came for the whole
         if request.transport is not None:
             request.transport.abort()
         raise ConnectionResetError("the gateway that served it has gone") from error
-    await response.write_eof()
 
 
 def _headers(given: "CIMultiDictProxy[str]", left_out: frozenset[str]) -> CIMultiDict[str]:
