@@ -42,12 +42,14 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     micro_step: Int32
     micro_sequence: Int32  # its place in the micro-batch
     sequence: Int32  # its place among the records of this step and rank
+    epoch: Int32 = 0  # which pass over the step's samples, where a step makes several
     sample: str | None = None
     rollout: str | None = None
     group: str | None = None
     env: str | None = None
     versions: tuple[str, ...] = ()  # weight versions that sampled it, as the trainer was told
     reward: float | None = None  # None: none given, or given per token
+    loss_weight: float | None = None  # of the sequence among those of its rollout; None: none given
     loss: str | None = None  # the loss specification as JSON; None: none given
     ids: Ids
     position_ids: Ids

@@ -92,7 +92,8 @@ class TokenExporter:
         folder = token_folder(run, chosen)
         if context_parallel_rank:
             return  # the first of its group has the whole sequences
-        files = RankFiles(folder, chosen, rank=rank, world_size=world_size, writers=world_size // context_parallel_size)
+        writers = world_size // context_parallel_size
+        files = RankFiles(folder, chosen, rank=rank, world_size=world_size, writers=writers, fraction=sample_fraction)
         try:
             files.announce()
         except OSError as error:
@@ -131,19 +132,22 @@ class TokenExporter:
         outputs: Mapping[str, Any],
         *,
         loss: LossSpec | _Configured | None = CONFIGURED,
+        epoch: SupportsIndex = 0,
     ) -> None:
         """Take a micro-batch and the model's outputs for it, as they are now; docs/tokens.md lists the columns.
 
-        Give `loss` if this micro-batch trains with another loss than the exporter's.
+        Give `loss` if this micro-batch trains with another loss than the exporter's, and `epoch` if the step trains
+        more than once on its samples.
         """
         pipeline, step, micro_step = self._running(), _whole(step, "step"), _whole(micro_step, "micro_step")
+        epoch = _whole(epoch, "epoch")
         if pipeline is None or step % self._every_n_steps:
             return
         if batch is None or not len(batch.keys()):  # the truth of a TensorDict is not whether it is empty
             self._reporter.count(empty_batches=1)
             return
         parsed = parse_micro_batch(
-            step, micro_step, batch, outputs, self.loss if isinstance(loss, _Configured) else loss
+            step, micro_step, batch, outputs, self.loss if isinstance(loss, _Configured) else loss, epoch
         )
         if not parsed.tokens:
             self._reporter.count(empty_batches=1)

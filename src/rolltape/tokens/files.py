@@ -90,6 +90,7 @@ def score_sample(sample: Sample, logprobs: npt.ArrayLike) -> TokenRecord:
         group=sample.group,
         versions=tuple(dict.fromkeys(last for _, last in sample.versions)),
         reward=sample.reward,
+        loss_weight=sample.loss_weight,
         ids=sample.ids,
         position_ids=np.arange(len(theirs), dtype=np.int32),
         trained_mask=sample.trained_mask,

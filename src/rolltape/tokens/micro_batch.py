@@ -19,6 +19,7 @@ _OUTPUT_COLUMNS = ("trainer_logprobs", "entropy", *MASK_COLUMNS)
 _BATCH_COLUMNS = (
     *(name for name in TOKEN_COLUMNS if name not in (*_OUTPUT_COLUMNS, *MISMATCH_COLUMNS)),
     "attention_mask",
+    "loss_weights",
 )
 # The names under which a trainer may give a column, where that is not its own name alone.
 _ALIASES = {
@@ -49,10 +50,11 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     step: int
     micro_step: int
+    epoch: int
     where: str
     loss: LossSpec | None
     columns: dict[str, Tensor]  # a value per token; `attention_mask`, if there, marks the tokens that are not padding
-    per_sequence: dict[str, Tensor]  # a value per sequence: `reward`, `each_advantage`, `lengths`
+    per_sequence: dict[str, Tensor]  # a value per sequence: `reward`, `loss_weight`, `each_advantage`, `lengths`
     lengths: npt.NDArray[np.int64] | None  # None: they lie on a device
     facts: dict[str, tuple[Any, ...]]  # per sequence; `env` may be per token
     sequences: int
@@ -61,7 +63,12 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def parse_micro_batch(
-    step: int, micro_step: int, batch: Mapping[str, Any], outputs: Mapping[str, Any], loss: LossSpec | None
+    step: int,
+    micro_step: int,
+    batch: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    loss: LossSpec | None,
+    epoch: int = 0,
 ) -> MicroBatch:
     """Find the columns of a micro-batch and check that they have one length."""
     where = f"step {step}, micro step {micro_step}"
@@ -82,6 +89,11 @@ def parse_micro_batch(
         for name, per in _PER_SEQUENCE.items()
         if name in columns and _is_per_sequence(columns[name], sequences, ids)
     }
+    if (weights := columns.pop("loss_weights", None)) is not None:
+        if weights.numel() != sequences:
+            found = f"there are {sequences} sequences, but {weights.numel()} loss_weights"
+            raise MisalignedError(f"{where}: {found}; give one for each")
+        per_sequence["loss_weight"] = weights.reshape(-1)
     _check_shapes(columns, where)
     if isinstance(lengths, Tensor):
         per_sequence["lengths"] = lengths
@@ -90,6 +102,7 @@ def parse_micro_batch(
     return MicroBatch(
         step=step,
         micro_step=micro_step,
+        epoch=epoch,
         where=where,
         loss=loss,
         columns={name: column.reshape(-1) for name, column in columns.items()},

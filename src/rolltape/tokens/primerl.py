@@ -51,6 +51,8 @@ _OWN_FACTS = {
     "group_id": "group",
     "weight_versions": "versions",
     "reward": "reward",
+    "loss_weight": "loss_weight",
+    "epoch": "epoch",
     "loss": "loss",
 }
 
@@ -104,6 +106,7 @@ def _record(line: bytes, where: str) -> TokenRecord:
         fields |= {name: row.get(field) for field, name in _OWN_FACTS.items()}
         fields |= {name: _array(name, row.get(field)) for field, name in (_FIELDS | _OWN_FIELDS).items()}
         fields["versions"] = tuple(fields["versions"] or ())
+        fields["epoch"] = fields["epoch"] or 0  # a file of prime-rl's own names none
         # The step of the run; a trainer that serves several runs counts its own steps besides.
         return TokenRecord(step=row.get("export_step", row["step"]), env=row["env_name"], **fields)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecordError) as error:

@@ -37,12 +37,15 @@ from rolltape.tokens.steps import (
 class RankFiles:
     """The files of one rank in a run's token records."""
 
-    def __init__(self, root: Path, file_format: Format, *, rank: int, world_size: int, writers: int) -> None:
+    def __init__(
+        self, root: Path, file_format: Format, *, rank: int, world_size: int, writers: int, fraction: float = 1.0
+    ) -> None:
         self._root = root
         self._format = file_format
         self._rank = rank
         self._world_size = world_size
         self._writers = writers
+        self._fraction = fraction
         self._exporter = uuid.uuid4().hex
         self._announced = False
 
@@ -93,6 +96,7 @@ class RankFiles:
                 files=self._named(folder, parts),
                 dropped_records=dropped_records,
                 lost_records=lost_records,
+                sample_fraction=self._fraction,
             )
             others = self._others(folder)
             write_whole(folder / f"rank_{self._rank}.done", msgspec.json.encode(done))

@@ -86,9 +86,9 @@ def cut_sequences(batch: "MicroBatch", columns: Mapping[str, Array], *, fraction
     }
     kept.setdefault("position_ids", _positions(own_lengths))
     facts = {name: [values[place] for place in at] for name, values in {**batch.facts, **env}.items()}
-    if "reward" in columns:
-        facts["reward"] = columns["reward"][at].tolist()
+    facts |= {name: columns[name][at].tolist() for name in ("reward", "loss_weight") if name in columns}
     facts |= {"micro_step": [batch.micro_step] * len(at), "micro_sequence": at, "loss": [loss] * len(at)}
+    facts["epoch"] = [batch.epoch] * len(at)
     return CutBatch(
         Sequences(lengths=own_lengths, columns=kept, facts=facts),
         untrained=int(np.count_nonzero(~trains)),
@@ -143,7 +143,12 @@ def _in_fraction(batch: "MicroBatch", fraction: float) -> npt.NDArray[np.bool_]:
         return np.ones(batch.sequences, np.bool_)
     names = batch.facts.get("sample") or (None,) * batch.sequences
     keys = [name or f"{batch.step}.{batch.micro_step}.{place}" for place, name in enumerate(names)]
-    return np.array([_hash(key) < fraction for key in keys], np.bool_)
+    return np.array([is_in_fraction(key, fraction) for key in keys], np.bool_)
+
+
+def is_in_fraction(sample: str, fraction: float) -> bool:
+    """Whether a sample is among the share of sequences that is written."""
+    return fraction >= 1 or _hash(sample) < fraction
 
 
 def _hash(key: str) -> float:

@@ -88,7 +88,7 @@ def _sequence_dtype(name: str, given: Tensor) -> torch.dtype:
         return torch.int64
     # Whole numbers may need more than float32, which not every device has.
     is_wide = given.dtype == torch.float64 or (not given.is_floating_point() and given.device.type == "cpu")
-    return torch.float64 if is_wide and name == "reward" else torch.float32
+    return torch.float64 if is_wide and name in ("reward", "loss_weight") else torch.float32
 
 
 _SMALLEST_BUFFER = 1 << 20  # bytes

@@ -59,6 +59,7 @@ class RankDone(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[TokenFile, ...]
     dropped_records: int = 0  # the queue was full
     lost_records: int = 0  # they could not be written
+    sample_fraction: float = 1.0  # the share of sequences that was to be written
 
     @property
     def records(self) -> int:
