@@ -1,9 +1,8 @@
 """Completions: prompts as text or ids, recorded as they are, chained by ids; `/tokenize` and `/detokenize`."""
 
 import asyncio
-import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import openai
@@ -13,30 +12,10 @@ import rolltape
 from gateways import CALCULATOR, Answer, Rig, eventually, rig, slowly, tiny_gateway, user
 from rolltape.cli import run as rolltape_command
 from rolltape.records.sample import Fate
-from rolltape.records.turn import Turn
 from scripted_engine import Json, tool_call
+from told_tokens import LONG, encoded, on_tape, post, told
 
 DETAILS: Json = {"return_token_ids": True, "logprobs": 0, "max_tokens": 100}
-LONG = "one two three four five six seven eight nine ten eleven twelve"
-
-
-class Told(NamedTuple):
-    """What a client was told of tokens."""
-
-    prompt_ids: list[int]
-    ids: list[int]
-    logprobs: list[float | None]
-
-
-def told(answer: Answer) -> Told:
-    """What a reply says, streamed or not, in its first choice."""
-    assert answer.status == 200, answer.raw
-    choices = [choice for event in answer.events for choice in event["choices"] if choice["index"] == 0]
-    return Told(
-        prompt_ids=[one for choice in choices for one in choice.get("prompt_token_ids", ())],
-        ids=[one for choice in choices for one in choice.get("token_ids", ())],
-        logprobs=[one for choice in choices for one in (choice["logprobs"] or {}).get("token_logprobs", ())],
-    )
 
 
 def text_of(answer: Answer, index: int = 0) -> str:
@@ -44,23 +23,8 @@ def text_of(answer: Answer, index: int = 0) -> str:
     return "".join(choice["text"] for choice in choices)
 
 
-def on_tape(turn: Turn) -> Told:
-    assert turn.logprobs is not None
-    logprobs = [None if math.isnan(one) else one for one in turn.logprobs.tolist()]
-    return Told(turn.prompt_ids.tolist(), turn.sampled_ids.tolist(), logprobs)
-
-
-async def post(it: Rig, opened: Json, path: str, **body: Any) -> Answer:
-    return await it.call("POST", f"/s/{opened['key']}{path}", body)
-
-
 async def complete(it: Rig, opened: Json, prompt: object, **fields: Any) -> Answer:
     return await post(it, opened, "/v1/completions", model="it", prompt=prompt, **(DETAILS | fields))
-
-
-def encoded(it: Rig, text: str) -> list[int]:
-    ids: list[int] = it.engine.tokenizer.encode(text, add_special_tokens=False).ids
-    return ids
 
 
 @pytest.mark.parametrize("stream", [False, True])

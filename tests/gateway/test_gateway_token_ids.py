@@ -1,9 +1,8 @@
 """Token ids and logprobs in replies: what a client is told is what the tape has, bit for bit."""
 
 import asyncio
-import math
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import openai
 import pytest
@@ -13,37 +12,10 @@ import rolltape
 from gateways import CALCULATOR, Answer, Rig, eventually, rig, slowly, tiny_gateway, user
 from rolltape.records.fork import ForkCause
 from rolltape.records.sample import Fate
-from rolltape.records.turn import Turn
 from scripted_engine import Json, Step, tool_call
+from told_tokens import LONG, Told, on_tape, told
 
 DETAILS: Json = {"return_token_ids": True, "logprobs": True}
-LONG = "one two three four five six seven eight nine ten eleven twelve"
-
-
-class Told(NamedTuple):
-    """What a client was told of tokens."""
-
-    prompt_ids: list[int]
-    ids: list[int]
-    logprobs: list[float | None]
-
-
-def told(answer: Answer, index: int = 0) -> Told:
-    """What a chat reply says, streamed or not, of one of its choices."""
-    assert answer.status == 200, answer.raw
-    events = answer.events
-    choices = [choice for event in events for choice in event["choices"] if choice["index"] == index]
-    return Told(
-        prompt_ids=[one for event in events for one in event.get("prompt_token_ids", ())],
-        ids=[one for choice in choices for one in choice.get("token_ids", ())],
-        logprobs=[one["logprob"] for choice in choices for one in (choice["logprobs"] or {}).get("content", ())],
-    )
-
-
-def on_tape(turn: Turn) -> Told:
-    assert turn.logprobs is not None
-    logprobs = [None if math.isnan(one) else one for one in turn.logprobs.tolist()]
-    return Told(turn.prompt_ids.tolist(), turn.sampled_ids.tolist(), logprobs)
 
 
 async def ask(it: Rig, opened: Json, messages: str | list[Json], **fields: Any) -> Answer:

@@ -95,6 +95,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     sampling: SamplingParams = SamplingParams()
+    stop_ids: tuple[int, ...] = ()  # that end a reply, beside those of the model
     n: int = 1  # replies, each a turn of its own
     token_details: TokenDetails = TokenDetails()
     stream: bool = False

@@ -637,7 +637,7 @@ class Turns:
                 prompt_ids=turn.prompt.ids,
                 sampling=turn.sampling,
                 decided=self._decided(turn),
-                stop_ids=self._prompts.stop_ids,
+                stop_ids=tuple(dict.fromkeys((*self._prompts.stop_ids, *turn.request.stop_ids))),
                 vocabulary=self._prompts.vocabulary,
                 held_tokens=_covered(turn.prompt.after),
                 request=turn.request,

@@ -1,4 +1,4 @@
-"""What both OpenAI APIs share: reasoning effort, `tool_choice`, tools, content parts and error bodies."""
+"""What OpenAI's APIs and vLLM's own share: sampling, token ids, `tool_choice`, tools, content parts, errors."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -9,7 +9,7 @@ from rolltape.gateway.request import OutputSchema, SamplingParams, ToolChoice
 from rolltape.gateway.wire.fields import Fields
 from rolltape.gateway.wire.media import media_part
 from rolltape.gateway.wire.protocol import key_in
-from rolltape.records.jsonable import encode_json
+from rolltape.records.jsonable import encode_json, shown
 
 # Of no effect on what the model does: bookkeeping, caching and speed at the provider.
 HARMLESS = (
@@ -64,10 +64,11 @@ def read_sampling(body: Fields, *limits: str) -> SamplingParams:
     stop = body.get("stop")
     stops = [stop] if isinstance(stop, str) else body.maybe_texts("stop")
     most = [body.maybe_whole(name, least=1) for name in limits]
+    top_k = body.maybe_whole("top_k", least=-1)
     return SamplingParams(
         temperature=body.maybe_number("temperature", least=0),
         top_p=body.maybe_number("top_p", least=0, most=1),
-        top_k=body.maybe_whole("top_k", least=-1),
+        top_k=-1 if top_k == 0 else top_k,  # vLLM's clients say 0 for all
         min_p=body.maybe_number("min_p", least=0, most=1),
         seed=body.maybe_whole("seed"),
         max_tokens=next((limit for limit in most if limit is not None), None),
@@ -76,6 +77,19 @@ def read_sampling(body: Fields, *limits: str) -> SamplingParams:
         frequency_penalty=body.maybe_number("frequency_penalty", least=-2, most=2),
         repetition_penalty=body.maybe_number("repetition_penalty", least=0),
     )
+
+
+def read_ids(body: Fields, name: str) -> list[int]:
+    """A list of token ids that must be there."""
+    return check_ids(body.maybe_list(name) or body.refuse(name, "give a list of token ids"), body.at(name))
+
+
+def check_ids(given: list[Any], path: str) -> list[int]:
+    """The same list; raises BadRequest where it has anything but whole numbers."""
+    wrong = next((at for at, one in enumerate(given) if type(one) is not int), None)
+    if wrong is not None:
+        raise BadRequest(f"{path}[{wrong}] is {shown(given[wrong])}; give token ids")
+    return given
 
 
 def read_effort(fields: Fields, name: str) -> bool | None:

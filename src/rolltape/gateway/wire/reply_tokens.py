@@ -44,6 +44,18 @@ def reply_logprobs(turn: "GatewayTurn") -> list[ReplyToken] | None:
     return tokens
 
 
+def chat_logprobs(turn: "GatewayTurn") -> dict[str, Any] | None:
+    """The same in the form of Chat Completions."""
+    tokens = reply_logprobs(turn)
+    if tokens is None:
+        return None
+    content = [
+        {"token": one.text, "logprob": one.logprob, "bytes": one.spelling and list(one.spelling), "top_logprobs": []}
+        for one in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
 def usage(turn: "GatewayTurn") -> dict[str, Any]:
     """What a request took: its prompt, and all replies to it."""
     sampled = sum(one.sampled_tokens for one in turn.choices)

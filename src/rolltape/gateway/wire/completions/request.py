@@ -1,13 +1,18 @@
 """Parse a Completions request, and requests to tokenize and detokenize. A prompt is kept as it came."""
 
-from typing import Any
-
 from rolltape.errors import BadRequest
 from rolltape.gateway.request import ChatRequest, GivenPrompt, SamplingParams, TokenDetails
 from rolltape.gateway.wire.chat.request import read_prompt_parts
 from rolltape.gateway.wire.fields import Fields, read_body
-from rolltape.gateway.wire.openai import HARMLESS, MOST_CHOICES, SAMPLED_ALONE, read_metadata, read_sampling
-from rolltape.records.jsonable import shown
+from rolltape.gateway.wire.openai import (
+    HARMLESS,
+    MOST_CHOICES,
+    SAMPLED_ALONE,
+    check_ids,
+    read_ids,
+    read_metadata,
+    read_sampling,
+)
 
 _MAX_TOKENS = 16  # OpenAI's, where a request says nothing
 _FORMS = "give a text or a list of token ids"
@@ -53,15 +58,8 @@ def _prompt(body: Fields) -> GivenPrompt:
     if isinstance(given, str) and given:
         return GivenPrompt(text=given, add_special_tokens=add_special_tokens)
     if isinstance(given, list) and given:
-        return GivenPrompt(ids=_ids(given, "prompt"), add_special_tokens=False)
+        return GivenPrompt(ids=check_ids(given, "prompt"), add_special_tokens=False)
     return body.refuse("prompt", _FORMS)
-
-
-def _ids(given: list[Any], path: str) -> list[int]:
-    wrong = next((at for at, one in enumerate(given) if type(one) is not int), None)
-    if wrong is not None:
-        raise BadRequest(f"{path}[{wrong}] is {shown(given[wrong])}; give token ids")
-    return given
 
 
 def _token_details(body: Fields) -> TokenDetails:
@@ -102,8 +100,5 @@ def read_tokenizing(raw: bytes) -> ChatRequest:
 def read_detokenizing(raw: bytes) -> ChatRequest:
     """The body of a request for the text of ids."""
     body, _ = read_body(raw)
-    tokens = body.maybe_list("tokens")
-    if not tokens:
-        body.refuse("tokens", "give a list of token ids")
-    prompt = GivenPrompt(ids=_ids(tokens, "tokens"))
+    prompt = GivenPrompt(ids=read_ids(body, "tokens"))
     return ChatRequest(api="completions", model=body.maybe_text("model") or "", messages=[], prompt=prompt)

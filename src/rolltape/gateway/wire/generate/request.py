@@ -1,0 +1,50 @@
+"""Parse a request to vLLM's `/inference/v1/generate`, as training clients send it."""
+
+from rolltape.gateway.request import ChatRequest, GivenPrompt, TokenDetails
+from rolltape.gateway.wire.fields import Fields, read_body
+from rolltape.gateway.wire.openai import HARMLESS, MOST_CHOICES, SAMPLED_ALONE, read_ids, read_sampling
+
+# How the server goes about it, and what of the text it shows: no text is given here.
+_OF_THE_SERVER = ("request_id", "cache_salt", "priority", "assistant_tokens_mask", "token_offsets")
+_OF_TEXT = ("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "detokenize")
+
+
+def read_request(raw: bytes) -> ChatRequest:
+    """The body of a request; raises BadRequest."""
+    body, repaired = read_body(raw)
+    for media in ("features", "content_parts"):
+        if body.get(media):
+            body.refuse(media, "images and the like are not supported; send token ids alone")
+    params = body.object("sampling_params")
+    options = body.maybe_object("stream_options")
+    return ChatRequest(
+        api="generate",
+        model=body.maybe_text("model") or "",
+        messages=[],
+        prompt=GivenPrompt(ids=read_ids(body, "token_ids"), add_special_tokens=False),
+        sampling=read_sampling(params, "max_tokens"),
+        stop_ids=tuple(read_ids(params, "stop_token_ids") if params.get("stop_token_ids") else ()),
+        n=params.maybe_whole("n", least=1, most=MOST_CHOICES) or 1,
+        token_details=_token_details(body, params),
+        stream=body.maybe_flag("stream") or False,
+        include_usage=options is not None and options.maybe_flag("include_usage") is True,
+        repaired=repaired,
+        ignored_params=_ignored_params(body, params),  # after all others, since it names the fields that nobody read
+    )
+
+
+def _token_details(body: Fields, params: Fields) -> TokenDetails:
+    wanted = params.maybe_whole("logprobs", least=-1)
+    if wanted not in (None, 0, 1):  # the first is always the sampled one
+        params.ignore(SAMPLED_ALONE)
+    return TokenDetails(
+        ids=body.maybe_flag("return_token_ids") or False,  # those of the prompt; those of the reply are always told
+        logprobs=wanted is not None,
+        tokens_as_ids=True,
+    )
+
+
+def _ignored_params(body: Fields, params: Fields) -> tuple[str, ...]:
+    params.skip(*_OF_TEXT, "routed_experts_prompt_start", "output_kind")
+    params.ignore_unread()
+    return body.all_ignored(*HARMLESS, *_OF_THE_SERVER)
