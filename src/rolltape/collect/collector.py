@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rolltape.collect.environments import Environments
 from rolltape.collect.grading.comparisons import GroupComparisons
@@ -24,8 +24,9 @@ from rolltape.collect.runners.local import LocalRunner
 from rolltape.collect.runners.protocol import AttemptQueue, Runner
 from rolltape.collect.sandboxes import Confinement, open_sandbox
 from rolltape.collect.settings import CollectSettings
-from rolltape.collect.sources import open_source
+from rolltape.collect.sources import GivenSource, TaskSource, open_source
 from rolltape.collect.tasks import Task
+from rolltape.errors import CollectError
 from rolltape.gateway.gateway import Gateway
 from rolltape.groups import RunAheadLimit
 from rolltape.records.rollout import EventKind, Status
@@ -42,6 +43,24 @@ class Launch(NamedTuple):
     done_before: int
     running_elsewhere: int
     confinement: Confinement = Confinement(None, None)  # what holds the agents
+
+
+class _Begun(NamedTuple):
+    """What a collection works with once it has begun."""
+
+    identity: RolloutIdentity
+    earlier: EarlierRollouts
+    comparisons: GroupComparisons
+    queue: AttemptQueue
+    on_results: Callable[[list[RolloutResult]], None]
+
+
+class _AttemptsLeft:
+    """How many attempts at a task have not ended. `over` is set when none is left, or the collection has ended."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.over = asyncio.Event()
 
 
 def _ignore(_: object) -> None:
@@ -63,6 +82,14 @@ class Collector:
         print(sum(result.reward or 0.0 for result in results))
 
     `rolltape collect` is this with a report around it. docs/collect.md has more.
+
+    A collector that is open gets its tasks while it runs, from a trainer for example:
+
+        collector = rolltape.Collector(settings, tape, is_open=True)
+        async with asyncio.TaskGroup() as running:
+            running.create_task(collector.run())
+            await collector.attempt({"id": "add", "prompt": "What is 47 + 38?", "answer": 85})
+            collector.close()
     """
 
     def __init__(
@@ -70,10 +97,11 @@ class Collector:
         settings: CollectSettings,
         tape: Tape,
         *,
-        resume: bool = False,
+        resume: bool | None = False,
         runner: Runner | None = None,
         gateway: Gateway | None = None,
         run_ahead: RunAheadLimit | None = None,
+        is_open: bool = False,
     ) -> None:
         """Read the source and check all settings. Nothing runs yet.
 
@@ -81,10 +109,11 @@ class Collector:
             settings: What to collect, by whom, and within which limits.
             tape: The run to record on.
             resume: Go on with a collection of the same source and step: run what has not finished. Without it, a
-                source that was collected at this step before is refused.
+                source that was collected at this step before is refused. None: go on if it was.
             runner: What carries out attempts, such as a `RayRunner`. By default they run in this process.
             gateway: A running gateway to use. By default the collector starts one.
             run_ahead: Limits how many groups are started ahead of a trainer. By default there is no limit.
+            is_open: Tasks come by `attempt`, until `close`. The source in the settings is a name then.
 
         Raises a TaskError for tasks that cannot be used, and a CollectError for settings that contradict the run.
         """
@@ -92,22 +121,35 @@ class Collector:
         self._run_ahead = run_ahead
         self._tape = tape
         self._environments = Environments(settings.environment, settings.judge)
-        self._source = open_source(
-            settings.source,
-            split=settings.split,
-            limit=settings.limit,
-            shuffle_seed=settings.seed,
-            name=settings.source_name,
-            check=lambda task: self._environments.of(task).check(task),
-        )
+        self._source = self._open_source(is_open)
         self._runner: Runner = runner or LocalRunner(settings, tape, self._environments, gateway=gateway)
         self._run = tape.run()
         check_resumable(tape, self._run, settings, self._source.name, resume=resume)
         self._stopping = asyncio.Event()
         self._queue: AttemptQueue | None = None
+        self._begun: _Begun | None = None  # None: it has not begun, or has ended
+        self._changed = asyncio.Event()  # set when it has begun, or has ended before that
+        self._left: dict[int, _AttemptsLeft] = {}  # by task index, for `attempt`
         self._ended = 0
         self._failures: list[tuple[int, str]] = []  # in a row: task index and reason
         self.stopped: str | None = None  # why it ended itself before everything was done
+
+    def _open_source(self, is_open: bool) -> TaskSource:
+        settings = self.settings
+
+        def check(task: Task) -> None:
+            self._environments.of(task).check(task)
+
+        if is_open:
+            return GivenSource(settings.source_name or settings.source, settings.split, check)
+        return open_source(
+            settings.source,
+            split=settings.split,
+            limit=settings.limit,
+            shuffle_seed=settings.seed,
+            name=settings.source_name,
+            check=check,
+        )
 
     @property
     def source_name(self) -> str:
@@ -122,6 +164,45 @@ class Collector:
     def end(self) -> None:
         """Begin no more attempts. Those that run have `grace_s` seconds to end."""
         self._stopping.set()
+        self.close()
+
+    def close(self) -> None:
+        """Take no more tasks, for a collector that is open. It ends when all attempts have ended."""
+        if self._queue is not None:
+            self._queue.close()
+
+    async def attempt(self, task: Mapping[str, Any] | Task) -> None:
+        """Attempt one more task, and return when all its attempts have ended. The collector is open and runs.
+
+        Attempts that the run holds already are not made again. Raises a TaskError for a task that cannot be used, and
+        a CollectError if the collection ends before.
+        """
+        await self._changed.wait()
+        begun, source = self._still_running(), self._source
+        assert isinstance(source, GivenSource)
+        index = source.give(task)
+        tasks = [(index, source[index])]
+        if begun.earlier:
+            await self._check_unchanged([one for _, one in tasks])
+        begun.comparisons.add_earlier(tasks, begun.earlier, self._environments.of)
+        planned = await asyncio.to_thread(lambda: list(self._plan(tasks, begun.identity, begun.earlier)))
+        self._still_running()
+        left = self._left[index] = _AttemptsLeft(len(planned))
+        begun.queue.add(planned)
+        if planned:
+            await left.over.wait()
+        del self._left[index]
+        if left.count:
+            self._still_running()
+        begun.on_results(await begun.comparisons.compare_rest(self._environments.of, index))
+
+    def _still_running(self) -> _Begun:
+        if self._begun is None:
+            where, why = f"run {self._tape.name}, step {self.settings.step}", self.stopped or "it was ended"
+            raise CollectError(
+                f"{where}: attempts were asked for, but the collection of {self._source.name} ended: {why}"
+            )
+        return self._begun
 
     async def run(
         self,
@@ -136,14 +217,25 @@ class Collector:
 
         Cancelling it ends what runs. The tape is complete either way, and `resume` goes on.
         """
+        try:
+            await self._collect(on_launch, on_results)
+        finally:
+            self._begun = None
+            self._changed.set()
+            for left in self._left.values():
+                left.over.set()
+
+    async def _collect(
+        self, on_launch: Callable[[Launch], None], on_results: Callable[[list[RolloutResult]], None]
+    ) -> None:
         settings = self.settings
         with self._source:
             async with self._runner as runner:
                 identity = RolloutIdentity(self._tape.name, settings.step, runner.model_name, runner.agent_name)
                 earlier = load_earlier(self._run, self._source.name, settings.step)
                 check_model(self._tape, earlier, identity.model, settings.step)
-                if earlier and not settings.accept_changed_tasks:
-                    await asyncio.to_thread(check_unchanged, self._tape, self._run, self._source, settings.step)
+                if earlier:
+                    await self._check_unchanged(self._source)
                 # Recorded also when it is resumed: whoever waits for groups then knows which process to watch.
                 fixed = settings.fixed_by_resume(self._source.name)
                 self._tape.append_run_event(
@@ -156,19 +248,25 @@ class Collector:
                     log.warning("%s", confinement.says)
                 on_launch(Launch(len(self._source), total, earlier.attempts, earlier.running, confinement))
                 comparisons = GroupComparisons(self._tape, self._source, identity, settings)
-                comparisons.add_earlier(earlier, self._environments.of)
+                comparisons.add_earlier(enumerate(self._source), earlier, self._environments.of)
 
                 async def on_ended(planned: PlannedAttempt, results: list[RolloutResult]) -> None:
                     self._ended += 1
                     self._count_failures(planned.task_index, results)
                     environment = self._environments.of(self._source[planned.task_index])
                     on_results(await comparisons.add(planned.task_index, environment, results))
+                    self._count_ended(planned.task_index)
 
                 try:
                     if earlier.some_unrewarded:
                         await self._grade_earlier(on_results)
-                    attempts = self._plan(identity, earlier)
-                    self._queue = AttemptQueue(attempts, settings.step, self._source.name, self._run_ahead)
+                    is_open = isinstance(self._source, GivenSource)
+                    attempts = self._plan(() if is_open else enumerate(self._source), identity, earlier)
+                    self._queue = AttemptQueue(
+                        attempts, settings.step, self._source.name, self._run_ahead, is_open=is_open
+                    )
+                    self._begun = _Begun(identity, earlier, comparisons, self._queue, on_results)
+                    self._changed.set()
                     await runner.run(self._queue, identity, on_ended, self._stopping)
                     if not self._stopping.is_set():
                         on_results(await comparisons.compare_rest(self._environments.of))
@@ -176,7 +274,20 @@ class Collector:
                             EventKind.COLLECTED, {"step": settings.step, "source": self._source.name}
                         )
                 finally:
+                    self.close()
                     on_results([*comparisons.uncompared(), *runner.cancelled])
+
+    def _count_ended(self, task_index: int) -> None:
+        left = self._left.get(task_index)
+        if left is not None:
+            left.count -= 1
+            if not left.count:
+                left.over.set()
+
+    async def _check_unchanged(self, tasks: Iterable[Task]) -> None:
+        if not self.settings.accept_changed_tasks:
+            name, step = self._source.name, self.settings.step
+            await asyncio.to_thread(check_unchanged, self._tape, self._run, name, tasks, step)
 
     async def _grade_earlier(self, on_results: Callable[[list[RolloutResult]], None]) -> None:
         """Grade what earlier processes could not grade. Groups are compared when all their attempts are there."""
@@ -211,8 +322,10 @@ class Collector:
         is_one_task = len({index for index, _ in self._failures}) == 1 < len(self._source)
         if limit and len(self._failures) >= limit and not is_one_task and not self._stopping.is_set():
             self.stopped = f"{len(self._failures)} attempts in a row failed, the last one: {failed.reason}"
-            self._stopping.set()
+            self.end()
 
-    def _plan(self, identity: RolloutIdentity, earlier: EarlierRollouts) -> Iterator[tuple[PlannedAttempt, Task]]:
-        for one in plan_attempts(self._source, self.settings, identity, earlier, self._environments.seats):
+    def _plan(
+        self, tasks: Iterable[tuple[int, Task]], identity: RolloutIdentity, earlier: EarlierRollouts
+    ) -> Iterator[tuple[PlannedAttempt, Task]]:
+        for one in plan_attempts(tasks, self.settings, identity, earlier, self._environments.seats):
             yield one, self._source[one.task_index]

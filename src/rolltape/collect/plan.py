@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from rolltape.collect.environments.protocol import AGENT
 from rolltape.collect.settings import CollectSettings
-from rolltape.collect.sources import TaskSource
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
 from rolltape.records.ids import rollout_ids
@@ -132,15 +131,15 @@ class RolloutIdentity(NamedTuple):
 
 
 def plan_attempts(
-    source: TaskSource,
+    tasks: Iterable[tuple[int, Task]],
     settings: CollectSettings,
     identity: RolloutIdentity,
     earlier: EarlierRollouts,
     seats: Callable[[Task], tuple[str, ...]],
 ) -> Iterator[PlannedAttempt]:
-    """The attempts to run, task by task. `seats` gives the seats of a task's episodes."""
+    """The attempts to run, task by task, which come with their positions. `seats` gives a task's seats."""
     attempts = range(settings.group_size)
-    for task_index, task in enumerate(source):
+    for task_index, task in tasks:
         # Asking for seats begins an episode. A task with one seat that is done is spared that.
         if earlier and all(state & _TAKEN for state in earlier.states(identity.rollout_ids(task, attempts))):
             continue
@@ -154,12 +153,15 @@ def plan_attempts(
                 yield PlannedAttempt(task_index, attempt, names, any(states))
 
 
-def check_resumable(tape: Tape, run: Run, settings: CollectSettings, source_name: str, *, resume: bool) -> None:
-    """Refuse a source that was collected at this step before: without `resume`, or with settings that differ."""
+def check_resumable(tape: Tape, run: Run, settings: CollectSettings, source_name: str, *, resume: bool | None) -> None:
+    """Refuse a source that was collected at this step before: without `resume`, or with settings that differ.
+
+    With None it is resumed if there is something to resume.
+    """
     fixed = settings.fixed_by_resume(source_name)
     earlier = [event.data["settings"] for event in run.remarks(EventKind.COLLECT)]
     same = [data for data in earlier if (data.get("step"), data.get("source")) == (settings.step, source_name)]
-    if same and not resume:
+    if same and resume is False:
         raise CollectError(
             f"run {tape.name}: {source_name} was collected into it at step {settings.step} before; "
             "give --resume to go on, another --step or another --run"
@@ -188,13 +190,13 @@ def check_model(tape: Tape, earlier: EarlierRollouts, model: str, step: int) -> 
         )
 
 
-def check_unchanged(tape: Tape, run: Run, source: TaskSource, step: int) -> None:
+def check_unchanged(tape: Tape, run: Run, source_name: str, tasks: Iterable[Task], step: int) -> None:
     """Refuse tasks that have another content under the same id than the rollouts which the run holds of them."""
-    heads = run.group_heads(step=step, source=source.name)
+    heads = run.group_heads(step=step, source=source_name)
     held = {head.task_id: head.task for head in heads if None not in (head.task_id, head.task)}
     changes = (
         f"{task.where}: {_describe_change(held[task.id], task.data)}"
-        for task in source
+        for task in tasks
         if task.id in held and canonical_json(held[task.id]) != canonical_json(task.data)
     )
     shown_changes = list(islice(changes, _SHOWN_CHANGES))

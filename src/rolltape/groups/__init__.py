@@ -8,7 +8,7 @@ import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING, Unpack
 
-from rolltape.groups.group import Group
+from rolltape.groups.group import Group, UnfinishedAttempt
 from rolltape.groups.run_ahead import RunAheadLimit
 from rolltape.groups.stream import GroupOptions, GroupStream, Skipped, groups
 from rolltape.renamed import renamed
@@ -16,7 +16,7 @@ from rolltape.renamed import renamed
 if TYPE_CHECKING:
     from rolltape.tape.recording.tape import Tape
 
-__all__ = ["Group", "GroupStream", "RunAheadLimit", "Skipped", "groups"]
+__all__ = ["Group", "GroupStream", "RunAheadLimit", "Skipped", "UnfinishedAttempt", "groups"]
 
 
 class _CallableModule(ModuleType):

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Sequence
 
 from rolltape.errors import GroupsError, TapeWriteError
-from rolltape.groups.pending import GROUP_EVENTS, PendingGroup, PendingGroups
+from rolltape.groups.pending import GROUP_EVENTS, EventOrder, PendingGroup, PendingGroups
 from rolltape.records.rollout import Event, EventKind, Rollout
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.run import RolloutRow
@@ -29,6 +29,7 @@ class GroupState(enum.StrEnum):
     GIVEN = "given"
     DONE = "done"
     SKIPPED = "skipped"
+    REWOUND = "rewound"  # all groups that were done or skipped after `to`, the order of an event, are not any more
 
 
 class ConsumerClaim:
@@ -144,6 +145,7 @@ class Consumer:
         self.held: set[str] = set()  # given in this process, and neither done nor given back
         self._writer = tape.writer
         self._given_before: set[str] = set()  # to an earlier process that did not mark it as done
+        self._settled_at: dict[str, EventOrder] = {}  # by group: the event that it is done or skipped
 
     def refresh(self) -> bool:
         """Read what is new in the run's index, and return whether anything was."""
@@ -153,8 +155,41 @@ class Consumer:
                 rows = self.index.rows(since_revision=self._revision)
                 events = self.index.events(*GROUP_EVENTS, since_revision=self._revision)
                 self._revision = self.index.revision()
+            if any(self._is_rewind(event) for event in events) and self._settled_at:
+                self._forget()
+                return self.refresh()
             self.pending.add(rows, events)
             return bool(rows or events)
+
+    def position(self) -> EventOrder | None:
+        """The latest event by which a group is done or skipped; None: there is none."""
+        with self.lock:
+            self.refresh()
+            return max(self._settled_at.values(), default=None)
+
+    def rewind(self, tape: Tape, to: EventOrder | None) -> None:
+        """Have all groups given again that were done or skipped after an event; None: all groups."""
+        self.claim.check()
+        to = to or (0, "", 0)
+        data = {"group": "", "step": 0, "consumer": self.name, "state": GroupState.REWOUND.value, "to": list(to)}
+        with self.lock:
+            tape.append_run_event(EventKind.GROUP, data)
+            self.held.clear()
+            self._forget()
+            self.refresh()
+
+    def _is_rewind(self, event: Event) -> bool:
+        return event.kind == EventKind.GROUP and (event.data["consumer"], event.data["state"]) == (
+            self.name,
+            GroupState.REWOUND,
+        )
+
+    def _forget(self) -> None:
+        """Forget what was read, to read it all again."""
+        self._revision = -1
+        self.pending.clear()
+        self._settled_at.clear()
+        self._given_before.clear()
 
     def record(self, tape: Tape, group: PendingGroup, state: GroupState, reason: str | None = None) -> None:
         """Record on the tape what becomes of a group."""
@@ -179,7 +214,14 @@ class Consumer:
         if event.data.get("consumer") != self.name:
             return
         group, state = event.data["group"], event.data["state"]
-        if state in (GroupState.DONE, GroupState.SKIPPED):
+        if state == GroupState.REWOUND:
+            after = tuple(event.data["to"])
+            for one in [one for one, order in self._settled_at.items() if order > after]:
+                del self._settled_at[one]
+                self.pending.settled.discard(one)
+                self._given_before.add(one)
+        elif state in (GroupState.DONE, GroupState.SKIPPED):
+            self._settled_at[group] = event.order
             self._settle(group)
         elif event.writer != self._writer and group not in self.pending.settled:
             self._given_before.add(group)

@@ -28,10 +28,12 @@ class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int | None = None  # None: all
     source: str | None = None  # None: all
+    task_ids: frozenset[str] | None = None  # None: all
     policy: CutPolicy
     credit: Credit
     max_staleness: int | None = None  # None: any
     complete: bool = True
+    with_empty: bool = False  # give groups with nothing to train too
     consumer: str = "trainer"
     group_size: int | None = None  # None: as the collection has it
     straggler_s: float | None = 600.0  # None: attempts are waited for until the collection ends
@@ -53,9 +55,10 @@ class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Give(NamedTuple):
-    """The rollouts to give, and how many attempts are missing."""
+    """The rollouts to give, the attempts that are left out, and how many are missing, those not begun included."""
 
     rows: Sequence[RolloutRow]
+    others: Sequence[RolloutRow]
     missing: int
 
 
@@ -69,20 +72,22 @@ def decide(group: PendingGroup, pending: PendingGroups, request: GroupRequest) -
     """What to do with a group now; None: wait."""
     attempts = group.attempts()
     ended = [one for one in attempts if is_finished(one) and (is_rewarded(one) or not request.needs_rewards)]
+    others = [one for one in attempts if one not in ended]
     size = pending.collections.group_size(group.collection) if request.group_size is None else request.group_size
     if not request.complete:
-        return Give(ended, max((size or 0) - len(ended), 0)) if ended else None
+        give = Give(ended, others, max((size or len(attempts)) - len(ended), 0))
+        return give if ended or request.with_empty else None
     if size is None:
         raise GroupsError(
             f"group {group.id} of step {group.step}: no collection on the tape says how many attempts it has; "
             "give group_size"
         )
     if len(ended) >= size:
-        return Give(ended, 0)
+        return Give(ended, others, 0)
     if not _is_time_over(group, attempts, pending, request.straggler_s):
         return None
-    if ended and request.late is Late.GIVE:
-        return Give(ended, size - len(ended))
+    if (ended or request.with_empty) and request.late is Late.GIVE:
+        return Give(ended, others, size - len(ended))
     return Skip(f"late: {len(ended)} of {size} attempts had finished{' with a reward' * request.needs_rewards}")
 
 

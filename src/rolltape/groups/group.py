@@ -1,12 +1,28 @@
 """`Group`: the rollouts and samples of one task at one step, as a trainer is given them."""
 
-from typing import Self
+from typing import Any, NamedTuple, Self
 
+from rolltape.errors import GroupsError
 from rolltape.groups.consumer import Consumer, GroupState
 from rolltape.groups.pending import PendingGroup
-from rolltape.records.rollout import Rollout
+from rolltape.records.rollout import Rollout, Status
 from rolltape.records.sample import Sample
 from rolltape.tape.recording.tape import Tape
+from rolltape.tape.run import RolloutRow
+
+
+class UnfinishedAttempt(NamedTuple):
+    """An attempt that its group is given without: it failed, was lost, still runs, or has no reward."""
+
+    rollout: str
+    attempt: int
+    status: Status
+    reason: str | None  # None: nobody said
+
+    @classmethod
+    def of(cls, row: RolloutRow) -> Self:
+        """The attempt that the index lists as this row."""
+        return cls(row.id, row.attempt, row.outcome.status, row.outcome.reason)
 
 
 class Group:
@@ -20,6 +36,9 @@ class Group:
 
     Call `done()` once the training step is safe: until then the group is given again after a restart. A `with` block
     calls it at the end, or gives the group back if an exception leaves the block.
+
+    A group can be pickled, to send it to another process. The copy has all that the group has, and `done()` is called
+    where the group was taken.
     """
 
     def __init__(
@@ -29,6 +48,7 @@ class Group:
         pending: PendingGroup,
         rollouts: tuple[Rollout, ...],
         samples: tuple[Sample, ...],
+        unfinished: tuple[UnfinishedAttempt, ...],
         *,
         missing: int,
         again: bool,
@@ -39,11 +59,13 @@ class Group:
         self.task_id = pending.task_id
         self.rollouts = rollouts  # those that finished, by attempt; one with nothing to train has no sample
         self.samples = samples
+        self.unfinished = unfinished  # attempts that it is given without, by attempt; one not begun is not listed
         self.missing = missing  # attempts that it is given without, since its time was over
         self.again = again  # an earlier process was given it, and did not mark it as done
-        self._tape = tape
-        self._consumer = consumer
-        self._pending = pending
+        self._taken: tuple[Tape, Consumer, PendingGroup] | None = (tape, consumer, pending)  # None: it is a copy
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_taken": None}
 
     @property
     def rewards(self) -> list[float | None]:
@@ -52,13 +74,20 @@ class Group:
 
     def done(self) -> None:
         """Mark it as trained: it is not given again, and another may begin. Twice is fine."""
-        if self.id in self._consumer.held:
-            self._consumer.record(self._tape, self._pending, GroupState.DONE)
+        tape, consumer, pending = self._where_taken()
+        if self.id in consumer.held:
+            consumer.record(tape, pending, GroupState.DONE)
 
     def give_back(self) -> None:
         """Have it given again, by this stream or the next."""
-        with self._consumer.lock:
-            self._consumer.held.discard(self.id)
+        _, consumer, _ = self._where_taken()
+        with consumer.lock:
+            consumer.held.discard(self.id)
+
+    def _where_taken(self) -> tuple[Tape, Consumer, PendingGroup]:
+        if self._taken is None:
+            raise GroupsError(f"group {self.id}: this is a copy; call done() and give_back() where it was taken")
+        return self._taken
 
     def __enter__(self) -> Self:
         return self

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 from rolltape.records.rollout import Event, EventKind, Status
@@ -12,7 +12,7 @@ from rolltape.tape.stored import Key
 
 GROUP_EVENTS = (EventKind.GROUP, EventKind.COLLECT, EventKind.COLLECTED)
 
-_Order = tuple[int, str, int]  # of events: time, writer, sequence
+EventOrder = tuple[int, str, int]  # of events: time, writer, sequence
 
 
 class CollectionKey(NamedTuple):
@@ -29,8 +29,8 @@ class Collections:
         """`is_writing` returns whether the process of a writer is alive."""
         self._is_writing = is_writing
         self._sizes: dict[CollectionKey, int] = {}
-        self._begun: dict[CollectionKey, dict[str, _Order]] = {}  # by writer: the last time
-        self._ended: dict[CollectionKey, dict[str, _Order]] = {}
+        self._begun: dict[CollectionKey, dict[str, EventOrder]] = {}  # by writer: the last time
+        self._ended: dict[CollectionKey, dict[str, EventOrder]] = {}
 
     def add_begin(self, event: Event) -> None:
         """Add an event that a collection has begun, or was resumed."""
@@ -83,11 +83,11 @@ def _parse_key(data: dict[str, Any]) -> CollectionKey:
     return CollectionKey(data["step"], data["source"])
 
 
-def _keep_latest(orders: dict[str, _Order], event: Event) -> None:
+def _keep_latest(orders: dict[str, EventOrder], event: Event) -> None:
     orders[event.writer] = max(event.order, orders.get(event.writer, event.order))
 
 
-def _last_writer(orders: dict[str, _Order]) -> str:
+def _last_writer(orders: dict[str, EventOrder]) -> str:
     return max(orders, key=orders.__getitem__)
 
 
@@ -161,7 +161,20 @@ class PendingGroups:
         self.settled.add(group)
         self.groups.pop(group, None)
 
-    def select(self, step: int | None = None, source: str | None = None) -> list[PendingGroup]:
-        """The groups of a step and a source, or of all, ordered by step and by when something last happened in them."""
-        wanted = [one for one in self.groups.values() if step in (None, one.step) and source in (None, one.source)]
+    def clear(self) -> None:
+        """Forget all groups, to read them again. What is known of collections stays."""
+        self.groups.clear()
+        self.settled.clear()
+
+    def select(
+        self, step: int | None = None, source: str | None = None, task_ids: Collection[str] | None = None
+    ) -> list[PendingGroup]:
+        """Groups by step, source and tasks, or all, ordered by step and by when something last happened in them."""
+        wanted = [
+            one
+            for one in self.groups.values()
+            if step in (None, one.step)
+            and source in (None, one.source)
+            and (task_ids is None or one.task_id in task_ids)
+        ]
         return sorted(wanted, key=lambda group: (group.step, group.last_ns, group.id))

@@ -5,13 +5,14 @@ import logging
 import time
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Self, TypedDict, Unpack
 
 from rolltape.errors import GroupsError
 from rolltape.groups.consumer import GroupState, find_consumer
 from rolltape.groups.deciding import Give, GroupRequest, Late, Skip, decide, explain_staleness
-from rolltape.groups.group import Group
+from rolltape.groups.group import Group, UnfinishedAttempt
 from rolltape.groups.pending import PendingGroup
 from rolltape.groups.waiting import StreamWait
 from rolltape.records.policy import Credit, CutPolicy, cut_and_credit
@@ -34,10 +35,12 @@ class GroupOptions(TypedDict, total=False):
 
     step: int | None
     source: str | None
+    task_ids: Iterable[str] | None
     policy: CutPolicy | str
     credit: Credit | None
     max_staleness: int | None
     complete: bool
+    with_empty: bool
     consumer: str
     group_size: int | None
     straggler_s: float | None
@@ -51,7 +54,8 @@ class GroupOptions(TypedDict, total=False):
 def groups(tape: Tape, **options: Unpack[GroupOptions]) -> "GroupStream":
     """The groups of a run that this consumer has not had yet, each once it is complete, while collection goes on.
 
-    - `step`, `source`: give the groups of one step, and of one source of tasks; by default all.
+    - `step`, `source`, `task_ids`: give the groups of one step, of one source of tasks, and of these tasks; by default
+      all.
     - `policy`, `credit`: how samples are cut, and which numbers they carry; by default `exact` and Credit().
     - `consumer`: who takes the groups. Each consumer is given each group once.
     - `poll_s`: how often to look for new rollouts.
@@ -62,15 +66,17 @@ def groups(tape: Tape, **options: Unpack[GroupOptions]) -> "GroupStream":
     skipped. With `complete=False` nothing is waited for: what has ended is given as it is, and that is all.
 
     A group with a trained token more than `max_staleness` versions behind the newest is skipped, and so is one with
-    nothing to train. The stream ends after `limit` groups, when all collections of `step` have ended and their groups
-    are given, or when nothing new has come for `idle_s`. It ends with a GroupsError when the process that collects has
-    died before its end, and nobody has resumed it for `resume_s`.
+    nothing to train, unless `with_empty` asks for those too. The stream ends after `limit` groups, when all
+    collections of `step` have ended and their groups are given, or when nothing new has come for `idle_s`. It ends with
+    a GroupsError when the process that collects has died before its end, and nobody has resumed it for `resume_s`.
     """
     policy, credit = cut_and_credit(options.get("policy", "exact"), options.get("credit"))
     late = options.get("late", Late.GIVE)
     if late not in list(Late):
         raise GroupsError(f"late is {late!r}; give one of {', '.join(Late)}")
+    task_ids = options.get("task_ids")
     fields: dict[str, Any] = {**options, "policy": policy, "credit": credit, "late": Late(late)}
+    fields["task_ids"] = None if task_ids is None else frozenset(task_ids)
     return GroupStream(tape, GroupRequest(**fields))
 
 
@@ -164,16 +170,19 @@ class GroupStream:
     def _find_next(self) -> Group | None:
         """The first group that is to be given now; None: there is none."""
         if not self._next:
-            self._next.extend(self._consumer.pending.select(self._request.step, self._request.source))
+            self._next.extend(self._select())
         while self._next:
             pending = self._next.popleft()
             if self._is_free(pending) and (group := self._give_or_skip(pending)) is not None:
                 return group
         return None
 
+    def _select(self) -> list[PendingGroup]:
+        request = self._request
+        return self._consumer.pending.select(request.step, request.source, request.task_ids)
+
     def _incomplete(self) -> list[PendingGroup]:
-        pending = self._consumer.pending.select(self._request.step, self._request.source)
-        return [group for group in pending if self._is_free(group)]
+        return [group for group in self._select() if self._is_free(group)]
 
     def _is_free(self, pending: PendingGroup) -> bool:
         return pending.id not in self._consumer.held and pending.id in self._consumer.pending.groups
@@ -204,14 +213,17 @@ class GroupStream:
         rollouts = consumer.load(give.rows)
         versions = consumer.index.versions()
         samples = tuple(samples_of_group(rollouts, request.policy, credit=request.credit, versions=versions))
-        if not samples:
+        if not samples and not request.with_empty:
             return Skip(f"nothing to train in {len(rollouts)} rollouts under {request.policy.name}")
         limit = request.max_staleness
         if limit is not None and (why := explain_staleness(samples, versions, limit)) is not None:
             return Skip(why)
         consumer.record(self._tape, pending, GroupState.GIVEN)
         again = consumer.was_given_before(pending.id)
-        return Group(self._tape, consumer, pending, tuple(rollouts), samples, missing=give.missing, again=again)
+        unfinished = tuple(map(UnfinishedAttempt.of, give.others))
+        return Group(
+            self._tape, consumer, pending, tuple(rollouts), samples, unfinished, missing=give.missing, again=again
+        )
 
     def _is_over(self) -> bool:
         request, collections = self._request, self._consumer.pending.collections

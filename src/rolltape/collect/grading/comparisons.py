@@ -1,6 +1,6 @@
 """Groups whose attempts are rewarded by comparison, once all of them have ended."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from rolltape.collect.environments.protocol import AGENT, Environment, GroupEnvironment, Score, compares
@@ -29,9 +29,11 @@ class GroupComparisons:
         self._size = settings.group_size
         self._held: dict[int, list[RolloutResult]] = {}  # by task index: results of this process
 
-    def add_earlier(self, earlier: EarlierRollouts, environment_of: EnvironmentOf) -> None:
-        """Add the groups that were complete before, and in which a rollout still has no reward."""
-        for index, task in enumerate(self._source if earlier.some_unrewarded else ()):
+    def add_earlier(
+        self, tasks: Iterable[tuple[int, Task]], earlier: EarlierRollouts, environment_of: EnvironmentOf
+    ) -> None:
+        """Add the groups of tasks that were complete before, and in which a rollout still has no reward."""
+        for index, task in tasks if earlier.some_unrewarded else ():
             if compares(environment_of(task)):
                 states = earlier.states(self._identity.rollout_ids(task, range(self._size)))
                 is_complete = all(state & RolloutState.TAKEN for state in states)
@@ -47,10 +49,10 @@ class GroupComparisons:
         is_complete = len({result.attempt for result in held}) == self._size
         return await self._compare(task_index, environment) if is_complete else []
 
-    async def compare_rest(self, environment_of: EnvironmentOf) -> list[RolloutResult]:
-        """Compare groups that earlier processes began and that are complete by now."""
+    async def compare_rest(self, environment_of: EnvironmentOf, task_index: int | None = None) -> list[RolloutResult]:
+        """Compare groups that earlier processes began and that are complete by now: of one task, or all."""
         final = []
-        waiting = list(self._held)
+        waiting = [index for index in self._held if task_index in (None, index)]
         for start in range(0, len(waiting), _READ_AT_ONCE):
             indexes = waiting[start : start + _READ_AT_ONCE]
             earlier = self._tape.run().latest({one for index in indexes for one in self._not_held(index)})

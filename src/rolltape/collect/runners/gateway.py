@@ -7,6 +7,7 @@ from typing import NamedTuple
 from rolltape.collect.settings import CollectSettings
 from rolltape.errors import CollectError
 from rolltape.gateway.engines.opening import open_engines, parse_spec, tiny_folder
+from rolltape.gateway.engines.protocol import Engine
 from rolltape.gateway.gateway import Gateway
 from rolltape.gateway.settings import GatewaySettings, Patience
 from rolltape.tape.recording.tape import Tape
@@ -24,16 +25,20 @@ class ResolvedModel(NamedTuple):
     engines: tuple[str, ...]
 
 
-def make_gateway(settings: CollectSettings, tape: Tape) -> Gateway:
-    """A gateway by the settings of a collection."""
-    model = resolve_model(settings.model, settings.model_name, settings.engines)
-    engines = open_engines(
-        model.engines,
-        api_key=settings.engine_key,
-        model=model.requested,
-        logprob_kind=settings.logprob_kind,
-        routed_experts=settings.routed_experts,
-    )
+def make_gateway(settings: CollectSettings, tape: Tape, engines: Sequence[Engine] = ()) -> Gateway:
+    """A gateway by the settings of a collection. Engines that are there already are used instead of those named."""
+    if engines:
+        folder = None if settings.model is None else Path(settings.model)
+        model = ResolvedModel(folder, settings.model_name, None, ())
+    else:
+        model = resolve_model(settings.model, settings.model_name, settings.engines)
+        engines = open_engines(
+            model.engines,
+            api_key=settings.engine_key,
+            model=model.requested,
+            logprob_kind=settings.logprob_kind,
+            routed_experts=settings.routed_experts,
+        )
     gateway_settings = GatewaySettings(
         host=settings.host,
         public_url=settings.public_url,
@@ -44,7 +49,7 @@ def make_gateway(settings: CollectSettings, tape: Tape) -> Gateway:
         constrain=settings.constrain,
         patience=Patience(retry_s=settings.engine_retry_s),
     )
-    return Gateway(engine=engines, tape=tape, model=model.folder, settings=gateway_settings)
+    return Gateway(engine=list(engines), tape=tape, model=model.folder, settings=gateway_settings)
 
 
 def resolve_model(model: str | None, name: str | None, engines: Sequence[str]) -> ResolvedModel:

@@ -19,7 +19,10 @@ OnEnded = Callable[[PlannedAttempt, list[RolloutResult]], Awaitable[None]]
 
 
 class AttemptQueue:
-    """The attempts to run, each given out once. A task is begun when there is room for its group."""
+    """The attempts to run, each given out once. A task is begun when there is room for its group.
+
+    One that is open takes more attempts, until `close`.
+    """
 
     def __init__(
         self,
@@ -27,8 +30,12 @@ class AttemptQueue:
         step: int,
         source: str,
         run_ahead: RunAheadLimit | None = None,
+        *,
+        is_open: bool = False,
     ) -> None:
         self._attempts = attempts
+        self._is_open = is_open
+        self._added = asyncio.Event()
         self._step = step
         self._source = source
         self._run_ahead = run_ahead
@@ -42,6 +49,16 @@ class AttemptQueue:
     @property
     def is_exhausted(self) -> bool:
         return self._is_planned and not self._planned
+
+    def add(self, attempts: Iterable[tuple[PlannedAttempt, Task]]) -> None:
+        """Add attempts to a queue that is open."""
+        self._planned += attempts
+        self._added.set()
+
+    def close(self) -> None:
+        """Take no more attempts."""
+        self._is_open = False
+        self._added.set()
 
     async def next(self) -> tuple[PlannedAttempt, Task] | None:
         """The next attempt; None if the queue is exhausted, or if there is no room for the attempt now."""
@@ -63,7 +80,10 @@ class AttemptQueue:
             # In a thread: it asks environments for the seats of their episodes, and may pass over many tasks.
             more = await asyncio.to_thread(lambda: list(islice(self._attempts, _PLANNED_AT_ONCE)))
             self._planned += more
-            self._is_planned = not more
+            if not more and self._is_open:
+                await self._added.wait()
+                self._added.clear()
+            self._is_planned = not more and not self._is_open
         finally:
             self._planning = None
 

@@ -1,0 +1,461 @@
+"""`LiveGroups`: a trainer asks for tasks, and gets their groups while it runs."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, aclosing
+from os import PathLike
+from typing import Any, Self
+
+import msgspec
+
+from rolltape.collect.collector import Collector
+from rolltape.collect.runners.gateway import make_gateway
+from rolltape.collect.settings import CollectSettings
+from rolltape.collect.tasks import Task
+from rolltape.errors import CollectError, GroupsError
+from rolltape.gateway.engines.function import FunctionEngine
+from rolltape.gateway.engines.protocol import Engine
+from rolltape.gateway.gateway import Gateway
+from rolltape.groups import Group, Skipped
+from rolltape.groups.consumer import find_consumer
+from rolltape.groups.stream import GroupOptions
+from rolltape.integrations.background import BackgroundLoop
+from rolltape.records.ids import join_source
+from rolltape.records.policy import Credit, CutPolicy
+from rolltape.samples.opening import open_for_recording
+from rolltape.tape.recording.tape import Tape
+
+_ID_DIGITS = 16  # of a task that has no id
+
+
+class LiveGroups:
+    """The groups of a run for a trainer, while it trains: collected for it, or by others.
+
+    With `collect`, each task that the trainer asks for is attempted `group_size` times, through a gateway in front of
+    the engine. Without it, the run is followed, which others fill: `rolltape collect`, or programs at a gateway.
+
+    Example:
+
+        settings = rolltape.CollectSettings(source="math", group_size=8, model="checkpoints/qwen3-8b")
+        live = LiveGroups("runs/exp1", collect=settings, engine="sglang:http://10.0.0.5:30000", version="0")
+        groups = live.request([{"id": "t1", "prompt": "What is 2 + 2?", "answer": 4}], step=0).wait()
+        for group in groups:
+            print(group.rewards, [sample.advantage for sample in group.samples], group.unfinished)
+            group.done()
+
+    `request` gives a `RequestedGroups`, for threads (`for group in …`, `.wait()`) and for coroutines (`async for group
+    in …`, `await …`). A group is given when all its attempts have ended. Those that the infrastructure broke are in
+    `group.unfinished`, each with a reason; a group with nothing to train is given too, with no samples.
+
+    Tasks are mappings, as in a task file; without an `id` their content identifies them. A task is asked for once a
+    step. Tasks of an evaluation have a `split` of their own, so that they never mix with those of the training.
+
+    `announce` names the weights that the engine has now; `new_weights` changes them while replies are in flight.
+
+    Call `group.done()` when the optimizer has taken its step, and save `state_dict()` with each checkpoint.
+    `load_state_dict` goes back: what was done after the checkpoint is given again, from the tape, with `group.again`
+    set, when it is asked for again. Attempts that had not ended are run then.
+
+    The gateway and the agents run in an event loop in a thread of its own. Use it from any thread; `close` ends it.
+    """
+
+    def __init__(
+        self,
+        tape: Tape | str | PathLike[str],
+        *,
+        collect: CollectSettings | None = None,
+        engine: str | Engine | Sequence[str | Engine] = (),
+        source: str | None = None,
+        policy: CutPolicy | str = "exact",
+        credit: Credit | None = None,
+        consumer: str = "trainer",
+        max_staleness: int | None = None,
+        version: str | None = None,
+    ) -> None:
+        """Name the run; nothing starts before the first request.
+
+        Arguments:
+            tape: The run, or its folder. A tape that is given stays open.
+            collect: What to collect, by whom, and within which limits; `source` in it is the name of the tasks' source
+                in the record, and `model` the folder with the tokenizer. None: follow a run that others fill.
+            engine: The engine behind the gateway, or several: a `FunctionEngine`, any `Engine`, or text such as
+                "vllm:http://127.0.0.1:8000". By default the engines that `collect` names.
+            source: Where a run is followed, the source whose groups to take. None: all.
+            policy: How rollouts are cut into samples.
+            credit: Which numbers samples carry, such as `rolltape.Credit(advantage="normalized")`.
+            consumer: In whose name groups are taken.
+            max_staleness: Skip groups with a trained token of weights more than so many versions behind the newest.
+            version: The weight version that the engine has at the start. None: it says so itself.
+        """
+        self._given = tape
+        self._settings = collect
+        given = [engine] if isinstance(engine, str) or not isinstance(engine, Sequence) else list(engine)
+        self._engines: list[Engine] = [one for one in given if not isinstance(one, str)]
+        if names := tuple(one for one in given if isinstance(one, str)):
+            if self._engines or collect is None:
+                raise GroupsError("engine: give engines of one kind, all objects or all texts, together with collect")
+            self._settings = msgspec.structs.replace(collect, engines=names)
+        self._source = source
+        self._options: GroupOptions = {
+            "policy": policy,
+            "credit": credit,
+            "consumer": consumer,
+            "max_staleness": max_staleness,
+            "with_empty": True,
+        }
+        self._version = version
+        self._lock = threading.Lock()
+        self._background: BackgroundLoop | None = None
+        self._stack = AsyncExitStack()
+        self._gateway: Gateway | None = None
+        self._taking = ThreadPoolExecutor(1, "rolltape-live-groups")
+        self._collections: dict[tuple[int, str | None, int], _Collection] = {}
+
+    def start(self) -> Self:
+        """Open the run, and start the gateway. The first request does so too; twice is fine."""
+        with self._lock:
+            if self._background is None:
+                self.tape = self._given if isinstance(self._given, Tape) else open_for_recording(self._given)
+                self._background = BackgroundLoop("rolltape-live")
+                self._background.submit(self._start()).result()
+        return self
+
+    async def _start(self) -> None:
+        if self._settings is not None:
+            self._gateway = await self._stack.enter_async_context(
+                make_gateway(self._settings, self.tape, self._engines)
+            )
+            if self._version is not None:
+                self._gateway.announce(self._version)
+
+    def close(self) -> None:
+        """End what runs, the gateway included. What was given and is not done is given again next time."""
+        with self._lock:
+            if self._background is None:
+                return
+            self._background.submit(self._close()).result()
+            self._background.close()
+            self._background = None
+            self._taking.shutdown()
+            if self.tape is not self._given:
+                self.tape.close()
+
+    async def _close(self) -> None:
+        await self._end_collections()
+        await self._stack.aclose()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def gateway(self) -> Gateway:
+        """The gateway, where this collects. Its own methods are for its own event loop."""
+        self.start()
+        if self._gateway is None:
+            raise GroupsError("this follows a run that others fill, without a gateway; give collect")
+        return self._gateway
+
+    def request(
+        self,
+        tasks: Iterable[Mapping[str, Any] | Task] | None = None,
+        *,
+        step: int | None = None,
+        split: str | None = None,
+        group_size: int | None = None,
+        limit: int | None = None,
+    ) -> "RequestedGroups":
+        """Ask for the groups of tasks at a step. It returns at once; the result is waited for, or iterated over.
+
+        Arguments:
+            tasks: Mappings, as in a task file. None: whatever the run that is followed gets.
+            step: The training step that they are for. None: any, where a run is followed.
+            split: "eval", for example, for what is not trained on.
+            group_size: Attempts at each task. None: as `collect` has it, or as others collect.
+            limit: End after so many groups, where a run is followed.
+        """
+        self.start()
+        assert self._background is not None
+        wanted = None if tasks is None else [_with_id(task) for task in tasks]
+        if self._settings is None:
+            producing = self._follow(wanted, step, split, group_size, limit)
+        elif wanted is None or step is None:
+            raise GroupsError("tasks and step are needed to collect; without them a run that others fill is followed")
+        else:
+            producing = self._collect(wanted, step, split, group_size or self._settings.group_size)
+        order = {} if wanted is None else {task.id: index for index, task in enumerate(wanted)}
+        return RequestedGroups(self._background, producing, order, self._blocked_loops())
+
+    def _blocked_loops(self) -> set[asyncio.AbstractEventLoop]:
+        """The event loops in which functions sample: whoever waits there without `await` waits forever."""
+        loops = (engine.loop for engine in self._engines if isinstance(engine, FunctionEngine))
+        return {loop for loop in loops if loop is not None}
+
+    async def _collect(
+        self, tasks: Sequence[Task], step: int, split: str | None, group_size: int
+    ) -> AsyncGenerator[Group, None]:
+        collection = await self._open_collection(step, split, group_size)
+        collection.requests += 1
+        try:
+            taking = [asyncio.ensure_future(self._collect_one(collection, task)) for task in tasks]
+            try:
+                for done in asyncio.as_completed(taking):
+                    for group in await done:
+                        yield group
+            finally:
+                for one in taking:
+                    one.cancel()
+                await asyncio.gather(*taking, return_exceptions=True)
+        finally:
+            collection.requests -= 1
+
+    async def _collect_one(self, collection: "_Collection", task: Task) -> list[Group]:
+        """The groups of a task once its attempts have ended: one, or one for each seat of a game."""
+        await collection.attempt(task)
+        settings = collection.collector.settings
+        options: GroupOptions = {
+            **self._options,
+            "step": settings.step,
+            "source": collection.collector.source_name,
+            "task_ids": [str(task.id)],
+            "complete": False,
+        }
+        groups, skipped = await asyncio.get_running_loop().run_in_executor(self._taking, _take, self.tape, options)
+        if not groups and not skipped:
+            raise GroupsError(
+                f"run {self.tape.name}: task {task.id!r} of step {settings.step} was given before; ask for a task once "
+                "a step, and use load_state_dict to go back to a checkpoint"
+            )
+        return groups
+
+    async def _open_collection(self, step: int, split: str | None, group_size: int) -> "_Collection":
+        """The collection that a request belongs to. Those of other steps that nobody waits for are ended."""
+        assert self._settings is not None
+        key = (step, split, group_size)
+        if key in self._collections and self._collections[key].running.done():
+            del self._collections[key]
+        if key not in self._collections:
+            for other in [one for one in self._collections if one[1] == split and not self._collections[one].requests]:
+                await self._collections.pop(other).end()
+            settings = msgspec.structs.replace(self._settings, step=step, split=split, group_size=group_size)
+            self._collections[key] = _Collection(
+                Collector(settings, self.tape, resume=None, gateway=self._gateway, is_open=True)
+            )
+        return self._collections[key]
+
+    async def _follow(
+        self,
+        tasks: Sequence[Task] | None,
+        step: int | None,
+        split: str | None,
+        group_size: int | None,
+        limit: int | None,
+    ) -> AsyncGenerator[Group, None]:
+        options: GroupOptions = {
+            **self._options,
+            "step": step,
+            "source": join_source(self._source, split),
+            "task_ids": None if tasks is None else [str(task.id) for task in tasks],
+            "group_size": group_size,
+            "limit": limit if tasks is None else len(tasks),
+        }
+        stream = self.tape.groups(**options)
+        try:
+            async for group in stream:
+                yield group
+        finally:
+            stream.close()
+
+    def announce(self, version: str) -> None:
+        """Announce the weight version that the engine has from now on. Replies in flight are not interrupted."""
+        if self._settings is None:
+            self.start().tape.announce_version(version)
+        else:
+            self.gateway.service.weights.announce(version)
+
+    def new_weights(self, version: str) -> "WeightChange":
+        """A `with` or `async with` block in which the engine's weights may change.
+
+        No reply begins within it, and those in flight are interrupted; they go on afterwards, under the new version.
+        An exception leaves the version as it was.
+        """
+        gateway = self.gateway
+        assert self._background is not None
+        return WeightChange(self._background, gateway, version)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What to save with a checkpoint: which groups are done. It is small, and can be written as JSON."""
+        self.start()
+        position = find_consumer(self.tape, self._options["consumer"]).position()
+        return {
+            "run": self.tape.name,
+            "consumer": self._options["consumer"],
+            "position": None if position is None else list(position),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back to a checkpoint: groups that were done after it are given again when they are asked for."""
+        self.start()
+        own = {"run": self.tape.name, "consumer": self._options["consumer"]}
+        if (other := {name: state[name] for name in own}) != own:
+            raise GroupsError(f"the checkpoint is of {other}, this is {own}; give the run and the consumer of both")
+        assert self._background is not None
+        self._background.submit(self._end_collections()).result()
+        position = state["position"]
+        find_consumer(self.tape, own["consumer"]).rewind(self.tape, None if position is None else tuple(position))
+
+    async def _end_collections(self) -> None:
+        while self._collections:
+            _, collection = self._collections.popitem()
+            await collection.end()
+
+
+class _Collection:
+    """A collector that runs, and how many requests wait for it."""
+
+    def __init__(self, collector: Collector) -> None:
+        self.collector = collector
+        self.requests = 0
+        self.running = asyncio.ensure_future(collector.run())
+
+    async def attempt(self, task: Task) -> None:
+        """Return when all attempts at a task have ended; raise why the collection ended before."""
+        try:
+            await self.collector.attempt(task)
+        except CollectError:
+            await asyncio.wait({self.running})
+            self.running.result()
+            raise
+
+    async def end(self) -> None:
+        """End it when its attempts have ended; at once if somebody still waits for some."""
+        if self.requests:
+            self.running.cancel()
+        self.collector.close()
+        await asyncio.wait({self.running})
+
+
+class RequestedGroups:
+    """Groups that were asked for, as they complete: `for group in …`, `async for group in …`.
+
+    `wait()`, or `await`, gives all that have not been iterated over, in the order of the tasks.
+    """
+
+    def __init__(
+        self,
+        background: BackgroundLoop,
+        producing: AsyncGenerator[Group, None],
+        order: Mapping[str | None, int],
+        blocked: Collection[asyncio.AbstractEventLoop],
+    ) -> None:
+        self._background = background
+        self._order = order
+        self._blocked = blocked
+        self._ready: asyncio.Queue[Group | BaseException | None] = asyncio.Queue()
+        self._producing = background.submit(self._produce(producing))
+
+    def __iter__(self) -> Iterator[Group]:
+        return self
+
+    def __next__(self) -> Group:
+        self._check_loop()
+        group = self._background.submit(self._next()).result()
+        if group is None:
+            raise StopIteration
+        return group
+
+    def __aiter__(self) -> AsyncIterator[Group]:
+        return self
+
+    async def __anext__(self) -> Group:
+        group = await asyncio.wrap_future(self._background.submit(self._next()))
+        if group is None:
+            raise StopAsyncIteration
+        return group
+
+    def wait(self) -> list[Group]:
+        """All groups, when the last one is complete."""
+        return self._sorted(list(self))
+
+    def __await__(self) -> Generator[Any, None, list[Group]]:
+        return self._all().__await__()
+
+    async def _all(self) -> list[Group]:
+        return self._sorted([group async for group in self])
+
+    def cancel(self) -> None:
+        """Ask for them no more. Attempts that run go on to their end; groups that nobody took are given back."""
+        self._producing.cancel()
+
+    def _sorted(self, groups: list[Group]) -> list[Group]:
+        return sorted(groups, key=lambda group: self._order.get(group.task_id, 0))
+
+    def _check_loop(self) -> None:
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        if running in self._blocked:
+            raise GroupsError("the engine's function runs in this event loop, which waiting would block; use await")
+
+    async def _produce(self, groups: AsyncGenerator[Group, None]) -> None:
+        try:
+            async with aclosing(groups):
+                async for group in groups:
+                    self._ready.put_nowait(group)
+        except BaseException as error:
+            while not self._ready.empty():
+                left = self._ready.get_nowait()
+                if isinstance(left, Group):
+                    left.give_back()
+            self._ready.put_nowait(error)
+            raise
+        self._ready.put_nowait(None)
+
+    async def _next(self) -> Group | None:
+        one = await self._ready.get()
+        if isinstance(one, Group):
+            return one
+        self._ready.put_nowait(one)  # for whoever asks again
+        if one is not None:
+            raise one
+        return None
+
+
+class WeightChange:
+    """A block in which weights may change; `LiveGroups.new_weights` makes it."""
+
+    def __init__(self, background: BackgroundLoop, gateway: Gateway, version: str) -> None:
+        self._background = background
+        self._gateway = gateway
+        self._version = version
+
+    def __enter__(self) -> None:
+        self._background.submit(self._gateway.pause()).result()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._background.submit(self._resume(kind is None)).result()
+
+    async def __aenter__(self) -> None:
+        await asyncio.wrap_future(self._background.submit(self._gateway.pause()))
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await asyncio.wrap_future(self._background.submit(self._resume(kind is None)))
+
+    async def _resume(self, is_changed: bool) -> None:
+        await self._gateway.resume(self._version if is_changed else None)
+
+
+def _take(tape: Tape, options: GroupOptions) -> tuple[list[Group], list[Skipped]]:
+    stream = tape.groups(**options)
+    return list(stream), stream.skipped
+
+
+def _with_id(given: Mapping[str, Any] | Task) -> Task:
+    """A task with an id, by which its groups are found."""
+    task = given if isinstance(given, Task) else Task.from_entry(given, source="", where="")
+    return task if task.id is not None else msgspec.structs.replace(task, id=task.key.hex()[:_ID_DIGITS])

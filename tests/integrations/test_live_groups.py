@@ -1,0 +1,231 @@
+"""A trainer asks for tasks and gets their groups, from threads and from event loops, and goes on after a restart."""
+
+import asyncio
+import pickle
+from pathlib import Path
+
+import pytest
+
+import rolltape
+from live_jobs import SUMS, function_engine, job, reply_ids
+from rolltape.errors import CollectError, GroupsError, TaskError
+from rolltape.gateway.engines.protocol import Generation
+from rolltape.integrations import FunctionEngine, LiveGroups
+from rolltape.records.rollout import Status
+
+
+def right_every_other_time() -> FunctionEngine:
+    count = 0
+
+    def say(prompt: str, wanted: Generation) -> str:
+        nonlocal count
+        count += 1
+        return "2" if count % 2 else "no idea"
+
+    return function_engine(say)
+
+
+def test_groups_come_whole_and_in_the_order_of_the_tasks(tmp_path: Path) -> None:
+    with job(tmp_path / "run", function_engine(lambda prompt, wanted: "3")) as live:
+        groups = live.request(SUMS, step=0).wait()
+    assert [group.task_id for group in groups] == [task["id"] for task in SUMS]
+    assert [group.rewards for group in groups] == [[0.0, 0.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
+    assert all(len(group.samples) == 2 and not group.unfinished for group in groups)
+    assert groups[0].samples[0].logprobs[groups[0].samples[0].trained_mask].tolist() == [-0.5] * 2
+
+
+def test_a_group_has_advantages_of_its_rollouts_and_the_version_that_was_announced(tmp_path: Path) -> None:
+    with job(tmp_path / "run", right_every_other_time(), max_concurrent=1) as live:
+        (group,) = live.request(SUMS[:1], step=0).wait()
+        live.announce("after the first step")
+        (later,) = live.request(SUMS[:1], step=1).wait()
+    assert sorted(sample.advantage or 0.0 for sample in group.samples) == [-0.5, 0.5]
+    assert [sample.versions for sample in (*group.samples, *later.samples)] == [
+        *[(("0", "0"),)] * 2,
+        *[(("after the first step", "after the first step"),)] * 2,
+    ]
+
+
+def test_an_event_loop_awaits_groups_from_an_engine_of_its_own(tmp_path: Path) -> None:
+    loops = set()
+
+    async def train() -> list[rolltape.Group]:
+        async def sample(prompt_ids: list[int], wanted: Generation) -> tuple[list[int], None, str]:
+            loops.add(asyncio.get_running_loop())
+            return reply_ids("2", wanted), None, "stop"
+
+        live = job(tmp_path / "run", FunctionEngine(sample))
+        try:
+            asked = live.request(SUMS, step=0)
+            with pytest.raises(GroupsError, match="waiting would block; use await"):
+                asked.wait()
+            first = [group async for group in asked]
+            loops.remove(asyncio.get_running_loop())
+            return [*first, *await live.request(SUMS, step=1)]
+        finally:
+            await asyncio.to_thread(live.close)
+
+    groups = asyncio.run(train())
+    assert sorted((group.step, group.task_id) for group in groups) == [(s, t["id"]) for s in (0, 1) for t in SUMS]
+    assert len(loops) == 1
+
+
+def test_requests_for_single_tasks_share_one_collection(tmp_path: Path) -> None:
+    async def train(live: LiveGroups) -> list[list[rolltape.Group]]:
+        return await asyncio.gather(*(live.request([task], step=0) for task in SUMS))
+
+    with job(tmp_path / "run", function_engine(lambda prompt, wanted: "2")) as live:
+        groups = asyncio.run(train(live))
+    assert [[group.task_id for group in one] for one in groups] == [[task["id"]] for task in SUMS]
+    kinds = [event.kind for event in rolltape.read(tmp_path / "run").events() if event.kind.startswith("collect")]
+    assert kinds == ["collect", "collected"]
+
+
+def test_attempts_that_broke_are_listed_with_their_reasons(tmp_path: Path) -> None:
+    def say(prompt: str, wanted: Generation) -> str:
+        if "2 + 1" in prompt:
+            raise RuntimeError("out of memory")
+        return "2"
+
+    with job(tmp_path / "run", function_engine(say)) as live:
+        whole, broken = live.request(SUMS[:2], step=0).wait()
+    assert (whole.missing, whole.unfinished) == (0, ())
+    assert (broken.missing, broken.rollouts, broken.samples) == (2, (), ())
+    assert [one.status for one in broken.unfinished] == [Status.FAILED] * 2
+    assert all("RuntimeError: out of memory" in str(one.reason) for one in broken.unfinished)
+
+
+def test_evaluation_is_kept_apart_by_its_split(tmp_path: Path) -> None:
+    with job(tmp_path / "run", function_engine(lambda prompt, wanted: "2")) as live:
+        (trained,) = live.request(SUMS[:1], step=0, split="train").wait()
+        (evaluated,) = live.request(SUMS[:1], step=0, split="eval", group_size=1).wait()
+    assert (trained.source, len(trained.rollouts)) == ("sums#train", 2)
+    assert (evaluated.source, len(evaluated.rollouts)) == ("sums#eval", 1)
+
+
+def test_a_task_twice_in_a_step_is_refused(tmp_path: Path) -> None:
+    with job(tmp_path / "run", function_engine(lambda prompt, wanted: "2")) as live:
+        live.request(SUMS[:1], step=0).wait()
+        with pytest.raises(TaskError, match="is the same as task 1; give each task its own id"):
+            live.request(SUMS[:1], step=0).wait()
+    with job(tmp_path / "run", function_engine(lambda prompt, wanted: "2")) as live:
+        (not_acknowledged,) = live.request(SUMS[:1], step=0).wait()
+        assert not_acknowledged.again
+        not_acknowledged.done()
+        live.request(SUMS[:1], step=1).wait()
+        with pytest.raises(GroupsError, match=r"was given before.*use load_state_dict"):
+            live.request(SUMS[:1], step=0).wait()
+
+
+def test_a_task_that_cannot_be_used_fails_its_request_alone(tmp_path: Path) -> None:
+    with job(tmp_path / "run", function_engine(lambda prompt, wanted: "2")) as live:
+        with pytest.raises(TaskError, match="no_such"):
+            live.request([{"id": "odd", "environment": "no_such"}], step=0).wait()
+        assert len(live.request(SUMS, step=0).wait()) == len(SUMS)
+
+
+def test_an_engine_that_always_fails_ends_the_request_with_its_reason(tmp_path: Path) -> None:
+    def say(prompt: str, wanted: Generation) -> str:
+        raise RuntimeError("out of memory")
+
+    with (
+        job(tmp_path / "run", function_engine(say), max_failures=4, max_concurrent=1) as live,
+        pytest.raises(CollectError, match=r"4 attempts in a row failed, the last one: .*out of memory"),
+    ):
+        live.request(SUMS, step=0).wait()
+
+
+def test_a_restarted_trainer_gets_what_was_done_after_its_checkpoint_again(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def say(prompt: str, wanted: Generation) -> str:
+        asked.append(1)
+        return "2"
+
+    with job(tmp_path / "run", function_engine(say)) as live:
+        for step in range(3):
+            for group in live.request(SUMS[:2], step=step).wait():
+                group.done()
+            if step == 0:
+                checkpoint = live.state_dict()
+    sampled = len(asked)
+
+    with job(tmp_path / "run", function_engine(say)) as live:
+        live.load_state_dict(checkpoint)
+        with pytest.raises(GroupsError, match="was given before"):
+            live.request(SUMS[:1], step=0).wait()
+        again = [group for step in (1, 2) for group in live.request(SUMS[:2], step=step).wait()]
+        fresh = live.request(SUMS[:2], step=3).wait()
+        for group in again:
+            group.done()
+    assert [(group.step, group.task_id, group.again) for group in again] == [
+        (step, task["id"], True) for step in (1, 2) for task in SUMS[:2]
+    ]
+    assert not any(group.again for group in fresh)
+    assert len(asked) == sampled + 4
+
+    with job(tmp_path / "run", function_engine(say)) as live, pytest.raises(GroupsError, match="was given before"):
+        live.request(SUMS[:1], step=1).wait()
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    with job(tmp_path / "a", function_engine(lambda prompt, wanted: "2")) as live:
+        checkpoint = live.state_dict()
+    with (
+        job(tmp_path / "b", function_engine(lambda prompt, wanted: "2")) as live,
+        pytest.raises(GroupsError, match=r"'run': 'a'.*'run': 'b'"),
+    ):
+        live.load_state_dict(checkpoint)
+
+
+def test_new_weights_wait_for_replies_in_flight_to_be_interrupted(tmp_path: Path) -> None:
+    begun = asyncio.Event()
+    versions: list[str] = []
+
+    async def sample(prompt_ids: list[int], wanted: Generation) -> tuple[list[int], list[float], str]:
+        begun.set()
+        if not versions:
+            await asyncio.Event().wait()  # until it is interrupted
+        ids = reply_ids("2", wanted)
+        return ids, [-0.5] * len(ids), "stop"
+
+    async def train(live: LiveGroups) -> list[rolltape.Group]:
+        asked = live.request(SUMS[:1], step=0)
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        async with live.new_weights("1"):
+            versions.append("1")
+        return await asked
+
+    with job(tmp_path / "run", FunctionEngine(sample)) as live:
+        (group,) = asyncio.run(train(live))
+    assert {sample.versions for sample in group.samples} == {(("1", "1"),)}
+
+
+def test_a_run_that_others_fill_is_followed(tmp_path: Path) -> None:
+    with job(tmp_path / "run", function_engine(lambda prompt, wanted: "2")) as filling:
+        follower = LiveGroups(tmp_path / "run", consumer="follower", source="sums")
+        with follower as live:
+            asked = live.request(SUMS[1:3], step=0)
+            filling.request(SUMS, step=0).wait()
+            groups = asked.wait()
+            one = live.request(step=0, limit=1).wait()
+    assert [group.task_id for group in groups] == [task["id"] for task in SUMS[1:3]]
+    assert len(one) == 1
+    assert one[0].task_id in {SUMS[0]["id"], SUMS[3]["id"]}
+
+
+def test_a_group_that_was_pickled_has_everything_but_its_consumer(tmp_path: Path) -> None:
+    with job(tmp_path / "run", right_every_other_time()) as live:
+        (group,) = live.request(SUMS[:1], step=0).wait()
+        copy = pickle.loads(pickle.dumps(group))
+        with pytest.raises(GroupsError, match="call done\\(\\) and give_back\\(\\) where it was taken"):
+            copy.done()
+        group.done()
+    assert (copy.id, copy.task_id, copy.rewards) == (group.id, group.task_id, group.rewards)
+    assert [turn.id for rollout in copy.rollouts for turn in rollout.turns] == [
+        turn.id for rollout in group.rollouts for turn in rollout.turns
+    ]
+    for ours, theirs in zip(group.samples, copy.samples, strict=True):
+        assert (ours.ids == theirs.ids).all()
+        assert (ours.id, ours.advantage, ours.versions) == (theirs.id, theirs.advantage, theirs.versions)
