@@ -17,6 +17,7 @@
     ├── LedgerError            samples: a token is unaccounted for, or trains twice; please report it
     ├── GroupsError            groups: they cannot be given to a trainer as asked
     ├── ExportError            files: records cannot be written in that format, or a query is wrong
+    ├── ImportFileError        files: a file of another program cannot be imported
     ├── SinkError              trackers: one cannot be opened, or did not keep everything
     ├── EngineError            inference engines
     │   ├── CheckpointError    a folder has no model that the engine can run
@@ -130,6 +131,10 @@ class GroupsError(RolltapeError):
 
 class ExportError(RolltapeError):
     """Records cannot be written in that format, or a query is wrong."""
+
+
+class ImportFileError(RolltapeError):
+    """A file of another program cannot be imported."""
 
 
 class SinkError(RolltapeError):

@@ -7,6 +7,7 @@ import sys
 from collections import UserDict
 from collections.abc import Sequence
 from importlib import import_module
+from keyword import iskeyword
 from typing import Annotated, Any, cast
 
 import typer
@@ -18,12 +19,13 @@ from rolltape.cli.screen import discard_output, note, visible
 from rolltape.errors import RolltapeError
 
 # The commands of each stage, with the first line of their help. `rolltape.cli.STAGE.COMMAND` defines a function of the
-# command's name; it is imported when it is needed, and a list of commands needs none.
+# command's name (`import_` for `import`, a keyword). It is imported when it is needed; a list of commands needs none.
 STAGES: dict[str, dict[str, str]] = {
     "record": {
         "collect": "Run an agent on tasks and record the rollouts.",
         "serve": "Run the gateway: serve agents and record every turn.",
         "status": "Show gateway status.",
+        "import": "Turn another program's rollouts into a run.",
         "engine": "Serve a small Qwen3 model over HTTP with SGLang's API.",
     },
     "look": {
@@ -67,7 +69,8 @@ class _Commands(UserDict[str, Any]):
         return command if isinstance(command, TyperCommand) else self._load(name, stage=command)
 
     def _load(self, name: str, stage: str) -> Any:
-        function = with_options(getattr(import_module(f"rolltape.cli.{stage}.{name}"), name))
+        own = f"{name}_" if iskeyword(name) else name
+        function = with_options(getattr(import_module(f"rolltape.cli.{stage}.{own}"), own))
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(name, cls=_SectionedCommand, epilog=EXIT_CODES, context_settings=_SETTINGS.get(name))(function)
         self[name] = typer.main.get_command(single)

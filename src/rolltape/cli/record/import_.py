@@ -1,0 +1,74 @@
+"""`rolltape import`: turn another program's rollouts into a run."""
+
+from typing import Annotated
+
+import rolltape
+from rolltape.cli.exits import Exit
+from rolltape.cli.options import JsonOption
+from rolltape.cli.parameters import argument, option
+from rolltape.cli.screen import note, plural, print_json, print_line
+from rolltape.errors import UsageError
+from rolltape.importers import KINDS, ImportOptions, guess, import_run
+
+_SHOWN_PROBLEMS = 20
+
+
+def import_(
+    kind: Annotated[str | None, argument("KIND", f"What the source is: {', '.join(KINDS)}.")] = None,
+    path: Annotated[str | None, argument("PATH", "File or folder to import.")] = None,
+    run: Annotated[str | None, argument("RUN", "Run directory; made if there is none.")] = None,
+    *,
+    guess_path: Annotated[
+        str | None, option("--guess PATH", "Say what a file or folder is, and import nothing.")
+    ] = None,
+    source: Annotated[str | None, option("--source NAME", "Where the tasks come from.")] = None,
+    split: Annotated[str | None, option("--split NAME", "Split of the source.")] = None,
+    step: Annotated[
+        int | None, option("--step N", "Training step (default: as the source says, else 0).", min=0)
+    ] = None,
+    model: Annotated[str | None, option("--model NAME", "Model that was sampled from.")] = None,
+    tokenizer: Annotated[str | None, option("--tokenizer FOLDER", "Tokenizer that gives ids their text.")] = None,
+    traces: Annotated[
+        str | None, option("--traces FILE", "With prime-rl: verifiers traces to join token exports with.")
+    ] = None,
+    skip_broken: Annotated[bool, option("--skip-broken", "Skip entries that cannot be read, and name them.")] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Turn another program's rollouts into a run.
+
+    The same import twice adds nothing. What the source does not contain (token ids, logprobs, weight versions) is
+    absent from the run too.
+    """
+    if guess_path is not None:
+        if kind is not None:
+            raise UsageError("--guess takes a path alone; leave out KIND, PATH, and RUN")
+        return _print_guess(guess_path, as_json=as_json)
+    if kind is None or path is None or run is None:
+        raise UsageError("import needs KIND, PATH, and RUN, or --guess PATH")
+    options = ImportOptions(source=source, split=split, step=step, model=model, tokenizer=tokenizer, traces=traces)
+    with rolltape.open(run) as tape:
+        report = import_run(kind, path, tape, options=options, skip_broken=skip_broken)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        known = f", {report.known:,} known already" if report.known else ""
+        print_line(f"{plural(report.imported, 'rollout')} imported into {run}{known}")
+        for what, count in report.absent.items():
+            print_line(f"  {what}: absent from {plural(count, 'rollout')}")
+    for entry in report.broken[:_SHOWN_PROBLEMS]:
+        note(f"skipped {entry.where}: {entry.problem}")
+    if len(report.broken) > _SHOWN_PROBLEMS:
+        note(f"skipped {len(report.broken) - _SHOWN_PROBLEMS:,} more")
+    return Exit.OK
+
+
+def _print_guess(path: str, *, as_json: bool) -> int:
+    kinds = guess(path)
+    if as_json:
+        print_json(kinds)
+    elif kinds:
+        for kind, reason in kinds.items():
+            print_line(f"{kind}: {reason}")
+    else:
+        print_line(f"{path} looks like none of {', '.join(KINDS)}")
+    return Exit.OK if kinds else Exit.USAGE

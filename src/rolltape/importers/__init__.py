@@ -1,0 +1,85 @@
+"""Other programs' rollouts → a run: `rolltape import KIND PATH RUN`.
+
+One module per kind of source. Its function `find(path, options)` gives the rollouts of a file or folder.
+`recognize(path)` says whether a path looks like one of its own.
+
+    report = import_run("slime", "rollout_data/", "runs/imported")
+    print(report.imported, report.known)
+"""
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from rolltape.errors import ImportFileError
+from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession
+from rolltape.importers.options import ImportOptions
+from rolltape.importers.recording import ImportReport, record_imported
+from rolltape.tape.recording.tape import Tape
+
+__all__ = [
+    "KINDS",
+    "BrokenEntry",
+    "ImportOptions",
+    "ImportReport",
+    "ImportedRollout",
+    "ImportedSession",
+    "guess",
+    "import_run",
+]
+
+# What each kind reads. `rolltape.importers.KIND` has the importer.
+KINDS: dict[str, str] = {
+    "messages": "chat messages: OpenAI fine-tuning, ShareGPT, TRL, a Hugging Face dataset",
+    "slime": "slime's --save-debug-rollout-data files, and its samples as JSON lines",
+}
+
+
+class Importer(Protocol):
+    """What the module of a kind defines."""
+
+    def find(self, path: Path, options: ImportOptions) -> Found:
+        """The rollouts of a file or folder, and the entries that cannot be read."""
+        ...
+
+    def recognize(self, path: Path) -> str | None:
+        """Why a path looks like one of this kind; None: it does not."""
+        ...
+
+
+def import_run(
+    kind: str,
+    path: str | os.PathLike[str],
+    tape: Tape,
+    *,
+    options: ImportOptions | None = None,
+    skip_broken: bool = False,
+    progress: Callable[[ImportReport], None] = lambda report: None,
+) -> ImportReport:
+    """Record the rollouts of a file or folder of another program. What the run holds already is not recorded again.
+
+    Example:
+
+        with rolltape.open("runs/imported") as tape:
+            report = import_run("slime", "rollout_data/0.pt", tape)
+    """
+    found = _importer(kind).find(Path(path), options or ImportOptions())
+    return record_imported(tape, kind, found, skip_broken=skip_broken, progress=progress)
+
+
+def guess(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The kinds that a path looks like, each with the reason."""
+    place = Path(path)
+    if not place.exists():
+        raise ImportFileError(f"{place}: there is no such file; check the path")
+    reasons = {kind: _importer(kind).recognize(place) for kind in KINDS}
+    return {kind: reason for kind, reason in reasons.items() if reason is not None}
+
+
+def _importer(kind: str) -> Importer:
+    if kind not in KINDS:
+        raise ImportFileError(f"{kind!r} is no kind of source; known are {', '.join(sorted(KINDS))}")
+    module: Importer = import_module(f"rolltape.importers.{kind.replace('-', '_')}")
+    return module

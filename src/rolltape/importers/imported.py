@@ -1,0 +1,131 @@
+"""What an importer makes of another program's rollouts, before they are recorded."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rolltape.errors import ImportFileError
+from rolltape.records.rollout import StopReason
+
+
+class ImportedSession(msgspec.Struct, kw_only=True):
+    """One session: its turns in order, each as the arguments of `record_turn`.
+
+    A turn with `new_messages` or `new_prompt_ids` continues the one before it.
+    """
+
+    turns: list[dict[str, Any]]
+    tools: list[Any] | None = None
+    tokenizer: str | None = None
+    extra: dict[str, Any] = {}
+
+
+class ImportedRollout(msgspec.Struct, kw_only=True):
+    """One rollout as its source has it. What the source does not contain is left out, and named in `absent`."""
+
+    where: str  # its place in the source, for messages: "line 12"
+    sessions: list[ImportedSession]
+    key: str | None = None  # an id that is unique among all files of this kind; None: its content identifies it
+    foreign_ids: tuple[str, ...] = ()
+    task_id: str | None = None
+    task: Any = None
+    source: str | None = None
+    split: str | None = None
+    step: int = 0
+    attempt: int | None = None  # None: the next one of its group that is free
+    model: str | None = None
+    agent: str | None = None
+    tags: tuple[str, ...] = ()
+    extra: dict[str, Any] = {}
+    reward: float | None = None
+    reward_terms: dict[str, float] = {}
+    stop_reason: StopReason = StopReason.COMPLETED
+    reason: str | None = None
+    failed: str | None = None  # why the infrastructure broke it; None: it finished
+    absent: tuple[str, ...] = ()  # "token ids", "logprobs", "weight versions"
+
+
+class BrokenEntry(NamedTuple):
+    """An entry of the source that cannot be read, and why."""
+
+    where: str
+    problem: str
+
+
+Found = Iterator[ImportedRollout | BrokenEntry]
+
+
+def conversation_turns(messages: Sequence[Mapping[str, Any]], where: str) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Turns of a conversation that is known by its messages alone, and the messages after its last reply.
+
+    Each assistant message is the reply of a turn. Its tokens are not known, so it does not train.
+    """
+    turns: list[dict[str, Any]] = []
+    since: list[Any] = []
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ImportFileError(f"{where}: message {number} is no object with a role")
+        if message["role"] != "assistant":
+            since.append(message)
+            continue
+        prompt = {"new_messages" if turns else "prompt_messages": since}
+        turns.append({**prompt, "reply": message, "finish": "stop", "token_faithful": False})
+        since = []
+    if not turns:
+        raise ImportFileError(f"{where}: no message of it is an assistant's, so it has no turn")
+    return turns, since
+
+
+def token_turns(
+    ids: Sequence[int],
+    sampled: Sequence[int],
+    *,
+    where: str,
+    logprobs: Sequence[float | None] | None = None,
+    finish: str = "stop",
+    prompt_messages: Iterable[Any] = (),
+    reply: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> list[dict[str, Any]]:
+    """Turns of a sequence of ids: one for each run of ids that `sampled` marks as the model's.
+
+    `sampled` and `logprobs` cover the last ids, as many as they are long. All turns but the last ended by "stop":
+    more followed. A reply's message is known only if it is the sequence's only one.
+    """
+    if len(sampled) > len(ids):
+        raise ImportFileError(f"{where}: {len(ids)} ids but a mask of {len(sampled)}")
+    if logprobs is not None and len(logprobs) != len(sampled):
+        raise ImportFileError(f"{where}: a mask of {len(sampled)} but {len(logprobs)} logprobs")
+    spans = _spans(sampled)
+    offset = len(ids) - len(sampled)
+    turns: list[dict[str, Any]] = []
+    held = 0
+    for start, stop in spans:
+        new = list(ids[held : offset + start])
+        prompt = {"new_prompt_ids": new} if turns else {"prompt_messages": list(prompt_messages), "prompt_ids": new}
+        known = None if logprobs is None else list(logprobs[start:stop])
+        turns.append(
+            {
+                **prompt,
+                "sampled_ids": list(ids[offset + start : offset + stop]),
+                "logprobs": [None] * (stop - start) if known is None else known,
+                "finish": "stop",
+                **fields,
+            }
+        )
+        held = offset + stop
+    if not turns:
+        raise ImportFileError(f"{where}: none of its {len(ids)} ids is marked as sampled, so it has no turn")
+    if held == len(ids):
+        turns[-1]["finish"] = finish
+    if reply is not None and len(turns) == 1:
+        turns[0]["reply"] = reply
+    return turns
+
+
+def _spans(mask: Sequence[int]) -> list[tuple[int, int]]:
+    edges = [at for at in range(1, len(mask)) if bool(mask[at]) != bool(mask[at - 1])]
+    bounds = [0, *edges, len(mask)]
+    return [(start, stop) for start, stop in pairwise(bounds) if stop > start and mask[start]]

@@ -1,0 +1,173 @@
+"""Chat messages: OpenAI fine-tuning and TRL conversational files, ShareGPT, and Hugging Face datasets of them.
+
+An assistant message is a turn. Its tokens are not known, so it is shown and exported, and does not train.
+"""
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rolltape.errors import ImportFileError
+from rolltape.importers.files import files_of, first_object, json_document, json_lines
+from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, conversation_turns
+from rolltape.importers.options import ImportOptions
+
+_ABSENT = ("token ids", "logprobs", "weight versions")
+# ShareGPT's names, and those that its descendants use.
+_SPEAKERS = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "model": "assistant",
+    "assistant": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
+    "tool": "tool",
+    "function_call": "assistant",
+}
+# The fields of a row that hold its conversation, and what the rest of the row is.
+_OWN = {"messages", "conversations", "prompt", "completion", "chosen", "rejected", "tools", "functions", "system"}
+
+
+def recognize(path: Path) -> str | None:
+    """Rows with `messages`, `conversations`, or `prompt` and `completion`."""
+    if path.is_dir():
+        return "a saved Hugging Face dataset" if (path / "dataset_info.json").exists() else None
+    row = first_object(path) if path.suffix in (".jsonl", ".json", ".ndjson") else _first_row(path)
+    if row is None:
+        return None
+    for field in ("messages", "conversations", "completion", "chosen"):
+        if isinstance(row.get(field), list) and all(isinstance(item, Mapping) for item in row[field]):
+            return f"rows with {field!r}"
+    return None
+
+
+def find(path: Path, options: ImportOptions) -> Found:
+    """One rollout per conversation; a row with a chosen and a rejected one gives two."""
+    for entry in _rows(path):
+        if isinstance(entry, BrokenEntry):
+            yield entry
+            continue
+        where, row = entry
+        try:
+            yield from _rollouts(row, where, options)
+        except ImportFileError as error:
+            yield BrokenEntry(where, str(error).removeprefix(f"{where}: "))
+
+
+def _rollouts(row: Mapping[str, Any], where: str, options: ImportOptions) -> Iterator[ImportedRollout]:
+    for messages, tags in _conversations(row, where):
+        turns, rest = conversation_turns(messages, where)
+        prompt = turns[0]["prompt_messages"]
+        extra = {name: value for name, value in row.items() if name not in _OWN}
+        if rest:
+            extra["messages_after_the_last_reply"] = rest
+        tools = row.get("tools") or row.get("functions")
+        yield ImportedRollout(
+            where=where,
+            task={"messages": prompt},
+            source=options.source,
+            split=options.split,
+            step=options.step or 0,
+            model=options.model,
+            tags=tags,
+            extra=extra,
+            sessions=[ImportedSession(turns=turns, tools=tools if isinstance(tools, list) else None)],
+            absent=_ABSENT,
+        )
+
+
+def _conversations(row: Mapping[str, Any], where: str) -> Iterator[tuple[list[Any], tuple[str, ...]]]:
+    if isinstance(row.get("messages"), list):
+        yield row["messages"], ()
+    elif isinstance(row.get("conversations"), list):
+        yield _sharegpt(row, where), ()
+    elif {"chosen", "rejected"} & row.keys():
+        for side in ("chosen", "rejected"):
+            if side in row:
+                yield [*_messages(row.get("prompt", []), "user"), *_messages(row[side], "assistant")], (side,)
+    elif "prompt" in row and "completion" in row:
+        yield [*_messages(row["prompt"], "user"), *_messages(row["completion"], "assistant")], ()
+    else:
+        raise ImportFileError(
+            f"{where}: it has {', '.join(sorted(row)) or 'no fields'}; a conversation is in messages, "
+            "conversations, prompt and completion, or chosen and rejected"
+        )
+
+
+def _messages(value: object, role: str) -> list[Any]:
+    """Messages, or a text as one message: TRL's prompts and completions come as either."""
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def _sharegpt(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    messages = [{"role": "system", "content": row["system"]}] if isinstance(row.get("system"), str) else []
+    for number, item in enumerate(row["conversations"], 1):
+        if not isinstance(item, Mapping):
+            raise ImportFileError(f"{where}: message {number} is a {type(item).__name__}, not an object")
+        speaker = item.get("from", item.get("role"))
+        role = _SPEAKERS.get(speaker) if isinstance(speaker, str) else None
+        if role is None:
+            raise ImportFileError(f"{where}: message {number} is from {speaker!r}; known are {', '.join(_SPEAKERS)}")
+        messages.append({"role": role, "content": item.get("value", item.get("content"))})
+    return messages
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]] | BrokenEntry]:
+    if path.is_dir() and (path / "dataset_info.json").exists():
+        yield from _saved_dataset(path)
+        return
+    for file in files_of(path, ".jsonl", ".ndjson", ".json", ".parquet"):
+        if file.suffix == ".parquet":
+            yield from _parquet_rows(file)
+        elif file.suffix == ".json":
+            document = json_document(file)
+            rows = document if isinstance(document, list) else [document]
+            for number, row in enumerate(rows, 1):
+                where = f"{file.name}, item {number}"
+                yield (where, row) if isinstance(row, dict) else BrokenEntry(where, "not an object")
+        else:
+            yield from json_lines(file)
+
+
+def _parquet_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    import pyarrow.parquet as pq
+
+    number = 0
+    for batch in pq.ParquetFile(file).iter_batches(batch_size=1024):
+        for row in batch.to_pylist():
+            number += 1
+            yield f"{file.name}, row {number}", _without_nulls(row)
+
+
+def _saved_dataset(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        datasets: Any = import_module("datasets")
+    except ImportError:
+        raise ImportFileError(f"{path}: a saved dataset; install it with pip install 'rolltape[datasets]'") from None
+    for number, row in enumerate(datasets.load_from_disk(str(path)), 1):
+        yield f"{path.name}, row {number}", _without_nulls(row)
+
+
+def _without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row without the fields that a table fills with null because other rows have them."""
+    return {name: _trimmed(value) for name, value in row.items() if value is not None}
+
+
+def _trimmed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        kept = {name: _trimmed(item) for name, item in value.items() if item is not None}
+        # An assistant message that only calls tools says null; that null is its content.
+        return {"content": None, **kept} if "role" in kept and "content" not in kept else kept
+    return [_trimmed(item) for item in value] if isinstance(value, list) else value
+
+
+def _first_row(path: Path) -> dict[str, Any] | None:
+    return next((row for _, row in _parquet_rows(path)), None) if path.suffix == ".parquet" else None

@@ -1,0 +1,155 @@
+"""Recording what an importer found: each rollout once, however often it is imported."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from rolltape.errors import ImportFileError, RecordError
+from rolltape.importers.imported import BrokenEntry, ImportedRollout, ImportedSession
+from rolltape.records.ids import group_id, join_source
+from rolltape.records.rollout import Status
+from rolltape.tape.recording.rollout import RolloutRecorder
+from rolltape.tape.recording.session import SessionRecorder
+from rolltape.tape.recording.tape import Tape
+from rolltape.tape.run import read
+
+_NOT_WHOLE = "not imported whole: "
+
+
+class ImportReport(msgspec.Struct):
+    """What an import did."""
+
+    imported: int = 0
+    known: int = 0  # on the tape already
+    broken: list[BrokenEntry] = []
+    absent: dict[str, int] = {}  # how many of the imported lack what
+
+    def to_json(self) -> dict[str, Any]:
+        """As an object of plain values."""
+        broken = [{"where": entry.where, "problem": entry.problem} for entry in self.broken]
+        return {"imported": self.imported, "known": self.known, "broken": broken, "absent": self.absent}
+
+
+class _KnownRollouts:
+    """What a run holds of earlier imports, and which attempts of its groups are taken."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.whole: set[str] = set()
+        self.cut_short: dict[str, int] = {}  # by import key, the attempt of one that another import left unfinished
+        self.taken: dict[str, set[int]] = {}
+        for row in read(tape.directory.path).index():
+            self.taken.setdefault(row.group, set()).add(row.attempt)
+            key = row.head.extra.get("imported", {}).get("key")
+            if key is None:
+                continue
+            ended = row.status in (Status.FINISHED, Status.FAILED) and not (row.reason or "").startswith(_NOT_WHOLE)
+            if ended:
+                self.whole.add(key)
+            else:
+                self.cut_short[key] = row.attempt
+
+    def attempt(self, group: str, key: str, wanted: int | None) -> int:
+        """The attempt to record as; one that was left unfinished is run again under its own number."""
+        taken = self.taken.setdefault(group, set())
+        if key in self.cut_short:
+            return self.cut_short[key]
+        attempt = wanted
+        if attempt is None or attempt in taken:
+            attempt = max(taken, default=-1) + 1
+        taken.add(attempt)
+        return attempt
+
+
+def record_imported(
+    tape: Tape,
+    kind: str,
+    found: Iterable[ImportedRollout | BrokenEntry],
+    *,
+    skip_broken: bool = False,
+    progress: Callable[[ImportReport], None] = lambda report: None,
+) -> ImportReport:
+    """Record rollouts of another program in a run. Those that it holds already are left as they are.
+
+    Without `skip_broken` the first entry that cannot be read ends it; what came before is recorded, and
+    importing again goes on from there.
+    """
+    report, known, seen = ImportReport(), _KnownRollouts(tape), Counter[str]()
+    for item in found:
+        if isinstance(item, BrokenEntry):
+            _note_broken(report, item, skip_broken)
+            continue
+        key = item.key or _digest(item)
+        seen[key] += 1
+        if seen[key] > 1:
+            if item.key:
+                _note_broken(report, BrokenEntry(item.where, f"the id {item.key} stands twice in it"), skip_broken)
+                continue
+            key = f"{key}.{seen[key]}"
+        if key in known.whole:
+            report.known += 1
+        else:
+            try:
+                _record(tape, kind, item, key, known)
+                report.imported += 1
+                for what in item.absent:
+                    report.absent[what] = report.absent.get(what, 0) + 1
+            except RecordError as error:
+                _note_broken(report, BrokenEntry(item.where, str(error)), skip_broken)
+        progress(report)
+    return report
+
+
+def _note_broken(report: ImportReport, entry: BrokenEntry, skip: bool) -> None:
+    if not skip:
+        raise ImportFileError(
+            f"{entry.where}: {entry.problem}; {report.imported} rollouts before it were imported. Correct it and "
+            "import again, or skip what is broken with --skip-broken"
+        )
+    report.broken.append(entry)
+
+
+def _record(tape: Tape, kind: str, item: ImportedRollout, key: str, known: _KnownRollouts) -> None:
+    identity: dict[str, Any] = {"task_id": item.task_id, "model": item.model, "agent": item.agent}
+    joined = join_source(item.source, item.split)
+    group = group_id(tape.name, **identity, source=joined, task=item.task, step=item.step)
+    attempt = known.attempt(group, key, item.attempt)
+    recorder = tape.rollout(
+        **identity,
+        source=item.source,
+        split=item.split,
+        task=item.task,
+        step=item.step,
+        attempt=attempt,
+        tags=item.tags,
+        foreign_ids=item.foreign_ids,
+        extra={**item.extra, "imported": {"kind": kind, "key": key, "absent": list(item.absent)}},
+        new_try=key in known.cut_short,
+    )
+    try:
+        for session in item.sessions:
+            _record_session(recorder, session)
+        if item.failed is not None:
+            recorder.fail(item.failed)
+        else:
+            terms = item.reward_terms if item.reward is not None else {}
+            recorder.finish(reward=item.reward, reward_terms=terms, stop_reason=item.stop_reason, reason=item.reason)
+    except RecordError as error:
+        recorder.fail(f"{_NOT_WHOLE}{error}")
+        raise
+
+
+def _record_session(recorder: RolloutRecorder, session: ImportedSession) -> None:
+    recording: SessionRecorder = recorder.session(tools=session.tools, tokenizer=session.tokenizer, extra=session.extra)
+    last = None
+    for fields in session.turns:
+        continues = "new_messages" in fields or "new_prompt_ids" in fields
+        last = recording.record_turn(after=last if continues else None, **fields)
+
+
+def _digest(item: ImportedRollout) -> str:
+    # Its place in the source does not count: the same rollout in a file of another name is the same one.
+    content = msgspec.structs.replace(item, where="")
+    return blake2b(msgspec.msgpack.encode(content, enc_hook=str), digest_size=16).hexdigest()

@@ -1,0 +1,141 @@
+"""slime's samples: the files of --save-debug-rollout-data, and samples as JSON lines.
+
+Samples of one rollout, which share its `rollout_id`, are its sessions. The ids that `loss_mask` trains were sampled.
+slime does not say which of the others the model sampled.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rolltape.errors import ImportFileError
+from rolltape.importers.files import files_of, first_object, json_lines
+from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, token_turns
+from rolltape.importers.options import ImportOptions
+from rolltape.importers.torch_files import load_torch_file
+from rolltape.records.rollout import StopReason
+
+_FINISH = {"completed": "stop", "truncated": "length", "aborted": "abort", "failed": "error", "pending": "abort"}
+_KEPT = ("label", "metadata", "train_metadata", "session_id", "remove_sample", "spec_info", "prefix_cache_info")
+
+
+def recognize(path: Path) -> str | None:
+    """Samples with `tokens` and `response_length`."""
+    if path.is_dir():
+        files = sorted(path.glob("*.pt"))
+        return recognize(files[0]) if files else None
+    if path.suffix == ".pt":
+        saved = load_torch_file(path)
+        samples = saved.get("samples") if isinstance(saved, Mapping) else None
+        return "saved samples" if isinstance(samples, list) and samples and "tokens" in samples[0] else None
+    row = first_object(path) if path.suffix in (".jsonl", ".ndjson") else None
+    return "rows with tokens and response_length" if row and {"tokens", "response_length"} <= row.keys() else None
+
+
+def find(path: Path, options: ImportOptions) -> Found:
+    """One rollout per `rollout_id`; a sample without one is a rollout of its own."""
+    for file in files_of(path, ".pt", ".jsonl", ".ndjson"):
+        samples: list[tuple[str, dict[str, Any]]] = []
+        evaluation, step = file.stem.startswith("eval_"), options.step
+        if file.suffix == ".pt":
+            saved = load_torch_file(file)
+            if not isinstance(saved, Mapping) or not isinstance(saved.get("samples"), list):
+                yield BrokenEntry(file.name, "no object with a list of samples")
+                continue
+            step = options.step if options.step is not None else saved.get("rollout_id")
+            samples = [(f"{file.name}, sample {at}", one) for at, one in enumerate(saved["samples"], 1)]
+        else:
+            for entry in json_lines(file):
+                if isinstance(entry, BrokenEntry):
+                    yield entry
+                else:
+                    samples.append(entry)
+        yield from _rollouts(samples, int(step or 0), evaluation, options)
+
+
+def _rollouts(samples: list[tuple[str, dict[str, Any]]], step: int, evaluation: bool, options: ImportOptions) -> Found:
+    rollouts: dict[object, list[tuple[str, dict[str, Any]]]] = {}
+    for number, (where, sample) in enumerate(samples):
+        own = sample.get("rollout_id") if isinstance(sample, Mapping) else None
+        rollouts.setdefault(("alone", number) if own is None else own, []).append((where, sample))
+    for parts in rollouts.values():
+        try:
+            yield _rollout(parts, step, evaluation, options)
+        except ImportFileError as error:
+            yield BrokenEntry(parts[0][0], str(error).removeprefix(f"{parts[0][0]}: "))
+
+
+def _rollout(
+    parts: list[tuple[str, dict[str, Any]]], step: int, evaluation: bool, options: ImportOptions
+) -> ImportedRollout:
+    where, first = parts[0]
+    sessions = [_session(sample, place, options) for place, sample in parts]
+    reward, terms = _reward(first.get("reward"), where)
+    status = str(first.get("status", "completed"))
+    failed = f"slime: {status}" if status in ("aborted", "failed", "pending") else None
+    split = options.split or ("eval" if evaluation else None)
+    has_logprobs = all(sample.get("rollout_log_probs") is not None for _, sample in parts)
+    has_versions = all(sample.get("weight_versions") for _, sample in parts)
+    absent = (() if has_logprobs else ("logprobs",)) + (() if has_versions else ("weight versions",))
+    prompt = first.get("prompt") or list(first["tokens"][: len(first["tokens"]) - first["response_length"]])
+    index = first.get("rollout_id") if first.get("rollout_id") is not None else first.get("index")
+    return ImportedRollout(
+        where=where,
+        sessions=sessions,
+        foreign_ids=() if index is None else (f"slime-{split or 'train'}-{step}-{index}",),
+        task={"prompt": prompt, "label": first.get("label")},
+        source=options.source,
+        split=split,
+        step=step,
+        model=options.model,
+        reward=reward if failed is None else None,
+        reward_terms=terms,
+        stop_reason=StopReason.MAX_TOKENS if status == "truncated" else StopReason.COMPLETED,
+        failed=failed,
+        absent=absent,
+    )
+
+
+def _session(sample: Mapping[str, Any], where: str, options: ImportOptions) -> ImportedSession:
+    tokens: Any = sample.get("tokens")
+    length = sample.get("response_length")
+    if not (isinstance(tokens, list | tuple) or hasattr(tokens, "tolist")) or not isinstance(length, int):
+        raise ImportFileError(f"{where}: a sample has tokens, a list of ids, and response_length, a number")
+    ids = [int(token) for token in tokens]
+    mask = sample.get("loss_mask")
+    mask = [1] * length if mask is None else list(mask)
+    if len(mask) != length:
+        raise ImportFileError(f"{where}: response_length is {length}, but loss_mask has {len(mask)} values")
+    prompt = sample.get("prompt") or ()
+    response = sample.get("response")
+    versions = list(dict.fromkeys(map(str, sample.get("weight_versions") or ())))
+    turns = token_turns(
+        ids,
+        mask,
+        where=where,
+        logprobs=sample.get("rollout_log_probs"),
+        finish=_FINISH.get(str(sample.get("status")), "stop"),
+        prompt_messages=[{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt,
+        reply=None if response is None else {"role": "assistant", "content": response},
+        # Several versions without their places: which token is of which is not known.
+        weight_version=versions[0] if len(versions) == 1 else None,
+    )
+    extra = {name: sample[name] for name in _KEPT if sample.get(name) is not None}
+    if len(versions) > 1:
+        extra["weight_versions"] = versions
+    if response is not None and len(turns) > 1:
+        extra["response"] = response
+    return ImportedSession(turns=turns, tokenizer=options.tokenizer, extra=extra)
+
+
+def _reward(value: object, where: str) -> tuple[float | None, dict[str, float]]:
+    """A number, or an object of numbers: its `score` or `reward` is the reward, the rest are its terms."""
+    if value is None or isinstance(value, int | float):
+        return value, {}
+    if not isinstance(value, Mapping):
+        raise ImportFileError(
+            f"{where}: its reward is a {type(value).__name__}; a number or an object of numbers is known"
+        )
+    terms = {str(name): float(term) for name, term in value.items() if isinstance(term, int | float)}
+    named = next((name for name in ("reward", "score") if name in terms), None)
+    return (terms.get(named) if named else None), terms

@@ -1,0 +1,110 @@
+"""What holds for every kind of import: once, named problems, nothing made up."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rolltape
+from importing import ANSWER, QUESTION, imported, write_lines
+from rolltape.errors import ImportFileError
+from rolltape.importers import guess
+from rolltape.importers.imported import BrokenEntry, ImportedRollout, ImportedSession, token_turns
+from rolltape.importers.recording import record_imported
+from rolltape.records.rollout import Status
+from rolltape.records.sample import Fate
+from rolltape.records.turn import TurnFlag
+
+
+def test_the_same_import_twice_adds_nothing_and_a_longer_file_adds_what_is_new(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "sft.jsonl", [{"messages": [QUESTION, ANSWER]}] * 3)
+    assert imported("messages", file, tmp_path / "run").imported == 3
+    again = imported("messages", file.rename(tmp_path / "renamed.jsonl"), tmp_path / "run")
+    assert (again.imported, again.known) == (0, 3)
+    longer = write_lines(tmp_path / "longer.jsonl", [{"messages": [QUESTION, ANSWER]}] * 4)
+    assert imported("messages", longer, tmp_path / "run").imported == 1
+    rows = rolltape.read(tmp_path / "run").index()
+    assert sorted(row.attempt for row in rows) == [0, 1, 2, 3]
+    assert len({row.group for row in rows}) == 1
+
+
+def test_a_broken_line_ends_an_import_by_name_and_importing_again_goes_on_from_there(tmp_path: Path) -> None:
+    rows = [{"messages": [QUESTION, ANSWER]}, "{not json", {"messages": [QUESTION, {**ANSWER, "content": "5"}]}]
+    file = write_lines(tmp_path / "sft.jsonl", rows)
+    with pytest.raises(ImportFileError, match=r"sft\.jsonl, line 2: not valid JSON.*1 rollouts before it"):
+        imported("messages", file, tmp_path / "run")
+    report = imported("messages", file, tmp_path / "run", skip_broken=True)
+    assert (report.imported, report.known) == (1, 1)
+    assert [entry.where for entry in report.broken] == ["sft.jsonl, line 2"]
+
+
+def test_a_rollout_whose_turns_are_refused_is_recorded_as_failed_and_replaced_by_the_next_import(
+    tmp_path: Path,
+) -> None:
+    good = ImportedRollout(where="one", key="one", task_id="t", sessions=[ImportedSession(turns=ids_turns([1, 2]))])
+    bad = ImportedRollout(where="one", key="one", task_id="t", sessions=[ImportedSession(turns=ids_turns([-1, 2]))])
+    with rolltape.open(tmp_path / "run") as tape:
+        report = record_imported(tape, "made-up", [bad], skip_broken=True)
+        assert "lies in" in report.broken[0].problem
+        assert record_imported(tape, "made-up", [good]).imported == 1
+        assert record_imported(tape, "made-up", [good]).known == 1
+    run = rolltape.read(tmp_path / "run")
+    assert [(row.attempt, row.try_index, row.status) for row in run.index()] == [(0, 0, "failed"), (0, 1, "finished")]
+
+
+def test_an_id_of_its_own_that_stands_twice_in_a_source_is_named(tmp_path: Path) -> None:
+    one = ImportedRollout(where="line 1", key="x", task_id="t", sessions=[ImportedSession(turns=ids_turns([1]))])
+    with rolltape.open(tmp_path / "run") as tape, pytest.raises(ImportFileError, match="the id x stands twice"):
+        record_imported(tape, "made-up", [one, one])
+
+
+def test_a_broken_entry_counts_also_between_good_ones(tmp_path: Path) -> None:
+    one = ImportedRollout(where="line 1", task_id="t", sessions=[ImportedSession(turns=ids_turns([1]))])
+    with rolltape.open(tmp_path / "run") as tape:
+        report = record_imported(tape, "made-up", [BrokenEntry("line 0", "odd"), one], skip_broken=True)
+    assert (report.imported, report.broken) == (1, [BrokenEntry("line 0", "odd")])
+
+
+def test_a_masked_sequence_becomes_turns_that_train_just_what_the_mask_trains(tmp_path: Path) -> None:
+    turns = token_turns([1, 2, 10, 11, 3, 12], [1, 1, 0, 1], where="here", logprobs=[-1.0, -2.0, 0.0, -3.0])
+    one = ImportedRollout(where="here", task_id="t", sessions=[ImportedSession(turns=turns)], reward=1.0)
+    with rolltape.open(tmp_path / "run") as tape:
+        record_imported(tape, "made-up", [one])
+    (rollout,) = rolltape.read(tmp_path / "run").rollouts()
+    (sample,) = rolltape.linearize(rollout, "exact").samples()
+    assert sample.ids.tolist() == [1, 2, 10, 11, 3, 12]
+    assert sample.trained_mask.tolist() == [False, False, True, True, False, True]
+    assert sample.logprobs[sample.trained_mask].tolist() == [-1, -2, -3]
+
+
+def test_what_the_source_lacks_is_absent_and_does_not_train(tmp_path: Path) -> None:
+    turns = token_turns([1, 2, 10], [1], where="here")
+    one = ImportedRollout(where="here", task_id="t", sessions=[ImportedSession(turns=turns)], absent=("logprobs",))
+    with rolltape.open(tmp_path / "run") as tape:
+        assert record_imported(tape, "made-up", [one]).absent == {"logprobs": 1}
+    (rollout,) = rolltape.read(tmp_path / "run").rollouts()
+    assert rollout.head.extra["imported"]["absent"] == ["logprobs"]
+    assert Fate.TRAINED not in rolltape.linearize(rollout, "exact").ledger.totals()
+    assert rollout.status is Status.FINISHED
+
+
+def test_text_without_ids_is_marked_as_such(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "sft.jsonl", [{"messages": [QUESTION, ANSWER, QUESTION, ANSWER]}])
+    imported("messages", file, tmp_path / "run")
+    (rollout,) = rolltape.read(tmp_path / "run").rollouts()
+    assert [turn.facts.flags for turn in rollout.turns] == [(TurnFlag.NOT_TOKEN_FAITHFUL,)] * 2
+    assert [message.text for message in rollout.turns[1].messages.to_list()] == ["2 + 2?", "4", "2 + 2?", "4"]
+
+
+def test_a_guess_names_the_kind_and_the_reason(tmp_path: Path) -> None:
+    assert guess(write_lines(tmp_path / "a.jsonl", [{"messages": [QUESTION]}])) == {"messages": "rows with 'messages'"}
+    assert guess(write_lines(tmp_path / "b.jsonl", [{"tokens": [1], "response_length": 1}])) == {
+        "slime": "rows with tokens and response_length"
+    }
+    assert guess(write_lines(tmp_path / "c.jsonl", [{"x": 1}])) == {}
+    with pytest.raises(ImportFileError, match="no such file"):
+        guess(tmp_path / "missing.jsonl")
+
+
+def ids_turns(ids: list[int]) -> list[dict[str, Any]]:
+    return [{"prompt_messages": [], "prompt_ids": ids, "sampled_ids": [7], "logprobs": [-1.0], "finish": "stop"}]
