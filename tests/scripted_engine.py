@@ -132,6 +132,7 @@ class ScriptedEngine:
         self.said: list[Said] = []
         self.violations: list[str] = []
         self.aborted: list[str] = []
+        self.loaded: list[str] = []  # folders of weights
         self.mishaps: dict[int, Mishap] = {}  # by the number of the request
         self.unknown_logprobs: frozenset[int] = frozenset()  # places in a reply whose logprob is given as null
         self.requests = 0
@@ -151,6 +152,8 @@ class ScriptedEngine:
         self._takes.set()
         self._thawed = asyncio.Event()
         self._thawed.set()
+        self._loads = asyncio.Event()
+        self._loads.set()
         self._runner: web.AppRunner | None = None
         self._port = 0
 
@@ -188,8 +191,13 @@ class ScriptedEngine:
             self._runner = None
 
     def thaw(self) -> None:
-        """Answer again after `Mishap.FREEZES`."""
+        """Answer again after `Mishap.FREEZES`, or go on with loading weights."""
         self._thawed.set()
+        self._loads.set()
+
+    def hold_loads(self) -> None:
+        """Take as long to load weights as it takes until `thaw`."""
+        self._loads.clear()
 
     @web.middleware
     async def _wait_while_frozen(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -431,6 +439,9 @@ class ScriptedEngine:
                 event.set()
             while self._running:
                 await asyncio.sleep(0.001)
+        if "model_path" in body:
+            self.loaded.append(body["model_path"])
+            await self._loads.wait()
         self.version = body.get("weight_version") or body["new_version"]
         self._takes.set()
         self._thawed = asyncio.Event()

@@ -62,7 +62,6 @@ class Training:
         seed: int,
         tape: Tape,
         gateway: rolltape.Gateway,
-        engine: TinyEngine,
         trainer: Trainer,
         thread: ThreadPoolExecutor,
     ) -> None:
@@ -70,7 +69,6 @@ class Training:
         self._seed = seed
         self._tape = tape
         self._gateway = gateway
-        self._engine = engine
         self._thread = thread
 
     async def collect(self, step: int) -> list[rolltape.Group]:
@@ -100,7 +98,7 @@ class Training:
         await asyncio.get_running_loop().run_in_executor(self._thread, learning)
         self.trainer.keep(str(step + 1))
         weights = self._tape.directory.path / "weights"
-        await hand_over(self.trainer.model, self._gateway, self._engine, weights, str(step + 1))
+        await hand_over(self.trainer.model, self._gateway, weights, str(step + 1))
         return proof
 
 
@@ -118,7 +116,7 @@ async def training(run: Path, seed: int, recipe: Recipe) -> AsyncIterator[Traini
         trainer.keep("0")
         served = InProcessEngine(engine, model="tiny")
         async with rolltape.Gateway(engine=served, model=shipped_model(), tape=tape) as gateway:
-            yield Training(seed, tape, gateway, engine, trainer, thread)
+            yield Training(seed, tape, gateway, trainer, thread)
 
 
 def trained_on(groups: Sequence[rolltape.Group]) -> list[Sample]:

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from rolltape import Gateway
-from rolltape.tiny import TinyEngine, shipped_model
+from rolltape.tiny import shipped_model
 
 
 def load_model() -> Any:
@@ -17,9 +17,7 @@ def load_model() -> Any:
     return AutoModelForCausalLM.from_pretrained(shipped_model(), dtype=torch.float32).train()
 
 
-async def hand_over(model: Any, gateway: Gateway, engine: TinyEngine, folder: Path, version: str) -> None:
+async def hand_over(model: Any, gateway: Gateway, folder: Path, version: str) -> None:
     """Have the engine sample by the model's weights from now on, under a new version."""
     model.save_pretrained(folder)  # float32, or what is trained next would not be what was sampled
-    await gateway.pause()
-    await engine.load_weights(folder, version)
-    await gateway.resume(version)
+    await gateway.update_weights(folder, version)

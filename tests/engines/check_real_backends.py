@@ -3,17 +3,24 @@
     python tests/engines/check_real_backends.py sglang:http://127.0.0.1:30000 vllm:http://127.0.0.1:8000
 
 Each must serve the shipped model (or --model) in float32; the tiny engine scores the very ids that it gives.
+
+    python tests/engines/check_real_backends.py sglang:URL --model SERVED --weights OTHER
+
+hands the weights of OTHER to the server in the middle of a reply instead, and takes them back. Both must be checkpoints
+that rarely end a reply: `python tests/tiny/checkpoints.py FOLDER SEED` writes such, of random weights.
 """
 
 import argparse
 import asyncio
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from openai import AsyncOpenAI
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -218,11 +225,55 @@ async def through_gateway(spec: str, folder: Path, checks: Checks) -> None:
     checks.holds("gives the same through the gateway", worst < TOLERANCE and compared > 100, detail)
 
 
+async def weights_change(spec: str, served: Path, other: Path) -> int:
+    """Hand over weights while a reply is being sampled; how many checks failed."""
+    async with TinyEngine(served) as before, TinyEngine(other) as after:
+        checks = Checks(open_engine(spec), before, shipped_model())
+        with tempfile.TemporaryDirectory() as place:
+            run = Path(place) / "run"
+            async with rolltape.Gateway(engine=spec, model=shipped_model(), tape=run) as gateway:
+                await gateway.update_weights(served, "v0")
+                session = await gateway.open_session(task_id="weights")
+                client = AsyncOpenAI(base_url=session.openai_base_url, api_key=session.key)
+                for _ in range(2):  # the second time under the new weights alone: nothing of the old ones is used
+                    messages: Any = [{"role": "user", "content": "Tell me of " + "zebras and " * 100}]
+                    ask = client.chat.completions.create
+                    stream = await ask(model="it", messages=messages, stream=True, temperature=1.0, max_tokens=200)
+                    async for chunk in stream:
+                        if chunk.choices and chunk.choices[0].delta.content and gateway.status()["version"] == "v0":
+                            began = time.monotonic()
+                            interrupted = await gateway.update_weights(other, "v1")
+                            took = f"(in {time.monotonic() - began:.2f} s)"
+                            checks.holds("takes weights in the middle of a reply", interrupted == 1, took)
+                await client.close()
+                await session.finish(samples=False)
+                await gateway.update_weights(served, "v0")
+            for turn in (turn for rollout in rolltape.read(run).rollouts() for turn in rollout.turns):
+                for segment in turn.facts.segments:
+                    assert turn.logprobs is not None
+                    ids = [*turn.prompt_ids.tolist(), *turn.sampled_ids.tolist()]
+                    start, stop = (len(turn.prompt_ids) + place for place in (segment.start, segment.stop))
+                    scoring = Sampling(max_tokens=0, prompt_logprobs_from=start)
+                    scorer = before if segment.first_version == "v0" else after
+                    scored = await scorer.generate(ids[:stop], scoring)
+                    differences = np.array(scored.prompt_logprobs, float) - turn.logprobs[segment.start : segment.stop]
+                    worst = float(np.nanmax(np.abs(differences)))
+                    what = f"{stop - start} ids of {segment.first_version} have its logprobs"
+                    checks.holds(what, worst < TOLERANCE, f"(largest difference {worst:.1e})")
+                versions = [segment.first_version for segment in turn.facts.segments]
+                checks.holds("says under which weights", versions in (["v0", "v1"], ["v1"]), versions)
+        await checks.engine.close()
+    return checks.failed
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("engines", nargs="+", help="as for `rolltape serve`: KIND:URL")
     parser.add_argument("--model", type=Path, default=None, help="what they serve; by default the shipped model")
+    parser.add_argument("--weights", type=Path, default=None, help="a checkpoint to hand over, of the same shape")
     asked = parser.parse_args()
+    if asked.weights is not None:
+        return sum(asyncio.run(weights_change(spec, asked.model, asked.weights)) for spec in asked.engines)
     return int(asyncio.run(checked(asked.engines, asked.model or shipped_model())) > 0)
 
 

@@ -33,9 +33,15 @@ class Reply(NamedTuple):
 class FakeVllm:
     """`async with FakeVllm(reply) as server:` listens at `server.url`."""
 
-    def __init__(self, reply: Reply | Callable[[Json], Reply], *, token_ids: bool = True) -> None:
+    def __init__(
+        self, reply: Reply | Callable[[Json], Reply], *, token_ids: bool = True, development: bool = True
+    ) -> None:
         self._reply = reply
         self._token_ids = token_ids  # false: as before 0.10.2
+        self._development = development  # false: started without VLLM_SERVER_DEV_MODE=1
+        self.weight_version = "default"
+        self.weight_calls: list[tuple[str, Json]] = []  # to the routes that change weights
+        self.loads = True  # false: it cannot read the folder
         self.bodies: list[Json] = []
         self.peers: list[object] = []  # the connection of each request
         self.disconnected = 0
@@ -46,6 +52,10 @@ class FakeVllm:
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
+        if self._development:
+            app.router.add_get("/weight_info", self._weight_info)
+            for path in ("/pause", "/resume", "/collective_rpc", "/update_weight_version"):
+                app.router.add_post(path, self._change)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -62,6 +72,24 @@ class FakeVllm:
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "it", "object": "model", "max_model_len": 2048}]})
+
+    async def _weight_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.weight_version})
+
+    async def _change(self, request: web.Request) -> web.Response:
+        body: Json = json.loads(await request.read() or b"{}")
+        self.weight_calls.append((request.path, body))
+        if request.path == "/collective_rpc" and not self.loads:
+            error = {"message": "Call to collective_rpc method failed: …", "type": "InternalServerError", "code": 500}
+            return web.json_response({"error": error}, status=500)
+        self.weight_version = body.get("new_version", self.weight_version)
+        answers: dict[str, Json] = {
+            "/pause": {"status": "paused"},
+            "/resume": {"status": "resumed"},
+            "/collective_rpc": {"results": [None]},
+            "/update_weight_version": {"success": True, "new_version": self.weight_version},
+        }
+        return web.json_response(answers[request.path])
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body: Json = json.loads(await request.read())

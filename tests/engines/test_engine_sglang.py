@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from rolltape.records.turn import Finish, LogprobKind, Segment
 from rolltape.tiny import Sampling, TinyEngine, shipped_model
 from rolltape.tiny.server import EngineServer
 from scripted_engine import Mishap, Script, ScriptedEngine, Step
+from tiny.checkpoints import write_checkpoint
 
 
 @contextlib.asynccontextmanager
@@ -334,6 +336,26 @@ async def test_rolltapes_own_server_gives_what_the_engine_behind_it_gives(kind: 
     np.testing.assert_allclose(given.logprobs, own.logprobs(kind), atol=1e-4)
     assert (given.logprob_kind, given.first_version, given.last_version) == (kind, "w1", "w1")
     assert "seed" in engine.applies
+
+
+async def test_it_loads_weights_of_the_same_shape_and_replies_have_their_version(tmp_path: Path) -> None:
+    first, second = (write_checkpoint(tmp_path / str(seed), seed=seed) for seed in (0, 1))
+    other = write_checkpoint(tmp_path / "other", num_hidden_layers=1)
+    async with TinyEngine(first, "w0") as tiny_engine:
+        runner = web.AppRunner(EngineServer(tiny_engine, first).app(), handler_cancellation=True)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        engine = SglangEngine(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        await engine.load_weights(str(second), "w1")
+        with pytest.raises(EngineFault, match=r"other: .*does not fit"):
+            await engine.load_weights(str(other), "w2")
+        given = await engine.generate(generation([5, 6, 7], seed=3, max_tokens=20))
+        await engine.close()
+        await runner.cleanup()
+    async with TinyEngine(second) as own:
+        expected = await own.generate([5, 6, 7], Sampling(seed=3, max_tokens=20, stop_ids=()))
+    assert given.ids.tolist() == expected.ids.tolist()
+    assert (given.first_version, given.last_version) == ("w1", "w1")
 
 
 async def test_cancelling_ends_the_request_in_rolltapes_own_server() -> None:

@@ -270,3 +270,37 @@ async def test_facts_and_a_model_that_is_not_served() -> None:
         await other.close()
     with pytest.raises(EngineUnreachable):
         await VllmEngine("http://127.0.0.1:9").facts()
+
+
+async def test_it_loads_weights_while_it_is_paused_and_has_their_version() -> None:
+    async with FakeVllm(Reply(TOKENS)) as server:
+        engine = VllmEngine(server.url)
+        assert (await engine.facts()).version is None  # nobody has given one
+        await engine.load_weights("/checkpoints/1", "v1")
+        assert (await engine.facts()).version == "v1"
+        await engine.close()
+    assert server.weight_calls == [
+        ("/pause", {}),
+        ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "/checkpoints/1"}}),
+        ("/update_weight_version", {"new_version": "v1"}),
+        ("/resume", {}),
+    ]
+
+
+async def test_weights_that_it_cannot_load_keep_their_name_and_leave_it_running() -> None:
+    async with FakeVllm(Reply(TOKENS)) as server:
+        server.loads = False
+        engine = VllmEngine(server.url)
+        with pytest.raises(EngineFault, match="/collective_rpc answered 500"):
+            await engine.load_weights("/checkpoints/1", "v1")
+        await engine.close()
+    assert [path for path, _ in server.weight_calls] == ["/pause", "/collective_rpc", "/resume"]
+
+
+async def test_a_server_without_the_routes_for_weights_says_how_to_start_it() -> None:
+    async with FakeVllm(Reply(TOKENS), development=False) as server:
+        engine = VllmEngine(server.url)
+        assert (await engine.facts()).version is None
+        with pytest.raises(EngineFault, match="start it with VLLM_SERVER_DEV_MODE=1"):
+            await engine.load_weights("/checkpoints/1", "v1")
+        await engine.close()

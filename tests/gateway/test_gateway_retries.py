@@ -41,7 +41,7 @@ class Asking:
     def __init__(self, server: ScriptedEngine, pool: EnginePool, retry_s: float) -> None:
         self.server = server
         self.clock = Clock()
-        self.weights = Weights(lambda _: None)
+        self.weights = Weights(pool, lambda _: None)
         patience = Patience(retry_s=retry_s)
         self._generator = Generator(pool, self.weights, patience, now=self.clock.now, sleep=self.clock.sleep)
 

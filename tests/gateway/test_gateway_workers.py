@@ -126,24 +126,29 @@ async def test_weights_change_in_all_workers_and_are_announced_once(run: Path, e
             texts = enumerate(opened)
             asking = [asyncio.ensure_future(fresh(client, gateway, one, f"hello {at}")) for at, one in texts]
             await eventually(lambda: engine.requests == 2)
+            new = {"folder": "/checkpoints/1", "version": "v1"}
+            updated = (await client.call("POST", f"{gateway.url}/weights/update", new)).json
+            assert (updated["paused"], updated["interrupted"], updated["version"]) == (False, 2, "v1")
+            assert engine.loaded == ["/checkpoints/1"]
+            await eventually(lambda: engine.requests == 4)
             paused = (await client.call("POST", f"{gateway.url}/weights/pause")).json
             assert (paused["paused"], paused["interrupted"], paused["in_flight"]) == (True, 2, 0)
-            engine.version = "v1"
-            resumed = (await client.call("POST", f"{gateway.url}/weights/resume", {"version": "v1"})).json
-            assert (resumed["paused"], resumed["version"]) == (False, "v1")
+            engine.version = "v2"
+            resumed = (await client.call("POST", f"{gateway.url}/weights/resume", {"version": "v2"})).json
+            assert (resumed["paused"], resumed["version"]) == (False, "v2")
             assert {text.strip() for text in await asyncio.gather(*asking)} == {("word " * 40).strip()}
             before = workers_of(run)
             os.kill(before[1], signal.SIGKILL)
             await _replaced(run, before)
-            await client.call("POST", f"{gateway.url}/weights", {"version": "v2"})
+            await client.call("POST", f"{gateway.url}/weights", {"version": "v3"})
             for _ in range(4):
                 async with aiohttp.ClientSession() as http:
                     status = await Client(run, http).call("GET", f"{gateway.url}/status")
-                assert status.json["version"] == "v2"
+                assert status.json["version"] == "v3"
     announced = [event.data["version"] for event in rolltape.read(run).events() if event.kind == EventKind.VERSION]
-    assert announced == ["v0", "v1", "v2"]
+    assert announced == ["v0", "v1", "v2", "v3"]
     for rollout in rolltape.read(run).rollouts():
-        assert [segment.first_version for segment in rollout.turns[0].facts.segments] == ["v0", "v1"]
+        assert [segment.first_version for segment in rollout.turns[0].facts.segments] == ["v0", "v1", "v2"]
 
 
 async def _replaced(run: Path, before: dict[int, int]) -> None:

@@ -1,6 +1,10 @@
-"""Small random Qwen3 checkpoints, written without torch, in the layout that transformers and others read."""
+"""Small random Qwen3 checkpoints, written without torch, in the layout that transformers and others read.
+
+`python tests/tiny/checkpoints.py FOLDER SEED` writes one in the shape of the shipped model, with a head of its own.
+"""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +168,8 @@ def tokenizer(vocab_size: int) -> Tokenizer:
     ]
     made.train_from_iterator([" ".join(words)] * 4 + [str(number) for number in range(2000)], trainer)
     return made
+
+
+if __name__ == "__main__":
+    shape = {**LIKE_SHIPPED, "tie_word_embeddings": False}
+    write_checkpoint(Path(sys.argv[1]), seed=int(sys.argv[2]), **shape)

@@ -304,7 +304,21 @@ class Gateway:
 
     async def resume(self, version: str | None = None) -> None:
         """Continue after `pause`. Interrupted replies go on where they were; agents see one reply."""
-        await self.service.resume(version)
+        await self.service.weights.resume(version)
+
+    async def update_weights(self, folder: str | Path, version: str) -> int:
+        """Have SGLang, vLLM or the tiny engine load other weights, without a reply being lost.
+
+        Replies in flight are interrupted, and go on under the new version; agents see one reply. Returns how many
+        there were. `folder` is a checkpoint that the engines can read. Raises EngineError if one could not load it; the
+        gateway stays paused then, until it is called again, or resumed.
+
+        Example:
+
+            model.save_pretrained("checkpoints/step-20")
+            await gateway.update_weights("checkpoints/step-20", "20")
+        """
+        return await self.service.weights.update(folder, version)
 
     def status(self) -> Mapping[str, Any]:
         """The figures of `rolltape status`."""

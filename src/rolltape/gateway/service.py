@@ -74,7 +74,7 @@ class Service:
         self.model_name = model_name
         self.sessions = Sessions()
         self.metrics = Metrics()
-        self.weights = Weights(tape.announce_version)
+        self.weights = Weights(pool, tape.announce_version)
         if version is not None:
             self.weights.announce(version)
         generator = Generator(pool, self.weights, settings.patience)
@@ -198,15 +198,6 @@ class Service:
             interrupted=interrupted,
             linearized=made,
         )
-
-    async def resume(self, version: str | None = None, *, record: bool = True) -> None:
-        """Continue after a pause, with the given weight version or else the one that the engines report."""
-        health = await self.pool.look()
-        reported = {one.facts.version for one in health if one.facts is not None}
-        version = version or (reported.pop() if len(reported) == 1 else None)
-        if version is not None:
-            self.weights.announce(version, record=record)
-        self.weights.resume()
 
     async def drop(self, session_id: str, reason: str) -> None:
         """End a session at once; its rollout fails with this reason."""

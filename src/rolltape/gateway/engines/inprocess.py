@@ -100,6 +100,10 @@ class InProcessEngine:
         if self.engine.stopped is None and self._running:
             self.engine.abort(generation_id)
 
+    async def load_weights(self, folder: str, version: str) -> None:
+        await self._start()
+        await self.engine.load_weights(folder, version)
+
     async def close(self) -> None:
         if self._owned:
             await self.engine.close()

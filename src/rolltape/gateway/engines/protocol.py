@@ -1,7 +1,7 @@
 """The engine protocol: what every engine is asked and returns."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -103,3 +103,15 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Close its connections."""
+
+
+@runtime_checkable
+class TakesWeights(Protocol):
+    """An engine that loads other weights while it runs: SGLang, vLLM, the tiny engine."""
+
+    async def load_weights(self, folder: str, version: str) -> None:
+        """Load the checkpoint in a folder that the engine can read, and call it by this version from now on.
+
+        Nothing is being generated meanwhile, and nothing that was computed with the old weights is used afterwards.
+        Raises EngineError if it failed; which weights there are is not known then.
+        """

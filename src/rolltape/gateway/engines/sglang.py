@@ -178,6 +178,11 @@ class SglangEngine(HttpEngine):
             await super().abort(generation_id)  # what was streamed so far is there without the server's help
             raise
 
+    async def load_weights(self, folder: str, version: str) -> None:
+        # The load waits for replies in flight, also for those of other clients.
+        body = {"model_path": folder, "weight_version": version, "abort_all_requests": True, "flush_cache": True}
+        await self._http.post("/update_weights_from_disk", msgspec.json.encode(body))
+
     def _body(self, wanted: Generation, experts_from: int) -> dict[str, Any]:
         params = {
             **sampling_fields(wanted.sampling, max_tokens="max_new_tokens", seed="sampling_seed"),

@@ -23,6 +23,8 @@ from rolltape.gateway.request import SamplingParams
 from rolltape.gateway.turn.constraints import Ability, Constraint
 from rolltape.records.turn import Finish, LogprobKind
 
+_NO_SUCH_ROUTE = frozenset({404, 405})  # of a server that is not in development mode, or older
+
 # vLLM writes this where it has no logprob, since JSON has no infinity.
 _NO_LOGPROB = -9999.0
 
@@ -38,6 +40,10 @@ class _StreamChoice(msgspec.Struct):
     stop_reason: int | str | None = None
 
 
+class _WeightInfo(msgspec.Struct):
+    weight_version: str
+
+
 class _StreamEvent(msgspec.Struct):
     choices: list[_StreamChoice] = []
     usage: PromptUsage | None = None
@@ -45,6 +51,8 @@ class _StreamEvent(msgspec.Struct):
 
 
 _EVENT = msgspec.json.Decoder(_StreamEvent)
+_WEIGHT_INFO = msgspec.json.Decoder(_WeightInfo)
+_UNNAMED = "default"  # what vLLM calls weights that nobody gave a version
 
 
 class _VllmReply:
@@ -86,7 +94,7 @@ class _VllmReply:
 
 
 class VllmEngine(HttpEngine):
-    """One vLLM server. It reports no weight version.
+    """One vLLM server. Replies carry no weight version; a server in development mode tells the one that it has now.
 
     `logprob_kind`: raw, unless the server was started with another --logprobs-mode, which it does not say.
     `model`: as served; None takes the first that the server names.
@@ -111,6 +119,7 @@ class VllmEngine(HttpEngine):
         super().__init__("vllm", url, api_key)
         self._model = model
         self._kind = logprob_kind
+        self._tells_version = True  # until it does not know the route
 
     async def facts(self) -> EngineFacts:
         await self._http.get("/health")
@@ -120,7 +129,19 @@ class VllmEngine(HttpEngine):
             served = ", ".join(card.id for card in cards)
             raise EngineFault(f"{self.name}: it serves {served or 'no model'}, not {self._model}")
         self._model = card.id
-        return EngineFacts(model=card.id, context=card.max_model_len)
+        return EngineFacts(model=card.id, context=card.max_model_len, version=await self._weight_version())
+
+    async def _weight_version(self) -> str | None:
+        if not self._tells_version:
+            return None
+        try:
+            info = decoded(await self._http.get("/weight_info"), _WEIGHT_INFO, f"{self.name} /weight_info")
+        except EngineFault as error:
+            if error.status not in _NO_SUCH_ROUTE:
+                raise
+            self._tells_version = False
+            return None
+        return None if info.weight_version == _UNNAMED else info.weight_version
 
     async def generate(self, wanted: Generation) -> Generated:
         if self._model is None:
@@ -131,6 +152,21 @@ class VllmEngine(HttpEngine):
         return await self._stream(
             wanted, "/v1/completions", body, reply, lambda _: self._generated(wanted, reply, where)
         )
+
+    async def load_weights(self, folder: str, version: str) -> None:
+        try:
+            await self._http.post("/pause", b"")  # it ends the replies of other clients too, and forgets all prefixes
+        except EngineFault as error:
+            if error.status not in _NO_SUCH_ROUTE:
+                raise
+            raise EngineFault(f"{self.name}: it takes no weights; start it with VLLM_SERVER_DEV_MODE=1") from None
+        try:
+            load = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
+            await self._http.post("/collective_rpc", msgspec.json.encode(load))
+            if self._tells_version:
+                await self._http.post("/update_weight_version", msgspec.json.encode({"new_version": version}))
+        finally:
+            await self._http.post("/resume", b"")
 
     def _body(self, wanted: Generation) -> dict[str, Any]:
         return {

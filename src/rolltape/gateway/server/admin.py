@@ -33,6 +33,11 @@ class _Version(msgspec.Struct, forbid_unknown_fields=True):
     version: _Words | None = None  # None: the weights stay what they are called
 
 
+class _NewWeights(msgspec.Struct, forbid_unknown_fields=True):
+    folder: _Words
+    version: _Words
+
+
 class _Reason(msgspec.Struct, forbid_unknown_fields=True):
     reason: _Words = "dropped"
 
@@ -71,6 +76,7 @@ class Admin:
             web.post("/weights", self._announce),
             web.post("/weights/pause", self._pause),
             web.post("/weights/resume", self._resume),
+            web.post("/weights/update", self._update),
             web.get("/status", self._status),
             web.get("/metrics", self._metrics),
         ]
@@ -136,8 +142,23 @@ class Admin:
 
     async def _resume(self, request: web.Request) -> web.Response:
         asked = await self._read(request, _Version)
-        await self._service.resume(asked.version, record=not self._forwarding.is_forwarded(request))
+        await self._service.weights.resume(asked.version, record=not self._forwarding.is_forwarded(request))
         return self._weights(await self._others(request, {"version": self._service.weights.version}))
+
+    async def _update(self, request: web.Request) -> web.Response:
+        asked = await self._read(request, _NewWeights)
+        others = self._siblings.others()
+
+        async def ask_workers(path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+            answers = await self._forwarding.ask(others, "POST", path, msgspec.json.encode(body))
+            return [msgspec.json.decode(answer) for answer in answers]
+
+        # A client that does not wait for the answer does not leave the engines between two weights.
+        updating = asyncio.ensure_future(
+            self._service.weights.update(asked.folder, asked.version, ask_workers if others else None)
+        )
+        interrupted = await asyncio.shield(updating)
+        return _json({"schema": SCHEMA, "version": asked.version, "paused": False, "interrupted": interrupted})
 
     def _weights(self, others: Sequence[bytes], interrupted: int | None = None) -> web.Response:
         """The state of the weights, with the counts of all workers."""
