@@ -408,10 +408,20 @@ class ScriptedEngine:
                 "weight_version": self.version,
                 "output_token_logprobs": triples,
                 "output_token_logprobs_length": count,
+                **self._tops(reply, since, count),
             },
         }
         data = json.dumps(answer).encode()
         return data[: len(data) // 2] if mishap in _TRUNCATED and (until is None or mishap not in _LATE) else data
+
+    def _tops(self, reply: Reply, since: int, count: int) -> Json:
+        """The most likely ids at each place: the sampled one, and made-up ones after it."""
+        most = reply.asked.body.get("top_logprobs_num") or 0
+        rows = [
+            [[logprob - place, (token + place) % self.end_id if place else token, None] for place in range(most)]
+            for token, logprob in zip(reply.ids[:count], reply.logprobs[:count], strict=True)
+        ]
+        return {"output_top_logprobs": rows[since:]} if most else {}
 
     async def _deliver(self, request: web.Request, sent: Reply, mishap: Mishap | None) -> web.StreamResponse:
         data = self.answer(sent, mishap)

@@ -121,7 +121,7 @@ class FakeVllm:
                     "text_offset": [0] * len(tokens),
                     "token_logprobs": [token.logprob for token in tokens],
                     "tokens": ["x"] * len(tokens),
-                    "top_logprobs": [{"x": token.logprob} for token in tokens],
+                    "top_logprobs": [_top(token, body) for token in tokens],
                 },
                 "finish_reason": reply.finish if last else None,
                 "stop_reason": reply.stop_reason if last else None,
@@ -145,3 +145,9 @@ class FakeVllm:
 
     async def _event(self, response: web.StreamResponse, event: Json) -> None:
         await response.write(f"data: {json.dumps(event)}\n\n".encode())
+
+
+def _top(token: Token, body: Json) -> Json:
+    """The sampled token, and so many others that are more likely than it is."""
+    others = {f"token_id:{token.id + 1 + at}": token.logprob / (at + 2) for at in range(body["logprobs"])}
+    return {f"token_id:{token.id}": token.logprob} | others

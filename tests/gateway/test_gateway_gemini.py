@@ -106,6 +106,8 @@ async def test_several_candidates_are_turns_of_their_own_with_their_logprobs(run
             assert [one.token_id for one in chosen] == turn.sampled_ids.tolist()
             assert turn.logprobs is not None
             assert [one.log_probability for one in chosen] == turn.logprobs.tolist()
+            likely = [one.candidates for one in candidate.logprobs_result.top_candidates]
+            assert [[one.token_id for one in top] for top in likely] == turn.side["top_1_ids"].values.tolist()
         assert said[-1].usage_metadata.candidates_token_count == sum(len(turn.sampled_ids) for turn in turns)
 
 

@@ -246,7 +246,6 @@ def test_thinking_is_asked_for_by_effort_or_outright() -> None:
 
 def test_what_cannot_be_honored_is_named() -> None:
     ask = read(
-        top_logprobs=2,
         logit_bias={"5": 1},
         response_format={"type": "json_object"},
         verbosity="low",
@@ -261,7 +260,6 @@ def test_what_cannot_be_honored_is_named() -> None:
     assert ask.strict_tools == {"run"}
     assert ask.ignored_params == (
         "chat_template_kwargs.tone: not known here; ignored",
-        "top_logprobs: the logprob of the sampled token alone is given",
         "logit_bias: ignored",
         "verbosity: not known here; ignored",
         "\\xf6\\r\\nx: y: not known here; ignored",

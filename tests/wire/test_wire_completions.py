@@ -47,9 +47,9 @@ def test_a_request_is_read() -> None:
         5,
         ("x",),
     )
-    assert ask.token_details == TokenDetails(ids=True, logprobs=True, tokens_as_ids=True)
+    assert ask.token_details == TokenDetails(ids=True, logprobs=True, top_logprobs=1, tokens_as_ids=True)
     assert ask.metadata == {"a": "b"}
-    assert ask.ignored_params == ("top_logprobs: the logprob of the sampled token alone is given",)
+    assert ask.ignored_params == ()
     assert read().prompt == read(prompt=["go"]).prompt == GivenPrompt(text="go")
     assert read(add_special_tokens=False).prompt == GivenPrompt(text="go", add_special_tokens=False)
     assert read(stop_token_ids=[5]).ignored_params == ("stop_token_ids: not known here; ignored",)

@@ -224,10 +224,6 @@ def test_a_reply_in_json_without_a_schema_is_an_object_or_a_list() -> None:
             {"generationConfig": {"responseMimeType": "text/x.enum"}},
             "generationConfig.responseMimeType 'text/x.enum': not",
         ),
-        (
-            {"generationConfig": {"logprobs": 5}},
-            "generationConfig.logprobs: those of the sampled tokens are sent alone",
-        ),
         ({"generationConfig": {"mediaResolution": "LOW"}}, "generationConfig.mediaResolution: not known here"),
         ({"toolConfig": {"retrievalConfig": {}}}, "toolConfig.retrievalConfig: not known here"),
         ({"somethingNew": 1}, "somethingNew: not known here"),

@@ -74,6 +74,7 @@ class TokenDetails(msgspec.Struct, frozen=True):
     ids: bool = False
     texts: bool = False  # of the tokens of a prompt
     logprobs: bool = False  # of the sampled tokens
+    top_logprobs: int = 0  # beside each: so many of the most likely tokens
     tokens_as_ids: bool = False  # beside a logprob the token is written `token_id:N`, not as its text
 
 

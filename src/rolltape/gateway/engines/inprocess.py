@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from contextlib import aclosing
+from typing import Any
 
 import numpy as np
 
 from rolltape.errors import EngineDied, EngineFault, EngineStopped, EngineUnreachable, PromptError, SamplingError
-from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
-from rolltape.gateway.engines.sampled import Telling
+from rolltape.gateway.engines.protocol import TOP_LOGPROBS, EngineFacts, Generated, Generation
+from rolltape.gateway.engines.sampled import Telling, top_side_arrays
 from rolltape.gateway.turn.constraints import Ability
-from rolltape.records.turn import Finish, LogprobKind
+from rolltape.records.turn import Finish, Ids, LogprobKind
 from rolltape.tiny import EngineReply, Piece, Sampling, TinyEngine
+from rolltape.tiny.sampling import TopLogprob
 
 
 class InProcessEngine:
@@ -18,7 +20,7 @@ class InProcessEngine:
 
     token_faithful = True
     keeps_aborted = True  # `abort` gives what was sampled so far
-    applies = frozenset({"temperature", "top_p", "top_k", "seed", "max_tokens", "stop"})
+    applies = frozenset({"temperature", "top_p", "top_k", "seed", "max_tokens", "stop", TOP_LOGPROBS})
     abilities = frozenset[Ability]()
     streams = True
 
@@ -57,16 +59,16 @@ class InProcessEngine:
         except (PromptError, SamplingError) as error:
             raise EngineFault(f"{where}: {error}") from None
         except EngineStopped as error:
-            raise EngineDied(f"{where}: {error}", self._partial(so_far)) from None
+            raise EngineDied(f"{where}: {error}", self._partial(so_far, wanted, where)) from None
         reply = so_far[-1].reply
         assert reply is not None
         if reply.finish is not Finish.ERROR:
-            return self._generated(reply)
-        if (partial := self._partial(so_far)) is not None:
+            return self._generated(reply, wanted, where)
+        if (partial := self._partial(so_far, wanted, where)) is not None:
             raise EngineDied(f"{where}: {reply.error}", partial)
         raise EngineFault(f"{where}: {reply.error}")
 
-    def _generated(self, reply: EngineReply) -> Generated:
+    def _generated(self, reply: EngineReply, wanted: Generation, where: str) -> Generated:
         return Generated(
             ids=reply.ids,
             logprobs=reply.logprobs(self._kind),
@@ -77,23 +79,31 @@ class InProcessEngine:
             last_version=reply.version,
             logprob_kind=self._kind,
             cached_tokens=reply.cached_tokens,
+            side_arrays=self._tops(reply.top_logprobs, reply.ids, wanted, where),
         )
 
-    def _partial(self, pieces: Sequence[Piece]) -> Generated | None:
+    def _tops(self, tops: Sequence[Sequence[TopLogprob]], ids: Ids, wanted: Generation, where: str) -> dict[str, Any]:
+        raw = self._kind is LogprobKind.RAW
+        listed = [[(one.id, one.raw if raw else one.tempered) for one in top] for top in tops]
+        return top_side_arrays(listed, ids, wanted, where)
+
+    def _partial(self, pieces: Sequence[Piece], wanted: Generation, where: str) -> Generated | None:
         """What was sampled of a reply before its engine failed; None: nothing was."""
         ids = [token for piece in pieces for token in piece.ids]
         if not ids:
             return None
         raw = self._kind is LogprobKind.RAW
         logprobs = [value for piece in pieces for value in (piece.raw_logprobs if raw else piece.tempered_logprobs)]
+        sampled = np.array(ids, dtype=np.int32)
         return Generated(
-            ids=np.array(ids, dtype=np.int32),
+            ids=sampled,
             logprobs=np.array(logprobs, dtype=np.float32),
             finish=Finish.ABORT,
             first_version=pieces[-1].version,
             last_version=pieces[-1].version,
             logprob_kind=self._kind,
             cached_tokens=pieces[-1].cached_tokens,
+            side_arrays=self._tops([top for piece in pieces for top in piece.top_logprobs], sampled, wanted, where),
         )
 
     async def abort(self, generation_id: str) -> None:
@@ -127,4 +137,5 @@ def _sampling(wanted: Generation) -> Sampling:
         max_tokens=asked.max_tokens,
         stop_ids=wanted.stop_ids,
         stop_strings=asked.stop or (),
+        top_logprobs=wanted.top_logprobs,
     )

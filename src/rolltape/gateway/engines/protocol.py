@@ -11,6 +11,8 @@ from rolltape.gateway.request import ChatRequest, SamplingParams
 from rolltape.gateway.turn.constraints import Ability, Constraint
 from rolltape.records.turn import NO_IDS, Finish, Ids, LogprobKind, Segment, TurnFlag
 
+TOP_LOGPROBS = "top_logprobs"  # in `Engine.applies`: it gives the most likely ids that a Generation asks for
+
 
 class IdsAsJson:
     """A session's latest prompt as text. A hundred thousand ids take milliseconds to write, and none to copy."""
@@ -40,9 +42,10 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     decided: SamplingParams = SamplingParams()
     stop_ids: tuple[int, ...]
     vocabulary: int | None = None  # one more than the largest id of the tokenizer; None: not known
-    held_tokens: int = 0  # of the prompt: those whose side arrays are on the tape already
+    held_tokens: int = 0  # of the prompt: those whose routed experts are on the tape already
     request: ChatRequest  # for an engine that takes messages instead of ids
     constraint: Constraint | None = None  # to be enforced, by an engine that has what it needs
+    top_logprobs: int = 0  # so many of the most likely ids at each place, with their logprobs, as side arrays
     ids_json: IdsAsJson = msgspec.field(default_factory=IdsAsJson)  # its session's, for an engine that takes JSON
     # Called on the event loop with the ids sampled since the last call, by an engine that streams. Together they are
     # what `generate` returns, or what its EngineDied carries, up to the first id that cannot have been sampled.
@@ -84,7 +87,7 @@ class Engine(Protocol):
 
     name: str  # its kind and address, for people: "sglang http://127.0.0.1:30000"
     token_faithful: bool  # false: text in, text out
-    applies: frozenset[str]  # the fields of SamplingParams that it applies
+    applies: frozenset[str]  # the fields of SamplingParams that it applies, and TOP_LOGPROBS if it gives those
     abilities: frozenset[Ability]  # to constrain what it samples
     streams: bool  # whether it calls `on_sampled`; false: a reply is known when it has ended
 

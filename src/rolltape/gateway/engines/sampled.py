@@ -10,7 +10,7 @@ from rolltape.errors import EngineFault
 from rolltape.gateway.engines.protocol import Engine, Generated, Generation
 from rolltape.gateway.request import SamplingParams
 from rolltape.records.plausible import implausibility
-from rolltape.records.turn import NO_IDS, Finish, Ids
+from rolltape.records.turn import NO_IDS, Finish, Ids, Turn
 
 # What nobody decided. It is always sent: engines' own defaults are not neutral (vLLM takes the model's
 # generation_config, llama.cpp has top_k 40 and min_p 0.05), and then nobody would know what was applied.
@@ -66,6 +66,42 @@ def sampled_logprobs(logprobs: Sequence[float | None], ids: Ids, where: str) -> 
         raise EngineFault(f"{where}: the logprob of sampled id {at} is {array[at]:g}, which is none")
     array.setflags(write=False)
     return array
+
+
+def top_side_arrays(
+    tops: Sequence[Sequence[tuple[int, float | None]]], ids: Ids, wanted: Generation, where: str
+) -> dict[str, Any]:
+    """The most likely ids at each place, best first, with their logprobs. A place with fewer has -1 and NaN.
+
+    The names have their number, since rows of a side array have one length in all turns.
+    """
+    count = wanted.top_logprobs
+    if not count:
+        return {}
+    if len(tops) != len(ids):
+        raise EngineFault(f"{where}: {len(ids)} sampled ids but {len(tops)} lists of the most likely ones")
+    top_ids = np.full((len(ids), count), -1, np.int32)
+    logprobs = np.full((len(ids), count), np.nan)
+    for at, top in enumerate(tops):
+        for place, (token, logprob) in enumerate(top[:count]):
+            top_ids[at, place], logprobs[at, place] = token, np.nan if logprob is None else logprob
+    start = len(wanted.prompt_ids)
+    return {
+        f"top_{count}_ids": {"start": start, "values": top_ids},
+        f"top_{count}_logprobs": {"start": start, "values": logprobs},
+    }
+
+
+def sampled_tops(turn: Turn, count: int) -> list[list[tuple[int, float]]]:
+    """What a turn has of those, for each of its sampled ids; nothing where it has none."""
+    tops: list[list[tuple[int, float]]] = [[] for _ in turn.sampled_ids]
+    ids, logprobs = turn.side.get(f"top_{count}_ids"), turn.side.get(f"top_{count}_logprobs")
+    if ids is None or logprobs is None:
+        return tops
+    first = ids.start - (len(turn.tokens) - len(tops))
+    for at, (row, values) in enumerate(zip(ids.values.tolist(), logprobs.values.tolist(), strict=True)):
+        tops[first + at] = [(token, value) for token, value in zip(row, values, strict=True) if token >= 0]
+    return tops
 
 
 class Telling:

@@ -11,9 +11,16 @@ import msgspec
 
 from rolltape.errors import EngineError, EngineFault
 from rolltape.gateway.engines.http import MODEL_CARDS, Contradiction, HttpEngine, decoded, event_error
-from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
+from rolltape.gateway.engines.protocol import TOP_LOGPROBS, EngineFacts, Generated, Generation
 from rolltape.gateway.engines.routed_experts import RoutedExperts
-from rolltape.gateway.engines.sampled import FINISHES, parse_finish, sampled_ids, sampled_logprobs, sampling_fields
+from rolltape.gateway.engines.sampled import (
+    FINISHES,
+    parse_finish,
+    sampled_ids,
+    sampled_logprobs,
+    sampling_fields,
+    top_side_arrays,
+)
 from rolltape.gateway.engines.structural_tags import structural_tag
 from rolltape.gateway.request import SamplingParams
 from rolltape.gateway.turn.constraints import Ability, Constraint
@@ -37,6 +44,7 @@ class _VersionSpan(msgspec.Struct):
 
 class _MetaFields(msgspec.Struct, kw_only=True):
     output_token_logprobs: list[_Triple] | None = None
+    output_top_logprobs: list[list[_Triple] | None] | None = None
     weight_version: str | None = None
     weight_versions: list[_VersionSpan] | None = None
     cached_tokens: int | None = None
@@ -82,7 +90,7 @@ _EVENT = msgspec.json.Decoder(_StreamEvent)
 _MODEL_INFO = msgspec.json.Decoder(_ModelInfo)
 _SERVER_INFO = msgspec.json.Decoder(_ServerInfo)
 
-_APPLIES = frozenset(SamplingParams.__struct_fields__)
+_APPLIES = frozenset(SamplingParams.__struct_fields__) | {TOP_LOGPROBS}
 # Those of xgrammar, which SGLang has by default. The other backends know structural tags in part, or not.
 _ABILITIES = frozenset(Ability)
 _ABILITIES_BY_BACKEND = {
@@ -199,6 +207,8 @@ class SglangEngine(HttpEngine):
             "return_logprob": True,
             "logprob_start_len": -1,  # of the reply only
         }
+        if wanted.top_logprobs:
+            body["top_logprobs_num"] = wanted.top_logprobs
         if wanted.on_sampled is not None:
             body["stream"] = True
         if self._experts is not None:
@@ -228,7 +238,8 @@ class SglangEngine(HttpEngine):
         if ids.tolist() != given_ids:
             raise EngineFault(f"{where}: output_ids and the ids of output_token_logprobs differ")
         segments = _segments(meta.weight_versions, len(ids), where)
-        side_arrays = {}
+        tops = [[(token, value) for value, token, _ in top or ()] for top in meta.output_top_logprobs or ()]
+        side_arrays = top_side_arrays(tops, ids, wanted, where)
         if self._experts is not None and meta.routed_experts is not None:
             rows = self._experts.side_array(meta.routed_experts, wanted, len(ids), experts_from, where)
             side_arrays["routed_experts"] = rows
@@ -265,6 +276,7 @@ class _SglangReply:
         self._wanted = wanted
         self._where = where
         self._triples: list[_Triple] = []
+        self._tops: list[list[_Triple] | None] = []  # the most likely ids beside them, if they are wanted
         self._meta = _EventMetaInfo()  # of the last event
         self._events = 0
         self.ids: list[int] = []
@@ -281,6 +293,7 @@ class _SglangReply:
         fields = _MetaInfo(
             finish_reason=finish or _FinishReason("abort"),
             output_token_logprobs=self._triples,
+            output_top_logprobs=self._tops,
             weight_version=meta.weight_version,
             weight_versions=spans if whole or covered else None,
             cached_tokens=meta.cached_tokens,
@@ -303,6 +316,8 @@ class _SglangReply:
         sampled_logprobs([value for value, _, _ in new], sampled_ids(ids, self._where), self._where)
         self._meta = event.meta_info
         self._triples += new
+        if self._wanted.top_logprobs and new:  # they come as the logprobs do: of what is new, or of all
+            self._tops += (event.meta_info.output_top_logprobs or [])[-len(new) :]
         self.ids += ids
         return ids
 

@@ -10,13 +10,14 @@ import msgspec
 
 from rolltape.errors import EngineFault
 from rolltape.gateway.engines.http import MODEL_CARDS, HttpEngine, PromptUsage, decoded, event_error
-from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
+from rolltape.gateway.engines.protocol import TOP_LOGPROBS, EngineFacts, Generated, Generation
 from rolltape.gateway.engines.sampled import (
     FINISHES,
     parse_finish,
     sampled_ids,
     sampled_logprobs,
     sampling_fields,
+    top_side_arrays,
 )
 from rolltape.gateway.engines.structural_tags import structural_tag
 from rolltape.gateway.request import SamplingParams
@@ -27,10 +28,12 @@ _NO_SUCH_ROUTE = frozenset({404, 405})  # of a server that is not in development
 
 # vLLM writes this where it has no logprob, since JSON has no infinity.
 _NO_LOGPROB = -9999.0
+_TOKEN_ID = "token_id:"  # before an id where a token's text would be
 
 
 class _Logprobs(msgspec.Struct):
     token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None = None  # by `token_id:N`
 
 
 class _StreamChoice(msgspec.Struct):
@@ -62,6 +65,7 @@ class _VllmReply:
         self._where = where
         self.ids: list[int] = []
         self.logprobs: list[float | None] = []
+        self.tops: list[list[tuple[int, float]]] = []  # the most likely ids at each place
         self.finish: Finish | None = None
         self.stop_string: str | None = None
         self.cached_tokens: int | None = None
@@ -87,6 +91,8 @@ class _VllmReply:
         sampled_logprobs(logprobs, sampled_ids(choice.token_ids, self._where), self._where)
         self.ids += choice.token_ids
         self.logprobs += logprobs
+        if choice.logprobs is not None:
+            self.tops += [_top(one or {}) for one in choice.logprobs.top_logprobs or ()]
         if finish is Finish.STOP and isinstance(choice.stop_reason, str):
             finish, self.stop_string = Finish.STOP_STRING, choice.stop_reason
         self.finish = finish or self.finish
@@ -102,7 +108,7 @@ class VllmEngine(HttpEngine):
 
     token_faithful = True
     keeps_aborted = True  # `abort` gives what was sampled so far
-    applies = frozenset(SamplingParams.__struct_fields__)
+    applies = frozenset(SamplingParams.__struct_fields__) | {TOP_LOGPROBS}
     # With a reasoning parser the server holds a constraint back until thinking has ended, without one it does not, and
     # it does not say which. So thinking that the prompt has begun, and that a reply ends, cannot be written for both.
     abilities = frozenset({Ability.JSON_SCHEMA, Ability.STRUCTURAL_TAGS})
@@ -177,7 +183,8 @@ class VllmEngine(HttpEngine):
             "stop_token_ids": wanted.stop_ids,
             "skip_special_tokens": False,
             "include_stop_str_in_output": True,
-            "logprobs": 0,  # of the sampled id alone
+            "logprobs": wanted.top_logprobs,  # 0: of the sampled id alone
+            **({"return_tokens_as_token_ids": True} if wanted.top_logprobs else {}),
             "return_token_ids": True,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -193,8 +200,15 @@ class VllmEngine(HttpEngine):
             stop_string=reply.stop_string,
             logprob_kind=self._kind,
             cached_tokens=reply.cached_tokens,
+            side_arrays=top_side_arrays(reply.tops, ids, wanted, where),
             constrained=wanted.constraint is not None,
         )
+
+
+def _top(given: dict[str, float]) -> list[tuple[int, float]]:
+    """The ids beside a sampled one, best first. The sampled one is among them, also where it is less likely."""
+    by_id = {int(name.removeprefix(_TOKEN_ID)): value for name, value in given.items() if name.startswith(_TOKEN_ID)}
+    return sorted(((token, value) for token, value in by_id.items()), key=lambda one: (-one[1], one[0]))
 
 
 def _constraint_fields(constraint: Constraint | None) -> dict[str, Any]:

@@ -25,7 +25,8 @@ import numpy as np
 
 from rolltape.errors import BadRequest, EngineError, EngineFailed, RequestRefused, TapeError
 from rolltape.gateway.engines.pool import EnginePool
-from rolltape.gateway.engines.protocol import Generation
+from rolltape.gateway.engines.protocol import TOP_LOGPROBS, Generation
+from rolltape.gateway.engines.sampled import sampled_tops
 from rolltape.gateway.metrics import Metrics
 from rolltape.gateway.prompts import ChatPrompts, PromptIds
 from rolltape.gateway.request import (
@@ -65,6 +66,9 @@ log = logging.getLogger("rolltape.gateway")
 _NEUTRAL = SamplingParams(temperature=1.0, top_p=1.0)
 _INLINE_IDS = 1000  # a longer reply is parsed off the event loop
 _LEFT_BY_ITSELF_S = 5.0  # a client that leaves sooner, and no engine had failed, need not have been kept waiting
+
+
+_SAMPLED_ALONE = "top_logprobs: the logprob of the sampled token alone is given"
 
 
 class TurnState(enum.Enum):
@@ -201,15 +205,27 @@ class GatewayTurn:
     @property
     def sampled(self) -> tuple[Ids, Logprobs | None]:
         """The reply's ids and logprobs as the tape has them, over all turns that it took; None: it lacks logprobs."""
+        parts = self._recorded_parts
+        given = [part.logprobs for part in parts if len(part.sampled_ids)]
+        known = [one for one in given if one is not None]
+        logprobs = np.concatenate([np.empty(0, np.float32), *known]) if len(known) == len(given) else None
+        return np.concatenate([part.sampled_ids for part in parts]), logprobs
+
+    @property
+    def most_likely(self) -> list[list[tuple[int, float]]]:
+        """The most likely ids with their logprobs, as many as were asked for, beside each sampled one."""
+        count = self.token_details.top_logprobs
+        return [top for part in self._recorded_parts for top in sampled_tops(part, count)]
+
+    @property
+    def _recorded_parts(self) -> list[Turn]:
+        """The turns that the reply took, in their order."""
         parts: list[Turn] = []
         turn: GatewayTurn | None = self
         while turn is not None:
             parts.insert(0, turn.recorded)
             turn = turn.resumes
-        given = [part.logprobs for part in parts if len(part.sampled_ids)]
-        known = [one for one in given if one is not None]
-        logprobs = np.concatenate([np.empty(0, np.float32), *known]) if len(known) == len(given) else None
-        return np.concatenate([part.sampled_ids for part in parts]), logprobs
+        return parts
 
     def shown_after(self, reasoning: int, text: int) -> Shown:
         """What of the reply may be shown now beyond so many characters of each."""
@@ -514,6 +530,9 @@ class Turns:
         turn.spell = self._prompts.spell
         if self._pool.token_faithful:
             turn.token_details = turn.request.token_details
+            if turn.token_details.top_logprobs and TOP_LOGPROBS not in self._pool.applies:
+                turn.token_details = msgspec.structs.replace(turn.token_details, top_logprobs=0)
+                turn.ignored_params += (_SAMPLED_ALONE,)
         if turn.request.raw is not None and not self._pool.token_faithful:
             # The endpoint gets the body as it came: what the model cannot see or do is for it to say.
             turn.request, turn.ignored_params = msgspec.structs.replace(turn.request, media=()), tuple(withheld)
@@ -641,6 +660,7 @@ class Turns:
                 vocabulary=self._prompts.vocabulary,
                 held_tokens=_covered(turn.prompt.after),
                 request=turn.request,
+                top_logprobs=turn.token_details.top_logprobs,
                 ids_json=turn.session.ids_json,
                 constraint=turn.constraint,
                 on_sampled=turn.reply.tell if turn.is_live else None,
@@ -676,7 +696,9 @@ class Turns:
         if reply.parts and (made := reply.parts[-1].given.prompt_ids) is not None:
             turn.prompt = Prompt(made, None, PromptIds(ids=made, message_starts=None), turn.prompt.prefix_miss)
             turn.token_details = turn.request.token_details
-        if turn.token_details != turn.request.token_details:
+            if turn.token_details.top_logprobs:
+                turn.ignored_params += (_SAMPLED_ALONE,)
+        if turn.request.token_details != TokenDetails() and turn.token_details == TokenDetails():
             turn.ignored_params += ("token ids and logprobs: the engine gives text alone",)
         stops = turn.sampling.stop or ()
         reply.parts = cut_at_stop(reply.parts, turn.prompt.ids, before, stops, self._prompts.decode)
@@ -755,8 +777,9 @@ def _name(tool: dict[str, Any]) -> str:
 
 
 def _covered(after: Turn | None) -> int:
-    """Up to which token side arrays are on the tape already: the engine need not send those again."""
-    return min((array.stop for array in after.side.values()), default=0) if after is not None else 0
+    """Up to which token the routed experts are on the tape already: the engine need not send those again."""
+    experts = None if after is None else after.side.get("routed_experts")
+    return 0 if experts is None else experts.stop
 
 
 def _log_failure(written: "asyncio.Future[None]") -> None:

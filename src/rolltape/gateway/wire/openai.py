@@ -22,7 +22,7 @@ HARMLESS = (
 )
 BETAS = ("OpenAI-Beta", ("responses", "assistants", "realtime"))  # the header, and what in it says which API is meant
 MOST_CHOICES = 32  # replies to one request
-SAMPLED_ALONE = "top_logprobs: the logprob of the sampled token alone is given"
+MOST_LIKELY = 20  # tokens beside a sampled one
 _MODES = ("auto", "none", "required")
 _MEDIA = {"image": "image", "audio": "audio", "file": "document"}
 _EMPTY_ON_REPLIES = ("annotations", "logprobs")

@@ -11,11 +11,18 @@ if TYPE_CHECKING:
 
 
 class ReplyToken(NamedTuple):
-    """A sampled token beside its logprob."""
+    """A sampled token beside its logprob, or one that was likely in its place."""
 
     text: str
     spelling: bytes | None  # of a token that ends inside a character, its bytes are no text; None: it is not known
+    id: int
     logprob: float | None  # None: the engine gave none
+    top: "tuple[ReplyToken, ...]" = ()  # the most likely ones in its place, best first, if they were asked for
+
+    @property
+    def as_chat(self) -> dict[str, Any]:
+        """In the form of Chat Completions."""
+        return {"token": self.text, "logprob": self.logprob, "bytes": self.spelling and list(self.spelling)}
 
 
 def prompt_ids(turn: "GatewayTurn") -> dict[str, Any]:
@@ -36,24 +43,14 @@ def reply_logprobs(turn: "GatewayTurn") -> list[ReplyToken] | None:
     if logprobs is None:
         return None
     as_ids, spell = turn.token_details.tokens_as_ids, turn.spell
-    tokens = []
-    for token, logprob in zip(ids.tolist(), logprobs.tolist(), strict=True):
+
+    def told(token: int, logprob: float, top: tuple[ReplyToken, ...] = ()) -> ReplyToken:
         spelling = spell(token) or None  # a hosted endpoint may give ids where there is no tokenizer
         text = f"token_id:{token}" if as_ids or spelling is None else spelling.decode("utf-8", "replace")
-        tokens.append(ReplyToken(text, spelling, None if math.isnan(logprob) else logprob))
-    return tokens
+        return ReplyToken(text, spelling, token, None if math.isnan(logprob) else logprob, top)
 
-
-def chat_logprobs(turn: "GatewayTurn") -> dict[str, Any] | None:
-    """The same in the form of Chat Completions."""
-    tokens = reply_logprobs(turn)
-    if tokens is None:
-        return None
-    content = [
-        {"token": one.text, "logprob": one.logprob, "bytes": one.spelling and list(one.spelling), "top_logprobs": []}
-        for one in tokens
-    ]
-    return {"content": content, "refusal": None}
+    tops = [tuple(told(*one) for one in top) for top in turn.most_likely]
+    return [told(*one) for one in zip(ids.tolist(), logprobs.tolist(), tops, strict=True)]
 
 
 def usage(turn: "GatewayTurn") -> dict[str, Any]:

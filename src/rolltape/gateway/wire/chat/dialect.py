@@ -7,7 +7,7 @@ from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.wire.chat.request import read_request
 from rolltape.gateway.wire.openai import BETAS, OpenAIDialect, custom_call_input, error_body, model_list, model_object
 from rolltape.gateway.wire.protocol import COMMENT, NO_HEADERS, Answers, Route, event, with_headers
-from rolltape.gateway.wire.reply_tokens import chat_logprobs, prompt_ids, reply_ids, usage
+from rolltape.gateway.wire.reply_tokens import prompt_ids, reply_ids, reply_logprobs, usage
 from rolltape.records.jsonable import encode_json
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
@@ -43,7 +43,7 @@ class ChatDialect(OpenAIDialect):
             {
                 "index": index,
                 "message": _message(one),
-                "logprobs": chat_logprobs(one),
+                "logprobs": _logprobs(one),
                 "finish_reason": _finish_reason(one),
                 **reply_ids(one),
             }
@@ -108,7 +108,7 @@ class ChatStream:
             # takes those of one chunk alone.
             chunks = [[call] for call in calls] if self._request.client else [calls]
             events += [self._chunk({"tool_calls": some}, index) for some in chunks]
-        last = {"logprobs": chat_logprobs(turn), "finish_reason": _finish_reason(turn), **reply_ids(turn)}
+        last = {"logprobs": _logprobs(turn), "finish_reason": _finish_reason(turn), **reply_ids(turn)}
         return [*events, self._chunk({}, index, **last)]
 
     def error(self, status: int, message: str, code: str | None = None) -> bytes:
@@ -154,6 +154,14 @@ def _finish_reason(turn: "GatewayTurn") -> str:
         return "length"
     # The API has no word for a reply that was cut off from outside; it ends like any other.
     return "tool_calls" if turn.message.get("tool_calls") else "stop"
+
+
+def _logprobs(turn: "GatewayTurn") -> dict[str, Any] | None:
+    tokens = reply_logprobs(turn)
+    if tokens is None:
+        return None
+    content = [one.as_chat | {"top_logprobs": [top.as_chat for top in one.top]} for one in tokens]
+    return {"content": content, "refusal": None}
 
 
 def _usage(turn: "GatewayTurn") -> dict[str, Any]:

@@ -8,7 +8,7 @@ from rolltape.gateway.wire.fields import Fields, read_body
 from rolltape.gateway.wire.openai import (
     HARMLESS,
     MOST_CHOICES,
-    SAMPLED_ALONE,
+    MOST_LIKELY,
     ToolOffer,
     custom_call_arguments,
     read_content,
@@ -86,11 +86,12 @@ def _tools(body: Fields) -> ToolOffer:
 
 
 def _token_details(body: Fields) -> TokenDetails:
-    if body.maybe_whole("top_logprobs"):
-        body.ignore(SAMPLED_ALONE)
+    logprobs = body.maybe_flag("logprobs") or False
+    top = body.maybe_whole("top_logprobs", least=0, most=MOST_LIKELY) or 0
     return TokenDetails(
         ids=body.maybe_flag("return_token_ids") or False,
-        logprobs=body.maybe_flag("logprobs") or False,
+        logprobs=logprobs,
+        top_logprobs=top if logprobs else 0,
         tokens_as_ids=body.maybe_flag("return_tokens_as_token_ids") or False,
     )
 

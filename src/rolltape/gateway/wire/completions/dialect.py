@@ -1,13 +1,13 @@
 """OpenAI's Completions API, for clients that render prompts by themselves, with vLLM's fields for token ids."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.wire.completions.request import read_detokenizing, read_request, read_tokenizing
 from rolltape.gateway.wire.openai import BETAS, OpenAIDialect, error_body
 from rolltape.gateway.wire.protocol import COMMENT, NO_HEADERS, Answers, Route, event, with_headers
-from rolltape.gateway.wire.reply_tokens import prompt_ids, reply_ids, reply_logprobs, usage
+from rolltape.gateway.wire.reply_tokens import ReplyToken, prompt_ids, reply_ids, reply_logprobs, usage
 from rolltape.records.jsonable import encode_json
 from rolltape.records.turn import Finish, Ids
 
@@ -112,9 +112,14 @@ def _logprobs(turn: "GatewayTurn") -> dict[str, Any] | None:
     return {
         "tokens": [one.text for one in tokens],
         "token_logprobs": [one.logprob for one in tokens],
-        "top_logprobs": [None if one.logprob is None else {one.text: one.logprob} for one in tokens],
+        "top_logprobs": [_likely((one, *one.top)) or None for one in tokens],
         "text_offset": offsets,
     }
+
+
+def _likely(tokens: Sequence[ReplyToken]) -> dict[str, float]:
+    """The logprobs of a sampled token and of the most likely ones, by their texts."""
+    return {one.text: one.logprob for one in tokens if one.logprob is not None}
 
 
 def _encoded(turn: "GatewayTurn", **fields: Any) -> bytes:

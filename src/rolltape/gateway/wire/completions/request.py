@@ -7,7 +7,7 @@ from rolltape.gateway.wire.fields import Fields, read_body
 from rolltape.gateway.wire.openai import (
     HARMLESS,
     MOST_CHOICES,
-    SAMPLED_ALONE,
+    MOST_LIKELY,
     check_ids,
     read_ids,
     read_metadata,
@@ -65,12 +65,12 @@ def _prompt(body: Fields) -> GivenPrompt:
 def _token_details(body: Fields) -> TokenDetails:
     # It is a number of alternatives. Proxies that serve chat as well send `true`.
     wanted = body.get("logprobs")
-    alternatives = None if wanted is None or isinstance(wanted, bool) else body.maybe_whole("logprobs", least=0)
-    if alternatives:
-        body.ignore(SAMPLED_ALONE)
+    is_flag = wanted is None or isinstance(wanted, bool)
+    alternatives = None if is_flag else body.maybe_whole("logprobs", least=0, most=MOST_LIKELY)
     return TokenDetails(
         ids=body.maybe_flag("return_token_ids") or False,
         logprobs=wanted is True or alternatives is not None,
+        top_logprobs=alternatives or 0,
         tokens_as_ids=body.maybe_flag("return_tokens_as_token_ids") or False,
     )
 

@@ -9,7 +9,7 @@ from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.wire.gemini.contents import ARGUMENTS_AS_TEXT, sign_reply
 from rolltape.gateway.wire.gemini.request import STREAMING, read_counting, read_request
 from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route, event, key_in
-from rolltape.gateway.wire.reply_tokens import reply_logprobs
+from rolltape.gateway.wire.reply_tokens import ReplyToken, reply_logprobs
 from rolltape.records.jsonable import encode_json, is_deep, parse_strict
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
@@ -183,12 +183,15 @@ def _ending(turn: "GatewayTurn") -> dict[str, Any]:
     """How a reply ended, and its logprobs where they are asked for."""
     ended: dict[str, Any] = {"finishReason": _finish_reason(turn)}
     if tokens := reply_logprobs(turn):
-        chosen = [
-            {"token": one.text, "tokenId": token, "logProbability": one.logprob}
-            for token, one in zip(turn.sampled[0].tolist(), tokens, strict=True)
-        ]
-        ended["logprobsResult"] = {"chosenCandidates": chosen}
+        result: dict[str, Any] = {"chosenCandidates": [_likely(one) for one in tokens]}
+        if turn.token_details.top_logprobs:
+            result["topCandidates"] = [{"candidates": [_likely(top) for top in one.top]} for one in tokens]
+        ended["logprobsResult"] = result
     return ended
+
+
+def _likely(token: ReplyToken) -> dict[str, Any]:
+    return {"token": token.text, "tokenId": token.id, "logProbability": token.logprob}
 
 
 def _finish_reason(turn: "GatewayTurn") -> str:

@@ -13,6 +13,7 @@ from rolltape.gateway.wire.gemini.contents import is_models, read_contents
 from rolltape.gateway.wire.gemini.schemas import to_json_schema
 
 STREAMING = "streamGenerateContent"
+_MOST_LIKELY = 20  # tokens beside a sampled one, as the API has it
 _MOST_CANDIDATES = 8  # as Google has it
 # Fields about billing, filters and logs of Google's, which change nothing in a reply.
 _WITHOUT_EFFECT = ("safetySettings", "serviceTier", "store")
@@ -79,7 +80,9 @@ def _request(fields: Fields, path: Mapping[str, str], repaired: bool) -> ChatReq
     names = [tool["function"]["name"] for tool in tools]
     choice, strict = _tool_choice(fields, names)
     count = config.maybe_whole("candidateCount", least=0, most=_MOST_CANDIDATES) or 1
-    details = TokenDetails(logprobs=bool(config.maybe_flag("responseLogprobs")))
+    logprobs = bool(config.maybe_flag("responseLogprobs"))
+    likely = config.maybe_whole("logprobs", least=0, most=_MOST_LIKELY) or 0
+    details = TokenDetails(logprobs=logprobs, top_logprobs=likely if logprobs else 0)
     sampling = _sampling(config)
     thinking = _thinking(config)
     output_schema = _output_schema(config)
@@ -208,6 +211,4 @@ def _ignore_rest(config: Fields) -> None:
     modalities = config.maybe_texts("responseModalities")
     if modalities and "TEXT" not in modalities:
         config.refuse("responseModalities", "the model writes text only; ask for TEXT")
-    if config.maybe_whole("logprobs", least=0):
-        config.ignore(f"{config.at('logprobs')}: those of the sampled tokens are sent alone")
     config.ignore_unread()

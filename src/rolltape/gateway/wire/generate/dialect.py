@@ -7,7 +7,7 @@ from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.wire.generate.request import read_request
 from rolltape.gateway.wire.openai import BETAS, OpenAIDialect, error_body
 from rolltape.gateway.wire.protocol import COMMENT, NO_HEADERS, Answers, Route, event, with_headers
-from rolltape.gateway.wire.reply_tokens import chat_logprobs, prompt_ids, usage
+from rolltape.gateway.wire.reply_tokens import prompt_ids, reply_logprobs, usage
 from rolltape.records.jsonable import encode_json
 from rolltape.records.turn import Finish
 
@@ -71,11 +71,24 @@ class GenerateStream:
 def _choice(index: int, turn: "GatewayTurn") -> dict[str, Any]:
     return {
         "index": index,
-        "logprobs": chat_logprobs(turn),
+        "logprobs": _logprobs(turn),
         "finish_reason": "length" if turn.finish is Finish.LENGTH else "stop",
         "token_ids": turn.sampled[0].tolist(),
         "routed_experts": None,
     }
+
+
+def _logprobs(turn: "GatewayTurn") -> dict[str, Any] | None:
+    """As in Chat Completions, but that the sampled token is the first of the most likely ones, whatever it is."""
+    tokens = reply_logprobs(turn)
+    if tokens is None:
+        return None
+    content = []
+    for one in tokens:
+        others = [top for top in one.top if top.id != one.id]
+        listed = [one, *others][: max(turn.token_details.top_logprobs, 1)]
+        content.append(one.as_chat | {"top_logprobs": [top.as_chat for top in listed]})
+    return {"content": content}
 
 
 def _encoded(turn: "GatewayTurn", **fields: Any) -> bytes:

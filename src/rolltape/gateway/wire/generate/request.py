@@ -2,7 +2,7 @@
 
 from rolltape.gateway.request import ChatRequest, GivenPrompt, TokenDetails
 from rolltape.gateway.wire.fields import Fields, read_body
-from rolltape.gateway.wire.openai import HARMLESS, MOST_CHOICES, SAMPLED_ALONE, read_ids, read_sampling
+from rolltape.gateway.wire.openai import HARMLESS, MOST_CHOICES, MOST_LIKELY, read_ids, read_sampling
 
 # How the server goes about it, and what of the text it shows: no text is given here.
 _OF_THE_SERVER = ("request_id", "cache_salt", "priority", "assistant_tokens_mask", "token_offsets")
@@ -34,12 +34,11 @@ def read_request(raw: bytes) -> ChatRequest:
 
 
 def _token_details(body: Fields, params: Fields) -> TokenDetails:
-    wanted = params.maybe_whole("logprobs", least=-1)
-    if wanted not in (None, 0, 1):  # the first is always the sampled one
-        params.ignore(SAMPLED_ALONE)
+    wanted = params.maybe_whole("logprobs", least=0, most=MOST_LIKELY)
     return TokenDetails(
         ids=body.maybe_flag("return_token_ids") or False,  # those of the prompt; those of the reply are always told
         logprobs=wanted is not None,
+        top_logprobs=0 if wanted in (None, 1) else wanted,  # the first one told is the sampled one
         tokens_as_ids=True,
     )
 
