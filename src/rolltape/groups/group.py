@@ -72,11 +72,14 @@ class Group:
         """The rewards of its rollouts."""
         return [rollout.reward for rollout in self.rollouts]
 
-    def done(self) -> None:
-        """Mark it as trained: it is not given again, and another may begin. Twice is fine."""
+    def done(self, reason: str | None = None) -> None:
+        """Mark it as trained: it is not given again, and another may begin. Twice is fine.
+
+        `reason` is what of it did not train, in words, for the tape.
+        """
         tape, consumer, pending = self._where_taken()
         if self.id in consumer.held:
-            consumer.record(tape, pending, GroupState.DONE)
+            consumer.record(tape, pending, GroupState.DONE, reason)
 
     def give_back(self) -> None:
         """Have it given again, by this stream or the next."""

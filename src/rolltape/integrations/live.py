@@ -180,7 +180,7 @@ class LiveGroups:
         """
         self.start()
         assert self._background is not None
-        wanted = None if tasks is None else [_with_id(task) for task in tasks]
+        wanted = None if tasks is None else [with_id(task) for task in tasks]
         if self._settings is None:
             producing = self._follow(wanted, step, split, group_size, limit)
         elif wanted is None or step is None:
@@ -455,7 +455,7 @@ def _take(tape: Tape, options: GroupOptions) -> tuple[list[Group], list[Skipped]
     return list(stream), stream.skipped
 
 
-def _with_id(given: Mapping[str, Any] | Task) -> Task:
+def with_id(given: Mapping[str, Any] | Task) -> Task:
     """A task with an id, by which its groups are found."""
     task = given if isinstance(given, Task) else Task.from_entry(given, source="", where="")
     return task if task.id is not None else msgspec.structs.replace(task, id=task.key.hex()[:_ID_DIGITS])
