@@ -10,6 +10,7 @@ One module per kind of source. Its function `find(path, options)` gives the roll
 import os
 from collections.abc import Callable
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -26,14 +27,25 @@ __all__ = [
     "ImportReport",
     "ImportedRollout",
     "ImportedSession",
+    "find_rollouts",
     "guess",
     "import_run",
+    "record_imported",
 ]
 
 # What each kind reads. `rolltape.importers.KIND` has the importer.
 KINDS: dict[str, str] = {
+    "areal": "AReaL's dumps of rollouts",
+    "atif": "Harbor's trajectories",
+    "inspect": "Inspect's logs",
     "messages": "chat messages: OpenAI fine-tuning, ShareGPT, TRL, a Hugging Face dataset",
+    "otel": "OpenTelemetry spans as OTLP JSON, with the GenAI conventions",
+    "prime-rl": "prime-rl's token exports",
     "slime": "slime's --save-debug-rollout-data files, and its samples as JSON lines",
+    "tinker": "tinker-cookbook's capture databases and rollout summaries",
+    "trl": "TRL's logged completions",
+    "verifiers": "verifiers' traces and results",
+    "verl": "verl's dumps of rollouts",
 }
 
 
@@ -65,8 +77,17 @@ def import_run(
         with rolltape.open("runs/imported") as tape:
             report = import_run("slime", "rollout_data/0.pt", tape)
     """
-    found = _importer(kind).find(Path(path), options or ImportOptions())
+    found = find_rollouts(kind, path, options)
     return record_imported(tape, kind, found, skip_broken=skip_broken, progress=progress)
+
+
+def find_rollouts(kind: str, path: str | os.PathLike[str], options: ImportOptions | None = None) -> Found:
+    """The rollouts of a file or folder, for `record_imported`. A source that cannot be read at all is refused here."""
+    found = iter(_importer(kind).find(Path(path), options or ImportOptions()))
+    first = next(found, None)
+    if first is None:
+        raise ImportFileError(f"{path}: it holds no rollouts of the kind {kind}")
+    return chain([first], found)
 
 
 def guess(path: str | os.PathLike[str]) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""Reading other programs' files: JSON lines with their numbers, and single JSON documents."""
+"""Reading other programs' files: JSON lines with their numbers, JSON documents, and rows of Parquet files."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,35 @@ def first_object(path: Path) -> dict[str, Any] | None:
     if isinstance(value, list):
         value = value[0] if value else None
     return value if isinstance(value, dict) else None
+
+
+def parquet_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a Parquet file, each with its place."""
+    import pyarrow.parquet as pq
+
+    number = 0
+    for batch in pq.ParquetFile(file).iter_batches(batch_size=1024):
+        for row in batch.to_pylist():
+            number += 1
+            yield f"{file.name}, row {number}", without_nulls(row)
+
+
+def first_parquet_row(path: Path) -> dict[str, Any] | None:
+    """The first row of a Parquet file; None: it is something else, or empty."""
+    return next((row for _, row in parquet_rows(path)), None) if path.suffix == ".parquet" else None
+
+
+def without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row without the fields that a table fills with null because other rows have them."""
+    return {name: _trimmed(value) for name, value in row.items() if value is not None}
+
+
+def _trimmed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        kept = {name: _trimmed(item) for name, item in value.items() if item is not None}
+        # An assistant message that only calls tools says null; that null is its content.
+        return {"content": None, **kept} if "role" in kept and "content" not in kept else kept
+    return [_trimmed(item) for item in value] if isinstance(value, list) else value
 
 
 def _readable(path: Path) -> Path:

@@ -9,11 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from rolltape.errors import ImportFileError
-from rolltape.importers.files import files_of, first_object, json_document, json_lines
+from rolltape.importers.files import (
+    files_of,
+    first_object,
+    first_parquet_row,
+    json_document,
+    json_lines,
+    parquet_rows,
+    without_nulls,
+)
 from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, conversation_turns
 from rolltape.importers.options import ImportOptions
+from rolltape.importers.text_dumps import ABSENT_FROM_TEXT, as_messages
 
-_ABSENT = ("token ids", "logprobs", "weight versions")
 # ShareGPT's names, and those that its descendants use.
 _SPEAKERS = {
     "system": "system",
@@ -38,7 +46,7 @@ def recognize(path: Path) -> str | None:
     """Rows with `messages`, `conversations`, or `prompt` and `completion`."""
     if path.is_dir():
         return "a saved Hugging Face dataset" if (path / "dataset_info.json").exists() else None
-    row = first_object(path) if path.suffix in (".jsonl", ".json", ".ndjson") else _first_row(path)
+    row = first_object(path) if path.suffix in (".jsonl", ".json", ".ndjson") else first_parquet_row(path)
     if row is None:
         return None
     for field in ("messages", "conversations", "completion", "chosen"):
@@ -78,7 +86,7 @@ def _rollouts(row: Mapping[str, Any], where: str, options: ImportOptions) -> Ite
             tags=tags,
             extra=extra,
             sessions=[ImportedSession(turns=turns, tools=tools if isinstance(tools, list) else None)],
-            absent=_ABSENT,
+            absent=ABSENT_FROM_TEXT,
         )
 
 
@@ -90,21 +98,14 @@ def _conversations(row: Mapping[str, Any], where: str) -> Iterator[tuple[list[An
     elif {"chosen", "rejected"} & row.keys():
         for side in ("chosen", "rejected"):
             if side in row:
-                yield [*_messages(row.get("prompt", []), "user"), *_messages(row[side], "assistant")], (side,)
+                yield [*as_messages(row.get("prompt", []), "user"), *as_messages(row[side], "assistant")], (side,)
     elif "prompt" in row and "completion" in row:
-        yield [*_messages(row["prompt"], "user"), *_messages(row["completion"], "assistant")], ()
+        yield [*as_messages(row["prompt"], "user"), *as_messages(row["completion"], "assistant")], ()
     else:
         raise ImportFileError(
             f"{where}: it has {', '.join(sorted(row)) or 'no fields'}; a conversation is in messages, "
             "conversations, prompt and completion, or chosen and rejected"
         )
-
-
-def _messages(value: object, role: str) -> list[Any]:
-    """Messages, or a text as one message: TRL's prompts and completions come as either."""
-    if isinstance(value, str):
-        return [{"role": role, "content": value}]
-    return list(value) if isinstance(value, list | tuple) else []
 
 
 def _sharegpt(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
@@ -126,7 +127,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]] | BrokenEntry]:
         return
     for file in files_of(path, ".jsonl", ".ndjson", ".json", ".parquet"):
         if file.suffix == ".parquet":
-            yield from _parquet_rows(file)
+            yield from parquet_rows(file)
         elif file.suffix == ".json":
             document = json_document(file)
             rows = document if isinstance(document, list) else [document]
@@ -137,37 +138,10 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]] | BrokenEntry]:
             yield from json_lines(file)
 
 
-def _parquet_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    import pyarrow.parquet as pq
-
-    number = 0
-    for batch in pq.ParquetFile(file).iter_batches(batch_size=1024):
-        for row in batch.to_pylist():
-            number += 1
-            yield f"{file.name}, row {number}", _without_nulls(row)
-
-
 def _saved_dataset(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         datasets: Any = import_module("datasets")
     except ImportError:
         raise ImportFileError(f"{path}: a saved dataset; install it with pip install 'rolltape[datasets]'") from None
     for number, row in enumerate(datasets.load_from_disk(str(path)), 1):
-        yield f"{path.name}, row {number}", _without_nulls(row)
-
-
-def _without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row without the fields that a table fills with null because other rows have them."""
-    return {name: _trimmed(value) for name, value in row.items() if value is not None}
-
-
-def _trimmed(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        kept = {name: _trimmed(item) for name, item in value.items() if item is not None}
-        # An assistant message that only calls tools says null; that null is its content.
-        return {"content": None, **kept} if "role" in kept and "content" not in kept else kept
-    return [_trimmed(item) for item in value] if isinstance(value, list) else value
-
-
-def _first_row(path: Path) -> dict[str, Any] | None:
-    return next((row for _, row in _parquet_rows(path)), None) if path.suffix == ".parquet" else None
+        yield f"{path.name}, row {number}", without_nulls(row)

@@ -8,7 +8,7 @@ from rolltape.cli.options import JsonOption
 from rolltape.cli.parameters import argument, option
 from rolltape.cli.screen import note, plural, print_json, print_line
 from rolltape.errors import UsageError
-from rolltape.importers import KINDS, ImportOptions, guess, import_run
+from rolltape.importers import KINDS, ImportOptions, find_rollouts, guess, record_imported
 
 _SHOWN_PROBLEMS = 20
 
@@ -46,8 +46,9 @@ def import_(
     if kind is None or path is None or run is None:
         raise UsageError("import needs KIND, PATH, and RUN, or --guess PATH")
     options = ImportOptions(source=source, split=split, step=step, model=model, tokenizer=tokenizer, traces=traces)
+    found = find_rollouts(kind, path, options)  # what cannot be read at all makes no run
     with rolltape.open(run) as tape:
-        report = import_run(kind, path, tape, options=options, skip_broken=skip_broken)
+        report = record_imported(tape, kind, found, skip_broken=skip_broken)
     if as_json:
         print_json(report.to_json())
     else:

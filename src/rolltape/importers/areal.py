@@ -1,0 +1,24 @@
+"""AReaL's rollout dumps: the JSON lines that its workflow executor writes with `dump_to_file`, one file a task."""
+
+from pathlib import Path
+
+from rolltape.importers.files import files_of, first_object
+from rolltape.importers.imported import Found
+from rolltape.importers.options import ImportOptions
+from rolltape.importers.text_dumps import TextDump, dump_rollouts, number
+
+# AReaL has no step in them; the newest weight version among a rollout's tokens is what its folders are named after.
+_DUMP = TextDump(prompt="prompt", reply="completion", step="tail_version", reward=lambda row: number(row.get("reward")))
+
+
+def recognize(path: Path) -> str | None:
+    """Rows with `prompt`, `completion` and `tail_version`."""
+    file = next(iter(sorted(path.rglob("*.jsonl"))), None) if path.is_dir() else path
+    row = first_object(file) if file is not None and file.suffix == ".jsonl" else None
+    fields = {"prompt", "completion", "tail_version"}
+    return "rows with prompt, completion, and tail_version" if row and fields <= row.keys() else None
+
+
+def find(path: Path, options: ImportOptions) -> Found:
+    """One rollout per row. Prompts and replies are decoded text."""
+    return dump_rollouts(files_of(path, ".jsonl"), _DUMP, options)

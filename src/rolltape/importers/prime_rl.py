@@ -1,0 +1,95 @@
+"""prime-rl's token exports: one line per sequence that it trained on, joined with its traces where those are given.
+
+Its rollout files, `rollouts/step_N/…/traces.jsonl`, are verifiers' traces: import them as `verifiers`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rolltape.errors import ImportFileError
+from rolltape.importers import verifiers
+from rolltape.importers.files import files_of, first_object, json_lines
+from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, token_turns
+from rolltape.importers.options import ImportOptions
+
+_PER_TOKEN = ("token_ids", "loss_mask", "inference_logprobs")
+
+
+def recognize(path: Path) -> str | None:
+    """Rows with `token_ids`, `loss_mask` and `inference_logprobs`."""
+    file = next(iter(sorted(path.rglob("rank_*.jsonl"))), None) if path.is_dir() else path
+    row = first_object(file) if file is not None and file.suffix == ".jsonl" else None
+    return "rows with token_ids, loss_mask, and inference_logprobs" if row and row.keys() >= set(_PER_TOKEN) else None
+
+
+def find(path: Path, options: ImportOptions) -> Found:
+    """One rollout per sequence. With traces, one that a trace holds gets the trace's messages, task, and reward."""
+    traces = {} if options.traces is None else _sequences_of(Path(options.traces), options)
+    for file in files_of(path, ".jsonl"):
+        for entry in json_lines(file):
+            if isinstance(entry, BrokenEntry):
+                yield entry
+                continue
+            where, row = entry
+            try:
+                yield _rollout(row, where, traces, options)
+            except (ImportFileError, KeyError, TypeError) as error:
+                problem = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+                yield BrokenEntry(where, problem.removeprefix(f"{where}: "))
+
+
+def _rollout(
+    row: Mapping[str, Any], where: str, traces: Mapping[tuple[int, ...], ImportedRollout], options: ImportOptions
+) -> ImportedRollout:
+    step = options.step if options.step is not None else row["step"]
+    place = "-".join(str(row.get(name, 0)) for name in ("step", "rank", "export_sequence_idx"))
+    advantage = next(
+        (value for value, trained in zip(row["advantages"], row["loss_mask"], strict=True) if trained), None
+    )
+    extra = {"advantage": advantage, "env_name": row.get("env_name")}
+    found = traces.get(tuple(row["token_ids"]))
+    if found is not None:
+        return msgspec.structs.replace(
+            found,
+            where=where,
+            key=None,
+            step=int(step),
+            foreign_ids=(*found.foreign_ids, f"prime-rl-{place}"),
+            extra={**found.extra, **extra},
+        )
+    turns = token_turns(row["token_ids"], row["loss_mask"], where=where, logprobs=row["inference_logprobs"])
+    return ImportedRollout(
+        where=where,
+        sessions=[ImportedSession(turns=turns, tokenizer=options.tokenizer)],
+        foreign_ids=(f"prime-rl-{place}",),
+        task={"prompt_ids": turns[0]["prompt_ids"]},
+        source=options.source or row.get("env_name"),
+        split=options.split,
+        step=int(step),
+        model=options.model,
+        extra=extra,
+        absent=("messages", "rewards", "weight versions"),
+    )
+
+
+def _sequences_of(path: Path, options: ImportOptions) -> dict[tuple[int, ...], ImportedRollout]:
+    """The rollouts of traces by the ids of each branch, each with the session of that branch alone."""
+    found: dict[tuple[int, ...], ImportedRollout] = {}
+    for item in verifiers.find(path, options):
+        if isinstance(item, BrokenEntry):
+            raise ImportFileError(f"{item.where}: {item.problem}")
+        for session in item.sessions:
+            ends = [turn for turn in session.turns if "sampled_ids" in turn]
+            for turn in ends:
+                ids = (*turn["prompt_ids"], *turn["sampled_ids"])
+                chain = [one for one in ends if (*one["prompt_ids"], *one["sampled_ids"]) == ids[: _length(one)]]
+                alone = msgspec.structs.replace(session, turns=chain)
+                found[ids] = msgspec.structs.replace(item, sessions=[alone])
+    return found
+
+
+def _length(turn: Mapping[str, Any]) -> int:
+    return len(turn["prompt_ids"]) + len(turn["sampled_ids"])

@@ -1,0 +1,152 @@
+"""tinker-cookbook's rollouts: its capture database, with ids and logprobs, and its rollout summaries, without."""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rolltape.errors import ImportFileError
+from rolltape.importers.files import files_of, first_object, json_lines
+from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession
+from rolltape.importers.options import ImportOptions
+
+_DATABASES = (".db", ".sqlite", ".sqlite3")
+_LISTS = ("prompt_tokens", "sampled_tokens", "logprobs")
+
+
+def recognize(path: Path) -> str | None:
+    """A database with `wire_rows`, or rows with `traj_idx` and `steps`."""
+    if path.is_dir():
+        file = next(iter(sorted(path.rglob("*_rollout_summaries.jsonl"))), None)
+        return recognize(file) if file is not None else None
+    if path.suffix in _DATABASES:
+        return "a capture database" if "wire_rows" in _tables(path) else None
+    row = first_object(path) if path.suffix == ".jsonl" else None
+    return "rollout summaries" if row and {"traj_idx", "steps", "total_reward"} <= row.keys() else None
+
+
+def find(path: Path, options: ImportOptions) -> Found:
+    """One rollout per trajectory."""
+    for file in files_of(path, ".jsonl", *_DATABASES):
+        if file.suffix in _DATABASES:
+            yield from _captured(file, options)
+            continue
+        for entry in json_lines(file):
+            if isinstance(entry, BrokenEntry):
+                yield entry
+                continue
+            where, row = entry
+            try:
+                yield _summary(row, where, options)
+            except (KeyError, TypeError) as error:
+                yield BrokenEntry(where, f"it lacks {error}" if isinstance(error, KeyError) else str(error))
+
+
+def _summary(row: Mapping[str, Any], where: str, options: ImportOptions) -> ImportedRollout:
+    """A summary says how long each step was and what it was rewarded with, and not what was said."""
+    turns = [
+        {
+            "prompt_messages": [],
+            "finish": "stop",
+            "token_faithful": False,
+            "reward": step["reward"],
+            "extra": {name: step[name] for name in ("ob_len", "ac_len", "metrics", "logs") if step.get(name)},
+        }
+        for step in row["steps"]
+    ]
+    version = row.get("sampling_client_step")
+    return ImportedRollout(
+        where=where,
+        sessions=[ImportedSession(turns=turns)],
+        foreign_ids=(f"{row['split']}-{row['iteration']}-{row['group_idx']}-{row['traj_idx']}",),
+        task_id=f"group {row['group_idx']}",
+        source=options.source,
+        split=options.split or row["split"],
+        step=options.step if options.step is not None else row["iteration"],
+        attempt=row["traj_idx"],
+        model=options.model,
+        tags=tuple(row.get("tags") or ()),
+        extra={"trajectory_metrics": row.get("trajectory_metrics"), "sampling_client_step": version},
+        reward=row["total_reward"],
+        reward_terms={"final_reward": row["final_reward"]} if row.get("final_reward") is not None else {},
+        absent=("messages", "token ids", "logprobs"),
+    )
+
+
+def _captured(file: Path, options: ImportOptions) -> Found:
+    rollouts: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in _rows(file):
+        place = tuple(
+            row.get(name) for name in ("run_id", "run_attempt", "split", "iteration", "group_idx", "traj_idx")
+        )
+        # Samples that belong to no trajectory are rollouts of their own.
+        rollouts.setdefault(place if place[-1] is not None else (*place, row["cursor"]), []).append(row)
+    for rows in rollouts.values():
+        where = f"{file.name}, row {rows[0]['cursor']}"
+        try:
+            yield _captured_rollout(rows, where, options)
+        except ImportFileError as error:
+            yield BrokenEntry(where, str(error).removeprefix(f"{where}: "))
+
+
+def _captured_rollout(rows: list[dict[str, Any]], where: str, options: ImportOptions) -> ImportedRollout:
+    first = rows[0]
+    turns = []
+    for row in rows:
+        sampled, logprobs = row["sampled_tokens"], row["logprobs"]
+        if row["prompt_tokens"] is None or sampled is None:
+            raise ImportFileError(f"{where}: a row of it lacks prompt_tokens or sampled_tokens")
+        turns.append(
+            {
+                "prompt_messages": [],
+                "prompt_ids": row["prompt_tokens"],
+                "sampled_ids": sampled,
+                "logprobs": [None] * len(sampled) if logprobs is None else logprobs,
+                "weight_version": row["policy_version"],
+                "finish": "stop",
+                "ended_at": row["created_at"],
+                "extra": {"purpose": row["purpose"]} if row["purpose"] else None,
+            }
+        )
+    names = ("run_id", "split", "iteration", "group_idx", "traj_idx")
+    return ImportedRollout(
+        where=where,
+        sessions=[ImportedSession(turns=turns, tokenizer=options.tokenizer)],
+        foreign_ids=("-".join(str(first[name]) for name in names if first[name] is not None),),
+        task_id=None if first["group_idx"] is None else f"group {first['group_idx']}",
+        task=None if first["group_idx"] is not None else {"prompt_ids": first["prompt_tokens"]},
+        source=options.source or first["run_id"],
+        split=options.split or first["split"],
+        step=options.step if options.step is not None else first["iteration"] or 0,
+        attempt=first["traj_idx"],
+        model=options.model,
+        extra={"metadata": first["metadata"]} if first["metadata"] else {},
+        absent=("messages", "rewards", *(() if first["policy_version"] is not None else ("weight versions",))),
+    )
+
+
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    connection = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
+    try:
+        connection.row_factory = sqlite3.Row
+        for stored in connection.execute("SELECT * FROM wire_rows ORDER BY cursor"):
+            row = dict(stored)
+            for name in (*_LISTS, "metadata"):
+                row[name] = None if row.get(name) is None else json.loads(row[name])
+            yield row
+    except (sqlite3.Error, ValueError) as error:
+        raise ImportFileError(f"{file}: no capture database: {error}") from None
+    finally:
+        connection.close()
+
+
+def _tables(file: Path) -> set[str]:
+    try:
+        connection = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
+        try:
+            return {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        finally:
+            connection.close()
+    except sqlite3.Error:
+        return set()

@@ -1,0 +1,24 @@
+"""verl's rollout dumps: JSON lines in `trainer.rollout_data_dir` and `validation_data_dir`, one file a step."""
+
+from pathlib import Path
+
+from rolltape.importers.files import files_of, first_object
+from rolltape.importers.imported import Found
+from rolltape.importers.options import ImportOptions
+from rolltape.importers.text_dumps import TextDump, dump_rollouts, number
+
+_DUMP = TextDump(
+    prompt="input", reply="output", step="step", reward=lambda row: number(row.get("score")), task=("gts",)
+)
+
+
+def recognize(path: Path) -> str | None:
+    """Rows with `input`, `output` and `score`."""
+    file = next(iter(sorted(path.glob("*.jsonl"))), None) if path.is_dir() else path
+    row = first_object(file) if file is not None and file.suffix == ".jsonl" else None
+    return "rows with input, output, and score" if row and {"input", "output", "score"} <= row.keys() else None
+
+
+def find(path: Path, options: ImportOptions) -> Found:
+    """One rollout per row. Prompts and replies are rendered text."""
+    return dump_rollouts(files_of(path, ".jsonl"), _DUMP, options)
