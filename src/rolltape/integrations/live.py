@@ -5,7 +5,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
-from os import PathLike
+from os import PathLike, fspath
 from typing import Any, Self
 
 import msgspec
@@ -286,6 +286,12 @@ class LiveGroups:
         gateway = self.gateway
         assert self._background is not None
         return WeightChange(self._background, gateway, version)
+
+    def update_weights(self, folder: str | PathLike[str], version: str) -> None:
+        """Have SGLang, vLLM or the tiny engine load the weights in a folder. Replies in flight go on under them."""
+        gateway = self.gateway
+        assert self._background is not None
+        self._background.submit(gateway.update_weights(fspath(folder), version)).result()
 
     def state_dict(self) -> dict[str, Any]:
         """What to save with a checkpoint: which groups are done. It is small, and can be written as JSON."""
