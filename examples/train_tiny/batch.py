@@ -31,6 +31,7 @@ class Batch(NamedTuple):
             "inference_logprobs": self.inference_logprobs_bl,
             "advantages": self.advantages_b,
             "rewards": [sample.reward for sample in self.samples],
+            "loss_weights": self.weights_b,
             "sample_ids": [sample.id for sample in self.samples],
             "rollout_ids": [sample.rollout for sample in self.samples],
             "groups": [sample.group for sample in self.samples],

@@ -53,15 +53,17 @@ class Trainer:
         ready = list(batches(samples, self.recipe.batch_tokens))
         for number in range(self.recipe.updates):
             self._optimizer.zero_grad()
-            for place, batch in enumerate(ready):
+            seen = []
+            for batch in ready:
                 logprobs_bl, entropy_bl = logprobs_of(self.model, batch, temperature)
                 if number == 0:
                     proof.see(batch, logprobs_bl, lambda batch, version: self.logprobs_by(batch, version, temperature))
                 torch.autograd.backward(grpo_loss(self.recipe.clip, batch, logprobs_bl, rollouts))
-                outputs = {"logprobs": logprobs_bl, "entropy": entropy_bl}
-                self._exporter.export(step, number * len(ready) + place, batch.columns(), outputs)
+                seen.append({"logprobs": logprobs_bl.detach(), "entropy": entropy_bl})
             if number == 0:
                 proof.check()
+            for place, (batch, outputs) in enumerate(zip(ready, seen, strict=True)):
+                self._exporter.export(step, number * len(ready) + place, batch.columns(), outputs, epoch=number)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self._optimizer.step()
         self._exporter.mark_stable(step)

@@ -246,7 +246,7 @@ def test_check_holds_on_a_sound_run(cli: Cli, run: Path) -> None:
     assert result.out == "2 rollouts, 3 turns, 5 sampled tokens checked under exact, keep-head, slime: no breaches\n"
     policies = ["exact", "keep-head", "slime"]
     assert rows(cli("check", run, "--json")) == [
-        {"rollouts": 2, "turns": 3, "sampled_tokens": 5, "policies": policies, "breaches": 0}
+        {"rollouts": 2, "turns": 3, "sampled_tokens": 5, "policies": policies, "token_steps": 0, "breaches": 0}
     ]
 
 

@@ -1,6 +1,7 @@
 """A token record: one sequence as the trainer saw it, in aligned per-token columns."""
 
 import enum
+from collections.abc import Callable, Collection
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -107,6 +108,14 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             )
         within = (span for span in sample.spans if span.start < length)
         return tuple(msgspec.structs.replace(span, stop=min(span.stop, length)) for span in within)
+
+
+class StepFiles(NamedTuple):
+    """What is known of a step's files, for the question which samples are missing from them."""
+
+    complete: bool  # a trainer wrote them, and all of them are there
+    includes: Callable[[str], bool]  # whether the record of a sample would have been written
+    elsewhere: Callable[[], Collection[str]]  # the samples that records of other steps name
 
 
 class Shape(enum.Enum):

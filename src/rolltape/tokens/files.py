@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from rolltape.errors import MisalignedError, RecordError, TapeWriteError
 from rolltape.records.sample import Sample
-from rolltape.records.token_record import FACT_COLUMNS, TOKEN_COLUMNS, TokenColumn, TokenRecord
+from rolltape.records.token_record import FACT_COLUMNS, TOKEN_COLUMNS, StepFiles, TokenColumn, TokenRecord
 from rolltape.tape.rundir import make_private_folder, write_whole
-from rolltape.tokens.parquet import read_parquet, write_parquet
+from rolltape.tokens.parquet import read_column, read_parquet, write_parquet
 from rolltape.tokens.primerl import read_lines
-from rolltape.tokens.sequences import PART_TOKENS, Sequences
+from rolltape.tokens.sequences import PART_TOKENS, Sequences, is_in_fraction
 from rolltape.tokens.steps import (
     STABLE,
     Format,
@@ -62,6 +62,30 @@ def read_step(
     """Read the records of one step, rank by rank."""
     for path in step.paths(rank):
         yield from read_parquet(path, columns) if step.file_format is Format.PARQUET else read_lines(path)
+
+
+def describe_files(step: TokenStep, steps: Iterable[TokenStep]) -> StepFiles:
+    """What is known of a step's files; `steps` are all of its run."""
+    written_by = {done.exporter for done in step.ranks}
+    missing = sum(done.dropped_records + done.lost_records for done in step.ranks)
+    fraction = min((done.sample_fraction for done in step.ranks), default=0.0)
+    return StepFiles(
+        complete=step.stable and not missing and written_by != {_OWN},
+        includes=lambda sample: is_in_fraction(sample, fraction),
+        elsewhere=lambda: {name for other in steps if other.step != step.step for name in read_sample_ids(other)},
+    )
+
+
+def read_sample_ids(step: TokenStep) -> set[str]:
+    """The samples that the records of a step name."""
+    return {name for path in step.paths() for name in file_sample_ids(step.file_format, path) if name is not None}
+
+
+def file_sample_ids(file_format: Format, path: Path) -> list[str | None]:
+    """The samples that the records of a file name, in their order."""
+    if file_format is Format.PARQUET:
+        return read_column(path, "sample")
+    return [record.sample for record in read_lines(path)]
 
 
 def score_sample(sample: Sample, logprobs: npt.ArrayLike) -> TokenRecord:

@@ -88,6 +88,15 @@ def read_parquet(path: Path, columns: Collection[str] | None = None) -> Iterator
         raise DamagedTapeError(f"{path}: cannot be read: {error}") from None
 
 
+def read_column(path: Path, name: str) -> list[Any]:
+    """One fact of every record of a file."""
+    try:
+        found: list[Any] = pq.read_table(path, columns=[name]).column(name).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise DamagedTapeError(f"{path}: cannot be read: {error}") from None
+    return found
+
+
 def _is_wanted(name: str, columns: Collection[str] | None) -> bool:
     if name in TOKEN_COLUMNS:
         return columns is None or name in columns or not TOKEN_COLUMNS[name].optional

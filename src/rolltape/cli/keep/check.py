@@ -7,18 +7,20 @@ from rolltape.cli.exits import Exit
 from rolltape.cli.options import JsonOption, RunArgument
 from rolltape.cli.runs import describe
 from rolltape.cli.screen import plural, print_json, print_line, print_long, tracked
+from rolltape.cli.train.token_check import check_steps
 from rolltape.errors import DamagedTapeError, TapeError
 from rolltape.records.policy import PRESETS, CutPolicy
 from rolltape.records.rollout import Rollout
 from rolltape.samples.verify import Breach, verify_rollout
 from rolltape.tape.run import RolloutRow, Run
+from rolltape.tokens.steps import TokenStep, list_steps
 from rolltape.traces.verify import find_problems
 
 
 def check(run: RunArgument, as_json: JsonOption = False) -> int:
-    """Verify a run: files, records, traces, and samples.
+    """Verify a run: files, records, traces, samples, and what a trainer saw of them.
 
-    Samples are checked under every cut policy.
+    Samples are checked under every cut policy, and a trainer's token records against the samples that they name.
     """
     tape = rolltape.read(run)
     policies = list(PRESETS.values())
@@ -37,6 +39,8 @@ def check(run: RunArgument, as_json: JsonOption = False) -> int:
         tokens += sum(len(turn.sampled_ids) for turn in loaded.turns)
         found.extend(_breaches(loaded, policies))
     found.extend(_problems(tape))
+    steps = list_steps(run) if rows else []
+    found.extend(_token_findings(tape, steps))
     if not rollouts and not found:
         raise TapeError(f"{run}: the run holds no rollouts yet")
     found = list(dict.fromkeys(found))
@@ -45,11 +49,12 @@ def check(run: RunArgument, as_json: JsonOption = False) -> int:
         for breach in found:
             print_json({"rule": breach.rule, "where": breach.where, "what": breach.what})
         counts = {"rollouts": rollouts, "turns": turns, "sampled_tokens": tokens}
-        print_json({**counts, "policies": names, "breaches": len(found)})
+        print_json({**counts, "policies": names, "token_steps": len(steps), "breaches": len(found)})
     else:
         for breach in found:
             print_long(f"{breach.where}: {breach.what} [{breach.rule}]")
         seen = f"{plural(rollouts, 'rollout')}, {plural(turns, 'turn')}, {plural(tokens, 'sampled token')}"
+        seen += f", {plural(len(steps), 'step')} of token records" if steps else ""
         print_line(
             f"{seen} checked under {', '.join(names)}: "
             + ("no breaches" if not found else "1 breach" if len(found) == 1 else f"{len(found):,} breaches")
@@ -83,6 +88,17 @@ def _breaches(rollout: Rollout, policies: Sequence[CutPolicy]) -> list[Breach]:
         return breaches + [Breach("trace", rollout.id, what) for what in find_problems(rollout)]
     except Exception as error:  # noqa: BLE001 - as above
         return [Breach("samples", rollout.id, f"cannot be checked: {describe(error)}")]
+
+
+def _token_findings(tape: Run, steps: Sequence[TokenStep]) -> Iterator[Breach]:
+    """Where a trainer's records and the tape disagree; records that name no sample say nothing."""
+    for step in steps:
+        try:
+            for check in check_steps(tape, steps, [step]):
+                for finding in check.findings:
+                    yield Breach(f"trainer saw: {finding.rule}", finding.where, f"{finding.what}; {finding.advice}")
+        except Exception as error:  # noqa: BLE001 - as above
+            yield Breach("readable", f"token records of step {step.step}", f"cannot be checked: {describe(error)}")
 
 
 def _problems(tape: Run) -> Iterator[Breach]:

@@ -1,4 +1,4 @@
-"""`rolltape tokens`: list, summarize, and show a trainer's token records."""
+"""`rolltape tokens`: list, summarize, show, and check a trainer's token records."""
 
 import enum
 from collections.abc import Iterable, Sequence
@@ -11,6 +11,7 @@ from rolltape.cli.options import CutOptions, JsonOption, RunArgument, TokenizerO
 from rolltape.cli.parameters import argument, either, option
 from rolltape.cli.screen import count, note, number, plural, print_json, print_line, print_table, tracked
 from rolltape.cli.train import token_texts
+from rolltape.cli.train.token_check import CheckedAdvantage, print_check
 from rolltape.cli.train.token_texts import RecordJoiner, find_record, short_sample
 from rolltape.errors import TapeError, UsageError
 from rolltape.records.token_record import TOKEN_COLUMNS, TokenRecord
@@ -28,6 +29,7 @@ class TokenAction(enum.StrEnum):
     SHOW = "show"  # one record by token
     TURNS = "turns"  # one record by turn
     WORST = "worst"  # the tokens with the largest mismatch
+    CHECK = "check"  # whether they are what the tape holds
 
 
 def tokens(
@@ -43,18 +45,28 @@ def tokens(
         list[str] | None, option("--column NAME", "Column to show, or to rank by for worst; repeatable.")
     ] = None,
     limit: Annotated[int, option("--limit N", "Only the N worst tokens.", min=1)] = 10,
+    advantage: Annotated[
+        CheckedAdvantage,
+        option("--advantage KIND", f"For check, what the trainer's advantages are: {either(CheckedAdvantage)}."),
+    ] = CheckedAdvantage.AUTO,
     cut: CutOptions,
     tokenizer: TokenizerOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """List, summarize, and show a trainer's token records."""
-    steps = _select_steps(run, step)
+    """List, summarize, show, and check a trainer's token records.
+
+    Check compares them with the samples of the tape, and exits with 1 if they disagree.
+    """
+    every, steps = _select_steps(run, step)
+    code: int = Exit.OK
     if action is TokenAction.LIST and step is None:
         print_steps(steps, as_json=as_json)
     elif action is TokenAction.LIST:
         print_records(steps, rank, as_json=as_json)
     elif action is TokenAction.SUMMARY:
         print_summary(steps, rank, as_json=as_json)
+    elif action is TokenAction.CHECK:
+        code = print_check(run, every, cut.cut_policy(), advantage, only=step, as_json=as_json)
     else:
         joiner = RecordJoiner(run, cut.cut_policy(), tokenizer)
         if action is TokenAction.WORST:
@@ -68,10 +80,11 @@ def tokens(
         missing = sum(done.dropped_records + done.lost_records for done in one.ranks)
         if missing:
             note(f"step {one.step}: {plural(missing, 'record')} dropped or lost while writing")
-    return Exit.OK
+    return code
 
 
-def _select_steps(run: str, step: int | None) -> list[TokenStep]:
+def _select_steps(run: str, step: int | None) -> tuple[list[TokenStep], list[TokenStep]]:
+    """All steps of a run that have token records, and those of them that are meant."""
     steps = list_steps(run)
     if not steps:
         raise TapeError(f"{run}: no token records; a trainer writes them with rolltape.TokenExporter")
@@ -80,7 +93,7 @@ def _select_steps(run: str, step: int | None) -> list[TokenStep]:
         first, last = steps[0].step, steps[-1].step
         known = f"step {first}" if first == last else f"steps {first} to {last}"
         raise UsageError(f"--step {step}: no token records; the run has those of {known}")
-    return selected
+    return steps, selected
 
 
 def _columns(asked: list[str] | None) -> list[str]:

@@ -7,15 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rolltape.errors import RolltapeError
 from rolltape.records.ids import last_turn_of, names_sample
 from rolltape.records.sample import Sample
 from rolltape.records.token_record import TokenRecord
-from rolltape.tokens.files import read_step
-from rolltape.tokens.primerl import read_lines
-from rolltape.tokens.steps import Format, TokenStep, list_steps
+from rolltape.tokens.files import file_sample_ids, read_step
+from rolltape.tokens.steps import TokenStep, list_steps
 from rolltape.tokens.summary import SUMMARY_COLUMNS, summarize_step
 from rolltape.view.run.state import TokenPlace, TrainerFigures
 
@@ -93,9 +91,6 @@ class TokenRecords:
     def _last_turns(self, step: TokenStep, path: Path) -> set[str]:
         key = (str(path), path.stat().st_size)
         if key not in self._ends:
-            if step.file_format is Format.PARQUET:
-                samples = pq.read_table(path, columns=["sample"]).column("sample").to_pylist()
-            else:
-                samples = [record.sample for record in read_lines(path)]
+            samples = file_sample_ids(step.file_format, path)
             self._ends[key] = {last_turn_of(sample) for sample in samples if sample is not None}
         return self._ends[key]

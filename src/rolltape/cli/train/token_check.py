@@ -1,0 +1,117 @@
+"""`rolltape tokens RUN check`: compare what a trainer saw with the tape, and print where they disagree."""
+
+import enum
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import msgspec
+
+import rolltape
+from rolltape.cli.exits import Exit
+from rolltape.cli.screen import note, plural, print_json, print_line, print_long, tracked
+from rolltape.errors import TapeError
+from rolltape.records.policy import Advantage, CutPolicy
+from rolltape.samples.record_check import CHECKED_COLUMNS
+from rolltape.samples.step_check import StepCheck, UnseenSample, check_step, find_unseen
+from rolltape.tape.run import Run
+from rolltape.tokens.files import describe_files, read_step
+from rolltape.tokens.steps import TokenStep
+
+_MOST_PRINTED = 100
+
+
+class CheckedAdvantage(enum.StrEnum):
+    """What a trainer's advantages must be."""
+
+    AUTO = "auto"  # centered or normalized, whichever the records agree with
+    CENTERED = "centered"
+    NORMALIZED = "normalized"
+    ORDERED = "ordered"  # of the trainer's own making: they rise with the reward within a group
+    NONE = "none"  # they are not checked
+
+
+def print_check(
+    path: str,
+    steps: Sequence[TokenStep],
+    policy: CutPolicy,
+    advantage: CheckedAdvantage,
+    *,
+    only: int | None,
+    as_json: bool,
+) -> int:
+    """Check steps and print what was found; `only` is the step that was asked for."""
+    run = rolltape.read(path)
+    chosen = [step for step in steps if only in (None, step.step)]
+    checks = list(tracked(check_steps(run, steps, chosen, policy, advantage), "steps", len(chosen)))
+    records, unnamed = sum(check.records for check in checks), sum(check.unnamed for check in checks)
+    if records and unnamed == records:
+        raise TapeError(
+            f"{path}: none of {plural(records, 'token record')} names a sample; give sample_ids in the batch"
+        )
+    unseen = list(find_unseen(run, checks, step=only, policy=policy))
+    if as_json:
+        _print_json(checks, unseen)
+    else:
+        _print_text(checks, unseen)
+    return Exit.BROKEN if any(check.findings for check in checks) else Exit.OK
+
+
+def check_steps(
+    run: Run,
+    steps: Sequence[TokenStep],
+    chosen: Sequence[TokenStep],
+    policy: CutPolicy | None = None,
+    advantage: CheckedAdvantage = CheckedAdvantage.AUTO,
+) -> Iterator[StepCheck]:
+    """Check some of a run's steps, one after the other."""
+    named = advantage in (CheckedAdvantage.CENTERED, CheckedAdvantage.NORMALIZED, CheckedAdvantage.NONE)
+    for step in chosen:
+        yield check_step(
+            run,
+            step.step,
+            read_step(step, columns=CHECKED_COLUMNS),
+            policy=policy,
+            advantage=Advantage(advantage.value) if named else None,
+            any_advantage=advantage is CheckedAdvantage.ORDERED,
+            files=describe_files(step, steps),
+        )
+
+
+def _print_json(checks: Sequence[StepCheck], unseen: Sequence[UnseenSample]) -> None:
+    for check in checks:
+        for finding in check.findings:
+            print_json(msgspec.to_builtins(finding))
+    for one in unseen:
+        print_json({"unseen": one.sample, **{name: getattr(one, name) for name in ("rollout", "group", "step", "why")}})
+    counted = ("records", "tokens", "unnamed", "pruned", "disagreeing")
+    print_json(
+        {
+            "steps": len(checks),
+            **{name: sum(getattr(check, name) for check in checks) for name in counted},
+            "findings": sum(len(check.findings) for check in checks),
+            "unseen": len(unseen),
+        }
+    )
+
+
+def _print_text(checks: Sequence[StepCheck], unseen: Sequence[UnseenSample]) -> None:
+    findings = [finding for check in checks for finding in check.findings]
+    for advice, alike in groupby(findings[:_MOST_PRINTED], key=lambda finding: finding.advice):
+        for finding in alike:
+            print_long(f"{finding.where}: {finding.what} [{finding.rule}]")
+        print_long(f"    {advice}")
+    if len(findings) > _MOST_PRINTED:
+        print_line(f"… and {len(findings) - _MOST_PRINTED:,} more; --json lists them all")
+    records = sum(check.records for check in checks)
+    disagreeing = sum(check.disagreeing for check in checks)
+    disagree = f"{plural(disagreeing, 'record')} {'disagrees' if disagreeing == 1 else 'disagree'}"
+    found = f"{plural(len(findings), 'finding')}, {disagree}" if findings else "no findings"
+    print_line(f"{plural(records, 'record')} of {plural(len(checks), 'step')} checked against the tape: {found}")
+    if unseen:
+        whys = Counter(one.why for one in unseen).most_common()
+        listed = ", ".join(f"{count:,} {why}" for why, count in whys)
+        print_line(f"{plural(len(unseen), 'sample')} never seen by the trainer: {listed}")
+    for name, why in {"unnamed": "name no sample", "pruned": "are of rollouts whose turns were pruned"}.items():
+        if count := sum(getattr(check, name) for check in checks):
+            note(f"{plural(count, 'record')} {why}, and could not be checked")

@@ -1,0 +1,215 @@
+"""Compare the advantages, rewards and loss weights in a step's token records with what the tape's rewards give.
+
+Which kind of each the trainer uses is taken from its records: the one of `Credit`'s kinds that most agree with.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from rolltape.records.policy import Advantage, Credit, LossWeight, RewardShare
+from rolltape.records.rollout import RolloutHead
+from rolltape.records.sample import Span
+from rolltape.records.token_record import TokenRecord
+from rolltape.records.wording import number
+from rolltape.samples.credit import RewardedRollout, advantages_of
+from rolltape.samples.record_check import TokenDifference, TokenRule, agree
+
+Key = tuple[str, int]  # a rollout and a try of it
+Advantages = Mapping[Key, float | None]
+Siblings = tuple[int, Sequence[int]] | None  # a sample's place in its rollout, and the trained tokens of all there
+K = TypeVar("K", Advantage, RewardShare, LossWeight)
+
+_REGRADED = (
+    "check how the trainer joins rewards; if the rollout was graded again after this step, its reward has changed"
+)
+
+
+class CreditedRecord(NamedTuple):
+    """A record, and the numbers that the tape may give its sample, by kind."""
+
+    record: TokenRecord
+    key: Key
+    group: str
+    spans: Sequence[Span]
+    rewards: Mapping[RewardShare, float | None]  # without SPLIT: how many samples its rollout has is not known
+    weights: Mapping[LossWeight, float]  # empty: likewise
+
+    @classmethod
+    def of(
+        cls, record: TokenRecord, head: RolloutHead, spans: Sequence[Span], reward: float | None, siblings: Siblings
+    ) -> "CreditedRecord":
+        """A record with the numbers of its sample, one of the siblings; none of them: they are not known."""
+        rewards: dict[RewardShare, float | None] = {RewardShare.FULL: reward}
+        weights: dict[LossWeight, float] = {}
+        if siblings is not None:
+            at, trained = siblings
+            rewards = {kind: Credit(reward_share=kind).shares(reward, len(trained))[at] for kind in RewardShare}
+            weights = {kind: Credit(loss_weight=kind).weights(trained)[at] for kind in LossWeight}
+        return cls(record, head.key, head.group, spans, rewards, weights)
+
+
+class CreditDifference(NamedTuple):
+    """A record whose credit is not that of the tape."""
+
+    credited: CreditedRecord
+    difference: TokenDifference
+
+
+def check_rewards(credited: Sequence[CreditedRecord]) -> Iterator[CreditDifference]:
+    """Records whose reward is not their sample's."""
+    share = _most_agreed(list(RewardShare), credited, _reward_agrees)
+    for one in credited:
+        if _reward_agrees(one, share) is False:
+            what = f"reward {number(_reward(one.record))} in the record, {number(one.rewards[share])} on the tape"
+            yield CreditDifference(one, TokenDifference(TokenRule.REWARD, None, what, _REGRADED))
+
+
+def check_weights(credited: Sequence[CreditedRecord]) -> Iterator[CreditDifference]:
+    """Records whose loss weight is not their sample's."""
+    kind = _most_agreed(list(LossWeight), credited, _weight_agrees)
+    for one in credited:
+        if _weight_agrees(one, kind) is False:
+            seen, held = number(one.record.loss_weight), number(one.weights[kind])
+            what = f"loss weight {seen} in the record, {held} by its share of its rollout's trained tokens"
+            if kind is LossWeight.EVEN:
+                what = f"loss weight {seen} in the record, {held} by the number of its rollout's samples"
+            advice = "give each sample's loss_weight as loss_weights, and use it in the loss"
+            yield CreditDifference(one, TokenDifference(TokenRule.LOSS_WEIGHT, None, what, advice))
+
+
+def advantage_kind(
+    credited: Sequence[CreditedRecord], rows: Mapping[str, Sequence[RewardedRollout]], asked: Advantage | None
+) -> tuple[Advantage, Advantages]:
+    """The kind of advantage that the records have, and that of each rollout of their groups."""
+    kinds = [Advantage.CENTERED, Advantage.NORMALIZED] if asked is None else [asked]
+    members = [row for group in {one.group for one in credited} for row in rows[group]]
+    by_kind = {kind: advantages_of(members, kind) for kind in kinds}
+    kind = _most_agreed(kinds, credited, lambda one, kind: _advantage_agrees(one, by_kind[kind]))
+    return kind, by_kind[kind]
+
+
+def check_advantages(
+    credited: Sequence[CreditedRecord],
+    rows: Mapping[str, Sequence[RewardedRollout]],
+    kind: Advantage,
+    expected: Advantages,
+) -> Iterator[CreditDifference]:
+    """Records whose advantage is not what the rewards of their group give."""
+    if kind is Advantage.NONE:
+        return
+    early = _advantages_of_the_seen(credited, rows, kind, expected)
+    for one in credited:
+        if _advantage_agrees(one, expected) is not False or _advantage_agrees(one, early):
+            continue
+        held = expected.get(one.key)
+        token, value = _odd_advantage(one.record, held)
+        by_tape = (
+            "none on the tape, its rollout has no reward" if held is None else f"{number(held)} by its group's rewards"
+        )
+        yield CreditDifference(
+            one,
+            TokenDifference(
+                TokenRule.ADVANTAGE,
+                token,
+                f"advantage {number(value)} in the record, {by_tape} ({kind.value})",
+                "check how the trainer groups samples; if it computes advantages in a way of its own, "
+                "--advantage ordered compares only their order",
+            ),
+        )
+
+
+def check_order(credited: Sequence[CreditedRecord]) -> Iterator[CreditDifference]:
+    """Records whose advantage does not rise with the reward within their group."""
+    by_group: dict[str, list[tuple[float, float, CreditedRecord]]] = {}
+    for one in credited:
+        reward, values = one.rewards[RewardShare.FULL], one.record.advantages
+        if reward is not None and values is not None and one.record.trained_tokens:
+            by_group.setdefault(one.group, []).append((reward, float(values[one.record.trained_mask][0]), one))
+    for members in by_group.values():
+        members.sort(key=lambda one: one[0])
+        for (low, less, before), (high, more, one) in pairwise(members):
+            if agree(more, less) or (low < high and less < more):
+                continue
+            what = (
+                f"advantage {number(more)} for reward {number(high)} in the record, {number(less)} for reward "
+                f"{number(low)} in record {before.record.place} of the same group"
+            )
+            yield CreditDifference(
+                one, TokenDifference(TokenRule.ADVANTAGE, None, what, "check how the trainer groups samples")
+            )
+
+
+def _advantages_of_the_seen(
+    credited: Sequence[CreditedRecord],
+    rows: Mapping[str, Sequence[RewardedRollout]],
+    kind: Advantage,
+    expected: Advantages,
+) -> Advantages:
+    """Advantages over the rollouts that the step saw, of groups whose records all agree with them.
+
+    A group may have been handed over before its last attempts ended.
+    """
+    by_group: dict[str, list[CreditedRecord]] = {}
+    for one in credited:
+        by_group.setdefault(one.group, []).append(one)
+    found: dict[Key, float | None] = {}
+    for group, members in by_group.items():
+        if all(_advantage_agrees(one, expected) is not False for one in members):
+            continue
+        keys = {one.key for one in members}
+        own = advantages_of([row for row in rows[group] if row.head.key in keys], kind)
+        if all(_advantage_agrees(one, own) for one in members):
+            found |= own
+    return found
+
+
+def _most_agreed(
+    kinds: Sequence[K], credited: Sequence[CreditedRecord], agrees: Callable[[CreditedRecord, K], bool | None]
+) -> K:
+    """The kind that most records agree with, the first of equals."""
+    return max(kinds, key=lambda kind: sum(agrees(one, kind) is True for one in credited))
+
+
+def _reward(record: TokenRecord) -> float | None:
+    """A record's reward, also if it was given per token; None: there is none, or it is not the same for all tokens."""
+    if record.reward is not None or record.rewards is None:
+        return record.reward
+    values = record.rewards[record.trained_mask]
+    return float(values[0]) if len(values) and (values == values[0]).all() else None
+
+
+def _reward_agrees(one: CreditedRecord, share: RewardShare) -> bool | None:
+    """None: the record has no reward to compare, or the tape gives none of this kind."""
+    seen = _reward(one.record)
+    if seen is None or share not in one.rewards:
+        return None
+    held = one.rewards[share]
+    return held is not None and agree(seen, held)
+
+
+def _weight_agrees(one: CreditedRecord, kind: LossWeight) -> bool | None:
+    if one.record.loss_weight is None or kind not in one.weights:
+        return None
+    return agree(one.record.loss_weight, one.weights[kind])
+
+
+def _advantage_agrees(one: CreditedRecord, expected: Advantages) -> bool | None:
+    if one.record.advantages is None:
+        return None
+    held = expected.get(one.key)
+    values = one.record.advantages[one.record.trained_mask]
+    return held is not None and len(values) > 0 and bool((values == values[0]).all()) and agree(float(values[0]), held)
+
+
+def _odd_advantage(record: TokenRecord, held: float | None) -> tuple[int | None, float]:
+    """The advantage that is not the expected one, and the place of its token if other tokens have another."""
+    assert record.advantages is not None
+    trained = np.flatnonzero(record.trained_mask)
+    values = record.advantages[trained]
+    if (values == values[0]).all():
+        return None, float(values[0])
+    odd = next((place for place, value in enumerate(values.tolist()) if held is None or not agree(value, held)), 0)
+    return int(trained[odd]), float(values[odd])

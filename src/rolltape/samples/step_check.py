@@ -1,0 +1,418 @@
+"""Check a step's token records against the tape: did the trainer see each sample as it is, once, and whole groups?"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from rolltape.records.ids import last_turn_of, names_sample, sample_id
+from rolltape.records.policy import PRESETS, Advantage, CutPolicy
+from rolltape.records.rollout import Rollout, RolloutHead, Status
+from rolltape.records.sample import Fate, Origin, Sample, Span
+from rolltape.records.token_record import StepFiles, TokenRecord
+from rolltape.samples.claims import equal_runs
+from rolltape.samples.credit import advantages_of, counted_tries
+from rolltape.samples.credit_check import (
+    Advantages,
+    CreditedRecord,
+    Key,
+    advantage_kind,
+    check_advantages,
+    check_order,
+    check_rewards,
+    check_weights,
+)
+from rolltape.samples.linearize import Linearized, linearize, linearize_under, pruned_tokens
+from rolltape.samples.record_check import TokenDifference, TokenRule, compare_record, span_at
+from rolltape.tape.run import RolloutRow, Run
+
+
+class TokenFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """A place where a trainer's records and the tape disagree."""
+
+    rule: TokenRule
+    step: int
+    record: str | None = None  # its place; None: there is no record, as of a sample that is missing
+    sample: str | None = None
+    rollout: str | None = None
+    turn: str | None = None
+    token: int | None = None  # position in the sequence
+    what: str  # the two facts
+    advice: str
+
+    @property
+    def where(self) -> str:
+        """Step, record, sample, turn and token, as far as they are known."""
+        turn = None if self.turn is None else ".".join(self.turn.rsplit(".", 2)[1:])
+        named = {"record": self.record, "sample": self.sample, "turn": turn, "token": self.token}
+        return f"step {self.step}" + "".join(f", {name} {one}" for name, one in named.items() if one is not None)
+
+
+class UnseenSample(msgspec.Struct, frozen=True, kw_only=True):
+    """A sample that no token record names."""
+
+    sample: str
+    rollout: str
+    group: str
+    step: int  # that its rollout was made for
+    why: str
+
+
+class StepCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of checking a step."""
+
+    step: int
+    records: int
+    tokens: int
+    unnamed: int  # records that name no sample, and so cannot be checked
+    pruned: int  # records of rollouts whose turns are no longer on the tape
+    findings: tuple[TokenFinding, ...]
+    unseen: tuple[UnseenSample, ...]  # of the groups that the step trained
+    seen: frozenset[str]  # the samples that its records name
+    groups: frozenset[str]  # of those
+
+    @property
+    def disagreeing(self) -> int:
+        """How many records have a finding."""
+        return len({finding.record for finding in self.findings if finding.record is not None})
+
+
+def check_step(
+    run: Run,
+    step: int,
+    records: Iterable[TokenRecord],
+    *,
+    policy: CutPolicy | None = None,
+    advantage: Advantage | None = None,
+    any_advantage: bool = False,
+    files: StepFiles,
+) -> StepCheck:
+    """Compare the records of a step with the samples that they name.
+
+    Samples are those of `policy` and of the presets; an id that none of them makes is checked against its own turn.
+    `files` says what else was written, so that a sample without a record can be told from one that is missing.
+    `advantage` says which kind the trainer uses, if the records shall not decide. With `any_advantage` it may be of the
+    trainer's own making, as long as it rises with the reward within a group.
+    """
+    check = _Check(run, step, [policy] if policy else [])
+    check.take(records)
+    for group in sorted(check.groups):
+        check.compare_group(group)
+    check.choose_policy()
+    advantages = check.check_credit(advantage, any_advantage=any_advantage)
+    check.check_once()
+    unseen = tuple(check.find_missing(advantages, files))
+    order = list(TokenRule)
+    return StepCheck(
+        step=step,
+        records=check.count,
+        tokens=check.tokens,
+        unnamed=check.unnamed,
+        pruned=check.pruned,
+        findings=tuple(sorted(check.findings, key=lambda one: order.index(one.rule))),
+        unseen=unseen,
+        seen=frozenset(check.seen),
+        groups=frozenset(check.groups),
+    )
+
+
+def find_unseen(
+    run: Run, checks: Sequence[StepCheck], *, step: int | None = None, policy: CutPolicy | None = None
+) -> Iterator[UnseenSample]:
+    """The samples that no record of these steps names; of untouched groups those made for one step, if it is given."""
+    seen = {sample for check in checks for sample in check.seen}
+    groups = {group for check in checks for group in check.groups}
+    for one in {one.sample: one for check in checks for one in check.unseen}.values():
+        if one.sample not in seen:
+            yield one
+    rows = [row for row in counted_tries(run.index()) if row.group not in groups and step in (None, row.step)]
+    advantages = advantages_of(rows, Advantage.CENTERED)
+    versions = run.versions()
+    for rollout in run.tape_index.load_each([row.key for row in rows]):
+        made = linearize(rollout, policy or "exact", versions=versions)
+        yield from (_unseen(rollout.head, outline.id, advantages[rollout.key]) for outline in made.outlines)
+        _take_apart([made])
+
+
+class _Made(NamedTuple):
+    """A rollout, and for each policy the samples that it makes of it, with their trained tokens."""
+
+    head: RolloutHead
+    samples: Sequence[Mapping[str, int]]
+
+    def is_known(self, sample: str) -> bool:
+        return any(sample in made for made in self.samples)
+
+
+class _Found(NamedTuple):
+    """A record, and the sample that it was compared with."""
+
+    record: TokenRecord
+    sample: str
+    spans: Sequence[Span]
+    reward: float | None
+    made: _Made
+
+
+class _Check:
+    """The state of a step's check: its records by rollout, and what was found so far."""
+
+    def __init__(self, run: Run, step: int, policies: Sequence[CutPolicy]) -> None:
+        self.count = self.tokens = self.unnamed = self.pruned = 0
+        self.findings: list[TokenFinding] = []
+        self.seen: set[str] = set()
+        self._run = run
+        self._step = step
+        self._policies = [*policies, *(preset for preset in PRESETS.values() if preset not in policies)]
+        self._versions = run.versions()
+        self._rows: dict[str, list[RolloutRow]] = {}  # by group
+        self._group_of: dict[Key, str] = {}
+        for row in run.index():
+            self._rows.setdefault(row.group, []).append(row)
+            self._group_of[row.key] = row.group
+        self._rollouts = {rollout for rollout, _ in self._group_of}
+        self._records: dict[Key, list[TokenRecord]] = {}
+        self._made: list[_Made] = []
+        self._found: list[_Found] = []
+        self._counted: set[Key] = set()  # the tries that count
+        self._unknown: set[str] = set()  # groups with samples that none of the policies makes
+        self._credited: list[CreditedRecord] = []
+        self._samples: list[tuple[RolloutHead, str]] = []  # those of the step's groups, as far as they are known
+
+    @property
+    def groups(self) -> set[str]:
+        return {self._group_of[key] for key in self._records}
+
+    def take(self, records: Iterable[TokenRecord]) -> None:
+        """Sort the records by the rollouts that their samples name."""
+        for record in records:
+            self.count += 1
+            self.tokens += len(record)
+            if record.sample is None:
+                self.unnamed += 1
+                continue
+            self.seen.add(record.sample)
+            key = _rollout_of(record.sample)
+            if key in self._group_of:
+                self._records.setdefault(key, []).append(record)
+            else:
+                what = f"sample {record.sample} in the record, no such rollout on the tape"
+                self._find(record, _unknown(what, "give the ids of this run's samples as sample_ids"))
+
+    def compare_group(self, group: str) -> None:
+        """Compare the records of a group with its samples, and note which samples each policy makes of it."""
+        rows = self._rows[group]
+        self._counted |= {row.key for row in counted_tries(rows)}
+        wanted = [row.key for row in rows if row.key in self._counted or row.key in self._records]
+        for rollout in self._run.tape_index.load_each(wanted):
+            made = linearize_under(rollout, self._policies, versions=self._versions)
+            self._made.append(
+                _Made(
+                    rollout.head,
+                    [{outline.id: outline.trained_tokens for outline in one.outlines} for one in made],
+                )
+            )
+            if rollout.key in self._records:
+                self._compare_rollout(rollout, made)
+            _take_apart(made)
+
+    def _compare_rollout(self, rollout: Rollout, made: Sequence[Linearized]) -> None:
+        """Compare the records of a rollout with its samples."""
+        records = self._records[rollout.key]
+        if pruned_tokens(rollout):
+            self.pruned += len(records)
+            self._unknown.add(rollout.head.group)
+            return
+        if not any(len(one) for one in made):
+            what = f"the record trains, but {_state(rollout)}"
+            for record in records:
+                self._find(record, TokenDifference(TokenRule.OUTCOME, None, what, "take samples from completed groups"))
+            return
+        for record in records:
+            sample = _sample_named(made, record)
+            if sample is None:
+                self._unknown.add(rollout.head.group)
+                sample = _sample_by_id(made, record)
+            if sample is None:
+                what = f"sample {record.sample} in the record, no such sample on the tape"
+                self._find(record, _unknown(what, "give the --policy and the limits that made it"))
+                continue
+            self.seen.add(sample.id)  # a record of 0.1.0 calls it otherwise
+            for difference in chain(compare_record(record, sample), self._compare_origin(record, rollout)):
+                self._find(record, difference, sample.spans)
+            self._found.append(_Found(record, sample.id, sample.spans, rollout.reward, self._made[-1]))
+
+    def choose_policy(self) -> None:
+        """Decide which policy made the samples of the step: that which misses fewest, and makes fewest others.
+
+        A record whose sample it does not make was cut in another way than the rest of its rollout.
+        """
+        missed = [0] * len(self._policies)
+        others = [0] * len(self._policies)
+        for found in self._found:
+            if found.made.is_known(found.sample):
+                for number, samples in enumerate(found.made.samples):
+                    missed[number] += found.sample not in samples
+        for made in self._made:
+            if made.head.key in self._counted:
+                for number, samples in enumerate(made.samples):
+                    others[number] += len(samples.keys() - self.seen)
+        best = min(range(len(self._policies)), key=lambda number: (missed[number], others[number]))
+        for found in self._found:
+            samples = found.made.samples[best]
+            siblings = (list(samples).index(found.sample), list(samples.values())) if found.sample in samples else None
+            head = found.made.head
+            self._credited.append(CreditedRecord.of(found.record, head, found.spans, found.reward, siblings))
+            if siblings is None and found.made.is_known(found.sample):
+                name = self._policies[best].name
+                what = f"the sample is made by another cut policy than the others of this step, {name}"
+                advice = "use one cut policy for all samples of a step"
+                self._find(found.record, TokenDifference(TokenRule.TWICE, None, what, advice))
+        for made in self._made:
+            # Where a sample is of an unknown policy, nobody can say which others it makes.
+            if made.head.key in self._counted and made.head.group not in self._unknown:
+                self._samples += [(made.head, sample) for sample in made.samples[best]]
+
+    def _compare_origin(self, record: TokenRecord, rollout: Rollout) -> Iterator[TokenDifference]:
+        # Trainers have names of their own; one is wrong only if it means something else here.
+        if record.rollout != rollout.id and record.rollout in self._rollouts:
+            what = f"rollout {record.rollout} in the record, {rollout.id} by its sample"
+            yield TokenDifference(TokenRule.ORIGIN, None, what, "check that rollout_ids belong to these sequences")
+        if record.group != rollout.head.group and record.group in self._rows:
+            what = f"group {record.group} in the record, {rollout.head.group} by its sample"
+            yield TokenDifference(TokenRule.ORIGIN, None, what, "check that groups belong to these sequences")
+
+    def check_credit(self, advantage: Advantage | None, *, any_advantage: bool) -> Advantages:
+        """Compare rewards, weights and advantages with the tape; the advantages of the step's rollouts."""
+        credited = self._credited
+        kind, advantages = advantage_kind(credited, self._rows, advantage)
+        ordered = check_order(credited) if any_advantage else check_advantages(credited, self._rows, kind, advantages)
+        for one, difference in chain(check_rewards(credited), check_weights(credited), ordered):
+            self._find(one.record, difference, one.spans)
+        return advantages
+
+    def check_once(self) -> None:
+        """No sample twice in one pass over the step's samples."""
+        first: dict[tuple[int, str | None], TokenRecord] = {}
+        for record in chain.from_iterable(self._records.values()):
+            before = first.setdefault((record.epoch, record.sample), record)
+            if before is not record:
+                what = f"the sample is also in record {before.place}, in the same epoch"
+                advice = (
+                    "check how samples are dealt out to ranks; if the step makes several epochs, give epoch to export"
+                )
+                self._find(record, TokenDifference(TokenRule.TWICE, None, what, advice))
+
+    def find_missing(self, advantages: Advantages, files: StepFiles) -> Iterator[UnseenSample]:
+        """Samples of the step's groups that no record names; those that should be there are findings."""
+        elsewhere: Collection[str] | None = None
+        for head, sample in self._samples:
+            if sample in self.seen:
+                continue
+            advantage = advantages.get(head.key)
+            yield _unseen(head, sample, advantage)
+            if not files.complete or not advantage or not files.includes(sample):
+                continue
+            elsewhere = files.elsewhere() if elsewhere is None else elsewhere
+            if sample not in elsewhere:
+                self.findings.append(
+                    TokenFinding(
+                        rule=TokenRule.MISSING,
+                        step=self._step,
+                        sample=sample,
+                        rollout=head.id,
+                        turn=last_turn_of(sample),
+                        what="the sample is to train, but no record names it, though the step has others of its group",
+                        advice="train on whole groups: advantages and loss weights count on it",
+                    )
+                )
+
+    def _find(self, record: TokenRecord, difference: TokenDifference, spans: Sequence[Span] = ()) -> None:
+        span = None if difference.token is None else span_at(spans, difference.token)
+        self.findings.append(
+            TokenFinding(
+                rule=difference.rule,
+                step=self._step,
+                record=record.place,
+                sample=record.sample,
+                rollout=None if record.sample is None else _rollout_of(record.sample)[0],
+                turn=None if span is None else span.turn,
+                token=difference.token,
+                what=difference.what,
+                advice=difference.advice,
+            )
+        )
+
+
+def _rollout_of(sample: str) -> Key:
+    """The rollout and the try of a sample; a try of -1 if it is no sample's id."""
+    parts = last_turn_of(sample).rsplit(".", 3)
+    return (parts[0], int(parts[1])) if len(parts) == 4 and parts[1].isdecimal() else (sample, -1)
+
+
+def _sample_named(made: Sequence[Linearized], record: TokenRecord) -> Sample | None:
+    """The sample that a record names, by the first policy that makes it; an id of 0.1.0 may mean several."""
+    for one in made:
+        named = [outline for outline in one.outlines if names_sample(record.sample or "", outline.id)]
+        if named:
+            return one.sample(min(named, key=lambda outline: abs(outline.tokens - len(record))).index)
+    return None
+
+
+def _sample_by_id(made: Sequence[Linearized], record: TokenRecord) -> Sample | None:
+    """The sample of a record under limits that nobody knows now, such as a staleness limit at that time.
+
+    Its id proves length and mask. Its ids must begin a sample of one of the policies, and what it trains must train
+    there, be it in another sample.
+    """
+    bounds = [(start, stop) for start, stop in equal_runs(record.trained_mask) if record.trained_mask[start]]
+    last_turn = last_turn_of(record.sample or "")
+    if record.sample != sample_id(last_turn, len(record), bounds):
+        return None
+    length = len(record)
+    for one in made:
+        for outline in one.outlines:
+            if outline.tokens < length or outline.session != last_turn.rpartition(".")[0]:
+                continue
+            sample = one.sample(outline.index)
+            may_train = np.zeros(outline.tokens, np.bool_)
+            for span in sample.spans:
+                may_train[span.start : span.stop] = span.origin is Origin.SAMPLED and span.fate in (None, Fate.TRAINED)
+            if np.array_equal(sample.ids[:length], record.ids) and may_train[:length][record.trained_mask].all():
+                return msgspec.structs.replace(
+                    sample,
+                    id=record.sample,
+                    ids=sample.ids[:length],
+                    trained_mask=record.trained_mask,
+                    logprobs=sample.logprobs[:length],
+                )
+    return None
+
+
+def _unknown(what: str, advice: str) -> TokenDifference:
+    return TokenDifference(TokenRule.SAMPLE, None, what, advice)
+
+
+def _state(rollout: Rollout) -> str:
+    """Why nothing of a rollout trains."""
+    outcome = rollout.outcome
+    if outcome.status is not Status.FINISHED:
+        reason = f" ({outcome.reason})" if outcome.reason else ""
+        return f"its rollout is {outcome.status.value}{reason} on the tape"
+    if outcome.filtered is not None:
+        return f"its rollout is filtered on the tape ({outcome.filtered})"
+    return "nothing of its rollout trains by the tape"
+
+
+def _unseen(head: RolloutHead, sample: str, advantage: float | None) -> UnseenSample:
+    why = "no reward" if advantage is None else "not exported" if advantage else "advantage 0"
+    return UnseenSample(sample=sample, rollout=head.id, group=head.group, step=head.step, why=why)
+
+
+def _take_apart(made: Iterable[Linearized]) -> None:
+    """Free the trees, which refer to themselves."""
+    for one in made:
+        for tree in one.trees:
+            tree.take_apart()

@@ -1,0 +1,357 @@
+"""`rolltape tokens RUN check`: what the trainer saw is what the tape holds, or each difference is found and named."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rolltape
+from rolltape.cli import run as rolltape_command
+from rolltape.records.policy import CutPolicy
+from rolltape.records.sample import Sample
+from rolltape.tokens import read_tokens
+from trained_runs import STEP, SeenRow, export_rows, export_samples, record_groups, samples_of, seen_row
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record_groups(tmp_path_factory.mktemp("trained") / "run")
+
+
+@pytest.fixture(scope="module")
+def samples(recorded: Path) -> list[Sample]:
+    return samples_of(recorded)
+
+
+class Checked:
+    """The outcome of a check: its exit code, and the lines that it printed."""
+
+    def __init__(self, run: Path, capsys: pytest.CaptureFixture[str], *options: str) -> None:
+        capsys.readouterr()
+        self.code = rolltape_command(["tokens", str(run), "check", "--json", *options])
+        *lines, self.summary = map(json.loads, capsys.readouterr().out.splitlines())
+        self.findings: list[dict[str, Any]] = [line for line in lines if "rule" in line]
+        self.unseen: list[dict[str, Any]] = [line for line in lines if "unseen" in line]
+
+    @property
+    def rules(self) -> list[str]:
+        return sorted({finding["rule"] for finding in self.findings})
+
+    def only(self) -> dict[str, Any]:
+        (finding,) = self.findings
+        assert self.code == 1
+        return finding
+
+
+def first_trained(row: SeenRow) -> int:
+    return int(np.flatnonzero(row.trained)[0])
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("advantage", ["centered", "normalized"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "exact",
+        "keep-head",
+        "slime",
+        rolltape.cut_policy("exact", max_staleness=0),
+        rolltape.cut_policy(branches="main"),
+    ],
+    ids=["exact", "keep-head", "slime", "stale-masked", "main-branch"],
+)
+def test_clean_records_have_no_findings(
+    recorded: Path, capsys: pytest.CaptureFixture[str], policy: CutPolicy | str, advantage: str, padded: bool
+) -> None:
+    made = samples_of(recorded, policy, advantage)
+    export_samples(recorded, made, padded=padded)
+    checked = Checked(recorded, capsys)
+    assert (checked.code, checked.findings) == (0, [])
+    assert checked.summary["records"] == len(made)
+    assert rolltape_command(["check", str(recorded)]) == 0
+
+
+def test_the_kinds_of_run_that_stay_green_differ_from_each_other(recorded: Path) -> None:
+    shapes = {
+        policy: sum(sample.trained_tokens for sample in samples_of(recorded, policy))
+        for policy in ("exact", "keep-head", "slime", rolltape.cut_policy("exact", max_staleness=0))
+    }
+    assert len(set(shapes.values())) == len(shapes)
+    assert any(sample.siblings > 1 for sample in samples_of(recorded))
+
+
+def test_rotated_advantages_are_found(
+    recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rotate(rows: list[SeenRow]) -> None:
+        moved = [row.advantage for row in rows[1:]] + [rows[0].advantage]
+        for row, advantage in zip(rows, moved, strict=True):
+            row.advantage = advantage
+
+    before = [sample.advantage for sample in samples]
+    changed = sum(one != other for one, other in zip(before, [*before[1:], before[0]], strict=True))
+    export_samples(recorded, samples, rotate)
+    checked = Checked(recorded, capsys)
+    assert (checked.code, checked.rules) == (1, ["advantage"])
+    assert len(checked.findings) == changed
+    assert "by its group's rewards (normalized)" in checked.findings[0]["what"]
+
+
+def test_a_changed_id_is_found_at_its_token(
+    recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def change(rows: list[SeenRow]) -> None:
+        rows[3].ids[8] += 1
+
+    export_samples(recorded, samples, change)
+    finding = Checked(recorded, capsys).only()
+    held = int(samples[3].ids[8])
+    assert finding["what"] == f"id {held + 1} in the record, {held} on the tape"
+    assert (finding["rule"], finding["step"], finding["record"], finding["token"]) == ("ids", STEP, f"{STEP}.0.3", 8)
+    assert (finding["sample"], finding["rollout"]) == (samples[3].id, samples[3].rollout)
+    span = next(span for span in samples[3].spans if span.start <= 8 < span.stop)
+    assert finding["turn"] == span.turn
+
+
+def test_a_trained_prompt_token_is_found(
+    recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
+    export_samples(recorded, samples, lambda rows: rows[2].trained.__setitem__(1, True))
+    finding = Checked(recorded, capsys).only()
+    assert (finding["rule"], finding["token"]) == ("trained mask", 1)
+    assert finding["what"] == "trains in the record, is a prompt token on the tape"
+
+
+def test_a_token_that_trains_in_another_sample_and_one_that_should_train_are_found(
+    recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
+    forked = next(at for at, sample in enumerate(samples) if (sample.sampled_mask & ~sample.trained_mask).any())
+    elsewhere = int(np.flatnonzero(samples[forked].sampled_mask & ~samples[forked].trained_mask)[0])
+
+    def change(rows: list[SeenRow]) -> None:
+        rows[forked].trained[elsewhere] = True
+        rows[0].trained[first_trained(rows[0])] = False
+
+    export_samples(recorded, samples, change)
+    whats = {finding["record"]: finding["what"] for finding in Checked(recorded, capsys).findings}
+    assert whats[f"{STEP}.0.{forked}"].startswith("trains in the record, trains in another sample on the tape")
+    assert whats[f"{STEP}.0.0"] == "does not train in the record, trains on the tape"
+
+
+def test_every_sample_twice_is_found_and_a_second_epoch_is_not(
+    recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [seen_row(sample) for sample in samples]
+    export_rows(recorded, [*rows, *rows])
+    checked = Checked(recorded, capsys)
+    assert (checked.code, checked.rules, len(checked.findings)) == (1, ["trained once"], len(samples))
+    assert checked.findings[0]["what"] == f"the sample is also in record {STEP}.0.0, in the same epoch"
+
+    again = [seen_row(sample) for sample in samples]
+    for row in again:
+        row.epoch = 1
+    whole = rows[: len(rows) // 4 * 4]
+    export_rows(recorded, [*whole, *again[: len(whole)], *rows[len(whole) :]])
+    assert Checked(recorded, capsys).findings == []
+
+
+def test_a_sample_that_is_left_out_is_found_and_one_without_a_signal_is_listed(
+    recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
+    export_samples(recorded, samples, lambda rows: rows.pop(4))
+    checked = Checked(recorded, capsys)
+    finding = checked.only()
+    assert (finding["rule"], finding["sample"], finding["record"]) == ("complete", samples[4].id, None)
+    assert [(one["unseen"], one["why"]) for one in checked.unseen] == [(samples[4].id, "not exported")]
+
+
+def test_groups_that_the_trainer_never_took_are_listed_and_no_finding(
+    recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = samples[0].group
+    export_samples(recorded, [sample for sample in samples if sample.group == taken])
+    checked = Checked(recorded, capsys)
+    assert (checked.code, checked.findings) == (0, [])
+    assert sorted(one["unseen"] for one in checked.unseen) == sorted(
+        sample.id for sample in samples if sample.group != taken
+    )
+
+
+def test_samples_that_the_exporter_was_told_to_leave_out_are_not_missing(
+    recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
+    export_samples(recorded, samples, sample_fraction=0.5)
+    assert 0 < len(list(read_tokens(recorded))) < len(samples)
+    checked = Checked(recorded, capsys)
+    assert (checked.code, checked.findings) == (0, [])
+
+
+def test_a_changed_logprob_is_found_at_its_token(
+    recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = first_trained(seen_row(samples[5])) + 2
+
+    def change(rows: list[SeenRow]) -> None:
+        rows[5].logprobs[at] -= 0.25
+
+    export_samples(recorded, samples, change)
+    finding = Checked(recorded, capsys).only()
+    assert (finding["rule"], finding["token"]) == ("inference logprobs", at)
+    held = samples[5].logprobs[at]
+    assert finding["what"] == f"logprob {np.float32(held - 0.25):.6g} in the record, {held:.6g} by the engine"
+
+
+def test_logprobs_and_advantages_that_were_rounded_to_bfloat16_are_the_same(
+    recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    def change(rows: list[SeenRow]) -> None:
+        for row in rows:
+            row.logprobs = torch.from_numpy(row.logprobs).bfloat16().float().numpy()
+            row.advantage = float(torch.tensor(row.advantage).bfloat16())
+
+    export_samples(recorded, samples, change)
+    assert Checked(recorded, capsys).findings == []
+
+
+def test_a_changed_reward_and_a_changed_loss_weight_are_found(
+    recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def change(rows: list[SeenRow]) -> None:
+        rows[1].reward = 0.9
+        rows[2].weight = 1.0
+
+    export_samples(recorded, samples, change)
+    checked = Checked(recorded, capsys)
+    found = {finding["record"]: (finding["rule"], finding["what"]) for finding in checked.findings}
+    assert checked.code == 1
+    assert found == {
+        f"{STEP}.0.1": ("reward", "reward 0.9 in the record, 0.25 on the tape"),
+        f"{STEP}.0.2": (
+            "loss weight",
+            "loss weight 1 in the record, 0.6667 by its share of its rollout's trained tokens",
+        ),
+    }
+
+
+def test_a_sequence_that_was_cut_short_is_found(
+    recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cut(rows: list[SeenRow]) -> None:
+        for name in ("ids", "trained", "logprobs", "positions"):
+            setattr(rows[0], name, getattr(rows[0], name)[:-2])
+
+    export_samples(recorded, samples, cut)
+    finding = Checked(recorded, capsys).only()
+    whole = len(samples[0].ids)
+    assert finding["rule"] == "length"
+    assert finding["what"] == f"{whole - 2} tokens in the record, {whole} on the tape, 2 of those cut off train"
+
+
+def test_sample_ids_given_to_the_wrong_sequences_are_found(
+    recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def swap(rows: list[SeenRow]) -> None:
+        rows[0].sample, rows[3].sample = rows[3].sample, rows[0].sample
+
+    export_samples(recorded, samples, swap)
+    checked = Checked(recorded, capsys)
+    assert checked.code == 1
+    assert {"ids", "origin"} <= set(checked.rules)
+    assert {finding["record"] for finding in checked.findings} == {f"{STEP}.0.0", f"{STEP}.0.3"}
+
+
+def test_sequences_packed_without_their_boundaries_are_found(
+    recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def renumber(rows: list[SeenRow]) -> None:
+        rows[1].positions = np.concatenate([np.arange(10), np.arange(len(rows[1].ids) - 10)])
+
+    export_samples(recorded, samples, renumber)
+    finding = Checked(recorded, capsys).only()
+    assert (finding["rule"], finding["token"], finding["what"]) == ("position ids", 10, "position 0 follows position 9")
+
+
+def test_a_wrong_weight_version_is_found(
+    recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
+    export_samples(recorded, samples, lambda rows: rows[0].versions.append("9"))
+    finding = Checked(recorded, capsys).only()
+    assert finding["what"] == "weights '9' in the record, sampled by '7', '8' on the tape"
+
+
+def test_samples_of_two_policies_in_one_step_are_found(
+    recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their tokens would train twice, though no sample does."""
+    other = [sample for sample in samples_of(recorded, "keep-head") if sample.id not in {one.id for one in samples}]
+    export_samples(recorded, [*samples, other[0]])
+    checked = Checked(recorded, capsys)
+    assert checked.code == 1
+    (finding,) = (one for one in checked.findings if one["rule"] == "trained once")
+    assert finding["sample"] == other[0].id
+    assert finding["what"] == "the sample is made by another cut policy than the others of this step, exact"
+
+
+def test_what_may_not_train_and_what_is_not_on_the_tape_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = record_groups(tmp_path / "run", groups=1)
+    samples = samples_of(run)
+    with rolltape.open(run) as tape:
+        tape.filter(samples[0].rollout, "too easy")
+    export_samples(run, samples, lambda rows: setattr(rows[-1], "sample", "0" * 32 + ".0.0.0@123456789abc"))
+    by_rule = {finding["rule"]: finding["what"] for finding in Checked(run, capsys).findings}
+    assert by_rule["outcome"] == "the record trains, but its rollout is filtered on the tape (too easy)"
+    assert by_rule["sample"].endswith("no such rollout on the tape")
+
+
+def test_advantages_of_the_trainers_own_making_are_compared_by_their_order(
+    recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def own(rows: list[SeenRow]) -> None:
+        for row in rows:
+            row.advantage = 3 * (row.advantage or 0.0)
+
+    export_samples(recorded, samples, own)
+    assert Checked(recorded, capsys).rules == ["advantage"]
+    assert Checked(recorded, capsys, "--advantage", "ordered").findings == []
+
+    def own_but_one(rows: list[SeenRow]) -> None:
+        own(rows)
+        rows[0].advantage = 9.0
+
+    export_samples(recorded, samples, own_but_one)
+    assert Checked(recorded, capsys, "--advantage", "ordered").rules == ["advantage"]
+    assert Checked(recorded, capsys, "--advantage", "none").findings == []
+
+
+def test_findings_are_printed_with_their_place_and_what_to_do_and_check_has_them_too(
+    recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
+    export_samples(recorded, samples, lambda rows: rows[0].ids.__setitem__(0, 5))
+    assert rolltape_command(["tokens", str(recorded), "check", "--step", str(STEP)]) == 1
+    held = int(samples[0].ids[0])
+    place = f"step {STEP}, record {STEP}.0.0, sample {samples[0].id}, turn 0.0, token 0"
+    assert capsys.readouterr().out.splitlines() == [
+        f"{place}: id 5 in the record, {held} on the tape [ids]",
+        "    check that sample_ids belong to these sequences and that nothing tokenizes the text again",
+        f"{len(samples)} records of 1 step checked against the tape: 1 finding, 1 record disagrees",
+    ]
+    assert rolltape_command(["check", str(recorded)]) == 1
+    assert f"{place}: id 5 in the record, {held} on the tape" in capsys.readouterr().out
+
+
+def test_records_that_name_no_sample_cannot_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = record_groups(tmp_path / "run", groups=1, attempts=1)
+    rows = [seen_row(sample) for sample in samples_of(run)]
+    for row in rows:
+        row.sample = None
+    export_rows(run, rows)
+    assert rolltape_command(["tokens", str(run), "check"]) == 3
+    assert "none of 1 token record names a sample; give sample_ids in the batch" in capsys.readouterr().err
+    assert rolltape_command(["check", str(run)]) == 0
