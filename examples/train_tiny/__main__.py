@@ -52,7 +52,7 @@ def _line(report: StepReport) -> str:
     proof = report.proof
     return (
         f"{report.step:4}  {report.reward:6.3f}  {report.rollouts:8}  {report.forked:6}  {report.samples:7}  "
-        f"{proof.trained:7}  {proof.worst:11.1e}  {proof.stop_tokens:11}  {proof.stopped_turns:13}  "
+        f"{proof.trained:7}  {proof.worst:11.1e}  {proof.expected.stop_tokens:11}  {proof.expected.stopped_turns:13}  "
         f"{report.collecting_s:5.0f} s  {report.training_s:3.0f} s"
     )
 

@@ -1,14 +1,16 @@
-"""Five ways to get it wrong, as trainers do: each makes a run with `--fault` end red, or the proof proves nothing."""
+"""Ways to get it wrong, as trainers do: each makes a run with `--fault` end red, or the proof proves nothing."""
 
 import enum
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 from transformers import AutoTokenizer
 
+from rolltape.records.rollout import Rollout, Session
 from rolltape.records.sample import Fate, Sample
+from rolltape.records.turn import Delivery
 from rolltape.tiny import shipped_model
 
 
@@ -20,6 +22,12 @@ class Fault(enum.StrEnum):
     RETOKENIZED = "retokenized"  # one reply is spelled with other ids
     WRONG_TEMPERATURE = "wrong-temperature"  # the trainer computes logprobs at temperature 1
     VERSIONS_SWAPPED = "versions-swapped"  # tokens name the version before the one that sampled them, and vice versa
+    ADVANTAGES_MIXED = "advantages-mixed"  # samples have the advantages of the next group's
+    ADVANTAGES_NEGATED = "advantages-negated"
+    WEIGHTS_ONE = "weights-one"  # each sample of a rollout that forked counts as much as a whole rollout
+    SAMPLE_LEFT_OUT = "sample-left-out"
+    REPLY_TWICE = "reply-twice"  # a sample trains a second time, its last reply without the stop token
+    UNDELIVERED = "undelivered"  # a reply trains that the agent never got
 
 
 def spoiled(samples: Sequence[Sample], fault: Fault | None, versions: Sequence[str]) -> list[Sample]:
@@ -33,8 +41,32 @@ def spoiled(samples: Sequence[Sample], fault: Fault | None, versions: Sequence[s
             return [_retokenized(samples[0]), *samples[1:]]
         case Fault.VERSIONS_SWAPPED:
             return [_with_swapped_versions(sample, versions) for sample in samples]
+        case Fault.ADVANTAGES_MIXED:
+            moved = [*samples[len(samples) // 2 :], *samples[: len(samples) // 2]]
+            return [replace(one, advantage=other.advantage) for one, other in zip(samples, moved, strict=True)]
+        case Fault.ADVANTAGES_NEGATED:
+            return [replace(sample, advantage=-(sample.advantage or 0.0)) for sample in samples]
+        case Fault.WEIGHTS_ONE:
+            return [replace(sample, loss_weight=1.0) for sample in samples]
+        case Fault.SAMPLE_LEFT_OUT:
+            return list(samples[1:])
+        case Fault.REPLY_TWICE:
+            return [*samples, _without_ends(samples[0])]
         case _:
             return list(samples)
+
+
+def spoiled_rollouts(rollouts: Sequence[Rollout], fault: Fault | None) -> list[Rollout]:
+    """Rollouts as recorded; with the fault, the last reply of each did not reach its agent."""
+    if fault is not Fault.UNDELIVERED:
+        return list(rollouts)
+    return [Rollout(one.head, [*map(_with_lost_end, one.sessions)], one.events, one.writer_alive) for one in rollouts]
+
+
+def _with_lost_end(session: Session) -> Session:
+    *before, last = session.turns
+    lost = last.with_facts(replace(last.facts, delivery=Delivery.UNDELIVERED))
+    return Session(session.head, [*before, lost], session.folder)
 
 
 def spoiled_temperature(temperature: float, fault: Fault | None) -> float:
@@ -43,7 +75,7 @@ def spoiled_temperature(temperature: float, fault: Fault | None) -> float:
 
 
 def _with_shifted_mask(sample: Sample) -> Sample:
-    return msgspec.structs.replace(sample, trained_mask=np.concatenate([[False], sample.trained_mask[:-1]]))
+    return replace(sample, trained_mask=np.concatenate([[False], sample.trained_mask[:-1]]))
 
 
 def _without_ends(sample: Sample) -> Sample:
@@ -51,7 +83,7 @@ def _without_ends(sample: Sample) -> Sample:
     for span in sample.spans:
         if span.fate is Fate.TRAINED:
             mask[span.stop - 1] = False
-    return msgspec.structs.replace(sample, trained_mask=mask)
+    return replace(sample, trained_mask=mask)
 
 
 def _retokenized(sample: Sample) -> Sample:
@@ -65,7 +97,7 @@ def _retokenized(sample: Sample) -> Sample:
     def spliced(values: Any, fresh: Any) -> Any:
         return np.concatenate([values[:start], np.asarray(fresh, values.dtype), values[stop:]])
 
-    return msgspec.structs.replace(
+    return replace(
         sample,
         ids=spliced(sample.ids, ids),
         trained_mask=spliced(sample.trained_mask, [True] * len(ids)),
@@ -78,4 +110,4 @@ def _retokenized(sample: Sample) -> Sample:
 def _with_swapped_versions(sample: Sample, versions: Sequence[str]) -> Sample:
     swapped = dict(zip(versions, versions[::-1], strict=True))
     names = tuple((swapped.get(first, first), swapped.get(last, last)) for first, last in sample.versions)
-    return msgspec.structs.replace(sample, versions=names)
+    return replace(sample, versions=names)

@@ -1,19 +1,20 @@
 """What must hold at the first update of a step, before a weight has changed.
 
 The trainer then has the very weights that sampled. If every trained token has the same probability with both, the ids
-before it, its mask, its logprob, the temperature and the weight version are what its sample says they are.
+before it, its logprob, the temperature and the weight version are right. Which tokens must train, with which advantage
+and weight, is recomputed from the raw turns by `expected.py`, and compared with what the loss is given.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from examples.train_tiny.batch import Batch
-from rolltape import Group
-from rolltape.records.sample import Fate, Sample
-from rolltape.records.turn import Finish
+from examples.train_tiny.expected import Expected, TrainedRow
+from rolltape.records.rollout import Rollout
+from rolltape.records.sample import Sample
 
 TOLERANCE = 1e-3
 
@@ -27,14 +28,12 @@ class ProofError(Exception):
 class Proof:
     """Takes in the micro-batches of a first update; `check` raises if something does not hold.
 
-    `version` is that of the weights which the trainer has; `groups` are what the samples were made of.
+    `version` is that of the weights which the trainer has; `rollouts` are those of all groups of the step, as recorded.
     """
 
-    def __init__(self, step: int, version: str, samples: Sequence[Sample], groups: Sequence[Group]) -> None:
+    def __init__(self, step: int, version: str, rollouts: Sequence[Rollout]) -> None:
         self.trained = 0
-        self.promised = sum(sample.trained_tokens for sample in samples)
-        self.stop_tokens = _stop_tokens(samples, groups)
-        self.stopped_turns = _stopped_turns(samples, groups)
+        self.expected = Expected(rollouts)
         self.worst = 0.0  # the largest distance of a ratio from 1
         self._step = step
         self._version = version
@@ -44,6 +43,8 @@ class Proof:
     def see(self, batch: Batch, logprobs_bl: Tensor, logprobs_by: LogprobsBy) -> None:
         """Take in a micro-batch, and what the trainer makes of it with the weights that it has."""
         self.trained += int(batch.trained_bl.sum())
+        for row in _rows(batch):
+            self.expected.see(row)
         for version in sorted(_versions(batch.samples, self._version)):
             own_bl = logprobs_bl.detach() if version == self._version else logprobs_by(batch, version)
             self._compare(batch, version, own_bl)
@@ -53,10 +54,7 @@ class Proof:
         wrong = []
         if self._off:
             wrong.append(f"{self._off} of {self.trained} trained tokens have a ratio that is not 1; {self._worst_at}")
-        if self.trained != self.promised:
-            wrong.append(f"{self.promised} tokens of these samples are to train, the masks have {self.trained}")
-        if self.stop_tokens != self.stopped_turns:
-            wrong.append(f"{self.stopped_turns} trained turns ended on a stop token, {self.stop_tokens} of these train")
+        wrong += self.expected.problems()
         if wrong:
             raise ProofError(f"step {self._step}: {'; '.join(wrong)}")
 
@@ -95,15 +93,15 @@ def _sampled_by(batch: Batch, version: str, unnamed: str) -> Tensor:
     return sampled_bl & batch.trained_bl
 
 
-def _stop_tokens(samples: Sequence[Sample], groups: Sequence[Group]) -> int:
-    """How many trained tokens end a turn."""
-    sessions = (session for group in groups for rollout in group.rollouts for session in rollout.sessions)
-    stop_ids = {stop for session in sessions for stop in session.head.stop_ids or ()}
-    return sum(int(token) in stop_ids for sample in samples for token in sample.ids[sample.trained_mask])
-
-
-def _stopped_turns(samples: Sequence[Sample], groups: Sequence[Group]) -> int:
-    """How many of the turns that train have ended on a stop token."""
-    trained = {span.turn for sample in samples for span in sample.spans if span.fate is Fate.TRAINED}
-    turns = (turn for group in groups for rollout in group.rollouts for turn in rollout.turns)
-    return sum(turn.facts.finish is Finish.STOP for turn in turns if turn.id in trained)
+def _rows(batch: Batch) -> Iterator[TrainedRow]:
+    """The rows of a batch, from the tensors that the loss is given."""
+    for row, sample in enumerate(batch.samples):
+        yield TrainedRow(
+            name=f"sample {sample.index} of rollout {sample.rollout[:8]}",
+            rollout=sample.rollout,
+            ids=batch.ids_bl[row].numpy(),
+            trained=batch.trained_bl[row].numpy(),
+            logprobs=batch.inference_logprobs_bl[row].numpy(),
+            advantage=float(batch.advantages_b[row]),
+            weight=float(batch.weights_b[row]),
+        )

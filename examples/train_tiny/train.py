@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import rolltape
-from examples.train_tiny.faults import Fault, spoiled, spoiled_temperature
+from examples.train_tiny.faults import Fault, spoiled, spoiled_rollouts, spoiled_temperature
 from examples.train_tiny.proof import Proof
 from examples.train_tiny.tasks import write_tasks
 from examples.train_tiny.trainer import Recipe, Trainer
@@ -93,7 +93,8 @@ class Training:
         recipe = self.trainer.recipe
         samples = spoiled(trained_on(groups), fault, self.trainer.versions)
         temperature = spoiled_temperature(recipe.temperature, fault)
-        proof = Proof(step, str(step), samples, groups)
+        rollouts = spoiled_rollouts([one for group in groups for one in group.rollouts], fault)
+        proof = Proof(step, str(step), rollouts)
         learning = partial(self.trainer.update, step, samples, temperature, proof)
         await asyncio.get_running_loop().run_in_executor(self._thread, learning)
         self.trainer.keep(str(step + 1))

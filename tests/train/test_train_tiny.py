@@ -5,7 +5,7 @@ Two steps of the example in small. The long form, in which the reward rises, is 
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 from examples.train_tiny.__main__ import main
 from examples.train_tiny.batch import batches
-from examples.train_tiny.faults import Fault
+from examples.train_tiny.faults import Fault, spoiled, spoiled_rollouts
 from examples.train_tiny.loss import grpo_loss
 from examples.train_tiny.proof import Proof, ProofError
 from examples.train_tiny.train import Training, trained_on, training
@@ -22,16 +22,25 @@ from examples.train_tiny.trainer import Recipe
 
 import rolltape
 from rolltape.cli import run as rolltape_command
+from rolltape.records.sample import Sample
 from rolltape.tokens import PpoClip, read_tokens
 
 SMALL = Recipe(tasks=4, group_size=4)
 
 FOUND_OUT = {
-    Fault.MASK_SHIFTED: "tokens of these samples are to train, the masks have",
-    Fault.END_OF_TURN_DROPPED: r"trained turns ended on a stop token, 0 of these train",
+    Fault.MASK_SHIFTED: "which are no whole reply to its prompt",
+    Fault.END_OF_TURN_DROPPED: "which are no whole reply to its prompt",
     Fault.RETOKENIZED: "trained tokens have a ratio that is not 1; at worst token",
     Fault.WRONG_TEMPERATURE: "trained tokens have a ratio that is not 1; at worst token",
     Fault.VERSIONS_SWAPPED: "trained tokens have a ratio that is not 1; at worst token .* by weights 0",
+}
+FOUND_BY_TURNS = {
+    Fault.ADVANTAGES_MIXED: r"has the advantage .*, its group's rewards give",
+    Fault.ADVANTAGES_NEGATED: r"has the advantage .*, its group's rewards give",
+    Fault.WEIGHTS_ONE: r"has the weight 1\.0000, its share of the rollout is 0\.",
+    Fault.SAMPLE_LEFT_OUT: "turn .* must train, and does not",
+    Fault.REPLY_TWICE: "which are no whole reply to its prompt",
+    Fault.UNDELIVERED: "trains, and must not",
 }
 
 
@@ -81,7 +90,8 @@ def test_at_the_first_update_every_ratio_is_one_and_all_stop_tokens_train(traine
     proof = trained.first_proof
     assert proof.worst < 1e-3
     assert proof.trained > 500
-    assert proof.stop_tokens == proof.stopped_turns > 20
+    assert proof.trained == proof.expected.tokens
+    assert proof.expected.stop_tokens == proof.expected.stopped_turns > 20
 
 
 def test_the_engine_samples_by_the_new_weights_under_their_version(trained: Trained) -> None:
@@ -90,7 +100,7 @@ def test_the_engine_samples_by_the_new_weights_under_their_version(trained: Trai
     assert rolltape.read(trained.run).versions() == ("0", "1")
 
 
-@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("fault", [fault for fault in Fault if fault not in FOUND_BY_TURNS])
 def test_each_fault_is_found_out_before_a_weight_changes(trained: Trained, fault: Fault) -> None:
     before = trained.weights()
     with pytest.raises(ProofError, match=f"step 1: .*{FOUND_OUT[fault]}"):
@@ -98,10 +108,26 @@ def test_each_fault_is_found_out_before_a_weight_changes(trained: Trained, fault
     assert all(torch.equal(before[name], weight) for name, weight in trained.weights().items())
 
 
+@pytest.mark.parametrize("fault", FOUND_BY_TURNS)
+def test_what_must_train_is_recomputed_from_the_raw_turns(trained: Trained, fault: Fault) -> None:
+    """Every ratio is 1 here, and the samples agree with themselves: only the turns tell that something is wrong."""
+    rollouts = [rollout for group in trained.second for rollout in group.rollouts]
+    samples = trained_on(trained.second)
+    _prove(samples, Proof(1, "1", rollouts))
+    with pytest.raises(ProofError, match=f"step 1: .*{FOUND_BY_TURNS[fault]}"):
+        _prove(spoiled(samples, fault, ["0", "1"]), Proof(1, "1", spoiled_rollouts(rollouts, fault)))
+
+
+def _prove(samples: Sequence[Sample], proof: Proof) -> None:
+    for batch in batches(samples, SMALL.batch_tokens):
+        proof.see(batch, batch.inference_logprobs_bl, lambda batch, version: batch.inference_logprobs_bl)
+    proof.check()
+
+
 def test_samples_of_two_versions_prove_right_each_by_its_own_weights(trained: Trained) -> None:
     groups = [*trained.first, *trained.second]
     samples = trained_on(groups)
-    proof = Proof(1, "1", samples, groups)
+    proof = Proof(1, "1", [rollout for group in groups for rollout in group.rollouts])
     trainer = trained.training.trainer
     with torch.no_grad():
         for batch in batches(samples, SMALL.batch_tokens):
@@ -115,9 +141,11 @@ def test_sound_samples_train_after_all_that(trained: Trained) -> None:
     before = trained.weights()
     proof = trained.learn()
     assert proof.worst < 1e-3
-    assert proof.stop_tokens == proof.stopped_turns
+    assert proof.expected.stop_tokens == proof.expected.stopped_turns
     assert any(not torch.equal(before[name], weight) for name, weight in trained.weights().items())
+    wait_until(lambda: any(read_tokens(trained.run, step=1, stable_only=True)))
     assert rolltape_command(["check", str(trained.run)]) == 0
+    assert rolltape_command(["tokens", str(trained.run), "check", "--advantage", "normalized"]) == 0
 
 
 def test_what_the_loss_saw_at_each_update_is_exported(trained: Trained) -> None:
