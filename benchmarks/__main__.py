@@ -1,6 +1,19 @@
 """All benchmarks, or those that are named."""
 
-from benchmarks import collect, disk, engine, gateway, growth, journal, linear, overload, tokens, traces, view
+from benchmarks import (
+    collect,
+    disk,
+    engine,
+    gateway,
+    growth,
+    journal,
+    linear,
+    overload,
+    token_check,
+    tokens,
+    traces,
+    view,
+)
 from benchmarks.figures import main
 
 if __name__ == "__main__":
@@ -16,6 +29,7 @@ if __name__ == "__main__":
             "traces": traces.figures,
             "collect": collect.figures,
             "tokens": tokens.figures,
+            "token_check": token_check.figures,
             "view": view.figures,
         }
     )

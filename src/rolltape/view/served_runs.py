@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rolltape.tape.index.database import POINTER, IndexFile
 from rolltape.tape.rundir import find_run
@@ -44,6 +44,7 @@ class ServedRun:
         self.has_index = (self.search_file.folder / POINTER).exists()
         self.changed = asyncio.Condition()
         self.lock = threading.Lock()  # around what is made when it is first needed
+        self._checked: dict[int, tuple[object, dict[str, Any] | None]] = {}  # by step, and as of when
 
     @cached_property
     def _run(self) -> "Run":
@@ -63,6 +64,23 @@ class ServedRun:
         from rolltape.view.run.trainer import TokenRecords
 
         return None if self._path is None else TokenRecords(self._path)
+
+    def check_trained(self, step: int) -> dict[str, Any] | None:
+        """Where a trainer's records of a step and the tape disagree; None: it has none. For a thread.
+
+        The answer is kept until records or the run change.
+        """
+        if self._path is None or (figures := self.state.trainer.get(step)) is None:
+            return None
+        from rolltape.view.run.trainer import check_records
+
+        now = (figures.mark, self.state.snapshot)
+        known = self._checked.get(step)
+        if known is None or known[0] != now:
+            with self.lock:
+                run = self._run
+            known = self._checked[step] = (now, check_records(run, self._path, step))
+        return known[1]
 
     def figures(self) -> list[TrainerFigures]:
         """Figures of the trainer's steps that have changed. For a thread."""

@@ -48,6 +48,7 @@ class ViewServer:
             [
                 web.get("/api/runs", self._runs),
                 web.get("/api/{r}/overview", self._overview),
+                web.get("/api/{r}/trained/{step}", self._trained),
                 web.get("/api/{r}/rollouts", self._rollouts),
                 web.get("/api/{r}/live", self._live, allow_head=False),
                 web.get("/api/{r}/groups/{group}", self._group),
@@ -138,6 +139,11 @@ class ViewServer:
         return await self._answer(
             request, encode_answer(self._run_answers(request).overview(parse_step(request.query)))
         )
+
+    async def _trained(self, request: web.Request) -> web.Response:
+        run = self._run_answers(request).run
+        step = parse_count(request.match_info, "step", 0, 2**53)
+        return await self._json(request, lambda: {"step": step, "check": run.check_trained(step)})
 
     async def _rollouts(self, request: web.Request) -> web.Response:
         answers = self._run_answers(request)

@@ -55,6 +55,30 @@ export interface StepRow {
   } | null;
 }
 
+/** Where a trainer's token records of a step and the tape disagree. */
+export interface TrainedCheck {
+  step: number;
+  check: {
+    records: number;
+    disagreeing: number;
+    unnamed: number;
+    rules: Counts;
+    findings: TokenFinding[]; // the first of them
+    unseen: Counts; // samples of the step's groups that no record names, by reason
+  } | null;
+}
+
+export interface TokenFinding {
+  rule: string;
+  record: string | null;
+  sample: string | null;
+  rollout: string | null;
+  turn: string | null;
+  token: number | null;
+  what: string;
+  advice: string;
+}
+
 export interface Histogram {
   edges: Num[];
   counts: number[];

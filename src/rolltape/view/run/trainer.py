@@ -1,10 +1,12 @@
 """A trainer's token records of a run: figures of its steps, and the records of one sample."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -12,11 +14,15 @@ from rolltape.errors import RolltapeError
 from rolltape.records.ids import last_turn_of, names_sample
 from rolltape.records.sample import Sample
 from rolltape.records.token_record import TokenRecord
-from rolltape.tokens.files import file_sample_ids, read_step
+from rolltape.samples.record_check import CHECKED_COLUMNS
+from rolltape.samples.step_check import check_step
+from rolltape.tape.run import Run
+from rolltape.tokens.files import describe_files, file_sample_ids, read_step
 from rolltape.tokens.steps import TokenStep, list_steps
 from rolltape.tokens.summary import SUMMARY_COLUMNS, summarize_step
 from rolltape.view.run.state import TokenPlace, TrainerFigures
 
+_FINDINGS_LISTED = 50
 _FIGURES = ("mismatch_kl", "max_mismatch_kl", "entropy", "masked", "masked_high", "masked_low")
 
 
@@ -47,6 +53,25 @@ def _largest_mismatch(step: TokenStep) -> TokenPlace | None:
             largest, at = values.max(), int(values.argmax())
             found = TokenPlace(last_turn_of(record.sample).rsplit(".", 3)[0], record.sample, at, record.place)
     return found
+
+
+def check_records(run: Run, location: Path, step: int) -> dict[str, Any] | None:
+    """Where a step's records and the tape disagree; None: the step has none that name samples."""
+    steps = list_steps(location)
+    chosen = next((one for one in steps if one.step == step), None)
+    if chosen is None:
+        return None
+    check = check_step(run, step, read_step(chosen, columns=CHECKED_COLUMNS), files=describe_files(chosen, steps))
+    if check.unnamed == check.records:
+        return None
+    return {
+        "records": check.records,
+        "disagreeing": check.disagreeing,
+        "unnamed": check.unnamed,
+        "rules": dict(Counter(finding.rule.value for finding in check.findings)),
+        "findings": [msgspec.to_builtins(finding) for finding in check.findings[:_FINDINGS_LISTED]],
+        "unseen": dict(Counter(one.why for one in check.unseen)),
+    }
 
 
 class ExportedSample(NamedTuple):
