@@ -135,6 +135,35 @@ async def test_the_key_is_in_the_header_the_query_or_the_path(run: Path) -> None
         assert (refused.status, refused.json["error"]["status"]) == (401, "UNAUTHENTICATED")
 
 
+async def test_models_are_listed_for_a_key_in_the_query(run: Path) -> None:
+    async with rig(run) as it:
+        key = (await it.open())["key"]
+        for path in ("/v1/models", "/v1beta/models"):
+            listed = await it.call("GET", f"{path}?key={key}")
+            assert [model["name"] for model in listed.json["models"]] == ["models/scripted"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1beta/models/it:embedContent"),
+        ("DELETE", "/v1beta/models/it:generateContent"),
+        ("POST", "/v1beta/files"),
+    ],
+)
+async def test_what_the_api_has_and_the_gateway_has_not_is_refused_in_its_form(
+    run: Path, method: str, path: str
+) -> None:
+    async with rig(run) as it:
+        key = (await it.open())["key"]
+        for prefix in ("", f"/s/{key}"):
+            refused = await it.call(method, prefix + path, {})
+            assert refused.status in (404, 405)
+            assert refused.json["error"]["code"] == refused.status
+        assert "type" in (await it.call(method, "/v1/nowhere", {})).json["error"]  # OpenAI's form
+        assert (await it.call(method, "/v1/messages/batches", {})).json["type"] == "error"  # Anthropic's
+
+
 async def test_an_ended_session_is_told_as_the_sdks_error(run: Path) -> None:
     async with rig(run) as it:
         opened = await it.open()

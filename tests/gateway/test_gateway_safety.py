@@ -161,12 +161,30 @@ async def test_the_log_is_silent_on_success_and_tells_failures_without_keys(
         assert any(f"/s/…{PATHS[Api.CHAT]} 400" in line and opened["session"] in line for line in said)
 
 
+async def test_no_key_of_another_form_is_logged_wherever_it_was_put(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    key = "sk-somebodys-own"
+    async with rig(run, lambda _: "ok", open=True) as it:
+        caplog.clear()
+        await it.call("POST", f"/v1/{key}/chat/completions", {})
+        await it.call("POST", f"/s/{key}/v1/nowhere", {})
+        await it.call("POST", f"/v1beta/models/{key}:generateContent?key={key}", {})
+        await it.call("POST", PATHS[Api.CHAT], {"model": "it", "messages": key}, authorization=f"Bearer {key}")
+    said = _said(caplog)
+    assert len(said) == 4
+    assert [line for line in said if key in line] == []
+
+
 async def _fail_in_every_way(it: Rig, key: str, session: str) -> None:
     path = f"/s/{key}{PATHS[Api.CHAT]}"
     await it.call("POST", path, b"{")
     await it.call("GET", path)
     await it.call("GET", f"/s/{key}/nowhere")
     await it.call("GET", f"/s/{key}/v1/forged%0Aline")
+    await it.call("GET", f"/v1/s/{key}/nowhere")
+    await it.call("POST", f"/v1beta/models/it:generateContent?key={key}x", b"{}")
     await it.call("POST", path, b"x" * 2**21)
     await it.call("POST", PATHS[Api.CHAT], b"{}", x_api_key=key + "x")
     await it.call("POST", f"/s/{key}/v1/chat/completions", body_of(Api.CHAT, "hi"), x_long=key + "x" * 20_000)

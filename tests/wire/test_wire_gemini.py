@@ -214,10 +214,15 @@ def test_a_refusal_is_the_sdks_error(server: CannedServer, status: int, word: st
 def test_a_refusal_that_is_final_says_so_to_gemini_cli_which_would_ask_on() -> None:
     """By its header the SDK would not know, nor would gemini-cli, which looks for a reason among the details."""
     reasons = {
-        status: [detail["reason"] for detail in json.loads(GEMINI.error(status, "no"))["error"].get("details", ())]
+        status: [
+            detail["reason"]
+            for detail in json.loads(GEMINI.error(status, "no", final=True))["error"].get("details", ())
+        ]
         for status in (400, 429, 502, 503)
     }
     assert reasons == {400: [], 429: ["MODEL_CAPACITY_EXHAUSTED"], 502: [], 503: ["MODEL_CAPACITY_EXHAUSTED"]}
+    for status in (429, 503):  # an engine is busy, and gemini-cli asks again
+        assert "details" not in json.loads(GEMINI.error(status, "no"))["error"]
 
 
 def test_an_error_within_a_stream_is_raised(client: Any, server: CannedServer) -> None:

@@ -28,7 +28,7 @@ from rolltape.gateway.service import Service
 from rolltape.gateway.sessions import OpenSession
 from rolltape.gateway.turn.history import keyed
 from rolltape.gateway.turn.turn import GatewayTurn, Shown
-from rolltape.gateway.wire import DIALECTS, marked
+from rolltape.gateway.wire import DIALECTS, meant
 from rolltape.gateway.wire.protocol import Answers, CountsTokens, Dialect, ListsModels, ReplyStream, Tokenizes
 from rolltape.records.turn import Delivery
 
@@ -67,7 +67,7 @@ class Agents:
         for route in dict.fromkeys(route for dialect in DIALECTS for route in dialect.routes):
             method, handler = answers[route.answers]
             first, *others = (dialect for dialect in DIALECTS if route in dialect.routes)
-            answer = partial(_by_mark, handler, [first, *others]) if others else partial(handler, first)
+            answer = partial(_by_client, handler, [first, *others]) if others else partial(handler, first)
             found += [method(prefix + route.path, answer) for prefix in _PREFIXES]
         return found
 
@@ -154,8 +154,10 @@ class Agents:
         except Exception as error:
             if not isinstance(error, RolltapeError):
                 log.exception("turn of session %s", turn.session.id)
-            status, code = (error.status, error.code) if isinstance(error, GatewayError) else (500, None)
-            await response.write(stream.error(status, told_to_agent(error), code))
+            status, code, final = 500, None, False
+            if isinstance(error, GatewayError):
+                status, code, final = error.status, error.code, error.final
+            await response.write(stream.error(status, told_to_agent(error), code, final=final))
             await response.write_eof()
             raise StreamFailed(status, str(error), response) from error
         drain_all(http)
@@ -245,9 +247,9 @@ class Agents:
             self._service.open_sessions.note_reply(turn.session, turn.request.messages, turn.message)
 
 
-async def _by_mark(handler: Handler, dialects: Sequence[Dialect], http: web.Request) -> web.StreamResponse:
+async def _by_client(handler: Handler, dialects: Sequence[Dialect], http: web.Request) -> web.StreamResponse:
     """Answer in the dialect that is meant, of those that have the route."""
-    return await handler(marked(http.headers, dialects), http)
+    return await handler(meant(http.headers, http.query, dialects), http)
 
 
 def _raw_identity(http: web.Request) -> str | None:

@@ -18,7 +18,7 @@ from rolltape.gateway.server.forwarding import Forwarding
 from rolltape.gateway.server.guard import ADMIN, GatewayGuard
 from rolltape.gateway.server.health import Health
 from rolltape.gateway.service import Service
-from rolltape.gateway.wire import marked
+from rolltape.gateway.wire import DIALECTS, dialect_of
 from rolltape.serving import is_loopback
 
 log = logging.getLogger("rolltape.access")
@@ -110,7 +110,7 @@ def _answering(service: Service, forwarding: Forwarding) -> Middleware:
             if isinstance(status, int) and status >= 400:
                 service.metrics.count("errors", str(status))
                 if status < 500 and SESSION in request:  # a failure of ours has a turn that says so
-                    service.refused(request[SESSION], status, _without_keys(why))
+                    service.refused(request[SESSION], status, _without_keys(request, why))
             if failed or took_s > service.settings.slow_s:
                 session = request.get(SESSION, "-")
                 log.warning(
@@ -120,23 +120,31 @@ def _answering(service: Service, forwarding: Forwarding) -> Middleware:
                     status,
                     took_s,
                     session,
-                    _without_keys(why),
+                    _without_keys(request, why),
                 )
 
     return answering
 
 
 def _refusal(request: web.Request, status: int, message: str, *, final: bool, code: str | None = None) -> web.Response:
-    dialect = request.get(DIALECT) or marked(request.headers)
+    dialect = request.get(DIALECT) or dialect_of(request.path, request.headers, request.query)
     headers = {"x-should-retry": "false"} if final else {}
-    body = dialect.error(status, message, code)
+    body = dialect.error(status, message, code, final=final)
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 
 def _shown(request: web.Request) -> str:
-    """A request's path as it came, without the key that may be in it."""
-    return _without_keys(_KEY_IN_PATH.sub("/s/…", request.rel_url.raw_path))
+    """A request's path as it came, without the key that may be in it. Of one that has no route, the words of routes."""
+    path = _KEY_IN_PATH.sub("/s/…", request.rel_url.raw_path)
+    if request.match_info.http_exception is not None:
+        known = {word for route in request.app.router.resources() for word in route.canonical.split("/")}
+        path = "/".join(word if word in known else "…" for word in path.split("/"))
+    return _without_keys(request, path)
 
 
-def _without_keys(text: str) -> str:
+def _without_keys(request: web.Request, text: str) -> str:
+    """A text without the keys that a request carries, and whatever else looks like a key of ours."""
+    for key in {dialect.find_key(request.headers, request.query) for dialect in DIALECTS}:
+        if key:
+            text = text.replace(key, "…")
     return _KEY.sub(r"\1-…", text)

@@ -39,7 +39,9 @@ class OpenAIDialect:
     """What the dialects of OpenAI's APIs have in common: whose clients speak them, keys, base URL, errors."""
 
     sdk = "openai"
-    mark: str | None = None
+
+    def is_meant(self, headers: Mapping[str, str], query: Mapping[str, str]) -> bool:
+        return False
 
     def find_key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
         return key_in(headers, "x-api-key")
@@ -47,7 +49,7 @@ class OpenAIDialect:
     def base_url(self, root: str) -> str:
         return f"{root}/v1"
 
-    def error(self, status: int, message: str, code: str | None = None) -> bytes:
+    def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
         return error_body(status, message, code)
 
 

@@ -30,7 +30,7 @@ class Answers(enum.Enum):
 class Route(NamedTuple):
     """A path of an API, in aiohttp's form, and what it answers. Each also exists below `/s/{key}`.
 
-    Several dialects may have the same route: the mark that a request carries says which is meant.
+    Several dialects may have the same route: `Dialect.is_meant` says whose request it is.
     """
 
     path: str
@@ -58,8 +58,8 @@ class ReplyStream(Protocol):
     def closing(self) -> bytes:
         """The calls, and the end of the reply; with all before, the events say what `Dialect.whole` says."""
 
-    def error(self, status: int, message: str, code: str | None = None) -> bytes:
-        """An error that ends the stream; `code` as in `Dialect.error`."""
+    def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
+        """An error that ends the stream; `code` and `final` as in `Dialect.error`."""
 
 
 class Dialect(Protocol):
@@ -68,7 +68,9 @@ class Dialect(Protocol):
     name: str  # as turns record it: "chat"
     sdk: str  # whose clients speak it: "openai"
     routes: tuple[Route, ...]
-    mark: str | None  # a header that only its clients send; None: there is none
+
+    def is_meant(self, headers: Mapping[str, str], query: Mapping[str, str]) -> bool:
+        """Whether a request has what only its clients send, for a route that it shares with others."""
 
     def find_key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
         """The key that a request carries; None: there is none."""
@@ -90,8 +92,8 @@ class Dialect(Protocol):
     def stream(self, turn: "GatewayTurn", request: ChatRequest) -> ReplyStream:
         """The writer of a reply that is streamed; a retry joins a turn with a request of its own."""
 
-    def error(self, status: int, message: str, code: str | None = None) -> bytes:
-        """The body of a refusal; `code` in the words of OpenAI, for an API that has codes."""
+    def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
+        """The body of a refusal; `code` is in the words of OpenAI. If it is `final`, a retry is in vain."""
 
 
 class CountsTokens(Protocol):

@@ -111,7 +111,7 @@ class ChatStream:
         last = {"logprobs": _logprobs(turn), "finish_reason": _finish_reason(turn), **reply_ids(turn)}
         return [*events, self._chunk({}, index, **last)]
 
-    def error(self, status: int, message: str, code: str | None = None) -> bytes:
+    def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
         return event(error_body(status, message, code))
 
     def _chunk(self, delta: dict[str, Any], index: int = 0, **fields: Any) -> bytes:

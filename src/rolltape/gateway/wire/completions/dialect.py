@@ -84,7 +84,7 @@ class CompletionsStream:
             events.append(event(_encoded(self._turn, choices=[], usage=usage(self._turn))))
         return b"".join([*events, event(b"[DONE]")])
 
-    def error(self, status: int, message: str, code: str | None = None) -> bytes:
+    def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
         return event(error_body(status, message, code))
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:

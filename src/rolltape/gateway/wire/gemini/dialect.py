@@ -33,7 +33,7 @@ _STATUSES = {
     529: "UNAVAILABLE",
 }
 # What refuses a session that is over, or has had its turns. gemini-cli (0.61) heeds no header: it asks ten times within
-# minutes, unless it is told this.
+# minutes, unless it is told this. Where a retry may help it is not told so: it would give up.
 _FINAL = (429, 503)
 _EXHAUSTED = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "MODEL_CAPACITY_EXHAUSTED"}
 _DEEPEST_ARGUMENTS = 100  # levels: their echo lies within a body that may be little deeper
@@ -46,7 +46,6 @@ class GeminiDialect:
 
     name = "gemini"
     sdk = "google"
-    mark: str | None = _KEY
     routes: tuple[Route, ...] = (
         Route(f"{_MODELS}/{{model:.+}}:{{method:generateContent|{STREAMING}}}", Answers.TURN),
         Route(f"{_MODELS}/{{model:.+}}:countTokens", Answers.COUNT),
@@ -55,6 +54,9 @@ class GeminiDialect:
         Route(_MODELS, Answers.MODELS),
         Route(f"{_MODELS}/{{model:.+}}", Answers.MODEL),
     )
+
+    def is_meant(self, headers: Mapping[str, str], query: Mapping[str, str]) -> bool:
+        return _KEY in headers or "key" in query
 
     def find_key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
         return key_in(headers, _KEY) or query.get("key")
@@ -86,9 +88,9 @@ class GeminiDialect:
     def stream(self, turn: "GatewayTurn", request: ChatRequest) -> "GeminiStream":
         return GeminiStream(turn)
 
-    def error(self, status: int, message: str, code: str | None = None) -> bytes:
+    def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
         word = _STATUSES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT")
-        details = {"details": [_EXHAUSTED]} if status in _FINAL else {}
+        details = {"details": [_EXHAUSTED]} if final and status in _FINAL else {}
         return _encode({"error": {"code": status, "message": message, "status": word, **details}})
 
 
@@ -124,9 +126,9 @@ class GeminiStream:
         candidates = [last, *(_whole_candidate(one, index) for index, one in enumerate(others, 1))]
         return self._event(*candidates, usageMetadata=_usage(turn))
 
-    def error(self, status: int, message: str, code: str | None = None) -> bytes:
+    def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
         # Without `data:`, as the JavaScript SDK expects it.
-        return GEMINI.error(status, message, code) + b"\n\n"
+        return GEMINI.error(status, message, code, final=final) + b"\n\n"
 
     def _text(self, piece: str) -> dict[str, Any]:
         signature = {} if self._signed else {"thoughtSignature": sign_reply(self._turn.id)}

@@ -63,8 +63,10 @@ class MessagesDialect:
 
     name = "messages"
     sdk = "anthropic"
-    mark: str | None = "anthropic-version"
     routes: tuple[Route, ...] = (Route("/v1/messages", Answers.TURN), Route("/v1/messages/count_tokens", Answers.COUNT))
+
+    def is_meant(self, headers: Mapping[str, str], query: Mapping[str, str]) -> bool:
+        return "anthropic-version" in headers
 
     def find_key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
         return key_in(headers, "x-api-key")
@@ -89,7 +91,7 @@ class MessagesDialect:
     def stream(self, turn: "GatewayTurn", request: ChatRequest) -> "MessageStream":
         return MessageStream(turn, request)
 
-    def error(self, status: int, message: str, code: str | None = None) -> bytes:
+    def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
         return _encode(_error(status, message))
 
 
@@ -126,7 +128,7 @@ class MessageStream:
         events.append(_event({"type": "message_delta", "delta": _ending(turn), "usage": _usage(turn)}))
         return b"".join([*events, _event({"type": "message_stop"})])
 
-    def error(self, status: int, message: str, code: str | None = None) -> bytes:
+    def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
         return _event(_error(status, message))
 
     def _filled(self, kind: str, empty: dict[str, Any], piece: str) -> bytes:

@@ -64,7 +64,7 @@ class ResponseStream:
         last = ResponsesEvent(f"response.{response['status']}", {"response": response})
         return self._events(*self._items.closing(items), last)
 
-    def error(self, status: int, message: str, code: str | None = None) -> bytes:
+    def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
         # Codex (0.166) asks again five times after `server_error`, and not at all after `invalid_prompt`. It compacts
         # its history after `context_length_exceeded`. Of the errors that the gateway raises only a failed engine's is
         # worth a retry.
