@@ -64,6 +64,7 @@ test-release: setup npm chromium bwrap
 	for time in 1 2 3; do $(BIN)/python -m pytest $(TEST_ARGS) || exit; done
 	$(BIN)/python tests/under_load.py 20 tests/view tests/tracking tests/groups tests/tape tests/gateway/test_gateway_process.py
 	ROLLTAPE_SEEDS=100 $(BIN)/python -m pytest $(TEST_ARGS) tests/tape/test_index_follows.py
+	ROLLTAPE_SEEDS=40 $(BIN)/python -m pytest $(TEST_ARGS) tests/gateway/test_gateway_random_turns.py
 	ROLLTAPE_EXAMPLES=2000 $(BIN)/python -m pytest $(TEST_ARGS) tests/test_properties*.py tests/export/test_properties.py
 	$(MAKE) check-engines check-gpu
 

@@ -9,6 +9,7 @@ import pytest
 import rolltape
 from gateways import CALCULATOR, Answer, Rig, rig, tiny_gateway, user
 from rolltape.cli import run as rolltape_command
+from rolltape.gateway.prompts.tokenizer import FolderTokenizer
 from rolltape.records.turn import Finish
 from rolltape.tiny import shipped_model
 from scripted_engine import Json, tool_call
@@ -17,7 +18,6 @@ from told_tokens import LONG, encoded, on_tape, post, told
 renderers = pytest.importorskip("renderers")
 client_of_renderers = pytest.importorskip("renderers.client")
 configs = pytest.importorskip("renderers.configs")
-transformers = pytest.importorskip("transformers")
 
 PATH = "/inference/v1/generate"
 
@@ -29,7 +29,7 @@ async def ask(it: Rig, opened: Json, ids: list[int], params: Json | None = None,
 
 async def test_the_client_of_renderers_takes_turns_that_chain_by_ids(run: Path) -> None:
     """It is what verifiers (0.4.0) trains with."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(shipped_model())
+    tokenizer = FolderTokenizer(shipped_model())
     renderer = renderers.create_renderer(tokenizer, configs.Qwen3RendererConfig(enable_thinking=False))
     generate = client_of_renderers.generate
     script = [tool_call("calculator", {"expression": "1"}), "It is 1."]

@@ -73,7 +73,7 @@ async def test_the_tiny_engine_gives_them_and_the_likeliest_is_the_one_sampled_w
     assert tops(told(fewer)) == on_tape(second, 1)
     assert [top[0][0] for top in on_tape(first, 2)] == first.sampled_ids.tolist()
     (rollout,) = rolltape.read(run).rollouts()
-    assert rolltape.linearize(rollout).samples()  # with rows of two lengths in one rollout
+    assert list(rolltape.linearize(rollout).samples())  # with rows of two lengths in one rollout
 
 
 async def test_a_change_of_weights_in_the_middle_leaves_none_out(run: Path) -> None:

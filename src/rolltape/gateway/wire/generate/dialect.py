@@ -59,12 +59,15 @@ class GenerateStream:
 
     def closing(self) -> bytes:
         turn = self._turn
-        told = [_encoded(turn, choices=[_choice(index, one)]) for index, one in enumerate(turn.choices)]
+        told = [
+            _encoded(turn, choices=[_choice(index, one)], **({} if index else prompt_ids(turn)))
+            for index, one in enumerate(turn.choices)
+        ]
         if self._request.include_usage:
             told.append(_encoded(turn, choices=[], usage=usage(turn)))
         return b"".join(event(one) for one in [*told, b"[DONE]"])
 
-    def error(self, status: int, message: str, code: str | None = None) -> bytes:
+    def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
         return event(error_body(status, message, code))
 
 
