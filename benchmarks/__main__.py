@@ -12,6 +12,7 @@ from benchmarks import (
     token_check,
     tokens,
     traces,
+    tracking,
     view,
 )
 from benchmarks.figures import main
@@ -27,6 +28,7 @@ if __name__ == "__main__":
             "gateway": gateway.figures,
             "overload": overload.figures,
             "traces": traces.figures,
+            "tracking": tracking.figures,
             "collect": collect.figures,
             "tokens": tokens.figures,
             "token_check": token_check.figures,

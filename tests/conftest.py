@@ -25,9 +25,10 @@ _SETTINGS = "_hypothesis_internal_use_settings"
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
-# What tests log to trackio stays out of the home directory; trackio looks at this when it is first imported.
-_TRACKIO = tempfile.TemporaryDirectory(prefix="trackio-", ignore_cleanup_errors=True)
-os.environ["TRACKIO_DIR"] = _TRACKIO.name
+# What tests log to trackers stays out of the home directory; they look at this when they are first imported.
+_TRACKERS = tempfile.TemporaryDirectory(prefix="trackers-", ignore_cleanup_errors=True)
+for _variable in ("TRACKIO_DIR", "WANDB_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"):
+    os.environ[_variable] = _TRACKERS.name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

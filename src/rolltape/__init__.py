@@ -29,7 +29,7 @@ What is where:
     train       Credit, samples_of_group, Group, RunAheadLimit
     export      samples_to_jsonl, samples_to_parquet, read_samples, and the same for turns, rollouts, and traces
     tokens      TokenExporter, TokenRecord
-    track       trackio_sink, jsonl_sink, show_step, show_batch
+    track       wandb_sink, mlflow_sink, otel_sink, tensorboard_sink, trackio_sink, jsonl_sink, show_step, show_batch
     errors      RolltapeError; the tree is in rolltape.errors
 """
 
@@ -79,7 +79,17 @@ if TYPE_CHECKING:
     from rolltape.tape.shards.seal import seal
     from rolltape.tokens import TokenExporter
     from rolltape.traces import TraceWriter, trace_of
-    from rolltape.tracking import jsonl_sink, show_batch, show_step, traces_from_batch, trackio_sink
+    from rolltape.tracking import (
+        jsonl_sink,
+        mlflow_sink,
+        otel_sink,
+        show_batch,
+        show_step,
+        tensorboard_sink,
+        traces_from_batch,
+        trackio_sink,
+        wandb_sink,
+    )
     from rolltape.tree import forks_of, tree_of
 
 __version__ = "0.2.0.dev0"
@@ -112,7 +122,8 @@ _MODULES = {
     "rolltape.tape.shards.seal": "seal",
     "rolltape.tokens": "TokenExporter",
     "rolltape.traces": "TraceWriter trace_of",
-    "rolltape.tracking": "jsonl_sink show_batch show_step traces_from_batch trackio_sink",
+    "rolltape.tracking": "jsonl_sink mlflow_sink otel_sink show_batch show_step tensorboard_sink traces_from_batch "
+    "trackio_sink wandb_sink",
     "rolltape.tree": "forks_of tree_of",
 }
 __getattr__ = renamed(__name__, {"Policy": "CutPolicy and Credit", "Room": "RunAheadLimit"}, lazy=_MODULES)
@@ -149,7 +160,9 @@ __all__ = [
     "forks_of",
     "jsonl_sink",
     "linearize",
+    "mlflow_sink",
     "open",
+    "otel_sink",
     "prune",
     "read",
     "read_rollouts",
@@ -165,6 +178,7 @@ __all__ = [
     "show",
     "show_batch",
     "show_step",
+    "tensorboard_sink",
     "trace_of",
     "traces_from_batch",
     "traces_to_jsonl",
@@ -172,6 +186,7 @@ __all__ = [
     "tree_of",
     "turns_to_jsonl",
     "turns_to_parquet",
+    "wandb_sink",
 ]
 
 

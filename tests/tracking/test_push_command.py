@@ -42,24 +42,24 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 def test_run_is_pushed_to_trackio_split_by_split(push: Any, run: Path, project: str) -> None:
-    result = push(run, "--to", "trackio", "--project", project)
+    result = push(run, "--to", f"trackio:{project}")
     assert result.code == 0
     assert result.out.splitlines() == [
         "step 0, test: 1 rollout, 1 trace, mean reward 0.5",
         "step 0, train: 3 rollouts, 3 traces, mean reward 1",
         "step 1, test: 1 rollout, 1 trace, mean reward 0.5",
         "step 1, train: 3 rollouts, 3 traces, mean reward 1",
-        "4 steps and 8 traces pushed to trackio",
+        f"4 steps and 8 traces pushed to trackio:{project}",
     ]
     assert f"trackio show --project {project}" in result.err
     assert len(stored_traces(project)) == 8
 
 
 def test_pushing_again_adds_what_is_new_and_repeats_nothing(push: Any, run: Path, project: str) -> None:
-    push(run, "--to", "trackio", "--project", project, "--step", 0)
-    result = push(run, "--to", "trackio", "--project", project)
-    assert result.out.splitlines()[-1] == "2 steps and 4 traces pushed to trackio; 2 steps already there"
-    again = push(run, "--to", "trackio", "--project", project, "--json")
+    push(run, "--to", f"trackio:{project}", "--step", 0)
+    result = push(run, "--to", f"trackio:{project}")
+    assert result.out.splitlines()[-1] == f"2 steps and 4 traces pushed to trackio:{project}; 2 steps already there"
+    again = push(run, "--to", f"trackio:{project}", "--json")
     assert [(row["step"], row["split"], row["there_already"]) for row in rows(again)] == [
         (0, "test", True),
         (0, "train", True),
@@ -213,10 +213,13 @@ def test_follower_that_is_interrupted_keeps_what_it_pushed(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--to", "wandb"], 2, "--to wandb: unknown tracker; use trackio, or a file ending in .jsonl"),
+        (["--to", "comet:x"], 2, "--to comet:x: unknown tracker; use wandb:PROJECT, mlflow:EXPERIMENT, otel:URL, "),
+        (["--to", "wandb"], 2, "--to wandb: it names no place; use wandb:PROJECT, "),
+        (["--to", "x.jsonl", "--project", "p"], 2, "--project p: --to x.jsonl names the place; leave --project out"),
+        (["--to", "tensorboard:exp/run.json"], 4, "exp/run.json"),
         (["--to", "x.jsonl", "--step", "9"], 2, "--step 9: no rollouts match in run exp"),
         (["--to", "none/x.jsonl"], 4, "none/x.jsonl: No such file or directory"),
-        (["--to", "trackio", "--project", "registry-x"], 4, "trackio: project 'registry-x' cannot be opened"),
+        (["--to", "trackio:registry-x"], 4, "trackio: project 'registry-x' cannot be opened"),
         (["--to", "x.jsonl", "--policy", "greedy"], 2, "--policy: there is no policy 'greedy'"),
     ],
 )
@@ -230,11 +233,37 @@ def test_what_cannot_be_done_is_one_line(
     assert len(result.err.splitlines()) == 1
 
 
-def test_trackio_that_is_not_installed_is_named(push: Any, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "trackio", None)
-    result = push(run, "--to", "trackio")
+@pytest.mark.parametrize(
+    ("module", "to", "extra"),
+    [
+        ("wandb", "wandb:sums", "wandb"),
+        ("mlflow", "mlflow:sums", "mlflow"),
+        ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "otel:http://127.0.0.1:1", "otel"),
+        ("tensorboard", "tensorboard:logs", "tensorboard"),
+        ("trackio", "trackio:sums", "trackio"),
+    ],
+)
+def test_tracker_that_is_not_installed_is_named(
+    push: Any, run: Path, monkeypatch: pytest.MonkeyPatch, module: str, to: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    result = push(run, "--to", to)
     assert result.code == 4
-    assert "install rolltape[trackio]" in result.err
+    assert f"install rolltape[{extra}]" in result.err
+
+
+def test_project_as_an_option_of_its_own_still_works_with_a_note(push: Any, run: Path, project: str) -> None:
+    result = push(run, "--to", "trackio", "--project", project)
+    assert "--to trackio is deprecated; use --to trackio:PROJECT" in result.err
+    assert len(stored_traces(project)) == 8
+
+
+def test_rollouts_link_to_the_page_of_their_run_and_no_key_of_it_is_told(push: Any, tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "exp", name="sums / qwen3") as tape:
+        rollout = record_conversation(tape)
+    file = tmp_path / "steps.jsonl"
+    push(tmp_path / "exp", "--to", file, "--view-url", "https://host/view/?key=secret")
+    assert lines(file)[0]["pages"] == [f"https://host/view/sums---qwen3/rollout/{rollout}?try=0"]
 
 
 @pytest.mark.parametrize(
@@ -244,7 +273,7 @@ def test_trackio_that_is_built_otherwise_is_named(
     push: Any, run: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     monkeypatch.delattr(f"trackio.{part}")
-    result = push(run, "--to", "trackio")
+    result = push(run, "--to", "trackio:sums")
     assert result.code == 4
     assert part.rpartition(".")[2] in result.err
     assert "does not fit this rolltape" in result.err

@@ -1,7 +1,7 @@
 """Deterministic ids: equal inputs give equal ids, any one of them changed changes the id."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -59,6 +59,16 @@ def group_id(
 ) -> str:
     """The id that all attempts at one task at one step share."""
     return digest_of("group", run, source, task_key(task_id, task), str(step), model, agent).hex()
+
+
+def page_name(run: str, taken: Collection[str] = ()) -> str:
+    """The name of a run in addresses of the viewer: letters and digits of its own, and a number if that is taken."""
+    plain = "".join(one if one.isascii() and one.isalnum() else "-" for one in run).strip("-")[:40] or "run"
+    name, number = plain, 1
+    while name in taken or name == "api":
+        number += 1
+        name = f"{plain}-{number}"
+    return name
 
 
 def join_source(source: str | None, split: str | None) -> str | None:

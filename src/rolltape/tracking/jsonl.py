@@ -3,33 +3,27 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
 from rolltape.errors import SinkError
 from rolltape.records.jsonable import encode_numbers
-from rolltape.tracking.choice import Choice
-from rolltape.tracking.sinks import Outbox
+from rolltape.tracking.sinks import Outbox, OutboxOptions
 from rolltape.tracking.summary import ShownStep, step_metrics
+from rolltape.tracking.traces import trace_page
 
 STEP_SCHEMA = "rolltape.step/1"  # a field may be added; a change of meaning raises the version
 
 
-def jsonl_sink(
-    path: str | os.PathLike[str],
-    *,
-    max_traces_per_step: int = 8,
-    choice: Choice | str = Choice.FIRST,
-    max_waiting: int = 16,
-) -> Outbox:
+def jsonl_sink(path: str | os.PathLike[str], **options: Unpack[OutboxOptions]) -> Outbox:
     """A sink that appends one JSON line per step to a file.
 
     Example:
 
         sink = rolltape.jsonl_sink("steps.jsonl", max_traces_per_step=4)
     """
-    return Outbox(JsonlTracker(path), max_traces_per_step=max_traces_per_step, choice=choice, max_waiting=max_waiting)
+    return Outbox(JsonlTracker(path), **options)
 
 
 class JsonlTracker:
@@ -65,6 +59,7 @@ def _line(shown: ShownStep) -> dict[str, Any]:
         "metrics": step_metrics(shown),
         "summary": None if shown.summary is None else msgspec.to_builtins(shown.summary, str_keys=True),
         "traces": [trace.to_dict() for trace in shown.traces],
+        **({} if shown.view_url is None else {"pages": [trace_page(shown, trace) for trace in shown.traces]}),
     }
 
 

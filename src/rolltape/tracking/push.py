@@ -71,23 +71,37 @@ def being_collected(run: Run, default_split: str = "train") -> set[StepKey]:
     return {key for (writer, key), begins in collecting.items() if begins and writer in alive}
 
 
-def show_step(sink: Sink, run: Run, *, step: int, split: str = "train", policy: CutPolicy | str = "exact") -> bool:
+def show_step(
+    sink: Sink,
+    run: Run,
+    *,
+    step: int,
+    split: str = "train",
+    policy: CutPolicy | str = "exact",
+    view_url: str | None = None,
+) -> bool:
     """Let the sink read a step from the tape when its turn comes. Returns False if the sink dropped it.
 
-    Example:
+    With `view_url`, the address that `rolltape view` prints, every rollout links to its page there. Example:
 
         rolltape.show_step(sink, rolltape.read("runs/exp1"), step=3)
     """
-    return sink.put(lambda pick: load_step(run, StepKey(step, split), pick, policy))
+    return sink.put(lambda pick: load_step(run, StepKey(step, split), pick, policy, view_url=view_url))
 
 
 def load_step(
-    run: Run, key: StepKey, pick: Pick, policy: CutPolicy | str = "exact", *, default_split: str = "train"
+    run: Run,
+    key: StepKey,
+    pick: Pick,
+    policy: CutPolicy | str = "exact",
+    *,
+    default_split: str = "train",
+    view_url: str | None = None,
 ) -> ShownStep:
     """A step as it is on the tape now, with a summary and the traces of the rollouts that `pick` chooses."""
     with run.snapshot() as held:
         rows = by_step(held.index(), default_split).get(key, [])
-        return _shown_step(held, key, rows, pick, policy, held.versions())
+        return _shown_step(held, key, rows, pick, policy, held.versions(), view_url)
 
 
 class PushedStep(NamedTuple):
@@ -109,6 +123,7 @@ class Push:
         policy: CutPolicy | str = "exact",
         default_split: str = "train",
         wanted: Callable[[StepKey], bool] = lambda key: True,
+        view_url: str | None = None,
     ) -> None:
         self.run = run
         self._tracker = tracker
@@ -116,6 +131,7 @@ class Push:
         self._policy = policy
         self._default_split = default_split
         self._wanted = wanted
+        self._view_url = view_url
         self._done: set[StepKey] = set()
         self.waiting: dict[StepKey, int] = {}  # steps that have not settled, and how many rollouts run; 0: more follow
 
@@ -136,13 +152,19 @@ class Push:
     def _push(self, held: Run, key: StepKey, rows: Sequence[RolloutRow], versions: Sequence[str]) -> PushedStep:
         if self._tracker.holds(key.split, key.step):
             return PushedStep(key, None)
-        shown = _shown_step(held, key, rows, self._allowance.pick, self._policy, versions)
+        shown = _shown_step(held, key, rows, self._allowance.pick, self._policy, versions, self._view_url)
         self._tracker.put(shown)
         return PushedStep(key, shown)
 
 
 def _shown_step(
-    run: Run, key: StepKey, rows: Sequence[RolloutRow], pick: Pick, policy: CutPolicy | str, versions: Sequence[str]
+    run: Run,
+    key: StepKey,
+    rows: Sequence[RolloutRow],
+    pick: Pick,
+    policy: CutPolicy | str,
+    versions: Sequence[str],
+    view_url: str | None,
 ) -> ShownStep:
     """Summarize the counted try of each rollout, loaded one at a time.
 
@@ -157,4 +179,4 @@ def _shown_step(
         tally.add(linearize(rollout, policy, versions=versions))
         if position in picked:
             traces.append(trace_of(rollout))
-    return ShownStep(split=key.split, step=key.step, traces=tuple(traces), summary=tally.summary())
+    return ShownStep(split=key.split, step=key.step, traces=tuple(traces), summary=tally.summary(), view_url=view_url)

@@ -6,7 +6,8 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Protocol, Self
+from importlib import import_module
+from typing import Protocol, Self, TypedDict
 
 import msgspec
 
@@ -56,6 +57,7 @@ class DeliveryReport(msgspec.Struct, frozen=True, kw_only=True):
 
     put: int = 0
     delivered: int = 0
+    held: int = 0  # the tracker had the step before this process opened it, and was not given it again
     dropped: int = 0  # the queue was full, or the sink closed
     failed: int = 0  # the tracker raised, or the step could not be built
     unsent: int = 0  # still waiting, or under way
@@ -63,7 +65,7 @@ class DeliveryReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def complete(self) -> bool:
-        return self.delivered == self.put and not self.errors
+        return self.delivered + self.held == self.put and not self.errors
 
 
 class Allowance:
@@ -87,6 +89,14 @@ class Allowance:
         candidates = [Candidate(f"{one.rollout}.{one.try_index}", one.total_reward) for one in shown.traces]
         kept = tuple(shown.traces[position] for position in self.pick(shown.split, shown.step, candidates))
         return msgspec.structs.replace(shown, traces=kept)
+
+
+class OutboxOptions(TypedDict, total=False):
+    """What every sink takes: how many traces of a step are shown, which, and how many steps may wait."""
+
+    max_traces_per_step: int
+    choice: Choice | str
+    max_waiting: int
 
 
 class Outbox:
@@ -120,7 +130,7 @@ class Outbox:
     def delivery(self) -> DeliveryReport:
         """The counts so far."""
         with self._changed:
-            settled = self._counts["delivered"] + self._counts["dropped"] + self._counts["failed"]
+            settled = sum(count for name, count in self._counts.items() if name != "put")
             unsent = self._counts["put"] - settled
             return DeliveryReport(**self._counts, unsent=unsent, errors=tuple(self._errors.values()))
 
@@ -187,9 +197,11 @@ class Outbox:
     def _send(self, given: ShownStep | Deferred) -> None:
         try:
             shown = self._allowance.limited(given) if isinstance(given, ShownStep) else given(self._allowance.pick)
-            if shown.traces or shown.summary is not None:
-                self._tracker.put(shown)
             outcome = "delivered"
+            if self._tracker.holds(shown.split, shown.step):
+                outcome = "held"
+            elif shown.traces or shown.summary is not None:
+                self._tracker.put(shown)
         except Exception as error:  # noqa: BLE001 - a tracker may raise anything, and the next step may pass
             outcome = "failed"
             self._report(type(error).__name__, f"a step could not be shown: {_error_text(error)}")
@@ -203,6 +215,14 @@ class Outbox:
             self._errors.setdefault(kind, message)
         if is_new:
             log.warning("%s", message)
+
+
+def import_package(module: str, *, extra: str) -> None:
+    """Import what a tracker needs, or say how to install it."""
+    try:
+        import_module(module)
+    except ImportError as error:
+        raise SinkError(f"{module} cannot be imported ({error}); install rolltape[{extra}]") from None
 
 
 def _error_text(error: BaseException) -> str:

@@ -57,6 +57,7 @@ class ShownStep(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     traces: tuple[Trace, ...] = ()
     summary: StepSummary | None = None  # None: only traces are given
+    view_url: str | None = None  # where `rolltape view` serves the run; None: not known, or there is no run
 
     def __iter__(self) -> Iterator[Trace]:
         return iter(self.traces)
@@ -174,6 +175,12 @@ def step_metrics(shown: ShownStep) -> dict[str, float]:
 def parse_count_metric(metric: str) -> str | None:
     """The split of a metric that counts rollouts, which every step has; None: it is another metric."""
     return metric.removesuffix(_COUNT) if metric.endswith(_COUNT) else None
+
+
+def steps_in(stored: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
+    """The splits and steps whose summary a tracker holds, given its metrics by name with their steps."""
+    found = ((parse_count_metric(metric), step) for metric, step in stored)
+    return {(split, step) for split, step in found if split is not None}
 
 
 def _named_numbers(summary: StepSummary) -> Iterator[tuple[str, float]]:

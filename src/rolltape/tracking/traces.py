@@ -1,13 +1,21 @@
-"""Convert a trace to what trackers show: messages, spans per step and tool call, and metadata."""
+"""What every tracker shows of a rollout: its messages, a span per step and tool call, metadata, and its page.
 
+Each tracker's own module converts this to the tracker's types, and adds nothing to it.
+"""
+
+import enum
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
 
+import msgspec
+
+from rolltape.records.ids import page_name
 from rolltape.records.jsonable import encode_numbers
 from rolltape.records.trace import Trace, TraceStep
 from rolltape.records.turn import Finish
+from rolltape.tracking.summary import ShownStep
 
 Fields = dict[str, Any]
 
@@ -15,6 +23,34 @@ _STEP_METADATA = (
     *("reward", "done", "stop_reason", "finish", "turns", "turn_rewards"),
     *("reward_data", "env_state", "extra", "metrics", "logs", "unrecorded"),
 )
+
+
+class SpanKind(enum.StrEnum):
+    """What happened in a span."""
+
+    GENERATION = "generation"  # a step with a reply
+    STEP = "span"  # a step without one
+    TOOL = "tool"  # a call that a reply makes
+
+
+class RolloutSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of a rollout, or a tool call of its reply. A field is None where it is not known."""
+
+    id: str
+    parent_id: str | None = None  # None: it lies directly under the rollout
+    name: str
+    kind: SpanKind
+    failed: bool = False
+    error: str | None = None
+    input: Any = None  # new messages of the prompt, or the arguments of a call
+    output: Any = None  # the reply, or the result of a call
+    call_id: str | None = None  # of a tool call
+    finish: Finish | None = None
+    prompt_tokens: int | None = None
+    sampled_tokens: int | None = None
+    started_at: float | None = None  # seconds since the epoch; a tape has no times of tool calls
+    ended_at: float | None = None
+    metadata: Fields = {}
 
 
 def trace_messages(trace: Trace) -> list[Fields]:
@@ -29,19 +65,36 @@ def trace_messages(trace: Trace) -> list[Fields]:
     return messages
 
 
-def trace_spans(trace: Trace) -> list[Fields]:
+def trace_spans(trace: Trace) -> list[RolloutSpan]:
     """A span per step, and under it one per tool that its reply calls."""
-    spans: list[Fields] = []
+    spans: list[RolloutSpan] = []
     for step, later in zip(trace.steps, (*trace.steps[1:], None), strict=False):  # a trace may have no step
-        spans.append(_step_span(trace, step))
+        spans.append(_step_span(step))
         spans += _tool_spans(step, later)
     return spans
 
 
-def trace_metadata(trace: Trace, split: str) -> Fields:
+def trace_text(trace: Trace) -> str:
+    """The conversation as text, each message under its role."""
+    return "\n\n".join(f"{message['role']}: {_message_text(message)}" for message in trace_messages(trace))
+
+
+def trace_page(shown: ShownStep, trace: Trace) -> str | None:
+    """The address of a rollout in the viewer; None: the viewer's address is not known.
+
+    A key in the viewer's address is left out: a tracker may be read by others.
+    """
+    if shown.view_url is None:
+        return None
+    host = urlsplit(shown.view_url)
+    path = f"{host.path.rstrip('/')}/{quote(page_name(trace.run))}/rollout/{quote(trace.rollout, safe='')}"
+    return urlunsplit((host.scheme, host.netloc, path, f"try={trace.try_index}", ""))
+
+
+def trace_metadata(shown: ShownStep, trace: Trace) -> Fields:
     """Identity, outcome and lengths of a trace; what is not known is left out."""
-    return _without_empty(
-        split=split,
+    return without_empty(
+        split=shown.split,
         step=trace.step,
         reward=trace.total_reward,
         reward_terms=trace.reward_terms,
@@ -65,6 +118,7 @@ def trace_metadata(trace: Trace, split: str) -> Fields:
         env_state=trace.env_state,
         metrics=trace.metrics,
         extra=trace.extra,
+        page=trace_page(shown, trace),
         rollout=trace.rollout,
         **{"try": trace.try_index},
         group=trace.group,
@@ -101,29 +155,39 @@ def _prompt_messages(step: TraceStep) -> list[Fields]:
 def _message(value: Any, role: str) -> Fields:
     if isinstance(value, dict) and "role" in value:
         return value
-    content = value if isinstance(value, str) else encode_numbers(value, "a trace").decode()
-    return {"role": role, "content": content}
+    return {"role": role, "content": _text(value)}
 
 
-def _step_span(trace: Trace, step: TraceStep) -> Fields:
-    failed = step.error is not None or step.finish is Finish.ERROR
-    return _without_empty(
+def _message_text(message: Fields) -> str:
+    parts = [_text(message.get(name)) for name in ("reasoning_content", "content") if message.get(name)]
+    calls = message.get("tool_calls")
+    parts += [_text(call) for call in (calls if isinstance(calls, list) else ())]
+    return "\n".join(parts)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else encode_numbers(value, "a trace").decode()
+
+
+def _step_span(step: TraceStep) -> RolloutSpan:
+    return RolloutSpan(
         id=f"step-{step.index}",
         name=f"step {step.index}",
-        kind="span" if step.policy_response is None else "generation",
-        status="error" if failed else "success",
+        kind=SpanKind.STEP if step.policy_response is None else SpanKind.GENERATION,
+        failed=step.error is not None or step.finish is Finish.ERROR,
         error=step.error,
         input=step.prompt,
         output=step.policy_response,
-        model=trace.model,
-        usage=_without_empty(input_tokens=step.prompt_tokens, output_tokens=step.sampled_tokens),
-        start_time=_iso_time(step.started_at),
-        end_time=_iso_time(step.ended_at) if step.started_at is not None else None,
-        metadata=_without_empty(**{name: getattr(step, name) for name in _STEP_METADATA}),
+        finish=step.finish,
+        prompt_tokens=step.prompt_tokens,
+        sampled_tokens=step.sampled_tokens,
+        started_at=step.started_at,
+        ended_at=step.ended_at if step.started_at is not None else None,
+        metadata=without_empty(**{name: getattr(step, name) for name in _STEP_METADATA}),
     )
 
 
-def _tool_spans(step: TraceStep, later: TraceStep | None) -> Iterator[Fields]:
+def _tool_spans(step: TraceStep, later: TraceStep | None) -> Iterator[RolloutSpan]:
     calls = (step.policy_response or {}).get("tool_calls")
     results = [one for one in (_prompt_messages(later) if later is not None else ()) if one.get("role") == "tool"]
     for place, call in enumerate(calls if isinstance(calls, list) else ()):
@@ -132,13 +196,14 @@ def _tool_spans(step: TraceStep, later: TraceStep | None) -> Iterator[Fields]:
         named = call.get("function")
         function = named if isinstance(named, dict) else call
         result = _call_result(results, call.get("id"), place)
-        yield _without_empty(
+        yield RolloutSpan(
             id=f"step-{step.index}-call-{place}",
             parent_id=f"step-{step.index}",
             name=str(function.get("name") or "tool"),
-            kind="tool",
+            kind=SpanKind.TOOL,
             input=_parse_arguments(function.get("arguments")),
             output=None if result is None else result.get("content"),
+            call_id=None if call.get("id") is None else str(call["id"]),
         )
 
 
@@ -158,13 +223,6 @@ def _parse_arguments(given: Any) -> Any:
         return given
 
 
-def _iso_time(seconds: float | None) -> str | None:
-    try:
-        return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
-    except (OverflowError, ValueError, OSError):
-        return None  # no clock gave that
-
-
-def _without_empty(**fields: Any) -> Fields:
+def without_empty(**fields: Any) -> Fields:
     """The fields that have a value."""
     return {name: value for name, value in fields.items() if value is not None and value not in ((), [], {}, "")}

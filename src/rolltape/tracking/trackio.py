@@ -1,15 +1,16 @@
 """Trackio: metrics and `trackio.Trace`s of each step, in a run of the caller or in one that stays on this machine."""
 
 import os
+from datetime import UTC, datetime
 from importlib import import_module, metadata
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from rolltape.errors import SinkError
-from rolltape.tracking.choice import Choice
-from rolltape.tracking.sinks import Outbox
-from rolltape.tracking.summary import ShownStep, parse_count_metric, step_metrics
-from rolltape.tracking.traces import trace_messages, trace_metadata, trace_spans
+from rolltape.records.trace import Trace
+from rolltape.tracking.sinks import Outbox, OutboxOptions, import_package
+from rolltape.tracking.summary import ShownStep, step_metrics, steps_in
+from rolltape.tracking.traces import Fields, SpanKind, trace_messages, trace_metadata, trace_spans, without_empty
 
 if TYPE_CHECKING:
     from trackio.run import Run
@@ -36,9 +37,7 @@ def trackio_sink(
     project: str | None = None,
     name: str | None = None,
     run: "Run | None" = None,
-    max_traces_per_step: int = 8,
-    choice: Choice | str = Choice.FIRST,
-    max_waiting: int = 16,
+    **options: Unpack[OutboxOptions],
 ) -> Outbox:
     """A sink into the trackio run `run`, by default the caller's current one; with `project`, into a run of its own.
 
@@ -52,7 +51,7 @@ def trackio_sink(
     if project is not None and run is not None:
         raise SinkError(f"trackio: both a run and the project {project!r} are given; give one of them")
     tracker = RunTracker(run or _current_run()) if project is None else LocalTracker(project, name)
-    return Outbox(tracker, max_traces_per_step=max_traces_per_step, choice=choice, max_waiting=max_waiting)
+    return Outbox(tracker, **options)
 
 
 class RunTracker:
@@ -72,8 +71,8 @@ class RunTracker:
         traces = [
             trackio.Trace(
                 messages=_storable(trace_messages(trace)),
-                metadata=_storable(trace_metadata(trace, shown.split)),
-                spans=_storable(trace_spans(trace)),
+                metadata=_storable(trace_metadata(shown, trace)),
+                spans=_storable(_spans(trace)),
             )
             for trace in shown.traces
         ]
@@ -114,6 +113,35 @@ class LocalTracker(RunTracker):
                 f"trackio run {self._run.name}: {self._given} entries were logged, but {stored} are stored under "
                 f"{TRACKIO_DIR}; trackio's own warnings say why, and pushing again adds what is missing"
             )
+
+
+def _spans(trace: Trace) -> list[Fields]:
+    """The spans of a trace as trackio's page reads them; what is not known is left out."""
+    return [
+        without_empty(
+            id=span.id,
+            parent_id=span.parent_id,
+            name=span.name,
+            kind=span.kind,
+            status=None if span.kind is SpanKind.TOOL else "error" if span.failed else "success",
+            error=span.error,
+            input=span.input,
+            output=span.output,
+            model=None if span.kind is SpanKind.TOOL else trace.model,
+            usage=without_empty(input_tokens=span.prompt_tokens, output_tokens=span.sampled_tokens),
+            start_time=_iso_time(span.started_at),
+            end_time=_iso_time(span.ended_at),
+            metadata=span.metadata,
+        )
+        for span in trace_spans(trace)
+    ]
+
+
+def _iso_time(seconds: float | None) -> str | None:
+    try:
+        return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
+    except (OverflowError, ValueError, OSError):
+        return None  # no clock gave that
 
 
 def _storable(value: Any) -> Any:
@@ -160,8 +188,7 @@ def _stored_steps(run: "Run") -> set[tuple[str, int]]:
     from trackio.sqlite_storage import SQLiteStorage
 
     entries = SQLiteStorage.get_logs(run.project, run.name, run_id=run.id)
-    found = ((parse_count_metric(metric), int(entry["step"])) for entry in entries for metric in entry)
-    return {(split, step) for split, step in found if split is not None}
+    return steps_in((metric, int(entry["step"])) for entry in entries for metric in entry)
 
 
 def _count_entries(run: "Run") -> int:
@@ -173,10 +200,7 @@ def _count_entries(run: "Run") -> int:
 
 def _import_trackio() -> None:
     """Import trackio, and check that it has the private parts that are used here."""
-    try:
-        import_module("trackio")
-    except ImportError as error:
-        raise SinkError(f"trackio cannot be imported ({error}); install rolltape[trackio]") from None
+    import_package("trackio", extra="trackio")
     try:
         for module, names in _PRIVATE.items():
             attrgetter(*names)(import_module(module))

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from rolltape.records.ids import page_name
 from rolltape.tape.index.database import POINTER, IndexFile
 from rolltape.tape.rundir import find_run
 from rolltape.view.run.state import RunState, TrainerFigures
@@ -185,14 +186,9 @@ async def _end(worker: asyncio.subprocess.Process) -> None:
 
 
 def _name_runs(locations: Sequence[str]) -> list[ServedRun]:
-    """The runs with short names for addresses: the letters and digits of their own names, and a number if needed."""
+    """The runs, each with a name of its own for addresses."""
     runs: dict[str, ServedRun] = {}
     for location in locations:
-        title = str(find_run(location).about["name"])
-        plain = "".join(one if one.isascii() and one.isalnum() else "-" for one in title).strip("-")[:40] or "run"
-        name, number = plain, 1
-        while name in runs or name == "api":
-            number += 1
-            name = f"{plain}-{number}"
+        name = page_name(str(find_run(location).about["name"]), runs)
         runs[name] = ServedRun(name, location)
     return list(runs.values())

@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import rolltape
@@ -16,17 +17,20 @@ from rolltape.cli.screen import note, number, plural, print_json, print_line
 from rolltape.errors import UsageError
 from rolltape.tracking import Tracker
 from rolltape.tracking.choice import Choice
+from rolltape.tracking.opening import FORMS, open_tracker
 from rolltape.tracking.push import Push, PushedStep
 from rolltape.tracking.sinks import Allowance
 
 _POLL_S = 2.0
+# The commands that show what was pushed; the other trackers are servers of their own.
+_SHOWN_BY = {"trackio": "trackio show --project", "tensorboard": "tensorboard --logdir"}
 
 
 def push(
     run: RunArgument,
     *,
-    to: Annotated[str, option("--to TRACKER", "trackio, or a file ending in .jsonl.")],
-    project: Annotated[str, option("--project NAME", "Trackio project.")] = "rolltape",
+    to: Annotated[str, option("--to TRACKER", f"{FORMS}.")],
+    project: Annotated[str | None, option("--project NAME", "Deprecated: use --to trackio:NAME.", hidden=True)] = None,
     name: Annotated[str | None, option("--name NAME", "Run name on the tracker.")] = None,
     step: StepOption = None,
     split: Annotated[str | None, option("--split NAME", "Only rollouts of this split.")] = None,
@@ -38,12 +42,17 @@ def push(
         Choice, option("--choose HOW", f"Which rollouts to send as traces: {either(Choice)}.")
     ] = Choice.FIRST,
     policy: PolicyOption = "exact",
+    view_url: Annotated[
+        str | None,
+        option("--view-url URL", "Address of rolltape view, to link rollouts to.", envvar="ROLLTAPE_VIEW_URL"),
+    ] = None,
     follow: Annotated[bool, option("--follow", "Keep sending until the run's writers are done.")] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Send a run's metrics and traces to a tracker."""
+    to = _current_form(to, project)
     tape = OpenedRun(rolltape.read(run), []) if follow else open_run(run)
-    with _tracker(to, project, name or tape.run.name) as tracker:
+    with _tracker(to, name or tape.run.name, tape.run.tape_index.file.folder) as tracker:
         pushing = Push(
             tape.run,
             tracker,
@@ -51,33 +60,35 @@ def push(
             policy=CutOptions(policy).cut_policy(),
             default_split=default_split,
             wanted=lambda key: step in (None, key.step) and split in (None, key.split),
+            view_url=view_url,
         )
         done = list(_printed(_rounds(pushing, follow), as_json))
     if not done and not pushing.waiting:
         given = {"--step": step, "--split": split}
         flags = " ".join(f"{flag} {value}" for flag, value in given.items() if value is not None)
         raise no_match(flags or run, tape.run)
-    _print_totals(done, to, project, as_json)
+    _print_totals(done, to, as_json)
     for key, running in pushing.waiting.items():
         why = f"{plural(running, 'rollout')} still running" if running else "still being collected"
         note(f"step {key.step} of {key.split}: {why}; push again later, or use --follow")
     return report_problems(tape)
 
 
+def _current_form(to: str, project: str | None) -> str:
+    """`--to` as it is spelled now; 0.1 had the project in an option of its own. Remove in 0.3."""
+    if to == "trackio":
+        note("--to trackio is deprecated; use --to trackio:PROJECT")
+        return f"trackio:{project or 'rolltape'}"
+    if project is not None:
+        raise UsageError(f"--project {project}: --to {to} names the place; leave --project out")
+    return to
+
+
 @contextlib.contextmanager
-def _tracker(to: str, project: str, name: str) -> Iterator[Tracker]:
+def _tracker(to: str, name: str, memory: Path) -> Iterator[Tracker]:
     """The tracker, closed at the end. What it prints goes to standard error, except on closing."""
-    if to != "trackio" and not to.endswith(".jsonl"):
-        raise UsageError(f"--to {to}: unknown tracker; use trackio, or a file ending in .jsonl")
     with contextlib.redirect_stdout(sys.stderr):
-        if to == "trackio":
-            from rolltape.tracking.trackio import LocalTracker
-
-            tracker: Tracker = LocalTracker(project, name)
-        else:
-            from rolltape.tracking.jsonl import JsonlTracker
-
-            tracker = JsonlTracker(to)
+        tracker = open_tracker(to, name=name, memory=memory)
     try:
         yield tracker
     finally:
@@ -116,11 +127,12 @@ def _printed(steps: Iterator[PushedStep], as_json: bool) -> Iterator[PushedStep]
         yield pushed
 
 
-def _print_totals(done: list[PushedStep], to: str, project: str, as_json: bool) -> None:
+def _print_totals(done: list[PushedStep], to: str, as_json: bool) -> None:
     new = [one.shown for one in done if one.shown is not None]
     there = len(done) - len(new)
     if not as_json:
         pushed = f"{plural(len(new), 'step')} and {plural(sum(map(len, new)), 'trace')} pushed to {to}"
         print_line(pushed + (f"; {plural(there, 'step')} already there" if there else ""))
-    if to == "trackio":
-        note(f"open it with: trackio show --project {shlex.quote(project)}")
+    kind, _, place = to.partition(":")
+    if kind in _SHOWN_BY:
+        note(f"open it with: {_SHOWN_BY[kind]} {shlex.quote(place)}")
