@@ -11,8 +11,8 @@ from aiohttp import web
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.request import ChatRequest
+from rolltape.gateway.turn.gateway_turn import GatewayTurn, TurnState
 from rolltape.gateway.turn.replies import ReplyOutcome
-from rolltape.gateway.turn.turn import GatewayTurn, TurnState
 from rolltape.gateway.wire.protocol import Dialect
 from rolltape.records.turn import Finish
 

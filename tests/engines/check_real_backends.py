@@ -29,11 +29,11 @@ from engines.wanted import Told, generation
 from rolltape.errors import EngineError
 from rolltape.gateway.engines.opening import open_engine
 from rolltape.gateway.engines.protocol import Engine, Generated
-from rolltape.gateway.engines.sampled import describe_generated
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.gateway.prompts.reply_form import Thinking
 from rolltape.gateway.request import ChatRequest, OutputSchema, ToolChoice
 from rolltape.gateway.turn.constraints import build_constraint
+from rolltape.gateway.turn.generate import describe_generated
 from rolltape.records.turn import Finish, LogprobKind
 from rolltape.tiny import Sampling, TinyEngine, shipped_model
 from tool_sessions import QUESTIONS, largest_difference, tool_session

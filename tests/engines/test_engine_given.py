@@ -9,7 +9,7 @@ from engines.wanted import generation
 from rolltape.errors import CheckpointError, EngineError, EngineFault, RunNotFound
 from rolltape.gateway.engines.opening import open_engine
 from rolltape.gateway.engines.protocol import Generated
-from rolltape.gateway.engines.sampled import check_generated, describe_generated
+from rolltape.gateway.turn.generate import check_generated, describe_generated
 from rolltape.records.turn import Finish, LogprobKind, Segment
 
 ENGINE = open_engine("vllm:http://127.0.0.1:1")

@@ -10,9 +10,9 @@ from engines.fake_vllm import FakeVllm, Reply, Token
 from engines.wanted import Told, generation
 from rolltape.errors import EngineDied, EngineFault, EngineUnreachable
 from rolltape.gateway.engines import http
-from rolltape.gateway.engines.protocol import Engine, Generated
-from rolltape.gateway.engines.sampled import ImplausibleReply, check_generated
+from rolltape.gateway.engines.protocol import Engine, Generated, ImplausibleReply
 from rolltape.gateway.engines.vllm import VllmEngine
+from rolltape.gateway.turn.generate import check_generated
 from rolltape.records.turn import Finish, LogprobKind
 
 TOKENS = [Token(5, -0.1), Token(6, -0.2), Token(7, -0.3), Token(9, -0.4)]

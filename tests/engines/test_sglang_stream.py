@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 
 from engines.wanted import Told, generation
 from rolltape.errors import EngineDied, EngineFault
-from rolltape.gateway.engines.protocol import Generated
-from rolltape.gateway.engines.sampled import ImplausibleReply, check_generated
+from rolltape.gateway.engines.protocol import Generated, ImplausibleReply
 from rolltape.gateway.engines.sglang import SglangEngine
+from rolltape.gateway.turn.generate import check_generated
 from rolltape.records.turn import Finish, LogprobKind, Segment
 from rolltape.tiny import TinyEngine, shipped_model
 from rolltape.tiny.server import EngineServer

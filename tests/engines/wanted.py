@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from rolltape.gateway.engines.protocol import Generation
 from rolltape.gateway.request import ChatRequest, SamplingParams
-from rolltape.records.turn import Ids
+from rolltape.gateway.turn.generate import PlausibleIds
 
 
 def generation(
@@ -20,12 +21,12 @@ def generation(
     messages: list[dict[str, Any]] | None = None,
     tools: list[dict[str, Any]] | None = None,
     vocabulary: int | None = None,
-    on_sampled: Callable[[Ids], None] | None = None,
+    on_sampled: Callable[[Sequence[int]], None] | None = None,
     **sampling: Any,
 ) -> Generation:
     """A generation of at most 64 tokens, unless said otherwise."""
     params = SamplingParams(**{"max_tokens": 64, **sampling})
-    return Generation(
+    wanted = Generation(
         id=name,
         session=session,
         prompt_ids=np.array(prompt_ids, dtype=np.int32),
@@ -35,8 +36,10 @@ def generation(
         vocabulary=vocabulary,
         held_tokens=held_tokens,
         request=ChatRequest(api="chat", model="it", messages=messages or [], tools=tools, sampling=params),
-        on_sampled=on_sampled,
     )
+    if on_sampled is None:
+        return wanted
+    return msgspec.structs.replace(wanted, on_sampled=PlausibleIds(wanted, on_sampled).add)
 
 
 class Told:
@@ -46,8 +49,8 @@ class Told:
         self.chunks: list[list[int]] = []
         self._then = then
 
-    def __call__(self, ids: Ids) -> None:
-        self.chunks.append(ids.tolist())
+    def __call__(self, ids: Sequence[int]) -> None:
+        self.chunks.append(list(ids))
         if len(self.chunks) == 1:
             self._then()
 

@@ -183,7 +183,7 @@ async def test_a_retry_after_half_a_stream_gets_the_stream_from_its_start(run: P
         async with streaming(it, opened, api) as live:
             allow(engine, 4)
             await eventually(lambda: live.said.text != "")
-        await eventually(lambda: it.gateway.service.weights.in_flight == 0)
+        await eventually(lambda: it.gateway.service.pool.in_flight == 0)
         async with streaming(it, opened, api) as again:
             allow(engine, 1)
             await eventually(lambda: again.said.text.startswith(live.said.text))

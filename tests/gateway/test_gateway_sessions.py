@@ -275,7 +275,7 @@ async def test_two_hundred_sessions_leave_nothing_behind(run: Path) -> None:
             opened = await it.open(attempt=attempt)
             await it.ask(opened, "hello")
             await it.finish(opened, samples=False)
-        await eventually(lambda: it.gateway.service.weights.in_flight == 0)
+        await eventually(lambda: it.gateway.service.pool.in_flight == 0)
         assert _state(it.gateway) == {}
 
 
@@ -287,7 +287,7 @@ def _state(gateway: Gateway) -> dict[str, int]:
         "keys": service.sessions._by_key,
         "open sessions": service.open_sessions,
         "engines": service.pool._of_session,
-        "in flight": service.weights._in_flight,
+        "in flight": service.pool._in_flight,
         "rollouts": service.tape._writer._open,
     }
     return {name: len(one) for name, one in held.items() if len(one)}

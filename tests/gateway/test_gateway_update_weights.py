@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -19,7 +19,7 @@ from rolltape.gateway.engines.inprocess import InProcessEngine
 from rolltape.gateway.engines.protocol import Engine, Generated, Generation
 from rolltape.gateway.engines.vllm import VllmEngine
 from rolltape.gateway.gateway import Gateway
-from rolltape.records.turn import Ids, Turn
+from rolltape.records.turn import Turn
 from rolltape.tiny import Sampling, TinyEngine, shipped_model
 from tiny.checkpoints import LIKE_SHIPPED, write_checkpoint
 
@@ -66,7 +66,7 @@ class WatchedEngine(InProcessEngine):
     async def generate(self, wanted: Generation) -> Generated:
         self.samples.clear()
 
-        def on_sampled(ids: Ids) -> None:
+        def on_sampled(ids: Sequence[int]) -> None:
             assert wanted.on_sampled is not None
             wanted.on_sampled(ids)
             self.samples.set()

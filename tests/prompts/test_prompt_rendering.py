@@ -11,7 +11,7 @@ from prompts.conversing import ASKED, HEARD, LOOK, SYSTEM, TINY, TOLD, called
 from qwen3_tokenizer import qwen3_folder
 from rolltape.errors import BadRequest
 from rolltape.gateway.prompts import ChatPrompts
-from rolltape.gateway.prompts.messages import prepared
+from rolltape.gateway.prompts.rendering import prepared
 
 transformers = pytest.importorskip("transformers")
 

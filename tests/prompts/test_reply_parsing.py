@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from prompts.conversing import ASKED, LOOK, TINY, ids_of
 from rolltape.gateway.prompts import ChatPrompts, Parsed
 from rolltape.gateway.prompts.reply import arguments_text
+from rolltape.gateway.turn.replies import chat_message
 from rolltape.records.messages import Message
 from rolltape.records.turn import Ids, TokenChain
 
@@ -42,7 +43,7 @@ def test_thinking_text_and_calls_are_told_apart(prompts: ChatPrompts) -> None:
 
 
 def test_a_reply_in_chat_form_has_calls_under_the_ids_given(prompts: ChatPrompts) -> None:
-    message = read(prompts, f"<think>\nhm\n</think>\n\n{GOOD}").to_message(["call_1"])
+    message = chat_message(read(prompts, f"<think>\nhm\n</think>\n\n{GOOD}"), ["call_1"])
     assert message == {
         "role": "assistant",
         "content": None,
@@ -51,7 +52,7 @@ def test_a_reply_in_chat_form_has_calls_under_the_ids_given(prompts: ChatPrompts
             {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"city": "Köln"}'}}
         ],
     }
-    assert read(prompts, "").to_message([]) == {"role": "assistant", "content": ""}
+    assert chat_message(read(prompts, ""), []) == {"role": "assistant", "content": ""}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def echoed(message: dict[str, Any], *, reserialized: bool) -> dict[str, Any]:
 
 
 def assert_echo_matches(reply: Parsed) -> None:
-    message = reply.to_message([f"call_{n}" for n in range(len(reply.calls))])
+    message = chat_message(reply, [f"call_{n}" for n in range(len(reply.calls))])
     recorded = Message.snapshot(message, "the reply")
     assert not recorded.repaired
     for reserialized in (False, True):

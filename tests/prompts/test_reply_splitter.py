@@ -44,7 +44,7 @@ def shown(
     assert splitter is not None
     steps = []
     for chunk in chunks:
-        splitter.add(chunk)
+        splitter.add(chunk.tolist())
         steps.append((splitter.reasoning, splitter.text))
     return steps
 
@@ -287,7 +287,7 @@ def test_each_family_finds_thinking_text_and_call_as_its_renderer_does(
     marks, prompt, call = REPLY_MARKS[live._choice.name], prompt_of(live, thinking), own_call(live)
     begun = live.splitter(prompt, thinking, [LOOK], [])
     assert begun is not None
-    begun.add(ids_of(live, "x", stopped=False))
+    begun.add(ids_of(live, "x", stopped=False).tolist())
     thought = "" if marks.json_call else f"{'' if begun.reasoning else marks.think_start}\nhm\n{marks.think_end}\n"
     for text in ("", "I look.\n"):
         written = ids_of(live, thought + ("" if marks.json_call else text) + call)

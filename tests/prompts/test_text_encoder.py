@@ -16,8 +16,7 @@ from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 from prompts.conversing import ASKED, HEARD, LOOK, SYSTEM, TINY, TOLD, called
 from rolltape.gateway.prompts import ChatPrompts
-from rolltape.gateway.prompts.text_encoder import TextEncoder, pattern_of
-from rolltape.gateway.prompts.tokenizer import FolderTokenizer
+from rolltape.gateway.prompts.tokenizer import FolderTokenizer, TextEncoder, pattern_of
 
 WORDS = [
     "Read",

@@ -8,9 +8,8 @@ import pytest
 
 import rolltape
 from rolltape.cli import run as rolltape_command
-from rolltape.records.plausible import LARGEST_LOGPROB, implausibility
 from rolltape.records.rollout import Rollout, SessionHead
-from rolltape.records.turn import TurnFlag
+from rolltape.records.turn import LARGEST_LOGPROB, TurnFlag, implausibility
 from rolltape.tape.recording import intake
 from rolltape.tape.recording import rollout as recording
 from rolltape.tiny import shipped_model

@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from canned_wire import CannedServer, Refusal, call, canned, canned_server, streamed, whole
 from rolltape.gateway.request import ChatRequest, OutputSchema, SamplingParams, ToolChoice
-from rolltape.gateway.turn.turn import GatewayTurn
+from rolltape.gateway.turn.gateway_turn import GatewayTurn
 from rolltape.gateway.wire.chat.dialect import CHAT
 from rolltape.records.messages import canonical_message
 from rolltape.records.turn import Finish

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.wire.fields import Fields, read_body
-from rolltape.gateway.wire.protocol import event
+from rolltape.gateway.wire.fields import Fields, event, read_body
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from google.genai import errors, types
 
 from canned_wire import CannedServer, Refusal, call, canned, canned_server
 from rolltape.gateway.request import OutputSchema, SamplingParams, ToolChoice
-from rolltape.gateway.turn.turn import GatewayTurn
+from rolltape.gateway.turn.gateway_turn import GatewayTurn
 from rolltape.gateway.wire.gemini.dialect import GEMINI
 from rolltape.records.messages import canonical_message
 from rolltape.records.turn import Finish

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from canned_wire import CannedServer, Refusal, call, canned, canned_server
 from canned_wire import streamed as streamed_events
 from rolltape.gateway.request import SamplingParams, ToolChoice
-from rolltape.gateway.turn.turn import GatewayTurn
+from rolltape.gateway.turn.gateway_turn import GatewayTurn
 from rolltape.gateway.wire.messages.dialect import MESSAGES
 from rolltape.records.messages import canonical_message
 from rolltape.records.turn import Finish

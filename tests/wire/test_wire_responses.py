@@ -16,7 +16,7 @@ from canned_wire import CannedServer, Refusal, call, canned, canned_server, stre
 from canned_wire import whole as whole_body
 from rolltape.errors import BadRequest
 from rolltape.gateway.request import ChatRequest, OutputSchema, SamplingParams, ToolChoice
-from rolltape.gateway.turn.turn import GatewayTurn
+from rolltape.gateway.turn.gateway_turn import GatewayTurn
 from rolltape.gateway.wire.responses.dialect import RESPONSES
 from rolltape.records.messages import canonical_message
 from rolltape.records.turn import Finish

@@ -1,6 +1,7 @@
 """A request in one form for every API, shared by dialects, prompts and engines; and which requests are auxiliary."""
 
 import re
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Annotated, Any
 
@@ -139,6 +140,26 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         }
         rest = msgspec.structs.replace(self, messages=[], prompt=None, message_keys=(), **as_told)
         return blake2b(b"".join((*self.message_keys, _encode(rest))), digest_size=16).digest()
+
+    def for_choice(self, choice: int) -> "ChatRequest":
+        """The request for one of its replies: under the same seed all would be the same."""
+        seed = self.sampling.seed
+        if seed is None or not choice:
+            return self
+        return msgspec.structs.replace(self, sampling=msgspec.structs.replace(self.sampling, seed=seed + choice))
+
+    def with_tools(self, allows: Callable[[str], bool]) -> tuple["ChatRequest", tuple[str, ...]]:
+        """The request with the tools that the model may call, and why others are not among them."""
+        names = [tool["function"]["name"] for tool in self.all_tools or ()]
+        denied = [name for name in names if not allows(name)]
+        if not denied and self.tools != []:
+            return self, ()
+        tools, deferred = (
+            [tool for tool in given if tool["function"]["name"] not in denied]
+            for given in (self.tools or (), self.deferred_tools)
+        )
+        offered = msgspec.structs.replace(self, tools=tools or None, deferred_tools=deferred)
+        return offered, tuple(f"tools: {name} is denied in this session" for name in denied)
 
     @property
     def demands(self) -> tuple[str, ...]:

@@ -80,9 +80,9 @@ class Service:
         generator = Generator(pool, self.weights, settings.patience)
         self.turns = Turns(prompts, pool, generator, self.metrics, settings, context)
         self.metrics.gauge("open_sessions", "Sessions open now", lambda: len(self.sessions))
-        self.metrics.gauge("in_flight", "Generations in flight", lambda: self.weights.in_flight)
+        self.metrics.gauge("in_flight", "Generations in flight", lambda: self.pool.in_flight)
         self.metrics.gauge("engines_up", "Engines that answer", lambda: sum(one.up for one in pool.health()))
-        self.metrics.gauge("paused", "1 while weights are changed", lambda: float(self.weights.paused))
+        self.metrics.gauge("paused", "1 while weights are changed", lambda: float(self.pool.paused))
         self.draining = False
         self._hurried = False
         attempts = Attempts(tape, model_name)
@@ -129,16 +129,15 @@ class Service:
         except RecordError as error:
             raise BadRequest(str(error)) from error
 
-    async def session_of_key(self, key: str) -> OpenSession | None:
-        """The session that a key opens, taken over if its gateway has died; None: the key opens nothing.
+    async def take_over(self, key: str) -> OpenSession | None:
+        """The session that a key opens, of a gateway that has died; None: the key opens nothing.
 
         Raises SessionEnded for the key of one that is closed, ServedElsewhere for one of another gateway.
         """
-        found = self.sessions.of_key(key)
-        if found is None and not self.draining and (other := await self._others.by_key(key)) is not None:
-            found = self.sessions.of_key(key)
-            if found is None:
-                raise SessionEnded(f"session {other} has ended")
+        other = None if self.draining else await self._others.by_key(key)
+        found = None if other is None else self.sessions.of_key(key)
+        if other is not None and found is None:
+            raise SessionEnded(f"session {other} has ended")
         return found
 
     async def session_of_id(self, session_id: str) -> OpenSession:
@@ -231,7 +230,7 @@ class Service:
             "sessions": len(self.sessions),
             "in_flight": sum(session.in_flight for session in self.sessions),
             "version": self.weights.version,
-            "paused": self.weights.paused,
+            "paused": self.pool.paused,
             "counts": dict(tally),
             "unbridged": dict(metrics.unbridged),
             "ignored_params": dict(metrics.ignored_params.most_common(_MOST_IGNORED)),

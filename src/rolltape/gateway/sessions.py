@@ -12,8 +12,8 @@ import msgspec
 from rolltape.errors import EngineFailed, NoSuchSession, PromptTooLong, RequestRefused, SessionEnded, TurnCapReached
 from rolltape.gateway.engines.protocol import IdsAsJson
 from rolltape.gateway.request import ChatRequest, SamplingParams
+from rolltape.gateway.turn.gateway_turn import GatewayTurn
 from rolltape.gateway.turn.history import History
-from rolltape.gateway.turn.turn import GatewayTurn
 from rolltape.records.turn import Delivery, Turn
 from rolltape.tape.recording.rollout import RolloutRecorder
 from rolltape.tape.recording.session import SessionRecorder

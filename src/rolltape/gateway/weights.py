@@ -10,52 +10,18 @@ from rolltape.gateway.engines.inprocess import InProcessEngine
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Engine, TakesWeights
 
-Interrupt = Callable[[], Awaitable[None]]
 AskWorkers = Callable[[str, dict[str, Any]], Awaitable[list[dict[str, Any]]]]  # path and body, and their answers
 
 
 class Weights:
-    """The version in use, and the gate that every generation passes."""
+    """The version that engines have, and how it is changed."""
 
     def __init__(self, pool: EnginePool, announce: Callable[[str], None], version: str | None = None) -> None:
         self._pool = pool
         self._announce = announce
-        self._open = asyncio.Event()
-        self._open.set()
-        self._in_flight: dict[str, Interrupt] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._changing = asyncio.Lock()  # one change at a time: nobody lets replies go on while engines load
         self.version = version  # None: not known
         self.changes = 0  # how often generating was stopped or allowed
-
-    @property
-    def paused(self) -> bool:
-        return not self._open.is_set()
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._in_flight)
-
-    async def opened(self, left: asyncio.Event) -> None:
-        """Wait until generating is allowed, or until the caller has left."""
-        while self.paused and not left.is_set():
-            waits = [asyncio.ensure_future(event.wait()) for event in (self._open, left)]
-            try:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for wait in waits:
-                    wait.cancel()
-
-    def begin(self, generation: str, interrupt: Interrupt) -> None:
-        """Note that a generation runs; `interrupt` ends it with what was sampled so far."""
-        self._in_flight[generation] = interrupt
-        self._idle.clear()
-
-    def end(self, generation: str) -> None:
-        self._in_flight.pop(generation, None)
-        if not self._in_flight:
-            self._idle.set()
 
     async def pause(self) -> int:
         """Hold new generations and interrupt those in flight. Returns how many, once the engines have ended them."""
@@ -102,11 +68,7 @@ class Weights:
 
     async def _pause(self) -> int:
         self.changes += 1
-        self._open.clear()
-        interrupts = list(self._in_flight.values())
-        await asyncio.gather(*(interrupt() for interrupt in interrupts))
-        await self._idle.wait()
-        return len(interrupts)
+        return await self._pool.pause()
 
     async def _resume(self, version: str | None, *, record: bool) -> None:
         health = await self._pool.look()
@@ -115,7 +77,7 @@ class Weights:
         if version is not None:
             self.announce(version, record=record)
         self.changes += 1
-        self._open.set()
+        self._pool.resume()
 
 
 def _taking_weights(engine: Engine) -> TakesWeights:

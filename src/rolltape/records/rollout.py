@@ -10,7 +10,7 @@ import msgspec
 
 from rolltape.records.ids import split_in
 from rolltape.records.jsonable import OpenRecord
-from rolltape.records.turn import Turn
+from rolltape.records.turn import Turn, TurnFlag, implausible_in
 
 
 class Status(enum.StrEnum):
@@ -155,6 +155,23 @@ class Session:
         name = self.head.tokenizer
         places = () if name is None else (os.path.join(self.folder or "", name), name)  # noqa: PTH118 - or a URL
         return tuple(dict.fromkeys(places))
+
+    def unstated_faults(self, vocabulary: int | None = None) -> dict[int, str]:
+        """The turns that no engine can have sampled and that do not say so, by sequence number, and why.
+
+        There are none in a session of a recorder that looks. `vocabulary` is for a session that does not say it.
+        """
+        if self.head.flags_faults:
+            return {}
+        found = {}
+        for turn in self.turns:
+            facts = turn.facts
+            if facts.is_engine_fault or TurnFlag.NOT_TOKEN_FAITHFUL in facts.flags:
+                continue
+            why = implausible_in(self.head, facts, turn.sampled_ids, turn.logprobs, vocabulary)
+            if why is not None:
+                found[turn.sequence] = why
+        return found
 
     def _repr_html_(self) -> str:
         from rolltape.notebook import session_html

@@ -1,9 +1,12 @@
-"""A turn: one reply of the model, with the ids it was conditioned on and all that the engine gave."""
+"""A turn: one reply of the model, with the ids it was conditioned on and all that the engine gave.
+
+And what no engine can have sampled: ids outside the vocabulary or after a stop id, too many ids, logprobs above zero.
+"""
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import numpy as np
@@ -11,6 +14,9 @@ import numpy.typing as npt
 
 from rolltape.records.jsonable import OpenRecord
 from rolltape.records.messages import Message, MessageChain, Root
+
+if TYPE_CHECKING:
+    from rolltape.records.rollout import SessionHead
 
 Ids = npt.NDArray[np.int32]
 
@@ -152,6 +158,11 @@ class TurnFlag(enum.StrEnum):
     UNMET_DEMAND = "unmet_demand"  # the reply lacks the call that was required, or does not follow the schema asked for
 
 
+# An engine's softmax overshoots zero by rounding: in single precision by 1e-4 where logits reach a thousand.
+LARGEST_LOGPROB = 1e-3
+
+_LIMITS = ("max_tokens", "max_new_tokens", "max_completion_tokens")
+_LEASTS = ("min_tokens", "min_new_tokens")
 # Sampling parameters of engines that constrain decoding.
 _CONSTRAINTS = frozenset(
     (
@@ -309,3 +320,62 @@ class Turn:
 
     def __repr__(self) -> str:
         return f"Turn({self.id}, prompt={len(self.prompt_tokens)}, sampled={len(self.sampled_ids)})"
+
+
+def implausibility(
+    ids: Ids,
+    logprobs: Logprobs | None,
+    sampling: Mapping[str, Any],
+    *,
+    vocabulary: int | None,
+    stop_ids: Sequence[int] | None,
+) -> str | None:
+    """Why a reply cannot have been sampled with these parameters; None: it can.
+
+    `vocabulary` is one more than the largest id of the tokenizer, and `stop_ids` end a reply; None: not known.
+    """
+    count = len(ids)
+    if not count:
+        return None
+    limit = _least(sampling, _LIMITS)
+    if limit is not None and count > limit:
+        return f"{count} sampled ids but max_tokens {limit}"
+    if vocabulary is not None and ids[at := int(ids.argmax())] >= vocabulary:
+        return f"sampled id {at} is {ids[at]}, outside the vocabulary of {vocabulary}"
+    if stop_ids and count > 1 and not sampling.get("ignore_eos"):
+        begin = _least(sampling, _LEASTS) or 0  # engines sample no stop id before
+        body = ids[begin:-1]
+        stops = [begin + int(hits.argmax()) for stop in stop_ids if np.count_nonzero(hits := body == stop)]
+        if stops:
+            return f"{count - min(stops) - 1} sampled ids after the stop id {ids[min(stops)]}"
+    if logprobs is not None:
+        at = int(logprobs.argmax())
+        if not logprobs[at] <= LARGEST_LOGPROB:  # above, or the first NaN, which stands for none and hides others
+            above = np.flatnonzero(logprobs > LARGEST_LOGPROB)
+            if len(above):
+                return f"the logprob of sampled id {above[0]} is {logprobs[above[0]]:g}, above zero"
+    return None
+
+
+def implausible_in(
+    head: "SessionHead", facts: TurnFacts, ids: Ids, logprobs: Logprobs | None, vocabulary: int | None = None
+) -> str | None:
+    """As `implausibility`, for a turn of a session. A turn of another model than the session's has other ids.
+
+    `vocabulary` is for a session that does not say it.
+    """
+    model, fingerprint = head.defaults.get("model"), head.defaults.get("fingerprint")
+    same = model in (None, facts.model) and fingerprint in (None, facts.fingerprint)
+    return implausibility(
+        ids,
+        logprobs,
+        facts.sampling,
+        vocabulary=(head.vocabulary or vocabulary) if same else None,
+        stop_ids=head.stop_ids if same else None,
+    )
+
+
+def _least(sampling: Mapping[str, Any], names: Sequence[str]) -> int | None:
+    """The least number of tokens that a parameter of these names says; None: none of them sets one."""
+    given = [sampling[name] for name in names if name in sampling]
+    return min((one for one in given if isinstance(one, int) and one > 0), default=None) if given else None

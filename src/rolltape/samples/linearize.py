@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from rolltape.errors import LedgerError, PolicyError
 from rolltape.records.fork import Fork
-from rolltape.records.plausible import unstated_faults
 from rolltape.records.policy import Credit, CutPolicy, cut_and_credit
 from rolltape.records.rollout import EventKind, Rollout, Session
 from rolltape.records.sample import Fate, Ledger, LedgerEntry, Sample, SampleOutline
@@ -194,7 +193,7 @@ def samples_of_group(
 
 def _placed(session: Session) -> PlacedSession:
     tree = tree_of(session)
-    return PlacedSession(session, tree, forks_of(tree), arrivals_of(tree), unstated_faults(session).keys())
+    return PlacedSession(session, tree, forks_of(tree), arrivals_of(tree), session.unstated_faults().keys())
 
 
 def _ledger(rollout: Rollout, policy: CutPolicy, sessions: Sequence[LinearizedSession]) -> Ledger:

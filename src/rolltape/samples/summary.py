@@ -7,7 +7,6 @@ from itertools import chain
 import numpy as np
 
 from rolltape.errors import LedgerError
-from rolltape.records.plausible import unstated_faults
 from rolltape.records.policy import PRESETS, CutPolicy
 from rolltape.records.rollout import SUMMARY_RULES, EventKind, PolicySummary, Rollout, RolloutSummary, outcome_of
 from rolltape.records.sample import Fate
@@ -22,7 +21,7 @@ def summarize(rollout: Rollout, policies: Iterable[CutPolicy] = tuple(PRESETS.va
     whole_fate = rollout_fate(outcome_of(said, rollout.writer_alive), as_if_finished=False)
     trees = [tree_of(session) for session in rollout.sessions]
     arrivals = [arrivals_of(tree) for tree in trees]
-    faults = [unstated_faults(session).keys() for session in rollout.sessions]
+    faults = [session.unstated_faults().keys() for session in rollout.sessions]
     forks = Counter(fork.cause.value for tree in trees for fork in forks_of(tree))
     is_plain = all(map(_is_plain, trees, arrivals))
     pruned = pruned_tokens(rollout)

@@ -7,7 +7,6 @@ import numpy as np
 
 from rolltape.errors import LedgerError, RolltapeError
 from rolltape.records.ids import group_id, last_turn_of, rollout_id, session_id, turn_id
-from rolltape.records.plausible import unstated_faults
 from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import EventKind, Rollout
 from rolltape.records.sample import Fate, Sample
@@ -97,7 +96,7 @@ def _plausible(rollout: Rollout) -> Iterator[Breach]:
     for session in rollout.sessions:
         known = session.head.flags_faults or session.head.vocabulary is not None
         vocabulary = None if known else vocabulary_at(session.tokenizers)
-        for sequence, why in unstated_faults(session, vocabulary).items():
+        for sequence, why in session.unstated_faults(vocabulary).items():
             what = f"{why}: an engine fault that the turn does not state"
             yield Breach("plausible", turn_id(session.id, sequence), what)
 

@@ -12,8 +12,7 @@ import aiohttp
 import msgspec
 
 from rolltape.errors import EngineDied, EngineError, EngineFault, EngineUnreachable
-from rolltape.gateway.engines.protocol import Generated, Generation
-from rolltape.gateway.engines.sampled import ImplausibleReply, Telling
+from rolltape.gateway.engines.protocol import Generated, Generation, ImplausibleReply
 
 _T = TypeVar("_T")
 
@@ -259,12 +258,14 @@ class HttpEngine:
             raise EngineDied(str(error), generated(False)) from None
 
     async def _read(self, wanted: Generation, path: str, body: bytes, reply: "GrowingReply") -> None:
-        telling = Telling(wanted)
+        assert wanted.sampling.max_tokens is not None
         try:
             async with aclosing(self._http.events(path, body)) as events:
                 async for data in events:
-                    telling.add(reply.add(data))
-                    if len(reply.ids) > telling.limit:
+                    ids = reply.add(data)
+                    if wanted.on_sampled is not None:
+                        wanted.on_sampled(ids)
+                    if len(reply.ids) > wanted.sampling.max_tokens:
                         return  # it does not end by itself, and what came is too much already
         except EngineDied:
             if not reply.ended:

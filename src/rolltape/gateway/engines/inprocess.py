@@ -8,7 +8,7 @@ import numpy as np
 
 from rolltape.errors import EngineDied, EngineFault, EngineStopped, EngineUnreachable, PromptError, SamplingError
 from rolltape.gateway.engines.protocol import TOP_LOGPROBS, EngineFacts, Generated, Generation
-from rolltape.gateway.engines.sampled import Telling, top_side_arrays
+from rolltape.gateway.engines.sampled import top_side_arrays
 from rolltape.gateway.turn.constraints import Ability
 from rolltape.records.turn import Finish, Ids, LogprobKind
 from rolltape.tiny import EngineReply, Piece, Sampling, TinyEngine
@@ -46,7 +46,6 @@ class InProcessEngine:
     async def generate(self, wanted: Generation) -> Generated:
         await self._start()
         where = f"{self.name}, generation {wanted.id}"
-        telling = Telling(wanted)
         so_far: list[Piece] = []
         try:
             pieces = self.engine.stream(
@@ -55,7 +54,8 @@ class InProcessEngine:
             async with aclosing(pieces):
                 async for piece in pieces:
                     so_far.append(piece)
-                    telling.add(piece.ids)
+                    if wanted.on_sampled is not None:
+                        wanted.on_sampled(piece.ids)
         except (PromptError, SamplingError) as error:
             raise EngineFault(f"{where}: {error}") from None
         except EngineStopped as error:
@@ -83,6 +83,8 @@ class InProcessEngine:
         )
 
     def _tops(self, tops: Sequence[Sequence[TopLogprob]], ids: Ids, wanted: Generation, where: str) -> dict[str, Any]:
+        if not wanted.top_logprobs:
+            return {}
         raw = self._kind is LogprobKind.RAW
         listed = [[(one.id, one.raw if raw else one.tempered) for one in top] for top in tops]
         return top_side_arrays(listed, ids, wanted, where)

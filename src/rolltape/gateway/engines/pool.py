@@ -1,8 +1,11 @@
-"""Several engines as one: each session stays with one, and one that is down is skipped until it answers."""
+"""Several engines as one, and the gate that every generation passes, which is closed while weights are changed.
+
+Each session stays with one engine, and one that is down is skipped until it answers.
+"""
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -14,6 +17,8 @@ log = logging.getLogger("rolltape.engines")
 
 _FIRST_PROBE_S = 0.25
 _LONGEST_PAUSE_S = 15.0
+
+Interrupt = Callable[[], Awaitable[None]]
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +49,11 @@ class EnginePool:
             raise EngineError("a pool of no engines; give at least one")
         self._members = [_Member(engine) for engine in engines]
         self._of_session: dict[str, _Member] = {}
+        self._open = asyncio.Event()
+        self._open.set()
+        self._in_flight: dict[str, Interrupt] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -111,6 +121,47 @@ class EnginePool:
             self._put_aside(member)
         elif member.probe is None:
             member.probe = asyncio.get_running_loop().create_task(self._probe(member))
+
+    @property
+    def paused(self) -> bool:
+        return not self._open.is_set()
+
+    @property
+    def in_flight(self) -> int:
+        """How many generations run."""
+        return len(self._in_flight)
+
+    async def opened(self, left: asyncio.Event) -> None:
+        """Wait until generating is allowed, or until the caller has left."""
+        while self.paused and not left.is_set():
+            waits = [asyncio.ensure_future(event.wait()) for event in (self._open, left)]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+
+    def begin(self, generation: str, interrupt: Interrupt) -> None:
+        """Note that a generation runs; `interrupt` ends it with what was sampled so far."""
+        self._in_flight[generation] = interrupt
+        self._idle.clear()
+
+    def end(self, generation: str) -> None:
+        self._in_flight.pop(generation, None)
+        if not self._in_flight:
+            self._idle.set()
+
+    async def pause(self) -> int:
+        """Hold new generations and interrupt those in flight. Returns how many, once the engines have ended them."""
+        self._open.clear()
+        interrupts = list(self._in_flight.values())
+        await asyncio.gather(*(interrupt() for interrupt in interrupts))
+        await self._idle.wait()
+        return len(interrupts)
+
+    def resume(self) -> None:
+        """Let generations go on."""
+        self._open.set()
 
     def health(self) -> list[EngineHealth]:
         return [

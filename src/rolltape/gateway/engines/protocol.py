@@ -1,12 +1,13 @@
 """The engine protocol: what every engine is asked and returns."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from rolltape.errors import EngineFault
 from rolltape.gateway.request import ChatRequest, SamplingParams
 from rolltape.gateway.turn.constraints import Ability, Constraint
 from rolltape.records.turn import NO_IDS, Finish, Ids, LogprobKind, Segment, TurnFlag
@@ -48,8 +49,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     top_logprobs: int = 0  # so many of the most likely ids at each place, with their logprobs, as side arrays
     ids_json: IdsAsJson = msgspec.field(default_factory=IdsAsJson)  # its session's, for an engine that takes JSON
     # Called on the event loop with the ids sampled since the last call, by an engine that streams. Together they are
-    # what `generate` returns, or what its EngineDied carries, up to the first id that cannot have been sampled.
-    on_sampled: Callable[[Ids], None] | None = None
+    # what `generate` returns, or what its EngineDied carries. What cannot have been sampled is not shown to anybody.
+    on_sampled: Callable[[Sequence[int]], None] | None = None
 
 
 class Generated(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -72,6 +73,14 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     prompt_ids: Ids | None = None  # that the engine made of the messages, where it says so; None: it was given ids
     flags: tuple[TurnFlag, ...] = ()  # what is odd about its message
     upstream: Mapping[str, Any] = {}  # what a hosted endpoint says beside the message: model, usage, finish reason
+
+
+class ImplausibleReply(EngineFault):
+    """An engine gave what it cannot have sampled: `given`."""
+
+    def __init__(self, message: str, given: Generated) -> None:
+        super().__init__(message)
+        self.given = given
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Sampling parameters as engines take them, and checks of what engines return."""
+"""Sampling parameters as engines take them over HTTP, and what they return as arrays."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,9 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import EngineFault
-from rolltape.gateway.engines.protocol import Engine, Generated, Generation
+from rolltape.gateway.engines.protocol import Generation
 from rolltape.gateway.request import SamplingParams
-from rolltape.records.plausible import implausibility
 from rolltape.records.turn import NO_IDS, Finish, Ids, Turn
 
 # What nobody decided. It is always sent: engines' own defaults are not neutral (vLLM takes the model's
@@ -102,72 +101,3 @@ def sampled_tops(turn: Turn, count: int) -> list[list[tuple[int, float]]]:
     for at, (row, values) in enumerate(zip(ids.values.tolist(), logprobs.values.tolist(), strict=True)):
         tops[first + at] = [(token, value) for token, value in zip(row, values, strict=True) if token >= 0]
     return tops
-
-
-class Telling:
-    """Passes sampled ids on to `on_sampled` as they come, up to the first that cannot have been sampled.
-
-    What follows such an id is not passed on either. `check_generated` states the fault when the reply has ended.
-    """
-
-    def __init__(self, wanted: Generation) -> None:
-        assert wanted.sampling.max_tokens is not None
-        self._on_sampled = wanted.on_sampled
-        self._stop_ids = frozenset(wanted.stop_ids)
-        self._vocabulary = _MAX_ID + 1 if wanted.vocabulary is None else wanted.vocabulary
-        self.limit = wanted.sampling.max_tokens
-        self._left = self.limit  # that may still be passed on
-
-    def add(self, ids: Sequence[int]) -> None:
-        """Pass on what came together, in one call."""
-        if self._on_sampled is None or not self._left:
-            return
-        ids = ids[: self._left]
-        end = next((at for at, token in enumerate(ids) if not 0 <= token < self._vocabulary), None)
-        stop = next((at + 1 for at, token in enumerate(ids[:end]) if token in self._stop_ids), None)
-        plausible = ids[: end if stop is None else stop]
-        self._left = self._left - len(ids) if end is None and stop is None else 0
-        if plausible:
-            self._on_sampled(sampled_ids(plausible, "passed on"))
-
-
-class ImplausibleReply(EngineFault):
-    """An engine gave what it cannot have sampled: `given`."""
-
-    def __init__(self, message: str, given: Generated) -> None:
-        super().__init__(message)
-        self.given = given
-
-
-def check_generated(engine: Engine, wanted: Generation, generated: Generated) -> None:
-    """Raise EngineFault where the parts of a reply do not belong together, or cannot have been sampled."""
-    count, logprobs, segments = len(generated.ids), generated.logprobs, generated.segments
-    where = f"{engine.name}, generation {wanted.id}"
-    if logprobs is not None and len(logprobs) != count:
-        raise EngineFault(f"{where}: {count} sampled ids but {len(logprobs)} logprobs")
-    if segments and segments[-1].stop != count:
-        raise EngineFault(f"{where}: {count} sampled ids but segments of {segments[-1].stop}")
-    sampling, stop_ids = {"max_tokens": wanted.sampling.max_tokens}, wanted.stop_ids
-    why = implausibility(generated.ids, logprobs, sampling, vocabulary=wanted.vocabulary, stop_ids=stop_ids)
-    if why is not None:
-        hint = "it cannot have been sampled so; see that the engine serves the model whose folder was given"
-        raise ImplausibleReply(f"{where}: {why}; {hint}", generated)
-
-
-def describe_generated(engine: Engine, wanted: Generation, generated: Generated) -> str:
-    """Which of the things that training needs an engine gave, in a line for the log."""
-    if not engine.token_faithful:
-        return f"{engine.name}: text only, no ids and no logprobs; nothing of it can be trained"
-    ids, logprobs, version = generated.ids, generated.logprobs, generated.last_version
-    parts = [f"{engine.name}: ids", "NO logprobs"]
-    if logprobs is not None:
-        kind = generated.logprob_kind
-        parts[-1] = f"logprobs {'of unknown kind' if kind is None else kind.value.replace('_', ' ')}"
-        if missing := int(np.isnan(logprobs).sum()):
-            parts.append(f"MISSING for {missing}")
-    if generated.finish is not Finish.STOP:
-        parts.append("the stop id not seen yet")
-    else:
-        parts.append("the stop id kept" if len(ids) and int(ids[-1]) in wanted.stop_ids else "the stop id TRIMMED")
-    parts.append("no weight version" if version is None else f"weight version {version}")
-    return ", ".join([*parts, *generated.side_arrays])

@@ -9,11 +9,9 @@ from typing import Any, Literal
 import numpy as np
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.prompts import bridging, reply
-from rolltape.gateway.prompts.bridging import BridgeRefusal, PromptIds, SplicedIds, message_starts
+from rolltape.gateway.prompts import rendering
 from rolltape.gateway.prompts.choosing import choose, renders_call_ids, takes_system_anywhere
 from rolltape.gateway.prompts.families import (
-    DEFAULT,
     READS_PROMPT_END,
     RENDERS_IN_PARTS,
     THINK_END,
@@ -23,10 +21,10 @@ from rolltape.gateway.prompts.families import (
     make,
     version,
 )
-from rolltape.gateway.prompts.messages import Prepared, prepared
-from rolltape.gateway.prompts.reply import Parsed
-from rolltape.gateway.prompts.reply_form import Thinking, find_reply_form
-from rolltape.gateway.prompts.splitter import ReplySplitter, find_split_rules
+from rolltape.gateway.prompts.rendering import BridgeRefusal, Prepared, PromptIds, SplicedIds, prepared
+from rolltape.gateway.prompts.reply import Parsed, parse_by_renderer, plain_text
+from rolltape.gateway.prompts.reply_form import Thinking, find_reply_form, find_split_rules
+from rolltape.gateway.prompts.splitter import ReplySplitter
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer, SpecialText
 from rolltape.records.turn import Ids, TokenChain
 
@@ -118,20 +116,9 @@ class ChatPrompts:
         ready = self._prepared(messages, opening=True)
         renderer, tools = self._renderer(thinking), tools or None  # an empty list is something else to templates
         try:
-            if self._choice.name == DEFAULT:  # to attribute ids it would render every prefix of the conversation
-                ids = renderer.render_ids(ready.messages, tools=tools, add_generation_prompt=opens_reply)
-                starts = None
-            else:
-                given = renderer.render(ready.messages, tools=tools, add_generation_prompt=opens_reply)
-                ids, starts = given.token_ids, message_starts(given.message_indices, ready.places)
+            return rendering.render(self._choice.name, renderer, ready, tools, opens_reply=opens_reply)
         except Exception as error:  # renderers and templates refuse with errors of many kinds
             raise BadRequest(f"the messages cannot be rendered for this model ({self.renderer}): {error}") from error
-        return PromptIds(
-            ids=np.asarray(ids, dtype=np.int32),
-            message_starts=starts,
-            special_text=ready.special_text,
-            folded=ready.folded,
-        )
 
     def bridge(
         self,
@@ -152,7 +139,7 @@ class ChatPrompts:
         renderer = self._renderer(thinking)
         if nothing_to_drop:
             renderer = self._keeping.get(self._setting(thinking), renderer)
-        return bridging.bridge(self._choice.name, renderer, end, reply_ids, new, tools or None)
+        return rendering.bridge(self._choice.name, renderer, end, reply_ids, new, tools or None)
 
     def splice(
         self, held_prompt: TokenChain, before: Messages, after: Messages, thinking: bool | None
@@ -166,7 +153,7 @@ class ChatPrompts:
             return None
         renderer, messages = self._renderer(thinking), [*before, *after]
         known, whole = (self._prepared(some, opening=False) for some in (before, messages))
-        return bridging.splice(renderer, held_prompt, known, whole, len(before))
+        return rendering.splice(renderer, held_prompt, known, whole, len(before))
 
     def drops_thinking(self, new_messages: Messages, thinking: bool | None) -> bool:
         """Whether these messages have earlier thinking dropped from the prompt."""
@@ -191,17 +178,16 @@ class ChatPrompts:
 
         `calls_as_text`: calls, though well-formed, are treated as malformed ones, since they may not be made.
         """
-        end, renderer = self._prompt_end(held_prompt), self._renderer(thinking)
-        return reply.parse(
-            renderer,
-            self._tokenizer,
-            self._split_rules,
-            end,
-            reply_ids,
-            tools or None,
-            stop_string,
-            calls_as_text,
-        )
+        sampled, prompt_end, renderer = reply_ids.tolist(), self._prompt_end(held_prompt), self._renderer(thinking)
+        try:
+            response = renderer.parse_response(sampled, tools=tools or None, prompt_ids=prompt_end.tolist())
+        except (ValueError, RecursionError):
+            response = None  # Python's JSON reader gives up on numbers of many digits and on deep nesting
+        splitter = self.splitter(held_prompt, thinking, tools, [stop_string] if stop_string else [])
+        if splitter is not None:
+            return splitter.parse(sampled, response, calls_as_text=calls_as_text)
+        stops = renderer.get_stop_token_ids()
+        return parse_by_renderer(self._tokenizer, sampled, stops, response, stop_string, calls_as_text)
 
     def splitter(
         self, prompt: TokenChain, thinking: bool | None, tools: Tools, stop_strings: Sequence[str]
@@ -212,8 +198,10 @@ class ChatPrompts:
         """
         if self._split_rules is None:
             return None
-        begun = reply.begins_thinking(self._renderer(thinking), self._tokenizer, self._prompt_end(prompt))
-        return ReplySplitter(self._split_rules, thinking_begun=begun, stop_strings=stop_strings)
+        # Whether the prompt has opened the thinking with which the reply begins is the renderer's to judge.
+        some, end = self._tokenizer.encode("x"), self._prompt_end(prompt).tolist()
+        read = self._renderer(thinking).parse_response(some, tools=None, prompt_ids=end)
+        return ReplySplitter(self._split_rules, read.reasoning_complete is False, stop_strings)
 
     def thinking_at(self, prompt: Ids, thinking: bool | None) -> Thinking | None:
         """Whether the reply to a prompt begins with thinking; None: it may, in a form that is not known."""
@@ -240,7 +228,7 @@ class ChatPrompts:
 
     def decode_reply(self, ids: Ids, stop_string: str | None) -> str:
         """The text of a reply up to the id or the string that ended it, special tokens spelled out."""
-        return reply.plain_text(self._tokenizer, ids.tolist(), self.stop_ids, stop_string)
+        return plain_text(self._tokenizer, ids.tolist(), self.stop_ids, stop_string)
 
     def _prepared(self, messages: Messages, *, opening: bool) -> Prepared:
         return prepared(messages, self._tokenizer, fold=self._folds, opening=opening)

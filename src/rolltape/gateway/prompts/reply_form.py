@@ -1,6 +1,7 @@
-"""How a model's family writes replies: plain text, calls and thinking, found by rendering probes.
+"""How a model's family writes replies: its plain text, calls and thinking, and the marks that tell them apart.
 
-Constrained decoding needs the form letter by letter. A family whose probes do not show it has none.
+Constrained decoding needs the form letter by letter, which is found by rendering probes. A family whose probes do not
+show it has none.
 """
 
 import enum
@@ -10,7 +11,15 @@ from typing import Any
 
 import msgspec
 
-from rolltape.gateway.prompts.families import THINK_END, THINK_START, Chat, Renderer, Tools
+from rolltape.gateway.prompts.families import (
+    REPLY_MARKS,
+    THINK_END,
+    THINK_START,
+    CallInThinking,
+    Chat,
+    Renderer,
+    Tools,
+)
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer
 
 _NAMES = ("probe_a", "probe_b")
@@ -133,3 +142,75 @@ def _rendered(renderer: Renderer, chat: Chat, *, generate: bool) -> list[int] | 
         return list(renderer.render_ids(chat, tools=_TOOLS, add_generation_prompt=generate))
     except Exception:  # noqa: BLE001 - renderers and templates refuse with errors of many kinds
         return None
+
+
+class Mark(enum.Enum):
+    """What a mark says."""
+
+    THINK_START = "think_start"
+    THINK_END = "think_end"
+    CALL = "call"
+    STOP = "stop"
+
+
+class ReplyPart(enum.Enum):
+    """The part of a reply that is being read."""
+
+    OPENING = "opening"  # nothing but white space so far
+    THINKING = "thinking"
+    DRAFT = "draft"  # a call while thinking is open: part of the thinking if that is closed later, else the calls
+    TEXT = "text"
+    CALLS = "calls"
+
+
+class SplitRules(msgspec.Struct, frozen=True):
+    """How the replies of one model are split."""
+
+    tokenizer: FolderTokenizer
+    in_thinking: CallInThinking
+    tokens: dict[int, Mark]  # the ids that are marks
+    spelled: dict[str, Mark]  # the marks that count whatever ids spell them
+    openings: tuple[str, ...]  # those of them with which a reply may begin
+    inside: dict[ReplyPart, tuple[str, ...]]  # and those that count inside a part
+    id_by_id: frozenset[ReplyPart]  # where a spelled mark may end the thinking, so that the id that completes it counts
+    json_call: bool  # a reply that begins with `{` may be a call, and is text if it is none
+
+
+def find_split_rules(family: str, tokenizer: FolderTokenizer, stop_ids: Sequence[int]) -> SplitRules | None:
+    """The rules for a family and its tokenizer; None: its replies are taken apart when they are whole."""
+    marks = REPLY_MARKS.get(family)
+    if marks is None or not tokenizer.is_byte_level:
+        return None
+    calls = [tokenizer.convert_tokens_to_ids(mark) for mark in marks.calls]
+    if None in calls:
+        return None
+    tokens = {token: Mark.CALL for token in calls if token is not None}
+    spelled = dict.fromkeys((*marks.spelled_calls, *marks.spelled_in_thinking), Mark.CALL)
+    openings: tuple[str, ...] = ()
+    draft: tuple[str, ...] = ()
+    thinking = marks.spelled_in_thinking
+    start, end = (tokenizer.convert_tokens_to_ids(mark) for mark in (marks.think_start, marks.think_end))
+    if marks.json_call:
+        openings, spelled = ("{",), {"{": Mark.CALL}
+    elif start is not None and end is not None:
+        tokens |= {start: Mark.THINK_START, end: Mark.THINK_END}
+    else:
+        openings, draft = (marks.think_start,), (marks.think_end,)
+        thinking += openings + draft
+        spelled |= {marks.think_start: Mark.THINK_START, marks.think_end: Mark.THINK_END}
+    return SplitRules(
+        tokenizer=tokenizer,
+        in_thinking=marks.in_thinking,
+        tokens=tokens | dict.fromkeys(stop_ids, Mark.STOP),
+        spelled=spelled,
+        openings=openings,
+        inside={
+            ReplyPart.OPENING: marks.spelled_calls,
+            ReplyPart.THINKING: thinking,
+            ReplyPart.DRAFT: draft,
+            ReplyPart.TEXT: marks.spelled_calls,
+            ReplyPart.CALLS: (),
+        },
+        id_by_id=frozenset((ReplyPart.OPENING, ReplyPart.THINKING, ReplyPart.DRAFT) if thinking else ()),
+        json_call=marks.json_call,
+    )

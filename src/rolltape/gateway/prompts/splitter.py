@@ -5,102 +5,27 @@ much of the thinking and of the text may be shown. What is shown is a beginning 
 goes on. So the splitter withholds what is not decided: white space at the end, unfinished letters, a possible beginning
 of a mark or of a stop string, and everything from the first call on, which is text if a call is malformed.
 
-The message of a whole reply (`reply.py`) is made by the same splitter. So a streamed and an unstreamed reply are equal.
+The message of a whole reply is made by the same splitter. So a streamed and an unstreamed reply are equal.
 """
 
 import codecs
-import enum
 from collections.abc import Sequence
 
-import msgspec
-
-from rolltape.gateway.prompts.families import REPLY_MARKS, CallInThinking
-from rolltape.gateway.prompts.tokenizer import FolderTokenizer
-from rolltape.records.turn import Ids
+from rolltape.gateway.prompts.families import CallInThinking, Response
+from rolltape.gateway.prompts.reply import Parsed, delivered, first_call_end
+from rolltape.gateway.prompts.reply_form import Mark, ReplyPart, SplitRules
 
 _Utf8 = codecs.getincrementaldecoder("utf-8")
-
-
-class _Mark(enum.Enum):
-    """What a mark says."""
-
-    THINK_START = "think_start"
-    THINK_END = "think_end"
-    CALL = "call"
-    STOP = "stop"
-
-
-class _Part(enum.Enum):
-    """The part of a reply that is being read."""
-
-    OPENING = "opening"  # nothing but white space so far
-    THINKING = "thinking"
-    DRAFT = "draft"  # a call while thinking is open: part of the thinking if that is closed later, else the calls
-    TEXT = "text"
-    CALLS = "calls"
-
-
-class SplitRules(msgspec.Struct, frozen=True):
-    """How the replies of one model are split."""
-
-    tokenizer: FolderTokenizer
-    in_thinking: CallInThinking
-    tokens: dict[int, _Mark]  # the ids that are marks
-    spelled: dict[str, _Mark]  # the marks that count whatever ids spell them
-    openings: tuple[str, ...]  # those of them with which a reply may begin
-    inside: dict[_Part, tuple[str, ...]]  # and those that count inside a part
-    id_by_id: frozenset[_Part]  # where a spelled mark may end the thinking, so that the id that completes it counts
-    json_call: bool  # a reply that begins with `{` may be a call, and is text if it is none
-
-
-def find_split_rules(family: str, tokenizer: FolderTokenizer, stop_ids: Sequence[int]) -> SplitRules | None:
-    """The rules for a family and its tokenizer; None: its replies are taken apart when they are whole."""
-    marks = REPLY_MARKS.get(family)
-    if marks is None or not tokenizer.is_byte_level:
-        return None
-    calls = [tokenizer.convert_tokens_to_ids(mark) for mark in marks.calls]
-    if None in calls:
-        return None
-    tokens = {token: _Mark.CALL for token in calls if token is not None}
-    spelled = dict.fromkeys((*marks.spelled_calls, *marks.spelled_in_thinking), _Mark.CALL)
-    openings: tuple[str, ...] = ()
-    draft: tuple[str, ...] = ()
-    thinking = marks.spelled_in_thinking
-    start, end = (tokenizer.convert_tokens_to_ids(mark) for mark in (marks.think_start, marks.think_end))
-    if marks.json_call:
-        openings, spelled = ("{",), {"{": _Mark.CALL}
-    elif start is not None and end is not None:
-        tokens |= {start: _Mark.THINK_START, end: _Mark.THINK_END}
-    else:
-        openings, draft = (marks.think_start,), (marks.think_end,)
-        thinking += openings + draft
-        spelled |= {marks.think_start: _Mark.THINK_START, marks.think_end: _Mark.THINK_END}
-    return SplitRules(
-        tokenizer=tokenizer,
-        in_thinking=marks.in_thinking,
-        tokens=tokens | dict.fromkeys(stop_ids, _Mark.STOP),
-        spelled=spelled,
-        openings=openings,
-        inside={
-            _Part.OPENING: marks.spelled_calls,
-            _Part.THINKING: thinking,
-            _Part.DRAFT: draft,
-            _Part.TEXT: marks.spelled_calls,
-            _Part.CALLS: (),
-        },
-        id_by_id=frozenset((_Part.OPENING, _Part.THINKING, _Part.DRAFT) if thinking else ()),
-        json_call=marks.json_call,
-    )
 
 
 class ReplySplitter:
     """Splits one reply. Its cost is linear in the ids that it is given."""
 
-    def __init__(self, rules: SplitRules, *, thinking_begun: bool, stop_strings: Sequence[str] = ()) -> None:
+    def __init__(self, rules: SplitRules, thinking_begun: bool, stop_strings: Sequence[str]) -> None:
         """`thinking_begun`: the prompt has opened the thinking. `stop_strings` are those that may end the reply."""
         stops = tuple(stop for stop in stop_strings if stop)
         self._rules = rules
-        self._part = _Part.THINKING if thinking_begun else _Part.OPENING
+        self._part = ReplyPart.THINKING if thinking_begun else ReplyPart.OPENING
         self._utf8 = _Utf8(errors="replace")
         self._undecided = ""  # letters that may begin a spelled mark
         self._reasoning, self._text = _Shown(stops), _Shown(stops)
@@ -123,13 +48,13 @@ class ReplySplitter:
     @property
     def has_calls(self) -> bool:
         """Whether a reply that has ended has the mark of a call outside its thinking."""
-        return self._part is _Part.CALLS
+        return self._part is ReplyPart.CALLS
 
-    def add(self, ids: Ids) -> None:
+    def add(self, ids: Sequence[int]) -> None:
         """Read the ids that were sampled since the last time."""
         tokens, token_bytes = self._rules.tokens, self._rules.tokenizer.token_bytes
         run: list[bytes] = []  # of ids that are no marks
-        for token in ids.tolist():
+        for token in ids:
             if self._ended:
                 return
             mark = tokens.get(token)
@@ -140,7 +65,7 @@ class ReplySplitter:
                     continue
             self._read(self._utf8.decode(b"".join(run)))
             run.clear()
-            if mark is _Mark.STOP:
+            if mark is Mark.STOP:
                 self._ended = True
             elif mark is not None:
                 self._settle()
@@ -151,16 +76,39 @@ class ReplySplitter:
     def end(self) -> None:
         """Decide what is open, since no more ids will come."""
         self._settle()
-        if self._part is _Part.THINKING:
+        if self._part is ReplyPart.THINKING:
             self.reasoning_ids = self._ids
-        elif self._part is _Part.DRAFT:
-            self._end_thinking(self._ids_before_calls, _Part.CALLS)
+        elif self._part is ReplyPart.DRAFT:
+            self._end_thinking(self._ids_before_calls, ReplyPart.CALLS)
 
     def message(self, *, calls_as_text: bool) -> tuple[str, str]:
         """The thinking and the text of a reply that has ended."""
         if calls_as_text:
             self._text.add("".join(self._calls))
         return self._reasoning.whole(), self._text.whole()
+
+    def parse(self, reply: Sequence[int], response: Response | None, *, calls_as_text: bool) -> Parsed:
+        """A whole reply, read by a splitter that is new, with the renderer's calls."""
+        self.add(reply)
+        self.end()
+        attempts = [] if response is None or not self.has_calls else response.tool_calls
+        # A renderer may find calls where the splitter has thinking.
+        attempts = [call for call in attempts if not call.token_span or call.token_span[0] >= self.reasoning_ids]
+        good = [call for call in map(delivered, attempts) if call is not None]
+        unread = (
+            self.has_calls and not attempts and not self._rules.json_call
+        )  # the mark of a call, and nothing like one
+        denied = bool(attempts) and calls_as_text
+        malformed = response is None or unread or denied or len(good) < len(attempts)
+        reasoning, content = self.message(calls_as_text=malformed or not good)
+        return Parsed(
+            content=content,
+            reasoning=reasoning or None,
+            calls=() if malformed else tuple(good),
+            malformed=malformed,
+            reasoning_tokens=self.reasoning_ids if reasoning else 0,
+            first_call_end=first_call_end(attempts) if good and not malformed else None,
+        )
 
     def _read(self, text: str) -> None:
         """Put text into its part; marks may be spelled in it."""
@@ -177,7 +125,7 @@ class ReplySplitter:
             text = text[at + len(spelled) :]
 
     def _next_spelled(self, text: str) -> tuple[int, str | None]:
-        if self._part is _Part.OPENING and self._rules.openings:
+        if self._part is ReplyPart.OPENING and self._rules.openings:
             at, spelled = _first(text, self._rules.openings)
             if not text[:at].strip():
                 return at, spelled
@@ -192,41 +140,41 @@ class ReplySplitter:
     def _put(self, text: str) -> None:
         if not text:
             return
-        if self._part is _Part.THINKING:
+        if self._part is ReplyPart.THINKING:
             self._reasoning.add(text)
-        elif self._part in (_Part.DRAFT, _Part.CALLS):
+        elif self._part in (ReplyPart.DRAFT, ReplyPart.CALLS):
             self._calls.append(text)
         else:
             self._text.add(text)
-            if self._part is _Part.OPENING and text.strip():
-                self._part = _Part.TEXT
+            if self._part is ReplyPart.OPENING and text.strip():
+                self._part = ReplyPart.TEXT
 
-    def _take(self, mark: _Mark, written: str) -> None:
+    def _take(self, mark: Mark, written: str) -> None:
         """Go on to the part that a mark begins. Where it means nothing it is text like any other."""
         part, in_thinking = self._part, self._rules.in_thinking
-        if mark is _Mark.THINK_START and part is _Part.OPENING:
+        if mark is Mark.THINK_START and part is ReplyPart.OPENING:
             self._text.clear()
-            self._part = _Part.THINKING
-        elif mark is _Mark.THINK_START and part is _Part.THINKING:
+            self._part = ReplyPart.THINKING
+        elif mark is Mark.THINK_START and part is ReplyPart.THINKING:
             pass  # the model has opened it again
-        elif mark is _Mark.THINK_END and part in (_Part.THINKING, _Part.DRAFT):
+        elif mark is Mark.THINK_END and part in (ReplyPart.THINKING, ReplyPart.DRAFT):
             self._reasoning.add("".join(self._calls))
             self._calls.clear()
-            self._end_thinking(self._ids, _Part.TEXT)
-        elif mark is _Mark.CALL and part in (_Part.OPENING, _Part.TEXT):
+            self._end_thinking(self._ids, ReplyPart.TEXT)
+        elif mark is Mark.CALL and part in (ReplyPart.OPENING, ReplyPart.TEXT):
             self._calls.append(written)
-            self._part = _Part.CALLS
-        elif mark is _Mark.CALL and part is _Part.THINKING and in_thinking is not CallInThinking.PART_OF_THINKING:
+            self._part = ReplyPart.CALLS
+        elif mark is Mark.CALL and part is ReplyPart.THINKING and in_thinking is not CallInThinking.PART_OF_THINKING:
             self._calls.append(written)
             self._ids_before_calls = self._ids - 1
             if in_thinking is CallInThinking.DRAFT:
-                self._part = _Part.DRAFT
+                self._part = ReplyPart.DRAFT
             else:
-                self._end_thinking(self._ids_before_calls, _Part.CALLS)
+                self._end_thinking(self._ids_before_calls, ReplyPart.CALLS)
         else:
             self._put(written)
 
-    def _end_thinking(self, ids: int, part: _Part) -> None:
+    def _end_thinking(self, ids: int, part: ReplyPart) -> None:
         self._reasoning.close()
         self.reasoning_ids = ids
         self._part = part

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rolltape.gateway.prompts.bridging import BridgeRefusal, PromptIds
 from rolltape.gateway.prompts.chat import ChatPrompts
+from rolltape.gateway.prompts.rendering import BridgeRefusal, PromptIds
 from rolltape.gateway.prompts.reply_form import ReplyForm
 from rolltape.records.turn import NO_IDS, Ids
 

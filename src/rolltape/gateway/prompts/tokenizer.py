@@ -1,24 +1,34 @@
-"""A model folder's tokenizer and chat template, with the interface of transformers that renderers need."""
+"""A model folder's tokenizer, with the interface of transformers that renderers need.
+
+It remembers the ids of recent texts: an agent sends its whole history with every request, and sessions share system
+prompts and tools. So most texts that are rendered into prompts have been encoded before.
+"""
 
 import enum
 import json
 import re
 import secrets
-import time
-from collections.abc import Mapping, Sequence
+import sys
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from os.path import commonprefix
 from pathlib import Path
-from typing import Any, NoReturn
+from threading import Lock
+from typing import Any, NamedTuple
 
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer, decoders
 
-from rolltape.errors import CheckpointError, PromptError
-from rolltape.gateway.prompts.text_encoder import TextEncoder, pattern_of
+from rolltape.errors import CheckpointError
+from rolltape.gateway.prompts.chat_template import ChatTemplate
 from rolltape.samples.spelling import spell_by
 
+MAX_BYTES = 64 * 2**20  # about eight million tokens with their texts
+_ENTRY_BYTES = 250  # what a remembered text costs beside its characters and ids, measured
+# These treat a piece of text alike wherever it stands. Metaspace does so too, unless it marks only the first piece.
+_PRE_TOKENIZERS = frozenset(
+    {"Sequence", "ByteLevel", "Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"}
+)
 # How byte-level vocabularies write a byte: printable ones as their Latin-1 letter, the others from U+0100 on.
 _PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
 _BYTE_LETTERS = {chr(byte): byte for byte in _PRINTABLE} | {
@@ -168,59 +178,118 @@ def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
     return {name: value for name, value in named.items() if isinstance(value, str)}
 
 
-class ChatTemplate:
-    """A Jinja chat template and the special tokens that it may name, applied as transformers does."""
+class TextEncoder:
+    """Gives exactly the ids that its tokenizer gives, nothing added around them. Threads share it.
 
-    def __init__(self, source: str, tokens: Mapping[str, str], *, where: str) -> None:
-        self.source = source
-        self._tokens = dict(tokens)
-        try:
-            self._template = _environment().from_string(source)
-        except TemplateError as error:
-            raise CheckpointError(f"{where}: its chat template is no Jinja template: {error}") from None
+    A text is split at the added tokens spelled out in it, as the tokenizer itself does, and each piece is remembered.
+    So a conversation that a chat template joined into one text is encoded only where it is new.
+    """
 
-    @staticmethod
-    def source_in(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-        """The template of a folder: in a file of its own, or in the tokenizer's configuration."""
-        file = folder / "chat_template.jinja"
-        if file.is_file():
-            return file.read_text(encoding="utf-8")
-        given = tokenizer_config.get("chat_template")
-        if isinstance(given, list):
-            given = {item.get("name"): item.get("template") for item in given if isinstance(item, dict)}.get("default")
-        return given if isinstance(given, str) else None
+    def __init__(self, tokenizer: Tokenizer, max_bytes: int = MAX_BYTES) -> None:
+        self._tokenizer = tokenizer
+        self._added = _splitting_tokens(tokenizer)
+        self._at_added = re.compile(f"({pattern_of(self._added)})") if self._added else None
+        self._recent = _RecentTexts(max_bytes)
 
-    def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        """The text of a conversation; raises PromptError where the template refuses it."""
-        try:
-            return self._template.render(messages=messages, **({"tools": None} | self._tokens | options))
-        except Exception as error:  # a template is a program, and fails in every way that programs do
-            raise PromptError(f"the chat template refuses the messages: {error}") from error
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, in a list that the caller may change."""
+        if (known := self._recent.get(text)) is not None:
+            return known
+        pieces = [text] if self._at_added is None else self._at_added.split(text)
+        if len(pieces) == 1:
+            return self._encode_new(text)
+        ids: list[int] = []
+        for piece, added in zip(pieces[::2], [*pieces[1::2], None], strict=True):
+            if piece:
+                ids += self._recent.get(piece) or self._encode_new(piece)
+            if added is not None:
+                ids.append(self._added[added])
+        return ids
 
-
-class _GenerationTag(Extension):
-    """`{% generation %}` marks what the model said; for a prompt it is no more than its contents."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def _encode_new(self, piece: str) -> list[int]:
+        # The batch form lets other threads run meanwhile, and gives no offsets, which halves the time.
+        ids: list[int] = self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0].ids
+        self._recent.put(piece, ids)
+        return ids
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals.update(raise_exception=_refuse, strftime_now=time.strftime)
-    return environment
+class _Entry(NamedTuple):
+    ids: "array[int]"
+    size: int
 
 
-def _to_json(value: object, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    # Jinja's own filter escapes for HTML.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+class _RecentTexts:
+    """Ids by text, up to a number of bytes; the text that was not asked for the longest time goes first."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, text: str) -> list[int] | None:
+        with self._lock:
+            entry = self._entries.get(text)
+            if entry is None:
+                return None
+            self._entries.move_to_end(text)
+        return entry.ids.tolist()
+
+    def put(self, text: str, ids: list[int]) -> None:
+        compact = array("i", ids)
+        entry = _Entry(compact, sys.getsizeof(text) + compact.itemsize * len(compact) + _ENTRY_BYTES)
+        if entry.size > self._max_bytes:
+            return
+        with self._lock:
+            if text in self._entries:  # another thread encoded it meanwhile
+                return
+            self._entries[text] = entry
+            self._bytes += entry.size
+            while self._bytes > self._max_bytes:
+                self._bytes -= self._entries.popitem(last=False)[1].size
 
 
-def _refuse(message: str) -> NoReturn:
-    raise TemplateError(message)
+def pattern_of(words: Iterable[str]) -> str:
+    """A regular expression for the longest of these words that begins at a place.
+
+    It branches letter by letter. Some vocabularies add 800 tokens that begin alike, and trying one after the other
+    takes longer than tokenizing.
+    """
+    rest = set(words)
+    by_letter: dict[str, list[str]] = {}
+    for word in sorted(rest - {""}):
+        by_letter.setdefault(word[0], []).append(word)
+    branches = []
+    for alike in by_letter.values():
+        start = commonprefix(alike)  # noqa: RUF071 - these are no paths
+        branches.append(re.escape(start) + pattern_of(word[len(start) :] for word in alike))
+    if not branches:
+        return ""
+    return f"(?:{'|'.join(branches)})" + ("?" if "" in rest else "")
+
+
+def _splitting_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """The added tokens, with their ids, at which the tokenizer splits a text before all else.
+
+    There are none where the ids of a piece may depend on what is around it.
+    """
+    if not _treats_pieces_alike(tokenizer):
+        return {}
+    # The tokenizer looks for the other added tokens later, in each piece, once it is normalized.
+    first = {id_: token for id_, token in tokenizer.get_added_tokens_decoder().items() if not token.normalized}
+    if any(token.lstrip or token.rstrip or token.single_word for token in first.values()):
+        return {}
+    return {token.content: id_ for id_, token in first.items() if token.content}
+
+
+def _treats_pieces_alike(tokenizer: Tokenizer) -> bool:
+    if tokenizer.pre_tokenizer is None:
+        return True
+    steps = [json.loads(tokenizer.pre_tokenizer.__getstate__())]
+    while steps:
+        step = steps.pop()
+        steps += step.get("pretokenizers", [])
+        is_metaspace = step["type"] == "Metaspace" and step["prepend_scheme"] != "first"
+        if not is_metaspace and step["type"] not in _PRE_TOKENIZERS:
+            return False
+    return True

@@ -162,11 +162,11 @@ class Admin:
 
     def _weights(self, others: Sequence[bytes], interrupted: int | None = None) -> web.Response:
         """The state of the weights, with the counts of all workers."""
-        weights = self._service.weights
-        counts = {"in_flight": weights.in_flight} | ({} if interrupted is None else {"interrupted": interrupted})
+        version, pool = self._service.weights.version, self._service.pool
+        counts = {"in_flight": pool.in_flight} | ({} if interrupted is None else {"interrupted": interrupted})
         for answer in map(msgspec.json.decode, others):
             counts = {name: value + answer[name] for name, value in counts.items()}
-        return _json({"schema": SCHEMA, "version": weights.version, "paused": weights.paused, **counts})
+        return _json({"schema": SCHEMA, "version": version, "paused": pool.paused, **counts})
 
     async def _status(self, request: web.Request) -> web.Response:
         self._guard.admit_admin(request)

@@ -20,14 +20,13 @@ from rolltape.errors import (
 from rolltape.gateway.open_sessions import name_digest, read_identity
 from rolltape.gateway.peers import Siblings
 from rolltape.gateway.request import INLINE_BYTES, ChatRequest
-from rolltape.gateway.server.forwarding import BODY, Forwarding
+from rolltape.gateway.server.forwarding import BODY, FORWARDED, Forwarding
 from rolltape.gateway.server.guard import GatewayGuard
-from rolltape.gateway.server.limits import check_request_size, check_structure, read_body
-from rolltape.gateway.server.sending import StallWatch, drain_all
+from rolltape.gateway.server.limits import StallWatch, check_request_size, check_structure, drain_all, read_body
 from rolltape.gateway.service import Service
 from rolltape.gateway.sessions import OpenSession
+from rolltape.gateway.turn.gateway_turn import GatewayTurn, Shown
 from rolltape.gateway.turn.history import keyed
-from rolltape.gateway.turn.turn import GatewayTurn, Shown
 from rolltape.gateway.wire import DIALECTS, meant
 from rolltape.gateway.wire.protocol import Answers, CountsTokens, Dialect, ListsModels, ReplyStream, Tokenizes
 from rolltape.records.turn import Delivery
@@ -94,7 +93,7 @@ class Agents:
             sent = self._stream(dialect, http, turn, request) if request.stream else self._whole(dialect, http, turn)
             response = await sent
             is_out = http.transport is not None and not http.transport.is_closing()
-            if is_out and await self._forwarding.arrived(http):
+            if is_out and (FORWARDED not in http.headers or await self._forwarding.arrived(http)):
                 delivery = Delivery.DELIVERED
             return response
         finally:
@@ -206,7 +205,9 @@ class Agents:
         """
         http[DIALECT] = dialect
         key = http.match_info.get("key") or dialect.find_key(http.headers, http.query)
-        session = None if key is None else await self._service.session_of_key(key)
+        session = None if key is None else self._service.sessions.of_key(key)
+        if session is None and key is not None:
+            session = await self._service.take_over(key)
         if session is not None:
             http[SESSION] = session.id
         elif self._service.settings.open:

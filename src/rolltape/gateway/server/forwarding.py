@@ -15,14 +15,14 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from rolltape.gateway.peers import Peer, ServedElsewhere
-from rolltape.gateway.server.sending import StallWatch, drain_all
+from rolltape.gateway.server.limits import StallWatch, drain_all
 from rolltape.serving import same_key
 
 # The body of a request, where it was read before it was known whose it is.
 BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
 
-_FORWARDED = "x-rolltape-forwarded"  # the secret of the gateway that it is sent to, and a name for the request
-_OF_CONNECTION = frozenset(("connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", _FORWARDED))
+FORWARDED = "x-rolltape-forwarded"  # the secret of the gateway that it is sent to, and a name for the request
+_OF_CONNECTION = frozenset(("connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", FORWARDED))
 _OF_BODY = frozenset(("content-encoding", "content-length"))
 _WORD_S = 60.0  # that is waited for the word of whoever passes a reply on
 
@@ -49,14 +49,14 @@ class Forwarding:
 
     def is_forwarded(self, request: web.Request) -> bool:
         """Whether another gateway of the run sent a request, and so answers for whom it admitted."""
-        secret = request.headers.get(_FORWARDED, "").partition(" ")[0]
+        secret = request.headers.get(FORWARDED, "").partition(" ")[0]
         return bool(secret) and same_key(secret, self._own.secret)
 
     async def arrived(self, request: web.Request) -> bool:
         """Whether a reply that was written has arrived, where another gateway passes it on."""
         if not self.is_forwarded(request):
             return True
-        name = request.headers[_FORWARDED].partition(" ")[2]
+        name = request.headers[FORWARDED].partition(" ")[2]
         word = self._awaited[name] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(_WORD_S):
@@ -82,7 +82,7 @@ class Forwarding:
         clients, name = self._to(peer), secrets.token_hex(8)
         left_out = _OF_CONNECTION | _OF_BODY if BODY in request else _OF_CONNECTION
         headers = _headers(request.headers, left_out)
-        headers[_FORWARDED] = f"{peer.secret} {name}"
+        headers[FORWARDED] = f"{peer.secret} {name}"
         data = request.get(BODY) or (request.content if request.can_read_body else None)
         url = URL(f"http://localhost{request.raw_path}", encoded=True)
         try:
@@ -105,7 +105,7 @@ class Forwarding:
         """What each of these gateways answers; one that is dying or starting is left out."""
 
         async def one(peer: Peer) -> bytes | None:
-            headers = {_FORWARDED: f"{peer.secret} {secrets.token_hex(8)}"}
+            headers = {FORWARDED: f"{peer.secret} {secrets.token_hex(8)}"}
             with contextlib.suppress(aiohttp.ClientError, OSError):
                 url = f"http://localhost{path}"
                 async with self._to(peer).requests.request(method, url, data=body, headers=headers) as response:
@@ -118,7 +118,7 @@ class Forwarding:
         async def say() -> None:
             url = f"http://localhost/forwarded/{name}/{'yes' if is_whole else 'no'}"
             with contextlib.suppress(aiohttp.ClientError, OSError):  # it has died, and its delivery stays unknown
-                async with clients.words.post(url, headers={_FORWARDED: peer.secret}):
+                async with clients.words.post(url, headers={FORWARDED: peer.secret}):
                     pass
 
         task = asyncio.ensure_future(say())

@@ -1,20 +1,26 @@
-"""Limits of a request: of its body's size, time and structure, however it is encoded, and of its prompt.
+"""Limits of a request: of its body's size, time and structure, however it is encoded, of its prompt, and of the time
+in which its client takes nothing of the reply.
 
 What is too large is refused before it costs anything: a prompt's tokens are estimated from samples of its text.
 """
 
 import asyncio
+import logging
 import random
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Self
 
 import msgspec
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 
 from rolltape.errors import BadRequest, BodyTimeout, PromptTooLong
 from rolltape.gateway.request import INLINE_BYTES, ChatRequest
 from rolltape.gateway.settings import GatewaySettings
 from rolltape.records.messages import content_text
+
+log = logging.getLogger("rolltape.gateway")
 
 # Python's JSON parsers keep all other threads waiting. Text of 32 MiB has fewer of these signs, and takes them 0.1 s.
 _MOST_SIGNS = {b"[{": 200_000, b",": 3_000_000}
@@ -28,6 +34,8 @@ _FAR = 2  # times the context: a prompt between the two ends its reply with `len
 _MOST_STOPS = 64  # stop strings: each is looked for at every token
 _MOST_BESIDES = 256 * 1024  # bytes of a field that is no part of the prompt: engine and tape are given it each turn
 _WINDOWS, _WINDOW = 32, 256  # stretches of the text that are tokenized, and their characters
+
+_LOOKS_PER_STALL = 4
 
 # Runs long work off the event loop.
 OffLoop = Callable[..., Awaitable[bytes]]
@@ -178,3 +186,49 @@ def _estimate(texts: list[str], characters: int, count: Callable[[str], int]) ->
         sampled += len(window)
         tokens += count(window)
     return round(characters * tokens / sampled)
+
+
+def drain_all(http: web.Request) -> None:
+    """Have a write return when all of it is out of this process, however large it is."""
+    if http.transport is not None:
+        http.transport.set_write_buffer_limits(0)
+
+
+class StallWatch:
+    """Drops the connection if, within a `with` block, its client takes nothing for `stall_s` of what was written.
+
+    A write that waits for that client then returns or raises, and its connection is seen to be closed.
+    """
+
+    def __init__(self, http: web.Request, writer: AbstractStreamWriter | None, stall_s: float) -> None:
+        assert writer is not None  # the response is not sent yet
+        self._http = http
+        self._writer = writer
+        self._stall_s = stall_s
+        self._loop = asyncio.get_running_loop()
+        self._taken = -1  # bytes
+        self._since = self._loop.time()
+
+    def __enter__(self) -> Self:
+        self._look_later()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._timer.cancel()
+
+    def _look_later(self) -> None:
+        self._timer = self._loop.call_later(self._stall_s / _LOOKS_PER_STALL, self._look)
+
+    def _look(self) -> None:
+        transport = self._http.transport
+        if transport is None:
+            return
+        waiting, now = transport.get_write_buffer_size(), self._loop.time()
+        taken = self._writer.output_size - waiting
+        if not waiting or taken != self._taken:
+            self._taken, self._since = taken, now
+        elif now - self._since >= self._stall_s:
+            log.warning("a client has taken nothing of its reply for %g s: its connection is closed", self._stall_s)
+            transport.abort()
+            return
+        self._look_later()

@@ -71,7 +71,7 @@ def count_shown(echo: Message, ids: Ids, splitter: "ReplySplitter") -> int | Non
     """
     thought, text = _seen(echo)
     for count in range(1, len(ids) + 1):
-        splitter.add(ids[count - 1 : count])
+        splitter.add(ids[count - 1 : count].tolist())
         if len(splitter.text) >= len(text) and (text or len(splitter.reasoning) >= len(thought)):
             whole = (splitter.reasoning if thought else "", splitter.text)
             return count if whole == (thought, text) else None

@@ -6,52 +6,26 @@ available, and no token is sampled twice.
 
 import asyncio
 import logging
-import random
-import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from rolltape.errors import (
-    EngineDied,
-    EngineError,
-    EngineFailed,
-    EngineFault,
-    EngineUnreachable,
-    PromptTooLong,
-    RequestRefused,
-)
+from rolltape.errors import EngineDied, EngineError, EngineFailed, EngineFault, EngineUnreachable
 from rolltape.gateway.engines.pool import EnginePool
-from rolltape.gateway.engines.protocol import Engine, Generated, Generation
-from rolltape.gateway.engines.sampled import ImplausibleReply, check_generated, describe_generated
+from rolltape.gateway.engines.protocol import Engine, Generated, Generation, ImplausibleReply
 from rolltape.gateway.settings import Patience
+from rolltape.gateway.turn.retries import Retries, as_the_endpoint_says
 from rolltape.gateway.weights import Weights
-from rolltape.records.turn import NO_IDS, Finish, Ids
+from rolltape.records.turn import NO_IDS, Finish, Ids, implausibility
 
 log = logging.getLogger("rolltape.gateway")
 
 INTERRUPTED = "not enforced after an interruption, since no engine takes up a grammar in the middle"
+_MAX_ID = 2**31 - 1
 _REFUSALS = frozenset({400, 422})  # statuses with which engines refuse a grammar that they cannot compile
-
-# Statuses that pass: overload, restarts, and servers that give 500 for either.
-_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
-_OF_THE_OPERATOR = frozenset({401, 402, 403, 407})  # the gateway's own key or account
-_OF_THE_REQUEST = frozenset({400, 413, 422})  # what the agent sent
-_NO_ACCESS = "the endpoint does not accept the gateway's key; see the gateway's log"
-# A prompt that is too long, in the words of OpenAI, vLLM, SGLang, llama.cpp, Anthropic and Google.
-_TOO_LONG = re.compile(
-    r"context_length_exceeded|exceed_context_size"
-    r"|(?:maximum|max|model'?s|available|allowed) context (?:length|size|window)"
-    r"|longer than the (?:model'?s )?context|exceeds? the (?:\w+ )*context|(?:prompt|input) is too long"
-    r"|(?:input|prompt) tokens? (?:count )?[^.]{0,40}exceeds?",
-    re.IGNORECASE,
-)
-_FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 15.0
-_PICK_EVERY_S = 0.5  # while no engine is up; the pool probes them meanwhile
 
 
 class PartialGeneration(NamedTuple):
@@ -66,13 +40,14 @@ class PartialGeneration(NamedTuple):
 class ReplySoFar:
     """A reply as engines give it, part by part, for whoever waits and may leave before it has come."""
 
-    def __init__(self, on_sampled: Callable[[Ids], None] | None = None) -> None:
+    def __init__(self, on_sampled: Callable[[Sequence[int]], None] | None = None) -> None:
         self.parts: list[PartialGeneration] = []
         self.left = asyncio.Event()
         self.on_leave: Callable[[], object] | None = None
         self.engine_owes_since: float | None = None  # monotonic: when it was asked, or last gave; None: nothing is owed
         self.engine_errors: list[str] = []
         self.engine_failed = False  # with an error, and nothing was sampled since
+        self.retries: Retries | None = None  # after errors; None: there was none, or an engine gave something since
         self.unconstrained: str | None = None  # why a constraint does not hold, or not to the end; None: it does
         self.waited_s = 0.0  # for engines that failed, did not answer, or were paused
         self.told = 0  # ids that somebody was told of while they were sampled
@@ -104,7 +79,7 @@ class ReplySoFar:
             if self.on_leave is not None:
                 self.on_leave()
 
-    def tell(self, ids: Ids) -> None:
+    def tell(self, ids: Sequence[int]) -> None:
         """Pass on ids that an engine has just sampled."""
         self.engine_owes_since = time.monotonic()
         self.told += len(ids)
@@ -116,51 +91,7 @@ class ReplySoFar:
         self.parts.append(part)
         untold = self.sampled - self.told
         if untold > 0:
-            self.tell(part.given.ids[len(part.given.ids) - untold :])
-
-
-class Retries:
-    """The errors of one turn's engines since they last gave something."""
-
-    def __init__(self, patience: Patience, now: Callable[[], float] = time.monotonic) -> None:
-        self._patience = patience
-        self._now = now
-        self._since: float | None = None  # the first error; None: there was none
-        self._errors = 0
-        self._faults = 0  # of these: those that time does not heal
-
-    def start_over(self) -> None:
-        """Forget earlier errors: an engine gave something, or its weights were changed."""
-        self._since, self._errors, self._faults = None, 0, 0
-
-    def next_pause_s(self, error: EngineError, move: Callable[[], bool] = lambda: False) -> float:
-        """How long to wait before the next try; raises EngineFailed where there is to be none.
-
-        `move` has the next try made with another engine, if there is one, which did not ask to wait.
-        """
-        now = self._now()
-        self._since = now if self._since is None else self._since
-        left = self._since + self._patience.retry_s - now
-        if isinstance(error, EngineUnreachable):
-            if left <= 0:
-                raise EngineFailed(f"no engine answers for {self._patience.retry_s:g} s: {error}") from error
-            return min(_PICK_EVERY_S, self._patience.retry_s / 4)
-        self._errors += 1
-        fault = error if isinstance(error, EngineFault) else None
-        status = None if fault is None else fault.status
-        self._faults += status is None
-        count = "an error" if self._errors == 1 else f"{self._errors} errors"
-        if self._faults >= self._patience.faults or (status is not None and status not in _PASSING):
-            raise EngineFailed(f"no reply after {count} of the engine, the last: {error}") from error
-        asked_s = 0.0 if fault is None or left <= 0 or move() else fault.retry_after_s or 0.0
-        if left <= 0 or asked_s > left:
-            wait = f" and asks to wait {asked_s:g} s" if asked_s > max(left, 0) else ""
-            raise EngineFailed(
-                f"no reply after {count} of the engine in {self._patience.retry_s:g} s, the last: {error}{wait}; "
-                "more time is given with --engine-retry"
-            ) from error
-        pause_s: float = min(_FIRST_PAUSE_S * 2 ** (self._errors - 1), _LONGEST_PAUSE_S)
-        return min(max(pause_s * random.uniform(0.5, 1.0), asked_s), left)
+            self.tell(part.given.ids[len(part.given.ids) - untold :].tolist())
 
 
 class Generator:
@@ -187,20 +118,19 @@ class Generator:
     async def run(self, wanted: Generation, reply: ReplySoFar) -> None:
         """Add to a reply until it has ended or nobody waits for it. What there is stays there."""
         reply.engine_owes_since = time.monotonic()
-        retries = Retries(self._patience, self._now)
         try:
             while not reply.gone and _room(wanted, reply) > 0:
-                if self._weights.paused:
+                if self._pool.paused:
                     since = time.monotonic()
-                    await self._weights.opened(reply.left)
+                    await self._pool.opened(reply.left)
                     reply.waited(since, "the weights were being changed")
-                    retries.start_over()
-                elif await self._go_on(wanted, reply, retries):
+                    reply.retries = None
+                elif await self._go_on(wanted, reply):
                     return
         finally:
             reply.engine_owes_since = None
 
-    async def _go_on(self, wanted: Generation, reply: ReplySoFar, retries: Retries) -> bool:
+    async def _go_on(self, wanted: Generation, reply: ReplySoFar) -> bool:
         """Ask an engine for what is left, or wait after its error; whether the reply has ended."""
         engine: Engine | None = None
         announced, since = self._weights.version, time.monotonic()
@@ -217,6 +147,7 @@ class Generator:
                 given = await self._ask(engine, msgspec.structs.replace(rest, constraint=None), reply)
         except (EngineUnreachable, EngineFault, EngineDied) as error:
             reply.engine_failed = True
+            reply.retries = retries = reply.retries or Retries(self._patience, self._now)
             if engine is not None:
                 self._note(engine, error)
             try:
@@ -228,7 +159,7 @@ class Generator:
                     reply.parts.append(PartialGeneration(engine, error.given, announced, self._weights.version))
                 if engine is None or engine.token_faithful or not isinstance(error, EngineFault):
                     raise
-                raise _as_the_endpoint_says(failed, error) from error
+                raise as_the_endpoint_says(failed, error) from error
             finally:
                 reply.waited(since, str(error))
             return False
@@ -240,8 +171,7 @@ class Generator:
             if reply.gone and (stall := await self._find_stall(engine)) is not None:
                 reply.waited(since, stall)
             return False
-        retries.start_over()
-        reply.engine_failed = False
+        reply.retries, reply.engine_failed = None, False
         reply.engine_owes_since = time.monotonic()
         reply.add(PartialGeneration(engine, given, announced, self._weights.version))
         return given.finish is not Finish.ABORT
@@ -311,7 +241,7 @@ class Generator:
             ending.add_done_callback(letting_go.discard)
             return ending
 
-        self._weights.begin(wanted.id, interrupt)
+        self._pool.begin(wanted.id, interrupt)
         reply.on_leave = interrupt
         try:
             return await self._watched(engine, task, reply), interrupted
@@ -321,7 +251,7 @@ class Generator:
             return _nothing(), True  # it did not end when it was aborted, and was left behind
         finally:
             reply.on_leave = None
-            self._weights.end(wanted.id)
+            self._pool.end(wanted.id)
             task.cancel()
 
     async def _watched(self, engine: Engine, task: "asyncio.Future[Generated]", reply: ReplySoFar) -> Generated:
@@ -365,30 +295,14 @@ class Generator:
             constraint = wanted.constraint.after(so_far)
             if constraint is None or not constraint.needs <= engine.abilities:
                 constraint, reply.unconstrained = None, INTERRUPTED
-        if not reply.parts:
-            return msgspec.structs.replace(wanted, id=name, constraint=constraint)
-        sampling = msgspec.structs.replace(wanted.sampling, max_tokens=_room(wanted, reply))
-        ids = np.concatenate([wanted.prompt_ids, so_far])
-        return msgspec.structs.replace(wanted, id=name, prompt_ids=ids, sampling=sampling, constraint=constraint)
-
-
-def _as_the_endpoint_says(failed: EngineFailed, fault: EngineFault) -> EngineFailed:
-    """A failure with a hosted endpoint's own status and message, where they concern the agent."""
-    why, status = str(failed), fault.status or 500
-    if status == 429:
-        told = f"the endpoint is busy: {fault.reason}"
-        return EngineFailed(why, status=status, told=told, retry_after_s=fault.retry_after_s)
-    if status in _OF_THE_OPERATOR:
-        return EngineFailed(why, told=_NO_ACCESS, final=True, code="invalid_api_key")
-    if status >= 500 or status in _PASSING:
-        return failed
-    if status not in _OF_THE_REQUEST:  # no such model, or no such path: what the operator set up
-        return EngineFailed(why, told=fault.reason, status=status, final=True, code=fault.code)
-    if _TOO_LONG.search(f"{fault.code} {fault.reason}"):
-        known = "prompt is too long"  # by these words Claude Code (2.1) knows the error
-        told = fault.reason if known in fault.reason.lower() else f"{known}: {fault.reason}"
-        return RequestRefused(why, told=told, status=status, final=True, code=PromptTooLong.code)
-    return RequestRefused(why, told=fault.reason, status=status, final=True, code=fault.code)
+        rest = msgspec.structs.replace(wanted, id=name, constraint=constraint)
+        if reply.parts:
+            sampling = msgspec.structs.replace(wanted.sampling, max_tokens=_room(wanted, reply))
+            ids = np.concatenate([wanted.prompt_ids, so_far])
+            rest = msgspec.structs.replace(rest, prompt_ids=ids, sampling=sampling)
+        if rest.on_sampled is not None:
+            rest = msgspec.structs.replace(rest, on_sampled=PlausibleIds(rest, rest.on_sampled).add)
+        return rest
 
 
 def _room(wanted: Generation, reply: ReplySoFar) -> int:
@@ -399,3 +313,61 @@ def _room(wanted: Generation, reply: ReplySoFar) -> int:
 
 def _nothing() -> Generated:
     return Generated(ids=np.empty(0, np.int32), logprobs=None, finish=Finish.ABORT)
+
+
+class PlausibleIds:
+    """Passes on what an engine says it has sampled, up to the first id that cannot have been.
+
+    What follows such an id is not passed on either. `check_generated` states the fault when the reply has ended.
+    """
+
+    def __init__(self, wanted: Generation, on_sampled: Callable[[Sequence[int]], None]) -> None:
+        assert wanted.sampling.max_tokens is not None
+        self._on_sampled = on_sampled
+        self._stop_ids = frozenset(wanted.stop_ids)
+        self._vocabulary = _MAX_ID + 1 if wanted.vocabulary is None else wanted.vocabulary
+        self._left = wanted.sampling.max_tokens  # that may still be passed on
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Pass on what came together, in one call."""
+        ids = ids[: self._left]
+        end = next((at for at, token in enumerate(ids) if not 0 <= token < self._vocabulary), None)
+        stop = next((at + 1 for at, token in enumerate(ids[:end]) if token in self._stop_ids), None)
+        plausible = ids[: end if stop is None else stop]
+        self._left = self._left - len(ids) if end is None and stop is None else 0
+        if len(plausible):
+            self._on_sampled(plausible)
+
+
+def check_generated(engine: Engine, wanted: Generation, generated: Generated) -> None:
+    """Raise EngineFault where the parts of a reply do not belong together, or cannot have been sampled."""
+    count, logprobs, segments = len(generated.ids), generated.logprobs, generated.segments
+    where = f"{engine.name}, generation {wanted.id}"
+    if logprobs is not None and len(logprobs) != count:
+        raise EngineFault(f"{where}: {count} sampled ids but {len(logprobs)} logprobs")
+    if segments and segments[-1].stop != count:
+        raise EngineFault(f"{where}: {count} sampled ids but segments of {segments[-1].stop}")
+    sampling, stop_ids = {"max_tokens": wanted.sampling.max_tokens}, wanted.stop_ids
+    why = implausibility(generated.ids, logprobs, sampling, vocabulary=wanted.vocabulary, stop_ids=stop_ids)
+    if why is not None:
+        hint = "it cannot have been sampled so; see that the engine serves the model whose folder was given"
+        raise ImplausibleReply(f"{where}: {why}; {hint}", generated)
+
+
+def describe_generated(engine: Engine, wanted: Generation, generated: Generated) -> str:
+    """Which of the things that training needs an engine gave, in a line for the log."""
+    if not engine.token_faithful:
+        return f"{engine.name}: text only, no ids and no logprobs; nothing of it can be trained"
+    ids, logprobs, version = generated.ids, generated.logprobs, generated.last_version
+    parts = [f"{engine.name}: ids", "NO logprobs"]
+    if logprobs is not None:
+        kind = generated.logprob_kind
+        parts[-1] = f"logprobs {'of unknown kind' if kind is None else kind.value.replace('_', ' ')}"
+        if missing := int(np.isnan(logprobs).sum()):
+            parts.append(f"MISSING for {missing}")
+    if generated.finish is not Finish.STOP:
+        parts.append("the stop id not seen yet")
+    else:
+        parts.append("the stop id kept" if len(ids) and int(ids[-1]) in wanted.stop_ids else "the stop id TRIMMED")
+    parts.append("no weight version" if version is None else f"weight version {version}")
+    return ", ".join([*parts, *generated.side_arrays])

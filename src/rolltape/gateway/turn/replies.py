@@ -18,7 +18,7 @@ from rolltape.records.messages import content_text
 from rolltape.records.turn import Delivery, Finish, Ids, Segment, TokenChain, TurnFlag
 
 if TYPE_CHECKING:
-    from rolltape.gateway.turn.turn import GatewayTurn
+    from rolltape.gateway.turn.gateway_turn import GatewayTurn
 
 
 class ReplyOutcome(NamedTuple):
@@ -93,9 +93,22 @@ def parse_outcome(turn: "GatewayTurn", finish: Finish, prompts: ChatPrompts) -> 
 
 def _with_minted_ids(turn: "GatewayTurn", parsed: Parsed, prompts: ChatPrompts) -> dict[str, Any]:
     call_ids = [call.native_id or f"call_{secrets.token_hex(12)}" for call in parsed.calls]
-    message = parsed.to_message(call_ids)
+    message = chat_message(parsed, call_ids)
     if not prompts.tool_ids_matter:  # else ids count in comparisons, and only those that the model sampled may
         message["id"] = turn.id
+    return message
+
+
+def chat_message(parsed: Parsed, call_ids: Sequence[str]) -> dict[str, Any]:
+    """A reply in chat form, its calls under these ids."""
+    message: dict[str, Any] = {"role": "assistant", "content": parsed.content or (None if parsed.calls else "")}
+    if parsed.reasoning:
+        message["reasoning_content"] = parsed.reasoning
+    if parsed.calls:
+        message["tool_calls"] = [
+            {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call_id, call in zip(call_ids, parsed.calls, strict=True)
+        ]
     return message
 
 

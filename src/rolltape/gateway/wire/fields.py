@@ -1,12 +1,17 @@
-"""Read a request field by field; a wrong value is a BadRequest that names its JSON path."""
+"""What dialects share: read a request's key, headers and fields, and write server-sent events.
+
+A request is read field by field; a wrong value is a BadRequest that names its JSON path.
+"""
 
 import codecs
 import sys
+from collections.abc import Collection, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
 from rolltape.errors import BadRequest
+from rolltape.gateway.request import ChatRequest
 from rolltape.records.jsonable import decode_json, encode_json, is_deep, parse_strict, shown
 
 _DEEPEST = 150  # levels, and so within what a record may have
@@ -14,6 +19,11 @@ _NAMED = 16  # unread fields
 _LARGEST = sys.float_info.max
 _PART = 2**16  # bytes that are decoded before other threads go on
 _MOST_LENIENT = 8 * 2**20  # bytes: it takes ten times as long, and much of that keeps other threads waiting
+_MOST_BETAS = 16
+COMMENT = b": keepalive\n\n"  # no event at all; readers pass over it
+# Readers that split lines as str.splitlines does (httpx's iter_lines) break an event at these; they stand in JSON
+# only within strings, where an escape means the same.
+_BREAKS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 _T = TypeVar("_T")
 
 
@@ -192,3 +202,29 @@ def _bounds(least: float, most: float) -> str:
     lower = f" of at least {least:g}" if abs(least) < 2**63 - 1 else ""
     upper = f" of at most {most:g}" if abs(most) < 2**63 - 1 else ""
     return f"{lower}{' and' if lower and upper else ''}{upper}"
+
+
+def key_in(headers: Mapping[str, str], *names: str) -> str | None:
+    """The bearer token of a request, or else the key in one of these headers; None: there is none."""
+    given = headers.get("Authorization", "")
+    if given[:7].lower() == "bearer ":
+        return given[7:].strip()
+    return next((headers[name] for name in names if name in headers), None)
+
+
+def with_headers(
+    request: ChatRequest, headers: Mapping[str, str], betas: str, harmless: Collection[str]
+) -> ChatRequest:
+    """A request with what its headers say: who sent it, and which betas are asked for that mean nothing here."""
+    asked = [one.strip() for one in headers.get(betas, "").split(",") if one.strip()]
+    ignored = [f"{betas} {ascii(one)[1:-1][:80]}: ignored" for one in asked if not one.startswith(tuple(harmless))]
+    told = tuple(dict.fromkeys((*request.ignored_params, *ignored[:_MOST_BETAS])))
+    return msgspec.structs.replace(request, client=headers.get("User-Agent", ""), ignored_params=told)
+
+
+def event(data: bytes, name: str | None = None) -> bytes:
+    """One event; `data` is JSON (or a word such as `[DONE]`) on a single line."""
+    for char, escape in _BREAKS:
+        data = data.replace(char, escape)
+    head = b"" if name is None else b"event: %s\n" % name.encode()
+    return b"%sdata: %s\n\n" % (head, data)

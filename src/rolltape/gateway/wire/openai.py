@@ -6,9 +6,8 @@ from typing import Any
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.request import OutputSchema, SamplingParams, ToolChoice
-from rolltape.gateway.wire.fields import Fields
+from rolltape.gateway.wire.fields import Fields, key_in
 from rolltape.gateway.wire.media import media_part
-from rolltape.gateway.wire.protocol import key_in
 from rolltape.records.jsonable import encode_json, shown
 
 # Of no effect on what the model does: bookkeeping, caching and speed at the provider.

@@ -1,17 +1,15 @@
-"""The protocol of a dialect (one wire API), and what dialects share: keys, headers, server-sent events."""
+"""The protocol of a dialect (one wire API): what each of them declares and does."""
 
 import enum
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
-
-import msgspec
 
 from rolltape.gateway.request import ChatRequest
 from rolltape.records.turn import Ids
 from rolltape.samples.spelling import Spell
 
 if TYPE_CHECKING:
-    from rolltape.gateway.turn.turn import GatewayTurn
+    from rolltape.gateway.turn.gateway_turn import GatewayTurn
 
 NO_HEADERS: Mapping[str, str] = {}
 
@@ -130,36 +128,3 @@ class ListsModels(Protocol):
 
     def model(self, name: str) -> bytes:
         """One model."""
-
-
-_MOST_BETAS = 16
-COMMENT = b": keepalive\n\n"  # no event at all; readers pass over it
-# Readers that split lines as str.splitlines does (httpx's iter_lines) break an event at these; they stand in JSON
-# only within strings, where an escape means the same.
-_BREAKS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
-
-
-def key_in(headers: Mapping[str, str], *names: str) -> str | None:
-    """The bearer token of a request, or else the key in one of these headers; None: there is none."""
-    given = headers.get("Authorization", "")
-    if given[:7].lower() == "bearer ":
-        return given[7:].strip()
-    return next((headers[name] for name in names if name in headers), None)
-
-
-def with_headers(
-    request: ChatRequest, headers: Mapping[str, str], betas: str, harmless: Collection[str]
-) -> ChatRequest:
-    """A request with what its headers say: who sent it, and which betas are asked for that mean nothing here."""
-    asked = [one.strip() for one in headers.get(betas, "").split(",") if one.strip()]
-    ignored = [f"{betas} {ascii(one)[1:-1][:80]}: ignored" for one in asked if not one.startswith(tuple(harmless))]
-    told = tuple(dict.fromkeys((*request.ignored_params, *ignored[:_MOST_BETAS])))
-    return msgspec.structs.replace(request, client=headers.get("User-Agent", ""), ignored_params=told)
-
-
-def event(data: bytes, name: str | None = None) -> bytes:
-    """One event; `data` is JSON (or a word such as `[DONE]`) on a single line."""
-    for char, escape in _BREAKS:
-        data = data.replace(char, escape)
-    head = b"" if name is None else b"event: %s\n" % name.encode()
-    return b"%sdata: %s\n\n" % (head, data)

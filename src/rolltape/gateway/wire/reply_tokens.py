@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from rolltape.gateway.turn.turn import GatewayTurn
+    from rolltape.gateway.turn.gateway_turn import GatewayTurn
 
 
 class ReplyToken(NamedTuple):

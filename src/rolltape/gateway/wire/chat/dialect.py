@@ -5,15 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.wire.chat.request import read_request
+from rolltape.gateway.wire.fields import COMMENT, event, with_headers
 from rolltape.gateway.wire.openai import BETAS, OpenAIDialect, custom_call_input, error_body, model_list, model_object
-from rolltape.gateway.wire.protocol import COMMENT, NO_HEADERS, Answers, Route, event, with_headers
+from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route
 from rolltape.gateway.wire.reply_tokens import prompt_ids, reply_ids, reply_logprobs, usage
 from rolltape.records.jsonable import encode_json
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
 
 if TYPE_CHECKING:
-    from rolltape.gateway.turn.turn import GatewayTurn
+    from rolltape.gateway.turn.gateway_turn import GatewayTurn
 
 
 class ChatDialect(OpenAIDialect):

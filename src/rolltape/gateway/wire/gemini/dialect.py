@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rolltape.gateway.request import ChatRequest
+from rolltape.gateway.wire.fields import event, key_in
 from rolltape.gateway.wire.gemini.contents import ARGUMENTS_AS_TEXT, sign_reply
 from rolltape.gateway.wire.gemini.request import STREAMING, read_counting, read_request
-from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route, event, key_in
+from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route
 from rolltape.gateway.wire.reply_tokens import ReplyToken, reply_logprobs
 from rolltape.records.jsonable import encode_json, is_deep, parse_strict
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
 
 if TYPE_CHECKING:
-    from rolltape.gateway.turn.turn import GatewayTurn
+    from rolltape.gateway.turn.gateway_turn import GatewayTurn
 
 _KEY = "x-goog-api-key"
 _MODELS = "/{version:v1|v1beta|v1alpha}/models"

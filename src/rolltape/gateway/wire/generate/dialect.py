@@ -4,15 +4,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rolltape.gateway.request import ChatRequest
+from rolltape.gateway.wire.fields import COMMENT, event, with_headers
 from rolltape.gateway.wire.generate.request import read_request
 from rolltape.gateway.wire.openai import BETAS, OpenAIDialect, error_body
-from rolltape.gateway.wire.protocol import COMMENT, NO_HEADERS, Answers, Route, event, with_headers
+from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route
 from rolltape.gateway.wire.reply_tokens import prompt_ids, reply_logprobs, usage
 from rolltape.records.jsonable import encode_json
 from rolltape.records.turn import Finish
 
 if TYPE_CHECKING:
-    from rolltape.gateway.turn.turn import GatewayTurn
+    from rolltape.gateway.turn.gateway_turn import GatewayTurn
 
 
 class GenerateDialect(OpenAIDialect):

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rolltape.gateway.request import ChatRequest
+from rolltape.gateway.wire.fields import event, key_in, with_headers
 from rolltape.gateway.wire.messages.request import read_counting, read_request, sign_thinking
-from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route, event, key_in, with_headers
+from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
 
 if TYPE_CHECKING:
-    from rolltape.gateway.turn.turn import GatewayTurn
+    from rolltape.gateway.turn.gateway_turn import GatewayTurn
 
 _ERRORS = {
     400: "invalid_request_error",

@@ -5,15 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 from rolltape.errors import EngineFailed, PromptTooLong
 from rolltape.gateway.request import ChatRequest
+from rolltape.gateway.wire.fields import event, with_headers
 from rolltape.gateway.wire.openai import BETAS, OpenAIDialect
-from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route, event, with_headers
+from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route
 from rolltape.gateway.wire.responses.items import ItemStream, ResponsesEvent, output_items
 from rolltape.gateway.wire.responses.request import read_request
 from rolltape.records.jsonable import encode_json
 from rolltape.records.turn import Finish
 
 if TYPE_CHECKING:
-    from rolltape.gateway.turn.turn import GatewayTurn
+    from rolltape.gateway.turn.gateway_turn import GatewayTurn
 
 
 class ResponsesDialect(OpenAIDialect):

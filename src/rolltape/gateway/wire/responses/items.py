@@ -15,7 +15,7 @@ from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
 
 if TYPE_CHECKING:
-    from rolltape.gateway.turn.turn import GatewayTurn
+    from rolltape.gateway.turn.gateway_turn import GatewayTurn
 
 _ITEM_ID = re.compile(rf"(?:msg|rs|fc|ctc|{'|'.join(ID_PREFIXES)})_rt\d*_(\w+)")
 _SEALED = "rt1."  # in front of reasoning that travels as encrypted_content; it is not secret

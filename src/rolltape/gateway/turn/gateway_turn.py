@@ -1,0 +1,354 @@
+"""A turn in the making: what is known of it in each of its states, and who waits for it.
+
+Clients read the reply from it, as it comes or when it has come; `turn.py` takes it through its states.
+"""
+
+import asyncio
+import enum
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from rolltape.errors import EngineFailed
+from rolltape.gateway.engines.sampled import sampled_tops
+from rolltape.gateway.prompts import ChatPrompts
+from rolltape.gateway.request import ChatRequest, SamplingParams, TokenDetails, auxiliary_reason
+from rolltape.gateway.turn.constraints import Constraint
+from rolltape.gateway.turn.generate import ReplySoFar
+from rolltape.gateway.turn.history import HistoryMatch
+from rolltape.gateway.turn.prompting import Prompt, resume_prompt
+from rolltape.gateway.turn.replies import ReplyOutcome
+from rolltape.records.ids import parse_turn_id
+from rolltape.records.messages import content_text
+from rolltape.records.turn import NO_IDS, Delivery, Finish, Ids, Logprobs, Turn
+
+if TYPE_CHECKING:
+    from rolltape.gateway.prompts.splitter import ReplySplitter
+    from rolltape.gateway.sessions import OpenSession
+    from rolltape.samples.spelling import Spell
+
+
+class TurnState(enum.Enum):
+    """How far a turn has come."""
+
+    RECEIVED = 0
+    PROMPTED = 1
+    GENERATING = 2
+    PARSED = 3
+    DURABLE = 4
+
+
+class Shown(NamedTuple):
+    """What of a reply may be shown to its clients."""
+
+    reasoning: str = ""
+    text: str = ""
+
+
+class GatewayTurn:
+    """One turn in the making, and those who wait for it."""
+
+    def __init__(self, session: "OpenSession", request: ChatRequest) -> None:
+        self.id = secrets.token_hex(12)  # in the reply's ids, and so in its echo
+        self.session = session
+        self.request = request
+        self.state = TurnState.RECEIVED
+        self.received_at = time.time()
+        self.auxiliary = auxiliary_reason(request, session.task_instructions) if session else None
+        self.digest = b""  # of the request, as it came
+        self.choice = 0  # which of the request's replies it is
+        self.resumes: GatewayTurn | None = None  # the interrupted turn that a client's retry goes on from
+        self.ignored_params = request.ignored_params
+        self.choices: Sequence[GatewayTurn] = (self,)  # the turns of its request, one for each reply asked for
+        # from PROMPTED on
+        self.place: HistoryMatch
+        self.prompt: Prompt
+        self.prompt_tokens = 0
+        self.held_tokens = 0  # of the prompt: those that an earlier turn already held
+        self.thinking: bool | None = None
+        self.sampling: SamplingParams  # as applied
+        self.room = 0  # tokens that the reply may have
+        self.constraint: Constraint | None = None  # that the engine is to enforce
+        self.token_details = TokenDetails()  # of those asked for, what can be given
+        self.spell: Spell  # the bytes of an id
+        # from GENERATING on
+        self.reply = ReplySoFar(self._show)
+        self.engine_s = 0.0
+        self.failure: str | None = None  # why engines gave no reply; None: they did, or nobody waited for it
+        self.failed: EngineFailed | None = None  # the error behind it, unless an earlier gateway recorded it
+        # from PARSED on
+        self.outcome: ReplyOutcome
+        # from DURABLE on
+        self.recorded: Turn
+        self.sampled_tokens = 0
+        self.delivery = Delivery.UNKNOWN
+
+        self.is_restored = False  # an earlier gateway recorded it
+
+        self._task: asyncio.Future[None] | None = None
+        self._waiting = 0
+        self._changed: asyncio.Future[None] | None = None  # done at the next change; None: nobody looks
+        self._splitter: ReplySplitter | None = None  # None: the reply is shown when it has ended
+
+    # What the reply is, once the turn is durable; dialects put it into their words.
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The reply in chat form; tool calls carry minted ids, arguments are a JSON text."""
+        assert self.outcome.message is not None
+        return self.outcome.message
+
+    @property
+    def upstream(self) -> Mapping[str, Any]:
+        """What a hosted endpoint said beside its message: model, usage, finish reason; empty for other engines."""
+        if self.reply.parts:
+            return self.reply.parts[-1].given.upstream
+        said: Mapping[str, Any] = self.recorded.facts.extra.get("upstream", {}) if self.is_restored else {}
+        return said
+
+    @property
+    def model(self) -> str:
+        """The model that gave the reply, as a hosted endpoint names it, else as the client called it."""
+        return self.upstream.get("model") or self.request.model
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether a hosted endpoint's content filter ended the reply."""
+        return self.upstream.get("finish_reason") == "content_filter"
+
+    @property
+    def finish(self) -> Finish:
+        """How the reply ended, to its client."""
+        return self.outcome.told_finish
+
+    @property
+    def stop_string(self) -> str | None:
+        """The one that ended it; None: it ended otherwise."""
+        return self.outcome.stop_string
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self.outcome.reasoning_tokens
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether the prompt left no room for a reply."""
+        return self.room <= 0 and self.resumes is None
+
+    @property
+    def sampled_before(self) -> Ids:
+        """What had been sampled of the reply before its client asked again."""
+        earlier = self.resumes
+        return NO_IDS if earlier is None else earlier.recorded.tokens.slice(earlier.prompt_tokens)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the reply is shown as it is sampled."""
+        return self._splitter is not None
+
+    @property
+    def shown(self) -> Shown:
+        """What of the reply may be shown now."""
+        return self.shown_after(0, 0)
+
+    @property
+    def prompt_ids(self) -> Ids:
+        """The prompt's ids, from PROMPTED on."""
+        return self.prompt.ids[: len(self.prompt.ids) - len(self.sampled_before)]
+
+    @property
+    def sampled(self) -> tuple[Ids, Logprobs | None]:
+        """The reply's ids and logprobs as the tape has them, over all turns that it took; None: it lacks logprobs."""
+        parts = self._recorded_parts
+        given = [part.logprobs for part in parts if len(part.sampled_ids)]
+        known = [one for one in given if one is not None]
+        logprobs = np.concatenate([np.empty(0, np.float32), *known]) if len(known) == len(given) else None
+        return np.concatenate([part.sampled_ids for part in parts]), logprobs
+
+    @property
+    def most_likely(self) -> list[list[tuple[int, float]]]:
+        """The most likely ids with their logprobs, as many as were asked for, beside each sampled one."""
+        count = self.token_details.top_logprobs
+        return [top for part in self._recorded_parts for top in sampled_tops(part, count)]
+
+    @property
+    def _recorded_parts(self) -> list[Turn]:
+        """The turns that the reply took, in their order."""
+        parts: list[Turn] = []
+        turn: GatewayTurn | None = self
+        while turn is not None:
+            parts.insert(0, turn.recorded)
+            turn = turn.resumes
+        return parts
+
+    def shown_after(self, reasoning: int, text: int) -> Shown:
+        """What of the reply may be shown now beyond so many characters of each."""
+        if self.state is TurnState.DURABLE and self.outcome.message is not None:
+            message = self.message
+            thought, said = message.get("reasoning_content") or "", content_text(message.get("content"))
+            return Shown(thought[reasoning:], said[text:])
+        if self._splitter is None:
+            return Shown()
+        return Shown(self._splitter.reasoning[reasoning:], self._splitter.text[text:])
+
+    # Whoever waits for it.
+
+    def start(self, work: "asyncio.Task[None]", over: Callable[[], None]) -> None:
+        """Have `over` called when the work has ended and nobody waits any more."""
+        self._task, self._over = work, over
+        work.add_done_callback(lambda _: self._settle())
+
+    def restore(self, recorded: Turn, message: dict[str, Any] | None, over: Callable[[], None]) -> None:
+        """Become a turn that an earlier gateway recorded, for a client that asks again; `resumes` is set before."""
+        facts, extra = recorded.facts, recorded.facts.extra
+        self.id = extra.get("reply_id", self.id)
+        self.recorded, self.auxiliary, self.is_restored = recorded, facts.auxiliary, True
+        self.prompt = resume_prompt(recorded)
+        self.received_at = facts.started_at or self.received_at
+        self.ignored_params = tuple(recorded.ignored_params)
+        self.prompt_tokens = len(recorded.prompt_tokens) - len(self.sampled_before)
+        self.held_tokens = extra.get("held_tokens", 0)
+        self._count_tokens()
+        self.room = 0 if extra.get("over_budget") else 1
+        self.failure = facts.error if facts.finish is Finish.ERROR else None
+        self.outcome = ReplyOutcome(
+            finish=facts.finish,
+            message=message,
+            stop_string=extra.get("stop_string"),
+            reasoning_tokens=extra.get("reasoning_tokens", 0),
+            kept_ids=len(recorded.sampled_ids) if extra.get("cut_after_call") else None,
+        )
+        self.delivery = self.session.deliveries.get(recorded.id, facts.delivery)
+        self.state = TurnState.DURABLE
+        self._over = over
+        self._task = asyncio.get_running_loop().create_future()
+        self._task.set_result(None)
+
+    def _count_tokens(self) -> None:
+        """Count the reply's tokens, or take a hosted endpoint's word for them."""
+        self.sampled_tokens = len(self.recorded.tokens) - self.prompt_tokens
+        if usage := self.upstream.get("usage"):
+            self.prompt_tokens = usage.get("prompt_tokens", self.prompt_tokens)
+            self.sampled_tokens = usage.get("completion_tokens", self.sampled_tokens)
+            self.held_tokens = self.recorded.facts.extra.get("cached_tokens", 0)
+
+    def record(self, recorded: Turn) -> None:
+        """Take the turn as the tape has it."""
+        self.recorded = recorded
+        self._count_tokens()
+
+    def join(self) -> None:
+        self._waiting += 1
+
+    def leave(self) -> None:
+        """One who waited has the reply, or is gone; the last to go before the end has the engine stop."""
+        self._waiting -= 1
+        if self._waiting == 0 and not self.done:
+            self.reply.leave()
+        self._settle()
+
+    def _settle(self) -> None:
+        assert self._task is not None
+        self._notify()
+        if self._waiting == 0 and self._task.done():
+            if not self._task.cancelled():
+                self._task.exception()  # looked at, whether or not somebody waits
+            self._over()
+
+    @property
+    def done(self) -> bool:
+        return self._task is not None and self._task.done()
+
+    @property
+    def has_reply(self) -> bool:
+        """Whether there is a reply to be had, now or when it has come; not if it failed, or everybody has left."""
+        if not self.done:
+            return not self.reply.gone
+        return self.state is TurnState.DURABLE and self.failure is None and self.outcome.message is not None
+
+    @property
+    def undelivered(self) -> bool:
+        """Nobody got its reply, and nobody waits for it."""
+        return self._waiting == 0 and self.delivery is not Delivery.DELIVERED
+
+    async def ended(self) -> None:
+        """Wait until nothing more is done for it; raises what it failed with."""
+        assert self._task is not None
+        await asyncio.shield(self._task)
+
+    async def settled(self) -> None:
+        """Wait until nothing more is done for it, whatever it ended with."""
+        assert self._task is not None
+        await asyncio.wait({self._task})
+
+    async def prompted(self) -> None:
+        """Wait until its prompt is there; raises where there can be none."""
+        while self.state is TurnState.RECEIVED and not self.done:
+            await asyncio.wait({self.change()})
+        if self.state is TurnState.RECEIVED:
+            await self.ended()
+
+    def change(self) -> "asyncio.Future[None]":
+        """Done when there is more to show, or the turn has ended."""
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+            if self.done:
+                self._changed.set_result(None)
+        return self._changed
+
+    def _notify(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+        self._changed = None
+
+    def reach(self, state: TurnState) -> None:
+        self.state = state
+        self._notify()
+
+    def show_from(self, splitter: "ReplySplitter | None") -> None:
+        """Show the reply as it comes, by a splitter of its own; None: when it has ended."""
+        self._splitter = splitter
+        if splitter is not None:
+            splitter.add(self.sampled_before.tolist())
+
+    def _show(self, ids: Sequence[int]) -> None:
+        if self._splitter is not None:
+            before = len(self._splitter.reasoning), len(self._splitter.text)
+            self._splitter.add(ids)
+            if before != (len(self._splitter.reasoning), len(self._splitter.text)):
+                self._notify()
+
+
+def restored_turn(
+    session: "OpenSession",
+    request: ChatRequest,
+    recorded: Turn,
+    prompts: ChatPrompts,
+    over: Callable[[GatewayTurn], None],
+) -> GatewayTurn:
+    """The turn that an earlier gateway recorded for a request, with those that it went on from."""
+    chain, turns = [recorded], session.recorder.turns
+    while (resumed := chain[-1].facts.extra.get("resumes")) is not None:
+        chain.append(turns[parse_turn_id(resumed).sequence])
+    earlier: GatewayTurn | None = None
+    for one in reversed(chain):
+        turn = GatewayTurn(session, request)
+        turn.resumes, turn.spell, turn.token_details = earlier, prompts.spell, request.token_details
+        turn.restore(one, _recorded_message(turn, one, prompts), partial(over, turn))
+        earlier = turn
+    return turn
+
+
+def _recorded_message(turn: GatewayTurn, recorded: Turn, prompts: ChatPrompts) -> dict[str, Any] | None:
+    """The reply of a recorded turn; None: it was given up."""
+    if recorded.facts.finish in (Finish.ABORT, Finish.ERROR):
+        return None
+    if recorded.reply is not None or turn.request.prompt is None:
+        return None if recorded.reply is None else recorded.reply.to_dict()
+    # A given prompt has no messages, and its reply none either.
+    ids = np.concatenate([turn.sampled_before, recorded.sampled_ids])
+    return {"role": "assistant", "content": prompts.decode_reply(ids, recorded.facts.extra.get("stop_string"))}
