@@ -14,7 +14,8 @@ import rolltape
 from gateways import CALCULATOR, PATHS, Answer, Api, Rig, body_of, eventually, rig, slowly, text_of, user
 from rolltape.collect.rewards import late_rewards, record_rewards
 from rolltape.errors import BadRequest
-from rolltape.gateway.open_sessions import Identity, read_identity
+from rolltape.gateway import open_sessions
+from rolltape.gateway.open_sessions import Attempts, Identity, read_identity
 from rolltape.records.rollout import Rollout, Status
 from rolltape.records.sample import Fate
 from scripted_engine import Asked, Json, tool_call
@@ -231,6 +232,23 @@ async def test_a_rollout_is_found_and_rewarded_by_the_name_of_its_session(run: P
     with rolltape.open(run) as tape:
         record_rewards(tape, late_rewards(read, [{"rollout": "s2", "reward": 0.5}]))
     assert [read.rollout(name).reward for name in ("s1", "s2")] == [None, 0.5]
+
+
+@pytest.mark.parametrize("counted", [10_000, 0], ids=["in memory", "looked up"])
+async def test_gateways_of_one_run_number_the_attempts_of_a_group_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: int
+) -> None:
+    monkeypatch.setattr(open_sessions, "_COUNTED", counted)
+    given = []
+    with rolltape.open(tmp_path, name="exp") as first, rolltape.open(tmp_path) as second:
+        gateways = [(tape, Attempts(tape, "it")) for tape in (first, second)]
+        for _, attempts in gateways:
+            await attempts.prepare()
+        for tape, attempts in gateways * 3:
+            given.append(attempts.next(task_id="a", step=0, source="open"))
+            tape.rollout(task_id="a", source="open", model="it", attempt=given[-1], new_try=True)
+            assert len(attempts._next) <= counted
+    assert given == [0, 1, 2, 3, 4, 5]
 
 
 async def test_a_gateway_that_is_started_again_goes_on_counting_attempts(run: Path) -> None:

@@ -125,3 +125,30 @@ def test_one_moment_of_the_index_stays_though_the_index_is_made_again(tmp_path: 
         rolltape.read(tmp_path).rollout("zz")
         with pytest.raises(NoSuchRollout):
             held.find("zz")
+
+
+def test_rewards_tags_and_filters_are_given_by_a_foreign_id_or_the_beginning_of_an_id(tmp_path: Path) -> None:
+    ids = record(tmp_path, ["a", "both"], ["c", "both"])
+    with rolltape.open(tmp_path) as tape:
+        tape.score("a", reward=7.0)
+        tape.tag(ids[0][:12], "good")
+        tape.filter("c", "too short", by="judge")
+        with pytest.raises(AmbiguousId, match="'both' is a foreign id of"):
+            tape.score("both", reward=1.0)
+        with pytest.raises(NoSuchRollout, match="holds no rollout 'd'"):
+            tape.tag("d", "good")
+        with pytest.raises(NoSuchRollout, match=f"rollout {ids[0]} has no try 3; it has 0"):
+            tape.score("a", reward=1.0, try_index=3)
+    first, second = (rolltape.read(tmp_path).rollout(one) for one in ids)
+    assert (first.reward, first.outcome.tags, first.outcome.filtered) == (7.0, ("good",), None)
+    assert second.outcome.filtered is not None
+
+
+def test_a_foreign_id_of_one_try_is_that_try_to_rewards_and_tags(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path, name="exp") as tape:
+        for name in ("a", "b"):
+            tape.rollout(task_id="t", foreign_ids=[name], new_try=True).finish(reward=0.0)
+        tape.score("a", reward=7.0)
+        tape.tag("b", "late")
+    rows = rolltape.read(tmp_path).index()
+    assert [(row.outcome.reward, row.outcome.tags) for row in rows] == [(7.0, ()), (0.0, ("late",))]

@@ -460,7 +460,7 @@ def test_what_is_said_of_an_unknown_rollout_is_refused(tmp_path: Path) -> None:
             tape.score(rollout.id, reward=1.0, terms=5)  # type: ignore[arg-type]
         with pytest.raises(RecordError, match="the id of a rollout is 5"):
             tape.tag(5, "x")  # type: ignore[arg-type]
-        with pytest.raises(NoSuchRollout, match="with a try 3"):
+        with pytest.raises(NoSuchRollout, match="has no try 3"):
             tape.filter(rollout.id, "too long", try_index=3)
         with pytest.raises(RecordError, match="belongs to try 0 of rollout other"):
             tape.score(rollout.id, reward=1.0, turn="other.0.0.0")

@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -24,7 +24,7 @@ from rolltape.gateway.finished import Ending
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.sessions import OpenSession, SessionSpec, SessionWork, key_digest
 from rolltape.gateway.turn.turn import Turns
-from rolltape.records.ids import group_id, join_source
+from rolltape.records.ids import group_id, join_source, rollout_id
 from rolltape.records.messages import content_text
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.run import Run
@@ -37,6 +37,7 @@ _FIELDS = ("session", "task", "step", "attempt", "group", "split", "source", "ta
 _MOST_TEXT = 512  # characters of one of them
 _LIKE = 64  # conversations with the same beginning that are looked at, the latest first
 _LOOKS_PER_IDLE = 10
+_COUNTED = 10_000  # groups whose attempts are counted in memory; others are looked up
 
 
 class Identity(NamedTuple):
@@ -120,14 +121,14 @@ class _Entry(NamedTuple):
 
 
 class Attempts:
-    """Numbers the attempts of groups, after those that were on the tape before."""
+    """Numbers the attempts of groups, after those that are on the tape, whichever gateway of the run opened them."""
 
     def __init__(self, tape: Tape, model: str) -> None:
         self._tape = tape
         self._model = model
         self._run: Run | None = None
         self._opening: asyncio.Future[Run] | None = None
-        self._counters: dict[str, Iterator[int]] = {}  # by group
+        self._next: dict[str, int] = {}  # by group, for the latest groups
 
     async def prepare(self) -> None:
         """Have the run indexed, once, off the event loop; `next` then costs less than a thread would."""
@@ -144,13 +145,19 @@ class Attempts:
 
     def next(self, *, task_id: str, step: int, source: str | None) -> int:
         """The number of the next attempt at a task."""
-        group = group_id(
-            self._tape.name, source=source, task_id=task_id, task=None, step=step, model=self._model, agent=None
-        )
-        if group not in self._counters:
-            assert self._run is not None
-            self._counters[group] = itertools.count(self._run.tape_index.next_attempt(group))
-        return next(self._counters[group])
+        assert self._run is not None
+        name, task = self._tape.name, {"source": source, "task_id": task_id, "model": self._model, "agent": None}
+        group = group_id(name, **task, task=None, step=step)
+        attempt = self._next.pop(group, None)
+        if attempt is None:
+            attempt = self._run.tape_index.next_attempt(group)
+        # The journals are asked, since the index may be behind: other workers number the same group.
+        while self._tape.next_try(rollout_id(name, **task, task=None, step=step, attempt=attempt)):
+            attempt += 1
+        self._next[group] = attempt + 1
+        while len(self._next) > _COUNTED:
+            del self._next[next(iter(self._next))]
+        return attempt
 
 
 class OpenSessions:

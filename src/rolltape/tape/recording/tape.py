@@ -214,6 +214,7 @@ class Tape:
     ) -> None:
         """Reward a rollout, or one of its turns, now or again. The latest reward counts, the history stays.
 
+        The rollout is named by its id, a foreign id, or the beginning of its id, here and wherever events are appended.
         Without `try_index` it goes to the try that counts: the latest finished one, else the latest.
 
         Example:

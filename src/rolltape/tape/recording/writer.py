@@ -12,6 +12,7 @@ from rolltape.errors import ClosedError, NoSuchRollout, TakenOverError
 from rolltape.records.ids import TurnPlace, parse_turn_id, parse_turn_of
 from rolltape.records.rollout import EventKind, RolloutHead
 from rolltape.records.turn import Delivery
+from rolltape.tape.index.index import NamedTries
 from rolltape.tape.index.launch import LaunchCheck
 from rolltape.tape.journal.entries import LoggedEvent, NewEvent, StartedRollout, StartedSession, encode_event
 from rolltape.tape.journal.writing import Durability, Journal
@@ -19,6 +20,7 @@ from rolltape.tape.recording.fields import as_count, as_member, as_text
 from rolltape.tape.recording.intake import SessionIntake
 from rolltape.tape.recording.rollout import RolloutRecorder
 from rolltape.tape.recording.summaries import EndedHere, Summarize, SummaryThread
+from rolltape.tape.run import read
 from rolltape.tape.rundir import RunDirectory
 from rolltape.tape.stored import Key
 
@@ -113,22 +115,21 @@ class TapeWriter:
 
     def encode(self, event: NewEvent) -> EncodedEvents:
         """An event about a rollout that is on the tape, for each try that it is about, after all others about it."""
-        kind, rollout, data, by, try_index, turn_id = event
-        by = as_text(by, f"rollout {rollout}: by")
-        rollout = as_text(rollout, "the id of a rollout") or ""
+        kind, name, data, by, try_index, turn_id = event
+        by = as_text(by, f"rollout {name}: by")
+        name = as_text(name, "the id of a rollout") or ""
         if try_index is not None:
-            try_index = as_count(try_index, f"rollout {rollout}: try_index")
-        turn = None if turn_id is None else parse_turn_of(turn_id, rollout, try_index)
-        if turn is not None:
-            try_index = turn.try_index
+            try_index = as_count(try_index, f"rollout {name}: try_index")
         with self.lock:
             journal = self.journal()
-            tries = self._tries_of(kind, rollout, try_index)
-            after_ns = self.launch.latest_ns(rollout)
+            named = self._find(name)
+            turn = None if turn_id is None else parse_turn_of(turn_id, named.id, try_index)
+            tries = self._tries_of(kind, named, try_index if turn is None else turn.try_index)
+            after_ns = self.launch.latest_ns(named.id)
             if turn is not None:
                 self._check_turn(turn)
             encoded = [
-                encode_event(kind, (rollout, one), data, turn=turn_id, by=by, after_ns=after_ns) for one in tries
+                encode_event(kind, (named.id, one), data, turn=turn_id, by=by, after_ns=after_ns) for one in tries
             ]
             return EncodedEvents(journal, encoded, turn.key if turn and kind is EventKind.DELIVERY else None)
 
@@ -148,19 +149,24 @@ class TapeWriter:
         journal, events, rollout = self.encode_delivery(turn_id, delivery)
         return journal.submit_async(None, *events, rollout=rollout)[1]
 
-    def _tries_of(self, kind: EventKind, rollout: str, try_index: int | None) -> list[int]:
+    def _find(self, name: str) -> NamedTries:
+        """The rollout that an id means, its own or any that `Run.find` takes, and its tries; raises NoSuchRollout."""
+        if tries := self.launch.tries(name):
+            return NamedTries(name, tries)
+        named = read(self.directory.path).find(name)
+        self.launch.tries(named.id)  # how they ended is known of what was looked for
+        return named
+
+    def _tries_of(self, kind: EventKind, named: NamedTries, try_index: int | None) -> list[int]:
         """The tries that an event is about: a reward or a trace is about the one that counts."""
-        tries = self.launch.tries(rollout)
-        if not tries or (try_index is not None and try_index not in tries):
-            asked = "" if try_index is None else f" with a try {try_index}"
-            raise NoSuchRollout(
-                f"run {self.directory.name} holds no rollout {rollout}{asked}; give the id that it was opened under"
-            )
         if try_index is not None:
+            if try_index not in named.tries:
+                tries = ", ".join(map(str, named.tries))
+                raise NoSuchRollout(f"rollout {named.id} has no try {try_index}; it has {tries}")
             return [try_index]
         if kind in (EventKind.SCORE, EventKind.TRACE):
-            return [self.launch.counted_try(rollout, tries)]
-        return tries
+            return [self.launch.counted_try(named.id, named.tries)]
+        return named.tries
 
     def _check_turn(self, turn: TurnPlace) -> None:
         """Refuse a turn that does not exist, where this is known: for rollouts open here, and those that have ended."""
