@@ -1,6 +1,7 @@
 """Compare one token record with the sample that it names: ids, trained mask, logprobs, positions, weight versions."""
 
 import enum
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -85,11 +86,11 @@ def compare_record(record: TokenRecord, sample: Sample) -> Iterator[TokenDiffere
 
 def agree(value: float, expected: float) -> bool:
     """Whether a trainer's number is the expected one, as float32 arithmetic or bfloat16 leaves it."""
-    if np.isnan(value) or np.isnan(expected):
-        return bool(np.isnan(value) and np.isnan(expected))
-    return bool(np.isclose(value, expected, rtol=_CLOSE, atol=_CLOSE * _CLOSE)) or bool(
-        value == _to_bfloat16(np.array([expected], np.float32))[0]
-    )
+    if value == expected or abs(value - expected) <= _CLOSE * max(abs(expected), _CLOSE):
+        return True
+    if math.isnan(value) or math.isnan(expected):
+        return math.isnan(value) and math.isnan(expected)
+    return bool(value == _to_bfloat16(np.array([expected], np.float32))[0])
 
 
 def span_at(spans: Sequence[Span], at: int) -> Span | None:

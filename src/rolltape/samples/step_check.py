@@ -28,6 +28,8 @@ from rolltape.samples.linearize import Linearized, linearize, linearize_under, p
 from rolltape.samples.record_check import TokenDifference, TokenRule, compare_record, span_at
 from rolltape.tape.run import RolloutRow, Run
 
+_BY_POLICY = (TokenRule.SAMPLE, TokenRule.OUTCOME, TokenRule.LOSS_WEIGHT, TokenRule.REWARD, TokenRule.MISSING)
+
 
 class TokenFinding(msgspec.Struct, frozen=True, kw_only=True):
     """A place where a trainer's records and the tape disagree."""
@@ -96,14 +98,14 @@ def check_step(
     `advantage` says which kind the trainer uses, if the records shall not decide. With `any_advantage` it may be of the
     trainer's own making, as long as it rises with the reward within a group.
     """
-    check = _Check(run, step, [policy] if policy else [])
-    check.take(records)
-    for group in sorted(check.groups):
-        check.compare_group(group)
-    check.choose_policy()
-    advantages = check.check_credit(advantage, any_advantage=any_advantage)
-    check.check_once()
-    unseen = tuple(check.find_missing(advantages, files))
+    held = list(records)
+    first, *others = dict.fromkeys([*([policy] if policy else []), *PRESETS.values()])
+    check = _Check(run, step, [first])
+    unseen = check.go_through(held, advantage, files, any_advantage=any_advantage)
+    if not check.is_explained:
+        # Cutting by all policies takes longer, and is needed only where the first does not explain the step.
+        check = _Check(run, step, [first, *others])
+        unseen = check.go_through(held, advantage, files, any_advantage=any_advantage)
     order = list(TokenRule)
     return StepCheck(
         step=step,
@@ -165,7 +167,7 @@ class _Check:
         self.seen: set[str] = set()
         self._run = run
         self._step = step
-        self._policies = [*policies, *(preset for preset in PRESETS.values() if preset not in policies)]
+        self._policies = policies
         self._versions = run.versions()
         self._rows: dict[str, list[RolloutRow]] = {}  # by group
         self._group_of: dict[Key, str] = {}
@@ -182,8 +184,25 @@ class _Check:
         self._samples: list[tuple[RolloutHead, str]] = []  # those of the step's groups, as far as they are known
 
     @property
+    def is_explained(self) -> bool:
+        """Whether the policies make the samples that the records name, and no others."""
+        return not self._unknown and not any(finding.rule in _BY_POLICY for finding in self.findings)
+
+    @property
     def groups(self) -> set[str]:
         return {self._group_of[key] for key in self._records}
+
+    def go_through(
+        self, records: Iterable[TokenRecord], advantage: Advantage | None, files: StepFiles, *, any_advantage: bool
+    ) -> tuple[UnseenSample, ...]:
+        """Check everything; the samples of the step's groups that no record names."""
+        self.take(records)
+        for group in sorted(self.groups):
+            self.compare_group(group)
+        self.choose_policy()
+        advantages = self.check_credit(advantage, any_advantage=any_advantage)
+        self.check_once()
+        return tuple(self.find_missing(advantages, files))
 
     def take(self, records: Iterable[TokenRecord]) -> None:
         """Sort the records by the rollouts that their samples name."""
