@@ -8,7 +8,8 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ TOKENS = 1 << 20
 LENGTH = 4096
 _VOCABULARY = 150_000
 _GAP_S = 0.1  # between two micro-batches, as a trainer has
+_STEP_TOKENS = 1 << 18
+_STEP_S = 0.038
+_STEPS = 100
 
 Batch = dict[str, Any]
 
@@ -41,33 +45,35 @@ def figures() -> Iterator[Figure]:
     yield Figure("on disk", size, "bytes a token", 40, note=f"{plain_bytes / size:.1f} times less")
     if on_gpu:
         yield _memory(batch, outputs)
+        with tempfile.TemporaryDirectory() as folder:
+            yield _slowdown(Path(folder))
 
 
-def micro_batch(device: str) -> tuple[Batch, Batch]:
+def micro_batch(device: str, tokens: int = TOKENS) -> tuple[Batch, Batch]:
     """Sequences end to end, with every column that the record of prime-rl has, rewards and reference logprobs."""
     random = torch.Generator().manual_seed(0)
-    sequences = TOKENS // LENGTH
+    sequences = tokens // LENGTH
 
     def per_sequence(values: Tensor) -> Tensor:
         return values.repeat_interleave(LENGTH)
 
-    trainer = -torch.empty(TOKENS).exponential_(2.5, generator=random)
-    inference = (trainer + 0.02 * torch.randn(TOKENS, generator=random)).clamp(max=0)
-    frequent_first = torch.rand(TOKENS, generator=random) * torch.log(torch.tensor(float(_VOCABULARY)))
+    trainer = -torch.empty(tokens).exponential_(2.5, generator=random)
+    inference = (trainer + 0.02 * torch.randn(tokens, generator=random)).clamp(max=0)
+    frequent_first = torch.rand(tokens, generator=random) * torch.log(torch.tensor(float(_VOCABULARY)))
     columns = {
         "input_ids": frequent_first.exp().long(),
         "position_ids": torch.arange(LENGTH).repeat(sequences),
-        "trained_mask": (torch.rand(TOKENS // 64, generator=random) < 0.6).repeat_interleave(64),
+        "trained_mask": (torch.rand(tokens // 64, generator=random) < 0.6).repeat_interleave(64),
         "advantages": per_sequence(torch.randn(sequences, generator=random)),
         "rewards": per_sequence((torch.rand(sequences, generator=random) < 0.5).float()),
         "inference_logprobs": inference,
-        "reference_logprobs": trainer + 0.1 * torch.randn(TOKENS, generator=random),
-        "rl_weights": torch.ones(TOKENS),
-        "ce_weights": torch.zeros(TOKENS),
-        "ref_kl_weights": torch.zeros(TOKENS),
-        "cu_seqlens": torch.arange(0, TOKENS + 1, LENGTH, dtype=torch.int32),
+        "reference_logprobs": trainer + 0.1 * torch.randn(tokens, generator=random),
+        "rl_weights": torch.ones(tokens),
+        "ce_weights": torch.zeros(tokens),
+        "ref_kl_weights": torch.zeros(tokens),
+        "cu_seqlens": torch.arange(0, tokens + 1, LENGTH, dtype=torch.int32),
     }
-    outputs = {"logprobs": trainer, "entropy": torch.empty(TOKENS).exponential_(2, generator=random)}
+    outputs = {"logprobs": trainer, "entropy": torch.empty(tokens).exponential_(2, generator=random)}
     batch: Batch = {name: column.to(device) for name, column in columns.items()}
     names = {"sample_ids": [f"{number:032x}.0.0.7@exact-f85863f1" for number in range(sequences)]}
     return batch | names, {name: column.to(device) for name, column in outputs.items()}
@@ -182,6 +188,42 @@ def _memory(batch: Batch, outputs: Batch) -> Figure:
         on_top = torch.cuda.max_memory_allocated() - before
     note = f"{on_top / 2**20:.0f} MiB for columns of {exported / 2**20:.0f} MiB"
     return Figure("GPU memory on top / exported columns", on_top / exported, "×", 1.5, note=note)
+
+
+def _slowdown(run: Path) -> Figure:
+    """How much longer a training loop takes whose every step exports, in percent: steps without and with in turn."""
+    batch, outputs = micro_batch("cuda", _STEP_TOKENS)
+    left = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    products = 1
+
+    def step_s(export: Callable[[], None]) -> float:
+        def train() -> None:
+            for _ in range(products):
+                left @ left
+            export()
+            torch.cuda.synchronize()  # as a trainer does that reads its loss
+
+        return seconds(train)
+
+    def nothing() -> None:
+        pass
+
+    for _ in range(5):
+        one_s = step_s(nothing)
+    products = max(round(_STEP_S / one_s), 1)
+    plain_s, exporting_s = [], []
+    with TokenExporter(run, rank=0, world_size=1, loss=Dppo(), max_queued_bytes=4 << 30) as exporter:
+        exporter.reserve(_STEP_TOKENS, "cuda")
+        for step in range(2 * _STEPS):
+            if step % 2:
+                plain_s.append(step_s(nothing))
+            else:
+                exporting_s.append(step_s(partial(exporter.export, step, 0, batch, outputs)))
+                exporter.mark_stable(step)
+    assert exporter.report().complete, exporter.report()
+    plain, exporting = sum(plain_s) / len(plain_s), sum(exporting_s) / len(exporting_s)
+    note = f"steps of {plain * 1e3:.1f} ms, each with {_STEP_TOKENS:,} tokens to export"
+    return Figure("training loop slower by", (exporting / plain - 1) * 100, "%", 5, note=note)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def sequence_columns(length: int, seed: int = 0, trained: Sequence[bool] | None 
     """Every column that a trainer can give, for one sequence."""
     random = torch.Generator().manual_seed(seed)
     inference = -torch.rand(length, generator=random) * 3
-    return {
+    columns = {
         "ids": torch.randint(0, 1000, (length,), generator=random),
         "position_ids": torch.arange(length),
         "trained_mask": torch.rand(length, generator=random) < 0.7 if trained is None else torch.tensor(trained),
@@ -35,6 +35,8 @@ def sequence_columns(length: int, seed: int = 0, trained: Sequence[bool] | None 
         "trainer_logprobs": inference + torch.randn(length, generator=random) * 0.3,
         "entropy": torch.rand(length, generator=random),
     }
+    weights = {name: columns[name] * columns["trained_mask"] for name in ("rl_weights", "ce_weights", "ref_kl_weights")}
+    return columns | weights
 
 
 def packed(sequences: Sequence[Columns], **more: Any) -> tuple[Batch, Batch]:

@@ -14,7 +14,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from rolltape.records.token_record import TOKEN_COLUMNS, TokenRecord
-from rolltape.tokens import Dppo, Ipo, LossSpec, OnPolicyDistillation, PpoClip, TokenExporter, read_tokens
+from rolltape.tokens import Dppo, Ipo, LossSpec, OnPolicyDistillation, PpoClip, TokenExporter, read_tokens, snapshot
 from token_batches import exported, packed, padded, sequence_columns
 
 LOSSES: list[LossSpec] = [Dppo(), Ipo(), OnPolicyDistillation(), PpoClip(clip_high=0.28)]
@@ -55,20 +55,68 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         number = 0
         for loss in LOSSES:
-            for name, (batch, outputs) in {
+            for name, (given, outputs) in {
                 "lengths": flat, "bounds": by_bounds, "rows": rows, "rows by length": by_length,
                 "an advantage each": each, "half": half
             }.items():  # fmt: skip
+                own = (loss.weights, *(key for key in given if not key.endswith("_weights")))
+                batch = {key: given[key] for key in own if key in given}
                 expected = exported(Path(folder) / f"{number}", (batch, outputs), loss=loss)
                 both = exported(Path(folder) / f"{number}.gpu", (moved(batch), moved(outputs)), loss=loss)
                 check_same(expected, both, f"{type(loss).__name__}, {name}")
                 mixed = exported(Path(folder) / f"{number}.mixed", (batch, moved(outputs)), loss=loss)
                 check_same(expected, mixed, f"{type(loss).__name__}, {name}, batch on the CPU")
                 number += 1
+        _check_mixed(Path(folder) / "mixed", flat)
+        _check_without_streams(Path(folder) / "plain", flat)
+        _check_positions(Path(folder) / "positions", flat)
         _check_old_alone(Path(folder) / "old", flat)
         _check_default_device(Path(folder) / "default", each)
         _check_snapshots(Path(folder) / "snapshots")
         _check_bad_lengths(Path(folder) / "lengths")
+
+
+def _check_mixed(run: Path, given: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """Weights choose the losses of each token, and weights without what their loss reads must be zero."""
+    batch, outputs = given
+    tokens = len(batch["input_ids"])
+    random = torch.Generator().manual_seed(1)
+    weights = {
+        name: torch.rand(tokens, generator=random) * (torch.rand(tokens, generator=random) < 0.4)
+        for name in ("rl_weights", "ref_kl_weights", "ce_weights")
+    }
+    for dtype in (torch.float32, torch.bfloat16):
+        mixed = {**batch, **weights}, {**outputs, "logprobs": outputs["logprobs"].to(dtype)}
+        for loss in (Dppo(), Ipo(), PpoClip()):
+            name = f"{type(loss).__name__}.{dtype}"
+            expected = exported(run / name, mixed, loss=loss)
+            found = exported(run / f"{name}.gpu", (moved(mixed[0]), moved(mixed[1])), loss=loss)
+            check_same(expected, found, f"three losses, {loss}, {dtype}")
+    lacking = moved({**batch, **weights, "reference_logprobs": None})
+    with TokenExporter(run / "lacking", rank=0, world_size=1, loss=Dppo()) as exporter:
+        exporter.export(0, 0, lacking, moved(outputs))
+    assert "the batch has no reference_logprobs" in exporter.report().problems[0], exporter.report()
+    print("weights without logprobs of the reference: refused")
+
+
+def _check_without_streams(run: Path, given: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """The way of accelerators that cannot copy behind the caller."""
+    expected = exported(run / "cpu", given, loss=Dppo())
+    kept, snapshot.has_streams = snapshot.has_streams, lambda device: False
+    try:
+        found = exported(run / "gpu", (moved(given[0]), moved(given[1])), loss=Dppo())
+    finally:
+        snapshot.has_streams = kept
+    check_same(expected, found, "without streams")
+
+
+def _check_positions(run: Path, given: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """A packed batch without lengths is found behind the training thread by its positions, and nothing is written."""
+    batch, outputs = ({**given[0], "lengths": None, "sample_ids": None, "rewards": None}, given[1])
+    with TokenExporter(run, rank=0, world_size=1) as exporter:
+        exporter.export(0, 0, moved(batch), moved(outputs))
+    assert "first at token 700, so it is several sequences" in exporter.report().problems[0], exporter.report()
+    print("packed without lengths: refused")
 
 
 def _check_old_alone(run: Path, given: tuple[dict[str, Any], dict[str, Any]]) -> None:

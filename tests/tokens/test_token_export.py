@@ -1,7 +1,9 @@
 """What a trainer hands over, and the records that it becomes."""
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from tensordict import TensorDict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rolltape.errors import MisalignedError, RecordError
 from rolltape.records.token_record import TOKEN_COLUMNS
@@ -22,6 +27,7 @@ from rolltape.tokens import (
     list_steps,
     read_tokens,
 )
+from rolltape.tokens.snapshot import has_streams
 from token_batches import exported, packed, padded, sequence_columns, spelled
 
 SEQUENCES = [sequence_columns(length, seed=length) for length in (5, 1, 9, 3)]
@@ -143,6 +149,108 @@ def test_padding_at_the_end_of_a_packed_batch_may_be_sequences_of_its_own(tmp_pa
     assert [len(record) for record in exported(tmp_path, (bounds, outputs))] == [5, 1, 9, 3]
 
 
+def test_lengths_may_go_by_prime_rls_name(tmp_path: Path) -> None:
+    batch, outputs = packed(trained_everywhere(), **FACTS)
+    rows = {name: values[None] for name, values in batch.items() if isinstance(values, torch.Tensor)}
+    theirs = {**batch, **rows, "lengths": None, "sequence_lengths": batch["lengths"], "seq_lens": torch.tensor([18])}
+    by_theirs = exported(tmp_path / "theirs", (theirs, outputs), loss=Dppo())
+    assert list(map(spelled, by_theirs)) == list(map(spelled, exported(tmp_path, (batch, outputs), loss=Dppo())))
+    with pytest.raises(RecordError, match="batch has both lengths and sequence_lengths; give one"):
+        exported(tmp_path / "both", ({**theirs, "lengths": [18]}, outputs))
+
+
+@pytest.mark.parametrize("shape", [(18,), (1, 18)], ids=str)
+def test_one_row_that_may_be_several_sequences_is_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
+    batch, outputs = packed(trained_everywhere())
+    batch = {name: values.reshape(shape) for name, values in batch.items() if isinstance(values, torch.Tensor)}
+    with TokenExporter(tmp_path / "positions", rank=0, world_size=1) as exporter:
+        exporter.export(7, 0, batch, outputs)
+    (problem,) = exporter.report().problems
+    assert "position_ids begin anew within a row, first at token 5, so it is several sequences; give lengths" in problem
+    assert exporter.report().lost_records == 1
+    with pytest.raises(MisalignedError, match="18 tokens in one row, and nothing says whether they are one sequence"):
+        exported(tmp_path, ({**batch, "position_ids": None}, outputs))
+
+
+def test_one_row_that_is_known_to_be_a_sequence_is_taken(tmp_path: Path) -> None:
+    batch, outputs = packed([sequence_columns(9, trained=[True] * 9)])
+    batch["lengths"] = None
+    ways: list[dict[str, Any]] = [{}, {"attention_mask": torch.ones(9)}, {"sample_ids": ["a"]}]
+    for number, way in enumerate(ways):
+        given = {**batch, **way} if not way else {**batch, "position_ids": None, **way}
+        assert [len(record) for record in exported(tmp_path / str(number), (given, outputs))] == [9]
+
+
+def test_padded_rows_may_have_any_positions_in_their_padding(tmp_path: Path) -> None:
+    records = exported(tmp_path, padded(trained_everywhere(), left=True, width=12))
+    assert [record.position_ids.tolist() for record in records] == [list(range(n)) for n in (5, 1, 9, 3)]
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[DeviceMesh]:
+    """A mesh of two ranks, one of which is this process; nothing is sent to the other."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    torch.distributed.destroy_process_group()
+
+
+def test_a_tensor_that_is_whole_on_this_rank_is_taken_and_one_that_is_spread_is_refused(
+    two_ranks: DeviceMesh, tmp_path: Path
+) -> None:
+    batch, outputs = packed(trained_everywhere())
+    expected = exported(tmp_path / "plain", (batch, outputs))
+    whole = {name: DTensor.from_local(values, two_ranks, [Replicate()]) for name, values in outputs.items()}
+    found = exported(tmp_path / "whole", (batch, whole))
+    assert list(map(spelled, found)) == list(map(spelled, expected))
+    spread = {"logprobs": DTensor.from_local(outputs["logprobs"][:9], two_ranks, [Shard(0)])}
+    with pytest.raises(RecordError, match=r"logprobs is a DTensor that is spread over ranks: .*give its full_tensor"):
+        exported(tmp_path / "spread", (batch, spread))
+
+
+def test_a_nested_tensor_is_refused(tmp_path: Path) -> None:
+    batch, outputs = packed(trained_everywhere())
+    nested = torch.nested.nested_tensor([outputs["logprobs"][:5], outputs["logprobs"][5:]], layout=torch.jagged)
+    with pytest.raises(RecordError, match=r"logprobs is a nested tensor; give its values\(\)"):
+        exported(tmp_path, (batch, {"logprobs": nested}))
+
+
+def test_a_shard_of_a_context_parallel_rank_is_refused(tmp_path: Path) -> None:
+    batch, outputs = packed([sequence_columns(16, trained=[True] * 16)])
+    options: dict[str, Any] = {"rank": 0, "world_size": 2, "context_parallel_size": 2}
+    with TokenExporter(tmp_path / "a", **options) as exporter:
+        with pytest.raises(MisalignedError, match="gather what is sharded over context-parallel ranks"):
+            exporter.export(0, 0, batch, {"logprobs": outputs["logprobs"][:8]})
+        with pytest.raises(MisalignedError, match="add up to 16 tokens, but the columns have 8"):
+            exporter.export(0, 0, {**_take(batch, range(8)), "lengths": [16]}, _take(outputs, range(8)))
+        # The first rank of two has the first and the last quarter of a sequence, where the work is to be shared evenly.
+        own = [*range(4), *range(12, 16)]
+        exporter.export(0, 1, {**_take(batch, own), "lengths": [8]}, _take(outputs, own))
+    assert exporter.report().problems[0] == (
+        "step 0, micro step 1: position_ids go from 3 to 12, so this is the shard of one of 2 context-parallel ranks; "
+        "gather whole sequences first"
+    )
+    with TokenExporter(tmp_path / "b", **options) as exporter:
+        exporter.export(0, 0, batch, outputs)
+        exporter.mark_stable(0)
+    assert exporter.report().records == 1
+
+
+def _take(given: dict[str, Any], at: Sequence[int]) -> dict[str, Any]:
+    return {name: values[list(at)] for name, values in given.items() if isinstance(values, torch.Tensor)}
+
+
+def test_any_accelerator_with_streams_is_copied_from_behind_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the columns arrive is checked on CUDA, with streams and without, by check_on_gpu.py."""
+    streams = ("Stream", "Event", "current_stream")
+    accelerators = {"cuda": streams, "xpu": streams, "mps": ("Event",), "cpu": streams}
+
+    def module(device: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(**dict.fromkeys(accelerators[device.type]))
+
+    monkeypatch.setattr(torch, "get_device_module", module)
+    assert [name for name in accelerators if has_streams(torch.device(name))] == ["cuda", "xpu"]
+
+
 def test_arrays_that_torch_does_not_take_are_taken(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     batch, outputs = packed(trained_everywhere())
     ids = batch["input_ids"].numpy().copy()
@@ -205,7 +313,8 @@ def test_a_step_that_is_no_number_of_a_step_is_refused(step: Any, said: str, tmp
 def test_an_advantage_per_sequence_stands_for_its_tokens(shape: tuple[int, ...], tmp_path: Path) -> None:
     advantages = torch.tensor([0.5, -0.5, 1.0, 0.0]).reshape(shape)
     for name, (batch, outputs) in {"a": packed(trained_everywhere()), "b": padded(trained_everywhere())}.items():
-        records = exported(tmp_path / name, ({**batch, "advantages": advantages}, outputs), loss=Dppo())
+        one_loss = {**batch, "advantages": advantages, "ce_weights": None, "ref_kl_weights": None}
+        records = exported(tmp_path / name, (one_loss, outputs), loss=Dppo())
         for record, advantage in zip(records, advantages.reshape(-1).tolist(), strict=True):
             assert record.advantages is not None
             assert set(record.advantages.tolist()) == {advantage}
@@ -217,9 +326,9 @@ def test_an_advantage_per_sequence_stands_for_its_tokens(shape: tuple[int, ...],
 def test_half_precision_is_widened_not_rounded_again(dtype: torch.dtype, tmp_path: Path) -> None:
     columns = sequence_columns(300)
     half = {name: values.to(dtype) if values.is_floating_point() else values for name, values in columns.items()}
-    (record,) = exported(tmp_path / "half", packed([half]), loss=Dppo())
+    (record,) = exported(tmp_path / "half", packed([half]))
     wide = {name: values.float() if values.is_floating_point() else values for name, values in half.items()}
-    (expected,) = exported(tmp_path / "wide", packed([wide]), loss=Dppo())
+    (expected,) = exported(tmp_path / "wide", packed([wide]))
     assert spelled(record) == spelled(expected)
 
 

@@ -12,7 +12,16 @@ from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
 from verl.workers.config import ActorConfig
 
 from rolltape.errors import RecordError
-from rolltape.tokens import Dppo, Ipo, LossSpec, OnPolicyDistillation, PpoClip, parse_loss
+from rolltape.tokens import (
+    CrossEntropy,
+    Dppo,
+    Ipo,
+    LossSpec,
+    OnPolicyDistillation,
+    PpoClip,
+    TokenExporter,
+    parse_loss,
+)
 from token_batches import exported, packed, sequence_columns
 
 INF, NAN = float("inf"), float("nan")
@@ -73,8 +82,8 @@ every_loss = pytest.mark.parametrize("loss", LOSSES, ids=repr)
 
 
 def gradient(loss: LossSpec, columns: dict[str, Tensor]) -> Tensor:
-    """Of the policy-gradient terms with respect to the trainer's logprobs, in float32."""
-    given = {name: values.float() for name, values in columns.items() if values.is_floating_point()}
+    """Of the policy-gradient terms with respect to the trainer's logprobs, in the precision of the columns."""
+    given = {name: values for name, values in columns.items() if values.is_floating_point()}
     trainer = given["trainer_logprobs"].clone().requires_grad_()
     (found,) = torch.autograd.grad(REFERENCES[type(loss)](loss, trainer, given), trainer)
     return found
@@ -87,9 +96,11 @@ def bare(columns: dict[str, Tensor], *without: str) -> dict[str, Tensor]:
 
 @every_loss
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_masked_is_where_the_gradient_is_zero(loss: LossSpec, dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize("only", ["", "trainer_logprobs"], ids=["all columns", "the trainer's logprobs"])
+def test_masked_is_where_the_gradient_is_zero(loss: LossSpec, dtype: torch.dtype, only: str, tmp_path: Path) -> None:
     columns = bare(sequence_columns(20_000, seed=1))
-    half = {name: values.to(dtype) if values.is_floating_point() else values for name, values in columns.items()}
+    is_half = {name: values.is_floating_point() and name.startswith(only) for name, values in columns.items()}
+    half = {name: values.to(dtype) if is_half[name] else values for name, values in columns.items()}
     (record,) = exported(tmp_path, packed([half]), loss=loss)
     zero = (gradient(loss, half) == 0).numpy()
     trained = columns["trained_mask"].numpy()
@@ -231,11 +242,94 @@ def test_clipping_is_by_the_old_policy_where_there_is_one(tmp_path: Path) -> Non
 def test_a_token_without_weight_is_masked(loss: LossSpec, weights: str, tmp_path: Path) -> None:
     columns = bare(sequence_columns(50, trained=[True] * 50))
     columns["trainer_logprobs"] = columns["inference_logprobs"] + 0.01
-    columns["rl_weights"], columns["ref_kl_weights"] = torch.ones(50), torch.ones(50)
-    columns[weights][::2] = 0
+    columns[weights] = torch.tensor([0.0, 1.0] * 25)
     (record,) = exported(tmp_path, packed([columns]), loss=loss)
     assert record.masked is not None
     assert record.masked.tolist() == [True, False] * 25
+
+
+def mixed(length: int = 1_000, seed: int = 0) -> dict[str, Tensor]:
+    """A sequence whose tokens train with one of three losses each, with two at once, or with none."""
+    columns = bare(sequence_columns(length, seed=seed, trained=[True] * length))
+    random = torch.Generator().manual_seed(seed)
+    columns["trainer_logprobs"] = columns["inference_logprobs"] + torch.randn(length, generator=random)
+    for name in ("rl_weights", "ref_kl_weights", "ce_weights"):
+        columns[name] = torch.rand(length, generator=random) * (torch.rand(length, generator=random) < 0.4)
+    return columns
+
+
+def mixed_gradient(loss: LossSpec, columns: dict[str, Tensor]) -> Tensor:
+    """Of the weighted sum of the three losses, each over the tokens with its weight."""
+    trainer = columns["trainer_logprobs"].clone().requires_grad_()
+    total = torch.zeros(())
+    terms = {"rl_weights": REFERENCES[type(loss)], "ref_kl_weights": distillation_term}
+    for name, term in terms.items():
+        for at in columns[name].nonzero()[:, 0].tolist():
+            own = {key: values[at : at + 1] for key, values in columns.items() if values.is_floating_point()}
+            total = total - columns[name][at] * term(loss, trainer[at : at + 1], own)
+    total = total - (columns["ce_weights"] * trainer).sum()
+    (found,) = torch.autograd.grad(total, trainer)
+    return found
+
+
+@pytest.mark.parametrize("loss", [Dppo(), Ipo(), PpoClip()], ids=repr)
+def test_each_token_trains_with_the_losses_that_have_a_weight_there(loss: LossSpec, tmp_path: Path) -> None:
+    columns = mixed()
+    (record,) = exported(tmp_path, packed([columns]), loss=loss)
+    assert record.masked is not None
+    assert record.masked_high is not None
+    assert record.masked_low is not None
+    assert (record.masked == (mixed_gradient(loss, columns) == 0).numpy()).all()
+    by_one = [(columns[name] != 0).numpy() for name in ("rl_weights", "ref_kl_weights", "ce_weights")]
+    assert not record.masked[by_one[2]].any(), "cross-entropy drops no token"
+    assert record.masked[~np.logical_or.reduce(by_one)].all()
+    assert 0 < record.masked[by_one[0] & by_one[1] & ~by_one[2]].mean() < 1
+    assert not ((record.masked_high | record.masked_low) & ~record.masked).any()
+
+
+def test_a_token_of_another_model_has_no_mismatch(tmp_path: Path) -> None:
+    columns = mixed(200)
+    alone = ((columns["ce_weights"] != 0) & (columns["rl_weights"] == 0) & (columns["ref_kl_weights"] == 0)).numpy()
+    (record,) = exported(tmp_path, packed([columns]), loss=Dppo())
+    for name in ("log_ratio", "ratio", "mismatch_kl", "prob_delta"):
+        assert (np.isnan(record.columns()[name]) == alone).all(), name
+    assert 0 < alone.mean() < 1
+
+
+def test_weights_that_are_all_zero_mask_every_token(tmp_path: Path) -> None:
+    columns = bare(sequence_columns(20, trained=[True] * 20))
+    columns["inference_logprobs"][::3] = -INF  # an infinite ratio times a weight of zero is no number
+    (record,) = exported(tmp_path, packed([{**columns, "rl_weights": torch.zeros(20)}]), loss=Dppo())
+    assert record.masked is not None
+    assert record.masked.all()
+
+
+def test_weights_that_are_all_zero_need_nothing_that_their_loss_reads(tmp_path: Path) -> None:
+    columns = bare(sequence_columns(20, trained=[True] * 20), "reference_logprobs", "advantages")
+    weights = {"rl_weights": torch.zeros(20), "ref_kl_weights": torch.zeros(20), "ce_weights": torch.ones(20)}
+    (record,) = exported(tmp_path / "a", packed([columns | weights]), loss=Dppo())
+    assert record.masked is not None
+    assert not record.masked.any()
+    weights["ref_kl_weights"][[3, 4]] = 0.5
+    with TokenExporter(tmp_path / "b", rank=0, world_size=1, loss=Dppo()) as exporter:
+        exporter.export(7, 0, *packed([columns | weights]))
+    (problem,) = exporter.report().problems
+    assert problem == (
+        "step 7, micro step 0: 2 tokens have ref_kl_weights that are not zero, but the batch has no "
+        "reference_logprobs; give it"
+    )
+
+
+def test_a_sequence_that_trains_outside_its_mask_by_weights_is_written(tmp_path: Path) -> None:
+    sequences = [bare(sequence_columns(6, seed=seed, trained=[False] * 6)) for seed in range(2)]
+    sequences[0]["ce_weights"], sequences[1]["ce_weights"] = torch.tensor([0, 0, 0, 1, 1, 0.0]), torch.zeros(6)
+    (record,) = exported(tmp_path, packed(sequences), loss=Dppo())
+    assert (record.micro_sequence, record.trained_tokens) == (0, 0)
+
+
+def test_weights_of_reinforcement_learning_need_the_loss_that_they_are_for(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="batch has rl_weights, but the loss is OnPolicyDistillation; give the loss"):
+        exported(tmp_path, packed([mixed(20)]), loss=OnPolicyDistillation())
 
 
 @pytest.mark.parametrize(("low", "high", "dual"), [(0.2, 0.2, 3.0), (0.1, 0.28, 1.5)])
@@ -304,7 +398,7 @@ def test_a_loss_without_what_it_looks_at_is_refused(tmp_path: Path) -> None:
             exported(tmp_path, (batch, outputs), loss=loss)
 
 
-@every_loss
+@pytest.mark.parametrize("loss", [*LOSSES, CrossEntropy()], ids=repr)
 def test_a_specification_is_data(loss: LossSpec) -> None:
     assert parse_loss(loss.to_json()) == loss
 

@@ -148,6 +148,14 @@ def test_batch_is_stored_with_its_turns(project: str) -> None:
     assert entry["train/staleness/mean"] == 0.25
 
 
+def test_a_batch_that_was_rejected_whole_is_counted(project: str) -> None:
+    with trackio_sink(project=project, name="exp") as sink:
+        assert show_batch(sink, None, words, split="train", step=5)
+    assert sink.close().complete
+    (entry,) = stored_metrics(project)
+    assert (entry["train/rollouts/count"], entry["train/rollouts/rejected"]) == (0, 1)
+
+
 def test_batch_that_cannot_be_read_is_counted_and_not_raised(project: str) -> None:
     sink = trackio_sink(project=project, name="exp")
     assert show_batch(sink, {"input_ids": np.zeros((1, 2), int)}, words, split="train", step=0)

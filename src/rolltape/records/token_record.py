@@ -55,7 +55,7 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     ids: Ids
     position_ids: Ids
     trained_mask: Flags
-    masked: Flags | None = None  # trained, but its policy-gradient term is zero
+    masked: Flags | None = None  # trained, but no loss pulls on it
     masked_high: Flags | None = None  # because its probability rose too far
     masked_low: Flags | None = None  # because its probability fell too far
     advantages: Floats | None = None
@@ -142,8 +142,9 @@ def _declared_columns() -> dict[str, TokenColumn]:
     for name, annotation in get_type_hints(TokenRecord, include_extras=True).items():
         optional = isinstance(annotation, UnionType)
         kind = get_args(annotation)[0] if optional else annotation
-        if get_origin(kind) is np.ndarray:
-            dtype, shape = get_args(get_args(kind)[1])[0], Shape.PER_TOKEN
+        if get_origin(kind) in (np.ndarray, npt.NDArray):  # the second since numpy 2.5, from Python 3.12 on
+            inner = get_args(kind)[-1]
+            dtype, shape = (get_args(inner) or (inner,))[0], Shape.PER_TOKEN
         elif get_origin(kind) is tuple:
             dtype, shape = dtypes[get_args(kind)[0]], Shape.LIST
         else:

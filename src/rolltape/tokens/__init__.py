@@ -9,7 +9,7 @@ records = list(read_tokens("runs/exp1", step=12))
 from typing import TYPE_CHECKING
 
 from rolltape.renamed import renamed
-from rolltape.tokens.losses import Dppo, Ipo, LossSpec, OnPolicyDistillation, PpoClip, parse_loss
+from rolltape.tokens.losses import CrossEntropy, Dppo, Ipo, LossSpec, OnPolicyDistillation, PpoClip, parse_loss
 from rolltape.tokens.steps import Format, TokenStep, list_steps
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ _MODULES = {
 _RENAMED = {"loss_of": "parse_loss", "records_of": "read_step", "scored": "score_sample", "steps_of": "list_steps"}
 
 __all__ = [
+    "CrossEntropy",
     "Dppo",
     "ExportReport",
     "Format",

@@ -1,28 +1,34 @@
-"""Compute the columns that follow from others (ratios, mismatch, masks), in float32, straight into their buffers."""
+"""Compute the columns that follow from others (ratios, mismatch, masks), straight into their buffers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from rolltape.tokens.losses import LossSpec
+from rolltape.tokens.losses import Columns, LossSpec
 
 MISMATCH_COLUMNS = ("log_ratio", "ratio", "mismatch_kl", "prob_delta")
 MASK_COLUMNS = ("masked", "masked_high", "masked_low")
 
 
 @torch.no_grad()
-def derive_columns(columns: Mapping[str, Tensor], loss: LossSpec | None) -> None:
+def derive_columns(
+    columns: Mapping[str, Tensor], losses: Sequence[LossSpec] | None, precision: Mapping[str, torch.dtype]
+) -> None:
     """Fill the derived ones among `columns` from the others; all are flat tensors on one device.
 
-    On top of the columns this takes memory for a few values per token, for a moment.
+    Ratios and mismatch are computed in float32. Masks are computed in the precision in which the trainer gave the
+    columns, since a value that it rounds may fall on the other side of a threshold; `precision` names the columns that
+    it gave in half precision. On top of the columns this takes memory for a few values per token, for a moment.
     """
     if "each_advantage" in columns:
         _spread(columns["each_advantage"], columns["lengths"], columns["advantages"])
     if "inference_logprobs" in columns:
         _compare(columns, columns["trainer_logprobs"], columns["inference_logprobs"])
-    if loss is not None:
-        _mask(columns, loss)
+        if "ce_weights" in columns and "rl_weights" in columns:
+            _forget_what_the_policy_did_not_sample(columns)
+    if losses is not None:
+        _mask(columns, _as_given(columns, precision), losses)
 
 
 def _spread(each: Tensor, lengths: Tensor, out: Tensor) -> None:
@@ -41,17 +47,50 @@ def _compare(columns: Mapping[str, Tensor], trainer: Tensor, inference: Tensor) 
     torch.exp(trainer, out=columns["prob_delta"]).sub_(torch.exp(inference))
 
 
-def _mask(columns: Mapping[str, Tensor], loss: LossSpec) -> None:
-    inputs = dict(columns)
-    if "old_logprobs" in columns:
-        inputs["old_ratio"] = torch.sub(columns["trainer_logprobs"], columns["old_logprobs"]).exp_()
-    elif "ratio" in columns:
-        inputs["old_ratio"] = columns["ratio"]
-    trained = columns["trained_mask"]
-    dropped = loss.dropped(inputs)
-    torch.logical_and(trained, dropped.high, out=columns["masked_high"])
-    torch.logical_and(trained, dropped.low, out=columns["masked_low"])
-    pull = loss.pull(inputs)
-    if loss.weights in columns:
-        pull *= columns[loss.weights]
-    torch.logical_and(trained, dropped.all.logical_or_(pull == 0), out=columns["masked"])
+def _forget_what_the_policy_did_not_sample(columns: Columns) -> None:
+    """Leave nothing to compare at tokens that train by cross-entropy alone: these are another model's, or the prompt's.
+
+    What a trainer has as their inference logprob is a number to fill the place.
+    """
+    alone = (columns["ce_weights"] != 0).logical_and_(columns["rl_weights"] == 0)
+    if "ref_kl_weights" in columns:
+        alone.logical_and_(columns["ref_kl_weights"] == 0)
+    for name in MISMATCH_COLUMNS:
+        columns[name].masked_fill_(alone, torch.nan)
+
+
+def _as_given(columns: Columns, precision: Mapping[str, torch.dtype]) -> Columns:
+    """The columns as the trainer's loss reads them, with the ratios that follow in that precision."""
+    inputs = {**columns, **{name: columns[name].to(dtype) for name, dtype in precision.items()}}
+    trainer = inputs["trainer_logprobs"]
+    if precision and "inference_logprobs" in inputs:
+        inference = inputs["inference_logprobs"]
+        inputs["ratio"] = torch.sub(trainer, inference).exp_()
+        inputs["prob_delta"] = torch.sub(trainer.exp(), inference.exp())
+    if "old_logprobs" in inputs:
+        inputs["old_ratio"] = torch.sub(trainer, inputs["old_logprobs"]).exp_()
+    elif "ratio" in inputs:
+        inputs["old_ratio"] = inputs["ratio"]
+    return inputs
+
+
+def _mask(columns: Columns, inputs: Columns, losses: Sequence[LossSpec]) -> None:
+    """Mark the trained tokens that none of the losses pulls on, and the side on which they were dropped."""
+    masked, high, low = (columns[name] for name in MASK_COLUMNS)
+    masked.copy_(columns["trained_mask"])
+    high.zero_()
+    low.zero_()
+    for loss in losses:
+        dropped = loss.dropped(inputs)
+        idle = torch.logical_or(dropped.all, loss.pull(inputs) == 0)
+        if loss.weights in columns:
+            trains = columns[loss.weights] != 0
+            high.logical_or_(dropped.high.logical_and(trains))
+            low.logical_or_(dropped.low.logical_and(trains))
+            idle.logical_or_(trains.logical_not_())
+        else:
+            high.logical_or_(dropped.high)
+            low.logical_or_(dropped.low)
+        masked.logical_and_(idle)
+    high.logical_and_(masked)
+    low.logical_and_(masked)

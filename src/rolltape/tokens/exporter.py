@@ -23,7 +23,10 @@ from rolltape.tokens.snapshot import DeviceSnapshotter, plan_layout
 from rolltape.tokens.steps import Format, token_folder
 
 _BYTES_PER_TOKEN = 72  # with every column that there can be
-_REHEARSED = ("input_ids", "trained_mask", "inference_logprobs", "advantages", "reference_logprobs", "logprobs")
+_REHEARSED = (
+    *("input_ids", "trained_mask", "inference_logprobs", "advantages", "reference_logprobs", "logprobs"),
+    *("ref_kl_weights", "ce_weights"),
+)
 
 
 class _Configured:
@@ -84,6 +87,7 @@ class TokenExporter:
         )
         self.loss = loss
         self._every_n_steps = every_n_steps
+        self._context_parallel_size = context_parallel_size
         self._reporter = Reporter(f"token export of rank {rank}")
         self._snapshotter = DeviceSnapshotter()
         self._closed = False
@@ -147,7 +151,13 @@ class TokenExporter:
             self._reporter.count(empty_batches=1)
             return
         parsed = parse_micro_batch(
-            step, micro_step, batch, outputs, self.loss if isinstance(loss, _Configured) else loss, epoch
+            step,
+            micro_step,
+            batch,
+            outputs,
+            self.loss if isinstance(loss, _Configured) else loss,
+            epoch=epoch,
+            context_parallel_size=self._context_parallel_size,
         )
         if not parsed.tokens:
             self._reporter.count(empty_batches=1)

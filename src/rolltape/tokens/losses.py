@@ -1,7 +1,12 @@
 """Losses as data: one object holds the thresholds of a loss, and computes which tokens it masks.
 
-A token is masked if its policy-gradient term is zero: the loss drops it on one side of a trust region (`high`, `low`),
-or its advantage, its weight or its ratio is zero. A KL term may remain on it.
+A token is masked if no loss pulls on it: each one that it trains with drops it on one side of a trust region (`high`,
+`low`), or the advantage, the weight or the ratio there is zero. A term that only keeps the policy close to the one that
+sampled may remain on it.
+
+The losses of one micro-batch are chosen per token. `rl_weights`, `ref_kl_weights` and `ce_weights` are the weights of
+three losses, as prime-rl has them: the exporter's own, distillation and cross-entropy. A token trains with each loss
+whose weight there is not zero.
 """
 
 from collections.abc import Container, Mapping
@@ -14,8 +19,9 @@ from rolltape.errors import RecordError
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Per-token columns that a loss reads, by name: float32, of one length, on one device. They are the columns of a token
-# record, and `old_ratio`: the ratio to the old policy where `old_logprobs` are given, otherwise the same as `ratio`.
+# Per-token columns that a loss reads, by name: of one length, on one device, in the precision in which the trainer has
+# them. They are the columns of a token record, and `old_ratio`: the ratio to the old policy where `old_logprobs` are
+# given, otherwise the same as `ratio`.
 Columns = Mapping[str, "Tensor"]
 
 
@@ -31,7 +37,7 @@ class LossSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A loss with its thresholds. `needs` names the columns that it reads in addition to the trainer's logprobs."""
 
     needs: ClassVar[tuple[str, ...]] = ("inference_logprobs", "advantages")
-    weights: ClassVar[str] = "rl_weights"  # the component weights that scale its policy-gradient term
+    weights: ClassVar[str] = "rl_weights"  # the column of its weights; without it the weight is 1 everywhere
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -50,12 +56,17 @@ class LossSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The columns that it reads and that are not among those given."""
         return [name for name in self.needs if name not in given]
 
+    def components(self, given: Container[str]) -> "list[LossSpec]":
+        """The losses of a micro-batch with the columns `given`: this one, and those whose weights are among them."""
+        others = (loss for loss in (OnPolicyDistillation(), CrossEntropy()) if loss.weights in given)
+        return [self, *(loss for loss in others if loss.weights != self.weights)]
+
     def dropped(self, columns: Columns) -> DroppedTokens:
         """Compute which tokens the loss drops."""
         raise NotImplementedError
 
     def pull(self, columns: Columns) -> "Tensor":
-        """What the gradient of a token's policy-gradient term is proportional to, if it is not dropped."""
+        """What a token's gradient is proportional to, if the loss does not drop it."""
         return columns["advantages"] * columns["ratio"]
 
 
@@ -99,6 +110,20 @@ class OnPolicyDistillation(LossSpec, frozen=True, tag="on_policy_distillation"):
         return (columns["reference_logprobs"] - columns["trainer_logprobs"]) * columns["ratio"]
 
 
+class CrossEntropy(LossSpec, frozen=True, tag="cross_entropy"):
+    """Raises the probability of each token, as supervised training does; drops none."""
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    weights: ClassVar[str] = "ce_weights"
+
+    def dropped(self, columns: Columns) -> DroppedTokens:
+        none = columns["trained_mask"].new_zeros(columns["trained_mask"].shape)
+        return DroppedTokens(none, none, none)
+
+    def pull(self, columns: Columns) -> "Tensor":
+        return columns["trainer_logprobs"].new_ones(())
+
+
 class PpoClip(LossSpec, frozen=True, tag="ppo_clip"):
     """Clips the ratio at 1 − `clip_low` and 1 + `clip_high`; a token is dropped where the clipped side counts.
 
@@ -118,17 +143,20 @@ class PpoClip(LossSpec, frozen=True, tag="ppo_clip"):
     def dropped(self, columns: Columns) -> DroppedTokens:
         advantages, ratio = columns["advantages"], columns["old_ratio"]
         falls = advantages < 0
-        high = (advantages > 0) & (ratio > 1 + self.clip_high)
-        low = falls & (ratio < 1 - self.clip_low)
+        # The terms are compared, and not the ratios: where rounding makes both terms equal, the gradient goes on.
+        free = ratio * advantages
+        beyond = ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * advantages < free
+        high = beyond & (advantages > 0)
+        low = beyond & falls
         if self.dual_clip is not None:
-            high |= falls & (ratio > self.dual_clip)
+            high |= falls & (self.dual_clip * advantages > free)
         return DroppedTokens(high | low, high, low)
 
     def pull(self, columns: Columns) -> "Tensor":
         return columns["advantages"] * columns["old_ratio"]
 
 
-Loss = Dppo | Ipo | OnPolicyDistillation | PpoClip
+Loss = CrossEntropy | Dppo | Ipo | OnPolicyDistillation | PpoClip
 
 
 def parse_loss(text: str) -> Loss:

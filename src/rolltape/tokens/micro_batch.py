@@ -1,7 +1,7 @@
 """Parse what a trainer hands over for one micro-batch: find its columns, check their lengths, copy nothing yet."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -28,6 +28,13 @@ _ALIASES = {
     "reference_logprobs": ("reference_logprobs", "ref_logprobs"),
     "trainer_logprobs": ("logprobs", "trainer_logprobs"),
 }
+# Columns that losses read, and that are derived from.
+LOSS_COLUMNS = (
+    *("trained_mask", "advantages", "inference_logprobs", "trainer_logprobs", "old_logprobs", "reference_logprobs"),
+    *("rl_weights", "ce_weights", "ref_kl_weights"),
+)
+_HALF = (torch.bfloat16, torch.float16)
+_LENGTHS = ("lengths", "sequence_lengths", "cu_seqlens")  # what says how tokens fall into sequences
 _NEEDED = ("ids", "trained_mask", "trainer_logprobs")
 # Columns that may also come as one value per sequence, and their names then.
 _PER_SEQUENCE = {"advantages": "each_advantage", "rewards": "reward"}
@@ -53,6 +60,11 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     epoch: int
     where: str
     loss: LossSpec | None
+    losses: tuple[LossSpec, ...] | None  # `loss`, and others by their weights; None: no masks are computed
+    zero_weights: dict[str, str]  # columns of weights that must be all zero, and the column that their loss lacks
+    precision: dict[str, torch.dtype]  # of the columns that were given in half precision
+    context_parallel_size: int
+    positions_tell: bool  # no lengths were given: that each row is one sequence shows in its positions alone
     columns: dict[str, Tensor]  # a value per token; `attention_mask`, if there, marks the tokens that are not padding
     per_sequence: dict[str, Tensor]  # a value per sequence: `reward`, `loss_weight`, `each_advantage`, `lengths`
     lengths: npt.NDArray[np.int64] | None  # None: they lie on a device
@@ -68,7 +80,9 @@ def parse_micro_batch(
     batch: Mapping[str, Any],
     outputs: Mapping[str, Any],
     loss: LossSpec | None,
+    *,
     epoch: int = 0,
+    context_parallel_size: int = 1,
 ) -> MicroBatch:
     """Find the columns of a micro-batch and check that they have one length."""
     where = f"step {step}, micro step {micro_step}"
@@ -78,9 +92,9 @@ def parse_micro_batch(
         **_find_columns(outputs, _OUTPUT_COLUMNS, f"{where}: outputs"),
     }
     loss = None if any(name in columns for name in MASK_COLUMNS) else loss  # the trainer's own masks count
-    _check_needs(columns, loss, where)
+    losses, zero_weights = (None, {}) if loss is None else _losses(columns, loss, where)
     ids = columns["ids"]
-    lengths, real = _lengths(batch, ids, where)
+    lengths, real = _lengths(batch, columns, where)
     if real is not None:
         columns.setdefault("attention_mask", real)
     sequences = len(lengths)
@@ -94,7 +108,8 @@ def parse_micro_batch(
             found = f"there are {sequences} sequences, but {weights.numel()} loss_weights"
             raise MisalignedError(f"{where}: {found}; give one for each")
         per_sequence["loss_weight"] = weights.reshape(-1)
-    _check_shapes(columns, where)
+    _check_shapes(columns, where, context_parallel_size)
+    given = {**columns, **({"advantages": per_sequence["each_advantage"]} if "each_advantage" in per_sequence else {})}
     if isinstance(lengths, Tensor):
         per_sequence["lengths"] = lengths
     elif "each_advantage" in per_sequence:
@@ -105,6 +120,11 @@ def parse_micro_batch(
         epoch=epoch,
         where=where,
         loss=loss,
+        losses=losses,
+        zero_weights=zero_weights,
+        precision={name: given[name].dtype for name in LOSS_COLUMNS if name in given and given[name].dtype in _HALF},
+        context_parallel_size=context_parallel_size,
+        positions_tell=all(batch.get(name) is None for name in _LENGTHS),
         columns={name: column.reshape(-1) for name, column in columns.items()},
         per_sequence=per_sequence,
         lengths=None if isinstance(lengths, Tensor) else lengths,
@@ -129,26 +149,51 @@ def _find_columns(given: Mapping[str, Any], known: Iterable[str], where: str) ->
     return found
 
 
-def _check_needs(columns: Mapping[str, Tensor], loss: LossSpec | None, where: str) -> None:
-    missing = [] if loss is None else loss.missing(columns)
-    if missing:
+def _losses(columns: Mapping[str, Tensor], loss: LossSpec, where: str) -> tuple[tuple[LossSpec, ...], dict[str, str]]:
+    """The losses of a micro-batch, and the weights that must be zero since their loss lacks a column.
+
+    A packer that fills in the weights of one loss for the sake of a few sequences gives zeros to a batch of others,
+    which need not have what that loss reads.
+    """
+    if loss.weights != "rl_weights" and "rl_weights" in columns:
         raise RecordError(
-            f"{where}: {type(loss).__name__} needs {', '.join(missing)}, but the batch has none; "
-            "give it, or loss=None if this micro-batch trains with another loss"
+            f"{where}: batch has rl_weights, but the loss is {type(loss).__name__}; give the loss of the tokens with "
+            f"these weights, such as Dppo(): {loss.weights} choose those of {type(loss).__name__}"
         )
+    found, zero_weights = [], {}
+    for component in loss.components(columns):
+        missing = component.missing(columns)
+        if not missing:
+            found.append(component)
+        elif component.weights in columns:
+            zero_weights[component.weights] = missing[0]
+        else:
+            raise RecordError(
+                f"{where}: {type(component).__name__} needs {', '.join(missing)}, but the batch has none; "
+                "give it, or loss=None if this micro-batch trains with another loss"
+            )
+    return tuple(found), zero_weights
 
 
-def _lengths(batch: Mapping[str, Any], ids: Tensor, where: str) -> tuple[npt.NDArray[np.int64] | Tensor, Tensor | None]:
+def _lengths(
+    batch: Mapping[str, Any], columns: Mapping[str, Tensor], where: str
+) -> tuple[npt.NDArray[np.int64] | Tensor, Tensor | None]:
     """How many tokens each sequence has, padding included, and which tokens are real (None: not known from lengths).
 
     Without lengths each row is a sequence. One length per row of several rows tells which of its tokens are padding.
     """
-    given = [name for name in ("lengths", "cu_seqlens") if batch.get(name) is not None]
+    ids = columns["ids"]
+    given = [name for name in _LENGTHS if batch.get(name) is not None]
     if len(given) > 1:
-        raise RecordError(f"{where}: batch has both lengths and cu_seqlens; give one of them")
+        raise RecordError(f"{where}: batch has both {given[0]} and {given[1]}; give one of them")
     rows = ids.shape[0] if ids.dim() > 1 else 1
     whole = np.full(rows, ids.numel() // max(rows, 1), dtype=np.int64)
     if not given:
+        if rows == 1 and ids.numel() and not _is_one_sequence(batch, columns):
+            raise MisalignedError(
+                f"{where}: {ids.numel()} tokens in one row, and nothing says whether they are one sequence or several "
+                "that are packed; give lengths or cu_seqlens"
+            )
         return whole, None
     bounds = _tensor(batch[given[0]], f"{where}: {given[0]}").reshape(-1)
     on_host = bounds.device.type == "cpu"
@@ -169,6 +214,12 @@ def _lengths(batch: Mapping[str, Any], ids: Tensor, where: str) -> tuple[npt.NDA
     return lengths, None
 
 
+def _is_one_sequence(batch: Mapping[str, Any], columns: Mapping[str, Tensor]) -> bool:
+    """Whether a row without lengths is known to be a sequence. Its positions, if there are any, are checked later."""
+    is_named = any(batch.get(name) is not None and len(_as_list(batch[name])) == 1 for name in _FACTS)
+    return is_named or "attention_mask" in columns or "position_ids" in columns
+
+
 def _real_tokens(lengths: Tensor, ids: Tensor, where: str) -> Tensor:
     """The mask of padded rows: in each row the first `lengths[row]` tokens are real."""
     width = ids.numel() // len(lengths)
@@ -185,7 +236,7 @@ def _is_per_sequence(column: Tensor, sequences: int, ids: Tensor) -> bool:
 def _tensor(values: Any, where: str) -> Tensor:
     try:
         if isinstance(values, Tensor):
-            return values.detach()
+            return _local(values.detach(), where)
         # By way of numpy: torch alone would make floats float32, and take a list to its default device.
         held = np.asarray(values)
         if not (held.flags.writeable and held.flags.c_contiguous):
@@ -195,10 +246,28 @@ def _tensor(values: Any, where: str) -> Tensor:
         raise RecordError(f"{where} cannot be a tensor: {error}") from None
 
 
-def _check_shapes(columns: Mapping[str, Tensor], where: str) -> None:
+def _local(tensor: Any, where: str) -> Tensor:
+    """A tensor that is whole on this rank. Gathering one that is not would wait for other ranks, so it is refused."""
+    if tensor.is_nested:
+        raise RecordError(f"{where} is a nested tensor; give its values() here, and its offsets() as cu_seqlens")
+    if isinstance(tensor, Tensor) and not hasattr(tensor, "placements"):  # it is no DTensor
+        return tensor
+    sizes = tensor.device_mesh.shape
+    if any(size > 1 and not on.is_replicate() for size, on in zip(sizes, tensor.placements, strict=True)):
+        raise RecordError(
+            f"{where} is a DTensor that is spread over ranks: {tensor.placements}; "
+            "give its full_tensor(), which every rank of its mesh has to call"
+        )
+    return cast("Tensor", tensor.to_local())
+
+
+def _check_shapes(columns: Mapping[str, Tensor], where: str, context_parallel_size: int) -> None:
     if len({_squeezed(column.shape) for column in columns.values()}) > 1:
         listed = ", ".join(f"{name} {'×'.join(map(str, column.shape)) or 1}" for name, column in columns.items())
-        raise MisalignedError(f"{where}: columns differ in length: {listed}; give each of them one value per token")
+        shards = "; gather what is sharded over context-parallel ranks" if context_parallel_size > 1 else ""
+        raise MisalignedError(
+            f"{where}: columns differ in length: {listed}; give each of them one value per token{shards}"
+        )
 
 
 def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:

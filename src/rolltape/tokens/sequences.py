@@ -71,7 +71,10 @@ def cut_sequences(batch: "MicroBatch", columns: Mapping[str, Array], *, fraction
     if real is not None and np.any(trained & ~real):
         count = int(np.count_nonzero(trained & ~real))
         raise RecordError(f"{batch.where}: {count} trained tokens lie in padding; correct attention_mask or the mask")
-    trains = _counts(trained, bounds) > 0
+    _check_weights(batch, columns)
+    if batch.positions_tell or batch.context_parallel_size > 1:
+        _check_positions(batch, columns, real, bounds)
+    trains = _counts(_with_weights(trained, columns, real), bounds) > 0
     chosen = trains & _in_fraction(batch, fraction)
     at = np.flatnonzero(chosen).tolist()
     own_lengths = (lengths if real is None else _counts(real, bounds))[at]
@@ -125,6 +128,58 @@ def _real_tokens(
             stop -= 1
             real[stop] = False
     return real, {"env": envs}
+
+
+def _check_weights(batch: "MicroBatch", columns: Mapping[str, Array]) -> None:
+    """Raise RecordError if a token has a weight of a loss for which the batch lacks a column."""
+    for name, lacking in batch.zero_weights.items():
+        count = int(np.count_nonzero(columns[name]))
+        if count:
+            raise RecordError(
+                f"{batch.where}: {count} tokens have {name} that are not zero, but the batch has no {lacking}; give it"
+            )
+
+
+def _check_positions(
+    batch: "MicroBatch",
+    columns: Mapping[str, Array],
+    real: npt.NDArray[np.bool_] | None,
+    bounds: npt.NDArray[np.int64],
+) -> None:
+    """Raise MisalignedError if positions show that a row is several sequences, or the shard of one.
+
+    Sequences that are packed begin anew in the row. The shards that context-parallel ranks hold leave tokens out.
+    """
+    positions = columns.get("position_ids")
+    if positions is None:
+        return
+    own = np.ones(batch.tokens, np.bool_) if real is None else real.copy()
+    own[1:] &= own[:-1]
+    own[bounds[:-1][bounds[:-1] < batch.tokens]] = False  # the first of a sequence follows on nothing
+    steps = np.diff(positions, prepend=positions[:1])
+    begun = np.flatnonzero(own & (steps <= 0))
+    if batch.positions_tell and len(begun):
+        raise MisalignedError(
+            f"{batch.where}: position_ids begin anew within a row, first at token {begun[0]}, so it is several "
+            "sequences; give lengths or cu_seqlens, or attention_mask if the rest is padding"
+        )
+    gaps = np.flatnonzero(own & (steps > 1))
+    if batch.context_parallel_size > 1 and len(gaps):
+        at = int(gaps[0])
+        raise MisalignedError(
+            f"{batch.where}: position_ids go from {positions[at - 1]} to {positions[at]}, so this is the shard of one "
+            f"of {batch.context_parallel_size} context-parallel ranks; gather whole sequences first"
+        )
+
+
+def _with_weights(
+    trained: npt.NDArray[np.bool_], columns: Mapping[str, Array], real: npt.NDArray[np.bool_] | None
+) -> npt.NDArray[np.bool_]:
+    """The trained tokens, and those outside the mask that train by a weight of cross-entropy or distillation."""
+    for name in ("ce_weights", "ref_kl_weights"):
+        if name in columns:
+            trained = trained | (columns[name] != 0)
+    return trained if real is None else trained & real
 
 
 def _counts(flags: npt.NDArray[np.bool_], bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

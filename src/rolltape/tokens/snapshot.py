@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -11,16 +11,13 @@ from torch import Tensor
 
 from rolltape.records.token_record import TOKEN_COLUMNS
 from rolltape.tokens.derive import MASK_COLUMNS, MISMATCH_COLUMNS, derive_columns
-from rolltape.tokens.micro_batch import MicroBatch
+from rolltape.tokens.micro_batch import LOSS_COLUMNS, MicroBatch
 
 _ALIGNED_TO = 16  # bytes
 _TORCH_DTYPES = {np.int32: torch.int32, np.bool_: torch.bool, np.float32: torch.float32}
 _DTYPES = {name: _TORCH_DTYPES[column.dtype] for name, column in TOKEN_COLUMNS.items()} | {"attention_mask": torch.bool}
 # Columns that are derived from on the device, and so are needed there even if they came from elsewhere.
-_DERIVED_FROM = (
-    *("trained_mask", "advantages", "inference_logprobs", "trainer_logprobs", "old_logprobs", "reference_logprobs"),
-    *("rl_weights", "ref_kl_weights", "each_advantage", "lengths"),
-)
+_DERIVED_FROM = (*LOSS_COLUMNS, "each_advantage", "lengths")
 
 Sizes = Mapping[str, tuple[torch.dtype, int]]  # by column: the type of its values, and how many
 
@@ -66,7 +63,7 @@ class BufferLayout:
 def plan_layout(batch: MicroBatch) -> BufferLayout:
     """Make room for the columns of a micro-batch and for those that will be derived from them."""
     mismatch = MISMATCH_COLUMNS if "inference_logprobs" in batch.columns else ()
-    derived = (*mismatch, *(MASK_COLUMNS if batch.loss is not None else ()))
+    derived = (*mismatch, *(MASK_COLUMNS if batch.losses is not None else ()))
     if "each_advantage" in batch.per_sequence:
         derived = ("advantages", *derived)
     sizes = {name: (_DTYPES[name], batch.tokens) for name in (*batch.columns, *derived)}
@@ -101,7 +98,7 @@ class Snapshot(msgspec.Struct, frozen=True, eq=False):
     batch: MicroBatch  # without its columns, which would keep the caller's tensors in memory
     layout: BufferLayout
     buffer: Tensor
-    copied: torch.cuda.Event | None  # None: the copy is done
+    copied: Any | None  # an event of the device; None: the copy is done
 
     def columns(self) -> dict[str, Tensor]:
         """Every column, derived ones included. Waits for the copy, so call it on a background thread."""
@@ -109,7 +106,7 @@ class Snapshot(msgspec.Struct, frozen=True, eq=False):
         if self.copied is not None:
             self.copied.synchronize()
         elif self.batch.device.type == "cpu":
-            derive_columns(columns, self.batch.loss)
+            derive_columns(columns, self.batch.losses, self.batch.precision)
         return columns
 
 
@@ -151,7 +148,7 @@ class DeviceSnapshotter:
 
     def reserve(self, size: int, device: torch.device, count: int) -> None:
         """Allocate memory for `count` micro-batches of `size` bytes."""
-        pinned = device.type == "cuda"
+        pinned = has_streams(device)
         held = [self.buffers.take(size, pinned=pinned) for _ in range(count)]
         for buffer in held:
             buffer.zero_()
@@ -162,13 +159,14 @@ class DeviceSnapshotter:
     @torch.no_grad()
     def snapshot(self, batch: MicroBatch, layout: BufferLayout) -> Snapshot:
         """Copy the columns of a micro-batch; what the caller does to them later does not show."""
-        buffer = self.buffers.take(layout.total_bytes, pinned=batch.device.type == "cuda")
+        pinned = has_streams(batch.device)
+        buffer = self.buffers.take(layout.total_bytes, pinned=pinned)
         hosted = layout.host_views(buffer)
         copied = None
         if batch.device.type == "cpu":
             for name, column in _given_columns(batch):
                 _copy_to_host(column, hosted[name])
-        elif batch.device.type == "cuda":
+        elif pinned:
             copied = self._transfer(batch.device).copy(batch, layout, buffer, hosted)
         else:
             gathered = torch.empty(layout.device_bytes, dtype=torch.uint8, device=batch.device)
@@ -182,14 +180,21 @@ class DeviceSnapshotter:
         return self._transfers[device]
 
 
+def has_streams(device: torch.device) -> bool:
+    """Whether a device copies to the host while the thread that asked for it goes on: CUDA, XPU, NPU and others."""
+    module = torch.get_device_module(device)
+    return device.type != "cpu" and all(hasattr(module, name) for name in ("Stream", "Event", "current_stream"))
+
+
 class _Transfer:
-    """One buffer on a CUDA device, and the stream that copies it to the host."""
+    """One buffer on a device, and the stream that copies it to the host."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._module = torch.get_device_module(device)  # torch.cuda, torch.xpu, …
+        self._stream = self._module.Stream(device)
         self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
-        self._last: torch.cuda.Event | None = None
+        self._last: Any | None = None
 
     def reserve(self, size: int) -> None:
         if len(self._buffer) < size:
@@ -198,21 +203,28 @@ class _Transfer:
             # Whoever gets this memory next must wait for the copy out of it.
             self._buffer.record_stream(self._stream)
 
-    def copy(
-        self, batch: MicroBatch, layout: BufferLayout, buffer: Tensor, hosted: dict[str, Tensor]
-    ) -> torch.cuda.Event:
-        """Gather the columns on the device, in the order of the caller's stream, and copy them on another stream."""
-        current = torch.cuda.current_stream(self._device)
+    def copy(self, batch: MicroBatch, layout: BufferLayout, buffer: Tensor, hosted: dict[str, Tensor]) -> Any:
+        """Gather the columns on the device, in the order of the caller's stream, and copy them on another stream.
+
+        Returns the event of the copy's end.
+        """
+        current = self._module.current_stream(self._device)
         if self._last is not None:
             current.wait_event(self._last)
         self.reserve(layout.device_bytes)
         _gather_on_device(layout.device_views(self._buffer), hosted, batch)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
+        with self._module.stream(self._stream):
             buffer[: layout.device_bytes].copy_(self._buffer[: layout.device_bytes], non_blocking=True)
-            self._last = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            self._last = self._event()
             self._last.record(self._stream)
         return self._last
+
+    def _event(self) -> Any:
+        try:
+            return self._module.Event(blocking=True)  # who waits for it sleeps
+        except TypeError:  # not every device has such
+            return self._module.Event()
 
 
 def _gather_on_device(there: dict[str, Tensor], hosted: dict[str, Tensor], batch: MicroBatch) -> None:
@@ -225,7 +237,7 @@ def _gather_on_device(there: dict[str, Tensor], hosted: dict[str, Tensor], batch
             there[name].copy_(_copy_to_host(column, hosted[name]), non_blocking=True)
         else:
             there[name].copy_(column, non_blocking=True)
-    derive_columns(there, batch.loss)
+    derive_columns(there, batch.losses, batch.precision)
 
 
 def _copy_to_host(column: Tensor, out: Tensor) -> Tensor:

@@ -41,7 +41,9 @@ def traces_from_batch(
     """Convert a padded batch to traces and a summary. `pick` chooses which rows are decoded; by default all are.
 
     A table holds `input_ids`, `loss_mask`, and optionally `attention_mask`, `logprobs`, `versions` and `rewards`. A
-    batch is a table, or a list of tables with None for each one that was rejected; these are counted. Example:
+    batch is a table, or a list of tables. None, alone or in the list, is one that was rejected; these are counted.
+
+    Example:
 
         shown = rolltape.traces_from_batch(batch, tokenizer, split="train", step=3)
         print(shown.summary.rewards.mean, [trace.total_reward for trace in shown])

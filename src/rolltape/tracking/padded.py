@@ -9,8 +9,8 @@ import numpy.typing as npt
 from rolltape.errors import MisalignedError, RecordError
 from rolltape.records.jsonable import shown
 
-# One table of tensors, or a list of them, in which None stands for what was rejected.
-Batch = Mapping[str, Any] | Sequence[Mapping[str, Any] | None]
+# One table of tensors, or a list of them; None stands for one that was rejected.
+Batch = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
 
 _PER_TOKEN = ("input_ids", "attention_mask", "loss_mask", "logprobs", "versions")
 _WHOLE_NUMBERS = ("input_ids", "versions")
@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
 def copy_to_host(batch: Batch) -> HostBatch:
     """Copy a batch to the host, each tensor once."""
-    entries = [batch] if isinstance(batch, Mapping) else list(batch)
+    entries = [batch] if batch is None or isinstance(batch, Mapping) else list(batch)
     tables = (_table(given, entry) for entry, given in enumerate(entries) if given is not None)
     return HostBatch(tuple(tables), sum(given is None for given in entries))
 
