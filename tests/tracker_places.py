@@ -8,12 +8,15 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import pytest
 
 from otlp_receiver import Receiver, attributes
+from rolltape.tracking import Outbox
 from tracked import stored_metrics, stored_traces
 
 Figures = dict[tuple[str, int], float]  # by name and step
@@ -43,6 +46,15 @@ class Place(Protocol):
     def rollouts(self) -> list[HeldRollout]:
         """All rollouts that are shown, as often as they are held."""
         ...
+
+
+@contextmanager
+def patient(sink: Outbox) -> Iterator[Outbox]:
+    """The sink, closed at the end, however long the tracker takes on a busy machine."""
+    try:
+        yield sink
+    finally:
+        sink.close(timeout_s=600)
 
 
 def once(entries: list[tuple[tuple[str, int], float]]) -> Figures:

@@ -12,7 +12,7 @@ from otlp_receiver import otlp_receiver
 from rolltape.tracking import ShownStep, StepSummary, load_step, show_step, step_metrics
 from rolltape.tracking.push import StepKey
 from tracked import record_conversation, record_steps
-from tracker_places import Mlflow, Otel, Place, Tensorboard, Trackio, Wandb, same
+from tracker_places import Mlflow, Otel, Place, Tensorboard, Trackio, Wandb, patient, same
 
 VIEWER = "http://127.0.0.1:8500/?key=secret"
 TRACKERS = [
@@ -83,14 +83,14 @@ def test_steps_of_a_training_loop_are_there_and_neither_it_nor_a_push_adds_one_t
     place: Place, run: Path, cli: Cli
 ) -> None:
     tape = rolltape.read(run)
-    with place.sink() as sink:
+    with patient(place.sink()) as sink:
         assert show_step(sink, tape, step=1)  # the later one first
         assert show_step(sink, tape, step=0)
     assert sink.delivery.complete
     if isinstance(place, Otel):  # a collector cannot be asked, and a sink has no run to remember it in
         assert same(place.figures(), figures_on_tape(run, StepKey(0, "train"), StepKey(1, "train")))
         return
-    with place.sink() as again:
+    with patient(place.sink()) as again:
         show_step(again, tape, step=1)
         show_step(again, tape, step=1, split="test")
     assert (again.delivery.held, again.delivery.delivered) == (1, 1)
@@ -104,7 +104,7 @@ def test_nan_stays_a_number_and_odd_rollouts_cost_nothing(place: Place, tmp_path
         record_conversation(tape, task="*", attempt=1, reward=math.inf)
         tape.rollout(task_id="broken", attempt=2).fail("the sandbox did not start")
         summary = StepSummary(rollouts=1, reward_terms={"right": math.nan, "speed *": 2.5})
-        with place.sink() as sink:
+        with patient(place.sink()) as sink:
             sink.put(ShownStep(split="train", step=3, summary=summary))
             show_step(sink, tape.run(), step=0)
     assert sink.delivery.complete

@@ -10,7 +10,7 @@ from commands import Cli
 from rolltape.errors import SinkError
 from rolltape.tracking import mlflow_sink, show_step
 from tracked import record_steps
-from tracker_places import Mlflow
+from tracker_places import Mlflow, patient
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_trace_has_turns_and_tools_as_spans_and_the_reward_as_feedback(place: Mlflow, run: Path) -> None:
-    with place.sink() as sink:
+    with patient(place.sink()) as sink:
         show_step(sink, rolltape.read(run), step=0)
     assert sink.delivery.complete
     (trace,) = place.traces()
@@ -73,7 +73,7 @@ def test_without_an_experiment_the_active_run_of_the_caller_is_used_and_left_ope
 
     mlflow.set_experiment("sums")
     with mlflow.start_run(run_name="training"):
-        with mlflow_sink() as sink:
+        with patient(mlflow_sink()) as sink:
             show_step(sink, rolltape.read(run), step=0)
         assert sink.delivery.complete
         mlflow.log_metric("loss", 0.5)

@@ -15,7 +15,7 @@ from rolltape.errors import SinkError
 from rolltape.tracking import ShownStep, StepSummary, wandb_sink
 from rolltape.tracking.wandb import WandbRunTracker
 from tracked import record_steps
-from tracker_places import Wandb
+from tracker_places import Wandb, patient
 
 pytestmark = pytest.mark.slow
 
@@ -87,9 +87,9 @@ def test_run_of_its_own_stays_beside_the_current_one_and_the_current_one_is_take
     own_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Wandb("beside", monkeypatch)
-    with place.sink() as beside:
+    with patient(place.sink()) as beside:
         beside.put(step(0, 7))
-    with wandb_sink() as sink:
+    with patient(wandb_sink()) as sink:
         sink.put(step(0, 8))
     assert beside.delivery.complete
     assert sink.delivery.complete
@@ -104,7 +104,7 @@ def test_rows_of_a_run_that_is_continued_offline_have_numbers_of_their_own(
 ) -> None:
     place = Wandb("continued", monkeypatch)
     for number in (0, 1):
-        with place.sink() as sink:
+        with patient(place.sink()) as sink:
             sink.put(step(number))
     assert [(row["_step"], row["rolltape/step"]) for row in place.rows()] == [(0, 0), (1, 1)]
 
@@ -125,7 +125,7 @@ def test_what_an_offline_file_does_not_hold_is_said_at_close(monkeypatch: pytest
     sink = place.sink()
     sink.put(step(0))
     monkeypatch.setattr("rolltape.tracking.wandb._read_rows", lambda file: iter(()))
-    delivery = sink.close()
+    delivery = sink.close(timeout_s=600)
     assert not delivery.complete
     assert "1 of 1 steps that were logged are not in the file" in delivery.errors[0]
 

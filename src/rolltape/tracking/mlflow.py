@@ -11,6 +11,7 @@ from posixpath import normpath
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rolltape.errors import SinkError
+from rolltape.records.ids import digest_of
 from rolltape.records.rollout import Status
 from rolltape.records.trace import Trace
 from rolltape.tracking.sinks import Outbox, OutboxOptions, import_package
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRun
     from opentelemetry.sdk.trace import ReadableSpan
 
-_NAME_TAG = "rolltape.run"
+_KEY_TAG = "rolltape.key"  # by which a run is found again
 _MOST_METRICS = 1000  # that one request may have
 _LONGEST_VALUE = 8000  # characters of a trace's metadata
 # It sends telemetry, and fetches prices of models from the network when it stores a span, unless these say otherwise.
@@ -154,11 +155,11 @@ def _own_run(experiment: str, name: str, tracking_uri: str | None) -> "MlflowRun
     client = MlflowClient(tracking_uri=tracking_uri)
     there = client.get_experiment_by_name(experiment)
     experiment_id = client.create_experiment(experiment) if there is None else there.experiment_id
-    for run in client.search_runs([experiment_id], f"tags.`{_NAME_TAG}` != ''"):
-        if run.data.tags[_NAME_TAG] == name:
-            client.update_run(run.info.run_id, status="RUNNING")
-            return run
-    return client.create_run(experiment_id, run_name=name, tags={_NAME_TAG: name})
+    key = digest_of("mlflow", name).hex()  # a filter has no way to write some names
+    for run in client.search_runs([experiment_id], f"tags.`{_KEY_TAG}` = '{key}'", max_results=1):
+        client.update_run(run.info.run_id, status="RUNNING")
+        return run
+    return client.create_run(experiment_id, run_name=name, tags={_KEY_TAG: key})
 
 
 def _active_run() -> str:
