@@ -24,6 +24,7 @@ The modules:
     live        LiveGroups, which collects or follows a run; all others use it
     torch       batches for a training loop in PyTorch, and groups shared by ranks
     trl         a `rollout_func` for TRL's GRPOTrainer
+    slime       rollout, evaluation and generate functions for slime
 """
 
 from rolltape.gateway.engines.function import FunctionEngine

@@ -1,0 +1,291 @@
+"""slime: a rollout function that runs agents through the gateway, in front of slime's own SGLang servers.
+
+    --rollout-function-path rolltape.integrations.slime.generate_rollout
+    --custom-reward-post-process-path rolltape.export.formats.post_process_rewards
+    --custom-config-path rolltape.yaml
+
+`rolltape.yaml` has one key, `rolltape`: the run, and what `CollectSettings` takes. docs/frameworks-slime.md has an
+example. With `--custom-generate-function-path rolltape.integrations.slime.generate` slime's own rollout function stays,
+with its filters and its over-sampling, and agents run in place of its one reply to each sample.
+"""
+
+import asyncio
+import atexit
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import msgspec
+
+from rolltape.collect.functions import function_named
+from rolltape.collect.settings import CollectSettings
+from rolltape.errors import GroupsError
+from rolltape.export.formats.slime import slime_samples
+from rolltape.groups import Group
+from rolltape.integrations.live import LiveGroups, RequestedGroups
+from rolltape.tape.rundir import make_private_folder
+
+log = logging.getLogger("rolltape.integrations")
+
+_OWN_KEYS = frozenset({"run", "policy", "to_task"})
+_jobs: dict[int, "SlimeRollouts"] = {}  # by the identity of slime's arguments; a process has one
+
+
+def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+    """For `--rollout-function-path`, and `--eval-function-path`: the rollouts of a training step, or an evaluation.
+
+    Each prompt of the data source is a task, attempted `n_samples_per_prompt` times. The samples are nested as slime
+    wants them: by prompt, by rollout, and then the samples of a rollout that forked.
+    """
+    job = _job(args)
+    return job.evaluate(rollout_id) if evaluation else job.train(rollout_id, data_source)
+
+
+async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:
+    """For `--custom-generate-function-path`: the samples of one attempt, as part of its prompt's group.
+
+    slime asks for all samples of a prompt at the same time; the first one starts the group, and each gets its attempt.
+    """
+    return await _job(args).attempt(sample, evaluation)
+
+
+def prompt_task(sample: Any) -> dict[str, Any]:
+    """A sample of slime's data source as a task: its prompt or messages, its label as the answer, and its metadata."""
+    prompt = sample.prompt
+    opening = {"prompt": prompt} if isinstance(prompt, str) else {"messages": list(prompt)}
+    answer = {} if sample.label is None else {"answer": sample.label}
+    return {**opening, **answer, **(sample.metadata or {})}
+
+
+class SlimeRollouts:
+    """The rollouts of one slime job. `generate_rollout` and `generate` make one from slime's arguments."""
+
+    def __init__(self, args: Any) -> None:
+        given = getattr(args, "rolltape", None)
+        if not isinstance(given, Mapping) or "run" not in given:
+            raise GroupsError(
+                "slime's arguments have no rolltape.run; write `rolltape: {run: runs/exp1}` into a YAML file, and give "
+                "it by --custom-config-path"
+            )
+        if getattr(args, "rollout_top_p", 1.0) != 1.0:
+            raise GroupsError(
+                f"--rollout-top-p is {args.rollout_top_p}: slime then needs the tokens that top-p kept, which the "
+                "gateway does not record; use 1.0"
+            )
+        self._args = args
+        self._run = str(given["run"])
+        self._policy = str(given.get("policy", "exact"))
+        self._to_task: Callable[[Any], Mapping[str, Any]] = (
+            function_named(given["to_task"]) if "to_task" in given else prompt_task
+        )
+        self._settings = _settings(args, {name: value for name, value in given.items() if name not in _OWN_KEYS})
+        self._engine = f"sglang:http://{args.sglang_router_ip}:{args.sglang_router_port}"
+        self._training = self._open(self._settings, "slime")
+        self._evaluating: dict[str, LiveGroups] = {}
+        self._in_use: list[Group] = []
+        self._given: dict[tuple[int, bool, Any], asyncio.Future[list[Group]]] = {}  # of `generate`: by step and prompt
+        self._step: int | None = None  # None: nothing was asked for yet
+        atexit.register(self.close)
+
+    def _open(self, settings: CollectSettings, consumer: str) -> LiveGroups:
+        return LiveGroups(self._run, collect=settings, engine=self._engine, policy=self._policy, consumer=consumer)
+
+    def close(self) -> None:
+        """End the gateway, and what runs."""
+        for live in (self._training, *self._evaluating.values()):
+            live.close()
+        self._evaluating.clear()
+
+    def train(self, rollout_id: int, data_source: Any) -> Any:
+        """The rollouts of a training step. The groups of the step before are done when slime asks for the next."""
+        self._begin(rollout_id)
+        prompts: list[list[Any]] = data_source.get_samples(self._args.rollout_batch_size)
+        tasks = [self._task(group[0], number) for number, group in enumerate(prompts)]
+        size = self._args.n_samples_per_prompt
+        groups = self._training.request(tasks, step=rollout_id, group_size=size).wait()
+        self._in_use = groups
+        by_task = {group.task_id: group for group in groups}
+        samples = [self._attempts(by_task.get(task["id"]), group) for task, group in zip(tasks, prompts, strict=True)]
+        failed = sum(len(group.unfinished) for group in groups)
+        base = import_module("slime.rollout.base_types")
+        return base.RolloutFnTrainOutput(samples=samples, metrics={"rollout/rolltape_failed": failed})
+
+    def evaluate(self, rollout_id: int) -> Any:
+        """The rollouts of all evaluation datasets, each under a split of its own name."""
+        data = {}
+        for dataset in getattr(self._args, "eval_datasets", None) or []:
+            samples = _evaluation_samples(self._args, dataset)
+            live = self._evaluation(dataset)
+            tasks = [self._task(sample, number) for number, sample in enumerate(samples)]
+            size = dataset.n_samples_per_eval_prompt
+            groups = live.request(tasks, step=rollout_id, split=dataset.name, group_size=size).wait()
+            by_task = {group.task_id: group for group in groups}
+            found: list[Any] = []
+            for task, sample in zip(tasks, samples, strict=True):
+                copies = [_numbered(sample, len(found) + at) for at in range(size)]
+                found += [parts[0] for parts in self._attempts(by_task.get(task["id"]), copies)]
+            for group in groups:
+                group.done()
+            kind = import_module("slime.utils.types").Sample.Status
+            data[dataset.name] = {
+                "rewards": [sample.reward for sample in found],
+                "truncated": [sample.status == kind.TRUNCATED for sample in found],
+                "samples": found,
+            }
+        return import_module("slime.rollout.base_types").RolloutFnEvalOutput(data=data)
+
+    async def attempt(self, sample: Any, evaluation: bool) -> Any:
+        """The samples of one attempt of a group that is asked for once, by whoever comes first."""
+        step = import_module("slime.rollout.sample_hooks")._current_rollout_id or 0
+        if evaluation:
+            live, split, size, number = self._training, "eval", 1, sample.index
+        else:
+            self._begin(step)
+            live, split, size, number = self._training, None, self._args.n_samples_per_prompt, sample.group_index
+        key = (step, evaluation, number)
+        if key not in self._given:
+            task = self._task(sample, number)
+            asked = live.request([task], step=step, split=split, group_size=size)
+            self._given[key] = asyncio.ensure_future(_all_of(asked))
+        groups = await asyncio.shield(self._given[key])
+        if not evaluation:
+            self._in_use += [group for group in groups if group not in self._in_use]
+        place = 0 if evaluation else sample.index % size
+        copies = [sample if at == place else _numbered(sample, sample.index - place + at) for at in range(size)]
+        parts = self._attempts(groups[0] if groups else None, copies)[place]
+        return parts if len(parts) > 1 else parts[0]
+
+    def _begin(self, step: int) -> None:
+        """At the first request of a step: what came before it is done. A job that was resumed goes back to it."""
+        if step == self._step:
+            return
+        folder = self._training.start().tape.directory.path / "slime"
+        position = folder / f"{step}.json"
+        if self._step is None and position.exists():
+            self._training.load_state_dict(json.loads(position.read_text()))
+        else:
+            for group in self._in_use:
+                group.done()
+            make_private_folder(folder)
+            position.write_text(json.dumps(self._training.state_dict()))
+        self._step, self._in_use = step, []
+        self._given = {key: value for key, value in self._given.items() if key[0] == step}
+
+    def _task(self, sample: Any, number: Any) -> dict[str, Any]:
+        """A task with an id: its own, or the number of its prompt in the step."""
+        task = dict(self._to_task(sample))
+        return task if task.get("id") is not None else {**task, "id": f"prompt-{number}"}
+
+    def _evaluation(self, dataset: Any) -> LiveGroups:
+        if dataset.name not in self._evaluating:
+            sampling = msgspec.structs.replace(
+                self._settings.sampling,
+                temperature=dataset.temperature,
+                top_p=dataset.top_p,
+                top_k=dataset.top_k,
+                max_tokens=dataset.max_response_len,
+            )
+            settings = msgspec.structs.replace(self._settings, sampling=sampling)
+            self._evaluating[dataset.name] = self._open(settings, f"slime-{dataset.name}")
+        return self._evaluating[dataset.name]
+
+    def _attempts(self, group: Group | None, prompts: Sequence[Any]) -> list[list[Any]]:
+        """slime's samples of each attempt; one that failed or has nothing to train is one that does not train."""
+        by_attempt: dict[int, list[Any]] = {}
+        if group is not None:
+            attempts = {rollout.id: rollout.head.attempt for rollout in group.rollouts}
+            for row, sample in zip(slime_samples(group.samples), group.samples, strict=True):
+                at = attempts[sample.rollout]
+                by_attempt.setdefault(at, []).append(_filled(prompts[at], row))
+            for one in group.unfinished:
+                log.warning("rollout %s does not train: it %s: %s", one.rollout, one.status, one.reason)
+        rewards = {} if group is None else {rollout.head.attempt: rollout.reward for rollout in group.rollouts}
+        return [by_attempt.get(at) or [_blank(prompt, rewards.get(at))] for at, prompt in enumerate(prompts)]
+
+
+async def _all_of(asked: RequestedGroups) -> list[Group]:
+    return await asked
+
+
+def _job(args: Any) -> SlimeRollouts:
+    if id(args) not in _jobs:
+        _jobs[id(args)] = SlimeRollouts(args)
+    return _jobs[id(args)]
+
+
+def _settings(args: Any, given: Mapping[str, Any]) -> CollectSettings:
+    """What `rolltape.yaml` says, and slime's own arguments where it says nothing."""
+    own = {
+        "source": "slime",
+        "model": args.hf_checkpoint,
+        "group_size": args.n_samples_per_prompt,
+        "sampling": {
+            "temperature": args.rollout_temperature,
+            "top_k": args.rollout_top_k,
+            "max_tokens": args.rollout_max_response_len,
+        },
+    }
+    if getattr(args, "rollout_max_context_len", None):
+        own["context_budget"] = args.rollout_max_context_len
+    if unknown := given.keys() - set(CollectSettings.__struct_fields__):
+        known = ", ".join((*sorted(_OWN_KEYS), *CollectSettings.__struct_fields__))
+        raise GroupsError(f"rolltape in slime's custom config: {min(unknown)!r} is unknown; known are {known}")
+    try:
+        return msgspec.convert({**own, **given}, CollectSettings)
+    except msgspec.ValidationError as error:
+        raise GroupsError(f"rolltape in slime's custom config: {error}") from None
+
+
+def _evaluation_samples(args: Any, dataset: Any) -> list[Any]:
+    """The samples of an evaluation dataset, one for each prompt, read by slime itself."""
+    data, processing = import_module("slime.utils.data"), import_module("slime.utils.processing_utils")
+    tokenizer = processing.load_tokenizer(args.hf_checkpoint, trust_remote_code=True)
+    loaded = data.Dataset(
+        dataset.path,
+        tokenizer=tokenizer,
+        processor=None,
+        max_length=args.eval_max_prompt_len,
+        prompt_key=dataset.input_key,
+        label_key=dataset.label_key,
+        metadata_key=dataset.metadata_key,
+        tool_key=dataset.tool_key,
+        apply_chat_template=False,
+    )
+    samples: list[Any] = loaded.samples
+    return samples
+
+
+def _numbered(sample: Any, index: int) -> Any:
+    """A sample of the same prompt, under another number."""
+    fields = {name: getattr(sample, name) for name in ("prompt", "label", "metadata", "group_index")}
+    return type(sample)(**fields, index=index)
+
+
+def _filled(prompt: Any, row: Mapping[str, Any]) -> Any:
+    """slime's sample of a prompt, with what was recorded. Samples of one rollout share its number."""
+    own = {
+        "prompt": prompt.prompt,
+        "label": prompt.label,
+        "group_index": prompt.group_index,
+        "index": prompt.index,
+        "rollout_id": prompt.index,
+        "metadata": {**(prompt.metadata or {}), **row["metadata"]},
+    }
+    return type(prompt).from_dict({**row, **own})
+
+
+def _blank(prompt: Any, reward: float | None) -> Any:
+    """A sample that trains nothing, so that slime has one for each attempt."""
+    row = {
+        "tokens": [0, 0],
+        "response_length": 1,
+        "loss_mask": [0],
+        "rollout_log_probs": [0.0],
+        "reward": 0.0 if reward is None else reward,
+        "status": "failed" if reward is None else "completed",
+        "remove_sample": True,
+        "metadata": {"rolltape": {"sample": None, "advantage": 0.0, "loss_weight": 0.0}},
+    }
+    return _filled(prompt, row)

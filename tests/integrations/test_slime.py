@@ -1,0 +1,191 @@
+"""slime's rollout function gives slime what the tape holds, from slime's own engine."""
+
+import asyncio
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+import rolltape
+from integrations.slime_stand_in import install
+from rolltape.errors import GroupsError
+from rolltape.export.formats import post_process_rewards
+from rolltape.integrations import slime
+from rolltape.integrations.background import BackgroundLoop
+from rolltape.tiny import TinyEngine, shipped_model
+from rolltape.tiny.server import EngineServer
+
+Sample = install().Sample
+
+
+@pytest.fixture(scope="module")
+def router() -> Iterator[int]:
+    """The port of a server with SGLang's API, as slime's router is one."""
+    loop = BackgroundLoop("sglang")
+    stop = asyncio.Event()
+    port: asyncio.Future[int] = asyncio.Future(loop=loop.loop)
+
+    async def serve() -> None:
+        async with TinyEngine(shipped_model(), "tiny") as engine:
+            runner = web.AppRunner(EngineServer(engine, shipped_model()).app(), shutdown_timeout=1)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            port.set_result(runner.addresses[0][1])
+            await stop.wait()
+            await runner.cleanup()
+
+    async def started() -> int:
+        return await port
+
+    serving = loop.submit(serve())
+    yield loop.submit(started()).result()
+    loop.loop.call_soon_threadsafe(stop.set)
+    serving.result()
+    loop.close()
+
+
+class Prompts:
+    """A data source of slime's: sums, each prompt a group of samples."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.groups, self.samples = size, 0, 0
+
+    def get_samples(self, count: int) -> list[list[Any]]:
+        found = []
+        for _ in range(count):
+            number = self.groups % 3 + 2
+            group = [
+                Sample(
+                    group_index=self.groups,
+                    index=self.samples + at,
+                    prompt=[{"role": "user", "content": f"What is {number} + 1?"}],
+                    label=str(number + 1),
+                    metadata={"level": number},
+                )
+                for at in range(self.size)
+            ]
+            self.groups, self.samples = self.groups + 1, self.samples + self.size
+            found.append(group)
+        return found
+
+
+def arguments(run: Path, port: int, **config: Any) -> Namespace:
+    """slime's arguments, as far as a rollout function needs them."""
+    return Namespace(
+        rolltape={"run": str(run), "thinking": False, "max_turns": 2, **config},
+        sglang_router_ip="127.0.0.1",
+        sglang_router_port=port,
+        hf_checkpoint=str(shipped_model()),
+        rollout_batch_size=2,
+        n_samples_per_prompt=2,
+        rollout_temperature=1.0,
+        rollout_top_p=1.0,
+        rollout_top_k=-1,
+        rollout_max_response_len=24,
+        rollout_max_context_len=None,
+        eval_datasets=[],
+        reward_key=None,
+    )
+
+
+@pytest.fixture
+def closing() -> Iterator[None]:
+    yield
+    for job in list(slime._jobs.values()):
+        job.close()
+    slime._jobs.clear()
+
+
+def flat(output: Any) -> list[Any]:
+    return [sample for group in output.samples for rollout in group for sample in rollout]
+
+
+@pytest.mark.usefixtures("closing")
+def test_a_step_gives_slime_the_samples_that_the_tape_holds(tmp_path: Path, router: int) -> None:
+    args, source = arguments(tmp_path / "run", router), Prompts(2)
+    output = slime.generate_rollout(args, 0, source)
+    assert [[len(rollout) for rollout in group] for group in output.samples] == [[1, 1], [1, 1]]
+    given = flat(output)
+    assert [(sample.group_index, sample.index, sample.rollout_id) for sample in given] == [
+        (0, 0, 0),
+        (0, 1, 1),
+        (1, 2, 2),
+        (1, 3, 3),
+    ]
+    run = rolltape.read(tmp_path / "run")
+    for sample in given:
+        made = rolltape.linearize(run.rollout(sample.metadata["rolltape"]["rollout"]), "exact").sample(0)
+        start = made.prompt_tokens
+        assert sample.tokens == made.ids.tolist()
+        assert sample.loss_mask == made.trained_mask[start:].astype(int).tolist()
+        trained = [value for value, one in zip(sample.rollout_log_probs, sample.loss_mask, strict=True) if one]
+        assert trained == made.logprobs[made.trained_mask].tolist()
+        assert sample.metadata["level"] in (2, 3)
+    rewards, advantages = post_process_rewards(args, given)
+    assert rewards == [sample.reward for sample in given]
+    assert sum(advantages[:2]) == pytest.approx(0)
+
+
+@pytest.mark.usefixtures("closing")
+def test_steps_are_done_when_the_next_one_is_asked_for_and_a_resumed_job_gets_its_step_again(
+    tmp_path: Path, router: int
+) -> None:
+    args, source = arguments(tmp_path / "run", router), Prompts(2)
+    slime.generate_rollout(args, 0, source)
+    second = flat(slime.generate_rollout(args, 1, source))
+    slime.generate_rollout(args, 2, source)
+    slime._jobs.pop(id(args)).close()
+
+    resumed, again = arguments(tmp_path / "run", router), Prompts(2)
+    again.get_samples(2)  # as slime's data source is loaded: behind step 0
+    once_more = flat(slime.generate_rollout(resumed, 1, again))
+    assert [sample.tokens for sample in once_more] == [sample.tokens for sample in second]
+    slime.generate_rollout(resumed, 2, again)
+    assert len(rolltape.read(tmp_path / "run").index()) == 12
+
+
+@pytest.mark.usefixtures("closing")
+def test_slimes_own_rollout_function_gets_each_attempt_of_a_group_by_itself(tmp_path: Path, router: int) -> None:
+    args, source = arguments(tmp_path / "run", router), Prompts(2)
+
+    async def group_of(samples: list[Any]) -> list[Any]:
+        return await asyncio.gather(*(slime.generate(args, sample, {}) for sample in samples))
+
+    (group,) = source.get_samples(1)
+    given = asyncio.run(group_of(group))
+    assert [sample.index for sample in given] == [0, 1]
+    rows = rolltape.read(tmp_path / "run").index()
+    assert sorted(row.attempt for row in rows) == [0, 1]
+    assert {row.id for row in rows} == {sample.metadata["rolltape"]["rollout"] for sample in given}
+
+
+@pytest.mark.usefixtures("closing")
+def test_an_attempt_that_failed_is_a_sample_that_does_not_train(tmp_path: Path, router: int) -> None:
+    args, source = arguments(tmp_path / "run", router, to_task="python:slime_tasks:broken"), Prompts(2)
+    (tmp_path / "slime_tasks.py").write_text(
+        "def raises(task, answer):\n    raise RuntimeError('the checker broke')\n"
+        "def broken(sample):\n"
+        "    return {'prompt': 'What is 2 + 1?', 'check': 'python:slime_tasks:raises', 'id': str(sample.group_index)}\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        given = flat(slime.generate_rollout(args, 0, source))
+    assert [(sample.remove_sample, sample.loss_mask, sample.status.value) for sample in given] == [
+        (True, [0], "failed")
+    ] * 4
+    assert post_process_rewards(args, given)[1] == [0.0] * 4
+
+
+def test_arguments_that_cannot_work_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(GroupsError, match=r"no rolltape\.run; write `rolltape: \{run:"):
+        slime.SlimeRollouts(Namespace())
+    args = arguments(tmp_path / "run", 1, max_turn=3)
+    with pytest.raises(GroupsError, match="max_turn"):
+        slime.SlimeRollouts(args)
+    args = arguments(tmp_path / "run", 1)
+    args.rollout_top_p = 0.9
+    with pytest.raises(GroupsError, match=r"--rollout-top-p is 0\.9"):
+        slime.SlimeRollouts(args)
