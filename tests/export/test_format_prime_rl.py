@@ -43,8 +43,6 @@ class TrainingSample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ce_weights: list[float] | None = None
     ref_kl_weights: list[float] | None = None
     advantages: list[float] | None = None
-    trace_id: str | None = None
-    branch_index: int | None = None
 
 
 def taken(row: dict[str, Any]) -> TrainingSample:
@@ -73,7 +71,6 @@ def test_streams_lie_along_all_ids_without_a_shift(tmp_path: Path) -> None:
         assert made.advantages is not None
         assert np.array(made.advantages)[trained].tolist() == [np.float32(sample.advantage)] * sample.trained_tokens
         assert not np.array(made.advantages)[~trained].any()
-        assert (made.trace_id, made.branch_index) == (sample.rollout, sample.index)
 
 
 def test_what_is_not_carried_is_said(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ inference engine is behind the gateway, so there is no second copy of the weight
 The modules:
 
     live        LiveGroups, which collects or follows a run; all others use it
+    prime_rl    micro-batches for prime-rl's trainer, in the place of its orchestrator
     torch       batches for a training loop in PyTorch, and groups shared by ranks
     trl         a `rollout_func` for TRL's GRPOTrainer
     slime       rollout, evaluation and generate functions for slime

@@ -1,4 +1,4 @@
-"""Samples for prime-rl: the fields of its `TrainingSample`."""
+"""Samples for prime-rl: the fields of its `TrainingSample`, as version 0.8 has them."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -51,8 +51,6 @@ def row(sample: Sample, env_name: str, temperature: Temperatures | None = None) 
         "temperatures": _temperatures(sample, temperature).tolist(),
         "env_name": env_name,
         "advantages": advantages_or_zero(sample).tolist(),
-        "trace_id": sample.rollout,
-        "branch_index": sample.index,
     }
     if experts is None:
         return fields
