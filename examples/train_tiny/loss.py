@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from examples.train_tiny.batch import Batch
+from rolltape.integrations.torch import SampleBatch
 from rolltape.tokens import PpoClip
 
 
-def logprobs_of(model: Any, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
+def logprobs_of(model: Any, batch: SampleBatch, temperature: float) -> tuple[Tensor, Tensor]:
     """The model's logprobs of the trained ids, each at its own place, and its entropy there; elsewhere 0."""
     # Padding is on the right, where causal attention never looks.
     hidden_bld = model.model(batch.ids_bl).last_hidden_state
@@ -22,7 +22,7 @@ def logprobs_of(model: Any, batch: Batch, temperature: float) -> tuple[Tensor, T
     return empty_bl.masked_scatter(batch.trained_bl, logprobs_n), empty_bl.masked_scatter(batch.trained_bl, entropy_n)
 
 
-def grpo_loss(clip: PpoClip, batch: Batch, logprobs_bl: Tensor, rollouts: int) -> Tensor:
+def grpo_loss(clip: PpoClip, batch: SampleBatch, logprobs_bl: Tensor, rollouts: int) -> Tensor:
     """A mean over rollouts, whose samples share the weight of one, and in each a mean over its trained tokens."""
     inference_bl = batch.inference_logprobs_bl.nan_to_num(0.0)
     ratio_bl = (logprobs_bl - inference_bl).exp()
@@ -30,8 +30,7 @@ def grpo_loss(clip: PpoClip, batch: Batch, logprobs_bl: Tensor, rollouts: int) -
         "trainer_logprobs": logprobs_bl,
         "ratio": ratio_bl,
         "old_ratio": ratio_bl,
-        "advantages": batch.advantages_b[:, None].expand_as(ratio_bl),
+        "advantages": batch.spread(batch.advantages_b),
     }
-    trains_bl = batch.trained_bl & ~clip.dropped(columns).all
-    gain_b = (clip.pull(columns) * trains_bl).sum(-1) / batch.trained_bl.sum(-1)
-    return -(gain_b * batch.weights_b).sum() / rollouts
+    gain_bl = clip.pull(columns) * ~clip.dropped(columns).all
+    return -(gain_bl * batch.token_weights_bl).sum() / rollouts

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from examples.train_tiny.batch import Batch
 from examples.train_tiny.expected import Expected, TrainedRow
+from rolltape.integrations.torch import SampleBatch
 from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Sample
 
 TOLERANCE = 1e-3
 
-LogprobsBy = Callable[[Batch, str], Tensor]  # the trainer's logprobs of a batch, by the weights of a version
+LogprobsBy = Callable[[SampleBatch, str], Tensor]  # the trainer's logprobs of a batch, by the weights of a version
 
 
 class ProofError(Exception):
@@ -40,7 +40,7 @@ class Proof:
         self._off = 0
         self._worst_at = ""
 
-    def see(self, batch: Batch, logprobs_bl: Tensor, logprobs_by: LogprobsBy) -> None:
+    def see(self, batch: SampleBatch, logprobs_bl: Tensor, logprobs_by: LogprobsBy) -> None:
         """Take in a micro-batch, and what the trainer makes of it with the weights that it has."""
         self.trained += int(batch.trained_bl.sum())
         for row in _rows(batch):
@@ -58,7 +58,7 @@ class Proof:
         if wrong:
             raise ProofError(f"step {self._step}: {'; '.join(wrong)}")
 
-    def _compare(self, batch: Batch, version: str, logprobs_bl: Tensor) -> None:
+    def _compare(self, batch: SampleBatch, version: str, logprobs_bl: Tensor) -> None:
         """Compare the tokens that a version sampled, by their word, with what its weights give them."""
         distance_bl = ((logprobs_bl - batch.inference_logprobs_bl).exp() - 1).abs()
         # A trained token without a logprob, which the engine never sampled, is as far off as can be.
@@ -84,7 +84,7 @@ def _versions(samples: Sequence[Sample], unnamed: str) -> set[str]:
     }
 
 
-def _sampled_by(batch: Batch, version: str, unnamed: str) -> Tensor:
+def _sampled_by(batch: SampleBatch, version: str, unnamed: str) -> Tensor:
     """Which trained tokens a version sampled, by their word."""
     sampled_bl = torch.zeros_like(batch.trained_bl)
     for row, sample in enumerate(batch.samples):
@@ -93,7 +93,7 @@ def _sampled_by(batch: Batch, version: str, unnamed: str) -> Tensor:
     return sampled_bl & batch.trained_bl
 
 
-def _rows(batch: Batch) -> Iterator[TrainedRow]:
+def _rows(batch: SampleBatch) -> Iterator[TrainedRow]:
     """The rows of a batch, from the tensors that the loss is given."""
     for row, sample in enumerate(batch.samples):
         yield TrainedRow(

@@ -4,23 +4,19 @@ Both go over several turns. The model thinks, and its chat template leaves the t
 user speaks again, so these sessions fork.
 """
 
-import json
 import re
 from collections.abc import Generator, Mapping
-from pathlib import Path
 from random import Random
 from typing import Any
 
 CALCULATOR = "python:rolltape.collect.environments.calculator:calculator"
 
 
-def write_tasks(path: Path, seed: int, step: int, count: int) -> Path:
-    """The tasks of one step as JSON lines: of four, three are talks with sums and one is a game."""
+def make_tasks(seed: int, step: int, count: int) -> list[dict[str, Any]]:
+    """The tasks of one step: of four, three are talks with sums and one is a game."""
     rng = Random(f"{seed}/{step}")
     made = [_game(rng) if number % 4 == 3 else _sums(rng) for number in range(count)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({"id": f"{step}-{n}", **task}) + "\n" for n, task in enumerate(made)))
-    return path
+    return [{"id": f"{step}-{number}", **task} for number, task in enumerate(made)]
 
 
 def some_sums(task: Mapping[str, Any], seed: int) -> Generator[str, str, float]:

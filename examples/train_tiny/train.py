@@ -12,16 +12,15 @@ from typing import NamedTuple
 import rolltape
 from examples.train_tiny.faults import Fault, spoiled, spoiled_rollouts, spoiled_temperature
 from examples.train_tiny.proof import Proof
-from examples.train_tiny.tasks import write_tasks
+from examples.train_tiny.tasks import make_tasks
 from examples.train_tiny.trainer import Recipe, Trainer
 from examples.train_tiny.weights import hand_over, load_model
-from rolltape.collect.collector import Collector
 from rolltape.collect.settings import CollectSettings
 from rolltape.gateway.engines.inprocess import InProcessEngine
 from rolltape.gateway.request import SamplingParams
+from rolltape.integrations import LiveGroups
 from rolltape.records.policy import Advantage
 from rolltape.records.sample import Sample
-from rolltape.tape.recording.tape import Tape
 from rolltape.tiny import TinyEngine, shipped_model
 from rolltape.tokens import TokenExporter
 
@@ -55,38 +54,17 @@ async def train(run: Path, seed: int, recipe: Recipe, fault: Fault | None = None
 
 
 class Training:
-    """A gateway before an engine, a tape, and a trainer whose weights the engine gets."""
+    """A trainer, what collects for it, and the thread in which it learns."""
 
-    def __init__(
-        self,
-        seed: int,
-        tape: Tape,
-        gateway: rolltape.Gateway,
-        trainer: Trainer,
-        thread: ThreadPoolExecutor,
-    ) -> None:
+    def __init__(self, seed: int, live: LiveGroups, trainer: Trainer, thread: ThreadPoolExecutor) -> None:
         self.trainer = trainer
         self._seed = seed
-        self._tape = tape
-        self._gateway = gateway
+        self._live = live
         self._thread = thread
 
     async def collect(self, step: int) -> list[rolltape.Group]:
-        """The groups of a step, taken as they complete."""
-        recipe, folder = self.trainer.recipe, self._tape.directory.path
-        settings = CollectSettings(
-            source=str(write_tasks(folder / "tasks" / f"step-{step}.jsonl", self._seed, step, recipe.tasks)),
-            source_name="tasks",
-            step=step,
-            group_size=recipe.group_size,
-            sampling=SamplingParams(temperature=recipe.temperature, max_tokens=96),
-            thinking=True,
-            max_turns=12,
-        )
-        collector = Collector(settings, self._tape, gateway=self._gateway)
-        async with asyncio.TaskGroup() as running:
-            running.create_task(collector.run(lambda launch: None, lambda results: None))
-            return [group async for group in self._tape.groups(step=step, credit=CREDIT)]
+        """The groups of a step."""
+        return await self._live.request(make_tasks(self._seed, step, self.trainer.recipe.tasks), step=step)
 
     async def learn(self, step: int, groups: Sequence[rolltape.Group], fault: Fault | None = None) -> Proof:
         """Train on groups, and hand the new weights over; with a fault in the samples a ProofError, and no change."""
@@ -98,26 +76,33 @@ class Training:
         learning = partial(self.trainer.update, step, samples, temperature, proof)
         await asyncio.get_running_loop().run_in_executor(self._thread, learning)
         self.trainer.keep(str(step + 1))
-        weights = self._tape.directory.path / "weights"
-        await hand_over(self.trainer.model, self._gateway, weights, str(step + 1))
+        weights = self._live.tape.directory.path / "weights"
+        await asyncio.to_thread(hand_over, self.trainer.model, self._live, weights, str(step + 1))
         return proof
 
 
 @asynccontextmanager
 async def training(run: Path, seed: int, recipe: Recipe) -> AsyncIterator[Training]:
     """Everything that a training needs, on a run of its own."""
-    engine = TinyEngine(shipped_model(), version="0")
+    settings = CollectSettings(
+        source="tasks",
+        model=str(shipped_model()),
+        group_size=recipe.group_size,
+        sampling=SamplingParams(temperature=recipe.temperature, max_tokens=96),
+        thinking=True,
+        max_turns=12,
+    )
+    engine = InProcessEngine(TinyEngine(shipped_model(), version="0"), model="tiny")
     with (
         rolltape.open(run, name=f"train-tiny-{seed}") as tape,
+        LiveGroups(tape, collect=settings, engine=engine, credit=CREDIT) as live,
         TokenExporter(run, rank=0, world_size=1, loss=recipe.clip) as exporter,
         # One thread learns throughout: what a thread has freed, the allocator keeps for that thread.
         ThreadPoolExecutor(1) as thread,
     ):
         trainer = Trainer(load_model(), recipe, exporter)
         trainer.keep("0")
-        served = InProcessEngine(engine, model="tiny")
-        async with rolltape.Gateway(engine=served, model=shipped_model(), tape=tape) as gateway:
-            yield Training(seed, tape, gateway, trainer, thread)
+        yield Training(seed, live, trainer, thread)
 
 
 def trained_on(groups: Sequence[rolltape.Group]) -> list[Sample]:

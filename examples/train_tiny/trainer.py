@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from examples.train_tiny.batch import Batch, batches
 from examples.train_tiny.loss import grpo_loss, logprobs_of
 from examples.train_tiny.proof import Proof, ProofError
+from rolltape.integrations.torch import SampleBatch, batches
 from rolltape.records.sample import Sample
 from rolltape.tokens import PpoClip, TokenExporter
 
@@ -68,7 +68,7 @@ class Trainer:
             self._optimizer.step()
         self._exporter.mark_stable(step)
 
-    def logprobs_by(self, batch: Batch, version: str, temperature: float) -> Tensor:
+    def logprobs_by(self, batch: SampleBatch, version: str, temperature: float) -> Tensor:
         """What weights that were kept make of a batch."""
         if version not in self._kept:
             raise ProofError(f"trained tokens name the weights {version!r}; the trainer had {', '.join(self._kept)}")

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from rolltape import Gateway
+from rolltape.integrations import LiveGroups
 from rolltape.tiny import shipped_model
 
 
@@ -17,7 +17,7 @@ def load_model() -> Any:
     return AutoModelForCausalLM.from_pretrained(shipped_model(), dtype=torch.float32).train()
 
 
-async def hand_over(model: Any, gateway: Gateway, folder: Path, version: str) -> None:
+def hand_over(model: Any, live: LiveGroups, folder: Path, version: str) -> None:
     """Have the engine sample by the model's weights from now on, under a new version."""
     model.save_pretrained(folder)  # float32, or what is trained next would not be what was sampled
-    await gateway.update_weights(folder, version)
+    live.update_weights(folder, version)

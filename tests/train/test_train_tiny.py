@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from examples.train_tiny.__main__ import main
-from examples.train_tiny.batch import batches
 from examples.train_tiny.faults import Fault, spoiled, spoiled_rollouts
 from examples.train_tiny.loss import grpo_loss
 from examples.train_tiny.proof import Proof, ProofError
@@ -22,6 +21,7 @@ from examples.train_tiny.trainer import Recipe
 
 import rolltape
 from rolltape.cli import run as rolltape_command
+from rolltape.integrations.torch import batches
 from rolltape.records.sample import Sample
 from rolltape.tokens import PpoClip, read_tokens
 
