@@ -9,16 +9,17 @@ import openai
 import pytest
 
 import rolltape
-from gateways import CALCULATOR, Answer, Rig, eventually, rig, slowly, tiny_gateway, user
+from gateways import CALCULATOR, Answer, Api, Rig, eventually, rig, slowly, tiny_gateway, user
+from live_streams import Live, allow, allowing
 from rolltape.cli import run as rolltape_command
 from rolltape.records.sample import Fate
-from scripted_engine import Json, tool_call
+from scripted_engine import Json, Step, tool_call
 from told_tokens import LONG, encoded, on_tape, post, told
 
 DETAILS: Json = {"return_token_ids": True, "logprobs": 0, "max_tokens": 100}
 
 
-def text_of(answer: Answer, index: int = 0) -> str:
+def text_of(answer: Answer | Live, index: int = 0) -> str:
     choices = [choice for event in answer.events for choice in event["choices"] if choice["index"] == index]
     return "".join(choice["text"] for choice in choices)
 
@@ -117,6 +118,28 @@ async def test_a_stop_string_is_cut_from_the_text_and_kept_in_the_ids(run: Path,
     assert turn.facts.finish == "stop_string"
     assert told(answer) == on_tape(turn)
     assert text_of(answer) == whole[: whole.index(stop)]
+
+
+async def test_a_streamed_text_comes_as_it_is_sampled_up_to_a_possible_stop_string(run: Path) -> None:
+    text = "  It is é ☃, and <|im_start|> too. ST but no more STOP"
+    engine = allowing([Step(text, "STOP")], unusual=False)
+    async with rig(run, engine) as it:
+        opened, live = await it.open(), Live(Api.CHAT)
+        ids = encoded(it, text)
+        most = next(count for count in range(len(ids)) if engine.text_of(ids[:count]).endswith("more S"))
+        url = f"{it.gateway.url}/s/{opened['key']}/v1/completions"
+        body = {"model": "it", "prompt": "Say it:", "stream": True, "stop": ["STOP"], **DETAILS}
+        async with it.http.post(url, json=body) as response:
+            reading = asyncio.ensure_future(live.read(response))
+            allow(engine, most)
+            await eventually(lambda: text_of(live) == text[: text.index("STOP")])
+            assert engine.said == []  # it goes on
+            allow(engine)
+            await reading
+        await it.finish(opened)
+    (turn,) = it.turns()
+    assert text_of(live) == text[: text.index("STOP")]
+    assert told(Answer(200, {}, live.raw)) == on_tape(turn)
 
 
 async def test_the_sdk_completes_text_and_ids(run: Path) -> None:

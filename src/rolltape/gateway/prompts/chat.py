@@ -24,7 +24,7 @@ from rolltape.gateway.prompts.families import (
 from rolltape.gateway.prompts.rendering import BridgeRefusal, Prepared, PromptIds, SplicedIds, prepared
 from rolltape.gateway.prompts.reply import Parsed, parse_by_renderer, plain_text
 from rolltape.gateway.prompts.reply_form import Thinking, find_reply_form, find_split_rules
-from rolltape.gateway.prompts.splitter import ReplySplitter
+from rolltape.gateway.prompts.splitter import PlainText, ReplySplitter
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer, SpecialText
 from rolltape.records.turn import Ids, TokenChain
 
@@ -225,6 +225,10 @@ class ChatPrompts:
     def decode(self, ids: Ids) -> str:
         """The text of ids, special tokens spelled out."""
         return self._tokenizer.decode(ids.tolist())
+
+    def plain_splitter(self, stop_strings: Sequence[str]) -> PlainText | None:
+        """What shows a reply as it is sampled where it is not taken apart; None: it is shown when it has ended."""
+        return PlainText(self._tokenizer, self.stop_ids, stop_strings) if self._tokenizer.is_byte_level else None
 
     def decode_reply(self, ids: Ids, stop_string: str | None) -> str:
         """The text of a reply up to the id or the string that ended it, special tokens spelled out."""

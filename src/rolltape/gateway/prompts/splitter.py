@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from rolltape.gateway.prompts.families import CallInThinking, Response
 from rolltape.gateway.prompts.reply import Parsed, delivered, first_call_end
 from rolltape.gateway.prompts.reply_form import Mark, ReplyPart, SplitRules
+from rolltape.gateway.prompts.tokenizer import FolderTokenizer
 
 _Utf8 = codecs.getincrementaldecoder("utf-8")
 
@@ -178,6 +179,37 @@ class ReplySplitter:
         self._reasoning.close()
         self.reasoning_ids = ids
         self._part = part
+
+
+class PlainText:
+    """The text of a reply that is not taken apart, as far as it may be shown: it continues a prompt that was given.
+
+    It ends before a stop id, and before a stop string; what may begin one is withheld, and so are unfinished letters.
+    """
+
+    reasoning = ""
+
+    def __init__(self, tokenizer: FolderTokenizer, stop_ids: Sequence[int], stop_strings: Sequence[str]) -> None:
+        self._token_bytes = tokenizer.token_bytes
+        self._stop_ids = frozenset(stop_ids)
+        self._stops = tuple(stop for stop in stop_strings if stop)
+        self._utf8 = _Utf8(errors="replace")
+        self._held = ""  # what follows the text that is shown
+        self._ended = False
+        self.text = ""
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Read the ids that were sampled since the last time."""
+        if self._ended:
+            return
+        end = next((at for at, token in enumerate(ids) if token in self._stop_ids), None)
+        held = self._held + self._utf8.decode(b"".join(map(self._token_bytes, ids[:end])))
+        at, stop = _first(held, self._stops)
+        self._ended = end is not None or stop is not None
+        # As in `_Shown`, the text is extended in place.
+        text, self.text = self.text, ""
+        text += held[:at]
+        self.text, self._held = text, held[at:]
 
 
 class _Shown:

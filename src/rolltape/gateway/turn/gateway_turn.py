@@ -27,7 +27,7 @@ from rolltape.records.messages import content_text
 from rolltape.records.turn import NO_IDS, Delivery, Finish, Ids, Logprobs, Turn
 
 if TYPE_CHECKING:
-    from rolltape.gateway.prompts.splitter import ReplySplitter
+    from rolltape.gateway.prompts.splitter import PlainText, ReplySplitter
     from rolltape.gateway.sessions import OpenSession
     from rolltape.samples.spelling import Spell
 
@@ -92,7 +92,7 @@ class GatewayTurn:
         self._task: asyncio.Future[None] | None = None
         self._waiting = 0
         self._changed: asyncio.Future[None] | None = None  # done at the next change; None: nobody looks
-        self._splitter: ReplySplitter | None = None  # None: the reply is shown when it has ended
+        self._splitter: ReplySplitter | PlainText | None = None  # None: the reply is shown when it has ended
 
     # What the reply is, once the turn is durable; dialects put it into their words.
 
@@ -309,7 +309,7 @@ class GatewayTurn:
         self.state = state
         self._notify()
 
-    def show_from(self, splitter: "ReplySplitter | None") -> None:
+    def show_from(self, splitter: "ReplySplitter | PlainText | None") -> None:
         """Show the reply as it comes, by a splitter of its own; None: when it has ended."""
         self._splitter = splitter
         if splitter is not None:

@@ -50,7 +50,7 @@ from rolltape.gateway.turn.replies import (
 from rolltape.records.turn import Delivery, Finish, Ids, TokenChain, Turn
 
 if TYPE_CHECKING:
-    from rolltape.gateway.prompts.splitter import ReplySplitter
+    from rolltape.gateway.prompts.splitter import PlainText, ReplySplitter
     from rolltape.gateway.sessions import OpenSession
 
 log = logging.getLogger("rolltape.gateway")
@@ -320,9 +320,13 @@ class Turns:
                 turn.failed = error if isinstance(error, EngineFailed) else None
         turn.engine_s = time.perf_counter() - began
 
-    def _splitter(self, turn: GatewayTurn) -> "ReplySplitter | None":
+    def _splitter(self, turn: GatewayTurn) -> "ReplySplitter | PlainText | None":
         """What finds in sampled ids what may be shown; None: the reply is shown when it has ended."""
-        if not turn.request.stream or self.buffered is not None or turn.request.prompt is not None:
+        if not turn.request.stream or self._silent_engine is not None:
+            return None
+        if turn.request.prompt is not None:
+            return self._prompts.plain_splitter(turn.sampling.stop or ())
+        if not self._prompts.streams:
             return None
         prompt = TokenChain(turn.prompt.ids[: turn.prompt_tokens])
         return self._prompts.splitter(prompt, turn.thinking, turn.request.all_tools, turn.sampling.stop or ())
@@ -330,11 +334,16 @@ class Turns:
     @property
     def buffered(self) -> str | None:
         """Why streamed replies are shown when they have ended; None: they are shown as they are sampled."""
-        if silent := [engine.name for engine in self._pool.engines if not engine.streams]:
-            return f"{silent[0]} does not stream token ids"
+        if (silent := self._silent_engine) is not None:
+            return f"{silent} does not stream token ids"
         return (
             None if self._prompts.streams else f"no safe rule is known where calls begin with {self._prompts.renderer}"
         )
+
+    @property
+    def _silent_engine(self) -> str | None:
+        """An engine that does not stream; None: all do."""
+        return next((engine.name for engine in self._pool.engines if not engine.streams), None)
 
     # parsed
 
