@@ -121,7 +121,7 @@ def _check_positions(run: Path, given: tuple[dict[str, Any], dict[str, Any]]) ->
 
 def _check_old_alone(run: Path, given: tuple[dict[str, Any], dict[str, Any]]) -> None:
     """A clipped loss masks by the old policy's logprobs, if there are no others."""
-    batch, outputs = {**given[0], "inference_logprobs": None}, given[1]
+    batch, outputs = {**given[0], "inference_logprobs": None, "ref_kl_weights": None}, given[1]
     expected = exported(run / "cpu", (batch, outputs), loss=PpoClip())
     check_same(expected, exported(run / "gpu", (moved(batch), moved(outputs)), loss=PpoClip()), "old logprobs alone")
 
