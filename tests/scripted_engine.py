@@ -133,6 +133,7 @@ class ScriptedEngine:
         self.violations: list[str] = []
         self.aborted: list[str] = []
         self.loaded: list[str] = []  # folders of weights
+        self.flushed = 0  # how often it forgot its prefixes
         self.mishaps: dict[int, Mishap] = {}  # by the number of the request
         self.unknown_logprobs: frozenset[int] = frozenset()  # places in a reply whose logprob is given as null
         self.requests = 0
@@ -173,6 +174,7 @@ class ScriptedEngine:
         app.router.add_post("/abort_request", self._abort)
         app.router.add_post("/update_weights_from_disk", self._update)
         app.router.add_post("/update_weight_version", self._update)
+        app.router.add_post("/flush_cache", self._flush)
         app.router.add_get("/health", self._healthy)
         app.router.add_get("/v1/models", self._models)
         for prefix in ("/", "/get_"):
@@ -457,6 +459,10 @@ class ScriptedEngine:
         self._thawed = asyncio.Event()
         self._thawed.set()
         return web.json_response({"success": True, "message": "as told"})
+
+    async def _flush(self, request: web.Request) -> web.Response:
+        self.flushed += 1
+        return web.Response(text="Cache flushed.")
 
     async def _healthy(self, request: web.Request) -> web.Response:
         return web.Response()

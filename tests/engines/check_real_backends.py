@@ -240,7 +240,8 @@ async def weights_change(spec: str, served: Path, other: Path) -> int:
                     ask = client.chat.completions.create
                     stream = await ask(model="it", messages=messages, stream=True, temperature=1.0, max_tokens=200)
                     async for chunk in stream:
-                        if chunk.choices and chunk.choices[0].delta.content and gateway.status()["version"] == "v0":
+                        told = chunk.choices[0].delta.model_dump(exclude={"role"}) if chunk.choices else {}
+                        if any(told.values()) and gateway.status()["version"] == "v0":
                             began = time.monotonic()
                             interrupted = await gateway.update_weights(other, "v1")
                             took = f"(in {time.monotonic() - began:.2f} s)"

@@ -48,7 +48,7 @@ async def test_a_reply_in_flight_goes_on_under_the_weights_that_were_handed_over
         assert await updated(it, "/checkpoints/1", "v1") == 1
         it.engine.allowance = None
         assert (streamed_text_of if stream else text_of)(Api.CHAT, await asking) == LONG
-        assert it.engine.loaded == ["/checkpoints/1"]
+        assert (it.engine.loaded, it.engine.flushed) == (["/checkpoints/1"], 1)
         await it.finish(opened)
     (turn,) = it.turns()
     assert versions(turn) == [("v0", "v0"), ("v1", "v1")]

@@ -106,6 +106,8 @@ _ABILITIES_BY_BACKEND = {
 _LEAST_INTERVAL = 16
 _MOST_REPEATED_EVENTS = 128
 
+_FLUSH_TIMEOUT_S = 30
+
 
 class SglangEngine(HttpEngine):
     """One SGLang server, or a router in front of several.
@@ -188,8 +190,10 @@ class SglangEngine(HttpEngine):
 
     async def load_weights(self, folder: str, version: str) -> None:
         # The load waits for replies in flight, also for those of other clients.
-        body = {"model_path": folder, "weight_version": version, "abort_all_requests": True, "flush_cache": True}
+        body = {"model_path": folder, "weight_version": version, "abort_all_requests": True, "flush_cache": False}
         await self._http.post("/update_weights_from_disk", msgspec.json.encode(body))
+        # SGLang (0.5.23) may be at a reply for a moment after it has sent its end, and flushes nothing then.
+        await self._http.post(f"/flush_cache?timeout={_FLUSH_TIMEOUT_S}", b"")
 
     def _body(self, wanted: Generation, experts_from: int) -> dict[str, Any]:
         params = {
