@@ -48,7 +48,7 @@ def seconds(work: Callable[[], object]) -> float:
 def main(benchmarks: dict[str, Benchmark], arguments: list[str] | None = None) -> None:
     """Run the benchmarks asked for and print their figures; with --strict a missed target exits with 1.
 
-    A benchmark whose function has a parameter `rollouts` or `run` gets what --rollouts or --run says.
+    A benchmark whose function has a parameter with the name of an option gets what the option says.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("which", nargs="*", choices=[*benchmarks, []], help="all of them if none is named")
@@ -59,11 +59,13 @@ def main(benchmarks: dict[str, Benchmark], arguments: list[str] | None = None) -
     parser.add_argument(
         "--run", type=Path, metavar="RUN", help="a run that view is measured on, instead of a fresh one"
     )
+    parser.add_argument("--part", metavar="PART", help="the part of gateway that is run, such as workers or soak")
+    parser.add_argument("--workers", metavar="N,N", help="the numbers of workers that gateway compares: 1,2 by default")
     asked = parser.parse_args(arguments)
     missed = 0
     for name in asked.which or benchmarks:
         taken = inspect.signature(benchmarks[name]).parameters
-        options = {option: vars(asked)[option] for option in ("rollouts", "run") if option in taken}
+        options = {option: vars(asked)[option] for option in ("rollouts", "run", "part", "workers") if option in taken}
         given = {option: value for option, value in options.items() if value is not None}
         figures = list(_with_progress(name, benchmarks[name](**given)))
         Console().print(_table(name, figures))

@@ -30,13 +30,14 @@ from benchmarks.gateway_load import (
     file_texts,
     instant_engine,
     measure,
-    open_ours,
     open_session,
     our_gateway,
     peer_gateway,
     post,
 )
+from benchmarks.gateway_soak import soak_figures
 from benchmarks.gateway_streams import stream_figures
+from benchmarks.gateway_workers import worker_figures
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.tiny import shipped_model
 
@@ -44,25 +45,31 @@ _TURNS, _LAST_BODY = 30, 66 * 1024
 _TEXT = _LAST_BODY // _TURNS - 180  # characters of a message, so that the last body has that size
 _SHORT_TEXT = 60
 _CONTEXT = 100_000
-_MANY_SESSIONS, _IN_FLIGHT, _MANY_TURNS = 1_000, 64, 20_000
 _ROUNDS = 3
 _CALL_TEXT = '<tool_call>\n{"name": "read_file", "arguments": {"path": "next"}}\n</tool_call>'
 
 
-def figures() -> Iterable[Figure]:
+def figures(part: str | None = None, workers: str = "1,2") -> Iterable[Figure]:
     """Costs, comparisons, and a long run, with the real Qwen3 tokenizer where npm can bring it."""
     folder = _model_folder()
     prompts = ChatPrompts(folder, renderer="qwen3", thinking=False)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = [*tokenizer.encode(REPLY, add_special_tokens=False).ids, prompts.stop_ids[0]]
-    yield from _render_figures(prompts)
     with instant_engine(ids) as engine:
-        yield from _cpu_figures(folder, engine)
-        yield from _speed_figures(folder, engine)
-        yield from _context_figures(folder, prompts, engine)
-        yield from _user_figures(folder, tokenizer, prompts.stop_ids[0], engine)
-        yield from _many_figures(folder, engine)
-    yield from stream_figures(folder, tokenizer, prompts.stop_ids[0])
+        parts: dict[str, Callable[[], Iterable[Figure]]] = {
+            "render": lambda: _render_figures(prompts),
+            "cpu": lambda: _cpu_figures(folder, engine),
+            "speed": lambda: _speed_figures(folder, engine),
+            "context": lambda: _context_figures(folder, prompts, engine),
+            "user": lambda: _user_figures(folder, tokenizer, prompts.stop_ids[0], engine),
+            "workers": lambda: worker_figures(folder, engine, [int(count) for count in workers.split(",")]),
+            "stream": lambda: stream_figures(folder, tokenizer, prompts.stop_ids[0]),
+            "soak": lambda: soak_figures(folder, engine),
+        }
+        if part is not None and part not in parts:
+            raise SystemExit(f"--part {part}: it is one of {', '.join(parts)}")
+        for name in parts if part is None else [part]:
+            yield from parts[name]()
 
 
 def _model_folder() -> Path:
@@ -98,7 +105,9 @@ def _cpu_figures(folder: Path, engine: Server) -> Iterable[Figure]:
         bridged = _cheapest(gateway, _bridged, known=_TURNS)
         new = _rendered()
         rendered, again = measure(gateway, new), measure(gateway, new)
-    yield Figure("engine's CPU a turn, small body", floor.cpu_ms, "ms", note="asked directly: what any server takes")
+    yield Figure(
+        "engine's CPU a turn, small body", floor.cpu_ms, "ms", note="asked directly; its answers are made beforehand"
+    )
     yield Figure(
         "our CPU a turn, small body", small.cpu_ms, "ms", 2.5, note=f"{small.cpu_ms / floor.cpu_ms:.1f} × that"
     )
@@ -244,34 +253,6 @@ def _user_figures(folder: Path, tokenizer: Tokenizer, stop_id: int, engine: Serv
     yield Figure("turns a second, user messages", by_user, "/s", note=note)
     yield Figure("turns a second, tool results", by_tool, "/s")
     yield Figure("user messages / tool results", by_user / by_tool, "×", 0.9, at_most=False)
-
-
-def _many_figures(folder: Path, engine: Server) -> Iterable[Figure]:
-    """Many open sessions; memory once they are finished, and after as many turns again."""
-    with our_gateway(folder, engine) as gateway:
-        first, last = asyncio.run(_long_run(gateway))
-    yield Figure("memory after 20,000 turns / after 5,000", last / first, "×", 1.1, note=f"{last:.0f} MB")
-
-
-async def _long_run(gateway: Server) -> tuple[float, float]:
-    bodies = conversation(file_texts(600), 5)
-    early = 0.0
-    limit = asyncio.Semaphore(_IN_FLIGHT)
-
-    async def turns(client: aiohttp.ClientSession, base: str) -> None:
-        for body in bodies:
-            async with limit:
-                await post(client, f"{base}/chat/completions", body)
-
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
-        for round_ in range(_MANY_TURNS // (_MANY_SESSIONS * len(bodies))):
-            opened = [await open_ours(client, gateway) for _ in range(_MANY_SESSIONS)]
-            await asyncio.gather(*(turns(client, session["openai_base_url"]) for session in opened))
-            for session in opened:
-                await post(client, f"{gateway.url}/sessions/{session['session']}/finish", b'{"samples": false}')
-            if round_ == 0:
-                early = gateway.memory_mb
-    return early, gateway.memory_mb
 
 
 def _bytes_on_disk(server: Server) -> int:

@@ -25,8 +25,8 @@ PEER = "rllm_model_gateway"
 AT_ONCE = 8  # sessions
 REPLY = "I look at the next file and see what it holds."
 _CALL = {"name": "read_file", "arguments": '{"path": "next"}'}
-_ADMIN_KEY = "benchmark"
-_HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {_ADMIN_KEY}"}
+ADMIN_KEY = "benchmark"
+_HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {ADMIN_KEY}"}
 _SAMPLED = re.compile(rb'"content": ?"I|"output_ids"')  # in an event: it carries something of the reply
 _SETTLE_S = 0.5  # in which a server does what it leaves for after its last reply
 
@@ -51,14 +51,26 @@ class Server(NamedTuple):
 
     @property
     def memory_mb(self) -> float:
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        return pages * resource.getpagesize() / 2**20
+        return sum(_memory_mb(pid) for pid in self._pids)
 
     @property
     def cpu_s(self) -> float:
-        """The processor time that it has used, in its own code and in the system's."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """The processor time that it and its workers have used, in their own code and in the system's."""
+        return sum(_cpu_s(pid) for pid in self._pids)
+
+    @property
+    def _pids(self) -> list[int]:
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return [self.pid, *map(int, children)]
+
+
+def _memory_mb(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Cost(NamedTuple):
@@ -96,13 +108,13 @@ def instant_engine(ids: Sequence[int]) -> contextlib.AbstractContextManager[Serv
 
 
 @contextlib.contextmanager
-def our_gateway(model: Path, engine: Server, thinking: str = "--no-thinking") -> Iterator[Server]:
+def our_gateway(model: Path, engine: Server, thinking: str = "--no-thinking", *, workers: int = 1) -> Iterator[Server]:
     """The gateway in front of an engine like SGLang; its run is deleted in the end."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         command = [sys.executable, "-m", "rolltape.cli", "serve", str(run), "--engine", f"sglang:{engine.url}"]
-        options = ["--model", str(model), "--renderer", "qwen3", thinking, "--port", "0", "--admin-key", _ADMIN_KEY]
-        with served([*command, *options], Kind.OURS) as server:
+        options = ["--model", str(model), "--renderer", "qwen3", thinking, "--port", "0", "--admin-key", ADMIN_KEY]
+        with served([*command, *options, "--workers", str(workers)], Kind.OURS) as server:
             yield server._replace(folder=run)
 
 
@@ -157,12 +169,9 @@ async def open_session(client: aiohttp.ClientSession, server: Server) -> str:
         return f"{server.url}/v1"
     if server.kind is Kind.PEER:
         return f"{server.url}{(await post(client, f'{server.url}/sessions', b'{}'))['url']}"
-    return (await open_ours(client, server))["openai_base_url"]
-
-
-async def open_ours(client: aiohttp.ClientSession, gateway: Server) -> dict[str, str]:
-    """A new session of our gateway, for a task of its own: its id and where its turns are sent."""
-    return await post(client, f"{gateway.url}/sessions", json.dumps({"task_id": f"{time.time_ns()}"}).encode())
+    task = json.dumps({"task_id": f"{time.time_ns()}"}).encode()
+    base: str = (await post(client, f"{server.url}/sessions", task))["openai_base_url"]
+    return base
 
 
 async def post(client: aiohttp.ClientSession, url: str, body: bytes) -> dict[str, Any]:
