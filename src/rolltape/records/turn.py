@@ -35,7 +35,7 @@ def common_prefix(left: Ids, right: Ids) -> int:
 class TokenChain:
     """An immutable id sequence: `parent[:keep]` followed by `own`. Sharing is storage, not meaning."""
 
-    __slots__ = ("depth", "jump", "jump_keep", "keep", "own", "parent")
+    __slots__ = ("_jump", "depth", "jump_keep", "keep", "own", "parent")
 
     parent: Self | None
     keep: int
@@ -51,14 +51,20 @@ class TokenChain:
         self.own = own
         self.depth = 0 if parent is None else parent.depth + 1
         # Jump pointers in skew-binary steps, with what is kept all the way: distant links meet in logarithmic time.
-        self.jump: Self = self
+        # The first link has none: one that pointed to itself would be freed only when cycles are looked for.
+        self._jump: Self | None = None
         self.jump_keep = self.keep
         if parent is not None:
             up = parent.jump
             if parent.depth - up.depth == up.depth - up.jump.depth:
-                self.jump, self.jump_keep = up.jump, min(self.keep, parent.jump_keep, up.jump_keep)
+                self._jump, self.jump_keep = up.jump, min(self.keep, parent.jump_keep, up.jump_keep)
             else:
-                self.jump = parent
+                self._jump = parent
+
+    @property
+    def jump(self) -> Self:
+        """An earlier link some steps away; the first link itself where there is none."""
+        return self if self._jump is None else self._jump
 
     def __len__(self) -> int:
         return self.keep + len(self.own)

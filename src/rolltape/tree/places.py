@@ -91,9 +91,9 @@ class Node(SharedPrefix):
 
     __slots__ = (
         "_conversation",
+        "_jump",
         "depth",
         "ids_matter",
-        "jump",
         "message",
         "rewrites",
         "rewritten",
@@ -119,15 +119,20 @@ class Node(SharedPrefix):
         self.rewrites: PlacedTurn | None = None  # the turn whose reply this message replaced in its place
         self.rewritten: Node | None = None  # the nearest such node, at or above
         # Jump pointers in skew-binary steps: any ancestor is found in logarithmic time, with one extra link a node.
-        self.jump: Node = self
+        self._jump: Node | None = None  # not itself: a cycle would outlive its session
         if parent is None:
             self.root, self.ids_matter, self.depth = root, ids_matter, 0
             self._conversation: bytes | None = b""  # None: nobody asked for it yet
             return
         self.root, self.ids_matter, self.depth = parent.root, parent.ids_matter, parent.depth + 1
         self._conversation, self.rewritten, up = None, parent.rewritten, parent.jump
-        self.jump = up.jump if parent.depth - up.depth == up.depth - up.jump.depth else parent
+        self._jump = up.jump if parent.depth - up.depth == up.depth - up.jump.depth else parent
         parent.adopt(self)
+
+    @property
+    def jump(self) -> "Node":
+        """An earlier node some steps away; the first node itself where there is none."""
+        return self if self._jump is None else self._jump
 
     @property
     def key(self) -> bytes:

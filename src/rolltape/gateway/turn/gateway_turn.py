@@ -8,7 +8,6 @@ import enum
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -63,7 +62,7 @@ class GatewayTurn:
         self.choice = 0  # which of the request's replies it is
         self.resumes: GatewayTurn | None = None  # the interrupted turn that a client's retry goes on from
         self.ignored_params = request.ignored_params
-        self.choices: Sequence[GatewayTurn] = (self,)  # the turns of its request, one for each reply asked for
+        self._siblings: Sequence[GatewayTurn] = ()  # the turns of its request, where that asked for several replies
         # from PROMPTED on
         self.place: HistoryMatch
         self.prompt: Prompt
@@ -197,12 +196,21 @@ class GatewayTurn:
 
     # Whoever waits for it.
 
-    def start(self, work: "asyncio.Task[None]", over: Callable[[], None]) -> None:
+    @property
+    def choices(self) -> "Sequence[GatewayTurn]":
+        """The turns of its request, one for each reply asked for."""
+        return self._siblings or (self,)
+
+    def ask_with(self, siblings: "Sequence[GatewayTurn]") -> None:
+        """Be one of the turns of a request."""
+        self._siblings = siblings
+
+    def start(self, work: "asyncio.Task[None]", over: "Callable[[GatewayTurn], None]") -> None:
         """Have `over` called when the work has ended and nobody waits any more."""
         self._task, self._over = work, over
         work.add_done_callback(lambda _: self._settle())
 
-    def restore(self, recorded: Turn, message: dict[str, Any] | None, over: Callable[[], None]) -> None:
+    def restore(self, recorded: Turn, message: dict[str, Any] | None, over: "Callable[[GatewayTurn], None]") -> None:
         """Become a turn that an earlier gateway recorded, for a client that asks again; `resumes` is set before."""
         facts, extra = recorded.facts, recorded.facts.extra
         self.id = extra.get("reply_id", self.id)
@@ -225,6 +233,7 @@ class GatewayTurn:
         self.delivery = self.session.deliveries.get(recorded.id, facts.delivery)
         self.state = TurnState.DURABLE
         self._over = over
+        self.reply.on_sampled = None
         self._task = asyncio.get_running_loop().create_future()
         self._task.set_result(None)
 
@@ -254,10 +263,12 @@ class GatewayTurn:
     def _settle(self) -> None:
         assert self._task is not None
         self._notify()
+        if self._task.done():
+            self.reply.on_sampled = None  # it holds this turn; without cycles a session that ended is freed at once
         if self._waiting == 0 and self._task.done():
             if not self._task.cancelled():
                 self._task.exception()  # looked at, whether or not somebody waits
-            self._over()
+            self._over(self)
 
     @property
     def done(self) -> bool:
@@ -338,7 +349,7 @@ def restored_turn(
     for one in reversed(chain):
         turn = GatewayTurn(session, request)
         turn.resumes, turn.spell, turn.token_details = earlier, prompts.spell, request.token_details
-        turn.restore(one, _recorded_message(turn, one, prompts), partial(over, turn))
+        turn.restore(one, _recorded_message(turn, one, prompts), over)
         earlier = turn
     return turn
 

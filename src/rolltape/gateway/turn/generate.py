@@ -51,7 +51,7 @@ class ReplySoFar:
         self.unconstrained: str | None = None  # why a constraint does not hold, or not to the end; None: it does
         self.waited_s = 0.0  # for engines that failed, did not answer, or were paused
         self.told = 0  # ids that somebody was told of while they were sampled
-        self._on_sampled = on_sampled
+        self.on_sampled = on_sampled
 
     @property
     def sampled(self) -> int:
@@ -83,8 +83,8 @@ class ReplySoFar:
         """Pass on ids that an engine has just sampled."""
         self.engine_owes_since = time.monotonic()
         self.told += len(ids)
-        if self._on_sampled is not None:
-            self._on_sampled(ids)
+        if self.on_sampled is not None:
+            self.on_sampled(ids)
 
     def add(self, part: PartialGeneration) -> None:
         """Keep what an engine gave, and tell of what of it was not told yet."""

@@ -98,7 +98,7 @@ class Turns:
                 turn.leave()
             raise next(one for one in found if isinstance(one, BaseException))
         for turn in turns:
-            turn.choices = turns
+            turn.ask_with(turns)
         return turns
 
     async def _submit(
@@ -129,7 +129,7 @@ class Turns:
         if counts and session.task_instructions is None:
             session.task_instructions = instructions_of(request)
         work = asyncio.ensure_future(self._take(turn, counts=counts))
-        turn.start(work, lambda: self._over(turn))
+        turn.start(work, self._over)
         session.recent.add(turn.digest, choice, turn)
         return turn
 
