@@ -1,10 +1,12 @@
 """`rolltape serve --workers N`: one port, several processes, and any of them for every session."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,49 @@ async def test_a_connection_is_handed_to_the_worker_of_its_session(run: Path, en
                     await http.close()
 
 
+def holders(gateway: Served, client_port: int) -> set[int]:
+    """The workers that hold the connection from a port."""
+    ports = f"0100007F:{int(gateway.url.rpartition(':')[2]):04X} 0100007F:{client_port:04X}"
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+    (inode,) = (line[9] for line in lines if " ".join(line[1:3]) == ports)
+    workers = workers_of(gateway.run).values()
+    return {pid for pid in workers for fd in Path(f"/proc/{pid}/fd").iterdir() if is_link_to(fd, f"socket:[{inode}]")}
+
+
+def is_link_to(path: Path, target: str) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+        return str(path.readlink()) == target
+    return False
+
+
+async def test_a_connection_that_sessions_share_is_handed_to_the_worker_of_each_request(
+    run: Path, engine: ScriptedEngine
+) -> None:
+    async with client_of(run) as client:
+        with served(run, engine, "--workers", "2") as gateway:
+            opened = [await client.open(gateway, attempt=number) for number in range(2)]
+            owners = [owner_of(run, one) for one in opened]
+            assert owners[0] != owners[1]
+            connection = HTTPConnection(gateway.url.removeprefix("http://"))
+            connection.connect()
+            port: int = connection.sock.getsockname()[1]
+
+            def ask(key: str) -> None:
+                connection.request("POST", f"/s/{key}{PATHS[Api.CHAT]}", json.dumps(body_of(Api.CHAT, "hello")))
+                response = connection.getresponse()
+                assert (response.status, response.will_close) == (200, False), response.read()
+                response.read()
+
+            for one, owner in zip(opened * 3, owners * 3, strict=True):
+                await asyncio.to_thread(ask, one["key"])
+                # A request that comes before its worker has put the last one away is forwarded.
+                while holders(gateway, port) != {owner}:
+                    await asyncio.to_thread(ask, one["key"])
+            connection.close()
+    for rollout in rolltape.read(run).rollouts():
+        assert len(rollout.turns) >= 3
+
+
 async def test_a_request_that_comes_in_pieces_is_served_whoever_accepts_it(run: Path, engine: ScriptedEngine) -> None:
     async with client_of(run) as client:
         with served(run, engine, "--workers", "2") as gateway:
@@ -184,6 +229,32 @@ async def test_a_worker_that_is_killed_is_replaced_and_its_sessions_go_on(
     assert sorted(rollout.head.epoch for rollout in rollouts) == [0, 0, 1, 1]
     assert [len(rollout.turns) for rollout in rollouts] == [2] * 4
     assert rolltape_command(["check", str(run)]) == 0, capsys.readouterr()
+
+
+async def test_a_worker_that_is_killed_while_it_starts_is_replaced(run: Path, engine: ScriptedEngine) -> None:
+    async with client_of(run) as client:
+        with served(run, engine, "--workers", "2") as gateway:
+            opened = await client.open(gateway)
+            children = Path(f"/proc/{gateway.process.pid}/task/{gateway.process.pid}/children")
+            for _ in range(2):
+                killed = children.read_text().split()[-1]
+                os.kill(int(killed), signal.SIGKILL)
+                await eventually(lambda gone=killed: len({*children.read_text().split()} - {gone}) == 2)  # type: ignore[misc]
+            assert await fresh(client, gateway, opened, "hello")
+            assert gateway.process.poll() is None
+
+
+async def test_sessions_go_on_after_the_parent_of_the_workers_was_killed(run: Path, engine: ScriptedEngine) -> None:
+    async with client_of(run) as client:
+        with served(run, engine, "--workers", "2") as gateway:
+            opened = [await client.open(gateway, attempt=number) for number in range(2)]
+            for one in opened:
+                await fresh(client, gateway, one, "hello")
+            gateway.kill()  # ends when its workers have, who share its standard output
+        with served(run, engine, "--workers", "2") as gateway:
+            for one in opened:
+                await fresh(client, gateway, one, "more")
+    assert [len(rollout.turns) for rollout in rolltape.read(run).rollouts()] == [2, 2]
 
 
 async def test_sessions_that_requests_open_stay_with_one_worker(run: Path, engine: ScriptedEngine) -> None:

@@ -98,9 +98,9 @@ class Siblings:
         return [peer for peer in self._peers().values() if peer is not self._own and self._is_alive(peer)]
 
     def of_tag(self, tag: str) -> Peer | None:
-        """Another live worker, by what its keys begin with; None: it is this one, or none of them."""
+        """Another worker, by what its keys begin with; None: it is this one, or none of them. It may have died."""
         found = next((peer for peer in self._peers().values() if writer_tag(peer.writer) == tag), None)
-        return found if found is not None and found is not self._own and self._is_alive(found) else None
+        return None if found is self._own else found
 
     def check_next(self) -> None:
         """Raise ServedElsewhere if it is another one's turn to open a session."""

@@ -20,8 +20,8 @@ from typing import NamedTuple
 from rolltape.errors import GatewayError, RolltapeError
 from rolltape.serving import bound_url, reserve_port
 
-_LOOK_S = 0.1  # at workers that have not said yet that they are ready
-_SHORT_LIFE_S = 1.0  # of a worker: its successor is started after a pause of that length
+_LOOK_S = 0.1  # at workers that have not said yet that they are ready, and at those that are to be started
+_SHORT_LIFE_S = 1.0  # of a worker: the successor of one that dies earlier is not started before
 _PR_SET_PDEATHSIG = 1
 _WATCHED = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
 
@@ -95,12 +95,13 @@ def serve_workers(
 def _watch(
     workers: list[_Worker], work: Callable[[WorkerPlace, Callable[[], None]], None], on_ready: Callable[[], None]
 ) -> int:
-    """Replace workers that die until a signal ends all; one that cannot even start ends all too."""
+    """Replace workers that die until a signal ends all; one of the first that cannot even start ends all too."""
     told = ending = False
     code = 0
-    while workers:
-        got = signal.sigtimedwait(_WATCHED, _LOOK_S) if not told else signal.sigwaitinfo(_WATCHED)
-        if got is not None and got.si_signo != signal.SIGCHLD:
+    successors: list[tuple[float, WorkerPlace]] = []  # when they are to be started
+    while workers or successors:
+        got = _wait(None if told and not successors else _LOOK_S)
+        if got is not None and got != signal.SIGCHLD:
             ending = True
             _signal(workers)
         for worker in list(workers):
@@ -109,19 +110,29 @@ def _watch(
             if ended is None:
                 continue
             workers.remove(worker)
-            if not ending and not worker.ready:
+            if not ending and ended >= 0 and not worker.ready and not worker.place.is_successor:
                 ending, code = True, 1
                 _signal(workers)
             elif not ending:
                 how = f"by signal {-ended}" if ended < 0 else f"with exit code {ended}"
                 name = f"worker {worker.place.number} (process {worker.pid})"
                 print(f"rolltape: {name} ended {how}; another one takes its place", file=sys.stderr, flush=True)
-                time.sleep(max(_SHORT_LIFE_S - (time.monotonic() - worker.began_at), 0))
-                workers.append(_Worker(worker.place._replace(is_successor=True), work))
-        if not told and not ending and all(worker.ready for worker in workers):
+                successors.append((worker.began_at + _SHORT_LIFE_S, worker.place._replace(is_successor=True)))
+        for due in [] if ending else [one for one in successors if one[0] <= time.monotonic()]:
+            successors.remove(due)
+            workers.append(_Worker(due[1], work))
+        if ending:
+            successors.clear()
+        if not told and not ending and not successors and all(worker.ready for worker in workers):
             told = True
             on_ready()
     return code
+
+
+def _wait(within_s: float | None) -> int | None:
+    """The next of the signals that are watched for; None: there was none in that time."""
+    got = signal.sigwaitinfo(_WATCHED) if within_s is None else signal.sigtimedwait(_WATCHED, within_s)
+    return None if got is None else got.si_signo
 
 
 def _signal(workers: list[_Worker]) -> None:
@@ -135,7 +146,8 @@ def _run_worker(place: WorkerPlace, work: Callable[[WorkerPlace, Callable[[], No
     code = 1
     try:
         os.setpgid(0, 0)  # Ctrl-C is for the parent, which tells all workers
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # without a parent they end in order
+        # With a parent that is killed they are killed too: ending in order, they would end their sessions.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         work(place, lambda: os.close(pipe) if not os.write(pipe, b"1") else None)
         code = 0
