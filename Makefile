@@ -2,8 +2,7 @@
 # demo            collect three environments with the shipped model, and show what was recorded
 # test            run all tests
 # test-fast       run the tests that need no agents, browser, npm, Ray or torch: about two minutes on two cores
-# test-release    what a release needs beyond make test: all tests three times, tests of pages and processes under load,
-#                 longer property tests, and check-engines and check-gpu
+# test-release    what a release needs beyond make test; docs/architecture.md lists it
 # check           formatting, lint, types, and the direction of imports
 # page            build the web page from viewer/ into the package
 # bench           run the benchmarks: make bench BENCH="view --rollouts 2000"
@@ -66,6 +65,8 @@ test-release: setup npm chromium bwrap
 	ROLLTAPE_SEEDS=100 $(BIN)/python -m pytest $(TEST_ARGS) tests/tape/test_index_follows.py
 	ROLLTAPE_SEEDS=40 $(BIN)/python -m pytest $(TEST_ARGS) tests/gateway/test_gateway_random_turns.py
 	ROLLTAPE_EXAMPLES=2000 $(BIN)/python -m pytest $(TEST_ARGS) tests/test_properties*.py tests/export/test_properties.py
+	ROLLTAPE_KILLS=1000 $(BIN)/python -m pytest tests/gateway/test_gateway_kill_loop.py
+	$(BIN)/python -m benchmarks gateway --part soak --strict
 	$(MAKE) check-engines check-gpu
 
 page: npm
