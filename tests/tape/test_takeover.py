@@ -20,7 +20,7 @@ import pytest
 import rolltape
 from rolltape.errors import DamagedTapeError, RecordError, TakenOverError, TapeWriteError
 from rolltape.records.rollout import Status
-from rolltape.tape.journal import fences
+from rolltape.tape.journal import fences, rows
 from rolltape.tape.journal.entries import row_crc
 from rolltape.tape.journal.file import log_of
 from rolltape.tape.journal.reading import JournalSource
@@ -29,6 +29,7 @@ from rolltape.tape.recording import tape as recording
 from rolltape.tape.recording.rollout import RolloutRecorder
 from rolltape.tape.recording.session import SessionRecorder
 from rolltape.tape.recording.tape import Tape
+from rolltape.tape.repair.salvage import unseen_frames
 from rolltape.tape.rundir import Place, locked
 from rolltape.tape.shards.prune import prune
 from rolltape.tape.shards.publish import Publisher, publish_left
@@ -897,3 +898,13 @@ def test_a_part_that_is_missing_is_a_problem_and_its_turns_are_named(tmp_path: P
     assert any("has a gap before turn 3" in problem for problem in problems)
     left = rolltape.read(tmp_path / "run").index()[0]
     assert (left.turns, left.outcome.status) == (4, Status.FINISHED)
+
+
+def test_a_fence_that_is_being_written_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left_by_a_dead_process(tmp_path / "run", three_turns)
+    (path,) = (tmp_path / "run" / "journals").glob("*.sqlite")
+    counts = iter([2, 1])  # frames that are in the log, and that SQLite counts in the next moment
+    monkeypatch.setattr(rows, "unseen_frames", lambda journal: next(counts, None) or unseen_frames(journal))
+    with contextlib.closing(JournalSource(path)) as source:
+        assert source.problems() == []
+    assert next(counts, None) is None

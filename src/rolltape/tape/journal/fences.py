@@ -103,6 +103,7 @@ def take_part(part: JournalPart, fence: Fence, *, force: bool) -> list[StoredSes
 
 def _set_fence(connection: sqlite3.Connection, part: JournalPart, fence: Fence) -> None:
     connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute("PRAGMA synchronous = NORMAL")  # it keeps a process out: a loss of power ends that as well
     try:
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:

@@ -5,6 +5,7 @@ import json
 import os
 import sqlite3
 import struct
+import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
@@ -23,6 +24,8 @@ from rolltape.tape.stored import StoredTurn
 
 Contents = dict[int, Message | Root]  # by key: those that were made already
 
+_PAUSES_S = [0.001 * 2**step for step in range(8)]  # a quarter of a second in all
+
 TURN_COLUMNS = (
     "parent, keep_tokens, keep_messages, root, messages, reply, sides, dtype, sampled, new_ids, logprobs, facts, crc"
 )
@@ -38,8 +41,17 @@ def opened_to_read(path: Path, alive: bool) -> Opened:
     connection, error = try_to_open(f"{path.as_uri()}?{mode}")
     if connection is None:
         return opened_as_copy(path, error, damaged=True)
-    unseen = unseen_frames(path) if is_left else 0
+    unseen = _lasting_unseen_frames(path) if is_left else 0
     return opened_with_torn_log(path, connection, unseen) if unseen else Opened(connection, None, None)
+
+
+def _lasting_unseen_frames(path: Path) -> int:
+    """The frames of a log that SQLite does not count; those of a fence that is being written it soon does."""
+    for pause_s in _PAUSES_S:
+        if not unseen_frames(path):
+            return 0
+        time.sleep(pause_s)
+    return unseen_frames(path)
 
 
 def readable_rows(
