@@ -100,7 +100,7 @@ def _list(source: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder, open_tape(Path(folder) / "run") as tape:
         tasks = open_source(source)
         known = load_earlier(tape.run(), tasks.name, 0)
-        count = sum(1 for _ in plan_attempts(tasks, settings, identity, known, lambda _: (AGENT,)))
+        count = sum(1 for _ in plan_attempts(enumerate(tasks), settings, identity, known, lambda _: (AGENT,)))
         assert count == len(tasks) * GROUP
         return {"seconds": time.process_time() - start, "grown_mb": _peak_mb() - before}
 
@@ -118,7 +118,7 @@ def _resume(source: str, run: str) -> dict[str, float]:
         known_s = min(_cpu_s(look) for _ in range(3))
         known = look()
         identity = RolloutIdentity(tape.name, 0, "instant", "chat")
-        plan_s = _cpu_s(lambda: list(plan_attempts(tasks, settings, identity, known, lambda _: (AGENT,))))
+        plan_s = _cpu_s(lambda: list(plan_attempts(enumerate(tasks), settings, identity, known, lambda _: (AGENT,))))
     grown_mb = _peak_mb() - before
     floor_s = min(_cpu_s(lambda: _ids_alone(Path(run))) for _ in range(3))
     return {"floor_s": floor_s, "known_s": known_s, "plan_s": plan_s, "grown_mb": grown_mb}
