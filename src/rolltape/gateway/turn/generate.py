@@ -248,7 +248,8 @@ class Generator:
         except asyncio.CancelledError:
             if not task.cancelled() or (this := asyncio.current_task()) is None or this.cancelling():
                 raise
-            return _nothing(), True  # it did not end when it was aborted, and was left behind
+            # It did not end when it was aborted, and was left behind.
+            return Generated(ids=NO_IDS, logprobs=None, finish=Finish.ABORT), True
         finally:
             reply.on_leave = None
             self._pool.end(wanted.id)
@@ -309,10 +310,6 @@ def _room(wanted: Generation, reply: ReplySoFar) -> int:
     """How many tokens may still be sampled."""
     assert wanted.sampling.max_tokens is not None
     return wanted.sampling.max_tokens - reply.sampled
-
-
-def _nothing() -> Generated:
-    return Generated(ids=np.empty(0, np.int32), logprobs=None, finish=Finish.ABORT)
 
 
 class PlausibleIds:

@@ -40,13 +40,7 @@ from rolltape.gateway.turn.gateway_turn import GatewayTurn, TurnState, restored_
 from rolltape.gateway.turn.generate import INTERRUPTED, Generator
 from rolltape.gateway.turn.history import HistoryMatch
 from rolltape.gateway.turn.prompting import Prompt, build_prompt, given_ids, resume_prompt, take_prompt
-from rolltape.gateway.turn.replies import (
-    cut_at_stop,
-    decide_finish,
-    keep_ids,
-    parse_outcome,
-    turn_fields,
-)
+from rolltape.gateway.turn.replies import cut_at_stop, decide_finish, keep_ids, parse_outcome, turn_fields
 from rolltape.records.turn import Delivery, Finish, Ids, TokenChain, Turn
 
 if TYPE_CHECKING:
