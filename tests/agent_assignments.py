@@ -8,16 +8,11 @@ from typing import Any
 from rolltape.collect.agents import Assignment, Connection
 from rolltape.collect.environments.protocol import AGENT, Answer, Ended, Message, Opening, Score, Tool
 from rolltape.gateway.gateway import Gateway, GatewaySession
+from rolltape.gateway.wire import base_urls
 
 ROLLOUT = f"rollout-of-{os.getpid()}"  # by its name its processes are found, and another test process has its own
 
-NOWHERE = Connection(
-    openai_base_url="http://127.0.0.1:9/s/key/v1",
-    anthropic_base_url="http://127.0.0.1:9/s/key",
-    google_base_url="http://127.0.0.1:9/s/key",
-    key="key",
-    model="the-model",
-)
+NOWHERE = Connection(base_urls=base_urls("http://127.0.0.1:9", "key"), key="key", model="the-model")
 
 
 class ScriptedEpisode:
@@ -79,13 +74,7 @@ def assigned(episode: ScriptedEpisode, place: Path, **fields: Any) -> Assignment
 
 
 def connected(session: GatewaySession, model: str = "the-model") -> Connection:
-    return Connection(
-        openai_base_url=session.openai_base_url,
-        anthropic_base_url=session.anthropic_base_url,
-        google_base_url=session.google_base_url,
-        key=session.key,
-        model=model,
-    )
+    return Connection(base_urls=session.base_urls, key=session.key, model=model)
 
 
 async def sessions_of(gateway: Gateway, seats: Sequence[str], **spec: Any) -> dict[str, GatewaySession]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import Sized
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,17 @@ from typing import Any
 import pytest
 
 import rolltape
+from agent_assignments import ScriptedEpisode, assigned, connected
 from gateways import PATHS, Api, body_of, eventually, rig, slowly, streamed_text_of, text_of
+from rolltape.collect.agents import agent_named
+from rolltape.collect.environments.protocol import AGENT, Answer
 from rolltape.errors import BadRequest
 from rolltape.export.files import json_line
 from rolltape.export.schema import SAMPLE, RowKind
+from rolltape.gateway import wire
 from rolltape.gateway.gateway import Gateway
+from rolltape.gateway.wire.messages.dialect import MessagesDialect
+from rolltape.gateway.wire.protocol import ClientVariables
 from rolltape.records.rollout import Status
 
 APIS = list(Api)
@@ -30,6 +37,32 @@ async def test_a_session_is_reached_by_its_path_by_bearer_and_by_x_api_key(run: 
         assert opened["openai_base_url"] == f"{it.gateway.url}/s/{opened['key']}/v1"
         assert opened["anthropic_base_url"] == f"{it.gateway.url}/s/{opened['key']}"
         assert (await it.finish(opened))["turns"] == 3
+
+
+async def test_an_api_that_is_registered_has_its_base_url_and_its_variables_wherever_agents_look(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NewDialect(MessagesDialect):
+        sdk = "new"
+        variables = ClientVariables("NEW_URL", "NEW_KEY", "NEW_MODEL")
+
+        def base_url(self, root: str) -> str:
+            return f"{root}/new"
+
+    monkeypatch.setattr(wire, "DIALECTS", (*wire.DIALECTS, NewDialect()))
+    script = tmp_path / "program.py"
+    script.write_text("import json, os, sys\nprint(json.dumps([json.load(sys.stdin), dict(os.environ)]))\n")
+    async with rig(run) as it:
+        opened = await it.open()
+        assert opened["new_base_url"] == f"{it.gateway.url}/s/{opened['key']}/new"
+        session = await it.gateway.open_session(task_id="another")
+        place = {"new": f"{it.gateway.url}/s/{session.key}/new"}
+        assert session.base_urls.items() >= place.items()
+        given = assigned(ScriptedEpisode(Answer()), tmp_path, connections={AGENT: connected(session)})
+        outcome = await agent_named(f"command:{sys.executable} {script}").run(given)
+    told, variables = json.loads(outcome.ended[AGENT].text)
+    assert told["new_base_url"] == variables["NEW_URL"] == place["new"]
+    assert (variables["NEW_KEY"], variables["NEW_MODEL"]) == (session.key, "the-model")
 
 
 async def test_what_a_session_is_opened_with_is_on_the_tape(run: Path) -> None:

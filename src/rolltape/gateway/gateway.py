@@ -28,7 +28,7 @@ from rolltape.gateway.server.health import waiting_app
 from rolltape.gateway.service import Finished, Service
 from rolltape.gateway.sessions import EngineWait, OpenSession, SessionSpec
 from rolltape.gateway.settings import GatewaySettings
-from rolltape.gateway.wire import base_urls
+from rolltape.gateway.wire import FoundByUrl, base_urls
 from rolltape.gateway.workers import WorkerPlace
 from rolltape.samples.opening import open_for_recording
 from rolltape.serving import bound_url, is_loopback, open_listener
@@ -42,12 +42,13 @@ _LOOK_FOR_ENGINE_S = 0.5
 _WAITING_CONNECTIONS = 4096  # hundreds of agents may connect at once, and the system resets what it cannot queue
 
 
-class GatewaySession:
+class GatewaySession(FoundByUrl):
     """An open session, for the program that runs the agent."""
 
     def __init__(self, gateway: "Gateway", session: OpenSession) -> None:
         self._gateway = gateway
         self._session = session
+        self.base_urls = base_urls(gateway.public_url, session.key)  # by SDK
 
     @property
     def id(self) -> str:
@@ -61,21 +62,6 @@ class GatewaySession:
     def key(self) -> str:
         """Opens this session alone; agents send it as their API key."""
         return self._session.key
-
-    @property
-    def openai_base_url(self) -> str:
-        """For clients of OpenAI's APIs; the key is in it, so that any API key does."""
-        return base_urls(self._gateway.public_url, self.key)["openai_base_url"]
-
-    @property
-    def anthropic_base_url(self) -> str:
-        """For clients of Anthropic's API; the key is in it too."""
-        return base_urls(self._gateway.public_url, self.key)["anthropic_base_url"]
-
-    @property
-    def google_base_url(self) -> str:
-        """For clients of the Gemini API; the key is in it too."""
-        return base_urls(self._gateway.public_url, self.key)["google_base_url"]
 
     def engine_wait(self) -> EngineWait:
         """Whether engines keep this session waiting, and their last error: whose fault a timeout is.

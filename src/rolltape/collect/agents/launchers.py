@@ -7,13 +7,12 @@ import json
 import shlex
 from pathlib import Path
 
-import msgspec
-
 from rolltape.collect.agents.program import ProgramAgent, ProgramLaunch, find_program, render_prompt
 from rolltape.collect.agents.protocol import Assignment, Connection
 from rolltape.collect.environments.protocol import Opening
 from rolltape.collect.environments.task_fields import without_answers
 from rolltape.errors import AgentError
+from rolltape.gateway.wire import client_variables, named_urls
 from rolltape.records.jsonable import encode_json
 
 _CLAUDE_VARIABLES = {
@@ -104,7 +103,9 @@ def command_agent(text: str) -> ProgramAgent:
             "rollout": assignment.rollout,
             "task": without_answers(assignment.task),
             "messages": opening.messages,
-            **msgspec.structs.asdict(connection),
+            **named_urls(connection.base_urls),
+            "key": connection.key,
+            "model": connection.model,
             "seed": assignment.seed,
             "max_turns": assignment.max_turns,
             "timeout_s": assignment.timeout_s,
@@ -112,15 +113,7 @@ def command_agent(text: str) -> ProgramAgent:
             "denied_tools": assignment.denied_tools,
         }
         env = {
-            "OPENAI_BASE_URL": connection.openai_base_url,
-            "OPENAI_API_KEY": connection.key,
-            "OPENAI_MODEL": connection.model,
-            "ANTHROPIC_BASE_URL": connection.anthropic_base_url,
-            "ANTHROPIC_API_KEY": connection.key,
-            "ANTHROPIC_MODEL": connection.model,
-            "GOOGLE_GEMINI_BASE_URL": connection.google_base_url,
-            "GEMINI_API_KEY": connection.key,
-            "GEMINI_MODEL": connection.model,
+            **client_variables(connection.base_urls, connection.key, connection.model),
             "ROLLTAPE_MODEL": connection.model,
             "ROLLTAPE_SEED": str(assignment.seed),
         }

@@ -66,9 +66,8 @@ class ProgramAgent:
 
 
 def _connection_inside(sandbox: Sandbox, connection: Connection) -> Connection:
-    names = [name for name in connection.__struct_fields__ if name.endswith("_base_url")]
-    urls = {name: sandbox.reachable(getattr(connection, name)) for name in names}
-    return msgspec.structs.replace(connection, **urls)
+    urls = {sdk: sandbox.reachable(url) for sdk, url in connection.base_urls.items()}
+    return msgspec.structs.replace(connection, base_urls=urls)
 
 
 def _prepare(launch: ProgramLaunch, assignment: Assignment, workspace: Workspace) -> ProgramJob:

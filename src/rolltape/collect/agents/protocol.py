@@ -9,15 +9,14 @@ import msgspec
 from rolltape.collect.environments.protocol import Answer, Ended, Episode, Message
 from rolltape.collect.sandboxes.protocol import Sandbox
 from rolltape.collect.sandboxes.running import Unconfined
+from rolltape.gateway.wire import FoundByUrl
 from rolltape.records.rollout import StopReason
 
 
-class Connection(msgspec.Struct, frozen=True, kw_only=True):
+class Connection(FoundByUrl, msgspec.Struct, frozen=True, kw_only=True):
     """Where an agent finds its session."""
 
-    openai_base_url: str
-    anthropic_base_url: str
-    google_base_url: str
+    base_urls: Mapping[str, str]  # by SDK
     key: str
     model: str
 

@@ -124,13 +124,7 @@ class SeatSessions:
         """How an agent reaches a seat's session."""
         key = self._sessions[seat].key
         urls = base_urls(self._gateway.public_url, key)
-        return Connection(
-            openai_base_url=urls["openai_base_url"],
-            anthropic_base_url=urls["anthropic_base_url"],
-            google_base_url=urls["google_base_url"],
-            key=key,
-            model=self._service.model_name,
-        )
+        return Connection(base_urls=urls, key=key, model=self._service.model_name)
 
     def on_step(self, seat: str, step: StepRecord) -> None:
         """Write a step of the chat agent into its seat's trace."""

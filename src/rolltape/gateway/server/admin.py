@@ -19,7 +19,7 @@ from rolltape.gateway.server.guard import GatewayGuard
 from rolltape.gateway.server.limits import read_body
 from rolltape.gateway.service import Finished, Service
 from rolltape.gateway.sessions import OpenSession, SessionSpec
-from rolltape.gateway.wire import base_urls
+from rolltape.gateway.wire import base_urls, named_urls
 
 T = TypeVar("T")
 
@@ -88,7 +88,8 @@ class Admin:
         elif not self._forwarding.is_forwarded(request):
             self._siblings.check_next()
         session = self._service.open_session(spec)
-        urls = base_urls(self._public_url(), session.key)
+        url = self._public_url()
+        urls = {"base_url": url, **named_urls(base_urls(url, session.key))}
         return _json({"schema": SCHEMA, **described(session), "key": session.key, **urls})
 
     async def _list(self, request: web.Request) -> web.Response:

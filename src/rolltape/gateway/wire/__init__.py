@@ -36,6 +36,39 @@ def _shared_words(route: str, path: str) -> int:
 
 
 def base_urls(public_url: str, key: str) -> dict[str, str]:
-    """Where an agent finds its session: by the key in the path, so that any API key does, or by a header."""
-    root = f"{public_url}/s/{key}"
-    return {f"{dialect.sdk}_base_url": dialect.base_url(root) for dialect in DIALECTS} | {"base_url": public_url}
+    """Where clients find a session, by SDK: the key is in the path, so that any API key does."""
+    return {dialect.sdk: dialect.base_url(f"{public_url}/s/{key}") for dialect in DIALECTS}
+
+
+def named_urls(urls: Mapping[str, str]) -> dict[str, str]:
+    """Base URLs as they are called in JSON: `openai_base_url` for the one of "openai"."""
+    return {f"{sdk}_base_url": url for sdk, url in urls.items()}
+
+
+def client_variables(urls: Mapping[str, str], key: str, model: str) -> dict[str, str]:
+    """The environment variables in which clients of each SDK look for the base URL, the API key and the model."""
+    given = (zip(one.variables, (urls[one.sdk], key, model), strict=True) for one in DIALECTS)
+    return dict(itertools.chain.from_iterable(given))
+
+
+class FoundByUrl:
+    """What has a base URL for each SDK, and names for those that are best known."""
+
+    __slots__ = ()
+
+    base_urls: Mapping[str, str]
+
+    @property
+    def openai_base_url(self) -> str:
+        """For clients of OpenAI's APIs; the session's key is in it, so that any API key does."""
+        return self.base_urls["openai"]
+
+    @property
+    def anthropic_base_url(self) -> str:
+        """For clients of Anthropic's API; the key is in it too."""
+        return self.base_urls["anthropic"]
+
+    @property
+    def google_base_url(self) -> str:
+        """For clients of the Gemini API; the key is in it too."""
+        return self.base_urls["google"]
