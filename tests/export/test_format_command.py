@@ -116,7 +116,7 @@ def test_versions_are_numbered_by_the_run(cli: Cli, tmp_path: Path) -> None:
         (["--format", "slime", "-o", "s.npz"], "--format slime is written as .jsonl or .pt, but"),
         (["--format", "verl", "--what", "turns"], "--format verl writes samples, not --what turns"),
         (["--format", "verl", "--temperature", "1"], "--temperature needs --format prime-rl"),
-        (["--format", "tinker", "--without-logprobs"], "--without-logprobs needs --format slime or verl"),
+        (["--format", "tinker", "--without-logprobs"], "--without-logprobs needs --format slime, verl or skyrl"),
         (["--format", "nemo"], "'nemo' is not one of"),
     ],
 )

@@ -181,14 +181,16 @@ def test_a_batch_of_no_samples_is_refused(framework: str, tmp_path: Path) -> Non
         write_samples_for(framework, [], path_for(framework, tmp_path))
 
 
-@pytest.mark.parametrize("framework", ["slime", "prime-rl", "trl", "tinker"])
+@pytest.mark.parametrize("framework", ["slime", "prime-rl", "trl", "tinker", "skyrl"])
 def test_no_samples_make_no_lines(framework: str, tmp_path: Path) -> None:
     assert write_samples_for(framework, [], tmp_path / "none.jsonl") == (0, [])
     assert (tmp_path / "none.jsonl").read_bytes() == b""
 
 
 def test_an_unknown_framework_is_answered_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="no format for 'nemo'; known are slime, verl, prime-rl, areal, trl, tinker"):
+    with pytest.raises(
+        ExportError, match="no format for 'nemo'; known are slime, verl, prime-rl, areal, trl, tinker, skyrl"
+    ):
         write_samples_for("nemo", [], tmp_path / "x")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rolltape.export.formats import areal, prime_rl, slime, tinker, trl, verl
+from rolltape.export.formats import areal, prime_rl, skyrl, slime, tinker, trl, verl
 from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Sample
@@ -94,6 +94,18 @@ def from_tinker(samples: list[Sample]) -> list[Read]:
     return found
 
 
+def from_skyrl(samples: list[Sample]) -> list[Read]:
+    return [
+        marked(
+            row["prompt_token_ids"] + row["response_ids"],
+            row["loss_mask"],
+            np.float32(row["rollout_logprobs"]).tolist(),
+            len(row["prompt_token_ids"]),
+        )
+        for row in skyrl.rows(samples)
+    ]
+
+
 READERS: list[Callable[[list[Sample]], list[Read]]] = [
     from_slime,
     from_verl,
@@ -101,6 +113,7 @@ READERS: list[Callable[[list[Sample]], list[Read]]] = [
     from_areal,
     from_trl,
     from_tinker,
+    from_skyrl,
 ]
 
 

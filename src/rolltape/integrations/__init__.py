@@ -26,6 +26,7 @@ The modules:
     torch       batches for a training loop in PyTorch, and groups shared by ranks
     trl         a `rollout_func` for TRL's GRPOTrainer
     slime       rollout, evaluation and generate functions for slime
+    skyrl       a generator for SkyRL's trainers
     tinker      Tinker's sampling client as the engine, and groups as its `Datum`s
 """
 

@@ -41,6 +41,7 @@ class ExportFormat(enum.StrEnum):
     AREAL = "areal"
     TRL = "trl"
     TINKER = "tinker"
+    SKYRL = "skyrl"
 
 
 OWN_FORMATS = (ExportFormat.JSONL, ExportFormat.PARQUET)
@@ -69,7 +70,7 @@ def export(
         float | None, option("--temperature X", "Sampling temperature to write for prime-rl (default: as recorded).")
     ] = None,
     without_logprobs: Annotated[
-        bool, option("--without-logprobs", "Leave logprobs out for slime or verl, which then compute their own.")
+        bool, option("--without-logprobs", "Leave logprobs out for slime, verl or skyrl, which then compute their own.")
     ] = False,
 ) -> int:
     """Write samples, turns, traces, or conversations to a file.
@@ -84,8 +85,8 @@ def export(
         raise UsageError(f"--format {form} writes samples, not --what {what}")
     if temperature is not None and form is not ExportFormat.PRIME_RL:
         raise UsageError("--temperature needs --format prime-rl")
-    if without_logprobs and form not in (ExportFormat.SLIME, ExportFormat.VERL):
-        raise UsageError("--without-logprobs needs --format slime or verl")
+    if without_logprobs and form not in (ExportFormat.SLIME, ExportFormat.VERL, ExportFormat.SKYRL):
+        raise UsageError("--without-logprobs needs --format slime, verl or skyrl")
     if whole_prompts and what not in (ExportKind.TURNS, ExportKind.TRACES):
         raise UsageError("--whole-prompts needs --what turns or --what traces")
     if what not in (ExportKind.SAMPLES, ExportKind.TURNS, ExportKind.ROLLOUTS) and form is ExportFormat.PARQUET:

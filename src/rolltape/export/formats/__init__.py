@@ -4,6 +4,7 @@ from rolltape.export.formats.areal import tensor_dict
 from rolltape.export.formats.files import FRAMEWORKS, Choices, Written, write_samples_for
 from rolltape.export.formats.fitting import LeftOutWarning
 from rolltape.export.formats.prime_rl import training_samples
+from rolltape.export.formats.skyrl import generator_output
 from rolltape.export.formats.slime import post_process_rewards, slime_samples
 from rolltape.export.formats.tinker import datums
 from rolltape.export.formats.trl import rollout_result
@@ -16,6 +17,7 @@ __all__ = [
     "Written",
     "data_proto_fields",
     "datums",
+    "generator_output",
     "post_process_rewards",
     "rollout_result",
     "slime_samples",

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from rolltape.errors import ExportError
 from rolltape.export.files import Destination, destination
-from rolltape.export.formats import areal, prime_rl, slime, tinker, trl, verl
+from rolltape.export.formats import areal, prime_rl, skyrl, slime, tinker, trl, verl
 from rolltape.export.formats.arrays import torch_module
 from rolltape.export.formats.fitting import Fitting, Form
 from rolltape.records.sample import Sample
@@ -92,6 +92,12 @@ def _save_slime(rows: list[dict[str, Any]], steps: set[int], stream: IO[bytes]) 
     torch.save({"rollout_id": steps.pop(), "samples": rows}, stream)
 
 
+def _write_skyrl(samples: Iterable[Sample], stream: IO[bytes], choices: Choices, ending: str) -> int:
+    held = list(samples)
+    stream.writelines(_encode(row) + b"\n" for row in skyrl.rows(held, logprobs=choices.logprobs))
+    return len(held)
+
+
 def _write_verl(samples: Iterable[Sample], stream: IO[bytes], choices: Choices, ending: str) -> int:
     held = list(samples)
     tensors = verl.arrays(held, logprobs=choices.logprobs)
@@ -121,4 +127,5 @@ FRAMEWORKS: dict[str, Framework] = {
     "areal": Framework((".npz",), areal.FORM, _write_areal),
     "trl": Framework((".jsonl",), trl.FORM, _lines(lambda sample, _: trl.row(sample))),
     "tinker": Framework((".jsonl",), tinker.FORM, _lines(lambda sample, _: tinker.row(sample))),
+    "skyrl": Framework((".jsonl",), skyrl.FORM, _write_skyrl),
 }

@@ -1,0 +1,264 @@
+"""SkyRL: a generator that runs agents through the gateway, in front of SkyRL's own inference engines.
+
+    class AgentExp(BasePPOExp):
+        def get_generator(self, cfg, tokenizer, inference_engine_client):
+            settings = rolltape.CollectSettings(source="math", model=cfg.trainer.policy.model.path, max_turns=8)
+            step_wise = cfg.generator.step_wise_trajectories
+            return RolltapeGenerator("runs/exp1", inference_engine_client, collect=settings, step_wise=step_wise)
+
+Each prompt of SkyRL's dataset is a task, attempted `n_samples_per_prompt` times. To install it: `pip install skyrl`.
+"""
+
+import asyncio
+import atexit
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike, fspath
+from typing import Any
+
+import msgspec
+
+from rolltape.collect.settings import CollectSettings
+from rolltape.errors import EngineFault, GroupsError
+from rolltape.export.formats import skyrl as form
+from rolltape.export.formats.fitting import fitted
+from rolltape.gateway.engines.function import FunctionEngine
+from rolltape.gateway.engines.protocol import Generated, Generation
+from rolltape.gateway.engines.sampled import FINISHES, parse_finish, sampled_ids, sampled_logprobs, sampling_fields
+from rolltape.gateway.request import SamplingParams
+from rolltape.groups import Group
+from rolltape.integrations.live import LiveGroups
+from rolltape.records.policy import Credit, CutPolicy
+from rolltape.records.sample import Sample
+from rolltape.records.turn import LogprobKind
+from rolltape.tape.rundir import make_private_folder
+
+try:
+    from skyrl.train.generators.base import GeneratorInterface
+except ImportError as missing:
+    raise ImportError("rolltape.integrations.skyrl needs SkyRL; pip install skyrl") from missing
+
+log = logging.getLogger("rolltape.integrations")
+
+ToTask = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]  # a prompt and its env_extras → a task
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens")  # of SkyRL's sampling parameters
+
+
+class SkyrlEngine(FunctionEngine):
+    """Samples with SkyRL's inference engine client, whose weight version each reply has on the tape.
+
+    SkyRL freezes replies while it hands over weights, and they go on under the new ones: such a reply is known to be of
+    a version between the two.
+    """
+
+    def __init__(self, client: Any, *, context: int | None = None) -> None:
+        applies = (*_SAMPLING, "seed")
+        name = "SkyRL's inference engine client"
+        super().__init__(self._sample, name=name, model=client.model_name, context=context, applies=applies)
+        self._client = client
+
+    async def _sample(self, prompt_ids: list[int], wanted: Generation) -> Generated:
+        where = f"{self.name}, generation {wanted.id}"
+        before = self._version()
+        sampling = sampling_fields(msgspec.structs.replace(wanted.sampling, stop=None))
+        sampling |= {"logprobs": 1, "stop_token_ids": list(wanted.stop_ids), "skip_special_tokens": False}
+        given = {"prompt_token_ids": [prompt_ids], "sampling_params": sampling, "session_ids": [wanted.session]}
+        output = await self._client.generate(given)
+        if len(output["response_ids"]) != 1:
+            raise EngineFault(f"{where}: one reply was asked for, but {len(output['response_ids'])} came")
+        ids = sampled_ids(output["response_ids"][0], where)
+        logprobs = (output.get("response_logprobs") or [None])[0]
+        return Generated(
+            ids=ids,
+            logprobs=None if logprobs is None else sampled_logprobs(logprobs, ids, where),
+            finish=parse_finish(output["stop_reasons"][0], FINISHES, where),
+            first_version=before,
+            last_version=self._version(),
+            logprob_kind=LogprobKind.RAW,  # vLLM's own default, which SkyRL leaves as it is
+        )
+
+    def _version(self) -> str | None:
+        version = getattr(self._client, "weight_version", None)
+        return None if version is None else str(version)
+
+
+class RolltapeGenerator(GeneratorInterface):  # type: ignore[misc]
+    """A generator for SkyRL's trainers: rollouts of agents in place of replies to prompts.
+
+    With `step_wise` (SkyRL's `generator.step_wise_trajectories`) every sample of a rollout is a row of its trajectory.
+    Without it SkyRL takes one row for each attempt: the sample with the most trained tokens. A warning says how many
+    tokens are left out, and so does the group's event on the tape.
+
+    An attempt that failed is a row that does not train. SkyRL has no place for a missing reward, so it has the mean of
+    its group's other rewards, which leaves their baseline as it is.
+
+    A step's groups are done when SkyRL asks for the next one. A job that resumes at a step gets from the tape what was
+    collected for it before. Evaluations are collected under the split "eval".
+    """
+
+    def __init__(
+        self,
+        run: str | PathLike[str],
+        client: Any,
+        *,
+        collect: CollectSettings,
+        step_wise: bool = False,
+        to_task: ToTask | None = None,
+        policy: CutPolicy | str = "exact",
+        credit: Credit | None = None,
+        context: int | None = None,
+    ) -> None:
+        """Name the run; nothing starts before SkyRL asks for rollouts.
+
+        Arguments:
+            run: The run's folder.
+            client: SkyRL's inference engine client.
+            collect: What to collect. Sampling parameters and the group size are SkyRL's own.
+            step_wise: Whether SkyRL trains step-wise.
+            to_task: A prompt of SkyRL's and its `env_extras` as a task. By default the prompt's messages, the extras,
+                and the ground truth as the answer.
+            policy: How rollouts are cut into samples.
+            credit: Which numbers samples carry; SkyRL computes advantages itself.
+            context: Tokens of prompt and reply together that the model takes.
+        """
+        self._run = fspath(run)
+        self._settings = collect
+        self._step_wise = step_wise
+        self._to_task = to_task or prompt_task
+        self._policy, self._credit = policy, credit
+        self._engine = SkyrlEngine(client, context=context)
+        self._lives: dict[tuple[bool, SamplingParams], LiveGroups] = {}
+        self._in_use: list[Group] = []
+        self._left_out: dict[str, str] = {}  # by group: what of it SkyRL does not get
+        self._step: int | None = None  # None: nothing was asked for yet
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """End the gateway, and what runs."""
+        for live in self._lives.values():
+            live.close()
+        self._lives.clear()
+
+    async def generate(self, input_batch: Any, disable_tqdm: bool = False) -> Any:
+        """The rollouts of a batch, as SkyRL's `GeneratorOutput`."""
+        self._engine.loop = asyncio.get_running_loop()  # SkyRL's client belongs to it
+        trajectories, about = input_batch["trajectory_ids"], input_batch["batch_metadata"]
+        if trajectories is None or about is None:
+            raise GroupsError("SkyRL gave no trajectory_ids or no batch_metadata, by which rollouts are found")
+        trains = about.training_phase == "train"
+        live = self._live(trains, input_batch["sampling_params"] or {})
+        if trains:
+            self._begin(live, about.global_step)
+        extras = input_batch["env_extras"] or [{}] * len(trajectories)
+        tasks: dict[str, Mapping[str, Any]] = {}
+        for trajectory, prompt, extra in zip(trajectories, input_batch["prompts"], extras, strict=True):
+            if trajectory.instance_id not in tasks:
+                tasks[trajectory.instance_id] = {**self._to_task(prompt, extra), "id": trajectory.instance_id}
+        size = 1 + max(trajectory.repetition_id for trajectory in trajectories)
+        split = None if trains else "eval"
+        groups = await live.request(tasks.values(), step=about.global_step, split=split, group_size=size)
+        output = self._output(groups, trajectories)
+        if trains:
+            self._in_use += groups
+        else:
+            self._mark_done(groups)
+        return output
+
+    def _live(self, trains: bool, given: Mapping[str, Any]) -> LiveGroups:
+        """What collects with these sampling parameters: SkyRL has others for evaluations."""
+        known = SamplingParams(**{name: given[name] for name in _SAMPLING if given.get(name) is not None})
+        sampling = known.over(self._settings.sampling)
+        key = (trains, sampling)
+        if key not in self._lives:
+            self._lives[key] = LiveGroups(
+                self._run,
+                collect=msgspec.structs.replace(self._settings, sampling=sampling),
+                engine=self._engine,
+                policy=self._policy,
+                credit=self._credit,
+                consumer="skyrl" if trains else "skyrl-eval",
+            )
+        return self._lives[key]
+
+    def _begin(self, live: LiveGroups, step: int) -> None:
+        """At the first request of a step: what came before it is done. A job that was resumed goes back to it."""
+        if step == self._step:
+            return
+        folder = live.start().tape.directory.path / "skyrl"
+        position = folder / f"{step}.json"
+        if self._step is None and position.exists():
+            live.load_state_dict(json.loads(position.read_text()))
+        else:
+            self._mark_done(self._in_use)
+            make_private_folder(folder)
+            position.write_text(json.dumps(live.state_dict()))
+        self._step, self._in_use = step, []
+
+    def _mark_done(self, groups: Iterable[Group]) -> None:
+        for group in groups:
+            group.done(self._left_out.pop(group.id, None))
+
+    def _output(self, groups: Sequence[Group], trajectories: Sequence[Any]) -> dict[str, Any]:
+        by_task = {group.task_id: group for group in groups}
+        samples = {group.task_id: self._samples(group) for group in groups}
+        rows: list[dict[str, Any]] = []
+        for trajectory in trajectories:
+            found = samples.get(trajectory.instance_id, {}).get(trajectory.repetition_id, [])
+            kept = [form.row(sample, trajectory, is_last=sample is found[-1]) for sample in found]
+            rows += kept or [_blank(by_task.get(trajectory.instance_id), trajectory)]
+        output: dict[str, Any] = form.columns(rows)
+        if not self._step_wise:
+            output |= {"is_last_step": None, "trajectory_ids": None}
+        failed = sum(len(group.unfinished) for group in groups)
+        return {
+            **output,
+            "rollout_metrics": {"generate/rolltape_failed": failed},
+            "trajectory_generation_times": None,
+            "trajectory_time_splits": None,
+            "rollout_expert_indices": None,
+            "env_metrics": None,
+        }
+
+    def _samples(self, group: Group) -> dict[int, list[Sample]]:
+        """The samples that SkyRL gets, by attempt."""
+        for one in group.unfinished:
+            log.warning("rollout %s does not train: it %s: %s", one.rollout, one.status, one.reason)
+        attempts = {rollout.id: rollout.head.attempt for rollout in group.rollouts}
+        found: dict[int, list[Sample]] = {}
+        for sample in fitted(group.samples, form.FORM):
+            found.setdefault(attempts[sample.rollout], []).append(sample)
+        if self._step_wise:
+            return found
+        most = {at: [max(samples, key=lambda sample: sample.trained_tokens)] for at, samples in found.items()}
+        kept = sum(sample.trained_tokens for samples in most.values() for sample in samples)
+        if left_out := sum(sample.trained_tokens for samples in found.values() for sample in samples) - kept:
+            report = f"{left_out} tokens of forked rollouts are left out: SkyRL takes one row for each"
+            self._left_out[group.id] = report
+            log.warning("group %s: %s; with generator.step_wise_trajectories it takes all", group.id, report)
+        return most
+
+
+def prompt_task(prompt: Any, extras: Mapping[str, Any]) -> dict[str, Any]:
+    """A prompt of SkyRL's as a task: its messages, its extras, and the ground truth as the answer."""
+    opening = {"prompt": prompt} if isinstance(prompt, str) else {"messages": list(prompt)}
+    truth = (extras.get("reward_spec") or extras.get("reward_model") or {}).get("ground_truth")
+    return {**opening, **({} if truth is None else {"answer": truth}), **extras}
+
+
+def _blank(group: Group | None, trajectory: Any) -> dict[str, Any]:
+    """A row that trains nothing, so that SkyRL has one for each attempt."""
+    rewards = {} if group is None else {one.head.attempt: one.reward for one in group.rollouts}
+    known = [reward for reward in rewards.values() if reward is not None]
+    mean = sum(known) / len(known) if known else 0.0
+    reward = rewards.get(trajectory.repetition_id)
+    return {
+        "prompt_token_ids": [0],
+        "response_ids": [0],
+        "reward": mean if reward is None else reward,
+        "loss_mask": [0],
+        "stop_reason": "error" if reward is None else "stop",
+        "rollout_logprobs": [0.0],
+        "trajectory_id": trajectory,
+        "is_last_step": True,
+    }
