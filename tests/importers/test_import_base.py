@@ -1,5 +1,8 @@
 """What holds for every kind of import: once, named problems, nothing made up."""
 
+import json
+import math
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,7 @@ import pytest
 import rolltape
 from importing import ANSWER, QUESTION, imported, write_lines
 from rolltape.errors import ImportFileError
-from rolltape.importers import guess
+from rolltape.importers import ImportReport, guess, import_run
 from rolltape.importers.imported import BrokenEntry, ImportedRollout, ImportedSession, token_turns
 from rolltape.importers.recording import record_imported
 from rolltape.records.rollout import Status
@@ -108,3 +111,72 @@ def test_a_guess_names_the_kind_and_the_reason(tmp_path: Path) -> None:
 
 def ids_turns(ids: list[int]) -> list[dict[str, Any]]:
     return [{"prompt_messages": [], "prompt_ids": ids, "sampled_ids": [7], "logprobs": [-1.0], "finish": "stop"}]
+
+
+def test_a_number_that_is_none_and_half_a_character_are_read_as_python_writes_them(tmp_path: Path) -> None:
+    rows = ['{"input": "q", "output": "\\ud800", "score": NaN, "big": 1' + "0" * 30 + "}"]
+    assert imported("verl", write_lines(tmp_path / "1.jsonl", rows), tmp_path / "run").imported == 1
+    assert imported("verl", tmp_path / "1.jsonl", tmp_path / "run").known == 1
+    (row,) = rolltape.read(tmp_path / "run").index()
+    assert row.reward is not None
+    assert math.isnan(row.reward)
+    assert row.head.extra["big"] == 10**30
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "row"),
+    [
+        ("verl", "1.jsonl", {"input": "q", "output": "a", "score": 1.0, "step": "first"}),
+        ("verl", "1.jsonl", {"input": "q", "output": "a", "score": 1.0, "gts": float("nan")}),
+        ("slime", "1.jsonl", {"tokens": [1, None], "response_length": 1}),
+        ("slime", "1.jsonl", {"tokens": [1, 2], "response_length": 1, "rollout_log_probs": 3, "rollout_id": []}),
+        ("prime-rl", "1.jsonl", {"step": "", "token_ids": [1], "loss_mask": [], "advantages": [0]}),
+        (
+            "tinker",
+            "1.jsonl",
+            {"split": 1, "iteration": 0, "group_idx": 0, "traj_idx": 0, "steps": [], "total_reward": 0},
+        ),
+        ("verifiers", "1.jsonl", {"id": "e", "traces": [{"id": "t", "nodes": [1]}]}),
+        (
+            "atif",
+            "1.json",
+            {"schema_version": "ATIF-v1.8", "agent": None, "steps": [{"source": "agent", "message": ""}]},
+        ),
+        ("otel", "1.json", {"resourceSpans": [{"scopeSpans": [{"spans": [3]}]}]}),
+        ("messages", "1.jsonl", {"messages": [], "deep": "DEEP"}),
+    ],
+)
+def test_any_value_in_any_place_is_a_broken_entry(tmp_path: Path, kind: str, name: str, row: dict[str, Any]) -> None:
+    text = json.dumps(row).replace('"DEEP"', "[" * 100_000 + "]" * 100_000)
+    report = imported(kind, write_lines(tmp_path / name, [text]), tmp_path / "run", skip_broken=True)
+    assert (report.imported, len(report.broken)) == (0, 1)
+
+
+def test_a_file_that_cannot_be_read_is_skipped_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "dump").mkdir()
+    (tmp_path / "dump" / "1.json").write_text("{")
+    (tmp_path / "dump" / "2.parquet").write_text("no table")
+    write_lines(tmp_path / "dump" / "3.jsonl", [{"messages": [QUESTION, ANSWER]}])
+    report = imported("messages", tmp_path / "dump", tmp_path / "run", skip_broken=True)
+    assert (report.imported, [entry.where for entry in report.broken]) == (1, ["1.json", "2.parquet"])
+    with pytest.raises(ImportFileError, match="no Parquet file"):
+        imported("messages", tmp_path / "dump" / "2.parquet", tmp_path / "run", skip_broken=True)
+
+
+def test_two_imports_at_once_record_each_rollout_once(tmp_path: Path) -> None:
+    file = write_lines(
+        tmp_path / "m.jsonl", [{"messages": [QUESTION, ANSWER]}, {"messages": [QUESTION, QUESTION, ANSWER]}]
+    )
+    with (
+        rolltape.open(tmp_path / "run") as tape,
+        rolltape.open(tmp_path / "run") as other,
+        ThreadPoolExecutor() as pool,
+    ):
+        second: list[Future[ImportReport]] = []
+
+        def begin_the_other(report: ImportReport) -> None:
+            if not second:
+                second.append(pool.submit(import_run, "messages", file, other))
+
+        first = import_run("messages", file, tape, progress=begin_the_other)
+        assert (first.imported, second[0].result().known) == (2, 2)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rolltape.importers.files import files_of, first_object
+from rolltape.importers.files import first_object
 from rolltape.importers.imported import Found
 from rolltape.importers.options import ImportOptions
 from rolltape.importers.text_dumps import TextDump, dump_rollouts, number
@@ -21,4 +21,4 @@ def recognize(path: Path) -> str | None:
 
 def find(path: Path, options: ImportOptions) -> Found:
     """One rollout per row. Prompts and replies are decoded text."""
-    return dump_rollouts(files_of(path, ".jsonl"), _DUMP, options)
+    return dump_rollouts(path, ".jsonl", _DUMP, options)

@@ -6,12 +6,13 @@ Sub-agents' trajectories are further sessions. The reward is that of the trial, 
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rolltape.errors import ImportFileError
-from rolltape.importers.files import files_of, first_object, json_document
-from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession
+from rolltape.importers.files import first_object, json_document, of_each_file
+from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, or_broken
 from rolltape.importers.options import ImportOptions
 
 _SCHEMA = "ATIF-v1"
@@ -27,17 +28,15 @@ def recognize(path: Path) -> str | None:
 
 def find(path: Path, options: ImportOptions) -> Found:
     """One rollout per trajectory file. Of a folder, all JSON files that are trajectories."""
-    for file in files_of(path, ".json"):
+
+    def read(file: Path) -> Found:
         document = json_document(file)
-        if not isinstance(document, dict) or not str(document.get("schema_version", "")).startswith(_SCHEMA):
-            if not path.is_dir():
-                yield BrokenEntry(file.name, f"its schema_version is not {_SCHEMA}.x")
-            continue
-        try:
-            yield _rollout(document, file, options)
-        except (ImportFileError, KeyError, TypeError, ValueError) as error:
-            problem = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-            yield BrokenEntry(file.name, problem.removeprefix(f"{file.name}: "))
+        if isinstance(document, dict) and str(document.get("schema_version", "")).startswith(_SCHEMA):
+            yield or_broken(file.name, partial(_rollout, document, file, options))
+        elif file == path:
+            yield BrokenEntry(file.name, f"its schema_version is not {_SCHEMA}.x")
+
+    return of_each_file(path, ".json", read=read)
 
 
 def _rollout(document: dict[str, Any], file: Path, options: ImportOptions) -> ImportedRollout:
@@ -53,7 +52,7 @@ def _rollout(document: dict[str, Any], file: Path, options: ImportOptions) -> Im
     rewards = (trial.get("verifier_result") or {}).get("rewards") or {}
     reward = rewards.get("reward") if "reward" in rewards else next(iter(rewards.values()), None)
     own = (document.get("trajectory_id"), document.get("session_id"), trial.get("id"), trial.get("trial_name"))
-    first = next(step for step in document["steps"] if step["source"] == "user")["message"]
+    first = next((step["message"] for step in document["steps"] if step["source"] == "user"), None)
     agent = document["agent"]
     return ImportedRollout(
         where=file.name,

@@ -1,15 +1,15 @@
 """Reading other programs' files: JSON lines with their numbers, JSON documents, and rows of Parquet files."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, TypeVar
 
 from rolltape.errors import ImportFileError
 from rolltape.importers.imported import BrokenEntry
+from rolltape.records.jsonable import decode_json
 
 _BOM = b"\xef\xbb\xbf"
+T = TypeVar("T")
 
 
 def files_of(path: Path, *suffixes: str) -> list[Path]:
@@ -24,6 +24,17 @@ def files_of(path: Path, *suffixes: str) -> list[Path]:
     return [path]
 
 
+def of_each_file(path: Path, *suffixes: str, read: Callable[[Path], Iterator[T]]) -> Iterator[T | BrokenEntry]:
+    """What `read` gives of the file, or of each file of a folder. There, one that cannot be read is a broken entry."""
+    for file in files_of(path, *suffixes):
+        try:
+            yield from read(file)
+        except ImportFileError as error:
+            if file == path:
+                raise
+            yield BrokenEntry(file.name, str(error).removeprefix(f"{file}: "))
+
+
 def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]] | BrokenEntry]:
     """The objects of a file with one per line, each with its place. Blank lines are left out."""
     with _readable(path).open("rb") as stream:
@@ -33,9 +44,9 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]] | BrokenEntry]
                 continue
             where = f"{path.name}, line {number}"
             try:
-                value = msgspec.json.decode(line)
-            except msgspec.DecodeError as error:
-                yield BrokenEntry(where, f"not valid JSON: {error}")
+                value = _decoded(line, where)
+            except ImportFileError as error:
+                yield BrokenEntry(where, str(error).removeprefix(f"{where}: "))
                 continue
             if isinstance(value, dict):
                 yield where, value
@@ -45,10 +56,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]] | BrokenEntry]
 
 def json_document(path: Path) -> Any:
     """The value of a file with one JSON document."""
-    try:
-        return msgspec.json.decode(_readable(path).read_bytes().removeprefix(_BOM))
-    except msgspec.DecodeError as error:
-        raise ImportFileError(f"{path}: not valid JSON: {error}") from None
+    return _decoded(_readable(path).read_bytes().removeprefix(_BOM), str(path))
 
 
 def first_object(path: Path) -> dict[str, Any] | None:
@@ -56,11 +64,11 @@ def first_object(path: Path) -> dict[str, Any] | None:
     try:
         with path.open("rb") as stream:
             line = stream.readline(64 << 20).removeprefix(_BOM)
-        value = msgspec.json.decode(line)
-    except (OSError, msgspec.DecodeError):
+        value = _decoded(line, str(path))
+    except (OSError, ImportFileError):
         try:
-            value = msgspec.json.decode(path.read_bytes().removeprefix(_BOM))
-        except (OSError, msgspec.DecodeError):
+            value = json_document(path)
+        except (OSError, ImportFileError):
             return None
     if isinstance(value, list):
         value = value[0] if value else None
@@ -69,18 +77,26 @@ def first_object(path: Path) -> dict[str, Any] | None:
 
 def parquet_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a Parquet file, each with its place."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     number = 0
-    for batch in pq.ParquetFile(file).iter_batches(batch_size=1024):
-        for row in batch.to_pylist():
-            number += 1
-            yield f"{file.name}, row {number}", without_nulls(row)
+    try:
+        for batch in pq.ParquetFile(file).iter_batches(batch_size=1024):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{file.name}, row {number}", without_nulls(row)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        after = f"after row {number}: " if number else ""
+        raise ImportFileError(f"{file}: no Parquet file that can be read: {after}{error}") from None
 
 
 def first_parquet_row(path: Path) -> dict[str, Any] | None:
     """The first row of a Parquet file; None: it is something else, or empty."""
-    return next((row for _, row in parquet_rows(path)), None) if path.suffix == ".parquet" else None
+    try:
+        return next((row for _, row in parquet_rows(path)), None) if path.suffix == ".parquet" else None
+    except ImportFileError:
+        return None
 
 
 def without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,6 +110,14 @@ def _trimmed(value: Any) -> Any:
         # An assistant message that only calls tools says null; that null is its content.
         return {"content": None, **kept} if "role" in kept and "content" not in kept else kept
     return [_trimmed(item) for item in value] if isinstance(value, list) else value
+
+
+def _decoded(raw: bytes, where: str) -> Any:
+    """The value of a JSON text. Python's writers also write NaN, infinity, and halves of surrogate pairs."""
+    try:
+        return decode_json(raw)
+    except (ValueError, RecursionError) as error:
+        raise ImportFileError(f"{where}: not valid JSON: {error}") from None
 
 
 def _readable(path: Path) -> Path:

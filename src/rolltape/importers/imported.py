@@ -1,8 +1,8 @@
 """What an importer makes of another program's rollouts, before they are recorded."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -55,6 +55,19 @@ class BrokenEntry(NamedTuple):
 
 
 Found = Iterator[ImportedRollout | BrokenEntry]
+T = TypeVar("T")
+
+
+def or_broken(where: str, make: Callable[[], T]) -> T | BrokenEntry:
+    """What `make` makes of an entry, or what is wrong with the entry: any value may be in any place of it."""
+    try:
+        return make()
+    except ImportFileError as error:
+        return BrokenEntry(where, str(error).removeprefix(f"{where}: "))
+    except KeyError as error:
+        return BrokenEntry(where, f"it lacks {error}")
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+        return BrokenEntry(where, f"a value of it is not what belongs there: {error}")
 
 
 def conversation_turns(messages: Sequence[Mapping[str, Any]], where: str) -> tuple[list[dict[str, Any]], list[Any]]:

@@ -2,13 +2,21 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rolltape.errors import ImportFileError
 from rolltape.importers.files import files_of, first_object
-from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, conversation_turns
+from rolltape.importers.imported import (
+    BrokenEntry,
+    Found,
+    ImportedRollout,
+    ImportedSession,
+    conversation_turns,
+    or_broken,
+)
 from rolltape.importers.options import ImportOptions
 from rolltape.importers.text_dumps import ABSENT_FROM_TEXT
 from rolltape.records.rollout import StopReason
@@ -54,10 +62,7 @@ def find(path: Path, options: ImportOptions) -> Found:
             continue
         for sample in samples:
             where = f"{file.name}, sample {sample.id}, epoch {sample.epoch}"
-            try:
-                yield _rollout(sample, header.eval, where, value_to_float, options)
-            except ImportFileError as error:
-                yield BrokenEntry(where, str(error).removeprefix(f"{where}: "))
+            yield or_broken(where, partial(_rollout, sample, header.eval, where, value_to_float, options))
 
 
 def _rollout(sample: Any, about: Any, where: str, value_to_float: Any, options: ImportOptions) -> ImportedRollout:

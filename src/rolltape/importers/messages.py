@@ -4,21 +4,29 @@ An assistant message is a turn. Its tokens are not known, so it is shown and exp
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rolltape.errors import ImportFileError
 from rolltape.importers.files import (
-    files_of,
     first_object,
     first_parquet_row,
     json_document,
     json_lines,
+    of_each_file,
     parquet_rows,
     without_nulls,
 )
-from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, conversation_turns
+from rolltape.importers.imported import (
+    BrokenEntry,
+    Found,
+    ImportedRollout,
+    ImportedSession,
+    conversation_turns,
+    or_broken,
+)
 from rolltape.importers.options import ImportOptions
 from rolltape.importers.text_dumps import ABSENT_FROM_TEXT, as_messages
 
@@ -62,13 +70,12 @@ def find(path: Path, options: ImportOptions) -> Found:
             yield entry
             continue
         where, row = entry
-        try:
-            yield from _rollouts(row, where, options)
-        except ImportFileError as error:
-            yield BrokenEntry(where, str(error).removeprefix(f"{where}: "))
+        made = or_broken(where, partial(_rollouts, row, where, options))
+        yield from [made] if isinstance(made, BrokenEntry) else made
 
 
-def _rollouts(row: Mapping[str, Any], where: str, options: ImportOptions) -> Iterator[ImportedRollout]:
+def _rollouts(row: Mapping[str, Any], where: str, options: ImportOptions) -> list[ImportedRollout]:
+    rollouts = []
     for messages, tags in _conversations(row, where):
         turns, rest = conversation_turns(messages, where)
         prompt = turns[0]["prompt_messages"]
@@ -76,18 +83,21 @@ def _rollouts(row: Mapping[str, Any], where: str, options: ImportOptions) -> Ite
         if rest:
             extra["messages_after_the_last_reply"] = rest
         tools = row.get("tools") or row.get("functions")
-        yield ImportedRollout(
-            where=where,
-            task={"messages": prompt},
-            source=options.source,
-            split=options.split,
-            step=options.step or 0,
-            model=options.model,
-            tags=tags,
-            extra=extra,
-            sessions=[ImportedSession(turns=turns, tools=tools if isinstance(tools, list) else None)],
-            absent=ABSENT_FROM_TEXT,
+        rollouts.append(
+            ImportedRollout(
+                where=where,
+                task={"messages": prompt},
+                source=options.source,
+                split=options.split,
+                step=options.step or 0,
+                model=options.model,
+                tags=tags,
+                extra=extra,
+                sessions=[ImportedSession(turns=turns, tools=tools if isinstance(tools, list) else None)],
+                absent=ABSENT_FROM_TEXT,
+            )
         )
+    return rollouts
 
 
 def _conversations(row: Mapping[str, Any], where: str) -> Iterator[tuple[list[Any], tuple[str, ...]]]:
@@ -125,17 +135,20 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]] | BrokenEntry]:
     if path.is_dir() and (path / "dataset_info.json").exists():
         yield from _saved_dataset(path)
         return
-    for file in files_of(path, ".jsonl", ".ndjson", ".json", ".parquet"):
-        if file.suffix == ".parquet":
-            yield from parquet_rows(file)
-        elif file.suffix == ".json":
-            document = json_document(file)
-            rows = document if isinstance(document, list) else [document]
-            for number, row in enumerate(rows, 1):
-                where = f"{file.name}, item {number}"
-                yield (where, row) if isinstance(row, dict) else BrokenEntry(where, "not an object")
-        else:
-            yield from json_lines(file)
+    yield from of_each_file(path, ".jsonl", ".ndjson", ".json", ".parquet", read=_file_rows)
+
+
+def _file_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]] | BrokenEntry]:
+    if file.suffix == ".parquet":
+        yield from parquet_rows(file)
+    elif file.suffix == ".json":
+        document = json_document(file)
+        rows = document if isinstance(document, list) else [document]
+        for number, row in enumerate(rows, 1):
+            where = f"{file.name}, item {number}"
+            yield (where, row) if isinstance(row, dict) else BrokenEntry(where, "not an object")
+    else:
+        yield from json_lines(file)
 
 
 def _saved_dataset(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

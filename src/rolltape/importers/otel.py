@@ -5,14 +5,14 @@ Spans without `gen_ai.input.messages` and `gen_ai.output.messages` say that a ca
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rolltape.errors import ImportFileError
-from rolltape.importers.files import files_of, first_object, json_document, json_lines
-from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession
+from rolltape.importers.files import first_object, json_document, json_lines, of_each_file
+from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, or_broken
 from rolltape.importers.options import ImportOptions
 from rolltape.importers.text_dumps import ABSENT_FROM_TEXT
 
@@ -49,10 +49,8 @@ def find(path: Path, options: ImportOptions) -> Found:
         calls = [span for span in spans if span.attributes.get("gen_ai.operation.name") in _CALLS]
         if not calls:
             continue
-        try:
-            yield _rollout(trace, spans, sorted(calls, key=lambda span: span.start_ns), options)
-        except (ImportFileError, KeyError, TypeError, ValueError) as error:
-            yield BrokenEntry(calls[0].where, str(error))
+        in_order = sorted(calls, key=lambda span: span.start_ns)
+        yield or_broken(calls[0].where, partial(_rollout, trace, spans, in_order, options))
 
 
 def _rollout(trace: str, spans: list[_Span], calls: list[_Span], options: ImportOptions) -> ImportedRollout:
@@ -148,36 +146,42 @@ def _decoded(value: Any) -> Any:
 
 
 def _spans(path: Path) -> Iterator[_Span | BrokenEntry]:
-    for file in files_of(path, ".json", ".jsonl"):
-        lines = json_lines(file) if file.suffix == ".jsonl" else iter([(file.name, json_document(file))])
-        for entry in lines:
-            if isinstance(entry, BrokenEntry):
-                yield entry
-                continue
-            where, document = entry
-            if not isinstance(document, dict) or "resourceSpans" not in document:
-                yield BrokenEntry(where, "no document with resourceSpans")
-                continue
-            yield from _document_spans(where, document)
+    for entry in of_each_file(path, ".json", ".jsonl", read=_documents):
+        if isinstance(entry, BrokenEntry):
+            yield entry
+            continue
+        where, document = entry
+        if not isinstance(document, dict) or "resourceSpans" not in document:
+            yield BrokenEntry(where, "no document with resourceSpans")
+            continue
+        spans = or_broken(where, partial(_spans_in, document))
+        if isinstance(spans, BrokenEntry):
+            yield spans
+            continue
+        for number, span in enumerate(spans, 1):
+            place = f"{where}, span {number}"
+            yield or_broken(place, partial(_span, span, place))
 
 
-def _document_spans(where: str, document: Mapping[str, Any]) -> Iterator[_Span | BrokenEntry]:
+def _documents(file: Path) -> Iterator[tuple[str, Any] | BrokenEntry]:
+    return json_lines(file) if file.suffix == ".jsonl" else iter([(file.name, json_document(file))])
+
+
+def _spans_in(document: Mapping[str, Any]) -> list[Any]:
     scopes = (scope for resource in document["resourceSpans"] for scope in resource.get("scopeSpans", ()))
-    for span in (one for scope in scopes for one in scope.get("spans", ())):
-        try:
-            status = span.get("status") or {}
-            yield _Span(
-                where=f"{where}, span {span.get('spanId')}",
-                trace=span["traceId"],
-                start_ns=int(span["startTimeUnixNano"]),
-                end_ns=int(span["endTimeUnixNano"]),
-                attributes={one["key"]: _value(one["value"]) for one in span.get("attributes", ())},
-                error=(status.get("message") or "error")
-                if status.get("code") in (_ERROR, "STATUS_CODE_ERROR")
-                else None,
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            yield BrokenEntry(f"{where}, span {span.get('spanId')}", f"no span: {error}")
+    return [span for scope in scopes for span in scope.get("spans", ())]
+
+
+def _span(span: Mapping[str, Any], where: str) -> _Span:
+    status = span.get("status") or {}
+    return _Span(
+        where=where,
+        trace=str(span["traceId"]),
+        start_ns=int(span["startTimeUnixNano"]),
+        end_ns=int(span["endTimeUnixNano"]),
+        attributes={one["key"]: _value(one["value"]) for one in span.get("attributes", ())},
+        error=(status.get("message") or "error") if status.get("code") in (_ERROR, "STATUS_CODE_ERROR") else None,
+    )
 
 
 def _value(given: Mapping[str, Any]) -> Any:

@@ -4,6 +4,7 @@ Its rollout files, `rollouts/step_N/…/traces.jsonl`, are verifiers' traces: im
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import msgspec
 from rolltape.errors import ImportFileError
 from rolltape.importers import verifiers
 from rolltape.importers.files import files_of, first_object, json_lines
-from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, token_turns
+from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, or_broken, token_turns
 from rolltape.importers.options import ImportOptions
 
 _PER_TOKEN = ("token_ids", "loss_mask", "inference_logprobs")
@@ -34,11 +35,7 @@ def find(path: Path, options: ImportOptions) -> Found:
                 yield entry
                 continue
             where, row = entry
-            try:
-                yield _rollout(row, where, traces, options)
-            except (ImportFileError, KeyError, TypeError) as error:
-                problem = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-                yield BrokenEntry(where, problem.removeprefix(f"{where}: "))
+            yield or_broken(where, partial(_rollout, row, where, traces, options))
 
 
 def _rollout(

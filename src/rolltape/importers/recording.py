@@ -7,14 +7,16 @@ from typing import Any
 
 import msgspec
 
-from rolltape.errors import ImportFileError, RecordError
+from rolltape.errors import ImportFileError, NotJsonError, RecordError
 from rolltape.importers.imported import BrokenEntry, ImportedRollout, ImportedSession
 from rolltape.records.ids import group_id, join_source
+from rolltape.records.jsonable import encode_numbers
 from rolltape.records.rollout import Status
 from rolltape.tape.recording.rollout import RolloutRecorder
 from rolltape.tape.recording.session import SessionRecorder
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.run import read
+from rolltape.tape.rundir import locked
 
 _NOT_WHOLE = "not imported whole: "
 
@@ -76,12 +78,29 @@ def record_imported(
     Without `skip_broken` the first entry that cannot be read ends it; what came before is recorded, and
     importing again goes on from there.
     """
+    # Another import into the run waits: neither would know what the other records.
+    with locked(tape.directory.path, "import.lock"):
+        return _record_all(tape, kind, found, skip_broken, progress)
+
+
+def _record_all(
+    tape: Tape,
+    kind: str,
+    found: Iterable[ImportedRollout | BrokenEntry],
+    skip_broken: bool,
+    progress: Callable[[ImportReport], None],
+) -> ImportReport:
     report, known, seen = ImportReport(), _KnownRollouts(tape), Counter[str]()
     for item in found:
         if isinstance(item, BrokenEntry):
             _note_broken(report, item, skip_broken)
             continue
-        key = item.key or _digest(item)
+        try:
+            msgspec.convert(msgspec.structs.asdict(item), ImportedRollout)
+            key = item.key or _digest(item)
+        except (msgspec.ValidationError, RecordError) as error:
+            _note_broken(report, BrokenEntry(item.where, f"it cannot be a rollout: {error}"), skip_broken)
+            continue
         seen[key] += 1
         if seen[key] > 1:
             if item.key:
@@ -114,7 +133,10 @@ def _note_broken(report: ImportReport, entry: BrokenEntry, skip: bool) -> None:
 def _record(tape: Tape, kind: str, item: ImportedRollout, key: str, known: _KnownRollouts) -> None:
     identity: dict[str, Any] = {"task_id": item.task_id, "model": item.model, "agent": item.agent}
     joined = join_source(item.source, item.split)
-    group = group_id(tape.name, **identity, source=joined, task=item.task, step=item.step)
+    try:
+        group = group_id(tape.name, **identity, source=joined, task=item.task, step=item.step)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise NotJsonError(f"its task identifies it, and has no one spelling: {error}") from None
     attempt = known.attempt(group, key, item.attempt)
     recorder = tape.rollout(
         **identity,
@@ -152,4 +174,8 @@ def _record_session(recorder: RolloutRecorder, session: ImportedSession) -> None
 def _digest(item: ImportedRollout) -> str:
     # Its place in the source does not count: the same rollout in a file of another name is the same one.
     content = msgspec.structs.replace(item, where="")
-    return blake2b(msgspec.msgpack.encode(content, enc_hook=str), digest_size=16).hexdigest()
+    try:
+        raw = msgspec.msgpack.encode(content, enc_hook=str)
+    except (OverflowError, UnicodeEncodeError, RecursionError):
+        raw = encode_numbers(msgspec.to_builtins(content, enc_hook=str), item.where)
+    return blake2b(raw, digest_size=16).hexdigest()

@@ -5,12 +5,13 @@ slime does not say which of the others the model sampled.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rolltape.errors import ImportFileError
-from rolltape.importers.files import files_of, first_object, json_lines
-from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, token_turns
+from rolltape.importers.files import first_object, json_lines, of_each_file
+from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, or_broken, token_turns
 from rolltape.importers.options import ImportOptions
 from rolltape.importers.torch_files import load_torch_file
 from rolltape.records.rollout import StopReason
@@ -34,35 +35,35 @@ def recognize(path: Path) -> str | None:
 
 def find(path: Path, options: ImportOptions) -> Found:
     """One rollout per `rollout_id`; a sample without one is a rollout of its own."""
-    for file in files_of(path, ".pt", ".jsonl", ".ndjson"):
-        samples: list[tuple[str, dict[str, Any]]] = []
-        evaluation, step = file.stem.startswith("eval_"), options.step
-        if file.suffix == ".pt":
-            saved = load_torch_file(file)
-            if not isinstance(saved, Mapping) or not isinstance(saved.get("samples"), list):
-                yield BrokenEntry(file.name, "no object with a list of samples")
-                continue
-            step = options.step if options.step is not None else saved.get("rollout_id")
-            samples = [(f"{file.name}, sample {at}", one) for at, one in enumerate(saved["samples"], 1)]
-        else:
-            for entry in json_lines(file):
-                if isinstance(entry, BrokenEntry):
-                    yield entry
-                else:
-                    samples.append(entry)
-        yield from _rollouts(samples, int(step or 0), evaluation, options)
+    return of_each_file(path, ".pt", ".jsonl", ".ndjson", read=partial(_file_rollouts, options=options))
+
+
+def _file_rollouts(file: Path, options: ImportOptions) -> Found:
+    samples: list[tuple[str, dict[str, Any]]] = []
+    evaluation, step = file.stem.startswith("eval_"), options.step
+    if file.suffix == ".pt":
+        saved = load_torch_file(file)
+        if not isinstance(saved, Mapping) or not isinstance(saved.get("samples"), list):
+            yield BrokenEntry(file.name, "no object with a list of samples")
+            return
+        step = options.step if options.step is not None else saved.get("rollout_id")
+        samples = [(f"{file.name}, sample {at}", one) for at, one in enumerate(saved["samples"], 1)]
+    else:
+        for entry in json_lines(file):
+            if isinstance(entry, BrokenEntry):
+                yield entry
+            else:
+                samples.append(entry)
+    yield from _rollouts(samples, step if isinstance(step, int) else 0, evaluation, options)
 
 
 def _rollouts(samples: list[tuple[str, dict[str, Any]]], step: int, evaluation: bool, options: ImportOptions) -> Found:
     rollouts: dict[object, list[tuple[str, dict[str, Any]]]] = {}
     for number, (where, sample) in enumerate(samples):
         own = sample.get("rollout_id") if isinstance(sample, Mapping) else None
-        rollouts.setdefault(("alone", number) if own is None else own, []).append((where, sample))
+        rollouts.setdefault(own if isinstance(own, int | str) else ("alone", number), []).append((where, sample))
     for parts in rollouts.values():
-        try:
-            yield _rollout(parts, step, evaluation, options)
-        except ImportFileError as error:
-            yield BrokenEntry(parts[0][0], str(error).removeprefix(f"{parts[0][0]}: "))
+        yield or_broken(parts[0][0], partial(_rollout, parts, step, evaluation, options))
 
 
 def _rollout(
@@ -131,7 +132,7 @@ def _session(sample: Mapping[str, Any], where: str, options: ImportOptions) -> I
 def _reward(value: object, where: str) -> tuple[float | None, dict[str, float]]:
     """A number, or an object of numbers: its `score` or `reward` is the reward, the rest are its terms."""
     if value is None or isinstance(value, int | float):
-        return value, {}
+        return None if value is None else float(value), {}
     if not isinstance(value, Mapping):
         raise ImportFileError(
             f"{where}: its reward is a {type(value).__name__}; a number or an object of numbers is known"

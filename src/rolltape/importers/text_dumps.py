@@ -1,14 +1,22 @@
 """Rollout dumps that hold a prompt and a reply as text, with a reward: what verl, AReaL and TRL write."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from rolltape.errors import ImportFileError
-from rolltape.importers.files import json_lines, parquet_rows
-from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, conversation_turns
+from rolltape.importers.files import json_lines, of_each_file, parquet_rows
+from rolltape.importers.imported import (
+    BrokenEntry,
+    Found,
+    ImportedRollout,
+    ImportedSession,
+    conversation_turns,
+    or_broken,
+)
 from rolltape.importers.options import ImportOptions
 
 ABSENT_FROM_TEXT = ("token ids", "logprobs", "weight versions")
@@ -24,18 +32,14 @@ class TextDump(msgspec.Struct, frozen=True):
     task: tuple[str, ...] = ()  # fields that belong to the task, besides the prompt
 
 
-def dump_rollouts(files: Iterable[Path], dump: TextDump, options: ImportOptions) -> Found:
+def dump_rollouts(path: Path, suffix: str, dump: TextDump, options: ImportOptions) -> Found:
     """One rollout per row; rows with the same prompt at the same step are attempts at one task."""
-    for file in files:
-        for entry in _rows(file):
-            if isinstance(entry, BrokenEntry):
-                yield entry
-                continue
+    for entry in of_each_file(path, suffix, read=_rows):
+        if isinstance(entry, BrokenEntry):
+            yield entry
+        else:
             where, row = entry
-            try:
-                yield _rollout(row, where, dump, options)
-            except ImportFileError as error:
-                yield BrokenEntry(where, str(error).removeprefix(f"{where}: "))
+            yield or_broken(where, partial(_rollout, row, where, dump, options))
 
 
 def _rollout(row: Mapping[str, Any], where: str, dump: TextDump, options: ImportOptions) -> ImportedRollout:

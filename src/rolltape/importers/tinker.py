@@ -3,12 +3,13 @@
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rolltape.errors import ImportFileError
-from rolltape.importers.files import files_of, first_object, json_lines
-from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession
+from rolltape.importers.files import first_object, json_lines, of_each_file
+from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, or_broken
 from rolltape.importers.options import ImportOptions
 
 _DATABASES = (".db", ".sqlite", ".sqlite3")
@@ -28,19 +29,19 @@ def recognize(path: Path) -> str | None:
 
 def find(path: Path, options: ImportOptions) -> Found:
     """One rollout per trajectory."""
-    for file in files_of(path, ".jsonl", *_DATABASES):
-        if file.suffix in _DATABASES:
-            yield from _captured(file, options)
-            continue
-        for entry in json_lines(file):
-            if isinstance(entry, BrokenEntry):
-                yield entry
-                continue
+    return of_each_file(path, ".jsonl", *_DATABASES, read=partial(_file_rollouts, options=options))
+
+
+def _file_rollouts(file: Path, options: ImportOptions) -> Found:
+    if file.suffix in _DATABASES:
+        yield from _captured(file, options)
+        return
+    for entry in json_lines(file):
+        if isinstance(entry, BrokenEntry):
+            yield entry
+        else:
             where, row = entry
-            try:
-                yield _summary(row, where, options)
-            except (KeyError, TypeError) as error:
-                yield BrokenEntry(where, f"it lacks {error}" if isinstance(error, KeyError) else str(error))
+            yield or_broken(where, partial(_summary, row, where, options))
 
 
 def _summary(row: Mapping[str, Any], where: str, options: ImportOptions) -> ImportedRollout:
@@ -84,10 +85,7 @@ def _captured(file: Path, options: ImportOptions) -> Found:
         rollouts.setdefault(place if place[-1] is not None else (*place, row["cursor"]), []).append(row)
     for rows in rollouts.values():
         where = f"{file.name}, row {rows[0]['cursor']}"
-        try:
-            yield _captured_rollout(rows, where, options)
-        except ImportFileError as error:
-            yield BrokenEntry(where, str(error).removeprefix(f"{where}: "))
+        yield or_broken(where, partial(_captured_rollout, rows, where, options))
 
 
 def _captured_rollout(rows: list[dict[str, Any]], where: str, options: ImportOptions) -> ImportedRollout:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rolltape.importers.files import files_of, first_parquet_row
+from rolltape.importers.files import first_parquet_row
 from rolltape.importers.imported import Found
 from rolltape.importers.options import ImportOptions
 from rolltape.importers.text_dumps import TextDump, dump_rollouts, number
@@ -29,4 +29,4 @@ def recognize(path: Path) -> str | None:
 
 def find(path: Path, options: ImportOptions) -> Found:
     """One rollout per row. With several reward functions their values are kept, and there is no reward."""
-    return dump_rollouts(files_of(path, ".parquet"), _DUMP, options)
+    return dump_rollouts(path, ".parquet", _DUMP, options)

@@ -4,12 +4,20 @@ A trace of version 1 is a graph of messages with the ids that each adds. Each sa
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rolltape.errors import ImportFileError
 from rolltape.importers.files import files_of, first_object, json_lines
-from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, conversation_turns
+from rolltape.importers.imported import (
+    BrokenEntry,
+    Found,
+    ImportedRollout,
+    ImportedSession,
+    conversation_turns,
+    or_broken,
+)
 from rolltape.importers.options import ImportOptions
 from rolltape.importers.text_dumps import ABSENT_FROM_TEXT, as_messages, number
 from rolltape.records.rollout import StopReason
@@ -40,14 +48,8 @@ def find(path: Path, options: ImportOptions) -> Found:
                 yield entry
                 continue
             where, row = entry
-            try:
-                if "traces" in row or "nodes" in row:
-                    yield _episode(row, where, options)
-                else:
-                    yield _result(row, where, options)
-            except (ImportFileError, KeyError, TypeError, IndexError) as error:
-                problem = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-                yield BrokenEntry(where, problem.removeprefix(f"{where}: "))
+            make = _episode if "traces" in row or "nodes" in row else _result
+            yield or_broken(where, partial(make, row, where, options))
 
 
 def _episode(row: Mapping[str, Any], where: str, options: ImportOptions) -> ImportedRollout:
