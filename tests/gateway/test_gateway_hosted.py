@@ -437,6 +437,34 @@ async def test_a_denied_tool_that_is_forced_through_another_api_is_not_forced(ru
     assert ([tool["function"]["name"] for tool in body["tools"]], body["tool_choice"]) == (["other"], "auto")
 
 
+UNTOLD = "thinking: a hosted endpoint cannot be told it"
+
+
+@pytest.mark.parametrize(
+    ("api", "asked", "passed_on", "listed"),
+    [
+        (Api.MESSAGES, {"thinking": {"type": "disabled"}}, "none", None),
+        (Api.MESSAGES, {"thinking": {"type": "adaptive"}}, None, UNTOLD),
+        (Api.MESSAGES, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, "high", None),
+        (Api.MESSAGES, {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}, "none", None),
+        (Api.RESPONSES, {"reasoning": {"effort": "minimal"}}, "minimal", None),
+        (Api.RESPONSES, {"reasoning": {"effort": "none"}}, "none", None),
+        (Api.GEMINI, {"generationConfig": {"thinkingConfig": {"thinkingBudget": 0}}}, "none", None),
+        (Api.GEMINI, {"generationConfig": {"thinkingConfig": {"thinkingBudget": -1}}}, None, UNTOLD),
+        (Api.GEMINI, {"generationConfig": {"thinkingConfig": {"thinkingLevel": "LOW"}}}, "low", None),
+        (Api.CHAT, {"reasoning_effort": "low"}, "low", None),
+    ],
+)
+async def test_how_much_to_think_reaches_the_endpoint_in_chats_words_or_is_listed(
+    run: Path, api: Api, asked: Json, passed_on: str | None, listed: str | None
+) -> None:
+    endpoint = Endpoint()
+    async with hosted(run, endpoint) as it:
+        answer = await it.ask(await it.open(), "hi", api, **asked)
+    assert (answer.status, endpoint.bodies[0].get("reasoning_effort")) == (200, passed_on)
+    assert answer.headers.get("x-rolltape-ignored-params") == listed
+
+
 @pytest.mark.parametrize("api", Api)
 async def test_what_a_session_decides_and_an_endpoint_cannot_be_told_is_listed(run: Path, api: Api) -> None:
     async with hosted(run, Endpoint()) as it:

@@ -132,6 +132,7 @@ async def test_the_sdks_models_take_every_reply(run: Path) -> None:
         (Api.CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
         (Api.MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
         (Api.RESPONSES, {"text": {"format": {"type": "json_object"}}}, "text.format"),
+        (Api.RESPONSES, {"reasoning": {"effort": "high"}}, "reasoning.effort 'high'"),
         (Api.GEMINI, {"tools": [{"googleSearch": {}}]}, "tools"),
     ],
 )

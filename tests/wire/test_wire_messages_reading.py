@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from canned_wire import call, canned, streamed, whole
-from rolltape.gateway.request import ChatRequest, OutputSchema, ToolChoice
+from rolltape.gateway.request import ChatRequest, Effort, OutputSchema, ToolChoice
 from rolltape.gateway.wire.messages.dialect import MESSAGES
 from rolltape.records.messages import Message, Root, canonical_message
 from wire_bodies import broken, read_or_refused, refusal, reply_messages
@@ -135,7 +135,7 @@ def test_a_schema_for_the_output_is_read_under_both_names() -> None:
     schema = {"type": "json_schema", "schema": {"type": "object"}}
     ask = read(output_config={"format": schema, "effort": "high"})
     assert ask.output_schema == OutputSchema("output_config.format", {"type": "object"})
-    assert ask.ignored_params == ("output_config.effort: the model is not told",)
+    assert (ask.effort, ask.ignored_params) == (Effort("output_config.effort", "high"), ())
     assert read(output_format=schema).output_schema == OutputSchema("output_format", {"type": "object"})
     assert read(output_config={"effort": None}).output_schema is None
 

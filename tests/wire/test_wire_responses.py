@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from canned_wire import CannedServer, Refusal, call, canned, canned_server, streamed
 from canned_wire import whole as whole_body
 from rolltape.errors import BadRequest
-from rolltape.gateway.request import ChatRequest, OutputSchema, SamplingParams, ToolChoice
+from rolltape.gateway.request import ChatRequest, Effort, OutputSchema, SamplingParams, ToolChoice
 from rolltape.gateway.turn.gateway_turn import GatewayTurn
 from rolltape.gateway.wire.responses.dialect import RESPONSES
 from rolltape.records.messages import canonical_message
@@ -288,13 +288,12 @@ def test_a_request_of_codex_is_read() -> None:
         "function": {"name": "run", "description": "Runs.", "parameters": {"type": "object"}, "strict": False},
     }
     assert ask.custom_tools == {"crew__patch"}
-    assert ask.thinking is True
+    assert (ask.thinking, ask.effort) == (True, Effort("reasoning.effort", "high"))
     assert ask.stream
     assert ask.ignored_params == (
         "tools: the grammar of 'crew__patch' is shown to the model and not enforced",
         "tools: 'web_search' is run by OpenAI; not offered",
         "reasoning.summary: the reasoning itself is given",
-        "reasoning.effort 'high': thinking is on, for as long as the model likes",
         "text.verbosity: not known here; ignored",
     )
 

@@ -61,6 +61,13 @@ class OutputSchema(msgspec.Struct, frozen=True):
     schema: dict[str, Any]
 
 
+class Effort(msgspec.Struct, frozen=True):
+    """How much the model is to think."""
+
+    field: str  # the request's, as its client calls it
+    word: str  # as Chat Completions has it in `reasoning_effort`
+
+
 class GivenPrompt(msgspec.Struct, frozen=True):
     """A prompt that comes as it is, and is not rendered from messages: a text, or ids."""
 
@@ -103,6 +110,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     include_usage: bool = True  # in a streamed reply
     thinking: bool | None = None  # None: not given, so the gateway's setting holds
+    effort: Effort | None = None  # None: not given
     custom_tools: frozenset[str] = frozenset()  # tools whose calls go back as free text, not as arguments
     client_tools: frozenset[str] = (
         frozenset()

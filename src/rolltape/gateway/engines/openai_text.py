@@ -73,7 +73,7 @@ class OpenAITextEngine(HttpEngine):
         limit = decided.pop("max_tokens", None)
         if request.raw is None:
             messages = [_plain_message(message) for message in request.messages]
-            body = {"messages": messages, **_tools(request), **_output_form(request)}
+            body = {"messages": messages, **_tools(request), **_output_form(request), **_effort(request)}
             limit_field = self._limit_field
         else:
             body = _as_it_came(request.raw, request)
@@ -126,6 +126,12 @@ def _tools(ask: ChatRequest) -> dict[str, Any]:
     if not ask.parallel_tool_calls:
         fields["parallel_tool_calls"] = False
     return fields
+
+
+def _effort(ask: ChatRequest) -> dict[str, Any]:
+    if ask.thinking is False:
+        return {"reasoning_effort": "none"}
+    return {} if ask.effort is None else {"reasoning_effort": ask.effort.word}
 
 
 def _output_form(ask: ChatRequest) -> dict[str, Any]:

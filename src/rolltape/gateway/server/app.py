@@ -81,7 +81,7 @@ def _answering(service: Service, forwarding: Forwarding) -> Middleware:
                 raise
             if error.status == 413:
                 why = f"the body is larger than {service.settings.max_body_mib} MiB, which is the gateway's limit"
-            return _refusal(request, error.status, f"{why}: {request.method} {_shown(request)}", final=True)
+            return _refusal(request, error.status, f"{why}: {request.method} {_path(request)}", final=True)
         except web.RequestPayloadError as error:  # cut short
             status, why = 400, f"the body cannot be read: {' '.join(str(error).split())}"
             return _refusal(request, status, why, final=True)
@@ -134,12 +134,17 @@ def _refusal(request: web.Request, status: int, message: str, *, final: bool, co
 
 
 def _shown(request: web.Request) -> str:
-    """A request's path as it came, without the key that may be in it. Of one that has no route, the words of routes."""
-    path = _KEY_IN_PATH.sub("/s/…", request.rel_url.raw_path)
-    if request.match_info.http_exception is not None:
-        known = {word for route in request.app.router.resources() for word in route.canonical.split("/")}
-        path = "/".join(word if word in known else "…" for word in path.split("/"))
-    return _without_keys(request, path)
+    """A request's path for the log. Of one that has no route, only the words of routes: any other may be a key."""
+    path = _path(request)
+    if request.match_info.http_exception is None:
+        return path
+    known = {word for route in request.app.router.resources() for word in route.canonical.split("/")}
+    return "/".join(word if word in known else "…" for word in path.split("/"))
+
+
+def _path(request: web.Request) -> str:
+    """A request's path as it came, without the key that may be in it."""
+    return _without_keys(request, _KEY_IN_PATH.sub("/s/…", request.rel_url.raw_path))
 
 
 def _without_keys(request: web.Request, text: str) -> str:

@@ -244,6 +244,10 @@ class Turns:
         ignored = [f"{name}: the engine does not apply it" for name in unapplied]
         if request.thinking is not None and not self._prompts.switches_thinking:
             ignored.append("thinking: the model's template has no switch for it")
+        if request.effort is not None and request.thinking is not False and self._pool.token_faithful:
+            ignored.append(
+                f"{request.effort.field} {ascii(request.effort.word)[:40]}: the model thinks as long as it likes"
+            )
         if request.messages and request.messages[-1]["role"] == "assistant":
             ignored.append("messages: the last one is the assistant's; the reply follows it and does not continue it")
         if request.media:
@@ -257,10 +261,12 @@ class Turns:
         return ignored
 
     def _untold(self, turn: GatewayTurn) -> tuple[str, ...]:
-        """What the session or the gateway decides and a hosted endpoint cannot be told."""
-        spec, by_agent = turn.session.spec, turn.request.thinking
+        """What the session, the gateway or the agent decides and a hosted endpoint cannot be told."""
+        spec, request, by_agent = turn.session.spec, turn.request, turn.request.thinking
+        has_no_word = by_agent is True and request.effort is None and request.raw is None
+        by_gateway = by_agent is None and self._settings.thinking is not None
         untold = {
-            "thinking": spec.thinking is not None or (by_agent is None and self._settings.thinking is not None),
+            "thinking": spec.thinking is not None or by_gateway or has_no_word,
             "context_budget": spec.context_budget is not None,
         }
         return tuple(f"{name}: a hosted endpoint cannot be told it" for name, is_set in untold.items() if is_set)

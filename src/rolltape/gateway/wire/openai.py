@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.request import OutputSchema, SamplingParams, ToolChoice
+from rolltape.gateway.request import Effort, OutputSchema, SamplingParams, ToolChoice
 from rolltape.gateway.wire.fields import Fields, key_in
 from rolltape.gateway.wire.media import media_part
 from rolltape.gateway.wire.protocol import ClientVariables
@@ -95,14 +95,10 @@ def check_ids(given: list[Any], path: str) -> list[int]:
     return given
 
 
-def read_effort(fields: Fields, name: str) -> bool | None:
-    """Whether to think at all. How long cannot be set."""
-    effort = fields.maybe_text(name)
-    if effort is None:
-        return None
-    if effort != "none":
-        fields.ignore(f"{fields.at(name)} {ascii(effort)[:40]}: thinking is on, for as long as the model likes")
-    return effort != "none"
+def read_effort(fields: Fields, name: str) -> tuple[bool | None, Effort | None]:
+    """Whether to think at all, and how much."""
+    word = fields.maybe_text(name)
+    return (None, None) if word is None else (word != "none", Effort(fields.at(name), word))
 
 
 def read_tool_choice(body: Fields, offered: Collection[str]) -> ToolChoice:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.request import ChatRequest, TokenDetails
+from rolltape.gateway.request import ChatRequest, Effort, TokenDetails
 from rolltape.gateway.wire.fields import Fields, read_body
 from rolltape.gateway.wire.openai import (
     HARMLESS,
@@ -31,7 +31,7 @@ def read_request(raw: bytes) -> ChatRequest:
     messages = _messages(body)
     offer = _tools(body)
     choice = read_tool_choice(body, offer.names)
-    thinking = _thinking(body)
+    thinking, effort = _thinking(body)
     output_schema = read_output_schema(body, "response_format")
     options = body.maybe_object("stream_options")
     return ChatRequest(
@@ -47,6 +47,7 @@ def read_request(raw: bytes) -> ChatRequest:
         stream=body.maybe_flag("stream") or False,
         include_usage=options is not None and options.maybe_flag("include_usage") is True,
         thinking=thinking,
+        effort=effort,
         custom_tools=frozenset(offer.custom_tools),
         output_schema=output_schema,
         media=tuple(body.media),
@@ -60,7 +61,7 @@ def read_request(raw: bytes) -> ChatRequest:
 
 def read_prompt_parts(body: Fields) -> dict[str, Any]:
     """What of a request its prompt is made of, as fields of a ChatRequest."""
-    return {"messages": _messages(body), "tools": _tools(body).tools or None, "thinking": _thinking(body)}
+    return {"messages": _messages(body), "tools": _tools(body).tools or None, "thinking": _thinking(body)[0]}
 
 
 def _refuse_unservable(body: Fields) -> None:
@@ -96,15 +97,15 @@ def _token_details(body: Fields) -> TokenDetails:
     )
 
 
-def _thinking(body: Fields) -> bool | None:
-    """Whether to think: what the template is told outright, else whether an effort is asked for."""
-    by_effort = read_effort(body, "reasoning_effort")
+def _thinking(body: Fields) -> tuple[bool | None, Effort | None]:
+    """Whether to think, and how much: what the template is told outright, else whether an effort is asked for."""
+    by_effort, effort = read_effort(body, "reasoning_effort")
     template = body.maybe_object("chat_template_kwargs")
     if template is None:
-        return by_effort
+        return by_effort, effort
     outright = template.maybe_flag("enable_thinking")
     template.ignore_unread()
-    return by_effort if outright is None else outright
+    return by_effort if outright is None else outright, effort
 
 
 def _ignored_params(body: Fields) -> tuple[str, ...]:

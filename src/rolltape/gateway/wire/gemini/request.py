@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.request import ChatRequest, OutputSchema, SamplingParams, TokenDetails, ToolChoice
+from rolltape.gateway.request import ChatRequest, Effort, OutputSchema, SamplingParams, TokenDetails, ToolChoice
 from rolltape.gateway.wire.fields import Fields, read_body
 from rolltape.gateway.wire.gemini.contents import is_models, read_contents
 from rolltape.gateway.wire.gemini.schemas import to_json_schema
@@ -84,7 +84,7 @@ def _request(fields: Fields, path: Mapping[str, str], repaired: bool) -> ChatReq
     likely = config.maybe_whole("logprobs", least=0, most=_MOST_LIKELY) or 0
     details = TokenDetails(logprobs=logprobs, top_logprobs=likely if logprobs else 0)
     sampling = _sampling(config)
-    thinking = _thinking(config)
+    thinking, effort = _thinking(config)
     output_schema = _output_schema(config)
     _ignore_rest(config)
     return ChatRequest(
@@ -99,6 +99,7 @@ def _request(fields: Fields, path: Mapping[str, str], repaired: bool) -> ChatReq
         token_details=details,
         stream=path.get("method") == STREAMING,
         thinking=thinking,
+        effort=effort,
         output_schema=output_schema,
         media=tuple(fields.media),
         metadata=None if labels is None else labels.value,
@@ -173,23 +174,22 @@ def _tool_choice(fields: Fields, names: list[str]) -> tuple[ToolChoice, bool]:
     return ToolChoice(_MODES[mode]), mode == "VALIDATED"
 
 
-def _thinking(config: Fields) -> bool | None:
-    """Whether to think at all. How long cannot be set."""
+def _thinking(config: Fields) -> tuple[bool | None, Effort | None]:
+    """Whether to think at all, and how much."""
     thinking = config.maybe_object("thinkingConfig")
     if thinking is None:
-        return None
+        return None, None
     if thinking.maybe_flag("includeThoughts") is False:
         thinking.ignore(f"{thinking.at('includeThoughts')}: thoughts are shown in full")
     budget = thinking.maybe_whole("thinkingBudget", least=-1)
     level = thinking.maybe_text("thinkingLevel")
     thinking.ignore_unread()
     if budget == 0:
-        return False
+        return False, None
     if budget is not None and budget > 0:
         thinking.ignore(f"{thinking.at('thinkingBudget')}: thinking is limited by maxOutputTokens alone")
-    if level is not None:
-        thinking.ignore(f"{thinking.at('thinkingLevel')} {ascii(level)[:40]}: thinking is as long as the model likes")
-    return None if budget is None and level is None else True
+    effort = None if level is None else Effort(thinking.at("thinkingLevel"), level.lower())
+    return None if budget is None and level is None else True, effort
 
 
 def _output_schema(config: Fields) -> OutputSchema | None:

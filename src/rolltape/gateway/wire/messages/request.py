@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.request import ChatRequest, OutputSchema, SamplingParams, ToolChoice
+from rolltape.gateway.request import ChatRequest, Effort, OutputSchema, SamplingParams, ToolChoice
 from rolltape.gateway.wire.fields import Fields, read_body
 from rolltape.gateway.wire.media import media_part
 from rolltape.records.jsonable import encode_json
@@ -63,6 +63,7 @@ def _ask(fields: Fields, repaired: bool) -> ChatRequest:
     tools, deferred = _tools(fields)
     choice = fields.maybe_object("tool_choice")
     metadata = fields.maybe_object("metadata")
+    output_schema, effort = _output_config(fields)
     return ChatRequest(
         api="messages",
         model=fields.name("model"),
@@ -74,7 +75,8 @@ def _ask(fields: Fields, repaired: bool) -> ChatRequest:
         sampling=_sampling(fields),
         stream=bool(fields.maybe_flag("stream")),
         thinking=_thinking(fields),
-        output_schema=_output_schema(fields),
+        effort=effort,
+        output_schema=output_schema,
         media=tuple(fields.media),
         metadata=None if metadata is None else metadata.value,
         strict_tools=_strict_tools(fields),
@@ -166,17 +168,18 @@ def _thinking(fields: Fields) -> bool | None:
     return kind != "disabled"
 
 
-def _output_schema(fields: Fields) -> OutputSchema | None:
-    """The schema that the reply is to follow, under its older or its newer name."""
+def _output_config(fields: Fields) -> tuple[OutputSchema | None, Effort | None]:
+    """The schema that the reply is to follow, under its older or its newer name; and how much to think."""
     config = fields.maybe_object("output_config")
     asked = {"output_format": fields.maybe_object("output_format")}
+    word: str | None = None
     if config is not None:
         asked["output_config.format"] = config.maybe_object("format")
-        if config.maybe_text("effort") is not None:
-            fields.ignore("output_config.effort: the model is not told")
+        word = config.maybe_text("effort")
         config.ignore_unread()
     given = ((path, form.maybe_object("schema")) for path, form in asked.items() if form is not None)
-    return next((OutputSchema(path, schema.value) for path, schema in given if schema is not None), None)
+    found = next((OutputSchema(path, schema.value) for path, schema in given if schema is not None), None)
+    return found, None if word is None else Effort("output_config.effort", word)
 
 
 def _ignored_params(fields: Fields) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.request import ChatRequest, OutputSchema, SamplingParams
+from rolltape.gateway.request import ChatRequest, Effort, OutputSchema, SamplingParams
 from rolltape.gateway.wire.fields import Fields, read_body
 from rolltape.gateway.wire.openai import (
     HARMLESS,
@@ -39,7 +39,7 @@ def read_request(raw: bytes) -> ChatRequest:
     offer = ToolOffer()
     _add_tools(offer, body.maybe_objects("tools") or [])
     choice = read_tool_choice(body, offer.names)
-    thinking = _thinking(body)
+    thinking, effort = _thinking(body)
     output_schema = _output_schema(body)
     return ChatRequest(
         api="responses",
@@ -55,6 +55,7 @@ def read_request(raw: bytes) -> ChatRequest:
         ),
         stream=body.maybe_flag("stream") or False,
         thinking=thinking,
+        effort=effort,
         custom_tools=frozenset(offer.custom_tools),
         client_tools=frozenset(offer.client_tools),
         namespaces=frozenset(offer.namespaces),
@@ -106,15 +107,15 @@ def _add_tools(offer: ToolOffer, tools: list[Fields], namespace: str | None = No
             tool.ignore(f"tools: {ascii(kind)[:80]} is run by OpenAI; not offered")
 
 
-def _thinking(body: Fields) -> bool | None:
+def _thinking(body: Fields) -> tuple[bool | None, Effort | None]:
     reasoning = body.maybe_object("reasoning")
     if reasoning is None:
-        return None
+        return None, None
     if (reasoning.maybe_text("summary") or reasoning.maybe_text("generate_summary")) is not None:
         body.ignore("reasoning.summary: the reasoning itself is given")
-    thinking = read_effort(reasoning, "effort")
+    found = read_effort(reasoning, "effort")
     reasoning.ignore_unread()
-    return thinking
+    return found
 
 
 def _output_schema(body: Fields) -> OutputSchema | None:
