@@ -1,5 +1,6 @@
 # setup           make .venv with everything that the targets below need
 # demo            collect three environments with the shipped model, and show what was recorded
+# demo-train      the shipped model learns while another process collects ahead of it, with the reward on the page
 # test            run all tests
 # test-fast       run the tests that need no agents, browser, npm, Ray or torch: about two minutes on two cores
 # test-release    what a release needs beyond make test; docs/architecture.md lists it
@@ -16,7 +17,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TEST_ARGS ?= -n 2
 
-.PHONY: help setup npm chromium bwrap demo test test-fast test-release page check bench check-engines check-gpu check-backends clean
+.PHONY: help setup npm chromium bwrap demo demo-train test test-fast test-release page check bench check-engines check-gpu check-backends clean
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -27,6 +28,10 @@ $(BIN)/python:
 # The plain install is enough for the demo; the tools of development come on top of it.
 .venv/.installed: pyproject.toml | $(BIN)/python
 	$(PIP) --editable .
+	@touch $@
+
+.venv/.installed-training: .venv/.installed
+	$(PIP) --editable '.[training]'
 	@touch $@
 
 # verl asks for inference engines, which its types and its loss do without; xgrammar asks for triton, which its grammars do
@@ -40,6 +45,10 @@ setup: .venv/.installed-dev
 
 demo: .venv/.installed
 	@$(BIN)/python -m examples.demo
+
+demo-train: .venv/.installed-training
+	@rm -rf runs/demo-train
+	@$(BIN)/python -m examples.train_async --run runs/demo-train --page
 
 # The tests run real agents, which npm brings; without it they are skipped, in CI they fail.
 npm:

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except ProofError as error:
             print(f"train_tiny: {error}", file=sys.stderr)
             return 1
-    _print_ends(told.seeds, ends)
+    print_ends(told.seeds, ends)
     return 0
 
 
@@ -44,8 +44,7 @@ async def _trained(run: Path, seed: int, recipe: Recipe, fault: Fault | None) ->
         print(_line(report), flush=True)
         rewards.append(report.reward)
     print(f"{time.monotonic() - began_s:.0f} s, {time.process_time() - cpu_began_s:.0f} s of CPU\n", flush=True)
-    few = max(1, min(3, len(rewards) // 2))
-    return statistics.mean(rewards[:few]), statistics.mean(rewards[-few:])
+    return ends_of(rewards)
 
 
 def _line(report: StepReport) -> str:
@@ -57,7 +56,14 @@ def _line(report: StepReport) -> str:
     )
 
 
-def _print_ends(seeds: list[int], ends: list[tuple[float, float]]) -> None:
+def ends_of(rewards: Sequence[float]) -> tuple[float, float]:
+    """The mean reward of the first steps and of the last ones, three of each where there are as many."""
+    few = max(1, min(3, len(rewards) // 2))
+    return statistics.mean(rewards[:few]), statistics.mean(rewards[-few:])
+
+
+def print_ends(seeds: list[int], ends: list[tuple[float, float]]) -> None:
+    """Print how far the reward rose with each seed, and on average."""
     print("seed  first steps  last steps   rise")
     for seed, (first, last) in zip(seeds, ends, strict=True):
         print(f"{seed:4}  {first:11.3f}  {last:10.3f}  {last - first:+.3f}")

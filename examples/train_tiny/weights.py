@@ -17,7 +17,7 @@ def load_model() -> Any:
     return AutoModelForCausalLM.from_pretrained(shipped_model(), dtype=torch.float32).train()
 
 
-def hand_over(model: Any, live: LiveGroups, folder: Path, version: str) -> None:
-    """Have the engine sample by the model's weights from now on, under a new version."""
+def hand_over(model: Any, live: LiveGroups, folder: Path, version: str) -> int:
+    """Have the engine sample by the model's weights from now on, under a new version; how many replies went on so."""
     model.save_pretrained(folder)  # float32, or what is trained next would not be what was sampled
-    live.update_weights(folder, version)
+    return live.update_weights(folder, version)

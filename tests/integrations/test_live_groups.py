@@ -215,6 +215,14 @@ def test_a_run_that_others_fill_is_followed(tmp_path: Path) -> None:
     assert one[0].task_id in {SUMS[0]["id"], SUMS[3]["id"]}
 
 
+def test_weights_for_a_run_that_no_gateway_fills_are_refused(tmp_path: Path) -> None:
+    with (
+        LiveGroups(tmp_path / "run") as live,
+        pytest.raises(GroupsError, match="no gateway that keeps its key there records in it now"),
+    ):
+        live.update_weights(tmp_path, "1")
+
+
 def test_a_group_that_was_pickled_has_everything_but_its_consumer(tmp_path: Path) -> None:
     with job(tmp_path / "run", right_every_other_time()) as live:
         (group,) = live.request(SUMS[:1], step=0).wait()

@@ -6,15 +6,18 @@ from collections.abc import AsyncGenerator, AsyncIterator, Collection, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any, Self
 
+import httpx
 import msgspec
 
 from rolltape.collect.collector import Collector
 from rolltape.collect.runners.gateway import make_gateway
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task
-from rolltape.errors import CollectError, GroupsError
+from rolltape.errors import CollectError, EngineError, GroupsError
+from rolltape.gateway.admin_key import find_gateway, read_admin_key
 from rolltape.gateway.engines.function import FunctionEngine
 from rolltape.gateway.engines.protocol import Engine
 from rolltape.gateway.gateway import Gateway
@@ -287,11 +290,17 @@ class LiveGroups:
         assert self._background is not None
         return WeightChange(self._background, gateway, version)
 
-    def update_weights(self, folder: str | PathLike[str], version: str) -> None:
-        """Have SGLang, vLLM or the tiny engine load the weights in a folder. Replies in flight go on under them."""
+    def update_weights(self, folder: str | PathLike[str], version: str) -> int:
+        """Have SGLang, vLLM or the tiny engine load the weights in a folder. Replies in flight go on under them.
+
+        Returns how many replies were in flight. Where a run is followed, the gateway that fills it is asked: one of
+        this user, on this machine, that keeps its key in the run, as that of `rolltape serve` does.
+        """
+        if self._settings is None:
+            return _ask_gateway(self.start().tape.directory.path, Path(folder), version)
         gateway = self.gateway
         assert self._background is not None
-        self._background.submit(gateway.update_weights(fspath(folder), version)).result()
+        return self._background.submit(gateway.update_weights(fspath(folder), version)).result()
 
     def state_dict(self) -> dict[str, Any]:
         """What to save with a checkpoint: which groups are done. It is small, and can be written as JSON."""
@@ -454,6 +463,25 @@ class WeightChange:
 
     async def _resume(self, is_changed: bool) -> None:
         await self._gateway.resume(self._version if is_changed else None)
+
+
+def _ask_gateway(run: Path, folder: Path, version: str) -> int:
+    """Have the gateway of another process, which records in a run, load weights; how many replies it interrupted."""
+    running = find_gateway(str(run))
+    if running is None:
+        raise GroupsError(
+            f"run {run}: no gateway that keeps its key there records in it now; start one, or give collect"
+        )
+    answer = httpx.post(
+        f"{running.url}/weights/update",
+        json={"folder": str(folder.absolute()) if folder.exists() else str(folder), "version": version},
+        headers={"Authorization": f"Bearer {read_admin_key(run)}"},
+        timeout=None,  # as long as the engines take
+    )
+    if answer.is_error:
+        raise EngineError(f"{running.url}: {answer.status_code}: {answer.text}")
+    interrupted: int = answer.json()["interrupted"]
+    return interrupted
 
 
 def _take(tape: Tape, options: GroupOptions) -> tuple[list[Group], list[Skipped]]:
