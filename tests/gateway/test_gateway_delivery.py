@@ -111,7 +111,7 @@ async def test_a_client_that_takes_nothing_of_its_reply_is_disconnected_and_a_re
 ) -> None:
     long = "word " * 20_000
     engine = scripted([long], unusual=False)
-    async with rig(run, engine, max_reply_tokens=10**6, stall_s=0.2) as it:
+    async with rig(run, engine, max_reply_tokens=10**6, stall_s=2.0) as it:
         opened = await it.open()
         reader, writer = await _connected(it)
         writer.write(_request(opened, json.dumps(body_of(Api.CHAT, "hello", stream=stream)).encode()))
