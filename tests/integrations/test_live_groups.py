@@ -2,16 +2,21 @@
 
 import asyncio
 import pickle
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rolltape
 from live_jobs import SUMS, function_engine, job, reply_ids
-from rolltape.errors import CollectError, GroupsError, TaskError
+from rolltape.errors import CheckpointError, CollectError, GroupsError, TaskError
 from rolltape.gateway.engines.protocol import Generation
 from rolltape.integrations import FunctionEngine, LiveGroups
 from rolltape.records.rollout import Status
+from rolltape.tiny import shipped_model
 
 
 def right_every_other_time() -> FunctionEngine:
@@ -237,3 +242,60 @@ def test_a_group_that_was_pickled_has_everything_but_its_consumer(tmp_path: Path
     for ours, theirs in zip(group.samples, copy.samples, strict=True):
         assert (ours.ids == theirs.ids).all()
         assert (ours.id, ours.advantage, ours.versions) == (theirs.id, theirs.advantage, theirs.versions)
+
+
+def live_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("rolltape-live")]
+
+
+def test_a_start_that_fails_leaves_nothing_behind_and_can_be_tried_again(tmp_path: Path) -> None:
+    live = job(tmp_path / "run", function_engine(lambda prompt, wanted: "2"), model=str(tmp_path / "model"))
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+            live.request(SUMS[:1], step=0)
+        assert live_threads() == []
+    shutil.copytree(shipped_model(), tmp_path / "model")
+    with live:
+        assert len(live.request(SUMS[:1], step=0).wait()) == 1
+
+
+def test_who_waits_while_it_is_closed_is_told_so_and_so_is_who_asks_afterwards(tmp_path: Path) -> None:
+    asked = threading.Event()
+
+    async def sample(prompt_ids: list[int], wanted: Generation) -> tuple[list[int], list[float], str]:
+        asked.set()
+        await asyncio.Event().wait()
+        return [], [], "stop"
+
+    live = job(tmp_path / "run", FunctionEngine(sample, model="said", logprob_kind="raw")).start()
+    request = live.request(SUMS[:1], step=0)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(request.wait)
+        asked.wait()
+        live.close()
+        with pytest.raises(GroupsError, match="closed"):
+            waiting.result()
+    for ask in (request.wait, live.start, live.state_dict):
+        with pytest.raises(GroupsError, match="closed"):
+            ask()
+    assert live_threads() == []
+
+
+@pytest.mark.parametrize("reply", [None, ([1], [-0.5]), (["a"], [-0.5], "stop"), ([1], ["a"], "stop")])
+def test_a_function_that_returns_something_else_is_an_engine_that_failed(tmp_path: Path, reply: Any) -> None:
+    async def sample(prompt_ids: list[int], wanted: Generation) -> Any:
+        return reply
+
+    with job(tmp_path / "run", FunctionEngine(sample, model="said", logprob_kind="raw"), group_size=1) as live:
+        (group,) = live.request(SUMS[:1], step=0).wait()
+    assert "the function is to return ids" in (group.unfinished[0].reason or "")
+
+
+@pytest.mark.parametrize("state", [{}, {"position": "abc"}, {"position": [1]}, {"position": ["a", "b", 3]}])
+def test_a_state_that_is_none_is_refused_before_anything_is_given_again(tmp_path: Path, state: dict[str, Any]) -> None:
+    with job(tmp_path / "run", function_engine(lambda prompt, wanted: "2")) as live:
+        live.request(SUMS[:1], step=0).wait()[0].done()
+        before = live.state_dict()
+        with pytest.raises(GroupsError, match="no state that state_dict gave"):
+            live.load_state_dict({"run": "run", "consumer": "trainer", **state})
+        assert live.state_dict() == before

@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from rolltape.errors import GroupsError
 from rolltape.serving import loop_factory
 
 T = TypeVar("T")
@@ -31,6 +32,9 @@ class BackgroundLoop:
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
         """Run a coroutine. Cancelling the future cancels it."""
+        if not self._thread.is_alive():
+            coroutine.close()
+            raise GroupsError("what ran in the background is closed")
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from rolltape.gateway.engines.protocol import Engine
 from rolltape.gateway.gateway import Gateway
 from rolltape.groups import Group, Skipped
 from rolltape.groups.consumer import find_consumer
+from rolltape.groups.pending import EventOrder
 from rolltape.groups.stream import GroupOptions
 from rolltape.integrations.background import BackgroundLoop
 from rolltape.records.ids import join_source
@@ -110,6 +111,8 @@ class LiveGroups:
         }
         self._version = version
         self._lock = threading.Lock()
+        self._is_closed = False
+        self.tape: Tape
         self._background: BackgroundLoop | None = None
         self._stack = AsyncExitStack()
         self._gateway: Gateway | None = None
@@ -119,10 +122,16 @@ class LiveGroups:
     def start(self) -> Self:
         """Open the run, and start the gateway. The first request does so too; twice is fine."""
         with self._lock:
+            if self._is_closed:
+                raise GroupsError(f"the live groups of run {self.tape.name} are closed; make new ones")
             if self._background is None:
                 self.tape = self._given if isinstance(self._given, Tape) else open_for_recording(self._given)
                 self._background = BackgroundLoop("rolltape-live")
-                self._background.submit(self._start()).result()
+                try:
+                    self._background.submit(self._start()).result()
+                except BaseException:
+                    self._end()
+                    raise
         return self
 
     async def _start(self) -> None:
@@ -136,14 +145,18 @@ class LiveGroups:
     def close(self) -> None:
         """End what runs, the gateway included. What was given and is not done is given again next time."""
         with self._lock:
-            if self._background is None:
-                return
-            self._background.submit(self._close()).result()
-            self._background.close()
-            self._background = None
-            self._taking.shutdown()
-            if self.tape is not self._given:
-                self.tape.close()
+            if self._background is not None:
+                self._is_closed = True
+                self._end()
+                self._taking.shutdown()
+
+    def _end(self) -> None:
+        assert self._background is not None
+        self._background.submit(self._close()).result()
+        self._background.close()
+        self._background = None
+        if self.tape is not self._given:
+            self.tape.close()
 
     async def _close(self) -> None:
         await self._end_collections()
@@ -316,17 +329,28 @@ class LiveGroups:
         """Go back to a checkpoint: groups that were done after it are given again when they are asked for."""
         self.start()
         own = {"run": self.tape.name, "consumer": self._options["consumer"]}
-        if (other := {name: state[name] for name in own}) != own:
+        try:
+            saved = msgspec.convert(state, _State)
+        except msgspec.ValidationError as error:
+            raise GroupsError(f"no state that state_dict gave: {error}") from None
+        if (other := {"run": saved.run, "consumer": saved.consumer}) != own:
             raise GroupsError(f"the checkpoint is of {other}, this is {own}; give the run and the consumer of both")
         assert self._background is not None
         self._background.submit(self._end_collections()).result()
-        position = state["position"]
-        find_consumer(self.tape, own["consumer"]).rewind(self.tape, None if position is None else tuple(position))
+        find_consumer(self.tape, own["consumer"]).rewind(self.tape, saved.position)
 
     async def _end_collections(self) -> None:
         while self._collections:
             _, collection = self._collections.popitem()
             await collection.end()
+
+
+class _State(msgspec.Struct):
+    """What `state_dict` gives."""
+
+    run: str
+    consumer: str
+    position: EventOrder | None
 
 
 class _Collection:
@@ -427,7 +451,10 @@ class RequestedGroups:
                 left = self._ready.get_nowait()
                 if isinstance(left, Group):
                     left.give_back()
-            self._ready.put_nowait(error)
+            # Whoever waits was not cancelled himself.
+            is_cancelled = isinstance(error, asyncio.CancelledError)
+            ended = GroupsError("the request was cancelled, or its LiveGroups closed, before all groups were given")
+            self._ready.put_nowait(ended if is_cancelled else error)
             raise
         self._ready.put_nowait(None)
 

@@ -103,14 +103,19 @@ class FunctionEngine:
             self._running.pop(wanted.id, None)
         if isinstance(reply, Generated):
             return reply
-        ids, logprobs, finish = reply
-        array = sampled_ids([int(token) for token in ids], where)
-        return Generated(
-            ids=array,
-            logprobs=None if logprobs is None else sampled_logprobs(logprobs, array, where),
-            finish=parse_finish(finish, FINISHES, where),
-            logprob_kind=self._kind,
-        )
+        try:
+            ids, logprobs, finish = reply
+            array = sampled_ids([int(token) for token in ids], where)
+            return Generated(
+                ids=array,
+                logprobs=None if logprobs is None else sampled_logprobs(logprobs, array, where),
+                finish=parse_finish(finish, FINISHES, where),
+                logprob_kind=self._kind,
+            )
+        except (TypeError, ValueError) as error:
+            raise EngineFault(
+                f"{where}: the function is to return ids, logprobs, and a reason to end: {error}"
+            ) from error
 
     async def abort(self, generation_id: str) -> None:
         end = self._abort
