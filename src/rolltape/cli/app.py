@@ -117,9 +117,9 @@ class _SectionedCommand(TyperCommand):
         for parameter in parameters:
             if parameter.param_type_name == "argument":
                 sections.setdefault("Arguments", []).append((parameter.metavar, parameter.help))
-            else:
+            elif (record := parameter.get_help_record(ctx)) is not None:  # None: a hidden one
                 section = getattr(parameter, "rich_help_panel", None) or "Options"
-                sections.setdefault(section, []).append(parameter.get_help_record(ctx))
+                sections.setdefault(section, []).append(record)
         for section, lines in sections.items():
             with formatter.section(section):
                 formatter.write_dl(lines)
