@@ -28,6 +28,8 @@ The modules:
     slime       rollout, evaluation and generate functions for slime
     skyrl       a generator for SkyRL's trainers
     tinker      Tinker's sampling client as the engine, and groups as its `Datum`s
+    verl        an agent loop manager for verl
+    steps       positions by step, for trainers whose checkpoints hold nothing of ours
 """
 
 from rolltape.gateway.engines.function import FunctionEngine

@@ -11,7 +11,6 @@ with its filters and its over-sampling, and agents run in place of its one reply
 
 import asyncio
 import atexit
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -25,7 +24,7 @@ from rolltape.errors import GroupsError
 from rolltape.export.formats.slime import slime_samples
 from rolltape.groups import Group
 from rolltape.integrations.live import LiveGroups, RequestedGroups
-from rolltape.tape.rundir import make_private_folder
+from rolltape.integrations.steps import StepPositions
 
 log = logging.getLogger("rolltape.integrations")
 
@@ -84,9 +83,8 @@ class SlimeRollouts:
         self._engine = f"sglang:http://{args.sglang_router_ip}:{args.sglang_router_port}"
         self._training = self._open(self._settings, "slime")
         self._evaluating: dict[str, LiveGroups] = {}
-        self._in_use: list[Group] = []
         self._given: dict[tuple[int, bool, Any], asyncio.Future[list[Group]]] = {}  # of `generate`: by step and prompt
-        self._step: int | None = None  # None: nothing was asked for yet
+        self._positions = StepPositions(self._training, "slime")
         atexit.register(self.close)
 
     def _open(self, settings: CollectSettings, consumer: str) -> LiveGroups:
@@ -105,7 +103,8 @@ class SlimeRollouts:
         tasks = [self._task(group[0], number) for number, group in enumerate(prompts)]
         size = self._args.n_samples_per_prompt
         groups = self._training.request(tasks, step=rollout_id, group_size=size).wait()
-        self._in_use = groups
+        for group in groups:
+            self._positions.train_on(group)
         by_task = {group.task_id: group for group in groups}
         samples = [self._attempts(by_task.get(task["id"]), group) for task, group in zip(tasks, prompts, strict=True)]
         failed = sum(len(group.unfinished) for group in groups)
@@ -151,7 +150,8 @@ class SlimeRollouts:
             self._given[key] = asyncio.ensure_future(_all_of(asked))
         groups = await asyncio.shield(self._given[key])
         if not evaluation:
-            self._in_use += [group for group in groups if group not in self._in_use]
+            for group in groups:
+                self._positions.train_on(group)
         place = 0 if evaluation else sample.index % size
         copies = [sample if at == place else _numbered(sample, sample.index - place + at) for at in range(size)]
         parts = self._attempts(groups[0] if groups else None, copies)[place]
@@ -159,19 +159,8 @@ class SlimeRollouts:
 
     def _begin(self, step: int) -> None:
         """At the first request of a step: what came before it is done. A job that was resumed goes back to it."""
-        if step == self._step:
-            return
-        folder = self._training.start().tape.directory.path / "slime"
-        position = folder / f"{step}.json"
-        if self._step is None and position.exists():
-            self._training.load_state_dict(json.loads(position.read_text()))
-        else:
-            for group in self._in_use:
-                group.done()
-            make_private_folder(folder)
-            position.write_text(json.dumps(self._training.state_dict()))
-        self._step, self._in_use = step, []
-        self._given = {key: value for key, value in self._given.items() if key[0] == step}
+        if self._positions.begin(step):
+            self._given = {key: value for key, value in self._given.items() if key[0] == step}
 
     def _task(self, sample: Any, number: Any) -> dict[str, Any]:
         """A task with an id: its own, or the number of its prompt in the step."""

@@ -140,8 +140,43 @@ def identities(samples: Sequence[Sample], versions: Sequence[str] = ()) -> dict[
 def _score(sample: Sample) -> npt.NDArray[np.float32]:
     """The reward at the last trained token: verl's estimators over tokens pass over what is not in the mask."""
     scores = np.zeros(len(sample.ids), dtype=np.float32)
-    scores[np.flatnonzero(sample.trained_mask)[-1]] = sample.reward
+    trained = np.flatnonzero(sample.trained_mask)
+    scores[trained[-1] if len(trained) else -1] = sample.reward
     return scores
+
+
+def blank_sample(reward: float | None) -> Sample:
+    """A sample that trains nothing, with one token of prompt and one of response, for a row that verl needs."""
+    value = 0.0 if reward is None else reward
+    return Sample(
+        id="",
+        rollout="",
+        try_index=0,
+        group="",
+        session="",
+        policy="",
+        step=0,
+        index=0,
+        siblings=1,
+        ids=np.zeros(2, np.int32),
+        trained_mask=np.zeros(2, np.bool_),
+        sampled_mask=np.zeros(2, np.bool_),
+        logprobs=np.full(2, np.nan, np.float32),
+        version_index=np.full(2, -1, np.int32),
+        versions=(),
+        spans=(),
+        prompt_tokens=1,
+        trained_tokens=0,
+        reward=value,
+        rollout_reward=value,
+        turn_rewards={},
+        advantage=0.0,
+        loss_weight=0.0,
+        truncated=False,
+        uses_tools=False,
+        ill_formed=False,
+        side={},
+    )
 
 
 def _width(rows: Sequence[npt.NDArray[Any]], asked: int | None, name: str, samples: Sequence[Sample]) -> int:

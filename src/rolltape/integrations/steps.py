@@ -1,0 +1,42 @@
+"""`StepPositions`: which groups were done before each step, for trainers whose checkpoints hold nothing of ours."""
+
+import json
+
+from rolltape.groups import Group
+from rolltape.integrations.live import LiveGroups
+from rolltape.tape.rundir import make_private_folder
+
+
+class StepPositions:
+    """Keeps the position of a `LiveGroups` before each step in the run's folder.
+
+    The trainer says which step it is at. Where a new process begins at a step that an earlier one had begun, it goes
+    back to there: what was collected for that step and later ones is given again, from the tape.
+    """
+
+    def __init__(self, live: LiveGroups, trainer: str) -> None:
+        self._live = live
+        self._trainer = trainer
+        self._step: int | None = None  # None: nothing was asked for yet
+        self._in_use: dict[str, tuple[Group, str | None]] = {}
+
+    def train_on(self, group: Group, left_out: str | None = None) -> None:
+        """Note that the trainer has a group, but for what is left out. It is done when the next step begins."""
+        self._in_use[group.id] = (group, left_out)
+
+    def begin(self, step: int) -> bool:
+        """Begin a step, and say so, unless it has begun: what was trained on before is done."""
+        if step == self._step:
+            return False
+        folder = self._live.start().tape.directory.path / self._trainer
+        position = folder / f"{step}.json"
+        if self._step is None and position.exists():
+            self._live.load_state_dict(json.loads(position.read_text()))
+        else:
+            for group, left_out in self._in_use.values():
+                group.done(left_out)
+            make_private_folder(folder)
+            position.write_text(json.dumps(self._live.state_dict()))
+        self._in_use.clear()
+        self._step = step
+        return True

@@ -1,0 +1,439 @@
+"""verl: an agent loop manager that runs agents through the gateway, in front of verl's own servers.
+
+    python -m verl.trainer.main_ppo ... \\
+        actor_rollout_ref.rollout.agent.agent_loop_manager_class=rolltape.integrations.verl.RolltapeManager \\
+        +rolltape.run=runs/exp1 +rolltape.agent=chat
+
+`rolltape` in verl's config has the run, and what `CollectSettings` takes. docs/frameworks-verl.md has an example.
+"""
+
+import atexit
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from importlib import import_module
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+from verl import DataProto
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.trainer.ppo.core_algos import register_adv_est
+from verl.utils.ray_utils import auto_await
+
+from rolltape.collect.functions import function_named
+from rolltape.collect.settings import CollectSettings
+from rolltape.collect.tasks import Task
+from rolltape.errors import GroupsError
+from rolltape.export.formats.arrays import VersionNumbers, as_tensors, logprobs_or_zero
+from rolltape.export.formats.fitting import Fact, fitted
+from rolltape.export.formats.verl import FORM, arrays, blank_sample
+from rolltape.gateway.engines.function import FunctionEngine
+from rolltape.gateway.engines.protocol import Generated, Generation
+from rolltape.gateway.engines.sampled import sampled_ids, sampled_logprobs
+from rolltape.groups import Group
+from rolltape.integrations.background import BackgroundLoop
+from rolltape.integrations.live import LiveGroups, with_id
+from rolltape.integrations.steps import StepPositions
+from rolltape.records.rollout import Rollout
+from rolltape.records.sample import Sample
+from rolltape.records.turn import Finish, LogprobKind
+
+log = logging.getLogger("rolltape.integrations")
+
+Row = dict[str, Any]  # of verl's dataset: its columns, and `uid`, which is the same for all attempts at a prompt
+
+_OWN_KEYS = frozenset({"run", "policy", "to_task"})
+# A rollout's samples come in one answer here, and losses are by our advantages, so neither is worth a warning.
+_FORM = msgspec.structs.replace(
+    FORM, leaves_out={fact: report for fact, report in FORM.leaves_out.items() if fact is not Fact.FORKED}
+)
+
+
+@register_adv_est("rolltape")  # type: ignore[untyped-decorator]
+def recorded_advantages(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, reward_baselines: torch.Tensor, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """For `algorithm.adv_estimator=rolltape`: the advantages that were computed over the rollouts of a group."""
+    advantages = (token_level_rewards.sum(-1) - reward_baselines)[:, None] * response_mask
+    return advantages, advantages
+
+
+def prompt_task(row: Row) -> Row:
+    """A row of verl's dataset as a task: its messages, the ground truth as the answer, and what is in `extra_info`."""
+    truth = (row.get("reward_model") or {}).get("ground_truth")
+    answer = {} if truth is None else {"answer": truth}
+    return {"messages": list(row["raw_prompt"]), **answer, **(row.get("extra_info") or {})}
+
+
+class RolltapeManager:
+    """The agent loop manager of a verl job: `generate_sequences` gives the rollouts of a batch of prompts.
+
+    It takes both forms that verl's trainers use. From a `DataProto` whose rows are attempts, a `DataProto` with the
+    same rows is returned. The prompts of a `TensorDict` are collected in the background, and their samples are put into
+    verl's TransferQueue.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        llm_client: Any,
+        teacher_client: Any = None,
+        reward_loop_worker_handles: Any = None,
+    ) -> None:
+        """As verl calls it. Rewards are those of our environments, so verl's own reward workers have no part in it."""
+        given = OmegaConf.to_container(OmegaConf.create(config.get("rolltape") or {}), resolve=True)
+        if not isinstance(given, dict) or "run" not in given:
+            raise GroupsError("verl's config has no rolltape.run; add +rolltape.run=runs/exp1")
+        rollout = config.actor_rollout_ref.rollout
+        if teacher_client is not None:
+            raise GroupsError("verl's config enables distillation, and its teacher's logprobs are not recorded")
+        if rollout.get("enable_rollout_routing_replay"):
+            raise GroupsError(
+                "enable_rollout_routing_replay is on, but routed experts are not taken from verl's client"
+            )
+        self._rollout = rollout
+        self._client = llm_client
+        self._run = str(given["run"])
+        self._policy = str(given.get("policy", "exact"))
+        self._to_task: Callable[[Row], Mapping[str, Any]] = (
+            function_named(given["to_task"]) if "to_task" in given else prompt_task
+        )
+        own = {str(name): value for name, value in given.items() if name not in _OWN_KEYS}
+        self._model = str(config.actor_rollout_ref.model.path)
+        self._live = {False: self._open(own, rollout, "verl"), True: self._open(own, rollout.val_kwargs, "verl-val")}
+        self._positions = StepPositions(self._live[False], "verl")
+        self._names: Counter[str | None] = Counter()  # tasks that were asked for at this step
+        self._publishing: BackgroundLoop | None = None
+        self._published: list[Future[None]] = []
+        atexit.register(self.close)
+
+    @classmethod
+    def create(cls, *args: Any, **kwargs: Any) -> "RolltapeManager":
+        """As verl makes it."""
+        return cls(*args, **kwargs)
+
+    def close(self) -> None:
+        """End the gateway, and what runs."""
+        if self._publishing is not None:
+            self._publishing.close()
+        for live in self._live.values():
+            live.close()
+
+    @auto_await  # type: ignore[untyped-decorator]
+    async def generate_sequences(self, prompts: Any) -> DataProto | None:
+        """Run the rollouts of a batch of prompts: see the class."""
+        if isinstance(prompts, DataProto):
+            return await self._answer(prompts)
+        self._publish_later(prompts)
+        return None
+
+    async def _answer(self, prompts: DataProto) -> DataProto:
+        """A row for each row: a rollout's sample with the most trained tokens, or one that trains nothing."""
+        began = time.monotonic()
+        if "__do_sample__" in prompts.non_tensor_batch:
+            raise GroupsError("algorithm.adv_estimator is remax, which samples greedily beside; use rolltape or grpo")
+        validates = bool(prompts.meta_info.get("validate", False))
+        rows = [{name: values[at] for name, values in prompts.non_tensor_batch.items()} for at in range(len(prompts))]
+        keys = [row.get("uid", at) for at, row in enumerate(rows)]
+        firsts: dict[Any, Row] = {}
+        for key, row in zip(keys, rows, strict=True):
+            firsts.setdefault(key, row)
+        step = max(0, int(prompts.meta_info.get("global_steps", 0)))
+        tasks = dict(zip(firsts, self._begin(firsts.values(), step, validates), strict=True))
+        groups = await self._live[validates].request(
+            tasks.values(), step=step, split="val" if validates else None, group_size=self._attempts(validates)
+        )
+        by_task = {group.task_id: self._take(group, validates) for group in groups}
+        seen: Counter[Any] = Counter()
+        chosen: list[Sample] = []
+        turns = []
+        for key in keys:
+            attempts = by_task.get(tasks[key].id) or [_nothing(None)]
+            attempt = attempts[seen[key] % len(attempts)]  # verl repeats rows to get a number that it can divide
+            seen[key] += 1
+            chosen.append(attempt[1][0])
+            turns.append(attempt[0])
+        batch = self._tensors(chosen)
+        others = {
+            "__num_turns__": np.array(turns, dtype=np.int32),
+            "multi_modal_inputs": np.array([{} for _ in chosen], dtype=object),
+            "sample": np.array([sample.id for sample in chosen], dtype=object),
+            **self._bounds(chosen),
+        }
+        timing = {"agent_loop/generate_sequences/max": time.monotonic() - began}
+        return DataProto.from_dict(batch, others, {"timing": timing, "reward_extra_keys": []})
+
+    def _publish_later(self, prompts: Any) -> None:
+        """Collect in the background, prompt by prompt."""
+        rows = [_row(prompts, at) for at in range(len(prompts))]
+        validates = bool(rows[0].get("validate", False))
+        step = int(rows[0]["global_steps"])
+        self._publishing = self._publishing or BackgroundLoop("rolltape-verl")
+        self._published = [one for one in self._published if not one.done()]
+        for row, task in zip(rows, self._begin(rows, step, validates), strict=True):
+            self._published.append(self._publishing.submit(self._publish(row, task, step, validates)))
+
+    def wait(self) -> None:
+        """Wait until all prompts that were given as a `TensorDict` are in the queue."""
+        while self._published:
+            self._published.pop(0).result()
+
+    async def _publish(self, row: Row, task: Task, step: int, validates: bool) -> None:
+        """Put all samples of a prompt's rollouts into the queue, and then how it ended."""
+        queue = import_module("transfer_queue")
+        uid, partition = row["uid"], "val" if validates else "train"
+        await queue.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
+        status = "failure"
+        try:
+            size = int(row.get("__rollout_n__", self._attempts(validates)))
+            for group in await self._live[validates].request(
+                [task], step=step, split="val" if validates else None, group_size=size
+            ):
+                keys, fields, tags = self._queue_rows(group, row, step)
+                if keys:
+                    together = import_module("verl.utils.tensordict_utils").list_of_dict_to_tensordict(fields)
+                    await queue.async_kv_batch_put(keys=keys, fields=together, tags=tags, partition_id=partition)
+                    status = "finished"
+                group.done()
+        except Exception:
+            log.exception("verl's prompt %s, task %s: its rollouts could not be collected", uid, task.id)
+        await queue.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
+
+    def _queue_rows(self, group: Group, row: Row, step: int) -> tuple[list[str], list[Row], list[Row]]:
+        """Keys, fields and tags of a group's samples. Attempts that failed have none."""
+        keys, fields, tags = [], [], []
+        kept = {
+            name: value for name, value in row.items() if name not in ("validate", "__rollout_n__", "__do_sample__")
+        }
+        for attempt, (turns, samples) in _attempts(group).items():
+            for index, sample in enumerate(samples):
+                output = loop_output(sample, turns)
+                field = {**output.as_dict(), **kept, "session_id": attempt, "multi_modal_inputs": {}}
+                field["loss_mask"] = field["response_mask"]
+                field["input_ids"] = torch.cat([field["prompts"], field["responses"]])
+                field["position_ids"] = torch.arange(len(field["input_ids"]))
+                keys.append(f"{row['uid']}_{attempt}_{index}")
+                fields.append(field)
+                lengths = {"prompt_len": len(field["prompts"]), "response_len": len(field["responses"])}
+                bounds = {name: output.extra_fields[name] for name in ("min_global_steps", "max_global_steps")}
+                seq_len = len(field["input_ids"])
+                tags.append({"status": "success", **lengths, "seq_len": seq_len, "global_steps": step, **bounds})
+        return keys, fields, tags
+
+    def _begin(self, rows: Iterable[Row], step: int, validates: bool) -> list[Task]:
+        """The tasks of rows. At the first of a step, what was trained on before is done."""
+        if not validates:
+            if self._positions.begin(step):
+                self._names.clear()
+            names = self._names
+        else:
+            names = Counter()
+        found = []
+        for row in rows:
+            task = with_id(_plain(self._to_task(_plain(row))))
+            names[task.id] += 1
+            count = names[task.id]
+            found.append(task if count == 1 else msgspec.structs.replace(task, id=f"{task.id}~{count}"))
+        return found
+
+    def _take(self, group: Group, validates: bool) -> list[tuple[int, list[Sample]]]:
+        """Turns and samples of each attempt, the best first; what verl does not get of the group is noted."""
+        attempts = _attempts(group)
+        rewards = [reward for reward in group.rewards if reward is not None]
+        mean = sum(rewards) / len(rewards) if rewards else None
+        left_out = sum(sample.trained_tokens for _, samples in attempts.values() for sample in samples[1:])
+        reason = f"{left_out} tokens of forked rollouts are left out: verl takes one row for each" if left_out else None
+        if reason is not None and not validates:
+            log.warning("group %s: %s; its trainer v1 takes all", group.id, reason)
+        for one in group.unfinished:
+            log.warning("rollout %s does not train: it %s: %s", one.rollout, one.status, one.reason)
+        if validates:
+            group.done()
+        else:
+            self._positions.train_on(group, reason)
+        return [attempts.get(at) or _nothing(mean) for at in range(self._attempts(validates))]
+
+    def _tensors(self, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+        batch = arrays(
+            samples,
+            pad_id=self._pad_id(),
+            prompt_length=max(self._rollout.prompt_length, *(sample.prompt_tokens for sample in samples)),
+            response_length=max(
+                self._rollout.response_length, *(len(sample.ids) - sample.prompt_tokens for sample in samples)
+            ),
+        )
+        del batch["advantages"], batch["returns"]  # verl's trainer computes them
+        batch["reward_baselines"] = batch["rm_scores"].sum(1) - np.array([s.advantage for s in samples], np.float32)
+        return as_tensors(batch)
+
+    def _bounds(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        bounds = [VersionNumbers().bounds(sample) or (None, None) for sample in samples]
+        return {
+            "min_global_steps": np.array([oldest for oldest, _ in bounds], dtype=object),
+            "max_global_steps": np.array([newest for _, newest in bounds], dtype=object),
+        }
+
+    def _attempts(self, validates: bool) -> int:
+        return int(self._rollout.val_kwargs.n if validates else self._rollout.n)
+
+    def _pad_id(self) -> int:
+        tokenizer = import_module("verl.utils").hf_tokenizer(self._model)
+        return int(tokenizer.pad_token_id or 0)
+
+    def _open(self, given: Mapping[str, Any], sampling: Any, consumer: str) -> LiveGroups:
+        rollout = self._rollout
+        own = {
+            "source": "verl",
+            "model": self._model,
+            "group_size": int(rollout.n),
+            "sampling": {
+                "temperature": float(sampling.temperature),
+                "top_p": float(sampling.top_p),
+                "top_k": int(sampling.top_k),
+                "max_tokens": int(rollout.response_length),
+            },
+            "context_budget": int(rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length),
+        }
+        if unknown := given.keys() - set(CollectSettings.__struct_fields__):
+            known = ", ".join((*sorted(_OWN_KEYS), *CollectSettings.__struct_fields__))
+            raise GroupsError(f"rolltape in verl's config: {min(unknown)!r} is unknown; known are {known}")
+        try:
+            settings = msgspec.convert({**own, **given}, CollectSettings)
+        except msgspec.ValidationError as error:
+            raise GroupsError(f"rolltape in verl's config: {error}") from None
+        engine = client_engine(self._client, _logprob_kind(rollout, sampling))
+        return LiveGroups(self._run, collect=settings, engine=engine, policy=self._policy, consumer=consumer)
+
+
+def client_engine(client: Any, logprob_kind: LogprobKind | str | None = None) -> FunctionEngine:
+    """verl's `LLMServerClient` as an engine: its servers sample, and say the global step of their weights."""
+
+    async def sample(prompt_ids: list[int], wanted: Generation) -> Generated:
+        params = {
+            "temperature": 1.0 if wanted.sampling.temperature is None else wanted.sampling.temperature,
+            "top_p": 1.0 if wanted.sampling.top_p is None else wanted.sampling.top_p,
+            "top_k": -1 if wanted.sampling.top_k is None else wanted.sampling.top_k,
+            "max_tokens": wanted.sampling.max_tokens,
+            "stop_token_ids": list(wanted.stop_ids),
+            "logprobs": True,
+        }
+        output = await client.generate(wanted.session, prompt_ids=prompt_ids, sampling_params=params)
+        where = f"verl's client, generation {wanted.id}"
+        ids = sampled_ids([int(token) for token in output.token_ids], where)
+        # verl calls it completed, whether the reply ended by itself or at its longest.
+        ended = Finish.STOP if len(ids) and int(ids[-1]) in wanted.stop_ids else Finish.LENGTH
+        steps = [output.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps")]
+        first, last = (None if step is None else str(step) for step in steps)
+        return Generated(
+            ids=ids,
+            logprobs=None if output.log_probs is None else sampled_logprobs(output.log_probs, ids, where),
+            finish=Finish.ABORT if output.stop_reason in ("aborted", "abort") else ended,
+            first_version=first,
+            last_version=last,
+            logprob_kind=None if logprob_kind is None else LogprobKind(logprob_kind),
+        )
+
+    engine = FunctionEngine(sample, name="verl's client")
+    engine.loop = None  # Ray's handles work in any event loop, and the one that runs now may end before the training.
+    return engine
+
+
+def loop_output(sample: Sample, turns: int) -> AgentLoopOutput:
+    """A sample as verl's agent loops return it."""
+    start = sample.prompt_tokens
+    oldest, newest = VersionNumbers().bounds(sample) or (None, None)
+    return AgentLoopOutput(
+        prompt_ids=sample.ids[:start].tolist(),
+        response_ids=sample.ids[start:].tolist(),
+        response_mask=sample.trained_mask[start:].astype(int).tolist(),
+        response_logprobs=logprobs_or_zero(sample)[start:].tolist(),
+        reward_score=sample.rollout_reward,
+        num_turns=turns,
+        metrics=AgentLoopMetrics(),
+        extra_fields={
+            "min_global_steps": oldest,
+            "max_global_steps": newest,
+            "reward_extra_info": {},
+            "rollout": sample.rollout,
+            "sample": sample.id,
+            "loss_weight": sample.loss_weight,
+        },
+    )
+
+
+def data_proto(groups: Iterable[Group], *, divisor: int = 1, **given: Any) -> DataProto:
+    """All samples of groups as one `DataProto`, for a trainer of your own, with advantages.
+
+    Rows that train nothing are added until their number can be divided by `divisor`. Other arguments are those of
+    `data_proto_fields`: `pad_id`, `prompt_length`, `response_length`.
+
+    Example:
+
+        groups = live.request(tasks, step=3).wait()
+        data = data_proto(groups, divisor=8, pad_id=tokenizer.pad_token_id)
+    """
+    samples = fitted((sample for group in groups for sample in group.samples), FORM)
+    samples += [blank_sample(0.0)] * (-len(samples) % divisor)
+    others = {
+        "uid": np.array([sample.group for sample in samples], dtype=object),
+        "rollout": np.array([sample.rollout for sample in samples], dtype=object),
+        "sample": np.array([sample.id for sample in samples], dtype=object),
+        "loss_weight": np.array([sample.loss_weight for sample in samples], dtype=object),
+    }
+    return DataProto.from_dict(as_tensors(arrays(samples, **given)), others, {"reward_extra_keys": []})
+
+
+def _attempts(group: Group) -> dict[int, tuple[int, list[Sample]]]:
+    """By attempt that finished: its turns, and its samples, the one with the most trained tokens first."""
+    by_rollout: dict[str, list[Sample]] = {}
+    for sample in fitted(group.samples, _FORM):
+        by_rollout.setdefault(sample.rollout, []).append(sample)
+    found = {}
+    for rollout in group.rollouts:
+        samples = sorted(by_rollout.get(rollout.id, ()), key=lambda sample: (-sample.trained_tokens, sample.index))
+        found[rollout.head.attempt] = (len(rollout.turns), samples or [_untrained(group, rollout)])
+    return found
+
+
+def _untrained(group: Group, rollout: Rollout) -> Sample:
+    """What stands for a rollout with nothing to train, so that its reward counts."""
+    blank = blank_sample(rollout.reward)
+    return msgspec.structs.replace(blank, rollout=rollout.id, group=group.id)
+
+
+def _nothing(reward: float | None) -> tuple[int, list[Sample]]:
+    """What stands for an attempt that failed. With the mean of its group as reward it leaves that mean as it is."""
+    return 0, [blank_sample(reward)]
+
+
+def _row(prompts: Any, at: int) -> Row:
+    """One row of a `TensorDict`: tensors, and what else stands in it."""
+    one = prompts[at]
+    return {
+        name: getattr(value, "data", value) if not isinstance(value, torch.Tensor) else value
+        for name, value in one.items()
+    }
+
+
+def _plain(value: Any) -> Any:
+    """numpy's values and arrays as those of Python."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, np.ndarray | np.generic | torch.Tensor):
+        return _plain(value.tolist())
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _logprob_kind(rollout: Any, sampling: Any) -> LogprobKind | None:
+    """Of which distribution the logprobs of verl's servers are."""
+    if rollout.get("name") != "vllm":
+        return LogprobKind.AFTER_TEMPERATURE if rollout.get("name") == "sglang" else None
+    if rollout.get("logprobs_mode", "processed_logprobs") != "processed_logprobs":
+        return LogprobKind.RAW
+    truncates = sampling.top_p < 1 or sampling.top_k > 0
+    return LogprobKind.AFTER_TRUNCATION if truncates else LogprobKind.AFTER_TEMPERATURE
