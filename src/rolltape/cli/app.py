@@ -45,10 +45,10 @@ STAGES: dict[str, dict[str, str]] = {
         "samples": "List training samples, or compare two cut policies.",
         "ledger": "Account for every sampled token: trained, or why not.",
         "export": "Write samples, turns, traces, or conversations to a file.",
-        "tokens": "List, summarize, and show a trainer's token records.",
+        "tokens": "List, summarize, show, and check a trainer's token records.",
     },
     "keep": {
-        "check": "Verify a run: files, records, traces, and samples.",
+        "check": "Verify a run: files, records, samples, and token records.",
         "seal": "Write finished rollouts as Parquet shards.",
         "prune": "Delete turns by step, or a side array.",
     },

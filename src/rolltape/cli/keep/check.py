@@ -18,7 +18,7 @@ from rolltape.traces.verify import find_problems
 
 
 def check(run: RunArgument, as_json: JsonOption = False) -> int:
-    """Verify a run: files, records, traces, samples, and what a trainer saw of them.
+    """Verify a run: files, records, samples, and token records.
 
     Samples are checked under every cut policy, and a trainer's token records against the samples that they name.
     """
