@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import threading
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -160,6 +161,16 @@ def test_an_evaluation_has_a_split_and_sampling_parameters_of_its_own(tmp_path: 
         temperatures = [one["sampling_params"]["temperature"] for one in servers.asked]
     assert (output["rewards"], temperatures) == ([1.0], [1.0, 1.0, 0.0])
     assert sorted(str(row.source) for row in rolltape.read(tmp_path / "run").index()) == ["sums", "sums", "sums#eval"]
+
+
+def test_closing_ends_the_gateways_of_training_and_evaluation(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with skyrl_servers(lambda prompt: "3") as servers:
+        with generator(tmp_path / "run", servers) as made:
+            ask(made, batch(1, [2]))
+            ask(made, batch(1, [2], size=1, phase="eval", temperature=0.0))
+            live = [thread for thread in set(threading.enumerate()) - before if thread.name == "rolltape-live"]
+        assert [thread.is_alive() for thread in live] == [False, False]
 
 
 def test_a_resumed_job_gets_its_step_again_from_the_tape(tmp_path: Path) -> None:

@@ -72,12 +72,28 @@ def test_a_reply_in_flight_keeps_the_client_and_the_version_that_it_began_with(t
         with job(tmp_path / "run", first, group_size=1) as live:
             service.hold()
             asked = live.request(SUMS[:1], step=0)
-            service.arrived.acquire()
+            service.held.acquire()
             live.use(second, "1")
             service.release()
             (before,) = asked.wait()
             (after,) = live.request(SUMS[1:2], step=0).wait()
     assert [group.samples[0].versions for group in (before, after)] == [(("0", "0"),), (("1", "1"),)]
+
+
+def test_a_reply_that_is_interrupted_is_given_up_at_the_service_and_sampled_by_the_next_client(tmp_path: Path) -> None:
+    with tinker_service(lambda prompt, sampler: "2") as (service, training):
+        first, second = (training.save_weights_and_get_sampling_client() for _ in range(2))
+        with job(tmp_path / "run", first, group_size=1) as live:
+            service.hold()
+            asked = live.request(SUMS[:1], step=0)
+            service.held.acquire()
+            with live.new_weights("1"):
+                live.use(second, "1")
+            service.cancelled.acquire()
+            service.release()
+            (group,) = asked.wait()
+        assert [one["sampling_session_id"] for one in service.sampled] == ["sampler-1", "sampler-2"]
+    assert group.samples[0].versions == (("1", "1"),)
 
 
 def test_each_sample_of_a_rollout_that_forked_is_a_datum(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ class TinkerService:
         self.sampled: list[dict[str, Any]] = []  # requests, as they came
         self.trained: list[wire.ForwardBackwardRequest] = []
         self.steps = 0
-        self.cancelled: list[str] = []
-        self.arrived = threading.Semaphore(0)  # released for each sampling request
+        self.cancelled = threading.Semaphore(0)  # released for each request that is given up
+        self.held = threading.Semaphore(0)  # released for each reply that is waited for while replies are kept back
         self.loop: asyncio.AbstractEventLoop
         self._open = asyncio.Event()
         self._open.set()
@@ -83,7 +83,6 @@ class TinkerService:
     async def _sample(self, request: web.Request) -> web.Response:
         asked = await request.json()
         self.sampled.append(asked)
-        self.arrived.release()
         prompt = [token for chunk in asked["prompt"]["chunks"] for token in chunk["tokens"]]
         try:
             text = self.say(tokenizer().decode(prompt), asked["sampling_session_id"])
@@ -106,6 +105,8 @@ class TinkerService:
         return web.json_response({"request_id": key, **more})
 
     async def _retrieve(self, request: web.Request) -> web.Response:
+        if not self._open.is_set():
+            self.held.release()
         await self._open.wait()
         answer = self._answers[(await request.json())["request_id"]]
         if isinstance(answer, bytes):
@@ -113,7 +114,7 @@ class TinkerService:
         return web.json_response(answer)
 
     async def _cancel(self, request: web.Request) -> web.Response:
-        self.cancelled.append((await request.json())["request_id"])
+        self.cancelled.release()
         return web.json_response({})
 
 
