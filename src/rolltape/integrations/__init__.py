@@ -28,6 +28,7 @@ The modules:
     slime       rollout, evaluation and generate functions for slime
     skyrl       a generator for SkyRL's trainers
     tinker      Tinker's sampling client as the engine, and groups as its `Datum`s
+    areal       a rollout workflow for AReaL
     verl        an agent loop manager for verl
     steps       positions by step, for trainers whose checkpoints hold nothing of ours
 """

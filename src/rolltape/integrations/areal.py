@@ -1,0 +1,194 @@
+"""AReaL: a rollout workflow that runs agents through the gateway, in front of AReaL's own inference engine.
+
+    trainer.train(
+        workflow="rolltape.integrations.areal.RolltapeWorkflow",
+        workflow_kwargs={"run": "runs/exp1", "collect": {"model": model_path, "group_size": 8}},
+    )
+
+`collect` has what `CollectSettings` takes. docs/frameworks-areal.md has an example.
+"""
+
+import asyncio
+import atexit
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+try:
+    from areal import workflow_context
+    from areal.api import ModelRequest, RolloutWorkflow
+    from areal.api.cli_args import GenerationHyperparameters
+    from areal.utils import stats_tracker
+except ImportError as error:
+    raise ImportError(
+        f"{error}; rolltape.integrations.areal runs inside AReaL: install rolltape where areal is"
+    ) from error
+
+from rolltape.collect.functions import function_named
+from rolltape.collect.settings import CollectSettings
+from rolltape.errors import GroupsError
+from rolltape.export.formats.areal import tensor_dict
+from rolltape.gateway.engines.function import FunctionEngine
+from rolltape.gateway.engines.protocol import Generated, Generation
+from rolltape.gateway.engines.sampled import FINISHES, parse_finish, sampled_ids, sampled_logprobs
+from rolltape.integrations.live import LiveGroups, with_id
+from rolltape.integrations.steps import StepPositions
+from rolltape.records.turn import LogprobKind, Segment
+
+log = logging.getLogger("rolltape.integrations")
+
+_MAX_CONTEXT = 1_000_000_000  # the gateway keeps to the context; AReaL's own limit is on prompt and reply together
+
+
+class RolltapeWorkflow(RolloutWorkflow):  # type: ignore[misc]
+    """A workflow whose episode is a whole group: all attempts at a task, as one batch of samples.
+
+    AReaL's own number of samples (`gconfig.n_samples`) stays at 1; the group's size is that of `collect`. An episode
+    without any sample to train is rejected, as AReaL has it: it returns None.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        collect: CollectSettings | Mapping[str, Any],
+        *,
+        policy: str = "exact",
+        advantages_as_rewards: bool = True,
+        to_task: str | Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+        logprob_kind: str | None = None,
+    ) -> None:
+        """Name the run; nothing starts before the first episode.
+
+        Arguments:
+            run: The run's folder.
+            collect: What `CollectSettings` takes, or one; `source` is "areal" if it names none.
+            policy: How rollouts are cut into samples.
+            advantages_as_rewards: Put our advantages where AReaL has rewards; turn its `reward_norm` off. With False
+                rewards are given, and AReaL computes its baseline over the rows of an episode.
+            to_task: A function, or its name as in "python:module:function", from a row of AReaL's dataset to a task.
+                None: the row is the task.
+            logprob_kind: Of which distribution the logprobs of AReaL's servers are.
+        """
+        if not isinstance(collect, CollectSettings):
+            try:
+                collect = msgspec.convert({"source": "areal", **collect}, CollectSettings)
+            except msgspec.ValidationError as error:
+                raise GroupsError(f"collect: {error}") from None
+        self._key = (run, policy, logprob_kind, msgspec.json.encode(collect))
+        self._settings = collect
+        self._advantages_as_rewards = advantages_as_rewards
+        self._to_task: Callable[[Mapping[str, Any]], Mapping[str, Any]] = (
+            function_named(to_task) if isinstance(to_task, str) else to_task or dict
+        )
+
+    async def arun_episode(self, engine: Any, data: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The samples of all attempts at a task, as AReaL's workflows return them; None: there is nothing to train."""
+        source = _source(self._key, self._settings, engine)
+        is_eval = workflow_context.get().is_eval
+        step = max(0, int(engine.get_version()))
+        task = source.name(self._to_task(data), step, is_eval)
+        groups = await source.live.request([task], step=step, split="eval" if is_eval else None)
+        scope = stats_tracker.get(workflow_context.stat_scope())
+        for group in groups:
+            for reward in group.rewards:
+                if reward is not None:
+                    scope.scalar(reward=reward)
+            for one in group.unfinished:
+                log.warning("rollout %s does not train: it %s: %s", one.rollout, one.status, one.reason)
+            group.done()
+        samples = [sample for group in groups for sample in group.samples]
+        if not samples:
+            return None
+        return tensor_dict(samples, advantages_as_rewards=self._advantages_as_rewards)
+
+
+def engine_of(inference_engine: Any, logprob_kind: LogprobKind | str | None = None) -> FunctionEngine:
+    """AReaL's inference engine as an engine behind the gateway. Call it in the event loop of AReaL's workflows."""
+
+    async def sample(prompt_ids: list[int], wanted: Generation) -> Generated:
+        sampling = wanted.sampling
+        temperature = 1.0 if sampling.temperature is None else sampling.temperature
+        settings = GenerationHyperparameters(
+            n_samples=1,
+            max_new_tokens=sampling.max_tokens,
+            max_tokens=_MAX_CONTEXT,
+            greedy=temperature == 0,
+            temperature=temperature or 1.0,
+            top_p=1.0 if sampling.top_p is None else sampling.top_p,
+            top_k=_MAX_CONTEXT if sampling.top_k in (None, -1) else sampling.top_k,
+            stop_token_ids=list(wanted.stop_ids),
+        )
+        # Requests with one rid go to one server, which has the session's prefix.
+        response = await inference_engine.agenerate(
+            ModelRequest(rid=wanted.session, input_ids=prompt_ids, gconfig=settings)
+        )
+        where = f"AReaL's engine, generation {wanted.id}"
+        ids = sampled_ids([int(token) for token in response.output_tokens], where)
+        finish = "stop" if response.stop_reason == "tool_calls" else response.stop_reason
+        return Generated(
+            ids=ids,
+            logprobs=sampled_logprobs(response.output_logprobs, ids, where),
+            finish=parse_finish(finish, FINISHES, where),
+            segments=_segments(response.output_versions),
+            logprob_kind=None if logprob_kind is None else LogprobKind(logprob_kind),
+        )
+
+    return FunctionEngine(sample, name="AReaL's engine")
+
+
+def close_all() -> None:
+    """End all gateways of this process, and what runs. It is called when the process ends."""
+    while _sources:
+        _sources.popitem()[1].live.close()
+
+
+class _Source:
+    """The groups of one run by one inference engine. AReaL makes a workflow anew for each episode; they share it."""
+
+    def __init__(self, key: tuple[Any, ...], settings: CollectSettings, engine: Any) -> None:
+        run, policy, logprob_kind, _ = key
+        self.engine = engine  # kept, so that no other has its identity
+        self.loop = asyncio.get_running_loop()
+        self.live = LiveGroups(
+            run, collect=settings, engine=engine_of(engine, logprob_kind), policy=policy, consumer="areal"
+        )
+        self._positions = StepPositions(self.live, "areal")
+        self._names: Counter[tuple[int, bool, str | None]] = Counter()
+
+    def name(self, given: Mapping[str, Any], step: int, is_eval: bool) -> Any:
+        """The task, with a number in its id where AReaL asks for it again at the same version."""
+        if not is_eval and self._positions.begin(step):
+            self._names = Counter({key: count for key, count in self._names.items() if key[0] >= step})
+        task = with_id(given)
+        key = (step, is_eval, task.id)
+        self._names[key] += 1
+        count = self._names[key]
+        return task if count == 1 else msgspec.structs.replace(task, id=f"{task.id}~{count}")
+
+
+_sources: dict[tuple[Any, ...], _Source] = {}
+atexit.register(close_all)
+
+
+def _source(key: tuple[Any, ...], settings: CollectSettings, engine: Any) -> _Source:
+    here = (*key, id(engine))
+    found = _sources.get(here)
+    if found is not None and found.loop is not asyncio.get_running_loop():
+        _sources.pop(here).live.close()  # AReaL's engine was ended and begun again
+    if here not in _sources:
+        _sources[here] = _Source(key, settings, engine)
+    return _sources[here]
+
+
+def _segments(versions: list[int]) -> tuple[Segment, ...]:
+    """Stretches of one weight version."""
+    found, start = [], 0
+    for version, tokens in groupby(versions):
+        stop = start + len(list(tokens))
+        found.append(Segment(start, stop, str(version), str(version)))
+        start = stop
+    return tuple(found)
