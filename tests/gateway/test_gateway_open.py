@@ -14,8 +14,8 @@ import rolltape
 from gateways import CALCULATOR, PATHS, Answer, Api, Rig, body_of, eventually, rig, slowly, text_of, user
 from rolltape.collect.rewards import late_rewards, record_rewards
 from rolltape.errors import BadRequest
-from rolltape.gateway import open_sessions
-from rolltape.gateway.open_sessions import Attempts, Identity, read_identity
+from rolltape.gateway import identity
+from rolltape.gateway.identity import Attempts, Identity, read_identity
 from rolltape.records.rollout import Rollout, Status
 from rolltape.records.sample import Fate
 from scripted_engine import Asked, Json, tool_call
@@ -238,7 +238,7 @@ async def test_a_rollout_is_found_and_rewarded_by_the_name_of_its_session(run: P
 async def test_gateways_of_one_run_number_the_attempts_of_a_group_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: int
 ) -> None:
-    monkeypatch.setattr(open_sessions, "_COUNTED", counted)
+    monkeypatch.setattr(identity, "_COUNTED", counted)
     given = []
     with rolltape.open(tmp_path, name="exp") as first, rolltape.open(tmp_path) as second:
         gateways = [(tape, Attempts(tape, "it")) for tape in (first, second)]

@@ -1,111 +1,39 @@
 """Sessions that a request opens by itself (`--open`): which one it belongs to, and when it ends.
 
-A request names its session in headers (`x-rolltape-session`, `x-rolltape-task`, …), in its path
-(`/with/session=a,task=b/v1/…`) or in its body's `metadata` (`rolltape_session`, …). One that names none belongs to the
-conversation that it goes on with. A conversation that goes on with none is a session and a rollout of its own.
+A request may name its session (`identity.py`). One that names none belongs to the conversation that it goes on with. A
+conversation that goes on with none is a session and a rollout of its own.
 """
 
 import asyncio
 import contextlib
 import itertools
-import logging
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from hashlib import blake2b
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 from weakref import WeakValueDictionary
-
-import msgspec
 
 from rolltape.errors import BadRequest, RecordError, RolltapeError
 from rolltape.gateway.finished import Ending
+from rolltape.gateway.identity import (
+    Attempts,
+    Identity,
+    digest_beginning,
+    digest_conversation,
+    digest_name,
+    first_user_text,
+    minted_ids,
+    session_name,
+)
 from rolltape.gateway.request import ChatRequest
-from rolltape.gateway.sessions import OpenSession, SessionSpec, SessionWork, key_digest
+from rolltape.gateway.sessions import OpenSession, SessionSpec, SessionWork
 from rolltape.gateway.turn.turn import Turns
-from rolltape.records.ids import group_id, join_source, rollout_id
+from rolltape.records.ids import join_source
 from rolltape.records.messages import content_text
-from rolltape.tape.recording.tape import Tape
-from rolltape.tape.run import Run
-
-log = logging.getLogger("rolltape.gateway")
 
 SOURCE = "open"  # of rollouts whose requests name none
-_SESSION_HEADERS = ("x-session-id", "session-id")  # as verifiers, and as Codex call it
-_FIELDS = ("session", "task", "step", "attempt", "group", "split", "source", "tags")
-_MOST_TEXT = 512  # characters of one of them
 _LIKE = 64  # conversations with the same beginning that are looked at, the latest first
 _LOOKS_PER_IDLE = 10
-_COUNTED = 10_000  # groups whose attempts are counted in memory; others are looked up
-
-
-class Identity(NamedTuple):
-    """What a request says about the session and the rollout that it belongs to; None: nothing."""
-
-    session: str | None = None
-    task: str | None = None
-    step: int = 0
-    attempt: int | None = None
-    group: str | None = None
-    split: str | None = None
-    source: str | None = None
-    tags: tuple[str, ...] = ()
-
-
-def read_identity(headers: Mapping[str, str], path: str | None, metadata: Mapping[str, Any] | None) -> Identity:
-    """What headers, path and metadata say, in this order; raises BadRequest for what makes no sense."""
-    in_path = _read_path(path) if path else {}
-    found: dict[str, str] = {}
-    for field in _FIELDS:
-        aliases = [headers.get(name) for name in _SESSION_HEADERS] if field == "session" else []
-        given = (
-            headers.get(f"x-rolltape-{field}"),
-            in_path.get(field),
-            (metadata or {}).get(f"rolltape_{field}"),
-            *aliases,
-        )
-        value = next((one for one in given if one not in (None, "")), None)
-        if value is None:
-            continue
-        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        if len(text) > _MOST_TEXT:
-            raise BadRequest(f"x-rolltape-{field} has {len(text)} characters; give at most {_MOST_TEXT}")
-        if not text.isprintable():
-            raise BadRequest(f"x-rolltape-{field} is {text[:40]!r}; give printable characters")
-        found[field] = text
-    session = found.get("session")
-    return Identity(
-        session=session,
-        task=found.get("task"),
-        step=_count(found, "step") or 0,
-        attempt=_count(found, "attempt"),
-        group=found.get("group"),
-        split=found.get("split"),
-        source=found.get("source"),
-        tags=tuple(tag.strip() for tag in found.get("tags", "").split(",") if tag.strip()),
-    )
-
-
-def _read_path(path: str) -> dict[str, str]:
-    """The pairs of a path's `session=a,task=b`, whose values are percent-encoded."""
-    found: dict[str, str] = {}
-    for pair in path.split(","):
-        name, equals, value = pair.partition("=")
-        if not equals or name not in _FIELDS or name in found:
-            raise BadRequest(
-                f"/with/{path[:80]}: {pair[:40]!r} is no NAME=VALUE; names are {', '.join(_FIELDS)}, once each"
-            )
-        found[name] = unquote(value)
-    return found
-
-
-def _count(found: Mapping[str, str], field: str) -> int | None:
-    if (text := found.get(field)) is None:
-        return None
-    if not text.isdecimal() or len(text) > 15:
-        raise BadRequest(f"x-rolltape-{field} is {text[:40]!r}; give a whole number")
-    return int(text)
 
 
 class _Entry(NamedTuple):
@@ -118,46 +46,6 @@ class _Entry(NamedTuple):
     minted: list[str]  # ids that its replies were given
     said: list[bytes]  # digests of its conversations, up to and including a reply
     gone_on: set[str]  # turns that a request went on from
-
-
-class Attempts:
-    """Numbers the attempts of groups, after those that are on the tape, whichever gateway of the run opened them."""
-
-    def __init__(self, tape: Tape, model: str) -> None:
-        self._tape = tape
-        self._model = model
-        self._run: Run | None = None
-        self._opening: asyncio.Future[Run] | None = None
-        self._next: dict[str, int] = {}  # by group, for the latest groups
-
-    async def prepare(self) -> None:
-        """Have the run indexed, once, off the event loop; `next` then costs less than a thread would."""
-        if self._run is not None:
-            return
-        if self._opening is None or self._opening.done():
-            self._opening = asyncio.ensure_future(asyncio.to_thread(self._indexed))
-        self._run = await asyncio.shield(self._opening)
-
-    def _indexed(self) -> Run:
-        run = self._tape.run()
-        run.tape_index.advance()
-        return run
-
-    def next(self, *, task_id: str, step: int, source: str | None) -> int:
-        """The number of the next attempt at a task."""
-        assert self._run is not None
-        name, task = self._tape.name, {"source": source, "task_id": task_id, "model": self._model, "agent": None}
-        group = group_id(name, **task, task=None, step=step)
-        attempt = self._next.pop(group, None)
-        if attempt is None:
-            attempt = self._run.tape_index.next_attempt(group)
-        # The journals are asked, since the index may be behind: other workers number the same group.
-        while self._tape.next_try(rollout_id(name, **task, task=None, step=step, attempt=attempt)):
-            attempt += 1
-        self._next[group] = attempt + 1
-        while len(self._next) > _COUNTED:
-            del self._next[next(iter(self._next))]
-        return attempt
 
 
 class OpenSessions:
@@ -198,7 +86,7 @@ class OpenSessions:
     async def find(self, key: str | None, identity: Identity, request: ChatRequest, *, says_retry: bool) -> OpenSession:
         """The session that a request belongs to; it is opened where there is none."""
         await self._attempts.prepare()
-        key, name = _name(key, identity, request)
+        key, name = session_name(key, identity, request)
         if isinstance(name, str):
             if not self._open_ones(key, name):
                 await self._taken_over(key, name)
@@ -210,8 +98,8 @@ class OpenSessions:
             if session is None and goes_on and await self._taken_over(key, name):
                 session = await self._continued(key, name, request)
         if session is None:
-            session = self._opened(identity, request, _name_digest(key, name))
-            self._add(session, key, name, _first_user_text(request))
+            session = self._opened(identity, request, digest_name(key, name))
+            self._add(session, key, name, first_user_text(request))
         self._latest[key] = session
         return session
 
@@ -221,7 +109,7 @@ class OpenSessions:
 
     async def _taken_over(self, key: str, name: str | bytes) -> list[OpenSession]:
         """The sessions that dead gateways had under a name, with the ids that their replies were given."""
-        found = [one for one in await self._find_left(_name_digest(key, name)) if one.id not in self._entries]
+        found = [one for one in await self._find_left(digest_name(key, name)) if one.id not in self._entries]
         for session in found:
             self._add(session, key, name)
             for turn in session.recorder.turns:
@@ -234,12 +122,12 @@ class OpenSessions:
         entry = self._entries.get(session.id)
         if entry is None:
             return
-        conversation = _conversation((*asked, message))
+        conversation = digest_conversation((*asked, message))
         if conversation not in entry.said:
             entry.said.append(conversation)
             self._said[entry.key, conversation].append(session)
-        entry.minted.extend(_ids(message))
-        self._minted.update({(entry.key, one): session for one in _ids(message)})
+        entry.minted.extend(minted_ids(message))
+        self._minted.update({(entry.key, one): session for one in minted_ids(message)})
 
     def _open_ones(self, key: str, name: str | bytes) -> list[OpenSession]:
         return [one for one in self._found.get((key, name), [])[-_LIKE:] if one.ended is None]
@@ -247,7 +135,7 @@ class OpenSessions:
     async def _continued(self, key: str, beginning: bytes, request: ChatRequest) -> OpenSession | None:
         """The session whose conversation a request goes on with, or asks again for; None: there is none."""
         echoed = [message for message in request.messages if message["role"] == "assistant"]
-        for found in (self._minted.get((key, one)) for message in reversed(echoed) for one in _ids(message)):
+        for found in (self._minted.get((key, one)) for message in reversed(echoed) for one in minted_ids(message)):
             if found is not None and found.ended is None:
                 return found
         candidates = self._open_ones(key, beginning)
@@ -260,7 +148,7 @@ class OpenSessions:
                 if await self._turns.continues(session, request) and session.ended is None:
                     return session
             return None
-        if echoed and (said := self._find_said(key, _conversation(request.messages))) is not None:
+        if echoed and (said := self._find_said(key, digest_conversation(request.messages))) is not None:
             return said
         if echoed and (matched := await self._best_match(candidates, request)) is not None:
             return matched
@@ -303,7 +191,7 @@ class OpenSessions:
         return entry.session
 
     def _opened(self, identity: Identity, request: ChatRequest, digest: str) -> OpenSession:
-        prompt = _beginning(request) if request.prompt is None else request.message_keys[0]
+        prompt = digest_beginning(request.messages) if request.prompt is None else request.message_keys[0]
         task = identity.task or identity.group or f"prompt-{prompt.hex()[:16]}"
         source = identity.source or SOURCE
         attempt = identity.attempt
@@ -356,55 +244,3 @@ class OpenSessions:
                     ending = Ending(reason=f"no request for {idle_s:g} s", samples=False, drain_s=0)
                     with contextlib.suppress(RolltapeError):  # somebody else has just ended it
                         await finish(session.id, ending)
-
-
-def _beginning(request: ChatRequest) -> bytes:
-    """A digest of what comes before the first reply in a conversation; of no messages, where a prompt is given."""
-    return _beginning_digest(request.messages)
-
-
-def _beginning_digest(messages: Sequence[Mapping[str, Any]]) -> bytes:
-    digest = blake2b(digest_size=16)
-    for message in itertools.takewhile(lambda one: one["role"] != "assistant", messages):
-        digest.update(msgspec.json.encode(message))
-    return digest.digest()
-
-
-def _first_user_text(request: ChatRequest) -> str:
-    texts = (content_text(message.get("content")) for message in request.messages if message["role"] == "user")
-    return next(texts, "").strip()
-
-
-def name_digest(key: str | None, identity: Identity, request: ChatRequest) -> str:
-    """A digest of what a request says about its session, or of how its conversation begins."""
-    return _name_digest(*_name(key, identity, request))
-
-
-def _name(key: str | None, identity: Identity, request: ChatRequest) -> tuple[str, str | bytes]:
-    """The API key and the name under which a session is found; one that requests name is found with any key."""
-    return ("", identity.session) if identity.session is not None else (key or "", _beginning(request))
-
-
-def _name_digest(key: str, name: str | bytes) -> str:
-    """What is recorded of a session's name and the API key of its requests."""
-    return key_digest(f"{key}\0{name if isinstance(name, str) else name.hex()}")
-
-
-def _conversation(messages: Sequence[Mapping[str, Any]]) -> bytes:
-    """A digest of a conversation: how it begins, and all that the model said, as clients send it back."""
-    roles = [message["role"] for message in messages]
-    digest = blake2b(_beginning_digest(messages), digest_size=16)
-    for message in (one for one, role in zip(messages, roles, strict=True) if role == "assistant"):
-        calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
-        said = [
-            content_text(message.get("content")),
-            *(f"{call.get('name')} {call.get('arguments')}" for call in calls),
-        ]
-        digest.update(msgspec.json.encode(said))
-    return digest.digest()
-
-
-def _ids(message: Mapping[str, Any]) -> list[str]:
-    """The ids that a message carries for itself and its calls."""
-    given = [message.get("id"), *(call.get("id") for call in message.get("tool_calls") or ())]
-    return [one for one in given if isinstance(one, str) and one]

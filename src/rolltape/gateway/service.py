@@ -12,8 +12,9 @@ import msgspec
 from rolltape.errors import BadRequest, PolicyError, RecordError, SessionEnded, TapeError
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.finished import Ending, rollout_of
+from rolltape.gateway.identity import Attempts
 from rolltape.gateway.metrics import Metrics
-from rolltape.gateway.open_sessions import Attempts, OpenSessions
+from rolltape.gateway.open_sessions import OpenSessions
 from rolltape.gateway.other_sessions import OtherSessions, head_extra, mint_key
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.gateway.sessions import OF_ROLLOUT, OpenSession, Sessions, SessionSpec, key_digest

@@ -17,7 +17,7 @@ from rolltape.errors import (
     RolltapeError,
     SessionEnded,
 )
-from rolltape.gateway.open_sessions import name_digest, read_identity
+from rolltape.gateway.identity import digest_name, read_identity, session_name
 from rolltape.gateway.peers import Siblings
 from rolltape.gateway.request import INLINE_BYTES, ChatRequest
 from rolltape.gateway.server.forwarding import BODY, FORWARDED, Forwarding
@@ -78,7 +78,7 @@ class Agents:
         if session is None:
             identity = read_identity(http.headers, _raw_identity(http), request.metadata)
             if not self._forwarding.is_forwarded(http):
-                self._siblings.check_owner(name_digest(key, identity, request))
+                self._siblings.check_owner(digest_name(*session_name(key, identity, request)))
             session = await self._service.open_sessions.find(key, identity, request, says_retry=_says_retry(http))
             http[SESSION] = session.id
         session.overflowed = False
