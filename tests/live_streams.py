@@ -7,8 +7,10 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import aiohttp
+import pytest
 
-from gateways import CALCULATOR, Answer, Api, Rig, body_of, path_of, scripted
+from gateways import CALCULATOR, Answer, Api, Rig, body_of, eventually, path_of, scripted
+from rolltape.tape.recording.session import SessionRecorder
 from scripted_engine import Json, ScriptedEngine
 
 
@@ -134,6 +136,27 @@ def allow(engine: ScriptedEngine, ids: int = 10_000) -> None:
     assert engine.allowance is not None
     for _ in range(ids):
         engine.allowance.release()
+
+
+async def used_up(engine: ScriptedEngine) -> None:
+    """Wait until the engine has sampled all ids that it is allowed."""
+    allowance = engine.allowance
+    assert allowance is not None
+    await eventually(allowance.locked)
+
+
+def hold_recording(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """Have turns wait before they are recorded: one event says that a turn waits, the other lets it go on."""
+    recording, may_record = asyncio.Event(), asyncio.Event()
+    record = SessionRecorder.record_turn_async
+
+    async def held(self: SessionRecorder, **fields: Any) -> Any:
+        recording.set()
+        await may_record.wait()
+        return await record(self, **fields)
+
+    monkeypatch.setattr(SessionRecorder, "record_turn_async", held)
+    return recording, may_record
 
 
 def thinking(api: Api) -> Json:

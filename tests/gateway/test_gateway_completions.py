@@ -10,7 +10,7 @@ import pytest
 
 import rolltape
 from gateways import CALCULATOR, Answer, Api, Rig, eventually, rig, slowly, tiny_gateway, user
-from live_streams import Live, allow, allowing
+from live_streams import Live, allow, allowing, used_up
 from rolltape.cli import run as rolltape_command
 from rolltape.records.sample import Fate
 from scripted_engine import Json, Step, tool_call
@@ -89,13 +89,13 @@ async def test_a_reply_over_a_change_of_weights_tells_all_its_ids(run: Path, str
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_retry_goes_on_with_what_was_sampled(run: Path, stream: bool) -> None:
-    async with rig(run, slowly(LONG, 0.05)) as it:
+    async with rig(run, allowing(lambda _: LONG, 4)) as it:
         opened = await it.open()
         first = asyncio.ensure_future(complete(it, opened, "hello", stream=stream))
-        await it.requested(1)
-        await asyncio.sleep(0.2)
+        await used_up(it.engine)
         first.cancel()
         await eventually(lambda: len(it.engine.said) == 1)
+        allow(it.engine)
         answer = await complete(it, opened, "hello", stream=stream)
         await it.finish(opened)
     interrupted, resumed = map(on_tape, it.turns())

@@ -15,6 +15,7 @@ import pytest
 
 import rolltape
 from gateways import PATHS, Api, Rig, body_of, eventually, rig, scripted, slowly, streamed_text_of, text_of
+from live_streams import allowing, used_up
 from rolltape.cli import run as rolltape_command
 from rolltape.records.turn import Delivery, Finish
 from scripted_engine import Json, Mishap, Step
@@ -43,11 +44,10 @@ async def test_a_turn_is_on_the_tape_before_its_reply_ends_and_is_then_delivered
 async def test_a_client_that_leaves_while_the_engine_works_has_it_stop_and_nothing_trains(
     run: Path, api: Api, stream: bool
 ) -> None:
-    async with rig(run, slowly(LONG, 0.05)) as it:
+    async with rig(run, allowing(lambda _: LONG, 4)) as it:
         opened = await it.open()
         asking = it.asking(opened, "hello", api, stream=stream)
-        await it.requested(1)
-        await asyncio.sleep(0.2)
+        await used_up(it.engine)
         asking.cancel()
         await eventually(lambda: len(it.engine.aborted) == 1)
         await eventually(lambda: len(it.turns()) == 1)

@@ -1,6 +1,5 @@
 """Clients that hang up in the middle of a stream and later send back the part that they have seen."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +7,9 @@ import pytest
 
 import rolltape
 from gateways import Api, Rig, eventually, rig, scripted, user
-from live_streams import Live, allow, allowing, streaming, thinking, tools
+from live_streams import Live, allow, allowing, hold_recording, streaming, thinking, tools, used_up
 from rolltape.records.sample import Fate
 from rolltape.records.turn import Delivery, Finish, Turn
-from rolltape.tape.recording.session import SessionRecorder
 from scripted_engine import tool_call
 
 LONG = "one two three four five six seven"
@@ -21,11 +19,11 @@ INTERRUPTED = user("[Request interrupted by user]")
 
 async def hung_up(it: Rig, opened: Any, api: Api, ids: int, messages: Any = "count", **fields: Any) -> Live:
     """A stream that was left when so many ids had been sampled and something was seen, once the turn is on the tape."""
-    known, allowance = len(it.turns()), it.engine.allowance
-    assert allowance is not None
+    known = len(it.turns())
     async with streaming(it, opened, api, messages, **fields) as live:
         allow(it.engine, ids)
-        await eventually(lambda: allowance.locked() and any(live.said[:2]))
+        await used_up(it.engine)
+        await eventually(lambda: any(live.said[:2]))
     await eventually(lambda: len(it.turns()) > known)
     assert it.turns()[-1].facts.finish is Finish.ABORT
     return live
@@ -223,15 +221,7 @@ async def test_a_client_that_does_not_wait_for_the_end_of_what_it_left_is_matche
 async def test_a_reply_that_ended_while_its_client_hung_up_trains_up_to_what_came_back(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recording, may_record = asyncio.Event(), asyncio.Event()
-    record = SessionRecorder.record_turn_async
-
-    async def held(self: SessionRecorder, **fields: Any) -> Any:
-        recording.set()
-        await may_record.wait()
-        return await record(self, **fields)
-
-    monkeypatch.setattr(SessionRecorder, "record_turn_async", held)
+    recording, may_record = hold_recording(monkeypatch)
     async with rig(run, scripted([LONG, "eight"], incremental=True)) as it:
         opened = await it.open()
         async with streaming(it, opened, Api.CHAT, "count"):

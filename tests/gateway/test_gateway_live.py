@@ -2,14 +2,24 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
 
 import rolltape
 from gateways import PATHS, Api, Rig, body_of, eventually, rig, scripted
-from live_streams import Live, Message, allow, allowing, said_streamed, said_whole, streaming, thinking, tools
+from live_streams import (
+    Live,
+    Message,
+    allow,
+    allowing,
+    hold_recording,
+    said_streamed,
+    said_whole,
+    streaming,
+    thinking,
+    tools,
+)
 from rolltape.gateway.gateway import Gateway
 from rolltape.records.turn import Delivery, Finish
 from rolltape.tape.recording.session import SessionRecorder
@@ -41,15 +51,7 @@ async def test_reasoning_and_text_come_as_they_are_sampled(run: Path, api: Api) 
 async def test_a_call_comes_when_the_turn_is_durable_and_not_before(
     run: Path, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recording, may_record = asyncio.Event(), asyncio.Event()
-    record = SessionRecorder.record_turn_async
-
-    async def held(self: SessionRecorder, **fields: Any) -> Any:
-        recording.set()
-        await may_record.wait()
-        return await record(self, **fields)
-
-    monkeypatch.setattr(SessionRecorder, "record_turn_async", held)
+    recording, may_record = hold_recording(monkeypatch)
     engine = scripted(["I compute. " + tool_call("calculator", {"expression": "1"})], incremental=True)
     async with rig(run, engine) as it, streaming(it, await it.open(), api, tools=tools(api)) as live:
         await recording.wait()

@@ -10,6 +10,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 
 import rolltape
 from gateways import CALCULATOR, Answer, Rig, eventually, rig, slowly, tiny_gateway, user
+from live_streams import allow, allowing, used_up
 from rolltape.records.fork import ForkCause
 from rolltape.records.sample import Fate
 from scripted_engine import Json, Step, tool_call
@@ -92,13 +93,13 @@ async def test_a_reply_that_a_stop_string_ends_tells_the_ids_that_make_it_up(run
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_reply_that_a_retry_goes_on_with_tells_what_was_sampled_before_it(run: Path, stream: bool) -> None:
-    async with rig(run, slowly(LONG, 0.05)) as it:
+    async with rig(run, allowing(lambda _: LONG, 4)) as it:
         opened = await it.open()
         first = asyncio.ensure_future(ask(it, opened, "hello", stream=stream))
-        await it.requested(1)
-        await asyncio.sleep(0.2)
+        await used_up(it.engine)
         first.cancel()
         await eventually(lambda: len(it.engine.said) == 1)
+        allow(it.engine)
         answer = await ask(it, opened, "hello", stream=stream)
         await it.finish(opened)
     interrupted, resumed = map(on_tape, it.turns())
