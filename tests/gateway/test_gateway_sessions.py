@@ -20,7 +20,6 @@ from rolltape.export.schema import SAMPLE, RowKind
 from rolltape.gateway import wire
 from rolltape.gateway.gateway import Gateway
 from rolltape.gateway.wire.messages.dialect import MessagesDialect
-from rolltape.gateway.wire.protocol import ClientVariables
 from rolltape.records.rollout import Status
 
 APIS = list(Api)
@@ -44,7 +43,7 @@ async def test_an_api_that_is_registered_has_its_base_url_and_its_variables_wher
 ) -> None:
     class NewDialect(MessagesDialect):
         sdk = "new"
-        variables = ClientVariables("NEW_URL", "NEW_KEY", "NEW_MODEL")
+        variables = ("NEW_URL", "NEW_KEY", "NEW_MODEL")
 
         def base_url(self, root: str) -> str:
             return f"{root}/new"

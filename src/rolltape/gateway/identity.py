@@ -46,13 +46,9 @@ def read_identity(headers: Mapping[str, str], path: str | None, metadata: Mappin
     in_path = _read_path(path) if path else {}
     found: dict[str, str] = {}
     for field in _FIELDS:
-        aliases = [headers.get(name) for name in _SESSION_HEADERS] if field == "session" else []
-        given = (
-            headers.get(f"x-rolltape-{field}"),
-            in_path.get(field),
-            (metadata or {}).get(f"rolltape_{field}"),
-            *aliases,
-        )
+        given = [headers.get(f"x-rolltape-{field}"), in_path.get(field), (metadata or {}).get(f"rolltape_{field}")]
+        if field == "session":
+            given += [headers.get(name) for name in _SESSION_HEADERS]
         value = next((one for one in given if one not in (None, "")), None)
         if value is None:
             continue
@@ -62,17 +58,9 @@ def read_identity(headers: Mapping[str, str], path: str | None, metadata: Mappin
         if not text.isprintable():
             raise BadRequest(f"x-rolltape-{field} is {text[:40]!r}; give printable characters")
         found[field] = text
-    session = found.get("session")
-    return Identity(
-        session=session,
-        task=found.get("task"),
-        step=_count(found, "step") or 0,
-        attempt=_count(found, "attempt"),
-        group=found.get("group"),
-        split=found.get("split"),
-        source=found.get("source"),
-        tags=tuple(tag.strip() for tag in found.get("tags", "").split(",") if tag.strip()),
-    )
+    step, attempt = (_count(found.pop(field, None), field) for field in ("step", "attempt"))
+    tags = tuple(tag.strip() for tag in found.pop("tags", "").split(",") if tag.strip())
+    return Identity(**found, step=step or 0, attempt=attempt, tags=tags)
 
 
 def _read_path(path: str) -> dict[str, str]:
@@ -88,8 +76,8 @@ def _read_path(path: str) -> dict[str, str]:
     return found
 
 
-def _count(found: Mapping[str, str], field: str) -> int | None:
-    if (text := found.get(field)) is None:
+def _count(text: str | None, field: str) -> int | None:
+    if text is None:
         return None
     if not text.isdecimal() or len(text) > 15:
         raise BadRequest(f"x-rolltape-{field} is {text[:40]!r}; give a whole number")
@@ -122,15 +110,11 @@ def digest_name(key: str, name: str | bytes) -> str:
 
 def digest_conversation(messages: Sequence[Mapping[str, Any]]) -> bytes:
     """A digest of a conversation: how it begins, and all that the model said, as clients send it back."""
-    roles = [message["role"] for message in messages]
     digest = blake2b(digest_beginning(messages), digest_size=16)
-    for message in (one for one, role in zip(messages, roles, strict=True) if role == "assistant"):
+    for message in (one for one in messages if one["role"] == "assistant"):
         calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
-        said = [
-            content_text(message.get("content")),
-            *(f"{call.get('name')} {call.get('arguments')}" for call in calls),
-        ]
-        digest.update(msgspec.json.encode(said))
+        named = (f"{call.get('name')} {call.get('arguments')}" for call in calls)
+        digest.update(msgspec.json.encode([content_text(message.get("content")), *named]))
     return digest.digest()
 
 

@@ -112,9 +112,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     thinking: bool | None = None  # None: not given, so the gateway's setting holds
     effort: Effort | None = None  # None: not given
     custom_tools: frozenset[str] = frozenset()  # tools whose calls go back as free text, not as arguments
-    client_tools: frozenset[str] = (
-        frozenset()
-    )  # tools of OpenAI's that the client runs, whose calls are items of theirs
+    client_tools: frozenset[str] = frozenset()  # OpenAI's, which the client runs: their calls are items of their own
     namespaces: frozenset[str] = frozenset()  # of tools named `namespace__tool`, whose calls go back in two words
     # Fields that are understood but not applied, each with what is done instead; a header and the turn list them.
     ignored_params: tuple[str, ...] = ()
@@ -142,9 +140,9 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
             "client": "",
             "body_bytes": 0,
             "raw": None,
+            "ignored_params": (),
             "stream": False,
             "include_usage": True,
-            "ignored_params": (),
         }
         rest = msgspec.structs.replace(self, messages=[], prompt=None, message_keys=(), **as_told)
         return blake2b(b"".join((*self.message_keys, _encode(rest))), digest_size=16).digest()

@@ -112,16 +112,8 @@ def _answering(service: Service, forwarding: Forwarding) -> Middleware:
                 if status < 500 and SESSION in request:  # a failure of ours has a turn that says so
                     service.refused(request[SESSION], status, _without_keys(request, why))
             if failed or took_s > service.settings.slow_s:
-                session = request.get(SESSION, "-")
-                log.warning(
-                    "%s %s %s %.1f s %s: %s",
-                    request.method,
-                    _shown(request),
-                    status,
-                    took_s,
-                    session,
-                    _without_keys(request, why),
-                )
+                what, who = f"{request.method} {_shown(request)}", request.get(SESSION, "-")
+                log.warning("%s %s %.1f s %s: %s", what, status, took_s, who, _without_keys(request, why))
 
     return answering
 

@@ -8,7 +8,6 @@ from rolltape.errors import BadRequest
 from rolltape.gateway.request import Effort, OutputSchema, SamplingParams, ToolChoice
 from rolltape.gateway.wire.fields import Fields, key_in
 from rolltape.gateway.wire.media import media_part
-from rolltape.gateway.wire.protocol import ClientVariables
 from rolltape.records.jsonable import encode_json, shown
 
 # Of no effect on what the model does: bookkeeping, caching and speed at the provider.
@@ -39,7 +38,7 @@ class OpenAIDialect:
     """What the dialects of OpenAI's APIs have in common: whose clients speak them, keys, base URL, errors."""
 
     sdk = "openai"
-    variables = ClientVariables("OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL")
+    variables = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL")
 
     def is_meant(self, headers: Mapping[str, str], query: Mapping[str, str]) -> bool:
         return False

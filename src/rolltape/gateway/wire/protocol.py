@@ -35,14 +35,6 @@ class Route(NamedTuple):
     answers: Answers
 
 
-class ClientVariables(NamedTuple):
-    """The environment variables that an API's clients read."""
-
-    base_url: str
-    key: str
-    model: str
-
-
 class ReplyStream(Protocol):
     """Writes one reply as server-sent events: opening, reasoning, text, closing, in this order.
 
@@ -73,7 +65,7 @@ class Dialect(Protocol):
 
     name: str  # as turns record it: "chat"
     sdk: str  # whose clients speak it: "openai"
-    variables: ClientVariables  # the same in all dialects of one SDK
+    variables: tuple[str, str, str]  # of the environment, in which its clients look for base URL, key and model
     routes: tuple[Route, ...]
 
     def is_meant(self, headers: Mapping[str, str], query: Mapping[str, str]) -> bool:

@@ -9,7 +9,7 @@ from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.wire.fields import event, key_in
 from rolltape.gateway.wire.gemini.contents import ARGUMENTS_AS_TEXT, sign_reply
 from rolltape.gateway.wire.gemini.request import STREAMING, read_counting, read_request
-from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, ClientVariables, Route
+from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route
 from rolltape.gateway.wire.reply_tokens import ReplyToken, reply_logprobs
 from rolltape.records.jsonable import encode_json, is_deep, parse_strict
 from rolltape.records.messages import content_text
@@ -47,7 +47,7 @@ class GeminiDialect:
 
     name = "gemini"
     sdk = "google"
-    variables = ClientVariables("GOOGLE_GEMINI_BASE_URL", "GEMINI_API_KEY", "GEMINI_MODEL")
+    variables = ("GOOGLE_GEMINI_BASE_URL", "GEMINI_API_KEY", "GEMINI_MODEL")
     routes: tuple[Route, ...] = (
         Route(f"{_MODELS}/{{model:.+}}:{{method:generateContent|{STREAMING}}}", Answers.TURN),
         Route(f"{_MODELS}/{{model:.+}}:countTokens", Answers.COUNT),

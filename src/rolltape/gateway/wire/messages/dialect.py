@@ -8,7 +8,7 @@ import msgspec
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.wire.fields import event, key_in, with_headers
 from rolltape.gateway.wire.messages.request import read_counting, read_request, sign_thinking
-from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, ClientVariables, Route
+from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
 
@@ -64,7 +64,7 @@ class MessagesDialect:
 
     name = "messages"
     sdk = "anthropic"
-    variables = ClientVariables("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_MODEL")
+    variables = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_MODEL")
     routes: tuple[Route, ...] = (Route("/v1/messages", Answers.TURN), Route("/v1/messages/count_tokens", Answers.COUNT))
 
     def is_meant(self, headers: Mapping[str, str], query: Mapping[str, str]) -> bool:
