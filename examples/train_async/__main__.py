@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from subprocess import Popen
+from subprocess import PIPE, Popen
 
 import torch
 
@@ -78,9 +78,10 @@ def _page(run: Path, shown: bool) -> Iterator[None]:
         yield
         return
     command = [sys.executable, "-c", "from rolltape.cli import main; main()", "view", str(run), "--port", "0"]
-    with Popen([*command, "--no-browser"]) as page:
+    with Popen([*command, "--no-browser"], stdout=PIPE, text=True) as page:
         try:
-            print("The page, at the address that follows, shows the reward over steps while it rises:", flush=True)
+            assert page.stdout is not None
+            print(f"Reward over steps, while it trains: {page.stdout.readline().strip()}", flush=True)
             yield
             if sys.stdin.isatty() and sys.stdout.isatty() and not os.environ.get("CI"):
                 print("The page stays until Ctrl-C.", flush=True)
