@@ -438,6 +438,7 @@ async def test_a_denied_tool_that_is_forced_through_another_api_is_not_forced(ru
 
 
 UNTOLD = "thinking: a hosted endpoint cannot be told it"
+LOST = "output_config.effort 'high': the model is not told"
 
 
 @pytest.mark.parametrize(
@@ -446,7 +447,7 @@ UNTOLD = "thinking: a hosted endpoint cannot be told it"
         (Api.MESSAGES, {"thinking": {"type": "disabled"}}, "none", None),
         (Api.MESSAGES, {"thinking": {"type": "adaptive"}}, None, UNTOLD),
         (Api.MESSAGES, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, "high", None),
-        (Api.MESSAGES, {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}, "none", None),
+        (Api.MESSAGES, {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}, "none", LOST),
         (Api.RESPONSES, {"reasoning": {"effort": "minimal"}}, "minimal", None),
         (Api.RESPONSES, {"reasoning": {"effort": "none"}}, "none", None),
         (Api.GEMINI, {"generationConfig": {"thinkingConfig": {"thinkingBudget": 0}}}, "none", None),

@@ -244,10 +244,9 @@ class Turns:
         ignored = [f"{name}: the engine does not apply it" for name in unapplied]
         if request.thinking is not None and not self._prompts.switches_thinking:
             ignored.append("thinking: the model's template has no switch for it")
-        if request.effort is not None and request.thinking is not False and self._pool.token_faithful:
-            ignored.append(
-                f"{request.effort.field} {ascii(request.effort.word)[:40]}: the model thinks as long as it likes"
-            )
+        is_told = request.thinking is not False and not self._pool.token_faithful  # else an endpoint is told "none"
+        if (effort := request.effort) is not None and effort.word != "none" and not is_told:
+            ignored.append(f"{effort.field} {ascii(effort.word)[:40]}: the model is not told")
         if request.messages and request.messages[-1]["role"] == "assistant":
             ignored.append("messages: the last one is the assistant's; the reply follows it and does not continue it")
         if request.media:
