@@ -246,8 +246,9 @@ class _Check:
             return
         if not any(len(one) for one in made):
             what = f"the record trains, but {_state(rollout)}"
+            advice = "take samples from completed groups; a filter after this step does no harm to it"
             for record in records:
-                self._find(record, TokenDifference(TokenRule.OUTCOME, None, what, "take samples from completed groups"))
+                self._find(record, TokenDifference(TokenRule.OUTCOME, None, what, advice))
             return
         for record in records:
             sample = _sample_named(made, record)
