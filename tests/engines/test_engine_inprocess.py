@@ -39,6 +39,14 @@ async def test_it_starts_at_its_first_use_and_gives_what_the_engine_gives() -> N
     assert (given.first_version, given.last_version) == ("w1", "w1")
 
 
+async def test_all_ids_and_a_negative_seed_are_taken_as_other_engines_take_them() -> None:
+    engine = loaded()
+    given = await engine.generate(generation(PROMPT, temperature=1.0, top_k=-1, seed=-1, max_tokens=4))
+    own = await engine.engine.generate(PROMPT, Sampling(seed=2**64 - 1, max_tokens=4, stop_ids=()))
+    await engine.close()
+    assert given.ids.tolist() == own.ids.tolist()
+
+
 async def test_a_stop_id_stays_and_a_stop_string_is_named() -> None:
     engine = loaded()
     greedy = await engine.generate(generation(PROMPT, temperature=0.0, max_tokens=12))

@@ -12,7 +12,7 @@ from rolltape.gateway.engines.sampled import top_side_arrays
 from rolltape.gateway.turn.constraints import Ability
 from rolltape.records.turn import Finish, Ids, LogprobKind
 from rolltape.tiny import EngineReply, Piece, Sampling, TinyEngine
-from rolltape.tiny.sampling import TopLogprob
+from rolltape.tiny.sampling import MAX_SEED, TopLogprob
 
 
 class InProcessEngine:
@@ -134,8 +134,8 @@ def _sampling(wanted: Generation) -> Sampling:
     return Sampling(
         temperature=1.0 if asked.temperature is None else asked.temperature,
         top_p=1.0 if asked.top_p is None else asked.top_p,
-        top_k=asked.top_k,
-        seed=asked.seed,
+        top_k=None if asked.top_k in (None, -1) else asked.top_k,  # -1: all, as SGLang and vLLM say it
+        seed=None if asked.seed is None else asked.seed % (MAX_SEED + 1),
         max_tokens=asked.max_tokens,
         stop_ids=wanted.stop_ids,
         stop_strings=asked.stop or (),
