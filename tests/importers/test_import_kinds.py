@@ -177,6 +177,15 @@ def test_a_verifiers_episode_that_broke_is_failed_with_its_error(tmp_path: Path)
     assert (rollout.status.value, rollout.outcome.reason, rollout.reward) == ("failed", "ProviderError: no route", None)
 
 
+@pytest.mark.parametrize("parent", [-1, 0, 1])
+def test_a_verifiers_trace_in_a_circle_is_a_broken_entry(tmp_path: Path, parent: int) -> None:
+    broken = trace()
+    broken["nodes"][0]["parent"] = parent
+    file = write_lines(tmp_path / "t.jsonl", [episode(traces=[broken])])
+    with pytest.raises(ImportFileError, match="does not stand before it"):
+        imported("verifiers", file, tmp_path / "run")
+
+
 def test_verifiers_results_of_earlier_versions(tmp_path: Path) -> None:
     row = {"example_id": 5, "prompt": [QUESTION], "completion": [ANSWER], "reward": 1.0, "metrics": {"exact": 1.0}}
     file = write_lines(tmp_path / "results.jsonl", [row, row])

@@ -107,10 +107,12 @@ def session_of(trace: Mapping[str, Any], where: str, options: ImportOptions) -> 
 
 def _turn(nodes: list[dict[str, Any]], at: int, call: Mapping[str, Any]) -> dict[str, Any]:
     path = []
-    parent = nodes[at].get("parent")
+    child, parent = at, nodes[at].get("parent")
     while parent is not None:
+        if not 0 <= parent < child:  # verifiers appends children after their parents; a circle has no end
+            raise ImportFileError(f"node {child} has the parent {parent}, which does not stand before it")
         path.append(nodes[parent])
-        parent = nodes[parent].get("parent")
+        child, parent = parent, nodes[parent].get("parent")
     node = nodes[at]
     turn: dict[str, Any] = {
         "prompt_messages": [one["message"] for one in reversed(path)],
