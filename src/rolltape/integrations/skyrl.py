@@ -11,9 +11,8 @@ Each prompt of SkyRL's dataset is a task, attempted `n_samples_per_prompt` times
 
 import asyncio
 import atexit
-import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any
 
@@ -29,10 +28,10 @@ from rolltape.gateway.engines.sampled import FINISHES, parse_finish, sampled_ids
 from rolltape.gateway.request import SamplingParams
 from rolltape.groups import Group
 from rolltape.integrations.live import LiveGroups
+from rolltape.integrations.steps import StepPositions
 from rolltape.records.policy import Credit, CutPolicy
 from rolltape.records.sample import Sample
 from rolltape.records.turn import LogprobKind
-from rolltape.tape.rundir import make_private_folder
 
 try:
     from skyrl.train.generators.base import GeneratorInterface
@@ -129,9 +128,8 @@ class RolltapeGenerator(GeneratorInterface):  # type: ignore[misc]
         self._policy, self._credit = policy, credit
         self._engine = SkyrlEngine(client, context=context)
         self._lives: dict[tuple[bool, SamplingParams], LiveGroups] = {}
-        self._in_use: list[Group] = []
+        self._positions: StepPositions | None = None  # None: nothing was asked for yet
         self._left_out: dict[str, str] = {}  # by group: what of it SkyRL does not get
-        self._step: int | None = None  # None: nothing was asked for yet
         atexit.register(self.close)
 
     def close(self) -> None:
@@ -149,7 +147,8 @@ class RolltapeGenerator(GeneratorInterface):  # type: ignore[misc]
         trains = about.training_phase == "train"
         live = self._live(trains, input_batch["sampling_params"] or {})
         if trains:
-            self._begin(live, about.global_step)
+            self._positions = self._positions or StepPositions(live, "skyrl")
+            self._positions.begin(about.global_step)
         extras = input_batch["env_extras"] or [{}] * len(trajectories)
         tasks: dict[str, Mapping[str, Any]] = {}
         for trajectory, prompt, extra in zip(trajectories, input_batch["prompts"], extras, strict=True):
@@ -159,10 +158,12 @@ class RolltapeGenerator(GeneratorInterface):  # type: ignore[misc]
         split = None if trains else "eval"
         groups = await live.request(tasks.values(), step=about.global_step, split=split, group_size=size)
         output = self._output(groups, trajectories)
-        if trains:
-            self._in_use += groups
-        else:
-            self._mark_done(groups)
+        for group in groups:
+            left_out = self._left_out.pop(group.id, None)
+            if trains and self._positions is not None:
+                self._positions.train_on(group, left_out)
+            else:
+                group.done(left_out)
         return output
 
     def _live(self, trains: bool, given: Mapping[str, Any]) -> LiveGroups:
@@ -180,24 +181,6 @@ class RolltapeGenerator(GeneratorInterface):  # type: ignore[misc]
                 consumer="skyrl" if trains else "skyrl-eval",
             )
         return self._lives[key]
-
-    def _begin(self, live: LiveGroups, step: int) -> None:
-        """At the first request of a step: what came before it is done. A job that was resumed goes back to it."""
-        if step == self._step:
-            return
-        folder = live.start().tape.directory.path / "skyrl"
-        position = folder / f"{step}.json"
-        if self._step is None and position.exists():
-            live.load_state_dict(json.loads(position.read_text()))
-        else:
-            self._mark_done(self._in_use)
-            make_private_folder(folder)
-            position.write_text(json.dumps(live.state_dict()))
-        self._step, self._in_use = step, []
-
-    def _mark_done(self, groups: Iterable[Group]) -> None:
-        for group in groups:
-            group.done(self._left_out.pop(group.id, None))
 
     def _output(self, groups: Sequence[Group], trajectories: Sequence[Any]) -> dict[str, Any]:
         by_task = {group.task_id: group for group in groups}
