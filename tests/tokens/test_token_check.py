@@ -74,6 +74,20 @@ def test_clean_records_have_no_findings(
     assert rolltape_command(["check", str(recorded)]) == 0
 
 
+def test_records_of_tokens_that_were_stale_at_their_time_have_no_findings_when_there_are_newer_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = record_groups(tmp_path / "run")
+    fresh, stale = samples_of(run), samples_of(run, rolltape.cut_policy("exact", max_staleness=0))
+    late = stale[-1].group  # the trainer got it when there were newer weights than for the others
+    with rolltape.open(run) as tape:
+        tape.announce_version("9")
+    made = [*(one for one in fresh if one.group != late), *(one for one in stale if one.group == late)]
+    export_samples(run, made)
+    checked = Checked(run, capsys)
+    assert (checked.code, checked.findings) == (0, [])
+
+
 def test_the_kinds_of_run_that_stay_green_differ_from_each_other(recorded: Path) -> None:
     shapes = {
         policy: sum(sample.trained_tokens for sample in samples_of(recorded, policy))

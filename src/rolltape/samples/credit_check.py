@@ -70,14 +70,33 @@ def check_rewards(credited: Sequence[CreditedRecord]) -> Iterator[CreditDifferen
 def check_weights(credited: Sequence[CreditedRecord]) -> Iterator[CreditDifference]:
     """Records whose loss weight is not their sample's."""
     kind = _most_agreed(list(LossWeight), credited, _weight_agrees)
+    seen_weights = _weights_of_the_seen(credited, kind)
     for one in credited:
-        if _weight_agrees(one, kind) is False:
+        weight = one.record.loss_weight
+        if _weight_agrees(one, kind) is False and not agree(weight or 0.0, seen_weights[id(one)]):
             seen, held = number(one.record.loss_weight), number(one.weights[kind])
             what = f"loss weight {seen} in the record, {held} by its share of its rollout's trained tokens"
             if kind is LossWeight.EVEN:
                 what = f"loss weight {seen} in the record, {held} by the number of its rollout's samples"
             advice = "give each sample's loss_weight as loss_weights, and use it in the loss"
             yield CreditDifference(one, TokenDifference(TokenRule.LOSS_WEIGHT, None, what, advice))
+
+
+def _weights_of_the_seen(credited: Sequence[CreditedRecord], kind: LossWeight) -> dict[int, float]:
+    """The weight of each record, by its identity, among the records of its rollout in one epoch.
+
+    It differs from the tape's where tokens of another sample of the rollout were masked that train today: they were too
+    stale at that time.
+    """
+    siblings: dict[tuple[Key, int], list[CreditedRecord]] = {}
+    for one in credited:
+        if one.record.trained_tokens:
+            siblings.setdefault((one.key, one.record.epoch), []).append(one)
+    weights = dict.fromkeys(map(id, credited), 0.0)
+    for ones in siblings.values():
+        shares = Credit(loss_weight=kind).weights([one.record.trained_tokens for one in ones])
+        weights.update(zip(map(id, ones), shares, strict=True))
+    return weights
 
 
 def advantage_kind(
