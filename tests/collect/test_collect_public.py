@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import itertools
 import sys
 import textwrap
 from pathlib import Path
@@ -13,11 +14,11 @@ from collecting import SUMS, collected_at_once, finished_per_task, rollouts, tas
 
 
 def example(documented: object) -> str:
-    """The indented lines of a docstring."""
+    """The first indented lines of a docstring."""
     lines = (inspect.getdoc(documented) or "").splitlines()
     first = next(at for at, line in enumerate(lines) if line.startswith("    "))
-    last = max(at for at, line in enumerate(lines) if line.startswith("    "))
-    return textwrap.dedent("\n".join(lines[first : last + 1]))
+    block = itertools.takewhile(lambda line: not line or line.startswith("    "), lines[first:])
+    return textwrap.dedent("\n".join(block))
 
 
 def test_the_example_of_the_collector_runs(

@@ -213,36 +213,37 @@ def test_the_format_has_the_columns_of_step_wise_training(tmp_path: Path) -> Non
     assert [line["is_last_step"] for line in lines] == live["is_last_step"]
 
 
-@pytest.mark.skipif(not CHECKOUT, reason="needs a checkout of SkyRL: ROLLTAPE_SKYRL")
-def test_skyrls_trainer_gives_each_step_the_advantage_of_its_rollout(tmp_path: Path) -> None:
-    with (
-        skyrl_servers(lambda prompt: THOUGHT) as servers,
-        generator(tmp_path / "run", servers, step_wise=True, to_task=talk_task, thinking=True) as made,
-    ):
-        output = ask(made, talks())
-    run = rolltape.read(tmp_path / "run")
-    samples = list(samples_of_group(list(run.rollouts()), "exact", versions=run.versions()))
-    trainer = import_module("skyrl.train.trainer").RayPPOTrainer
-    config = import_module("skyrl.train.config").SkyRLTrainConfig()
-    config.generator.step_wise_trajectories, config.generator.n_samples_per_prompt = True, 2
-    config.trainer.train_batch_size = config.trainer.policy_mini_batch_size = 1
-    config.trainer.critic.model.path = None
-    config.trainer.algorithm.advantage_estimator, config.trainer.algorithm.grpo_norm_by_std = "grpo", False
-    config.trainer.algorithm.zero_variance_filter = False
-    job = SimpleNamespace(
-        cfg=config,
-        all_metrics={},
-        tokenizer=SimpleNamespace(pad_token_id=0),
-        dispatch=SimpleNamespace(get_lcm_dp_size=lambda: 1),
-    )
-    output, uids = trainer.postprocess_generator_output(
-        job, output, [one.instance_id for one in output["trajectory_ids"]]
-    )
-    data = trainer.convert_to_training_input(job, output, uids)
-    data["values"] = None
-    data = trainer.compute_advantages_and_returns(job, data)
-    for at, sample in enumerate(samples):
-        trained = data["loss_mask"][at].bool()
-        assert int(trained.sum()) == sample.trained_tokens
-        assert data["rollout_logprobs"][at][trained].tolist() == sample.logprobs[sample.trained_mask].tolist()
-        assert data["advantages"][at][trained].tolist() == [sample.advantage] * sample.trained_tokens
+if CHECKOUT:  # it looks at SkyRL's own code
+
+    def test_skyrls_trainer_gives_each_step_the_advantage_of_its_rollout(tmp_path: Path) -> None:
+        with (
+            skyrl_servers(lambda prompt: THOUGHT) as servers,
+            generator(tmp_path / "run", servers, step_wise=True, to_task=talk_task, thinking=True) as made,
+        ):
+            output = ask(made, talks())
+        run = rolltape.read(tmp_path / "run")
+        samples = list(samples_of_group(list(run.rollouts()), "exact", versions=run.versions()))
+        trainer = import_module("skyrl.train.trainer").RayPPOTrainer
+        config = import_module("skyrl.train.config").SkyRLTrainConfig()
+        config.generator.step_wise_trajectories, config.generator.n_samples_per_prompt = True, 2
+        config.trainer.train_batch_size = config.trainer.policy_mini_batch_size = 1
+        config.trainer.critic.model.path = None
+        config.trainer.algorithm.advantage_estimator, config.trainer.algorithm.grpo_norm_by_std = "grpo", False
+        config.trainer.algorithm.zero_variance_filter = False
+        job = SimpleNamespace(
+            cfg=config,
+            all_metrics={},
+            tokenizer=SimpleNamespace(pad_token_id=0),
+            dispatch=SimpleNamespace(get_lcm_dp_size=lambda: 1),
+        )
+        output, uids = trainer.postprocess_generator_output(
+            job, output, [one.instance_id for one in output["trajectory_ids"]]
+        )
+        data = trainer.convert_to_training_input(job, output, uids)
+        data["values"] = None
+        data = trainer.compute_advantages_and_returns(job, data)
+        for at, sample in enumerate(samples):
+            trained = data["loss_mask"][at].bool()
+            assert int(trained.sum()) == sample.trained_tokens
+            assert data["rollout_logprobs"][at][trained].tolist() == sample.logprobs[sample.trained_mask].tolist()
+            assert data["advantages"][at][trained].tolist() == [sample.advantage] * sample.trained_tokens

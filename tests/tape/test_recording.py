@@ -445,7 +445,7 @@ def test_a_reward_that_is_no_number_is_refused(tmp_path: Path, reward: object) -
 
 def test_what_is_said_of_an_unknown_rollout_is_refused(tmp_path: Path) -> None:
     with rolltape.open(tmp_path / "run", name="exp") as tape:
-        with pytest.raises(NoSuchRollout, match="run exp holds no rollout abc"):
+        with pytest.raises(NoSuchRollout, match="run exp holds no rollout 'abc'"):
             tape.score("abc", reward=1.0)
         with pytest.raises(RecordError, match="not a turn's id"):
             tape.mark_delivered("abc", Delivery.DELIVERED)

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -150,6 +151,7 @@ def _open_run(project: str, name: str) -> "Run":
     import wandb
 
     entity, _, own = project.rpartition("/")
+    _wait_for_own_folder(run_id(own, name))
     try:
         run = wandb.init(
             entity=entity or None,
@@ -208,6 +210,13 @@ def _read_rows(file: Path) -> Iterator[dict[str, Any]]:
     if done.returncode:
         raise SinkError(f"{file}: wandb cannot read it: {(done.stderr or done.stdout).strip()}")
     return _history(done.stdout.splitlines())
+
+
+def _wait_for_own_folder(identity: str) -> None:
+    """Wait while an offline run has the folder of this second: W&B names it by that, and would write over its file."""
+    root = Path(os.environ.get("WANDB_DIR") or ".") / "wandb"
+    while (root / f"offline-run-{time.strftime('%Y%m%d_%H%M%S')}-{identity}").exists():
+        time.sleep(0.02)
 
 
 def _discard(folder: Path) -> None:
