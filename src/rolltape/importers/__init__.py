@@ -1,9 +1,10 @@
 """Other programs' rollouts → a run: `rolltape import KIND PATH RUN`.
 
-One module per kind of source. Its function `find(path, options)` gives the rollouts of a file or folder.
+One module per kind of source, in `kinds/`. Its function `find(path, options)` gives the rollouts of a file or folder.
 `recognize(path)` says whether a path looks like one of its own.
 
-    report = import_run("slime", "rollout_data/", "runs/imported")
+    with rolltape.open("runs/imported") as tape:
+        report = import_run("slime", "rollout_data/", tape)
     print(report.imported, report.known)
 """
 
@@ -15,8 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rolltape.errors import ImportFileError
-from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession
-from rolltape.importers.options import ImportOptions
+from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, ImportOptions
 from rolltape.importers.recording import ImportReport, record_imported
 from rolltape.tape.recording.tape import Tape
 
@@ -33,7 +33,7 @@ __all__ = [
     "record_imported",
 ]
 
-# What each kind reads. `rolltape.importers.KIND` has the importer.
+# What each kind reads. `rolltape.importers.kinds.KIND` has the importer.
 KINDS: dict[str, str] = {
     "areal": "AReaL's dumps of rollouts",
     "atif": "Harbor's trajectories",
@@ -102,5 +102,5 @@ def guess(path: str | os.PathLike[str]) -> dict[str, str]:
 def _importer(kind: str) -> Importer:
     if kind not in KINDS:
         raise ImportFileError(f"{kind!r} is no kind of source; known are {', '.join(sorted(KINDS))}")
-    module: Importer = import_module(f"rolltape.importers.{kind.replace('-', '_')}")
+    module: Importer = import_module(f"rolltape.importers.kinds.{kind.replace('-', '_')}")
     return module

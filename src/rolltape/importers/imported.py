@@ -1,4 +1,4 @@
-"""What an importer makes of another program's rollouts, before they are recorded."""
+"""What a user says of a source, and what an importer makes of its rollouts before they are recorded."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -8,6 +8,17 @@ import msgspec
 
 from rolltape.errors import ImportFileError
 from rolltape.records.rollout import StopReason
+
+
+class ImportOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Applies to all rollouts of an import. None: the source says it, or it is not known."""
+
+    source: str | None = None  # where the tasks come from
+    split: str | None = None
+    step: int | None = None
+    model: str | None = None
+    tokenizer: str | None = None  # a folder or name with the text of the ids
+    traces: str | None = None  # prime-rl: the verifiers traces that its token exports belong to
 
 
 class ImportedSession(msgspec.Struct, kw_only=True):

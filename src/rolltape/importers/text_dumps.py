@@ -14,10 +14,10 @@ from rolltape.importers.imported import (
     Found,
     ImportedRollout,
     ImportedSession,
+    ImportOptions,
     conversation_turns,
     or_broken,
 )
-from rolltape.importers.options import ImportOptions
 
 ABSENT_FROM_TEXT = ("token ids", "logprobs", "weight versions")
 

@@ -34,6 +34,7 @@ The modules:
 """
 
 from rolltape.gateway.engines.function import FunctionEngine
-from rolltape.integrations.live import LiveGroups, RequestedGroups
+from rolltape.integrations.live import LiveGroups
+from rolltape.integrations.requested import RequestedGroups
 
 __all__ = ["FunctionEngine", "LiveGroups", "RequestedGroups"]

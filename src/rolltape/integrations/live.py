@@ -2,22 +2,20 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Self
 
-import httpx
 import msgspec
 
 from rolltape.collect.collector import Collector
 from rolltape.collect.runners.gateway import make_gateway
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task
-from rolltape.errors import CollectError, EngineError, GroupsError
-from rolltape.gateway.admin_key import find_gateway, read_admin_key
+from rolltape.errors import CollectError, GroupsError
 from rolltape.gateway.engines.function import FunctionEngine
 from rolltape.gateway.engines.protocol import Engine
 from rolltape.gateway.gateway import Gateway
@@ -26,6 +24,8 @@ from rolltape.groups.consumer import find_consumer
 from rolltape.groups.pending import EventOrder
 from rolltape.groups.stream import GroupOptions
 from rolltape.integrations.background import BackgroundLoop
+from rolltape.integrations.requested import RequestedGroups
+from rolltape.integrations.weights import WeightChange, ask_gateway
 from rolltape.records.ids import join_source
 from rolltape.records.policy import Credit, CutPolicy
 from rolltape.samples.opening import open_for_recording
@@ -184,7 +184,7 @@ class LiveGroups:
         split: str | None = None,
         group_size: int | None = None,
         limit: int | None = None,
-    ) -> "RequestedGroups":
+    ) -> RequestedGroups:
         """Ask for the groups of tasks at a step. It returns at once; the result is waited for, or iterated over.
 
         Arguments:
@@ -293,7 +293,7 @@ class LiveGroups:
         else:
             self.gateway.service.weights.announce(version)
 
-    def new_weights(self, version: str) -> "WeightChange":
+    def new_weights(self, version: str) -> WeightChange:
         """A `with` or `async with` block in which the engine's weights may change.
 
         No reply begins within it, and those in flight are interrupted; they go on afterwards, under the new version.
@@ -310,7 +310,7 @@ class LiveGroups:
         this user, on this machine, that keeps its key in the run, as that of `rolltape serve` does.
         """
         if self._settings is None:
-            return _ask_gateway(self.start().tape.directory.path, Path(folder), version)
+            return ask_gateway(self.start().tape.directory.path, Path(folder), version)
         gateway = self.gateway
         assert self._background is not None
         return self._background.submit(gateway.update_weights(fspath(folder), version)).result()
@@ -376,139 +376,6 @@ class _Collection:
             self.running.cancel()
         self.collector.close()
         await asyncio.wait({self.running})
-
-
-class RequestedGroups:
-    """Groups that were asked for, as they complete: `for group in …`, `async for group in …`.
-
-    `wait()`, or `await`, gives all that have not been iterated over, in the order of the tasks.
-    """
-
-    def __init__(
-        self,
-        background: BackgroundLoop,
-        producing: AsyncGenerator[Group, None],
-        order: Mapping[str | None, int],
-        blocked: Collection[asyncio.AbstractEventLoop],
-    ) -> None:
-        self._background = background
-        self._order = order
-        self._blocked = blocked
-        self._ready: asyncio.Queue[Group | BaseException | None] = asyncio.Queue()
-        self._producing = background.submit(self._produce(producing))
-
-    def __iter__(self) -> Iterator[Group]:
-        return self
-
-    def __next__(self) -> Group:
-        self._check_loop()
-        group = self._background.submit(self._next()).result()
-        if group is None:
-            raise StopIteration
-        return group
-
-    def __aiter__(self) -> AsyncIterator[Group]:
-        return self
-
-    async def __anext__(self) -> Group:
-        group = await asyncio.wrap_future(self._background.submit(self._next()))
-        if group is None:
-            raise StopAsyncIteration
-        return group
-
-    def wait(self) -> list[Group]:
-        """All groups, when the last one is complete."""
-        return self._sorted(list(self))
-
-    def __await__(self) -> Generator[Any, None, list[Group]]:
-        return self._all().__await__()
-
-    async def _all(self) -> list[Group]:
-        return self._sorted([group async for group in self])
-
-    def cancel(self) -> None:
-        """Ask for them no more. Attempts that run go on to their end; groups that nobody took are given back."""
-        self._producing.cancel()
-
-    def _sorted(self, groups: list[Group]) -> list[Group]:
-        return sorted(groups, key=lambda group: self._order.get(group.task_id, 0))
-
-    def _check_loop(self) -> None:
-        try:
-            running = asyncio.get_running_loop()
-        except RuntimeError:
-            return
-        if running in self._blocked:
-            raise GroupsError("the engine's function runs in this event loop, which waiting would block; use await")
-
-    async def _produce(self, groups: AsyncGenerator[Group, None]) -> None:
-        try:
-            async with aclosing(groups):
-                async for group in groups:
-                    self._ready.put_nowait(group)
-        except BaseException as error:
-            while not self._ready.empty():
-                left = self._ready.get_nowait()
-                if isinstance(left, Group):
-                    left.give_back()
-            # Whoever waits was not cancelled himself.
-            is_cancelled = isinstance(error, asyncio.CancelledError)
-            ended = GroupsError("the request was cancelled, or its LiveGroups closed, before all groups were given")
-            self._ready.put_nowait(ended if is_cancelled else error)
-            raise
-        self._ready.put_nowait(None)
-
-    async def _next(self) -> Group | None:
-        one = await self._ready.get()
-        if isinstance(one, Group):
-            return one
-        self._ready.put_nowait(one)  # for whoever asks again
-        if one is not None:
-            raise one
-        return None
-
-
-class WeightChange:
-    """A block in which weights may change; `LiveGroups.new_weights` makes it."""
-
-    def __init__(self, background: BackgroundLoop, gateway: Gateway, version: str) -> None:
-        self._background = background
-        self._gateway = gateway
-        self._version = version
-
-    def __enter__(self) -> None:
-        self._background.submit(self._gateway.pause()).result()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._background.submit(self._resume(kind is None)).result()
-
-    async def __aenter__(self) -> None:
-        await asyncio.wrap_future(self._background.submit(self._gateway.pause()))
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await asyncio.wrap_future(self._background.submit(self._resume(kind is None)))
-
-    async def _resume(self, is_changed: bool) -> None:
-        await self._gateway.resume(self._version if is_changed else None)
-
-
-def _ask_gateway(run: Path, folder: Path, version: str) -> int:
-    """Have the gateway of another process, which records in a run, load weights; how many replies it interrupted."""
-    running = find_gateway(str(run))
-    if running is None:
-        raise GroupsError(
-            f"run {run}: no gateway that keeps its key there records in it now; start one, or give collect"
-        )
-    answer = httpx.post(
-        f"{running.url}/weights/update",
-        json={"folder": str(folder.absolute()) if folder.exists() else str(folder), "version": version},
-        headers={"Authorization": f"Bearer {read_admin_key(run)}"},
-        timeout=None,  # as long as the engines take
-    )
-    if answer.is_error:
-        raise EngineError(f"{running.url}: {answer.status_code}: {answer.text}")
-    interrupted: int = answer.json()["interrupted"]
-    return interrupted
 
 
 def _take(tape: Tape, options: GroupOptions) -> tuple[list[Group], list[Skipped]]:

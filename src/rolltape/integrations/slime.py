@@ -23,7 +23,8 @@ from rolltape.collect.settings import CollectSettings
 from rolltape.errors import GroupsError
 from rolltape.export.formats.slime import slime_samples
 from rolltape.groups import Group
-from rolltape.integrations.live import LiveGroups, RequestedGroups
+from rolltape.integrations.live import LiveGroups
+from rolltape.integrations.requested import RequestedGroups
 from rolltape.integrations.steps import StepPositions
 
 log = logging.getLogger("rolltape.integrations")

@@ -24,61 +24,12 @@ from rolltape.samples.credit_check import (
     check_rewards,
     check_weights,
 )
+from rolltape.samples.findings import StepCheck, TokenFinding, UnseenSample
 from rolltape.samples.linearize import Linearized, linearize, linearize_under, pruned_tokens
 from rolltape.samples.record_check import TokenDifference, TokenRule, compare_record, span_at
 from rolltape.tape.run import RolloutRow, Run
 
 _BY_POLICY = (TokenRule.SAMPLE, TokenRule.OUTCOME, TokenRule.LOSS_WEIGHT, TokenRule.REWARD, TokenRule.MISSING)
-
-
-class TokenFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """A place where a trainer's records and the tape disagree."""
-
-    rule: TokenRule
-    step: int
-    record: str | None = None  # its place; None: there is no record, as of a sample that is missing
-    sample: str | None = None
-    rollout: str | None = None
-    turn: str | None = None
-    token: int | None = None  # position in the sequence
-    what: str  # the two facts
-    advice: str
-
-    @property
-    def where(self) -> str:
-        """Step, record, sample, turn and token, as far as they are known."""
-        turn = None if self.turn is None else ".".join(self.turn.rsplit(".", 2)[1:])
-        named = {"record": self.record, "sample": self.sample, "turn": turn, "token": self.token}
-        return f"step {self.step}" + "".join(f", {name} {one}" for name, one in named.items() if one is not None)
-
-
-class UnseenSample(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample that no token record names."""
-
-    sample: str
-    rollout: str
-    group: str
-    step: int  # that its rollout was made for
-    why: str
-
-
-class StepCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of checking a step."""
-
-    step: int
-    records: int
-    tokens: int
-    unnamed: int  # records that name no sample, and so cannot be checked
-    pruned: int  # records of rollouts whose turns are no longer on the tape
-    findings: tuple[TokenFinding, ...]
-    unseen: tuple[UnseenSample, ...]  # of the groups that the step trained
-    seen: frozenset[str]  # the samples that its records name
-    groups: frozenset[str]  # of those
-
-    @property
-    def disagreeing(self) -> int:
-        """How many records have a finding."""
-        return len({finding.record for finding in self.findings if finding.record is not None})
 
 
 def check_step(

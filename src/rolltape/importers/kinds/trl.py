@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rolltape.importers.files import first_parquet_row
-from rolltape.importers.imported import Found
-from rolltape.importers.options import ImportOptions
+from rolltape.importers.imported import Found, ImportOptions
 from rolltape.importers.text_dumps import TextDump, dump_rollouts, number
 
 

@@ -11,8 +11,15 @@ from typing import Any
 
 from rolltape.errors import ImportFileError
 from rolltape.importers.files import first_object, json_lines, of_each_file
-from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, or_broken, token_turns
-from rolltape.importers.options import ImportOptions
+from rolltape.importers.imported import (
+    BrokenEntry,
+    Found,
+    ImportedRollout,
+    ImportedSession,
+    ImportOptions,
+    or_broken,
+    token_turns,
+)
 from rolltape.importers.torch_files import load_torch_file
 from rolltape.records.rollout import StopReason
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from rolltape.errors import ImportFileError
 from rolltape.importers.files import first_object, json_document, of_each_file
-from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, or_broken
-from rolltape.importers.options import ImportOptions
+from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, ImportOptions, or_broken
 
 _SCHEMA = "ATIF-v1"
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from rolltape.errors import ImportFileError
 from rolltape.importers.files import first_object, json_lines, of_each_file
-from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, or_broken
-from rolltape.importers.options import ImportOptions
+from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, ImportOptions, or_broken
 
 _DATABASES = (".db", ".sqlite", ".sqlite3")
 _LISTS = ("prompt_tokens", "sampled_tokens", "logprobs")

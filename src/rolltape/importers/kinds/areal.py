@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from rolltape.importers.files import first_object
-from rolltape.importers.imported import Found
-from rolltape.importers.options import ImportOptions
+from rolltape.importers.imported import Found, ImportOptions
 from rolltape.importers.text_dumps import TextDump, dump_rollouts, number
 
 # AReaL has no step in them; the newest weight version among a rollout's tokens is what its folders are named after.

@@ -15,10 +15,10 @@ from rolltape.importers.imported import (
     Found,
     ImportedRollout,
     ImportedSession,
+    ImportOptions,
     conversation_turns,
     or_broken,
 )
-from rolltape.importers.options import ImportOptions
 from rolltape.importers.text_dumps import ABSENT_FROM_TEXT, as_messages, number
 from rolltape.records.rollout import StopReason
 

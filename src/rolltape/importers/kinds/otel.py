@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from rolltape.importers.files import first_object, json_document, json_lines, of_each_file
-from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, or_broken
-from rolltape.importers.options import ImportOptions
+from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, ImportOptions, or_broken
 from rolltape.importers.text_dumps import ABSENT_FROM_TEXT
 
 _CALLS = ("chat", "text_completion", "generate_content")

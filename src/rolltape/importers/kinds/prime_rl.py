@@ -11,10 +11,17 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import ImportFileError
-from rolltape.importers import verifiers
 from rolltape.importers.files import files_of, first_object, json_lines
-from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, or_broken, token_turns
-from rolltape.importers.options import ImportOptions
+from rolltape.importers.imported import (
+    BrokenEntry,
+    Found,
+    ImportedRollout,
+    ImportedSession,
+    ImportOptions,
+    or_broken,
+    token_turns,
+)
+from rolltape.importers.kinds import verifiers
 
 _PER_TOKEN = ("token_ids", "loss_mask", "inference_logprobs")
 

@@ -24,10 +24,10 @@ from rolltape.importers.imported import (
     Found,
     ImportedRollout,
     ImportedSession,
+    ImportOptions,
     conversation_turns,
     or_broken,
 )
-from rolltape.importers.options import ImportOptions
 from rolltape.importers.text_dumps import ABSENT_FROM_TEXT, as_messages
 
 # ShareGPT's names, and those that its descendants use.

@@ -1,0 +1,100 @@
+"""`RequestedGroups`: groups that a trainer asked for, waited for in a thread or in an event loop."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Generator, Iterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from rolltape.errors import GroupsError
+from rolltape.groups import Group
+from rolltape.integrations.background import BackgroundLoop
+
+
+class RequestedGroups:
+    """Groups that were asked for, as they complete: `for group in …`, `async for group in …`.
+
+    `wait()`, or `await`, gives all that have not been iterated over, in the order of the tasks.
+    """
+
+    def __init__(
+        self,
+        background: BackgroundLoop,
+        producing: AsyncGenerator[Group, None],
+        order: Mapping[str | None, int],
+        blocked: Collection[asyncio.AbstractEventLoop],
+    ) -> None:
+        self._background = background
+        self._order = order
+        self._blocked = blocked
+        self._ready: asyncio.Queue[Group | BaseException | None] = asyncio.Queue()
+        self._producing = background.submit(self._produce(producing))
+
+    def __iter__(self) -> Iterator[Group]:
+        return self
+
+    def __next__(self) -> Group:
+        self._check_loop()
+        group = self._background.submit(self._next()).result()
+        if group is None:
+            raise StopIteration
+        return group
+
+    def __aiter__(self) -> AsyncIterator[Group]:
+        return self
+
+    async def __anext__(self) -> Group:
+        group = await asyncio.wrap_future(self._background.submit(self._next()))
+        if group is None:
+            raise StopAsyncIteration
+        return group
+
+    def wait(self) -> list[Group]:
+        """All groups, when the last one is complete."""
+        return self._sorted(list(self))
+
+    def __await__(self) -> Generator[Any, None, list[Group]]:
+        return self._all().__await__()
+
+    async def _all(self) -> list[Group]:
+        return self._sorted([group async for group in self])
+
+    def cancel(self) -> None:
+        """Ask for them no more. Attempts that run go on to their end; groups that nobody took are given back."""
+        self._producing.cancel()
+
+    def _sorted(self, groups: list[Group]) -> list[Group]:
+        return sorted(groups, key=lambda group: self._order.get(group.task_id, 0))
+
+    def _check_loop(self) -> None:
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        if running in self._blocked:
+            raise GroupsError("the engine's function runs in this event loop, which waiting would block; use await")
+
+    async def _produce(self, groups: AsyncGenerator[Group, None]) -> None:
+        try:
+            async with aclosing(groups):
+                async for group in groups:
+                    self._ready.put_nowait(group)
+        except BaseException as error:
+            while not self._ready.empty():
+                left = self._ready.get_nowait()
+                if isinstance(left, Group):
+                    left.give_back()
+            # Whoever waits was not cancelled himself.
+            is_cancelled = isinstance(error, asyncio.CancelledError)
+            ended = GroupsError("the request was cancelled, or its LiveGroups closed, before all groups were given")
+            self._ready.put_nowait(ended if is_cancelled else error)
+            raise
+        self._ready.put_nowait(None)
+
+    async def _next(self) -> Group | None:
+        one = await self._ready.get()
+        if isinstance(one, Group):
+            return one
+        self._ready.put_nowait(one)  # for whoever asks again
+        if one is not None:
+            raise one
+        return None
