@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines.wanted import generation
+from rolltape.doctor.engine.probing import generation
 from rolltape.errors import CheckpointError, EngineError, EngineFault, RunNotFound
 from rolltape.gateway.engines.opening import open_engine
 from rolltape.gateway.engines.protocol import Generated

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines.wanted import Told, generation
+from rolltape.doctor.engine.probing import Told, generation
 from rolltape.errors import EngineDied, EngineFault, EngineUnreachable
 from rolltape.gateway.engines.inprocess import InProcessEngine
 from rolltape.gateway.engines.protocol import Engine, Generated

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from engines.wanted import generation
+from rolltape.doctor.engine.probing import generation
 from rolltape.errors import EngineFault, EngineUnreachable
 from rolltape.gateway.engines.llamacpp import LlamaCppEngine, placed
 from rolltape.gateway.engines.protocol import Engine, Generated

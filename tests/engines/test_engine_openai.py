@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 import rolltape
-from engines.wanted import generation
+from rolltape.doctor.engine.probing import generation
 from rolltape.errors import EngineFault, EngineUnreachable
 from rolltape.gateway.engines.openai_text import OpenAITextEngine
 from rolltape.gateway.engines.protocol import Engine, Generated, Generation

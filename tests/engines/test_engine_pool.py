@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from tokenizers import Tokenizer
 
-from engines.wanted import generation
+from rolltape.doctor.engine.probing import generation
 from rolltape.errors import EngineDied, EngineError, EngineFault, EngineUnreachable
 from rolltape.gateway.engines import pool as pool_module
 from rolltape.gateway.engines.pool import EnginePool

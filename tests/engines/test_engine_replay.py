@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import rolltape
-from engines.wanted import generation
+from rolltape.doctor.engine.probing import generation
 from rolltape.errors import EngineFault, NoSuchRollout
 from rolltape.gateway.engines.protocol import Engine
 from rolltape.gateway.engines.replay import ReplayEngine

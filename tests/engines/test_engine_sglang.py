@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from tokenizers import Tokenizer
 
-from engines.wanted import generation
+from rolltape.doctor.engine.probing import generation
 from rolltape.errors import EngineDied, EngineFault, EngineUnreachable
 from rolltape.gateway.engines.protocol import Engine, Generated
 from rolltape.gateway.engines.sglang import SglangEngine

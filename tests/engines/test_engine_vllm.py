@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engines.fake_vllm import FakeVllm, Reply, Token
-from engines.wanted import Told, generation
+from rolltape.doctor.engine.probing import Told, generation
 from rolltape.errors import EngineDied, EngineFault, EngineUnreachable
 from rolltape.gateway.engines import http
 from rolltape.gateway.engines.protocol import Engine, Generated, ImplausibleReply

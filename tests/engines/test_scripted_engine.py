@@ -7,7 +7,7 @@ import random
 import pytest
 from tokenizers import Tokenizer
 
-from engines.wanted import generation
+from rolltape.doctor.engine.probing import generation
 from rolltape.errors import EngineFault
 from rolltape.gateway.engines.protocol import Generated
 from rolltape.gateway.engines.sglang import SglangEngine

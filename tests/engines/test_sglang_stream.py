@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from tokenizers import Tokenizer
 
-from engines.wanted import Told, generation
+from rolltape.doctor.engine.probing import Told, generation
 from rolltape.errors import EngineDied, EngineFault
 from rolltape.gateway.engines.protocol import Generated, ImplausibleReply
 from rolltape.gateway.engines.sglang import SglangEngine

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from engines.wanted import generation
 from gateways import QUICK, Api, eventually, rig, scripted, text_of
+from rolltape.doctor.engine.probing import generation
 from rolltape.errors import EngineFailed
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.sglang import SglangEngine

@@ -26,6 +26,7 @@ STAGES: dict[str, dict[str, str]] = {
         "serve": "Run the gateway: serve agents and record every turn.",
         "status": "Show gateway status.",
         "import": "Turn another program's rollouts into a run.",
+        "doctor": "Check that an engine, a model, and an agent fit together.",
         "engine": "Serve a small Qwen3 model over HTTP with SGLang's API.",
     },
     "look": {

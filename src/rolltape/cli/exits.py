@@ -7,18 +7,19 @@ from rolltape.errors import ExportError, LedgerError, NoSuchRollout, RolltapeErr
 
 class Exit(enum.IntEnum):
     OK = 0
-    BROKEN = 1  # `check` found a breach
+    BROKEN = 1  # `check` found a breach, or `doctor` a fault
     USAGE = 2  # a flag, an id, a policy, or an SQL statement is wrong
     RUN = 3  # the run is missing, empty, damaged, or newer than this program
     OUTPUT = 4  # the output could not be written
     FAILED = 5  # attempts failed, or could not be graded; `collect --resume` runs or grades them again
+    WARNED = 6  # `doctor` found warnings, and no fault
     INTERRUPTED = 130  # Ctrl-C, or the user answered no
 
 
 EXIT_CODES = (
-    "Exit codes: 0 success; 1 check found a breach; 2 wrong usage; 3 run missing, empty, damaged, or newer than "
-    "this program; 4 output not written; 5 attempts failed or ungraded (collect --resume); "
-    "130 interrupted."
+    "Exit codes: 0 success; 1 check found a breach, or doctor a fault; 2 wrong usage; 3 run missing, empty, damaged, "
+    "or newer than this program; 4 output not written; 5 attempts failed or ungraded (collect --resume); "
+    "6 doctor found warnings; 130 interrupted."
 )
 
 

@@ -119,6 +119,17 @@ if TYPE_CHECKING:
     from rolltape.gateway.request import SamplingParams
     from rolltape.gateway.turn.constraints import ConstrainLevel
 
+
+def retention_named(name: str | None) -> "Retention | None":
+    """What --thinking-retention names; None if it is not given."""
+    from rolltape.gateway.prompts.chat import Retention
+
+    known: dict[str | None, Retention | None] = {None: None, **{one: one for one in get_args(Retention)}}
+    if name not in known:
+        raise UsageError(f"--thinking-retention {name}: unknown; use one of {', '.join(get_args(Retention))}")
+    return known[name]
+
+
 engine_option = partial(option, section="Engine")
 judge_option = partial(option, section="Judge")
 sampling_option = partial(option, section="Sampling")
@@ -220,13 +231,7 @@ class EngineOptions:
 
     def retention(self) -> "Retention | None":
         """What --thinking-retention names; None if it is not given."""
-        from rolltape.gateway.prompts.chat import Retention
-
-        known: dict[str | None, Retention | None] = {None: None, **{name: name for name in get_args(Retention)}}
-        if self.thinking_retention not in known:
-            names = ", ".join(get_args(Retention))
-            raise UsageError(f"--thinking-retention {self.thinking_retention}: unknown; use one of {names}")
-        return known[self.thinking_retention]
+        return retention_named(self.thinking_retention)
 
     def constrain_level(self) -> "ConstrainLevel":
         """What --constrain names."""

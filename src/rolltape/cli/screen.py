@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -24,7 +25,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
-_STYLES = {"bold": "1", "dim": "2", "yellow": "33", "bold yellow": "1;33"}
+_STYLES = {
+    "bold": "1",
+    "dim": "2",
+    "green": "32",
+    "yellow": "33",
+    "bold yellow": "1;33",
+    "bold red": "1;31",
+}
 
 
 def print_table(
@@ -62,6 +70,19 @@ def print_line(text: str, style: str = "") -> None:
 def print_long(text: str, style: str = "") -> None:
     """Print a line that the terminal may wrap."""
     sys.stdout.write(f"{_styled(visible(text), style)}\n")
+
+
+def print_hanging(mark: str, style: str, lead: str, text: str, text_style: str = "") -> None:
+    """Print a mark in a style, a lead, and text that wraps on a terminal, its lines under each other."""
+    width = terminal_width()
+    indent = cell_width(mark) + cell_width(lead)
+    shown = visible(text)
+    room = max((width or 0) - indent, _SHORTEST_TEXT * 4)
+    lines = [shown] if width is None else textwrap.wrap(shown, room, break_on_hyphens=False) or [""]
+    for at, line in enumerate(lines):
+        before = " " * indent if at else f"{_styled(mark, style)}{lead}"
+        sys.stdout.write(f"{before}{_styled(line, text_style)}".rstrip() + "\n")
+    sys.stdout.flush()
 
 
 def print_json(value: object) -> None:

@@ -10,8 +10,15 @@ import numpy as np
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.prompts import rendering
-from rolltape.gateway.prompts.choosing import choose, renders_call_ids, takes_system_anywhere
+from rolltape.gateway.prompts.choosing import (
+    TemplateMatch,
+    choose,
+    compare_with_template,
+    renders_call_ids,
+    takes_system_anywhere,
+)
 from rolltape.gateway.prompts.families import (
+    DEFAULT,
     READS_PROMPT_END,
     RENDERS_IN_PARTS,
     THINK_END,
@@ -94,13 +101,24 @@ class ChatPrompts:
         """Whether a request may turn thinking on or off; false: the model's template has no such switch."""
         return self._choice.thinking_option is not None
 
+    @property
+    def thinking_kept(self) -> str:
+        """How long earlier thinking stays in prompts: `tool_cycle`, `all`, or as the renderer calls it."""
+        return str(self._renderers[None].effective_thinking_retention)
+
+    def compare_with_template(self) -> TemplateMatch | None:
+        """How the renderer compares with the folder's own template; None: the folder has none, or it renders itself."""
+        if self._tokenizer.template is None or self._choice.name == DEFAULT:
+            return None
+        renderer = make(self._choice.name, self._tokenizer, **self._choice.options)
+        return compare_with_template(renderer, self._tokenizer)
+
     def describe(self) -> str:
         """One line that says which renderer makes the prompts, and why."""
-        by_default = self._renderers[None]
         thinking = {None: "as the template has it", True: "on", False: "off"}[self._thinking]
         return (
             f"prompts by {self.renderer}: {self._choice.why}; thinking {thinking}, "
-            f"kept in history: {by_default.effective_thinking_retention}; "
+            f"kept in history: {self.thinking_kept}; "
             f"special tokens spelled out in text: {self._special_text}; fingerprint {self.fingerprint}"
         )
 

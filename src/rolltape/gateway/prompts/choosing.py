@@ -65,6 +65,15 @@ class RendererChoice(msgspec.Struct, frozen=True):
     warning: str | None = None
 
 
+class TemplateMatch(msgspec.Struct, frozen=True, kw_only=True):
+    """How a renderer's prompts compare with those of a folder's own template, over small conversations."""
+
+    agreed: int  # conversations with the same ids
+    chat: Chat | None = None  # the first one with other ids; None: there is none
+    rendered: list[int] | None = None  # what the renderer makes of it; None: it refuses it
+    expected: list[int] | None = None  # what the template makes of it
+
+
 def choose(tokenizer: FolderTokenizer, named: str | None) -> RendererChoice:
     """The family for a folder, with a warning where its prompts will not be the template's, or will not bridge."""
     if named is not None and named != DEFAULT:
@@ -137,7 +146,13 @@ def _reply_format(tokenizer: FolderTokenizer) -> dict[str, Any]:
 
 
 def _agreement(renderer: Renderer, tokenizer: FolderTokenizer, *, with_tools: bool = True) -> int | None:
-    """On how many probes the two give the same ids; None: they disagree on one, or there is nothing to compare.
+    """On how many probes the two give the same ids; None: they disagree on one, or there is nothing to compare."""
+    match = compare_with_template(renderer, tokenizer, with_tools=with_tools)
+    return match.agreed or None if match.chat is None else None
+
+
+def compare_with_template(renderer: Renderer, tokenizer: FolderTokenizer, *, with_tools: bool = True) -> TemplateMatch:
+    """Render the probes both ways, up to the first that differs.
 
     A conversation that the template refuses says nothing about the renderer.
     """
@@ -147,10 +162,11 @@ def _agreement(renderer: Renderer, tokenizer: FolderTokenizer, *, with_tools: bo
             continue
         expected = [_by_template(renderer, tokenizer, form, tools) for form in _forms(chat)]
         accepted = [ids for ids in expected if ids is not None]
-        if accepted and _rendered(renderer, chat, tools) not in accepted:
-            return None
+        rendered = _rendered(renderer, chat, tools) if accepted else None
+        if accepted and rendered not in accepted:
+            return TemplateMatch(agreed=agreed, chat=chat, rendered=rendered, expected=accepted[0])
         agreed += bool(accepted)
-    return agreed or None
+    return TemplateMatch(agreed=agreed)
 
 
 def _agrees_on_question(renderer: Renderer, tokenizer: FolderTokenizer) -> bool:

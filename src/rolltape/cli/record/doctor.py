@@ -1,0 +1,167 @@
+"""`rolltape doctor`: check that a stack trains what it sampled."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from rolltape.cli.exits import Exit
+from rolltape.cli.options import JsonOption, engine_option, retention_named, sampling_option
+from rolltape.cli.parameters import option
+from rolltape.cli.screen import arrow, plural, print_hanging, print_json, print_line
+from rolltape.errors import UsageError
+from rolltape.records.turn import LogprobKind
+
+if TYPE_CHECKING:
+    from rolltape.doctor.results import CheckResult
+
+_STYLES = {"ok": "green", "note": "", "warning": "bold yellow", "fault": "bold red"}
+_VERDICT, _CHECK = 7, 15  # the widest of each
+# What the last line says of a stack, and of a gateway, by the worst verdict.
+_STACK = {
+    "fault": "this stack does not train what it sampled",
+    "warning": "this stack trains what it sampled, at a cost",
+    "ok": "this stack trains what it sampled",
+}
+_GATEWAY = {
+    "fault": "agents cannot work with this gateway",
+    "warning": "agents can work with this gateway, not all of them, or at a cost",
+    "ok": "agents can work with this gateway",
+}
+
+
+def doctor(
+    *,
+    engine: Annotated[
+        str | None,
+        engine_option("--engine ENGINE", "Engine to check: sglang:URL, vllm:URL, llamacpp:URL, or tiny[:FOLDER]."),
+    ] = None,
+    engine_key: Annotated[
+        str | None, engine_option("--engine-key KEY", "API key of the engine.", envvar="ROLLTAPE_ENGINE_KEY")
+    ] = None,
+    model: Annotated[
+        Path | None, engine_option("--model FOLDER", "Folder of the model that is served; weights are compared too.")
+    ] = None,
+    logprobs: Annotated[
+        LogprobKind | None,
+        engine_option("--logprobs KIND", "Kind of logprobs as declared to serve and collect; it is measured."),
+    ] = None,
+    renderer: Annotated[
+        str | None, engine_option("--renderer NAME", "Chat renderer, such as qwen3 (default: by the model).")
+    ] = None,
+    gentle: Annotated[
+        bool,
+        engine_option("--gentle", "Leave out the prompt with an id outside the vocabulary: old engines die of it."),
+    ] = False,
+    thinking_retention: Annotated[
+        str | None,
+        sampling_option("--thinking-retention HOW", "Earlier thinking kept in prompts: template, tool_cycle, or all."),
+    ] = None,
+    agent: Annotated[
+        str | None,
+        option(
+            "--agent AGENT", "Agent to run on a scripted model, as for collect: claude-code, codex, command:PROGRAM, …."
+        ),
+    ] = None,
+    agent_timeout_s: Annotated[
+        float, option("--agent-timeout SECONDS", "Maximum time for the agent's session.", min=1)
+    ] = 180.0,
+    gateway: Annotated[
+        str | None,
+        option("--gateway URL", "Check any OpenAI- or Anthropic-compatible gateway from the agent's side instead."),
+    ] = None,
+    key: Annotated[
+        str | None, option("--key KEY", "API key of the gateway's session.", envvar="ROLLTAPE_SESSION_KEY")
+    ] = None,
+    gateway_model: Annotated[
+        str | None, option("--gateway-model NAME", "Model name to ask the gateway for (default: its first one).")
+    ] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Check that an engine, a model, and an agent fit together.
+
+    Each line says what was measured and, where something is wrong, what to change. Nothing is taken from what an
+    engine or a folder says about itself.
+    """
+    if gateway is not None:
+        if engine or model or agent:
+            raise UsageError("--gateway: a gateway is checked by itself; leave --engine, --model and --agent away")
+        return _report(_check_gateway(gateway, key, gateway_model), _GATEWAY, as_json)
+    if engine is None and model is None and agent is None:
+        raise UsageError("nothing to check: give --engine, --model, --agent, or --gateway")
+    if engine is not None and "://" in engine and model is None:
+        raise UsageError("--engine: give --model too, the folder with the tokenizer of the model that is served")
+    from rolltape.doctor import Stack, diagnose
+
+    stack = Stack(
+        engine=engine,
+        model=model,
+        agent=agent,
+        engine_key=engine_key,
+        logprobs=logprobs,
+        renderer=renderer,
+        thinking_retention=retention_named(thinking_retention),
+        agent_timeout_s=agent_timeout_s,
+        gentle=gentle,
+    )
+    return _report(diagnose(stack), _STACK, as_json)
+
+
+def _check_gateway(url: str, key: str | None, model: str | None) -> "AsyncIterator[CheckResult]":
+    from rolltape.doctor import check_gateway
+
+    return check_gateway(url, key=key, model=model)
+
+
+def _report(results: "AsyncIterator[CheckResult]", ends: dict[str, str], as_json: bool) -> int:
+    """Print results as they come; the exit code is by the worst of them."""
+    counts = dict.fromkeys(_STYLES, 0)
+
+    async def consume() -> None:
+        part = ""
+        async for result in results:
+            counts[result.verdict] += 1
+            if as_json:
+                print_json(_as_json(result))
+                continue
+            if result.part != part:
+                part = result.part
+                print_line(part, "bold")
+            _print(result)
+
+    with _quiet():
+        asyncio.run(consume())
+    worst = next((name for name in ("fault", "warning") if counts[name]), "ok")
+    if not as_json:
+        said = ", ".join(plural(counts[name], name) for name in ("fault", "warning", "note") if counts[name])
+        print_line("")
+        print_line(f"{said or 'nothing to note'}: {ends[worst]}", "bold")
+    return {"fault": Exit.BROKEN, "warning": Exit.WARNED, "ok": Exit.OK}[worst]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep away what a gateway logs at its start: all of it is among the results."""
+    log = logging.getLogger("rolltape")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _print(result: "CheckResult") -> None:
+    mark, lead = f"  {result.verdict:{_VERDICT}}", f"  {result.check:{_CHECK}}"
+    print_hanging(mark, _STYLES[result.verdict], lead, result.measured)
+    if result.advice:
+        print_hanging("", "", " " * (len(mark) + len(lead)), f"{arrow()} {result.advice}", "dim")
+
+
+def _as_json(result: "CheckResult") -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(result)
+    return {"part": fields.pop("part"), **fields}

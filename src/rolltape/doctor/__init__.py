@@ -1,0 +1,27 @@
+"""Diagnose a stack, "does it train what it sampled?", and the conformance kit that does it.
+
+`rolltape doctor` prints what `diagnose` yields. The lists of checks are the kit: hold another engine to `ENGINE_CHECKS`
+with `check_engine`, and another gateway to `GATEWAY_CHECKS` with `check_gateway`. docs/doctor.md has every check.
+"""
+
+from rolltape.doctor.diagnose import Stack, diagnose
+from rolltape.doctor.engine.checks import ENGINE_CHECKS, check_engine
+from rolltape.doctor.engine.probing import EngineProbe
+from rolltape.doctor.gateway.checks import GATEWAY_CHECKS, check_gateway
+from rolltape.doctor.model_checks import MODEL_CHECKS, ModelProbe, check_model
+from rolltape.doctor.results import CheckResult, Severity
+
+__all__ = [
+    "ENGINE_CHECKS",
+    "GATEWAY_CHECKS",
+    "MODEL_CHECKS",
+    "CheckResult",
+    "EngineProbe",
+    "ModelProbe",
+    "Severity",
+    "Stack",
+    "check_engine",
+    "check_gateway",
+    "check_model",
+    "diagnose",
+]

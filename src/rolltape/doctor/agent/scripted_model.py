@@ -1,0 +1,148 @@
+"""A model that says what a script tells it to, in ids of a real tokenizer, for running an agent without an engine.
+
+Its replies have what agents are known to change when they send them back: thinking, text beside calls, white space,
+numbers in arguments, two calls at once, and a word in ids that no tokenizer would choose.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rolltape.doctor.agent.scripted_replies import Message, split_unusually, write_reply
+from rolltape.errors import EngineFault
+from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
+from rolltape.gateway.prompts import ChatPrompts
+from rolltape.gateway.request import ChatRequest, SamplingParams
+from rolltape.gateway.turn.constraints import Ability
+from rolltape.records.turn import Finish, LogprobKind
+
+_COMMANDS = ("echo one", "printf 'größe\\n  5000.0\\n'", "echo two", "echo three")
+_SHELLS = ("bash", "exec_command", "shell", "run_shell_command", "execute_command", "terminal", "run", "execute_bash")
+_COMMAND_FIELDS = ("command", "cmd", "script", "commands")
+_HARMLESS = re.compile(r"^(?:read|list|ls|get|search|view|look|find|glob|grep|calc|think|time|weather)", re.IGNORECASE)
+_LOGPROB = -0.5
+_PIECES = 4
+
+
+class ScriptedModel:
+    """An engine, to be given to a gateway; `prompts` are set to the gateway's once it runs."""
+
+    name = "scripted model"
+    token_faithful = True
+    applies = frozenset(SamplingParams.__struct_fields__)
+    abilities = frozenset[Ability]()
+    streams = True
+    prompts: ChatPrompts
+
+    def __init__(self) -> None:
+        self.said = 0  # replies to the task itself
+        self.called: str | None = None  # the tool that the script found to call; None: none that does no harm
+        self.unwritten: str | None = None  # why a reply could not be written in this model's form
+        self._offers_tools = False
+
+    async def facts(self) -> EngineFacts:
+        return EngineFacts(model="scripted", version="0")
+
+    async def generate(self, wanted: Generation) -> Generated:
+        ids = self._reply(wanted.request)
+        assert wanted.sampling.max_tokens is not None
+        whole = len(ids) <= wanted.sampling.max_tokens
+        ids = ids[: wanted.sampling.max_tokens]
+        if wanted.on_sampled is not None:
+            for part in np.array_split(ids, _PIECES):
+                wanted.on_sampled(part.tolist())
+        return Generated(
+            ids=ids,
+            logprobs=np.full(len(ids), _LOGPROB),
+            finish=Finish.STOP if whole else Finish.LENGTH,
+            first_version="0",
+            last_version="0",
+            logprob_kind=LogprobKind.RAW,
+        )
+
+    async def abort(self, generation_id: str) -> None:
+        return
+
+    async def close(self) -> None:
+        return
+
+    def _reply(self, request: ChatRequest) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+        tools = request.all_tools
+        aside = self._offers_tools and not tools  # a title, a summary: what agents ask for beside their task
+        self._offers_tools |= bool(tools)
+        if aside:
+            message: Message = {"role": "assistant", "content": "A small task."}
+        else:
+            call = None if request.tool_choice.mode == "none" else harmless_call(tools or [])
+            self.called = self.called or (None if call is None else call[0])
+            message = _STEPS[min(self.said, len(_STEPS) - 1)](call)
+            self.said += 1
+        for one in (message, {**message, "reasoning_content": None}):
+            given = {name: value for name, value in one.items() if value is not None}
+            ids = write_reply(self.prompts, given, tools, request.thinking)
+            if ids is not None:
+                return split_unusually(self.prompts, ids)
+        self.unwritten = f"renderer {self.prompts.renderer} renders no reply after its prompt"
+        raise EngineFault(f"{self.name}: {self.unwritten}", status=400)
+
+
+_Call = tuple[str, str | None, dict[str, Any]]  # a tool's name, its field for a command, and its other arguments
+
+
+def harmless_call(tools: list[dict[str, Any]]) -> _Call | None:
+    """A tool that may be called without harm: one that runs a command, which is known here, or one that looks."""
+    functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), dict)]
+    by_rank = sorted(functions, key=lambda one: one["name"].lower() not in _SHELLS)
+    for function in by_rank:
+        properties = _properties(function)
+        field = next((name for name in _COMMAND_FIELDS if name in properties), None)
+        if field is not None:
+            return function["name"], field, _required(function, besides=field)
+    looking = next((one for one in functions if _HARMLESS.match(one["name"])), None)
+    return None if looking is None else (looking["name"], None, _required(looking))
+
+
+def _properties(function: dict[str, Any]) -> dict[str, Any]:
+    properties = (function.get("parameters") or {}).get("properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+def _required(function: dict[str, Any], besides: str | None = None) -> dict[str, Any]:
+    """The least that the schema of a tool demands."""
+    properties = _properties(function)
+    names = (function.get("parameters") or {}).get("required") or ()
+    return {name: _least(properties.get(name) or {}) for name in names if name != besides}
+
+
+def _least(schema: dict[str, Any]) -> Any:
+    if schema.get("enum"):
+        return schema["enum"][0]
+    kind = schema.get("type")
+    plain: dict[object, Any] = {"integer": 1, "number": 1, "boolean": False, "array": [], "object": {}}
+    return plain.get(kind[0] if isinstance(kind, list) else kind, ".")
+
+
+def _calls(call: _Call | None, *commands: str) -> Iterator[dict[str, Any]]:
+    for at, command in enumerate(commands if call else ()):
+        assert call is not None
+        name, field, rest = call
+        arguments = rest if field is None else {field: command, **rest}
+        yield {"id": f"call_{at}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _says(text: str, thought: str | None = None, *calls: dict[str, Any]) -> Message:
+    message: Message = {"role": "assistant", "content": text, "reasoning_content": thought}
+    return {**message, "tool_calls": list(calls)} if calls else message
+
+
+# The replies of the task in their order. Without a tool to call, they are texts.
+_STEPS = (
+    lambda call: _says("I will look around first.\n\n", "Let me see what is here.", *_calls(call, _COMMANDS[0])),
+    lambda call: (
+        _says("", "Now the numbers.", *_calls(call, _COMMANDS[1])) if call else _says("The numbers are 5000.0.")
+    ),
+    lambda call: _says("Both at once.", None, *_calls(call, *_COMMANDS[2:])),
+    lambda call: _says("Everything is  done, with two spaces.\n", "That was all."),
+)

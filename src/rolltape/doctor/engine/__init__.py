@@ -1,0 +1,1 @@
+"""The checks of engines, and of an engine with the folder of its model."""

@@ -1,0 +1,93 @@
+"""Checks of an engine and a model folder together: whether the engine serves the model whose folder was given."""
+
+from difflib import SequenceMatcher
+from pathlib import Path
+
+import numpy as np
+
+from rolltape.doctor.engine.engine_text import TEXT_KINDS, spelled_reply
+from rolltape.doctor.engine.local_pass import Scorer, Scores, local_scorer, why_no_pass
+from rolltape.doctor.engine.probing import EngineProbe, Told
+from rolltape.doctor.results import CheckResult, fault, note, ok, warning
+from rolltape.gateway.prompts import ChatPrompts
+
+_ALIKE = 0.85  # of the characters: engines decode ids one by one, and differ in spaces
+# Nats, on average over sampled ids: what half precision makes of equal weights, and what no arithmetic explains.
+_EQUAL = 0.05
+_OTHER = 0.3
+_PROMPTS = 3
+_REPLY = 48
+
+
+async def check_tokenizer(
+    probe: EngineProbe, *, prompts: ChatPrompts, kind: str, url: str, api_key: str | None
+) -> CheckResult | None:
+    """Whether the engine and the folder make the same text of the same ids; None: the engine gives no text."""
+    if kind not in TEXT_KINDS:
+        return None
+    model = (await probe.engine.facts()).model
+    spelled = [await spelled_reply(kind, url, probe.noise(48), api_key=api_key, model=model) for _ in range(_PROMPTS)]
+    ids = [token for one in spelled for token in one.ids]
+    theirs, own = (
+        "".join(texts).replace("\ufffd", "")  # of letters that the end of a reply breaks, each program makes its own
+        for texts in (
+            [one.text for one in spelled],
+            [prompts.decode(np.array(one.ids, dtype=np.int32)) for one in spelled],
+        )
+    )
+    if not ids:
+        return None
+    alike = SequenceMatcher(None, theirs, own, autojunk=False).ratio()
+    if alike >= _ALIKE:
+        return ok("tokenizer", f"engine and folder make the same text of {len(ids)} ids", alike=round(alike, 3))
+    return fault(
+        "tokenizer",
+        f"{len(ids)} ids are {_short(theirs)} to the engine, and {_short(own)} by the folder",
+        "give --model the folder of the model that the engine serves",
+        alike=round(alike, 3),
+    )
+
+
+async def check_weights(probe: EngineProbe, *, folder: Path) -> CheckResult:
+    """Whether the engine's logprobs are those of a forward pass of the folder's weights on this machine."""
+    why = why_no_pass(folder)
+    if why is not None:
+        return note("weights", f"not compared with a local forward pass: {why}")
+    async with local_scorer(folder) as score:
+        differences = await _differences(probe, score)
+    if not len(differences):
+        return note("weights", "not compared with a local forward pass: the engine gave no logprobs")
+    mean, largest = float(differences.mean()), float(differences.max())
+    measured = (
+        f"{len(differences)} sampled ids against a local forward pass: {mean:.2g} nats off, at most {largest:.2g}"
+    )
+    figures = {"mean": mean, "largest": largest, "ids": len(differences)}
+    if mean <= _EQUAL:
+        return ok("weights", measured, **figures)
+    if mean <= _OTHER:
+        return warning(
+            "weights", measured, "see whether the engine quantizes; correct for it with importance weights", **figures
+        )
+    return fault(
+        "weights",
+        measured,
+        "the engine serves other weights than the folder has; give the folder that it serves",
+        **figures,
+    )
+
+
+async def _differences(probe: EngineProbe, score: Scorer) -> Scores:
+    """How far the engine's logprobs at temperature 1, where all kinds are equal, are from those of the local pass."""
+    found = []
+    for at in range(_PROMPTS):
+        prompt = probe.noise(48)
+        told = Told() if at == 0 and probe.engine.streams else None  # streams are read in another way
+        given = await probe.sample(prompt, temperature=1.0, max_tokens=_REPLY, on_sampled=told)
+        if given.logprobs is not None and len(given.ids):
+            found.append(np.abs(await score(prompt, given.ids.tolist()) - given.logprobs))
+    joined: Scores = np.concatenate([np.empty(0), *found])
+    return joined[~np.isnan(joined)]
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 24 else f"{text[:24]}…")

@@ -1,0 +1,1 @@
+"""The checks of gateways, from the side of the agent."""

@@ -1,0 +1,165 @@
+"""Stacks with an engine: a sound one is silent, and each that is broken on purpose is named by what is broken."""
+
+import json
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doctor.broken_engines import Json, other_weights, sglang, vllm, without_stop_id
+from rolltape.doctor import ENGINE_CHECKS, CheckResult, EngineProbe, Severity, Stack, check_engine, diagnose
+from rolltape.gateway.engines.opening import open_engine
+from rolltape.records.turn import LogprobKind
+from rolltape.tiny import TinyEngine, shipped_model
+
+BAD = (Severity.WARNING, Severity.FAULT)
+Served = AbstractAsyncContextManager[str]
+
+
+async def diagnosed(served: Served, **fields: Any) -> dict[str, CheckResult]:
+    """The results of a stack, by their checks."""
+    async with served as engine:
+        stack = Stack(**{"engine": engine, "model": shipped_model(), **fields})
+        return {one.check: one async for one in diagnose(stack)}
+
+
+def bad(results: dict[str, CheckResult]) -> dict[str, str]:
+    return {one.check: one.verdict.value for one in results.values() if one.verdict in BAD}
+
+
+@pytest.mark.parametrize("served", [sglang, vllm], ids=["sglang", "vllm"])
+async def test_a_sound_stack_is_silent(served: Any) -> None:
+    results = await diagnosed(served())
+    assert bad(results) == {}
+    measured = {"logprob kind", "stop id", "prefix cache", "ids", "tokenizer", "weights", "streaming", "recording"}
+    assert {results[check].verdict for check in measured} == {Severity.OK}
+    assert results["weights"].figures["largest"] < 1e-3
+    assert results["recording"].figures["samples"] == 1
+
+
+async def test_raw_logprobs_declared_as_tempered_are_named() -> None:
+    results = await diagnosed(sglang(kind=LogprobKind.RAW))
+    assert bad(results) == {"logprob kind": "fault"}
+    assert "declared after temperature, measured raw" in results["logprob kind"].measured
+    assert "--logprobs raw" in (results["logprob kind"].advice or "")
+
+
+async def test_the_declared_kind_is_the_one_that_the_flag_names_and_the_last_probe_can_be_left_out() -> None:
+    results = await diagnosed(sglang(kind=LogprobKind.RAW), logprobs=LogprobKind.RAW, gentle=True)
+    assert bad(results) == {}
+    assert "out of range" not in results
+
+
+async def test_tempered_logprobs_of_vllm_are_named() -> None:
+    results = await diagnosed(vllm(LogprobKind.AFTER_TEMPERATURE))
+    assert bad(results) == {"logprob kind": "fault"}
+    assert "declared raw, measured after temperature" in results["logprob kind"].measured
+
+
+async def test_a_trimmed_stop_id_is_named() -> None:
+    results = await diagnosed(sglang(answer=without_stop_id))
+    assert bad(results) == {"stop id": "fault"}
+
+
+async def test_an_engine_without_a_prefix_cache_is_named() -> None:
+    results = await diagnosed(sglang(prefix_cache_mb=0))
+    assert bad(results) == {"prefix cache": "warning"}
+    assert results["prefix cache"].figures["cached_tokens"] == 0
+
+
+async def test_a_folder_with_other_weights_is_named(tmp_path: Path) -> None:
+    results = await diagnosed(sglang(), model=other_weights(tmp_path / "other"))
+    assert bad(results) == {"weights": "fault"}
+
+
+async def test_a_folder_with_another_tokenizer_is_named(tmp_path: Path) -> None:
+    """As of a model of the same family with another vocabulary: the ids of all words are in another order."""
+    folder = other_weights(tmp_path / "other")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    words = tokenizer["model"]["vocab"]
+    moved = dict(zip(words, [*list(words.values())[256:], *list(words.values())[:256]], strict=True))
+    tokenizer["model"]["vocab"] = moved
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    results = await diagnosed(sglang(), model=folder)
+    assert bad(results)["tokenizer"] == "fault"
+
+
+async def test_an_engine_that_tokenizes_prompts_anew_is_named() -> None:
+    texts = TinyEngine(shipped_model()).texts
+    assert texts is not None
+
+    def anew(body: Json) -> Json:
+        if max(body["input_ids"]) >= 4096:
+            return body
+        return {**body, "input_ids": texts.encode(texts.decode(body["input_ids"]))}
+
+    assert (await kit(sglang(body=anew), "ids"))["ids"].verdict is Severity.FAULT
+
+
+async def test_an_engine_that_cuts_prompts_is_named() -> None:
+    def cut(body: Json) -> Json:
+        return {**body, "input_ids": body["input_ids"][-512:]}
+
+    assert (await kit(sglang(body=cut, context=600), "too long"))["too long"].verdict is Severity.FAULT
+
+
+async def test_an_engine_that_takes_any_id_is_named() -> None:
+    def taken(body: Json) -> Json:
+        return {**body, "input_ids": [token % 4096 for token in body["input_ids"]]}
+
+    assert (await kit(sglang(body=taken), "out of range"))["out of range"].verdict is Severity.WARNING
+
+
+async def test_missing_logprobs_are_named() -> None:
+    def some(answer: Json) -> Json:
+        meta = answer["meta_info"]
+        triples = [[None if at % 2 else value, token, None] for at, (value, token, _) in enumerate(_triples(meta))]
+        return {**answer, "meta_info": {**meta, "output_token_logprobs": triples}}
+
+    assert (await kit(sglang(answer=some), "logprobs"))["logprobs"].verdict is Severity.WARNING
+
+
+async def test_an_engine_that_ignores_the_temperature_is_named() -> None:
+    def at_one(body: Json) -> Json:
+        return {**body, "sampling_params": {**body["sampling_params"], "temperature": 1.0, "top_k": -1}}
+
+    result = (await kit(sglang(body=at_one), "logprob kind"))["logprob kind"]
+    assert (result.verdict, result.figures["measured"]) == (Severity.FAULT, LogprobKind.RAW)
+
+
+async def test_nothing_more_is_asked_of_an_engine_that_does_not_answer() -> None:
+    results = [one async for one in diagnose(Stack(engine="sglang:http://127.0.0.1:9", model=shipped_model()))]
+    assert [(one.check, one.verdict) for one in results if one.part != "model"] == [("reachable", Severity.FAULT)]
+
+
+async def test_an_engine_that_gives_text_alone_cannot_be_trained() -> None:
+    async with vllm() as engine:
+        stack = Stack(engine=engine.replace("vllm:", "openai:"), model=shipped_model())
+        results = [one async for one in diagnose(stack)]
+    assert [(one.check, one.verdict) for one in results if one.part != "model"] == [("reachable", Severity.FAULT)]
+
+
+async def test_the_kit_works_without_a_model_folder() -> None:
+    results = await kit(sglang(), *ENGINE_CHECKS, folder=False)
+    assert bad(results) == {}
+    assert "stop id" in results
+
+
+def _triples(meta: Json) -> list[list[Any]]:
+    triples: list[list[Any]] = meta["output_token_logprobs"]
+    return triples
+
+
+async def kit(served: Served, *checks: str, folder: bool = True) -> dict[str, CheckResult]:
+    """Some checks of the kit, on an engine behind its own protocol."""
+    from rolltape.gateway.prompts import ChatPrompts
+
+    async with served as spec:
+        engine = open_engine(spec)
+        probe = EngineProbe(engine, ChatPrompts(shipped_model()) if folder else None)
+        chosen = {name: ENGINE_CHECKS[name] for name in checks}
+        try:
+            return {one.check: one async for one in check_engine(probe, chosen)}
+        finally:
+            await engine.close()
