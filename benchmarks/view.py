@@ -81,6 +81,12 @@ def page_figures(run: Path) -> Iterator[Figure]:
             yield Figure(f"sorted by {sort}", server.shortest_ms(f"rollouts?sort={sort}"), "ms", 300)
         asked = "rollouts?status=finished&min_reward=0.5&min_forks=1&environment=env-1&sort=-reward"
         yield Figure("filtered", server.shortest_ms(asked), "ms", 300)
+        for what, asked in {
+            "tasks": "tasks",
+            "tasks by name": "tasks?sort=task&name=7",
+            "tasks of a step": "tasks?step=1",
+        }.items():
+            yield Figure(what, server.shortest_ms(asked), "ms", 1000)
         searches = {"rare word": "w4999", "in every rollout": "instructions", "phrase": '"look at w0001"'}
         for what, words in searches.items():
             yield Figure(f"searched: {what}", server.shortest_ms(f"rollouts?q={quote(words)}") / 1000, "s", 2.0)

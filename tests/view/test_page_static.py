@@ -35,7 +35,8 @@ def page() -> Iterator[Page]:
 
 def test_another_policy_than_the_exported_one_is_not_passed_off_as_it(page: Page, exported: Path) -> None:
     page.goto((exported / "index.html").as_uri())
-    page.get_by_role("link", name="0.000").click()
+    page.get_by_role("link", name="worst first").click()
+    page.locator(".row", has_text="0.000").click()
     page.get_by_role("link", name="Tokens", exact=True).click()
     page.locator(".t").first.wait_for()
     page.get_by_label("Policy").select_option("slime")

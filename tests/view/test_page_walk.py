@@ -59,9 +59,9 @@ def page(address: str) -> Iterator[Page]:
         yield page
 
 
-def test_the_worst_rollout_and_why_are_one_click_away(page: Page, address: str) -> None:
-    worst = page.locator(".panel", has=page.get_by_role("heading", name="Worst rollouts"))
-    worst.get_by_role("link", name="0.000").click()
+def test_the_worst_rollout_and_why_are_two_clicks_away(page: Page, address: str) -> None:
+    page.get_by_role("link", name="worst first").click()
+    page.locator(".row", has_text="0.000").first.click()
     page.locator("[data-turn]").first.wait_for()
     expect(page.locator(".title .reward")).to_have_text("0.000")
     expect(page.get_by_label("Facts")).to_contain_text("Reward terms")
@@ -76,9 +76,8 @@ def test_what_a_trainer_exported_of_a_single_step_is_told_in_words(page: Page, a
     expect(panel).to_contain_text(f"Entropy mean of trained tokens, nats {told['entropy']:.3g}")
 
 
-def test_the_group_of_the_worst_shows_the_best_beside_it(page: Page) -> None:
-    worst = page.locator(".panel", has=page.get_by_role("heading", name="Worst rollouts"))
-    worst.get_by_role("link", name="group").first.click()
+def test_a_task_leads_to_its_attempts_side_by_side(page: Page) -> None:
+    page.get_by_role("list", name="Hardest tasks").get_by_role("link").first.click()
     expect(page.locator(".attempt .reward")).to_have_text(["1.000", "1.000", "0.500", "0.000"])
 
 

@@ -6,6 +6,7 @@ export type Place =
   | { view: "runs" }
   | { view: "run"; r: string }
   | { view: "rollouts"; r: string }
+  | { view: "tasks"; r: string }
   | { view: "group"; r: string; group: string }
   | { view: "rollout"; r: string; id: string; turn: string | null }
   | { view: "tokens"; r: string; id: string; sample: number | null; turn: string | null; token: number | null }
@@ -39,6 +40,7 @@ export function placeOf(path: string): Place {
   if (r === undefined) return { view: "runs" };
   if (kind === undefined) return { view: "run", r };
   if (kind === "rollouts" && id === undefined) return { view: "rollouts", r };
+  if (kind === "tasks" && id === undefined) return { view: "tasks", r };
   if (kind === "group" && id !== undefined && !rest.length) return { view: "group", r, group: id };
   if (kind === "compare" && id !== undefined && !rest.length) return { view: "compare", r, id };
   if (kind === "rollout" && id !== undefined) {
@@ -154,12 +156,16 @@ export function followLinks(event: MouseEvent): void {
 }
 
 const part = encodeURIComponent;
+
+function queryOf(filter: Record<string, string>): string {
+  const query = new URLSearchParams(filter).toString();
+  return query ? `?${query}` : "";
+}
+
 export const paths = {
   run: (r: string) => `/${part(r)}`,
-  rollouts: (r: string, filter: Record<string, string> = {}) => {
-    const query = new URLSearchParams(filter).toString();
-    return `/${part(r)}/rollouts${query ? `?${query}` : ""}`;
-  },
+  rollouts: (r: string, filter: Record<string, string> = {}) => `/${part(r)}/rollouts${queryOf(filter)}`,
+  tasks: (r: string, filter: Record<string, string> = {}) => `/${part(r)}/tasks${queryOf(filter)}`,
   group: (r: string, group: string) => `/${part(r)}/group/${part(group)}`,
   rollout: (r: string, id: string) => `/${part(r)}/rollout/${part(id)}`,
   turn: (r: string, id: string, turn: string) => `/${part(r)}/rollout/${part(id)}/turn/${part(turn)}`,

@@ -16,6 +16,7 @@ from rolltape.view.answers import encode_answer
 from rolltape.view.page_files import page_files
 from rolltape.view.rollout.masking import Mask
 from rolltape.view.rollout.rollout_answers import RolloutAnswers
+from rolltape.view.run.listing import MOST_ROWS
 from rolltape.view.served_runs import ServedRun
 
 _INDEX = "index.html"
@@ -107,6 +108,7 @@ class StaticPages:
 
     def _run_blocks(self, chosen: Sequence[int]) -> Iterator[Block]:
         yield self._json("overview", self._answers.overview(None))
+        yield self._json("tasks", self._answers.tasks({"limit": str(MOST_ROWS)}))
         yield self._rows(chosen)
 
     def _group_blocks(self, group: str, rows: Sequence[int]) -> Iterator[Block]:

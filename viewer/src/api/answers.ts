@@ -55,6 +55,44 @@ export interface StepRow {
   } | null;
 }
 
+export interface SolvedCounts {
+  none: number;
+  some: number;
+  all: number;
+  unrewarded: number;
+}
+
+export interface TaskRow {
+  task: string | null;
+  source: string | null;
+  group: string | null; // null: it has several
+  environment: string | null;
+  rollouts: number;
+  attempts: number; // those that have a reward
+  solved: number;
+  mean: Num;
+  best: Num;
+  spread: Num;
+  first_step: number;
+  last_step: number;
+  by_step: [number, number][]; // the mean reward at each step
+  turns: Num;
+  tokens: Num;
+}
+
+/** The tasks of a run, or of one of its steps. */
+export interface TasksAnswer extends SolvedCounts {
+  solved_at: number; // the reward from which on a task counts as solved
+  k: number; // attempts that most groups have
+  tasks: number;
+  pass_1: Num;
+  pass_k: Num;
+  by_step: (SolvedCounts & { step: number; tasks: number; pass_1: Num; pass_k: Num })[];
+  matched: number;
+  rows: TaskRow[];
+  progress?: Progress;
+}
+
 /** Where a trainer's token records of a step and the tape disagree. */
 export interface TrainedCheck {
   step: number;
@@ -117,6 +155,7 @@ export interface Row {
   try: number;
   short: string;
   step: number;
+  source: string | null;
   task: string | null;
   attempt: number;
   group: string;

@@ -6,13 +6,13 @@ import { isStatic } from "../api/embedded";
 import { float } from "../format";
 
 export const FILTERS = [
-  "status", "stop_reason", "task", "environment", "agent", "tag", "step", "group", "cause",
+  "status", "stop_reason", "source", "task", "environment", "agent", "tag", "step", "group", "cause",
   "min_reward", "max_reward", "min_tokens", "max_tokens", "min_forks", "filtered", "q",
 ] as const;
 export type Filter = (typeof FILTERS)[number];
 
 export const FILTER_WORDS: Record<Filter, string> = {
-  status: "status", stop_reason: "stop reason", task: "task", environment: "environment", agent: "agent", tag: "tag",
+  status: "status", stop_reason: "stop reason", source: "source", task: "task", environment: "environment", agent: "agent", tag: "tag",
   step: "step", group: "group", cause: "fork by", min_reward: "reward ≥", max_reward: "reward ≤", min_tokens: "tokens ≥",
   max_tokens: "tokens ≤", min_forks: "forks ≥", filtered: "filtered out of training", q: "messages match",
 };
@@ -45,7 +45,7 @@ function passes(row: Row, query: URLSearchParams): boolean {
   const atLeast = (name: string, value: number | null) => limit(name) === null || (value !== null && value >= (limit(name) ?? 0));
   const atMost = (name: string, value: number | null) => limit(name) === null || (value !== null && value <= (limit(name) ?? 0));
   return (
-    is("status", row.status) && is("stop_reason", row.stop_reason) && is("task", row.task) && is("group", row.group) &&
+    is("status", row.status) && is("stop_reason", row.stop_reason) && is("source", row.source) && is("task", row.task) && is("group", row.group) &&
     is("environment", row.environment) && is("agent", row.agent) && is("step", row.step) &&
     (!query.has("tag") || row.tags.includes(query.get("tag") ?? "")) &&
     (!query.has("filtered") || (query.get("filtered") === "yes") === (row.filter !== null)) &&

@@ -14,7 +14,7 @@ from rolltape.view.run.state import RunState
 
 MOST_ROWS = 500
 SHORT_ID = 8
-_TEXTS = ("stop_reason", "task", "environment", "agent", "model", "group")
+_TEXTS = ("stop_reason", "source", "task", "environment", "agent", "model", "group")
 _LOST = outcome_of((), writer_alive=False).reason
 _RUNNING, _PRUNED, _FILTERED = (FATE_CODE[f"dropped:{why}"] for why in ("running", "pruned", "filtered"))
 
@@ -173,6 +173,7 @@ class Listing:
             "try": rows.get("try_index", row),
             "short": rows.ids[row][:SHORT_ID],
             "step": rows.get("step", row),
+            "source": rows.text(row, "source"),
             "task": rows.text(row, "task"),
             "attempt": rows.get("attempt", row),
             "group": rows.text(row, "group"),

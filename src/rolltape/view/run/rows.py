@@ -44,6 +44,7 @@ _COLUMNS = {
     "turns": _RowColumn("turns", "i8"),
     "sampled_tokens": _RowColumn("sampled_tokens", "i8"),
     "group": _RowColumn("grp", "text"),
+    "source": _RowColumn("source", "text"),
     "task": _RowColumn("task", "text"),
     "environment": _RowColumn("environment", "text"),
     "agent": _RowColumn("agent", "text"),

@@ -14,6 +14,7 @@ from rolltape.tape.index.search import find, search_terms
 from rolltape.view.run.listing import Listing, Query
 from rolltape.view.run.overview import build_headline, build_overview
 from rolltape.view.run.rows import STATUS_CODE, Array
+from rolltape.view.run.tasks import build_tasks
 from rolltape.view.served_runs import ServedRun
 
 Work = Callable[[], Any]
@@ -54,6 +55,9 @@ class RunAnswers:
             about = {"name": self.run.title, "location": self.run.location, "live": self.run.state.live}
             self._overviews = {step: {**about, **build_overview(listing, step)}}
         return self._overviews[step]
+
+    def tasks(self, query: Query) -> dict[str, Any]:
+        return build_tasks(self.listing(), query)
 
     def search(self, asked: str) -> Work:
         """Search the index for words."""

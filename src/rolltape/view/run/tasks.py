@@ -1,0 +1,247 @@
+"""The table of a run's tasks: how often each was solved, and how that moved over steps."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rolltape.errors import NoAnswer
+from rolltape.view.answers import parse_count, parse_number, parse_step
+from rolltape.view.run.listing import MOST_ROWS, Listing, Query
+from rolltape.view.run.rows import Array
+
+_SORTS = ("task", "environment", "attempts", "solved", "mean", "best", "spread", "change", "turns", "tokens", "step")
+
+
+class TaskTable:
+    """The tasks of a run, or of one of its steps. A task without an id is known by its group.
+
+    Two sources may have tasks of one name.
+    """
+
+    def __init__(self, listing: Listing, step: int | None = None, solved_at: float | None = None) -> None:
+        self._listing = listing
+        columns = listing.state.rows.columns
+        rewarded = np.isfinite(listing.rewards)
+        self.solved_at = _solved_at(listing.rewards[rewarded]) if solved_at is None else solved_at
+        rows = np.arange(len(listing.state.rows)) if step is None else np.flatnonzero(columns["step"] == step)
+        task, group, source = (columns[name][rows].astype(np.int64) for name in ("task", "group", "source"))
+        texts = len(listing.state.rows.texts["task"].values)
+        # Sorted by task, and by step within each: sums over a task or a step are then sums over a stretch of rows.
+        keys = np.where(task != 0, source * texts + task, -group - 1)
+        order = np.lexsort((columns["step"][rows], keys))
+        self._rows, keys = rows[order], keys[order]
+        self._has_reward = rewarded[self._rows]
+        self._rewards = np.where(self._has_reward, listing.rewards[self._rows], 0.0)
+        self._is_solved = self._has_reward & (self._rewards >= self.solved_at)
+        self._first = _starts(keys)
+        self._steps = columns["step"][self._rows]
+        self.attempts = self._sum(self._has_reward)
+        self.solved = self._sum(self._is_solved)
+        self.mean = _divided(self._sum(self._rewards), self.attempts)
+        self._groups = self._by_step(keys)
+
+    def answer(self, query: Query) -> dict[str, Any]:
+        """The totals, the same by step, and a page of the tasks that the query asks for."""
+        offset, limit = parse_count(query, "offset", 0, 2**31), parse_count(query, "limit", 100, MOST_ROWS)
+        chosen = self._sorted(self._matching(query), query.get("sort") or "mean")
+        attempts = self._groups["attempts"]
+        k = int(np.bincount(attempts[attempts > 0]).argmax()) if (attempts > 0).any() else 1  # as most groups have
+        steps = np.unique(self._groups["step"])
+        return {
+            "solved_at": self.solved_at,
+            "k": k,
+            "tasks": len(self._first),
+            **_counts(self.attempts, self.solved),
+            **self._passes(np.ones(len(attempts), bool), k),
+            "by_step": [self._step(one, k) for one in steps.tolist()],
+            "matched": len(chosen),
+            "rows": [self._row(one) for one in chosen[offset : offset + limit].tolist()],
+            "snapshot": self._listing.snapshot,
+            "progress": self._listing.progress,
+        }
+
+    def _sum(self, values: Array) -> Array:
+        return _summed(values, self._first)
+
+    def _by_step(self, keys: Array) -> dict[str, Array]:
+        """Attempts, successes and summed rewards of each task at each of its steps."""
+        starts = _starts(keys, self._steps)
+        attempts = _summed(self._has_reward, starts)
+        return {
+            "task": np.searchsorted(self._first, starts, "right") - 1,
+            "step": self._steps[starts],
+            "attempts": attempts,
+            "solved": _summed(self._is_solved, starts),
+            "mean": _divided(_summed(self._rewards, starts), attempts),
+        }
+
+    def _step(self, step: int, k: int) -> dict[str, Any]:
+        at = self._groups["step"] == step
+        attempts, solved = self._groups["attempts"][at], self._groups["solved"][at]
+        return {"step": step, "tasks": int(at.sum()), **_counts(attempts, solved), **self._passes(at, k)}
+
+    def _passes(self, at: Array, k: int) -> dict[str, Any]:
+        attempts, solved = self._groups["attempts"][at], self._groups["solved"][at]
+        return {"pass_1": _pass_at(1, attempts, solved), "pass_k": _pass_at(k, attempts, solved)}
+
+    def _matching(self, query: Query) -> Array:
+        keep = np.ones(len(self._first), bool)
+        if which := query.get("solved_by"):
+            masks = _solved_by(self.attempts, self.solved)
+            if which not in masks:
+                raise NoAnswer(f"solved_by is {which[:40]!r}; give one of {', '.join(masks)}")
+            keep &= masks[which]
+        if part := query.get("name", "").casefold():
+            keep &= np.array([part in (self._name(one) or "").casefold() for one in range(len(self._first))], bool)
+        return np.flatnonzero(keep)
+
+    def _sorted(self, chosen: Array, sort: str) -> Array:
+        """Tasks in the order asked for; those without a value come last, equals with more attempts first."""
+        name, down = sort.removeprefix("-"), sort.startswith("-")
+        if name not in _SORTS:
+            raise NoAnswer(
+                f"sort is {name[:40]!r}; give one of {', '.join(_SORTS)}, with a - before it to turn it round"
+            )
+        keys = self._keys(name)[chosen].astype(np.float64)
+        return chosen[np.lexsort((-self.attempts[chosen], -keys if down else keys))]
+
+    def _keys(self, name: str) -> Array:
+        columns, rows = self._listing.state.rows.columns, self._rows
+        last = np.append(self._first[1:], len(rows)) - 1
+        sizes = last - self._first + 1
+        if name in ("task", "environment"):
+            texts = [self._text(name, one) or "" for one in range(len(self._first))]
+            return np.unique(np.array(texts, "U"), return_inverse=True)[1]
+        keys: dict[str, Callable[[], Array]] = {
+            "attempts": lambda: self.attempts,
+            "solved": lambda: _divided(self.solved, self.attempts),
+            "mean": lambda: self.mean,
+            "best": self._best,
+            "spread": self._spread,
+            "change": self._change,
+            "turns": lambda: _divided(self._sum(columns["turns"][rows]), sizes),
+            "tokens": lambda: _divided(self._sum(columns["sampled_tokens"][rows]), sizes),
+            "step": lambda: self._steps[last],
+        }
+        return keys[name]()
+
+    def _best(self) -> Array:
+        if not len(self._first):
+            return np.zeros(0)
+        best = np.maximum.reduceat(np.where(self._has_reward, self._rewards, -np.inf), self._first)
+        return np.where(self.attempts > 0, best, np.nan)
+
+    def _spread(self) -> Array:
+        squares = _divided(self._sum(self._rewards**2), self.attempts)
+        return np.asarray(np.sqrt(np.maximum(squares - self.mean**2, 0)))
+
+    def _change(self) -> Array:
+        """The mean reward of a task's last rewarded step, less that of its first; NaN: it has one only."""
+        change = np.full(len(self._first), np.nan)
+        known = np.flatnonzero(self._groups["attempts"] > 0)
+        task, mean = self._groups["task"][known], self._groups["mean"][known]
+        starts = _starts(task)
+        ends = np.append(starts[1:], len(task)) - 1
+        several = ends > starts[: len(ends)] if len(starts) else np.zeros(0, bool)
+        change[task[starts[several]]] = mean[ends[several]] - mean[starts[several]]
+        return change
+
+    def _text(self, name: str, task: int) -> str | None:
+        return self._listing.state.rows.text(int(self._rows[self._first[task]]), name)
+
+    def _name(self, task: int) -> str | None:
+        return self._text("task", task) or self._text("group", task)
+
+    def _row(self, task: int) -> dict[str, Any]:
+        first = int(self._first[task])
+        end = int(self._first[task + 1]) if task + 1 < len(self._first) else len(self._rows)
+        columns, rows = self._listing.state.rows.columns, self._rows[first:end]
+        groups = np.unique(columns["group"][rows])
+        rewards = self._rewards[first:end][self._has_reward[first:end]]
+        return {
+            "task": self._text("task", task),
+            "source": self._text("source", task),
+            "group": self._text("group", task) if len(groups) == 1 else None,  # None: it has several
+            "environment": self._text("environment", task),
+            "rollouts": len(rows),
+            "attempts": int(self.attempts[task]),
+            "solved": int(self.solved[task]),
+            "mean": _number(self.mean[task]),
+            "best": float(rewards.max()) if len(rewards) else None,
+            "spread": float(rewards.std()) if len(rewards) else None,
+            "first_step": int(self._steps[first]),
+            "last_step": int(self._steps[end - 1]),
+            "by_step": self._task_steps(task),
+            "turns": float(columns["turns"][rows].mean()),
+            "tokens": float(columns["sampled_tokens"][rows].mean()),
+        }
+
+    def _task_steps(self, task: int) -> list[list[float]]:
+        """The steps at which it was rewarded, each with its mean reward."""
+        low, high = np.searchsorted(self._groups["task"], [task, task + 1])
+        steps, means = self._groups["step"][low:high].tolist(), self._groups["mean"][low:high].tolist()
+        return [[step, mean] for step, mean in zip(steps, means, strict=True) if mean == mean]
+
+
+def build_tasks(listing: Listing, query: Query) -> dict[str, Any]:
+    """The table of tasks that a query asks for."""
+    return TaskTable(listing, parse_step(query), parse_number(query, "solved_at")).answer(query)
+
+
+def _solved_at(rewards: Array) -> float:
+    """From which reward on a task counts as solved: 1, or the largest that there is where none is that large."""
+    return min(1.0, float(rewards.max())) if len(rewards) and rewards.max() > 0 else 1.0
+
+
+def _pass_at(k: int, attempts: Array, solved: Array) -> float | None:
+    """The chance that one of k attempts solves a task, over groups with at least so many; None: there is none."""
+    enough = attempts >= k
+    left, of = (attempts - solved)[enough].astype(np.float64), attempts[enough].astype(np.float64)
+    if not len(of):
+        return None
+    failing = np.ones(len(of))
+    for drawn in range(k):  # without putting back: of n attempts, n - c have failed
+        failing *= np.maximum(left - drawn, 0) / (of - drawn)
+    return float(1 - failing.mean())
+
+
+def _solved_by(attempts: Array, solved: Array) -> dict[str, Array]:
+    """Which tasks are solved by none, some and all of their attempts, and which have no rewarded attempt."""
+    rewarded = attempts > 0
+    return {
+        "none": rewarded & (solved == 0),
+        "some": (solved > 0) & (solved < attempts),
+        "all": rewarded & (solved == attempts),
+        "unrewarded": ~rewarded,
+    }
+
+
+def _counts(attempts: Array, solved: Array) -> dict[str, int]:
+    return {name: int(those.sum()) for name, those in _solved_by(attempts, solved).items()}
+
+
+def _summed(values: Array, starts: Array) -> Array:
+    """The sums of stretches of values."""
+    kind = np.float64 if values.dtype.kind == "f" else np.int64
+    return np.add.reduceat(values, starts, dtype=kind) if len(starts) else np.zeros(0, kind)
+
+
+def _starts(*keys: Array) -> Array:
+    """Where a stretch of equal keys begins."""
+    if not len(keys[0]):
+        return np.zeros(0, np.int64)
+    changes = np.zeros(len(keys[0]) - 1, bool)
+    for one in keys:
+        changes |= one[1:] != one[:-1]
+    return np.concatenate([[0], np.flatnonzero(changes) + 1])
+
+
+def _divided(sums: Array, counts: Array) -> Array:
+    quotients = np.full(len(sums), np.nan)
+    np.divide(sums, counts, out=quotients, where=counts > 0)
+    return quotients
+
+
+def _number(value: float) -> float | None:
+    return None if value != value else float(value)

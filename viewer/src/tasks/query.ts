@@ -1,0 +1,64 @@
+/** What the table of tasks asks for, and the same over the rows that an exported page carries. */
+
+import type { TaskRow, TasksAnswer } from "../api/answers";
+import { json } from "../api/client";
+import { isStatic } from "../api/embedded";
+import { float } from "../format";
+import { tableQuery } from "../rollouts/query";
+import { paths } from "../route.svelte";
+
+export const NAMES = ["step", "solved_by", "solved_at", "name", "sort"] as const;
+
+/** Only what the server knows, in a steady order: two equal views have one address. */
+export function taskQuery(address: URLSearchParams): URLSearchParams {
+  const kept = new URLSearchParams();
+  for (const name of NAMES) {
+    const value = isStatic && (name === "step" || name === "solved_at") ? null : address.get(name); // an export has one table
+    if (value) kept.set(name, value);
+  }
+  return kept;
+}
+
+export async function tasksOf(r: string, query: string, limit: number, signal?: AbortSignal): Promise<TasksAnswer> {
+  const path = `/api/${encodeURIComponent(r)}/tasks`;
+  if (isStatic) return chosenTasks(await json<TasksAnswer>(path), new URLSearchParams(query), limit);
+  return await json<TasksAnswer>(`${path}?${query}${query ? "&" : ""}limit=${limit}`, signal);
+}
+
+export const keyOf = (row: TaskRow): string => JSON.stringify([row.source, row.task, row.group]);
+
+/** Where the attempts at a task are shown: side by side, or as rows if they are of several groups. */
+export function attemptsOf(r: string, row: TaskRow, within: Record<string, string>): string {
+  if (row.group !== null) return paths.group(r, row.group);
+  return paths.rollouts(r, Object.fromEntries(tableQuery(new URLSearchParams({ ...within, task: row.task ?? "", source: row.source ?? "" }))));
+}
+
+/** The mean reward of the last step, less that of the first; null: it was rewarded at one step only. */
+export function change(row: TaskRow): number | null {
+  const first = row.by_step[0], last = row.by_step.at(-1);
+  return first && last && first !== last ? last[1] - first[1] : null;
+}
+
+const SORT_BY: Record<string, (row: TaskRow) => number | string | null> = {
+  task: (row) => row.task, environment: (row) => row.environment, attempts: (row) => row.attempts,
+  solved: (row) => (row.attempts ? row.solved / row.attempts : null), mean: (row) => float(row.mean), best: (row) => float(row.best),
+  spread: (row) => float(row.spread), change, turns: (row) => float(row.turns), tokens: (row) => float(row.tokens), step: (row) => row.last_step,
+};
+
+export function solvedBy(row: TaskRow): "none" | "some" | "all" | "unrewarded" {
+  return row.attempts === 0 ? "unrewarded" : row.solved === 0 ? "none" : row.solved < row.attempts ? "some" : "all";
+}
+
+function chosenTasks(all: TasksAnswer, query: URLSearchParams, limit: number): TasksAnswer {
+  const which = query.get("solved_by"), part = query.get("name")?.toLowerCase() ?? "";
+  const rows = all.rows.filter((row) => (which === null || solvedBy(row) === which) && (row.task ?? row.group ?? "").toLowerCase().includes(part));
+  const sort = query.get("sort") ?? "mean";
+  const by = SORT_BY[sort.replace(/^-/, "")] ?? (() => null);
+  const sign = sort.startsWith("-") ? -1 : 1;
+  rows.sort((a, b) => {
+    const x = by(a), y = by(b);
+    if (x === null || y === null) return x === y ? 0 : x === null ? 1 : -1; // those without come last either way
+    return x < y ? -sign : x > y ? sign : b.attempts - a.attempts;
+  });
+  return { ...all, matched: rows.length, rows: rows.slice(0, limit) };
+}
