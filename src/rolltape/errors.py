@@ -43,6 +43,7 @@
     │   └── NoSuchFunction     "python:module:function" cannot be imported or called
     ├── AgentError             agents: the name is unknown, or the program is missing
     ├── CollectError           collection: it cannot start or continue as asked
+    │   ├── ToolServerError    a server of tools cannot be started, has gone, or breaks its protocol
     │   └── UserCodeTimeout    a function of an environment, a checker or a judge has not returned in time
     ├── FilterError            filters: a rule cannot judge a rollout; nothing was filtered
     ├── ViewError              the web page: runs cannot be shown as asked
@@ -302,6 +303,10 @@ class AgentError(RolltapeError):
 
 class CollectError(RolltapeError):
     """A collection cannot start or continue as asked."""
+
+
+class ToolServerError(CollectError):
+    """A server of tools cannot be started, has gone, or breaks its protocol. The attempt is broken."""
 
 
 class UserCodeTimeout(CollectError):

@@ -9,6 +9,7 @@ import io
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,17 @@ from rolltape.export.files import TABLES
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Pages about frameworks and trainers run code that needs torch.
-RUN_PAGES = [pytest.param(page, marks=[pytest.mark.torch] if "torch" in page.read_text() else []) for page in PAGES]
+SLOW_PAGES = ("other-environments.md",)  # it imports whole projects
+RUN_PAGES = [
+    pytest.param(
+        page,
+        marks=[
+            *([pytest.mark.torch] if "torch" in page.read_text() else []),
+            *([pytest.mark.slow] if page.name in SLOW_PAGES else []),
+        ],
+    )
+    for page in PAGES
+]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -80,6 +91,8 @@ class Reader:
 def test_page_says_what_happens(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")  # for the help, which is wrapped in a pipe too
+    # As where the environment that Rolltape is installed in is activated.
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "runs").mkdir()
     record_scripted(tmp_path / "runs" / "scripted")
     written = page.read_text()

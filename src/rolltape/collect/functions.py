@@ -32,9 +32,7 @@ def function_named(text: str) -> Callable[..., Any]:
     module_name, colon, name = text.removeprefix(PREFIX).partition(":")
     if not (colon and module_name and name):
         raise NoSuchFunction(f"{text} names no function; write python:module:function")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    here = search_here()
     try:
         module = import_module(module_name)
     except (Exception, SystemExit) as error:
@@ -51,6 +49,14 @@ def function_named(text: str) -> Callable[..., Any]:
         what = "is not there" if function is None else f"is of type {type(function).__name__}"
         raise NoSuchFunction(f"{text}: {name} of module {module_name} {what}; name a function of it")
     return function  # type: ignore[no-any-return]
+
+
+def search_here() -> str:
+    """Have imports search the working directory first, and return it."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    return here
 
 
 def describe_raised(error: BaseException) -> str:

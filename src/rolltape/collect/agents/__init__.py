@@ -4,7 +4,8 @@ from rolltape.collect.agents.chat import ChatAgent
 from rolltape.collect.agents.function import FunctionAgent
 from rolltape.collect.agents.launchers import claude_code_agent, codex_agent, command_agent
 from rolltape.collect.agents.program import ProgramAgent, discard
-from rolltape.collect.agents.protocol import Agent, AgentOutcome, Assignment, Connection, StepRecord
+from rolltape.collect.agents.protocol import Agent, AgentOutcome, Assignment, StepRecord
+from rolltape.collect.environments.protocol import Connection
 from rolltape.collect.functions import function_named
 from rolltape.collect.sandboxes.workspace import scratch_folder
 from rolltape.errors import AgentError

@@ -18,19 +18,21 @@ from rolltape.collect.agents.conversation import (
     frozen,
 )
 from rolltape.collect.agents.protocol import AgentOutcome, Assignment, StepRecord
-from rolltape.collect.environments.protocol import Answer, Ended, Message, Opening, Tool
+from rolltape.collect.environments.protocol import Answer, Ended, Message, Opening, Tool, drives
 from rolltape.collect.functions import call_environment, call_function
 from rolltape.errors import RecordError
 from rolltape.records.jsonable import as_float, shown
 from rolltape.records.messages import content_text
 from rolltape.records.rollout import StopReason
 
+_DRIVE_GRACE_S = 600.0  # on top of an attempt's time: for what an episode with a loop of its own sets up and scores
+
 
 class ChatAgent:
     """Plays every seat of an episode in the order that the episode gives, each with a conversation of its own.
 
     The seat that ends the attempt gets the stop reason; the others have completed. Errors of the environment are
-    passed on.
+    passed on. An episode that has an agent loop of its own is left to it.
     """
 
     name = "chat"
@@ -60,6 +62,8 @@ class ChatAgent:
 
     async def run(self, assignment: Assignment) -> AgentOutcome:
         """Go on until the episode is over, or a limit is reached."""
+        if drives(assignment.episode):
+            return await _drive(assignment)
         async with self._connections() as http:
             attempt = _EpisodeRun(assignment, http)
             try:
@@ -75,6 +79,27 @@ class ChatAgent:
                     return AgentOutcome(ended={}, timed_out=True, broken=why)
                 attempt.time_out()
             return AgentOutcome(ended=attempt.ended(), timed_out=limit.expired())
+
+
+async def _drive(assignment: Assignment) -> AgentOutcome:
+    """Have an episode run itself, within the limits. One that does not keep to them is broken."""
+    episode, limit_s = assignment.episode, assignment.timeout_s + _DRIVE_GRACE_S
+    assert drives(episode)
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            ended = await call_environment(
+                assignment.environment,
+                episode.drive,
+                assignment.connections,
+                assignment.max_turns,
+                assignment.timeout_s,
+            )
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        return AgentOutcome(ended={}, timed_out=True, broken=f"the environment had not ended after {limit_s:g} s")
+    timed_out = any(one.stop_reason is StopReason.TIMEOUT for one in ended.values())
+    return AgentOutcome(ended=ended, timed_out=timed_out)
 
 
 class _Seat:

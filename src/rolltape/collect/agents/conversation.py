@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
-from rolltape.collect.agents.protocol import Connection
-from rolltape.collect.environments.protocol import Message, Opening
+from rolltape.collect.environments.protocol import Connection, Message, Opening
 from rolltape.records.jsonable import decode_json, encode_json
 from rolltape.records.rollout import StopReason
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from rolltape.collect.agents.protocol import AgentOutcome, Assignment
-from rolltape.collect.environments.protocol import Ended
+from rolltape.collect.agents.protocol import AgentOutcome, Assignment, describe_own_loop
+from rolltape.collect.environments.protocol import Ended, drives
 from rolltape.collect.functions import call_function
 from rolltape.records.jsonable import shown
 from rolltape.records.rollout import StopReason
@@ -25,6 +25,8 @@ class FunctionAgent:
 
     async def run(self, assignment: Assignment) -> AgentOutcome:
         """Call it. A function that is not a coroutine function goes on in its thread after the time limit."""
+        if drives(assignment.episode):
+            return AgentOutcome(ended={}, broken=describe_own_loop(self.name, assignment))
         try:
             async with asyncio.timeout(assignment.timeout_s) as limit:
                 given = await call_function(self._function, assignment)

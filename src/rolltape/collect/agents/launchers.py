@@ -8,8 +8,8 @@ import shlex
 from pathlib import Path
 
 from rolltape.collect.agents.program import ProgramAgent, ProgramLaunch, find_program, render_prompt
-from rolltape.collect.agents.protocol import Assignment, Connection
-from rolltape.collect.environments.protocol import Opening
+from rolltape.collect.agents.protocol import Assignment
+from rolltape.collect.environments.protocol import Connection, Opening
 from rolltape.collect.environments.task_fields import without_answers
 from rolltape.errors import AgentError
 from rolltape.gateway.wire import client_variables, named_urls

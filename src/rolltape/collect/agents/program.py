@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from rolltape.collect.agents.protocol import AgentOutcome, Assignment, Connection
-from rolltape.collect.environments.protocol import Ended, Message, Opening
+from rolltape.collect.agents.protocol import AgentOutcome, Assignment, describe_own_loop
+from rolltape.collect.environments.protocol import Connection, Ended, Message, Opening, drives
 from rolltape.collect.functions import call_environment
 from rolltape.collect.sandboxes.checks import WorkspaceChecks
 from rolltape.collect.sandboxes.protocol import ProgramEnd, ProgramJob, Sandbox
@@ -43,6 +43,8 @@ class ProgramAgent:
     async def run(self, assignment: Assignment) -> AgentOutcome:
         """Run the program to its end. The caller must `discard` its folders, unless this is cancelled."""
         episode = assignment.episode
+        if drives(episode):
+            return AgentOutcome(ended={}, broken=describe_own_loop(self.name, assignment))
         if len(episode.seats) != 1:
             return AgentOutcome(ended={}, broken=f"agent {self.name} takes one seat, not {', '.join(episode.seats)}")
         (seat,) = episode.seats

@@ -6,19 +6,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rolltape.collect.environments.protocol import Answer, Ended, Episode, Message
+from rolltape.collect.environments.protocol import Answer, Connection, Ended, Episode, Message
 from rolltape.collect.sandboxes.protocol import Sandbox
 from rolltape.collect.sandboxes.running import Unconfined
-from rolltape.gateway.wire import FoundByUrl
 from rolltape.records.rollout import StopReason
-
-
-class Connection(FoundByUrl, msgspec.Struct, frozen=True, kw_only=True):
-    """Where an agent finds its session."""
-
-    base_urls: Mapping[str, str]  # by SDK
-    key: str
-    model: str
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,3 +60,8 @@ class Agent(Protocol):
 
     async def run(self, assignment: Assignment) -> AgentOutcome:
         """Attempt the task. If this is cancelled, all that was started ends, and no process is left."""
+
+
+def describe_own_loop(agent: str, assignment: Assignment) -> str:
+    """Why an agent other than `chat` cannot attempt a driven episode."""
+    return f"agent {agent}: {assignment.environment} has an agent loop of its own; leave --agent out"

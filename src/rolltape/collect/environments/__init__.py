@@ -1,5 +1,10 @@
 """Environments: how a task is asked, how the model's replies are answered, and what an attempt is worth."""
 
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import import_module
+
 from rolltape.collect.environments.game import GameEnvironment
 from rolltape.collect.environments.games import Game
 from rolltape.collect.environments.judge import Judge
@@ -20,7 +25,13 @@ from rolltape.collect.environments.protocol import (
 from rolltape.collect.environments.rubric import RubricEnvironment
 from rolltape.collect.environments.single import DistillEnvironment, ProblemEnvironment
 from rolltape.collect.environments.tools import ToolAnswer
-from rolltape.collect.functions import PREFIX, call_environment_from_thread, describe_raised, function_named
+from rolltape.collect.functions import (
+    PREFIX,
+    call_environment,
+    call_environment_from_thread,
+    describe_raised,
+    function_named,
+)
 from rolltape.collect.tasks import Task
 from rolltape.errors import TaskError
 
@@ -40,7 +51,11 @@ __all__ = [
     "Tool",
     "ToolAnswer",
     "environment_named",
+    "is_of_other_project",
+    "opened",
 ]
+
+log = logging.getLogger("rolltape.collect")
 
 _KINDS: tuple[type[Environment], ...] = (
     ProblemEnvironment,
@@ -55,6 +70,10 @@ _BY_NAME: dict[str, Environment] = {kind.name: kind() for kind in _KINDS}
 
 ENVIRONMENT_NAMES = frozenset({*_BY_NAME, *_JUDGED})
 
+# Environments of other projects, by what stands before the colon of their names: "verifiers:NAME". Each has a module
+# here with a class, and its package is an extra of the same name.
+_OTHERS = {"verifiers": "VerifiersEnvironment"}
+
 
 def environment_named(name: str, judge: Judge | None = None) -> Environment:
     """The environment of that name, or one made by calling what "python:module:Class" names; TaskError if none.
@@ -65,8 +84,10 @@ def environment_named(name: str, judge: Judge | None = None) -> Environment:
         return _BY_NAME[name]
     if name in _JUDGED:
         return _JUDGED[name](judge)
+    if is_of_other_project(name):
+        return _of_other_project(name)
     if not name.startswith(PREFIX):
-        there = ", ".join(sorted(ENVIRONMENT_NAMES))
+        there = ", ".join([*sorted(ENVIRONMENT_NAMES), *(f"{kind}:NAME" for kind in _OTHERS)])
         raise TaskError(f"there is no environment {name!r}; there are {there}, and python:module:Class")
     try:
         made = function_named(name)()
@@ -78,6 +99,38 @@ def environment_named(name: str, judge: Judge | None = None) -> Environment:
     if missing:
         raise TaskError(f"{name} makes something without {', '.join(missing)}; see docs/environments.md")
     return made  # type: ignore[no-any-return]
+
+
+def is_of_other_project(name: str) -> bool:
+    """Whether a name is that of another project's environment. As a source, it stands for the environment's tasks."""
+    return name.partition(":")[0] in _OTHERS and ":" in name
+
+
+def _of_other_project(name: str) -> Environment:
+    kind, _, own_name = name.partition(":")
+    if not own_name:
+        raise TaskError(f"{name!r} has nothing after its colon; name an environment of {kind}")
+    try:
+        module = import_module(f"rolltape.collect.environments.{kind}")
+    except ModuleNotFoundError as error:
+        raise TaskError(f"{name} needs {error.name}; install it: pip install 'rolltape[{kind}]'") from None
+    made: Environment = getattr(module, _OTHERS[kind])(own_name)
+    return made
+
+
+@asynccontextmanager
+async def opened(environment: Environment, episode: Episode) -> AsyncIterator[None]:
+    """Open what an episode needs within the block, and close it whatever happens."""
+    try:
+        if hasattr(episode, "open"):
+            await call_environment(environment.name, episode.open)
+        yield
+    finally:
+        if hasattr(episode, "close"):
+            try:
+                await call_environment(environment.name, episode.close)
+            except Exception as error:  # anybody's environment; the attempt has ended all the same
+                log.warning("environment %s: an episode could not be closed", environment.name, exc_info=error)
 
 
 class Environments:
@@ -106,3 +159,12 @@ class Environments:
             return tuple(call_environment_from_thread(environment.name, environment.begin, task, 0).seats)
         except Exception:  # noqa: BLE001 - anybody's environment; its attempts will fail with the reason
             return (AGENT,)
+
+    async def close(self) -> None:
+        """Close those that have something to close, once no attempt runs."""
+        for environment in self._made.values():
+            if hasattr(environment, "close"):
+                try:
+                    await call_environment(environment.name, environment.close)
+                except Exception as error:  # the collection has ended all the same
+                    log.warning("environment %s could not be closed", environment.name, exc_info=error)

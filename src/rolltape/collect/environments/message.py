@@ -1,11 +1,13 @@
 """The environment `message`: several turns, with tools that are Python functions, or a function for the other side."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Generator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from rolltape.collect.environments.mcp import McpServer, McpServerSpec, McpTool, check_server
 from rolltape.collect.environments.protocol import AGENT, Answer, Ended, Episode, Message, Opening, Score, Tool
 from rolltape.collect.environments.scoring import CheckFields, parse_checks, parse_score, run_checks, score_unfinished
 from rolltape.collect.environments.task_fields import (
@@ -18,7 +20,7 @@ from rolltape.collect.environments.task_fields import (
 from rolltape.collect.environments.tools import FunctionTool, ToolAnswer, ToolSpec, describe_tool
 from rolltape.collect.functions import call_function, function_named
 from rolltape.collect.tasks import Task
-from rolltape.errors import RecordError, TaskError
+from rolltape.errors import RecordError, TaskError, ToolServerError
 from rolltape.records.jsonable import as_float
 from rolltape.records.messages import content_text
 from rolltape.records.rollout import StopReason
@@ -45,6 +47,7 @@ class MessageFields(CheckFields, frozen=True, kw_only=True):
     """Fields of a task of this kind."""
 
     tools: list[str | ToolSpec] = []
+    mcp: list[McpServerSpec] = []  # servers whose tools are offered too
     episode: str | None = None  # "python:module:function"
     max_tool_calls: Annotated[int, msgspec.Meta(ge=0)] | None = None
     malformed: Then | ErrorHandling = "tell"  # calls that cannot be read, or do not fit their tool
@@ -64,13 +67,15 @@ class MessageEnvironment:
         repeated = {name for name in names if names.count(name) > 1}
         if repeated:
             raise TaskError(f"its tools {', '.join(sorted(repeated))} stand there twice; give each its own name")
+        for server in fields.mcp:
+            check_server(server)
         if fields.episode is not None:
             function_named(fields.episode)
             if fields.answer is not None or fields.check is not None:
                 raise TaskError("it has an episode function, which rewards, and an answer or check; keep one of them")
         elif fields.answer is not None or fields.check is not None:
             parse_checks(fields)
-        elif not fields.tools:
+        elif not fields.tools and not fields.mcp:
             raise TaskError('it has neither tools nor an answer to check nor an episode; add "tools" or "episode"')
 
     def begin(self, task: Task, seed: int) -> Episode:
@@ -161,14 +166,33 @@ class MessageEpisode:
         self._tool_reward = 0.0
         self._fault: RecordError | None = None  # of a tool itself, whatever its arguments
         self._over = False
+        self._servers = [McpServer(one) for one in fields.mcp]
+        self._served: list[McpTool] = []  # tools of those servers, once they are open
+        self._broken: ToolServerError | None = None
+
+    async def open(self) -> None:
+        """Start the servers of tools."""
+        for server in self._servers:
+            self._served += await server.open()
+        names = [tool.name for tool in (*self._tools, *self._served)]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ToolServerError(f'there are several tools named {", ".join(repeated)}; give a server a "prefix"')
+
+    async def close(self) -> None:
+        """End them."""
+        await asyncio.gather(*(server.close() for server in self._servers))
 
     def opening(self, seat: str) -> Opening:
-        opening = build_opening(self._fields, [self._tool(tool) for tool in self._tools], self._fields.max_tool_calls)
+        tools = [*map(self._tool, self._tools), *map(self._served_tool, self._served)]
+        opening = build_opening(self._fields, tools, self._fields.max_tool_calls)
         if self._script is not None:
             opening.messages.extend(self._script.first)
         return opening
 
     def next_seat(self) -> str | None:
+        if self._broken is not None:
+            raise self._broken
         return None if self._over else AGENT
 
     async def answer(self, seat: str, reply: Message) -> Answer:
@@ -184,7 +208,7 @@ class MessageEpisode:
         if self._fault is not None:
             raise self._fault
         for name in _called_tools(ended.messages[len(self.opening(seat).messages) :]):
-            if all(name != tool.name for tool in self._tools):
+            if all(name != tool.name for tool in (*self._tools, *self._served)):
                 self._add_error("malformed", name)  # the agent has told the model that there is no such tool
         score = await self._score(ended)
         data = dict(score.reward_data or {})
@@ -235,6 +259,20 @@ class MessageEpisode:
             except RecordError as error:
                 # It is not the model's doing: the attempt is broken, and ends here.
                 self._fault, self._over = error, True
+                return f"error: {error}"
+
+        return Tool(tool.name, tool.description, tool.parameters, function)
+
+    def _served_tool(self, tool: McpTool) -> Tool:
+        async def function(**arguments: Any) -> str:
+            try:
+                return await tool.server.call(tool.own_name, arguments)
+            except ValueError as error:
+                return self._add_error("malformed", f"{tool.name}: {error}")
+            except RuntimeError as error:
+                return self._add_error("tool_error", str(error))
+            except ToolServerError as error:
+                self._broken = error
                 return f"error: {error}"
 
         return Tool(tool.name, tool.description, tool.parameters, function)

@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 import msgspec
 
 from rolltape.collect.tasks import Task
+from rolltape.gateway.wire import FoundByUrl
 from rolltape.records.rollout import StopReason
 
 Message = dict[str, Any]  # in chat form
@@ -25,6 +26,14 @@ class Tool(msgspec.Struct, frozen=True):
         """The tool as a chat request offers it."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
+
+
+class Connection(FoundByUrl, msgspec.Struct, frozen=True, kw_only=True):
+    """Where a seat finds its session of the gateway."""
+
+    base_urls: Mapping[str, str]  # by SDK
+    key: str
+    model: str
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +155,12 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Episode(Protocol):
-    """One attempt at one task. All state of the attempt is in here."""
+    """One attempt at one task. All state of the attempt is in here.
+
+    It may also have `open` and `close`, which may be coroutine functions: `open` is called once before an attempt
+    runs, `close` once it has ended, however it ended. What needs a process or a connection belongs there, since
+    episodes are also begun to look at their seats and openings.
+    """
 
     @property
     def seats(self) -> tuple[str, ...]:
@@ -167,6 +181,25 @@ class Episode(Protocol):
 
     async def score(self, seat: str, ended: Ended) -> Score:
         """What the attempt is worth to a seat, on top of the rewards of its answers."""
+
+
+@runtime_checkable
+class DrivenEpisode(Episode, Protocol):
+    """An episode with an agent loop of its own: it asks the model itself, and no other agent can attempt it."""
+
+    async def drive(
+        self, connections: Mapping[str, Connection], max_turns: int, timeout_s: float
+    ) -> Mapping[str, Ended]:
+        """Run the attempt to its end, through the session of each seat, and return how it ended for each seat.
+
+        The limits are those of the agent's work; setting up and scoring come on top. Raise an error if something other
+        than the policy broke the attempt.
+        """
+
+
+def drives(episode: Episode) -> TypeGuard[DrivenEpisode]:
+    """Whether an episode has an agent loop of its own."""
+    return hasattr(episode, "drive")
 
 
 class Environment(Protocol):
@@ -210,6 +243,7 @@ class Environment(Protocol):
             async def score(self, seat, ended):
                 return Score(reward=float(self.data["answer"] in ended.text))
 
+    It may also have `close`, a coroutine function, which is called when the collection has ended.
     docs/environments.md has more.
     """
 

@@ -12,8 +12,16 @@ from typing import Any
 import msgspec
 
 from rolltape.collect.agents.chat import ChatAgent, call_tool
-from rolltape.collect.environments import Environments
-from rolltape.collect.environments.protocol import AGENT, Environment, Episode, GroupEnvironment, Score, compares
+from rolltape.collect.environments import Environments, opened
+from rolltape.collect.environments.protocol import (
+    AGENT,
+    Environment,
+    Episode,
+    GroupEnvironment,
+    Score,
+    compares,
+    drives,
+)
 from rolltape.collect.functions import call_environment, time_limit
 from rolltape.collect.grading.grades import (
     compare_attempts,
@@ -121,13 +129,15 @@ class Regrading:
         try:
             with ExitStack() as stack:
                 ended = {seat: load_ended(one, await self._unpack(run, one, stack)) for seat, one in by_seat.items()}
-                episode = await self._rebuild_episode(environment, by_seat)
-                scores = await score_seats(environment, episode, ended, self._limit_s)
+                episode = await self._begin_again(environment, by_seat)
+                async with opened(environment, episode):
+                    await self._replay(environment, episode, by_seat)
+                    scores = await score_seats(environment, episode, ended, self._limit_s)
         except Exception as error:  # noqa: BLE001 - anybody's environment; the others are graded all the same
             return {one: Score(reward=None, ungraded=describe_error(error)) for one in by_seat.values()}
         return {one: _add_steps(scores[seat], one) for seat, one in by_seat.items()}
 
-    async def _rebuild_episode(self, environment: Environment, by_seat: Mapping[str, Rollout]) -> Episode:
+    async def _begin_again(self, environment: Environment, by_seat: Mapping[str, Rollout]) -> Episode:
         head = next(iter(by_seat.values())).head
         task, seed = _task(head), seed_of(_attempt_id(head))
         with time_limit(self._limit_s):
@@ -136,10 +146,16 @@ class Regrading:
                 raise CollectError(
                     f"its attempt has no finished rollout for {', '.join(sorted(missing))}; run it again"
                 )
-            if _base_agent(head) == ChatAgent.name:
-                replies = {seat: deque(_load_replies(one)) for seat, one in by_seat.items()}
-                await _replay(environment.name, episode, replies)
+        if drives(episode):
+            raise CollectError(f"{environment.name} scores while it runs its own agent loop; run it again")
         return episode
+
+    async def _replay(self, environment: Environment, episode: Episode, by_seat: Mapping[str, Rollout]) -> None:
+        if _base_agent(next(iter(by_seat.values())).head) != ChatAgent.name:
+            return
+        replies = {seat: deque(_load_replies(one)) for seat, one in by_seat.items()}
+        with time_limit(self._limit_s):
+            await _replay(environment.name, episode, replies)
 
     async def _grade_group(
         self, run: Run, environment: GroupEnvironment, rollouts: Sequence[Rollout]

@@ -15,7 +15,7 @@ from rolltape.collect.agents import (
     discard,
     scratch_folder,
 )
-from rolltape.collect.environments import Environments
+from rolltape.collect.environments import Environments, opened
 from rolltape.collect.environments.protocol import Environment, Episode
 from rolltape.collect.functions import call_environment, time_limit
 from rolltape.collect.grading.faults import AttemptFacts, find_fault
@@ -101,11 +101,12 @@ class AttemptRunner:
                 sandbox=self._sandbox,
                 on_step=seats.on_step,
             )
-            outcome = await self._agent.run(assignment)
-            try:
-                return await self._finish(seats, environment, episode, outcome, blocked)
-            finally:
-                await discard(outcome)
+            async with opened(environment, episode):
+                outcome = await self._agent.run(assignment)
+                try:
+                    return await self._finish(seats, environment, episode, outcome, blocked)
+                finally:
+                    await discard(outcome)
         except asyncio.CancelledError:
             self.cancelled += await seats.fail("cancelled before it had ended")
             raise
@@ -145,7 +146,10 @@ async def open_attempts(
         async with make_gateway(settings, tape) if gateway is None else nullcontext(gateway) as used:
             sandbox, confinement = await _open_sandbox(settings, agent, used, tape, scratch)
             with watching_loop("the collector") as loop:
-                yield AttemptRunner(used, agent, settings, environments, scratch, sandbox, confinement, loop)
+                try:
+                    yield AttemptRunner(used, agent, settings, environments, scratch, sandbox, confinement, loop)
+                finally:
+                    await environments.close()
 
 
 async def _open_sandbox(

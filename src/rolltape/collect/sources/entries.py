@@ -26,6 +26,7 @@ class RawSource(msgspec.Struct, frozen=True):
     split: str | None
     label: str  # as the user wrote it
     entries: Iterable[SourceEntry]
+    is_endless: bool = False  # only a limit ends it
 
     @property
     def joined_name(self) -> str:

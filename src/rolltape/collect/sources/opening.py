@@ -15,9 +15,11 @@ from pathlib import Path
 
 import msgspec
 
+from rolltape.collect.environments import is_of_other_project
 from rolltape.collect.functions import PREFIX, describe_raised, function_named
 from rolltape.collect.sources.entries import EntryProblems, RawSource, SourceEntry, join_names
 from rolltape.collect.sources.jsonfiles import json_file, json_lines_file, json_lines_stream
+from rolltape.collect.sources.own_tasks import own_tasks
 from rolltape.collect.tasks import Task, TaskSource, environment_name, id_text, shuffled
 from rolltape.errors import BadTasks, NotJsonError, RolltapeError, SourceError, TaskError
 from rolltape.records.jsonable import encode_with_text_keys, shown
@@ -44,9 +46,10 @@ def open_source(
     """Read and check the tasks of a source.
 
     `text` is a .json, .jsonl or .parquet file, "-" for standard input, the directory of a dataset, the name of a
-    dataset on the Hugging Face hub ("owner/name", "owner/name:configuration"), or "python:module:function". `split`
-    names a split of it. `name` replaces the file's own name in the ids of rollouts. Without `environments`, tasks may
-    name any environment. `check` raises a TaskError for a task that its environment cannot use.
+    dataset on the Hugging Face hub ("owner/name", "owner/name:configuration"), "python:module:function", or an
+    environment of another project that brings its own tasks ("verifiers:NAME"). `split` names a split of it. `name`
+    replaces the file's own name in the ids of rollouts. Without `environments`, tasks may name any environment.
+    `check` raises a TaskError for a task that its environment cannot use.
 
     With a limit and without a shuffle, entries behind the limit are not read. Raises a TaskError that names every
     place where something is wrong.
@@ -56,7 +59,9 @@ def open_source(
     raw = _read(os.fspath(text), split)
     if name is not None:
         raw = msgspec.structs.replace(raw, name=name)
-    entries = raw.entries if shuffle_seed is not None else islice(raw.entries, limit)
+    if raw.is_endless and limit is None:
+        raise SourceError(f"{raw.label} has no last task; give --limit")
+    entries = raw.entries if shuffle_seed is not None and not raw.is_endless else islice(raw.entries, limit)
     source = TaskSource(raw.joined_name)
     keys = []
     for key, task in check_tasks(raw, entries, environments=environments, check=check):
@@ -73,6 +78,8 @@ def _read(text: str, split: str | None) -> RawSource:
         return json_lines_stream(sys.stdin.buffer, split)
     if text.startswith(PREFIX):
         return _call_function(text, split)
+    if is_of_other_project(text):
+        return own_tasks(text, split)
     if path.suffix in _FILES and not path.is_dir():
         return _FILES[path.suffix](text, split)
     # Arrow takes a tenth of a second to import, and only tables need it.
