@@ -35,10 +35,10 @@ $(BIN)/python:
 	@touch $@
 
 # verl asks for inference engines, which its types and its loss do without; xgrammar asks for triton, which its grammars do
-# without; verifiers asks for an older openai.
+# without; verifiers asks for an older openai, openenv-core for a user interface.
 .venv/.installed-dev: .venv/.installed
 	$(PIP) --editable '.[dev]'
-	$(PIP) --no-deps 'verifiers==0.4.0' 'verl==0.9.1' 'xgrammar==0.2.8' 'apache-tvm-ffi==0.1.15.post2'
+	$(PIP) --no-deps 'openenv-core==0.3.0' 'verifiers==0.4.0' 'verl==0.9.1' 'xgrammar==0.2.8' 'apache-tvm-ffi==0.1.15.post2'
 	@touch $@
 
 setup: .venv/.installed-dev

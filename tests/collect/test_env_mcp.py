@@ -65,8 +65,8 @@ def served() -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     server = subprocess.Popen([*OFFICIAL, str(port)], stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
     try:
-        assert server.stderr is not None
         assert any("Uvicorn running" in line for line in server.stderr)
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
@@ -160,7 +160,7 @@ def test_no_server_is_left_when_the_collection_is_cancelled(tmp_path: Path) -> N
             return call("hang")
 
         async with instant(script) as engine:
-            how = {"group_size": 2, "environment": "message"}
+            how: dict[str, Any] = {"group_size": 2, "environment": "message"}
             collecting = asyncio.ensure_future(collected(task_file(tmp_path, [task]), tmp_path / "run", engine, **how))
             await asked.wait()
             collecting.cancel()
@@ -202,7 +202,7 @@ def test_calls_of_unknown_tools_count_as_malformed_in_the_score(tmp_path: Path) 
         Task(data={"prompt": "?", "mcp": [{"command": PLAIN}], "malformed": {"reward": -0.5}}), seed=1
     )
     calls = [{"function": {"name": "add"}}, {"function": {"name": "subtract"}}]
-    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": calls}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": calls}]
 
     async def go() -> float | None:
         await episode.open()  # type: ignore[attr-defined]

@@ -25,8 +25,7 @@ def test_unknown_name_is_told() -> None:
         environment_named("chess")
     assert str(caught.value) == (
         "there is no environment 'chess'; there are distill, game, message, preference, problem, rubric, "
-        "verifiers:NAME, "
-        "and python:module:Class"
+        "gymnasium:NAME, openenv:NAME, verifiers:NAME, and python:module:Class"
     )
 
 

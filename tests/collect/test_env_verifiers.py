@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -181,7 +182,7 @@ def test_an_engine_that_fails_is_no_outcome_of_the_policy(tmp_path: Path, taskse
     async def go() -> None:
         async with instant() as engine:
             engine.mishaps[0] = Mishap.REFUSED
-            how = {"group_size": 1, "limit": 1, "engine_retry_s": 0.1}
+            how: dict[str, Any] = {"group_size": 1, "limit": 1, "engine_retry_s": 0.1}
             results = await collected(f"verifiers:{taskset}", tmp_path / "run", engine, **how)
         assert [(one.status, one.reward) for one in results] == [(Status.FAILED, None)]
 
@@ -199,7 +200,7 @@ def test_an_attempt_that_is_cancelled_has_left_its_harness_when_the_collection_i
             return Step("It is 3.", token_delay_s=600.0)
 
         async with instant(never) as engine:
-            how = {"group_size": 1, "limit": 1}
+            how: dict[str, Any] = {"group_size": 1, "limit": 1}
             collecting = asyncio.ensure_future(collected(f"verifiers:{taskset}", tmp_path / "run", engine, **how))
             await asked.wait()
             collecting.cancel()

@@ -29,7 +29,7 @@ def collect(
             "SOURCE",
             "Tasks: a .json, .jsonl, or .parquet file, - (JSON lines on stdin), a dataset folder, a "
             "dataset on the Hugging Face hub (owner/name or owner/name:configuration), python:module:function, or an "
-            "environment that brings its own: verifiers:NAME.",
+            "environment that brings its own: verifiers:NAME, gymnasium:ID, openenv:URL.",
         ),
     ],
     *,
@@ -44,7 +44,7 @@ def collect(
         _task_option(
             "--environment NAME",
             "Environment of tasks that do not name one: problem, distill, "
-            "rubric, preference, message, game, verifiers:NAME, or python:module:Class.",
+            "rubric, preference, message, game, verifiers:NAME, gymnasium:ID, openenv:URL, or python:module:Class.",
         ),
     ] = "problem",
     run: Annotated[Path, _run_option("--run RUN", "Run directory to record in.")] = Path("runs/collected"),

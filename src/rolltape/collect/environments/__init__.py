@@ -72,7 +72,11 @@ ENVIRONMENT_NAMES = frozenset({*_BY_NAME, *_JUDGED})
 
 # Environments of other projects, by what stands before the colon of their names: "verifiers:NAME". Each has a module
 # here with a class, and its package is an extra of the same name.
-_OTHERS = {"verifiers": "VerifiersEnvironment"}
+_OTHERS = {
+    "gymnasium": "GymnasiumEnvironment",
+    "openenv": "OpenEnvEnvironment",
+    "verifiers": "VerifiersEnvironment",
+}
 
 
 def environment_named(name: str, judge: Judge | None = None) -> Environment:

@@ -66,7 +66,8 @@ def check_server(spec: McpServerSpec) -> None:
     if (spec.command is None) == (spec.url is None):
         raise TaskError('its mcp: a server has either "command" or "url"')
     try:
-        import mcp  # noqa: F401
+        # Here, and not only when the first server is started: it takes a second, in which a loop would be blocked.
+        import mcp.client.streamable_http  # noqa: F401
     except ModuleNotFoundError:
         raise TaskError("its mcp: install the package: pip install 'rolltape[mcp]'") from None
     if spec.url is not None:

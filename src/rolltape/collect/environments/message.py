@@ -174,7 +174,7 @@ class MessageEpisode:
         """Start the servers of tools."""
         for server in self._servers:
             self._served += await server.open()
-        names = [tool.name for tool in (*self._tools, *self._served)]
+        names = self._tool_names()
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ToolServerError(f'there are several tools named {", ".join(repeated)}; give a server a "prefix"')
@@ -208,7 +208,7 @@ class MessageEpisode:
         if self._fault is not None:
             raise self._fault
         for name in _called_tools(ended.messages[len(self.opening(seat).messages) :]):
-            if all(name != tool.name for tool in (*self._tools, *self._served)):
+            if name not in self._tool_names():
                 self._add_error("malformed", name)  # the agent has told the model that there is no such tool
         score = await self._score(ended)
         data = dict(score.reward_data or {})
@@ -262,6 +262,9 @@ class MessageEpisode:
                 return f"error: {error}"
 
         return Tool(tool.name, tool.description, tool.parameters, function)
+
+    def _tool_names(self) -> list[str]:
+        return [*(tool.name for tool in self._tools), *(tool.name for tool in self._served)]
 
     def _served_tool(self, tool: McpTool) -> Tool:
         async def function(**arguments: Any) -> str:

@@ -1,0 +1,168 @@
+"""Episodes of worlds that are stepped: a reply is an action, and the observation that follows is the next message.
+
+`gymnasium` and `openenv` are such environments. What differs between them is their `World`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Protocol
+
+import msgspec
+
+from rolltape.collect.environments.message import ErrorHandling, Then
+from rolltape.collect.environments.protocol import AGENT, Answer, Ended, Message, Opening, Score
+from rolltape.collect.environments.task_fields import parse_fields, user_message
+from rolltape.collect.functions import PREFIX, call_function, function_named
+from rolltape.collect.tasks import Task
+from rolltape.errors import CollectError, TaskError
+from rolltape.records.jsonable import shown
+from rolltape.records.messages import content_text
+from rolltape.records.rollout import StopReason
+
+_SEEDS = 2**31
+
+
+class StepFields(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of a task of this kind."""
+
+    prompt: str | None = None  # before the first observation; None: the world's own words
+    system: str | None = None
+    seed: Annotated[int, msgspec.Meta(ge=0)] | None = None  # None: from the attempt, so that attempts differ
+    options: dict[str, Any] = {}  # the world's own
+    observation: str | None = None  # "python:module:function": an observation → its text
+    action: str | None = None  # "python:module:function": a reply's text → an action; ValueError if it is none
+    malformed: Then | ErrorHandling = "tell"  # replies that are no action
+
+
+class UnreadableAction(Exception):
+    """A reply is not an action; the message says to the model why."""
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step gave."""
+
+    observation: Any
+    info: Mapping[str, Any] = {}
+    reward: float = 0.0
+    done: bool = False
+    cut: bool = False  # the world ended the episode at a limit of its own
+
+
+class World(Protocol):
+    """One attempt's copy of a world."""
+
+    async def open(self, seed: int) -> StepResult:
+        """Start it, and return the first observation."""
+
+    def rules(self) -> str:
+        """What the model is told first, unless the task has a prompt."""
+
+    def describe(self, result: StepResult) -> str:
+        """An observation as text."""
+
+    def parse(self, text: str) -> Any:
+        """A reply as an action; raises UnreadableAction."""
+
+    async def step(self, action: Any) -> StepResult:
+        """Act; raises UnreadableAction if the world refuses the action as malformed."""
+
+    async def close(self) -> None:
+        """End it."""
+
+
+def parse_step_fields(task: Task) -> StepFields:
+    """The fields of a task; TaskError if one is wrong."""
+    fields = parse_fields(task, StepFields)
+    for name in (fields.observation, fields.action):
+        if name is not None:
+            if not name.startswith(PREFIX):
+                raise TaskError(f"{shown(name)} is not a function; write python:module:function")
+            function_named(name)
+    return fields
+
+
+class SteppedEpisode:
+    """One attempt in a world."""
+
+    seats = (AGENT,)
+
+    def __init__(self, fields: StepFields, world: World, seed: int) -> None:
+        self._fields = fields
+        self._world = world
+        self._seed = seed % _SEEDS if fields.seed is None else fields.seed
+        self._observation = _function(fields.observation)
+        self._action = _function(fields.action)
+        self._handling = (
+            fields.malformed if isinstance(fields.malformed, ErrorHandling) else ErrorHandling(then=fields.malformed)
+        )
+        self._malformed = 0
+        self._first: str | None = None  # None: it is not open
+        self._over = False
+
+    async def open(self) -> None:
+        """Start the world."""
+        self._first = await self._describe(await self._world.open(self._seed))
+
+    async def close(self) -> None:
+        """End it."""
+        await self._world.close()
+
+    def opening(self, seat: str) -> Opening:
+        system = [] if self._fields.system is None else [{"role": "system", "content": self._fields.system}]
+        first = "(the first observation)" if self._first is None else self._first
+        rules = self._world.rules() if self._fields.prompt is None else self._fields.prompt
+        return Opening(messages=[*system, user_message("\n".join(text for text in (rules, first) if text))])
+
+    def next_seat(self) -> str | None:
+        return None if self._over else AGENT
+
+    async def answer(self, seat: str, reply: Message) -> Answer:
+        text = content_text(reply.get("content"))
+        try:
+            action = await self._parse(text)
+            result = await self._world.step(action)
+        except UnreadableAction as error:
+            return self._correct(text, str(error))
+        self._over = result.done or result.cut
+        return Answer(
+            messages=[] if self._over else [user_message(await self._describe(result))],
+            done=self._over,
+            reward=result.reward,
+            stop_reason=StopReason.MAX_TURNS if result.cut and not result.done else StopReason.COMPLETED,
+            env_state={"action": str(action), "observation": str(result.observation)},
+        )
+
+    async def score(self, seat: str, ended: Ended) -> Score:
+        data = {"seed": self._seed} | ({"malformed": self._malformed} if self._malformed else {})
+        return Score(reward=0.0, reward_data=data)  # the steps were rewarded
+
+    def _correct(self, text: str, wrong: str) -> Answer:
+        self._malformed += 1
+        at_most = self._handling.at_most
+        self._over = self._handling.then == "end" or (at_most is not None and self._malformed > at_most)
+        return Answer(
+            messages=[] if self._over else [user_message(wrong)],
+            done=self._over,
+            reward=self._handling.reward,
+            stop_reason=StopReason.PARSE_ERROR,
+            reward_data={"malformed": text},
+        )
+
+    async def _describe(self, result: StepResult) -> str:
+        if self._observation is None:
+            return self._world.describe(result)
+        text = await call_function(self._observation, result.observation, dict(result.info))
+        if not isinstance(text, str):
+            raise CollectError(f"{self._fields.observation} returned {shown(text)}; return text")
+        return text
+
+    async def _parse(self, text: str) -> Any:
+        if self._action is None:
+            return self._world.parse(text)
+        try:
+            return await call_function(self._action, text)
+        except ValueError as error:
+            raise UnreadableAction(str(error)) from None
+
+
+def _function(name: str | None) -> Callable[..., Any] | None:
+    return None if name is None else function_named(name)
