@@ -35,7 +35,7 @@ async def scripted(tokenizer: Tokenizer, script: Script, **settings: Any) -> Asy
 
 
 @contextlib.asynccontextmanager
-async def answering(answer: Any, seen: list[Any] | None = None) -> AsyncIterator[SglangEngine]:
+async def answering(answer: Any, seen: list[Any] | None = None, **options: Any) -> AsyncIterator[SglangEngine]:
     """An engine whose `/generate` answers just that: bytes as they are, else as JSON; a callable gets the body."""
 
     async def generate(request: web.Request) -> web.Response:
@@ -56,7 +56,8 @@ async def answering(answer: Any, seen: list[Any] | None = None) -> AsyncIterator
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    engine = SglangEngine(f"http://127.0.0.1:{runner.addresses[0][1]}", routed_experts=True)
+    options = options or {"routed_experts": True}
+    engine = SglangEngine(f"http://127.0.0.1:{runner.addresses[0][1]}", **options)
     try:
         yield engine
     finally:
@@ -225,6 +226,56 @@ async def test_a_server_that_always_gives_all_routed_experts_is_noticed() -> Non
         later = await engine.generate(generation([1, 2, 3, 1, 2, 9], held_tokens=4))
     experts = later.side_arrays["routed_experts"]
     assert (experts["start"], experts["values"][0].tolist()) == (4, [16, 17, 18, 19])
+
+
+def kept(*rows: list[int]) -> dict[str, str]:
+    ends = np.cumsum([0, *map(len, rows)])
+    values = [token for row in rows for token in row]
+    return {
+        "top_p_token_ids": base64.b64encode(np.array(values, np.int32).tobytes()).decode(),
+        "top_p_token_offsets": base64.b64encode(ends.astype(np.int32).tobytes()).decode(),
+    }
+
+
+async def test_kept_ids_are_asked_for_where_sampling_is_cut_and_logprobs_are_then_after_truncation() -> None:
+    seen: list[Any] = []
+
+    def cut(body: dict[str, Any]) -> Any:
+        asked = "custom_params" in body["sampling_params"]
+        return answer([1, 2], **(kept([1, 5], [2]) if asked else {}))
+
+    async with answering(cut, seen, kept_ids=True) as engine:
+        given = await engine.generate(generation([7, 8, 9], top_p=0.9))
+        whole = await engine.generate(generation([7, 8, 9]))
+    assert seen[0]["sampling_params"]["custom_params"] == {"return_top_p_token_ids": True}
+    side = given.side_arrays["kept_ids"]
+    assert (side["start"], side["values"].tolist(), side["counts"].tolist()) == (3, [1, 5, 2], [2, 1])
+    assert given.logprob_kind is LogprobKind.AFTER_TRUNCATION
+    assert (dict(whole.side_arrays), whole.logprob_kind) == ({}, LogprobKind.AFTER_TEMPERATURE)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (answer([1, 2]), "no top_p_token_ids, though kept ids were asked for; use SGLang with slime's patch"),
+        (answer([1, 2], **kept([1])), "top_p_token_offsets are of 1 ids, but 2 were sampled"),
+        (answer([1, 2], **{**kept([1], [2]), "top_p_token_ids": "AAAA"}), "top_p_token_ids are no int32"),
+        (
+            answer([1], **{**kept([1]), "top_p_token_ids": kept([1, 2])["top_p_token_ids"]}),
+            "top_p_token_offsets do not divide the 2 top_p_token_ids",
+        ),
+    ],
+)
+async def test_kept_ids_that_cannot_be_those_of_the_reply_are_a_fault(given: Any, message: str) -> None:
+    async with answering(given, kept_ids=True) as engine:
+        with pytest.raises(EngineFault, match=message):
+            await engine.generate(generation([1], top_k=4))
+
+
+async def test_a_reply_that_broke_off_comes_without_kept_ids() -> None:
+    async with answering(answer([1, 2], finish_reason={"type": "abort"}), kept_ids=True) as engine:
+        given = await engine.generate(generation([1], top_p=0.5))
+    assert (given.finish, dict(given.side_arrays)) == (Finish.ABORT, {})
 
 
 @pytest.mark.parametrize(

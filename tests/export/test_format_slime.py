@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import torch
 
+import rolltape
 from exported import a_sample
-from framework_samples import CLOSE, REWARDS, model_logprobs, recorded_group, shifted
+from framework_samples import CLOSE, REWARDS, Conversation, model_logprobs, recorded_group, shifted
 from rolltape.errors import ExportError
 from rolltape.export.formats import LeftOutWarning, post_process_rewards, slime_samples, write_samples_for
 from rolltape.records.policy import Credit, LossWeight, cut_policy
-from rolltape.records.sample import SampleSide
+from rolltape.records.sample import Sample, SampleSide
+from rolltape.samples import samples_of_group
 
 pytestmark = pytest.mark.filterwarnings("ignore::rolltape.export.formats.LeftOutWarning")
 
@@ -31,6 +33,8 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "loss_mask": list,
     "rollout_log_probs": list,
     "rollout_routed_experts": np.ndarray,
+    "rollout_top_p_token_ids": list,
+    "rollout_top_p_token_offsets": list,
     "reward": float,
     "weight_versions": list,
     "status": str,
@@ -167,6 +171,49 @@ def test_routed_experts_have_a_row_for_each_token_that_was_fed(tmp_path: Path) -
     with pytest.warns(LeftOutWarning, match="routed experts are not whole in all samples"):
         mixed = slime_samples([routed, a_sample(reward=1.0, side={})])
     assert not any("rollout_routed_experts" in row for row in mixed)
+
+
+def kept(rows: list[list[int]], start: int | None = None) -> dict[str, Any]:
+    values = np.array([token for row in rows for token in row], np.int32)
+    return {"kept_ids": {"values": values, "counts": [len(row) for row in rows], "start": start}}
+
+
+def truncated_samples(folder: Path) -> list[Sample]:
+    """Two turns that continue each other, cut by top-p, and a rollout that was sampled among all ids."""
+    cut: dict[str, Any] = {"logprob_kind": "after_truncation"}
+    with rolltape.open(folder / "run", name="exp") as tape:
+        with tape.rollout(task_id="task", attempt=0) as rollout:
+            talk = Conversation(rollout.session(), 0)
+            first = talk.turn(prompt=3, reply=2, side_arrays=kept([[10, 11], [12]]), **cut)
+            # What came before an interruption broke off without its kept ids.
+            talk.turn(first, prompt=2, reply=3, side_arrays=kept([[14, 15], [16]], start=8), **cut)
+            rollout.finish(reward=1.0)
+        with tape.rollout(task_id="task", attempt=1) as rollout:
+            Conversation(rollout.session(), 1).turn(prompt=2, reply=2)
+            rollout.finish(reward=0.0)
+    return list(samples_of_group(list(rolltape.read(folder / "run").rollouts())))
+
+
+def test_the_ids_that_top_p_kept_follow_their_tokens_through_a_chain_of_turns(tmp_path: Path) -> None:
+    samples = truncated_samples(tmp_path)
+    with pytest.warns(LeftOutWarning, match="with kept ids for a part of their tokens: the other tokens are masked"):
+        chained, uncut = slime_samples(samples)
+    assert chained["loss_mask"] == [1, 1, 0, 0, 0, 1, 1]
+    assert chained["rollout_top_p_token_ids"] == [10, 11, 12, 14, 15, 16]
+    assert chained["rollout_top_p_token_offsets"] == [0, 2, 3, 3, 3, 3, 5, 6]
+    assert (uncut["loss_mask"], uncut["rollout_top_p_token_offsets"]) == ([1, 1], [0, 0, 0])
+    write_samples_for("slime", samples, tmp_path / "0.pt")
+    assert torch.load(tmp_path / "0.pt", weights_only=True)["samples"] == [chained, uncut]
+
+
+def test_logprobs_after_truncation_are_reported_only_where_kept_ids_are_not_carried(tmp_path: Path) -> None:
+    samples = truncated_samples(tmp_path)
+    with warnings.catch_warnings(record=True) as carried:
+        warnings.simplefilter("always")
+        slime_samples(samples)
+    assert not any("after truncation" in str(one.message) for one in carried)
+    left_out = write_samples_for("trl", samples, tmp_path / "rows.jsonl").left_out
+    assert any("1 of 2 samples whose logprobs are after truncation" in sentence for sentence in left_out)
 
 
 def test_tokens_without_a_logprob_are_refused_unless_slime_computes_its_own() -> None:

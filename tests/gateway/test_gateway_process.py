@@ -247,6 +247,7 @@ def test_a_port_in_use_is_told_in_a_line(run: Path, capsys: pytest.CaptureFixtur
         (["--special-text", "some"], "some"),
         (["--renderer", "nobody"], "nobody"),
         (["--routed-experts"], "routed_experts is given, which tiny does not take"),
+        (["--kept-ids"], "kept_ids is given, which tiny does not take"),
     ],
 )
 def test_what_cannot_start_says_why_in_a_line(

@@ -3,18 +3,22 @@
 import asyncio
 from argparse import Namespace
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from aiohttp import web
 
 import rolltape
+from framework_samples import CLOSE, causal_model
 from integrations.slime_stand_in import install
 from rolltape.errors import GroupsError
 from rolltape.export.formats import post_process_rewards
 from rolltape.integrations import slime
 from rolltape.integrations.background import BackgroundLoop
+from rolltape.records.turn import LogprobKind
 from rolltape.tiny import TinyEngine, shipped_model
 from rolltape.tiny.server import EngineServer
 
@@ -130,6 +134,29 @@ def test_a_step_gives_slime_the_samples_that_the_tape_holds(tmp_path: Path, rout
 
 
 @pytest.mark.usefixtures("closing")
+def test_with_top_p_samples_carry_the_ids_that_were_kept_and_logprobs_among_them(tmp_path: Path, router: int) -> None:
+    args, source = arguments(tmp_path / "run", router), Prompts(2)
+    args.rollout_top_p = 0.6
+    given = flat(slime.generate_rollout(args, 0, source))
+    run = rolltape.read(tmp_path / "run")
+    for sample in given:
+        ids, ends = sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets
+        assert (len(ends), ends[-1]) == (sample.response_length + 1, len(ids))
+        tokens = sample.tokens[-sample.response_length :]
+        rows = [ids[start:stop] for start, stop in pairwise(ends)]
+        assert [token in row for token, row in zip(tokens, rows, strict=True)] == [one == 1 for one in sample.loss_mask]
+        with torch.no_grad():  # as slime's trainer computes them: among the kept ids of each token
+            logits = causal_model()(torch.tensor([sample.tokens])).logits[0, -sample.response_length - 1 : -1]
+        for at, (token, row) in enumerate(zip(tokens, rows, strict=True)):
+            if sample.loss_mask[at]:
+                own = logits[at, row].log_softmax(-1)[row.index(token)].item()
+                assert sample.rollout_log_probs[at] == pytest.approx(own, abs=CLOSE)
+        (turn,) = run.rollout(sample.metadata["rolltape"]["rollout"]).turns
+        assert turn.facts.logprob_kind is LogprobKind.AFTER_TRUNCATION
+        assert turn.side["kept_ids"].values.tolist() == ids
+
+
+@pytest.mark.usefixtures("closing")
 def test_steps_are_done_when_the_next_one_is_asked_for_and_a_resumed_job_gets_its_step_again(
     tmp_path: Path, router: int
 ) -> None:
@@ -165,6 +192,7 @@ def test_slimes_own_rollout_function_gets_each_attempt_of_a_group_by_itself(tmp_
 @pytest.mark.usefixtures("closing")
 def test_an_attempt_that_failed_is_a_sample_that_does_not_train(tmp_path: Path, router: int) -> None:
     args, source = arguments(tmp_path / "run", router, to_task="python:slime_tasks:broken"), Prompts(2)
+    args.rollout_top_p = 0.9
     (tmp_path / "slime_tasks.py").write_text(
         "def raises(task, answer):\n    raise RuntimeError('the checker broke')\n"
         "def broken(sample):\n"
@@ -176,6 +204,8 @@ def test_an_attempt_that_failed_is_a_sample_that_does_not_train(tmp_path: Path, 
     assert [(sample.remove_sample, sample.loss_mask, sample.status.value) for sample in given] == [
         (True, [0], "failed")
     ] * 4
+    # slime asserts this of all samples, also of those that do not train.
+    assert {tuple(sample.rollout_top_p_token_offsets) for sample in given} == {(0, 0)}
     assert post_process_rewards(args, given)[1] == [0.0] * 4
 
 
@@ -184,8 +214,4 @@ def test_arguments_that_cannot_work_are_refused_by_name(tmp_path: Path) -> None:
         slime.SlimeRollouts(Namespace())
     args = arguments(tmp_path / "run", 1, max_turn=3)
     with pytest.raises(GroupsError, match="max_turn"):
-        slime.SlimeRollouts(args)
-    args = arguments(tmp_path / "run", 1)
-    args.rollout_top_p = 0.9
-    with pytest.raises(GroupsError, match=r"--rollout-top-p is 0\.9"):
         slime.SlimeRollouts(args)

@@ -1,7 +1,9 @@
 """The server speaks SGLang's protocol over a real socket."""
 
 import asyncio
+import base64
 import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 from aiohttp import web
 
@@ -93,6 +96,41 @@ async def test_ids_in_and_ids_logprobs_version_and_reason_out(small: Path) -> No
     assert list(values) == [pytest.approx(value, abs=1e-6) for value in reply.tempered_logprobs.tolist()]
     assert set(texts) == {None}
     assert meta["output_token_logprobs_length"] == 5
+
+
+def int32s(encoded: str) -> list[int]:
+    values: list[int] = np.frombuffer(base64.b64decode(encoded), np.int32).tolist()
+    return values
+
+
+async def test_the_ids_that_top_p_kept_come_with_the_end_and_logprobs_are_among_them(small: Path) -> None:
+    params = {"max_new_tokens": 6, "sampling_seed": 4, "ignore_eos": True, "top_p": 0.4, "temperature": 0.8}
+    asked = {**params, "custom_params": {"return_top_p_token_ids": True}}
+    async with served(small) as client:
+        body = {"input_ids": [1, 2, 3], "return_logprob": True, "top_logprobs_num": client.engine.config.vocab_size}
+        plain = await client.post("/generate", {**body, "sampling_params": params})
+        answer = await client.post("/generate", {**body, "sampling_params": asked})
+        events = [event async for event in client.events({**body, "sampling_params": asked}) if event != "[DONE]"]
+        whole = {**asked, "top_p": 1.0}
+        uncut = await client.post("/generate", {**body, "sampling_params": whole})
+        greedy = await client.post("/generate", {**body, "sampling_params": {**asked, "temperature": 0}})
+    assert answer["output_ids"] == plain["output_ids"]
+    meta = answer["meta_info"]
+    ids, ends = int32s(meta["top_p_token_ids"]), int32s(meta["top_p_token_offsets"])
+    assert len(ends) == 7
+    for at, ((value, token, _), top) in enumerate(
+        zip(meta["output_token_logprobs"], meta["output_top_logprobs"], strict=True)
+    ):
+        row = ids[ends[at] : ends[at + 1]]
+        probabilities = {one: math.exp(logprob) for logprob, one, _ in top}
+        share = sum(probabilities[one] for one in row)
+        assert token in row
+        assert share >= 0.4 > share - min(probabilities[one] for one in row)
+        assert value == pytest.approx(math.log(probabilities[token] / share), abs=1e-5)
+    assert ["top_p_token_ids" in event["meta_info"] for event in events] == [False] * (len(events) - 1) + [True]
+    assert events[-1]["meta_info"]["top_p_token_ids"] == meta["top_p_token_ids"]
+    assert "top_p_token_ids" not in uncut["meta_info"]
+    assert int32s(greedy["meta_info"]["top_p_token_ids"]) == greedy["output_ids"]
 
 
 async def test_text_in_and_text_out_and_raw_logprobs_on_request(small: Path) -> None:

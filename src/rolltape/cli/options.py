@@ -196,6 +196,9 @@ class EngineOptions:
     routed_experts: Annotated[
         bool, engine_option("--routed-experts", "Record routed experts (SGLang engines that return them).")
     ] = False
+    kept_ids: Annotated[
+        bool, engine_option("--kept-ids", "Record the ids that top-p and top-k kept (SGLang with slime's patch).")
+    ] = False
     engine_retry_s: Annotated[
         float,
         engine_option("--engine-retry SECONDS", "Time to retry an engine that is down, or answers 429 or 5xx.", min=0),

@@ -36,6 +36,7 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
     engine_retry_s: float = 60.0  # that an engine is asked again which is down, or answers 429 or 5xx
     logprob_kind: LogprobKind | None = None  # None: as the engine has it
     routed_experts: bool = False
+    kept_ids: bool = False  # record the ids that top-p, top-k and min-p kept, as side array `kept_ids`
     renderer: str | None = None  # None: found by the model's own template
     judge: Judge | None = None  # for fields that a task's own judge leaves open
     group_size: int = 8  # attempts at each task
@@ -111,7 +112,7 @@ _LIMITS = (  # name, bound, and whether a value must be above it
 # May differ when a collection is resumed: where it runs, how fast, and what is written besides the rollouts.
 _FREE = frozenset(
     {
-        *("engines", "model", "engine_key", "engine_retry_s", "logprob_kind", "routed_experts"),
+        *("engines", "model", "engine_key", "engine_retry_s", "logprob_kind", "routed_experts", "kept_ids"),
         "constrain",
         *("host", "public_url", "admin_key"),
         *("sandbox", "sandbox_network", "sandbox_read", "pass_env"),

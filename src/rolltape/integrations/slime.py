@@ -69,11 +69,6 @@ class SlimeRollouts:
                 "slime's arguments have no rolltape.run; write `rolltape: {run: runs/exp1}` into a YAML file, and give "
                 "it by --custom-config-path"
             )
-        if getattr(args, "rollout_top_p", 1.0) != 1.0:
-            raise GroupsError(
-                f"--rollout-top-p is {args.rollout_top_p}: slime then needs the tokens that top-p kept, which the "
-                "gateway does not record; use 1.0"
-            )
         self._args = args
         self._run = str(given["run"])
         self._policy = str(given.get("policy", "exact"))
@@ -177,7 +172,7 @@ class SlimeRollouts:
                 top_k=dataset.top_k,
                 max_tokens=dataset.max_response_len,
             )
-            settings = msgspec.structs.replace(self._settings, sampling=sampling)
+            settings = msgspec.structs.replace(self._settings, sampling=sampling, kept_ids=False)
             self._evaluating[dataset.name] = self._open(settings, f"slime-{dataset.name}")
         return self._evaluating[dataset.name]
 
@@ -188,11 +183,21 @@ class SlimeRollouts:
             attempts = {rollout.id: rollout.head.attempt for rollout in group.rollouts}
             for row, sample in zip(slime_samples(group.samples), group.samples, strict=True):
                 at = attempts[sample.rollout]
-                by_attempt.setdefault(at, []).append(_filled(prompts[at], row))
+                by_attempt.setdefault(at, []).append(_filled(prompts[at], self._with_kept_ids(row)))
             for one in group.unfinished:
                 log.warning("rollout %s does not train: it %s: %s", one.rollout, one.status, one.reason)
         rewards = {} if group is None else {rollout.head.attempt: rollout.reward for rollout in group.rollouts}
-        return [by_attempt.get(at) or [_blank(prompt, rewards.get(at))] for at, prompt in enumerate(prompts)]
+        return [
+            by_attempt.get(at) or [_filled(prompt, self._with_kept_ids(_blank(rewards.get(at))))]
+            for at, prompt in enumerate(prompts)
+        ]
+
+    def _with_kept_ids(self, row: dict[str, Any]) -> dict[str, Any]:
+        """A row with the fields for the ids that top-p kept, which slime then needs in all samples."""
+        if self._args.rollout_top_p == 1.0:
+            return row
+        none = {"rollout_top_p_token_ids": [], "rollout_top_p_token_offsets": [0] * (row["response_length"] + 1)}
+        return none | row
 
 
 async def _all_of(asked: RequestedGroups) -> list[Group]:
@@ -211,8 +216,10 @@ def _settings(args: Any, given: Mapping[str, Any]) -> CollectSettings:
         "source": "slime",
         "model": args.hf_checkpoint,
         "group_size": args.n_samples_per_prompt,
+        "kept_ids": args.rollout_top_p != 1.0,
         "sampling": {
             "temperature": args.rollout_temperature,
+            "top_p": args.rollout_top_p,
             "top_k": args.rollout_top_k,
             "max_tokens": args.rollout_max_response_len,
         },
@@ -266,9 +273,9 @@ def _filled(prompt: Any, row: Mapping[str, Any]) -> Any:
     return type(prompt).from_dict({**row, **own})
 
 
-def _blank(prompt: Any, reward: float | None) -> Any:
-    """A sample that trains nothing, so that slime has one for each attempt."""
-    row = {
+def _blank(reward: float | None) -> dict[str, Any]:
+    """The row of a sample that trains nothing, so that slime has one for each attempt."""
+    return {
         "tokens": [0, 0],
         "response_length": 1,
         "loss_mask": [0],
@@ -278,4 +285,3 @@ def _blank(prompt: Any, reward: float | None) -> Any:
         "remove_sample": True,
         "metadata": {"rolltape": {"sample": None, "advantage": 0.0, "loss_weight": 0.0}},
     }
-    return _filled(prompt, row)

@@ -12,7 +12,7 @@ from rolltape.records.turn import Finish, Ids, LogprobKind
 from rolltape.tiny.attention import Cache, TokenSpan
 from rolltape.tiny.model import Qwen3
 from rolltape.tiny.prefixes import PROMPT_PIECE, Prefixes
-from rolltape.tiny.sampling import Draws, SampledToken, Sampling, TopLogprob
+from rolltape.tiny.sampling import Draws, KeptIds, SampledToken, Sampling, TopLogprob
 from rolltape.tiny.text import StopMatch, StopStrings
 
 
@@ -55,6 +55,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     raw_logprobs: tuple[float, ...]
     tempered_logprobs: tuple[float, ...]
     top_logprobs: tuple[tuple[TopLogprob, ...], ...]
+    kept_ids: tuple[KeptIds | None, ...]  # per id, if asked for
     version: str | None
     cached_tokens: int
     reply: EngineReply | None = None  # None: it goes on
@@ -99,6 +100,7 @@ class Request:
         self.raw: list[float] = []
         self.tempered: list[float] = []
         self.tops: list[tuple[TopLogprob, ...]] = []
+        self.kept: list[KeptIds | None] = []
         self.prompt_logprobs: list[float | None] = []
         self.prompt_tops: list[tuple[TopLogprob, ...]] = []
         self.finish: Finish | None = None
@@ -158,6 +160,7 @@ class Request:
         self.raw.append(choice.raw)
         self.tempered.append(choice.tempered)
         self.tops.append(choice.top)
+        self.kept.append(choice.kept)
         self.ids.append(choice.id)
         match: StopMatch | None = None
         if choice.id in self._stop_ids:
@@ -185,6 +188,7 @@ class Request:
             raw_logprobs=tuple(self.raw[start:stop]),
             tempered_logprobs=tuple(self.tempered[start:stop]),
             top_logprobs=tuple(self.tops[start:stop]) if self.sampling.top_logprobs else (),
+            kept_ids=tuple(self.kept[start:stop]) if self.sampling.kept_ids else (),
             version=None if self.weights is None else self.weights.version,
             cached_tokens=self.cached,
             reply=self.reply() if ended else None,

@@ -25,6 +25,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     stop_strings: tuple[str, ...] = ()
     top_logprobs: int = 0  # so many most likely ids are reported at each place
     prompt_logprobs_from: int | None = None  # report the prompt's own logprobs from this place on
+    kept_ids: bool = False  # report the ids that top-k and top-p kept at each place
 
     def __post_init__(self) -> None:
         wrong = {
@@ -78,6 +79,13 @@ class TopLogprob(NamedTuple):
     tempered: float
 
 
+class KeptIds(NamedTuple):
+    """The ids that top-k and top-p kept at a place, of which one was sampled."""
+
+    ids: tuple[int, ...]
+    log_share: float  # of their probability together, after temperature; 0 where the likeliest id was taken
+
+
 class SampledToken(NamedTuple):
     """A sampled id with its logprob before and after the temperature, and the most likely ones if asked for."""
 
@@ -85,6 +93,7 @@ class SampledToken(NamedTuple):
     raw: float
     tempered: float
     top: tuple[TopLogprob, ...]
+    kept: KeptIds | None = None  # None: not asked for, or nothing was cut off
 
 
 class Softmax:
@@ -108,6 +117,11 @@ class Softmax:
         logprobs: Floats = self._logits[row] - self._top[row] - self._log_total[row]
         return logprobs
 
+    def kept_ids(self, row: int, ids: npt.NDArray[np.intp]) -> KeptIds:
+        """These ids, with the probability that they have together."""
+        log_share = math.log(self.weights[row, ids].sum(dtype=np.float64)) - float(self._log_total[row, 0])
+        return KeptIds(tuple(ids.tolist()), log_share)
+
 
 def choose(logits: Floats, samplings: list[Sampling], draws: list[Draws]) -> list[SampledToken | None]:
     """Sample one id per row, each under its own parameters; None where the logits are not finite."""
@@ -121,19 +135,23 @@ def choose(logits: Floats, samplings: list[Sampling], draws: list[Draws]) -> lis
         if not raw.is_finite(row):
             choices.append(None)
             continue
+        left: KeptIds | None
         if sampling.greedy:
             token = int(logits[row].argmax())
+            left = KeptIds((token,), 0.0)
         else:
-            token = pick(tempered.weights[row], sampling, draws[row].next())
+            ids = kept(tempered.weights[row], sampling)
+            token = pick(tempered.weights[row], ids, draws[row].next())
+            left = None if ids is None or not sampling.kept_ids else tempered.kept_ids(row, ids)
         count = sampling.top_logprobs
         top = most_likely(raw.logprobs(row), tempered.logprobs(row), count) if count else ()
-        choices.append(SampledToken(token, raw.logprob(row, token), tempered.logprob(row, token), top))
+        reported = left if sampling.kept_ids else None
+        choices.append(SampledToken(token, raw.logprob(row, token), tempered.logprob(row, token), top, reported))
     return choices
 
 
-def pick(weights: npt.NDArray[np.floating[Any]], sampling: Sampling, uniform: float) -> int:
-    """The id at a uniform number's place among the weights that top-k and top-p leave."""
-    ids = kept(weights, sampling)
+def pick(weights: npt.NDArray[np.floating[Any]], ids: npt.NDArray[np.intp] | None, uniform: float) -> int:
+    """The id at a uniform number's place among the weights of those that may be sampled; None: of all."""
     heights = np.cumsum(weights if ids is None else weights[ids], dtype=np.float64)
     # Rounding may put the product on the last height; the last id with any weight is meant then.
     place = int(heights.searchsorted(uniform * heights[-1], side="right"))

@@ -212,6 +212,7 @@ def collect(
         engine_retry_s=engines.engine_retry_s,
         logprob_kind=engines.logprobs,
         routed_experts=engines.routed_experts,
+        kept_ids=engines.kept_ids,
         renderer=engines.renderer,
         judge=judging.judge(),
         group_size=group_size,

@@ -101,5 +101,6 @@ def serve(
         api_key=engines.engine_key,
         logprob_kind=engines.logprobs,
         routed_experts=engines.routed_experts,
+        kept_ids=engines.kept_ids,
     )
     return serve_gateway(opened, run, model or tiny_folder(engines.engines), settings, workers)

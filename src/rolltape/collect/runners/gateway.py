@@ -38,6 +38,7 @@ def make_gateway(settings: CollectSettings, tape: Tape, engines: Sequence[Engine
             model=model.requested,
             logprob_kind=settings.logprob_kind,
             routed_experts=settings.routed_experts,
+            kept_ids=settings.kept_ids,
         )
     gateway_settings = GatewaySettings(
         host=settings.host,

@@ -1,4 +1,4 @@
-"""What several formats are made of: per-token columns, routed experts, numbered weight versions, padding, tensors."""
+"""What several formats are made of: per-token columns, routed experts, kept ids, version numbers, padding, tensors."""
 
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 ROUTED_EXPERTS = "routed_experts"
+KEPT_IDS = "kept_ids"  # those that top-p, top-k and min-p kept at each place
 # [token, layer, expert]: a row for every token that was fed, which is all but the last.
 Experts = npt.NDArray[np.int32]
 
@@ -50,6 +51,17 @@ def all_routed_experts(samples: Sequence[Sample]) -> list[Experts] | None:
     if not found or len(found) < len(samples) or len({experts.shape[1:] for experts in found}) > 1:
         return None
     return found
+
+
+def places_without_kept_ids(sample: Sample) -> npt.NDArray[np.bool_]:
+    """The tokens of which it is not recorded which ids were kept."""
+    side = sample.side.get(KEPT_IDS)
+    if side is None or side.counts is None:
+        return np.ones(len(sample.ids), np.bool_)
+    lacking = np.zeros(len(sample.ids), np.bool_)
+    for start, stop in side.missing:
+        lacking[start:stop] = True
+    return lacking
 
 
 class VersionNumbers:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import ExportError
-from rolltape.export.formats.arrays import ROUTED_EXPERTS, routed_experts
+from rolltape.export.formats.arrays import KEPT_IDS, ROUTED_EXPERTS, places_without_kept_ids, routed_experts
 from rolltape.records.sample import Sample
 from rolltape.records.turn import LogprobKind
 
@@ -36,6 +36,7 @@ class Fact(enum.StrEnum):
     SEVERAL_VERSIONS = "sampled by several weight versions"
     UNSURE_VERSION = "with tokens whose weight version is only known to lie between two"
     AFTER_TRUNCATION = "whose logprobs are after truncation, as by top-p"
+    SOME_KEPT_IDS = "with kept ids for a part of their tokens"
     SEVERAL_TEMPERATURES = "sampled at several temperatures"
     SEVERAL_LOGPROB_KINDS = "with logprobs of several kinds"
     MISSING_LOGPROBS = "with trained tokens that have no logprob"
@@ -72,6 +73,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     needs: tuple[Need, ...]
     leaves_out: dict[Fact, str]
     routing: Routing = Routing.NONE
+    kept_ids: bool = False  # whether it carries the ids that top-p kept, so that ratios to such logprobs can be 1
     one_value: tuple[str, ...] = tuple(_ONE_VALUE)  # fields of a span that it has one value for
     optional_logprobs: bool = False  # whether it can do without them
     logprobs: bool = True  # whether it carries them
@@ -124,7 +126,7 @@ class Fitting:
             for need in lacking:
                 self._lacking[need] += 1
                 self._first.setdefault(need, sample.id)
-            alike = self._of_one_value(sample)
+            alike = self._with_kept_ids(self._of_one_value(sample))
             self._held.update(fact for fact in self._reports if self._holds(alike, fact))
             if not lacking:
                 yield alike
@@ -156,15 +158,29 @@ class Fitting:
                 sample = msgspec.structs.replace(sample, trained_mask=alike, trained_tokens=kept)
         return sample
 
+    def _with_kept_ids(self, sample: Sample) -> Sample:
+        """The sample with trained tokens masked whose kept ids are not known, if those of others are carried."""
+        if not self._form.kept_ids or KEPT_IDS not in sample.side:
+            return sample
+        known = sample.trained_mask & ~(places_without_kept_ids(sample) & _after_truncation(sample))
+        count = int(known.sum())
+        if count == sample.trained_tokens:
+            return sample
+        self._held[Fact.SOME_KEPT_IDS] += 1
+        return msgspec.structs.replace(sample, trained_mask=known, trained_tokens=count)
+
     def _holds(self, sample: Sample, fact: Fact) -> bool:
         match fact:
             case Fact.WEIGHTS:
-                weight = sample.loss_weight / sample.trained_tokens
+                weight = sample.loss_weight / max(sample.trained_tokens, 1)
                 return not math.isclose(weight, self._weights.setdefault((sample.rollout, sample.try_index), weight))
             case Fact.SIDE_ARRAYS:
                 return self._loses_sides(sample)
-            case Fact.SEVERAL_TEMPERATURES | Fact.SEVERAL_LOGPROB_KINDS:
+            case Fact.SEVERAL_TEMPERATURES | Fact.SEVERAL_LOGPROB_KINDS | Fact.SOME_KEPT_IDS:
                 return False  # counted where their tokens are masked
+            case Fact.AFTER_TRUNCATION:
+                carries = self._form.kept_ids and KEPT_IDS in sample.side
+                return not carries and bool(_after_truncation(sample)[sample.trained_mask].any())
             case _:
                 return _HELD_BY_ITSELF[fact](sample)
 
@@ -172,7 +188,8 @@ class Fitting:
         experts = routed_experts(sample) if self._form.routing is not Routing.NONE else None
         if experts is not None:
             self._routings[experts.shape[1:]] += 1
-        lost = sample.side.keys() - ({ROUTED_EXPERTS} if experts is not None else set())
+        carried = {*((ROUTED_EXPERTS,) if experts is not None else ()), *((KEPT_IDS,) if self._form.kept_ids else ())}
+        lost = sample.side.keys() - carried
         self._sides |= lost
         return bool(lost)
 
@@ -216,6 +233,14 @@ def _unlike_most(sample: Sample, name: str) -> npt.NDArray[np.bool_]:
     return unlike
 
 
+def _after_truncation(sample: Sample) -> npt.NDArray[np.bool_]:
+    """The tokens whose logprobs are among the ids that were kept, as by top-p."""
+    found = np.zeros(len(sample.ids), np.bool_)
+    for span in sample.spans:
+        found[span.start : span.stop] = span.logprob_kind is LogprobKind.AFTER_TRUNCATION
+    return found
+
+
 def _lacks(sample: Sample, need: Need) -> bool:
     match need:
         case Need.LOGPROBS:
@@ -234,7 +259,6 @@ _HELD_BY_ITSELF: dict[Fact, Callable[[Sample], bool]] = {
     Fact.FORKED: lambda sample: sample.siblings > 1,
     Fact.SEVERAL_VERSIONS: lambda sample: len(_trained_versions(sample)) > 1,
     Fact.UNSURE_VERSION: lambda sample: any(len(set(sample.versions[one])) > 1 for one in _trained_versions(sample)),
-    Fact.AFTER_TRUNCATION: lambda sample: LogprobKind.AFTER_TRUNCATION in _trained_values(sample, "logprob_kind"),
     Fact.MISSING_LOGPROBS: lambda sample: _lacks(sample, Need.LOGPROBS),
     Fact.NO_REWARD: lambda sample: _lacks(sample, Need.REWARD),
     Fact.TURN_REWARDS: lambda sample: bool(sample.turn_rewards),

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from rolltape.errors import ExportError
-from rolltape.export.formats.arrays import Experts, all_routed_experts, logprobs_or_zero
+from rolltape.export.formats.arrays import KEPT_IDS, Experts, all_routed_experts, logprobs_or_zero
 from rolltape.export.formats.fitting import Fact, Form, Need, Routing, fitted
 from rolltape.records.sample import Sample
 
@@ -14,11 +14,13 @@ FORM = Form(
     framework="slime",
     needs=(Need.LOGPROBS, Need.REWARD),
     routing=Routing.ALL,
+    kept_ids=True,
     optional_logprobs=True,
     leaves_out={
         Fact.WEIGHTS: "slime's loss takes one mean over all tokens of a rollout; loss_weight is in the metadata alone",
         Fact.SEVERAL_VERSIONS: "weight_versions lists them, without saying which token is whose",
         Fact.UNSURE_VERSION: "weight_versions lists both",
+        Fact.SOME_KEPT_IDS: "the other tokens are masked: slime could not compute logprobs like theirs",
     },
 )
 
@@ -43,11 +45,15 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
 
 
 def rows(samples: Sequence[Sample], *, logprobs: bool = True) -> Iterator[dict[str, Any]]:
-    """The dicts of samples that fit, as plain lists but for the routed experts."""
+    """The dicts of samples that fit, as plain lists but for the routed experts.
+
+    If one has kept ids, all have; a token without is one that was sampled among all ids, or not sampled.
+    """
     groups: dict[str, int] = {}
     rollouts: dict[tuple[str, int], int] = {}
     # slime looks at the first sample to know whether all have them.
     experts: Sequence[Experts | None] = all_routed_experts(samples) or [None] * len(samples)
+    with_kept_ids = any(KEPT_IDS in sample.side for sample in samples)
     for index, (sample, routed) in enumerate(zip(samples, experts, strict=True)):
         yield {
             # Numbers that are unique in one call, since slime wants integers; the ids are in the metadata.
@@ -57,12 +63,26 @@ def rows(samples: Sequence[Sample], *, logprobs: bool = True) -> Iterator[dict[s
             "rollout_id": rollouts.setdefault((sample.rollout, sample.try_index), len(rollouts)),
             **_response(sample, logprobs),
             **({} if routed is None else {"rollout_routed_experts": routed}),
+            **(kept_ids(sample) if with_kept_ids else {}),
             "reward": sample.reward,
             "weight_versions": _weight_versions(sample),
             "status": "truncated" if sample.truncated else "completed",
             "session_id": sample.session,
             "metadata": {"rolltape": _identity(sample)},
         }
+
+
+def kept_ids(sample: Sample) -> dict[str, list[int]]:
+    """slime's fields for the ids that top-p kept: those of all response tokens, and where each token's begin."""
+    side, start = sample.side.get(KEPT_IDS), sample.prompt_tokens
+    if side is None or side.counts is None:
+        return {"rollout_top_p_token_ids": [], "rollout_top_p_token_offsets": [0] * (len(sample.ids) - start + 1)}
+    ends = np.cumsum(side.counts[start:], dtype=np.int64)
+    before = int(side.counts[:start].sum())
+    return {
+        "rollout_top_p_token_ids": side.values[before:].tolist(),
+        "rollout_top_p_token_offsets": [0, *ends.tolist()],
+    }
 
 
 def plain(row: dict[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,7 @@ def open_engines(
     model: str | None = None,
     logprob_kind: LogprobKind | None = None,
     routed_experts: bool = False,
+    kept_ids: bool = False,
 ) -> list[Engine]:
     """Engines that serve the same model; the key is for those at an address, the model's name for those that take one.
 
@@ -63,6 +64,7 @@ def open_engines(
             model=model if "model" in _OPENERS[parse_spec(spec)[0]][1] else None,
             logprob_kind=logprob_kind,
             routed_experts=routed_experts or None,
+            kept_ids=kept_ids or None,
         )
         for spec in specs
     ]
@@ -87,7 +89,7 @@ def _replay(place: str) -> Engine:
 
 
 _OPENERS: dict[str, tuple[Callable[..., Engine], tuple[str, ...]]] = {
-    "sglang": (SglangEngine, ("api_key", "logprob_kind", "routed_experts")),
+    "sglang": (SglangEngine, ("api_key", "logprob_kind", "routed_experts", "kept_ids")),
     "vllm": (VllmEngine, ("api_key", "model", "logprob_kind")),
     "llamacpp": (LlamaCppEngine, ("api_key",)),
     "openai": (OpenAITextEngine, ("api_key", "model")),

@@ -1,14 +1,10 @@
 """Read the routed experts of a mixture-of-experts model, which SGLang gives as int32 in base64."""
 
-import base64
-import binascii
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from rolltape.errors import EngineFault
 from rolltape.gateway.engines.protocol import Generation
+from rolltape.gateway.engines.sampled import int32s
 
 
 class RoutedExperts:
@@ -29,7 +25,7 @@ class RoutedExperts:
         """The rows from the first token that is not held yet, as a side array."""
         # The last token was sampled but never fed, so that no experts saw it.
         fed = len(wanted.prompt_ids) + sampled - 1
-        values = _int32s(encoded, where)
+        values = int32s(encoded, "routed_experts", where)
         if self._width is None and fed > 0 and len(values) and len(values) % fed == 0:
             self._width = len(values) // fed
         width = self._width or 1
@@ -43,10 +39,3 @@ class RoutedExperts:
         shape = (rows, width) if self._shape is None else (rows, *self._shape)
         start = max(wanted.held_tokens, first)
         return {"start": start, "values": values.reshape(shape)[start - first :]}
-
-
-def _int32s(encoded: str, where: str) -> npt.NDArray[np.int32]:
-    try:
-        return np.frombuffer(base64.b64decode(encoded, validate=True), dtype=np.int32)
-    except (binascii.Error, ValueError) as error:
-        raise EngineFault(f"{where}: routed_experts are no int32 in base64: {error}") from None

@@ -1,4 +1,4 @@
-"""SGLang's native `/generate`: ids in; ids, logprobs, weight version and routed experts out.
+"""SGLang's native `/generate`: ids in; ids, logprobs, weight version, routed experts and kept ids out.
 
 It is streamed where somebody wants ids as they come. By default each of SGLang's events repeats the whole reply with
 all logprobs. A server started with --incremental-streaming-output sends what is new, which is better.
@@ -8,6 +8,7 @@ import asyncio
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from rolltape.errors import EngineError, EngineFault
 from rolltape.gateway.engines.http import MODEL_CARDS, Contradiction, HttpEngine, decoded, event_error
@@ -15,11 +16,13 @@ from rolltape.gateway.engines.protocol import TOP_LOGPROBS, EngineFacts, Generat
 from rolltape.gateway.engines.routed_experts import RoutedExperts
 from rolltape.gateway.engines.sampled import (
     FINISHES,
+    int32s,
     parse_finish,
     sampled_ids,
     sampled_logprobs,
     sampling_fields,
     top_side_arrays,
+    truncates,
 )
 from rolltape.gateway.engines.structural_tags import structural_tag
 from rolltape.gateway.request import SamplingParams
@@ -49,6 +52,8 @@ class _MetaFields(msgspec.Struct, kw_only=True):
     weight_versions: list[_VersionSpan] | None = None
     cached_tokens: int | None = None
     routed_experts: str | None = None
+    top_p_token_ids: str | None = None
+    top_p_token_offsets: str | None = None
 
 
 class _MetaInfo(_MetaFields, kw_only=True):
@@ -116,6 +121,8 @@ class SglangEngine(HttpEngine):
     one started with SGLANG_RETURN_ORIGINAL_LOGPROB gives raw ones and does not say so.
     `routed_experts` needs a server started with --enable-return-routed-experts; `expert_shape` is (layers, experts
     per token), without which the rows are flat.
+    `kept_ids`: ask for the ids that top-p, top-k and min-p kept at each place. It needs SGLang with slime's patch,
+    whose logprobs are then those among the kept ids: after truncation.
     """
 
     token_faithful = True
@@ -130,6 +137,7 @@ class SglangEngine(HttpEngine):
         logprob_kind: LogprobKind | None = None,
         routed_experts: bool = False,
         expert_shape: tuple[int, int] | None = None,
+        kept_ids: bool = False,
     ) -> None:
         super().__init__("sglang", url, api_key)
         self.applies = _APPLIES
@@ -140,6 +148,7 @@ class SglangEngine(HttpEngine):
         self._incremental = False  # events have what is new alone
         self._version: str | None = None  # as last reported
         self._experts = RoutedExperts(expert_shape) if routed_experts else None
+        self._wants_kept_ids = kept_ids
 
     async def facts(self) -> EngineFacts:
         await self._http.get("/health")
@@ -202,6 +211,7 @@ class SglangEngine(HttpEngine):
             "skip_special_tokens": False,
             "no_stop_trim": True,
             **self._interval(wanted),
+            **({"custom_params": {"return_top_p_token_ids": True}} if self._asks_for_kept_ids(wanted) else {}),
             **_constraint_fields(wanted.constraint),
         }
         body: dict[str, Any] = {
@@ -218,6 +228,14 @@ class SglangEngine(HttpEngine):
         if self._experts is not None:
             body |= {"return_routed_experts": True, "routed_experts_start_len": experts_from}
         return body
+
+    def _asks_for_kept_ids(self, wanted: Generation) -> bool:
+        return self._wants_kept_ids and truncates(wanted.sampling)
+
+    def _logprob_kind(self, wanted: Generation) -> LogprobKind:
+        kind = self._kind or self._said_kind or LogprobKind.AFTER_TEMPERATURE
+        is_cut = self._asks_for_kept_ids(wanted) and wanted.sampling.temperature != 0
+        return LogprobKind.AFTER_TRUNCATION if is_cut and kind is LogprobKind.AFTER_TEMPERATURE else kind
 
     def _interval(self, wanted: Generation) -> dict[str, int]:
         """The sampling parameter for how many ids an event is to bring; an incremental server has its own."""
@@ -247,6 +265,8 @@ class SglangEngine(HttpEngine):
         if self._experts is not None and meta.routed_experts is not None:
             rows = self._experts.side_array(meta.routed_experts, wanted, len(ids), experts_from, where)
             side_arrays["routed_experts"] = rows
+        if self._asks_for_kept_ids(wanted) and (kept := _kept_ids(meta, len(ids), finish, where)) is not None:
+            side_arrays["kept_ids"] = {"start": len(wanted.prompt_ids), **kept}
         first, last = self._versions(version, meta.weight_version, segments)
         return Generated(
             ids=ids,
@@ -256,7 +276,7 @@ class SglangEngine(HttpEngine):
             first_version=first,
             last_version=last,
             segments=segments,
-            logprob_kind=self._kind or self._said_kind or LogprobKind.AFTER_TEMPERATURE,
+            logprob_kind=self._logprob_kind(wanted),
             cached_tokens=meta.cached_tokens,
             side_arrays=side_arrays,
             constrained=wanted.constraint is not None,
@@ -302,6 +322,8 @@ class _SglangReply:
             weight_versions=spans if whole or covered else None,
             cached_tokens=meta.cached_tokens,
             routed_experts=meta.routed_experts if whole else None,
+            top_p_token_ids=meta.top_p_token_ids if whole else None,
+            top_p_token_offsets=meta.top_p_token_offsets if whole else None,
         )
         return _GenerateAnswer(fields, self.ids)
 
@@ -376,6 +398,27 @@ def _finish(reason: _FinishReason, wanted: Generation, where: str) -> tuple[Fini
         # So SGLang says that it met NaN and put a stop id where the sampled one should be.
         raise EngineFault(f"{where}: it ended on {reason.matched!r}, which is no stop string that was given")
     return Finish.STOP_STRING, reason.matched
+
+
+def _kept_ids(meta: _MetaFields, count: int, finish: Finish, where: str) -> dict[str, Any] | None:
+    """The ids that were kept at each place, as a ragged side array; None: a reply that broke off came without them."""
+    if meta.top_p_token_ids is None or meta.top_p_token_offsets is None:
+        if finish is Finish.ABORT or not count:
+            return None
+        raise EngineFault(
+            f"{where}: no top_p_token_ids, though kept ids were asked for; use SGLang with slime's patch for top-p, or "
+            "sample with top-p 1"
+        )
+    values = int32s(meta.top_p_token_ids, "top_p_token_ids", where)
+    ends = int32s(meta.top_p_token_offsets, "top_p_token_offsets", where)
+    counts = np.diff(ends)
+    if not len(ends) or ends[0] != 0 or ends[-1] != len(values) or (counts < 0).any():
+        raise EngineFault(f"{where}: top_p_token_offsets do not divide the {len(values)} top_p_token_ids")
+    if len(counts) == count:
+        return {"values": values, "counts": counts}
+    if finish is Finish.ABORT:
+        return None
+    raise EngineFault(f"{where}: top_p_token_offsets are of {len(counts)} ids, but {count} were sampled")
 
 
 def _segments(spans: list[_VersionSpan] | None, count: int, where: str) -> tuple[Segment, ...]:

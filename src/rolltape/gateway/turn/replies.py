@@ -267,10 +267,19 @@ def join_side_arrays(parts: Sequence[PartialGeneration]) -> dict[str, Any]:
 
 def _joined(first: dict[str, Any] | None, then: dict[str, Any]) -> dict[str, Any]:
     """Two arrays as one; where a gap is between them only the later one is kept."""
-    if first is None or first["start"] + len(first["values"]) < then["start"]:
+    if first is None or first["start"] + len(first.get("counts", first["values"])) < then["start"]:
         return then
-    kept = first["values"][: then["start"] - first["start"]]
-    return {"start": first["start"], "values": np.concatenate([kept, then["values"]])}
+    kept = _first_rows(first, then["start"] - first["start"])
+    arrays = {name: np.concatenate([rows, then[name]]) for name, rows in kept.items() if name != "start"}
+    return {"start": first["start"], **arrays}
+
+
+def _first_rows(array: dict[str, Any], rows: int) -> dict[str, Any]:
+    """A side array cut to so many tokens."""
+    if "counts" not in array:
+        return {**array, "values": array["values"][:rows]}
+    counts = array["counts"][:rows]
+    return {**array, "values": array["values"][: int(counts.sum())], "counts": counts}
 
 
 def cut_at_stop(
@@ -320,8 +329,7 @@ def _cut_part(part: PartialGeneration, count: int, end: int, stop: str | None) -
     given = part.given
     segments = [Segment(one.start, min(one.stop, count), one.first_version, one.last_version) for one in given.segments]
     side: dict[str, Any] = {
-        name: {**array, "values": array["values"][: max(end - array["start"], 0)]}
-        for name, array in given.side_arrays.items()
+        name: _first_rows(array, max(end - array["start"], 0)) for name, array in given.side_arrays.items()
     }
     cut = msgspec.structs.replace(
         given,

@@ -1,7 +1,11 @@
 """Write replies as SGLang's JSON: text, ids and `meta_info`, whole or streamed."""
 
+import base64
 import time
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from rolltape.records.turn import Finish, LogprobKind
 from rolltape.tiny.request import EngineReply, Piece
@@ -25,6 +29,7 @@ class SglangAnswer:
         self._ids: list[int] = []
         self._logprobs: list[list[Any]] = []
         self._tops: list[list[list[Any]]] = []
+        self._kept: list[tuple[int, ...]] = []
         self._given_text = self._given_ids = 0
 
     def is_due(self, piece: Piece) -> bool:
@@ -56,9 +61,10 @@ class SglangAnswer:
         if self._growing is not None:
             self._text += "".join(map(self._growing.add, piece.ids))
         if self._asked.logprobs:
-            values = piece.raw_logprobs if self._kind is LogprobKind.RAW else piece.tempered_logprobs
+            values = piece.raw_logprobs if self._kind is LogprobKind.RAW else _after_truncation(piece)
             self._logprobs += [self._triple(value, token) for value, token in zip(values, piece.ids, strict=True)]
             self._tops += [self._triples(top) for top in piece.top_logprobs]
+        self._kept += [kept.ids for kept in piece.kept_ids if kept is not None]
 
     def _json(self, piece: Piece) -> Json:
         reply = piece.reply
@@ -75,6 +81,10 @@ class SglangAnswer:
             meta["e2e_latency"] = time.perf_counter() - self._started
         if self._asked.logprobs:
             meta |= self._logprob_fields(reply)
+        if self._kept and reply is not None:
+            ends = np.cumsum([0, *map(len, self._kept)])
+            meta["top_p_token_ids"] = _base64([token for ids in self._kept for token in ids])
+            meta["top_p_token_offsets"] = _base64(ends.tolist())
         answer: Json = {"output_ids": list(self._ids), "meta_info": meta}
         return answer if self._texts is None else {"text": self._shown(reply), **answer}
 
@@ -115,6 +125,18 @@ class SglangAnswer:
     def _triples(self, top: tuple[TopLogprob, ...]) -> list[list[Any]]:
         raw = self._kind is LogprobKind.RAW
         return [self._triple(entry.raw if raw else entry.tempered, entry.id) for entry in top]
+
+
+def _after_truncation(piece: Piece) -> Sequence[float]:
+    """The logprobs after temperature; where the kept ids are reported, among those."""
+    if not piece.kept_ids:
+        return piece.tempered_logprobs
+    shares = [0.0 if kept is None else kept.log_share for kept in piece.kept_ids]
+    return [min(value - share, 0.0) for value, share in zip(piece.tempered_logprobs, shares, strict=True)]
+
+
+def _base64(values: Sequence[int]) -> str:
+    return base64.b64encode(np.array(values, np.int32).tobytes()).decode()
 
 
 def finish_reason(reply: EngineReply, max_tokens: int) -> Json:

@@ -11,6 +11,12 @@ from rolltape.tiny.sampling import Sampling
 _Body = TypeVar("_Body")
 
 
+class CustomParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`custom_params` that this engine has: those of SGLang as slime patches it."""
+
+    return_top_p_token_ids: bool = False
+
+
 class BodyError(EngineError):
     """A request body is no JSON, or not of the expected shape."""
 
@@ -30,6 +36,7 @@ class SglangSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     sampling_seed: int | None = None
     stream_interval: int | None = None  # how many ids an event brings, after the first
     spaces_between_special_tokens: bool | None = None  # of no effect on byte-level tokenizers
+    custom_params: CustomParams | None = None
 
 
 # Parameters that this engine has not, with the values that mean the same as leaving them out.
@@ -41,7 +48,7 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (None, 1),
     "min_new_tokens": (None, 0),
     **dict.fromkeys(("stop_regex", "json_schema", "regex", "ebnf", "structural_tag"), (None,)),
-    **dict.fromkeys(("logit_bias", "custom_params"), (None, {})),
+    "logit_bias": (None, {}),
 }
 _UNSUPPORTED_FIELDS = (
     "input_embeds",
@@ -238,4 +245,5 @@ def _sampling(params: SglangSampling, engine: TinyEngine, *, prompt_from: int | 
         stop_strings=tuple(stop for stop in stops if stop),
         top_logprobs=top,
         prompt_logprobs_from=prompt_from,
+        kept_ids=params.custom_params is not None and params.custom_params.return_top_p_token_ids,
     )
