@@ -34,33 +34,53 @@ class FakeVllm:
     """`async with FakeVllm(reply) as server:` listens at `server.url`."""
 
     def __init__(
-        self, reply: Reply | Callable[[Json], Reply], *, token_ids: bool = True, development: bool = True
+        self,
+        reply: Reply | Callable[[Json], Reply],
+        *,
+        token_ids: bool = True,
+        development: bool = True,
+        tells_version: bool = True,
     ) -> None:
         self._reply = reply
         self._token_ids = token_ids  # false: as before 0.10.2
         self._development = development  # false: started without VLLM_SERVER_DEV_MODE=1
+        self._tells_version = tells_version  # false: as before it had /weight_info
         self.weight_version = "default"
+        self.folder: str | None = None  # whose weights it has; None: those that it was started with
+        self.sampled_from: list[str | None] = []  # the folder that it had at each request
         self.weight_calls: list[tuple[str, Json]] = []  # to the routes that change weights
         self.loads = True  # false: it cannot read the folder
         self.bodies: list[Json] = []
         self.peers: list[object] = []  # the connection of each request
         self.disconnected = 0
         self.url = ""
+        self._port = 0
 
     async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def start(self) -> None:
+        """Listen, with the weights of the beginning; after `stop` at the same address."""
+        self.weight_version, self.folder = "default", None
         app = web.Application(client_max_size=2**30)
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         if self._development:
-            app.router.add_get("/weight_info", self._weight_info)
+            if self._tells_version:
+                app.router.add_get("/weight_info", self._weight_info)
             for path in ("/pause", "/resume", "/collective_rpc", "/update_weight_version"):
                 app.router.add_post(path, self._change)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-        return self
+        await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
+        self._port = self._runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    async def stop(self) -> None:
+        """Be gone, until `start`."""
+        await self._runner.cleanup()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -83,6 +103,8 @@ class FakeVllm:
             error = {"message": "Call to collective_rpc method failed: …", "type": "InternalServerError", "code": 500}
             return web.json_response({"error": error}, status=500)
         self.weight_version = body.get("new_version", self.weight_version)
+        if request.path == "/collective_rpc":
+            self.folder = body["kwargs"]["weights_path"]
         answers: dict[str, Json] = {
             "/pause": {"status": "paused"},
             "/resume": {"status": "resumed"},
@@ -94,6 +116,7 @@ class FakeVllm:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body: Json = json.loads(await request.read())
         self.bodies.append(body)
+        self.sampled_from.append(self.folder)
         self.peers.append(request.transport)
         if len(body["prompt"]) >= 2048:
             message = "This model's maximum context length is 2048 tokens."

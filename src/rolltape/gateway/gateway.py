@@ -16,7 +16,7 @@ from aiohttp import web
 from rolltape.errors import BadRequest, EngineError, EngineUnreachable, GatewayError, NotAllowed
 from rolltape.gateway.admin_key import RunningGateway, announced, keep_admin_key, make_admin_key
 from rolltape.gateway.engines.opening import open_engine, tiny_folder
-from rolltape.gateway.engines.pool import EnginePool
+from rolltape.gateway.engines.pool import EnginePool, LoadedWeights
 from rolltape.gateway.engines.protocol import Engine, EngineFacts
 from rolltape.gateway.finished import Ending
 from rolltape.gateway.peers import Peer, Siblings, announced_peer
@@ -244,6 +244,8 @@ class Gateway:
             state = msgspec.json.decode(answer)
             if state["version"] is not None:
                 weights.announce(state["version"], record=False)
+                if state["weights_folder"] is not None:
+                    self.service.pool.keep(LoadedWeights(state["weights_folder"], state["version"]))
             if state["paused"] and weights.changes == changes:  # else one of them has just said it
                 await weights.pause()
             return

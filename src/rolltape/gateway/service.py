@@ -231,6 +231,7 @@ class Service:
             "sessions": len(self.sessions),
             "in_flight": sum(session.in_flight for session in self.sessions),
             "version": self.weights.version,
+            "weights_folder": None if self.pool.weights is None else self.pool.weights.folder,
             "paused": self.pool.paused,
             "counts": dict(tally),
             "unbridged": dict(metrics.unbridged),

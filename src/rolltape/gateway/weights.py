@@ -7,8 +7,8 @@ from typing import Any
 
 from rolltape.errors import BadRequest, EngineError
 from rolltape.gateway.engines.inprocess import InProcessEngine
-from rolltape.gateway.engines.pool import EnginePool
-from rolltape.gateway.engines.protocol import Engine, TakesWeights
+from rolltape.gateway.engines.pool import EnginePool, LoadedWeights
+from rolltape.gateway.engines.protocol import TakesWeights
 
 AskWorkers = Callable[[str, dict[str, Any]], Awaitable[list[dict[str, Any]]]]  # path and body, and their answers
 
@@ -26,11 +26,18 @@ class Weights:
     async def pause(self) -> int:
         """Hold new generations and interrupt those in flight. Returns how many, once the engines have ended them."""
         async with self._changing:
-            return await self._pause()
+            interrupted = await self._pause()
+            await self._pool.forget_weights()
+            return interrupted
 
-    async def resume(self, version: str | None = None, *, record: bool = True) -> None:
-        """Continue after a pause, with the given weight version or else the one that the engines report."""
+    async def resume(self, version: str | None = None, *, folder: str | None = None, record: bool = True) -> None:
+        """Continue after a pause, with the given weight version or else the one that the engines report.
+
+        `folder` is where those weights are, for an engine that restarts.
+        """
         async with self._changing:
+            if folder is not None and version is not None:
+                self._pool.keep(LoadedWeights(folder, version))
             await self._resume(version, record=record)
 
     async def update(self, folder: str | Path, version: str, ask_workers: AskWorkers | None = None) -> int:
@@ -41,22 +48,24 @@ class Weights:
         """
         if ask_workers is not None and any(isinstance(engine, InProcessEngine) for engine in self._pool.engines):
             raise BadRequest("each worker has a tiny engine of its own; serve one for all with `rolltape engine`")
-        engines = [_taking_weights(engine) for engine in self._pool.engines]
+        for engine in self._pool.engines:
+            if not isinstance(engine, TakesWeights):
+                hint = "pause the gateway, change them there, and resume it"
+                raise BadRequest(f"{engine.name}: it is not known how weights are loaded there; {hint}")
         # A folder that is not here may be one on the engines' machine, or a name that they know.
         folder = str(Path(folder).absolute()) if Path(folder).exists() else str(folder)
         async with self._changing:
             interrupted = await self._pause()
             if ask_workers is not None:
                 interrupted += sum(answer["interrupted"] for answer in await ask_workers("/weights/pause", {}))
-            loads = (engine.load_weights(folder, version) for engine in engines)
-            errors = [error for error in await asyncio.gather(*loads, return_exceptions=True) if error is not None]
-            if errors:
+            if errors := await self._pool.load(LoadedWeights(folder, version)):
+                await self._pool.forget_weights()
                 causes = "; ".join(map(str, errors))
                 hint = "the gateway is paused: update the weights again, or resume it"
                 raise EngineError(f"weights {version} in {folder} are not loaded: {causes}; {hint}") from errors[0]
             await self._resume(version, record=True)
             if ask_workers is not None:
-                await ask_workers("/weights/resume", {"version": version})
+                await ask_workers("/weights/resume", {"version": version, "folder": folder})
         return interrupted
 
     def announce(self, version: str, *, record: bool = True) -> None:
@@ -65,6 +74,8 @@ class Weights:
             if record:
                 self._announce(version)
             self.version = version
+            if self._pool.weights is not None and self._pool.weights.version != version:
+                self._pool.weights = None
 
     async def _pause(self) -> int:
         self.changes += 1
@@ -78,10 +89,3 @@ class Weights:
             self.announce(version, record=record)
         self.changes += 1
         self._pool.resume()
-
-
-def _taking_weights(engine: Engine) -> TakesWeights:
-    if not isinstance(engine, TakesWeights):
-        hint = "pause the gateway, change them there, and resume it"
-        raise BadRequest(f"{engine.name}: it is not known how weights are loaded there; {hint}")
-    return engine

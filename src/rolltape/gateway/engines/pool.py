@@ -1,22 +1,25 @@
 """Several engines as one, and the gate that every generation passes, which is closed while weights are changed.
 
-Each session stays with one engine, and one that is down is skipped until it answers.
+Each session stays with one engine, and one that is down is skipped until it answers. Once weights were handed over,
+an engine that comes back with others, as after a restart, loads them before it is given turns.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from rolltape.errors import EngineDied, EngineError, EngineUnreachable
-from rolltape.gateway.engines.protocol import Engine, EngineFacts
+from rolltape.gateway.engines.protocol import Engine, EngineFacts, TakesWeights
 from rolltape.gateway.turn.constraints import Ability
 
 log = logging.getLogger("rolltape.engines")
 
 _FIRST_PROBE_S = 0.25
 _LONGEST_PAUSE_S = 15.0
+_WATCH_S = 5.0  # less than a restart takes
 
 Interrupt = Callable[[], Awaitable[None]]
 
@@ -31,6 +34,13 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None  # the last one; None: there was none since it came up
 
 
+class LoadedWeights(NamedTuple):
+    """Weights that all engines are to have."""
+
+    folder: str
+    version: str
+
+
 class _Member:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -39,10 +49,12 @@ class _Member:
         self.facts: EngineFacts | None = None
         self.error: str | None = None
         self.probe: asyncio.Task[None] | None = None
+        self.loading = asyncio.Lock()
+        self.tells_version = False  # it has said that it has the weights that were handed over
 
 
 class EnginePool:
-    """Engines that serve the same model. It makes no requests but `facts`."""
+    """Engines that serve the same model. It asks them for `facts`, and to load weights."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         if not engines:
@@ -54,6 +66,8 @@ class EnginePool:
         self._in_flight: dict[str, Interrupt] = {}
         self._idle = asyncio.Event()
         self._idle.set()
+        self.weights: LoadedWeights | None = None  # None: none were handed over, or others may have come since
+        self._watching: asyncio.Task[None] | None = None
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -163,6 +177,47 @@ class EnginePool:
         """Let generations go on."""
         self._open.set()
 
+    async def load(self, weights: LoadedWeights) -> list[EngineError]:
+        """Have all engines load weights; the errors of those that could not.
+
+        One that is down loads them when it answers, unless all are.
+        """
+        self.keep(weights)
+        errors = [error for error in await asyncio.gather(*map(self._load_noting, self._members)) if error is not None]
+        if len(errors) == len(self._members):
+            return errors
+        return [error for error in errors if not isinstance(error, EngineUnreachable)]
+
+    def keep(self, weights: LoadedWeights) -> None:
+        """Have engines load these weights, which they have now, should they come back without them."""
+        self.weights = weights
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _load_noting(self, member: _Member) -> EngineError | None:
+        try:
+            await self._load(member)
+        except EngineError as error:
+            if isinstance(error, EngineUnreachable):
+                member.error = str(error)
+                self._put_aside(member)
+            return error
+        return None
+
+    async def _load(self, member: _Member) -> None:
+        async with member.loading:
+            if self.weights is not None:
+                assert isinstance(member.engine, TakesWeights)
+                member.tells_version = False
+                await member.engine.load_weights(*self.weights)
+
+    async def forget_weights(self) -> None:
+        """Have no engine load what was handed over before: somebody else may give it other weights from now on."""
+        self.weights = None
+        for member in self._members:
+            async with member.loading:
+                pass
+
     def health(self) -> list[EngineHealth]:
         return [
             EngineHealth(name=one.engine.name, up=one.up, sessions=one.sessions, facts=one.facts, error=one.error)
@@ -171,7 +226,7 @@ class EnginePool:
 
     async def close(self) -> None:
         """Stop probing and close every engine."""
-        probes = [member.probe for member in self._members if member.probe is not None]
+        probes = [probe for probe in (self._watching, *(one.probe for one in self._members)) if probe is not None]
         for probe in probes:
             probe.cancel()
         await asyncio.gather(*probes, return_exceptions=True)
@@ -195,6 +250,13 @@ class EnginePool:
         finally:
             member.probe = None
 
+    async def _watch(self) -> None:
+        """Look at engines in between, so that one that restarts while nobody asks it for anything is noticed."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            if self.weights is not None and not self.paused:
+                await asyncio.gather(*(self._look_at(member) for member in self._members if member.probe is None))
+
     async def _look_at(self, member: _Member) -> None:
         if not await self._answers(member):
             self._put_aside(member)
@@ -202,10 +264,23 @@ class EnginePool:
     async def _answers(self, member: _Member) -> bool:
         try:
             member.facts = await member.engine.facts()
+            if self._has_other_weights(member, member.facts):
+                assert self.weights is not None
+                log.warning("%s has come back with other weights; it loads %s", member.engine.name, self.weights.folder)
+                member.up = False
+                await self._load(member)
+                member.facts = await member.engine.facts()
         except EngineError as error:
             member.up, member.error = False, str(error)
             return False
         if not member.up:
             log.warning("%s is back", member.engine.name)
         member.up, member.error = True, None
+        member.tells_version = self.weights is not None and member.facts.version == self.weights.version
         return True
+
+    def _has_other_weights(self, member: _Member, facts: EngineFacts) -> bool:
+        """Whether an engine may have restarted since it was given weights: it was down, or says another version."""
+        if self.weights is None or facts.version == self.weights.version:
+            return False
+        return not member.up or member.tells_version

@@ -33,6 +33,10 @@ class _Version(msgspec.Struct, forbid_unknown_fields=True):
     version: _Words | None = None  # None: the weights stay what they are called
 
 
+class _Resumed(_Version, forbid_unknown_fields=True):
+    folder: _Words | None = None  # where the weights of that version are, for engines that restart; None: not known
+
+
 class _NewWeights(msgspec.Struct, forbid_unknown_fields=True):
     folder: _Words
     version: _Words
@@ -142,9 +146,11 @@ class Admin:
         return self._weights(others, interrupted)
 
     async def _resume(self, request: web.Request) -> web.Response:
-        asked = await self._read(request, _Version)
-        await self._service.weights.resume(asked.version, record=not self._forwarding.is_forwarded(request))
-        return self._weights(await self._others(request, {"version": self._service.weights.version}))
+        asked = await self._read(request, _Resumed)
+        record = not self._forwarding.is_forwarded(request)
+        await self._service.weights.resume(asked.version, folder=asked.folder, record=record)
+        told = {"version": self._service.weights.version, "folder": asked.folder}
+        return self._weights(await self._others(request, told))
 
     async def _update(self, request: web.Request) -> web.Response:
         asked = await self._read(request, _NewWeights)
