@@ -111,7 +111,7 @@ def test_evaluation_is_kept_apart_by_its_split(tmp_path: Path) -> None:
 def test_a_task_twice_in_a_step_is_refused(tmp_path: Path) -> None:
     with job(tmp_path / "run", function_engine(lambda prompt, wanted: "2")) as live:
         live.request(SUMS[:1], step=0).wait()
-        with pytest.raises(TaskError, match="is the same as task 1; give each task its own id"):
+        with pytest.raises(GroupsError, match="task 'sum-1' of step 0 was given before; ask for a task once a step"):
             live.request(SUMS[:1], step=0).wait()
     with job(tmp_path / "run", function_engine(lambda prompt, wanted: "2")) as live:
         (not_acknowledged,) = live.request(SUMS[:1], step=0).wait()
@@ -218,6 +218,45 @@ def test_a_run_that_others_fill_is_followed(tmp_path: Path) -> None:
     assert [group.task_id for group in groups] == [task["id"] for task in SUMS[1:3]]
     assert len(one) == 1
     assert one[0].task_id in {SUMS[0]["id"], SUMS[3]["id"]}
+
+
+def test_a_task_that_is_asked_for_twice_is_refused_by_its_id(tmp_path: Path) -> None:
+    with job(tmp_path / "run", function_engine(lambda prompt, wanted: "2")) as live:
+        with pytest.raises(GroupsError, match="task 'sum-1' is in the request twice; ask for a task once a step"):
+            live.request([SUMS[0], SUMS[1], SUMS[0]], step=0)
+        first, second = (live.request(SUMS[:1], step=0) for _ in range(2))
+        assert [group.task_id for group in first.wait()] == ["sum-1"]
+        with pytest.raises(GroupsError, match="task 'sum-1' of step 0 was given before"):
+            second.wait()
+
+
+def test_two_requests_that_wait_for_one_task_of_a_run_that_others_fill_are_refused(tmp_path: Path) -> None:
+    with (
+        job(tmp_path / "run", function_engine(lambda prompt, wanted: "2")) as filling,
+        LiveGroups(tmp_path / "run", consumer="follower", source="sums") as live,
+    ):
+        first = live.request(SUMS[:2], step=0)
+        with pytest.raises(GroupsError, match="another request waits for task 'sum-2' already"):
+            live.request(SUMS[1:3], step=0).wait()
+        filling.request(SUMS[:2], step=0).wait()
+        assert len(first.wait()) == 2
+
+
+def test_a_task_of_a_request_that_was_cancelled_can_be_asked_for_again(tmp_path: Path) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def say(prompt: str, wanted: Generation) -> str:
+        asked.set()
+        go_on.wait()
+        return "2"
+
+    with job(tmp_path / "run", function_engine(say)) as live:
+        first = live.request(SUMS[:1], step=0)
+        asked.wait()
+        first.cancel()
+        go_on.set()
+        (group,) = live.request(SUMS[:1], step=0).wait()
+    assert (group.task_id, len(rolltape.read(tmp_path / "run").index())) == ("sum-1", 2)
 
 
 def test_weights_for_a_run_that_no_gateway_fills_are_refused(tmp_path: Path) -> None:

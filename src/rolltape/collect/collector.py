@@ -112,7 +112,8 @@ class Collector:
                 source that was collected at this step before is refused. None: go on if it was.
             runner: What carries out attempts, such as a `RayRunner`. By default they run in this process.
             gateway: A running gateway to use. By default the collector starts one.
-            run_ahead: Limits how many groups are started ahead of a trainer. By default there is no limit.
+            run_ahead: Limits how many groups are started ahead of a trainer. By default there is no limit. With one,
+                the collector's own gateway keeps its key in the run, where the trainer finds it to hand over weights.
             is_open: Tasks come by `attempt`, until `close`. The source in the settings is a name then.
 
         Raises a TaskError for tasks that cannot be used, and a CollectError for settings that contradict the run.
@@ -122,7 +123,9 @@ class Collector:
         self._tape = tape
         self._environments = Environments(settings.environment, settings.judge)
         self._source = self._open_source(is_open)
-        self._runner: Runner = runner or LocalRunner(settings, tape, self._environments, gateway=gateway)
+        self._runner: Runner = runner or LocalRunner(
+            settings, tape, self._environments, gateway=gateway, keep_admin_key=run_ahead is not None
+        )
         self._run = tape.run()
         check_resumable(tape, self._run, settings, self._source.name, resume=resume)
         self._stopping = asyncio.Event()

@@ -1,4 +1,4 @@
-"""The gateway's admin key: how one is made, where `rolltape serve` keeps it, and how this user's programs find it.
+"""The gateway's admin key: how one is made, where gateways keep it, and how this user's programs find it.
 
     RUN/admin.header                        the header that admin requests carry: `curl -H @RUN/admin.header …`
     ~/.cache/rolltape/gateways/…            one file for each gateway that runs, which says where its run is
@@ -88,14 +88,18 @@ def announced(gateway: RunningGateway) -> Iterator[None]:
 
 def find_gateway(address: str) -> RunningGateway | None:
     """The gateway of this user that listens at a URL, or that records in the run at a path; None: none is known."""
+    return next(find_gateways(address), None)
+
+
+def find_gateways(address: str) -> Iterator[RunningGateway]:
+    """All of them: several collections and `rolltape serve` may record in one run."""
     with contextlib.suppress(OSError, RuntimeError):
         for path in filter(_is_locked, _folder().iterdir()):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 about = json.loads(path.read_bytes())
                 gateway = RunningGateway(str(about["url"]), Path(about["run"]))
                 if _place(gateway.url) == _place(address) if "://" in address else _is_same(gateway.run, address):
-                    return gateway
-    return None
+                    yield gateway
 
 
 def _folder() -> Path:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ class Weights:
         Returns how many there were. `ask_workers` is given where other processes use the same engines. If an engine
         fails, everything stays paused, since which weights the engines have is not known then.
         """
+        check_weights(folder, version)
         if ask_workers is not None and any(isinstance(engine, InProcessEngine) for engine in self._pool.engines):
             raise BadRequest("each worker has a tiny engine of its own; serve one for all with `rolltape engine`")
         for engine in self._pool.engines:
@@ -89,3 +91,11 @@ class Weights:
             self.announce(version, record=record)
         self.changes += 1
         self._pool.resume()
+
+
+def check_weights(folder: object, version: object) -> None:
+    """Raise BadRequest unless these can be the folder of weights and their version."""
+    if not isinstance(folder, str | PathLike):
+        raise BadRequest(f"folder is {folder!r}, of type {type(folder).__name__}; give the path of a checkpoint")
+    if not isinstance(version, str) or not version:
+        raise BadRequest(f"version is {version!r}, of type {type(version).__name__}; give a text such as '20'")

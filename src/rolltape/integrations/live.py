@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -19,19 +20,21 @@ from rolltape.errors import CollectError, GroupsError
 from rolltape.gateway.engines.function import FunctionEngine
 from rolltape.gateway.engines.protocol import Engine
 from rolltape.gateway.gateway import Gateway
+from rolltape.gateway.weights import check_weights
 from rolltape.groups import Group, Skipped
 from rolltape.groups.consumer import find_consumer
 from rolltape.groups.pending import EventOrder
 from rolltape.groups.stream import GroupOptions
 from rolltape.integrations.background import BackgroundLoop
 from rolltape.integrations.requested import RequestedGroups
-from rolltape.integrations.weights import WeightChange, ask_gateway
+from rolltape.integrations.weights import WeightChange, ask_gateways
 from rolltape.records.ids import join_source
 from rolltape.records.policy import Credit, CutPolicy
 from rolltape.samples.opening import open_for_recording
 from rolltape.tape.recording.tape import Tape
 
 _ID_DIGITS = 16  # of a task that has no id
+_ONCE_A_STEP = "ask for a task once a step"
 
 
 class LiveGroups:
@@ -118,6 +121,7 @@ class LiveGroups:
         self._gateway: Gateway | None = None
         self._taking = ThreadPoolExecutor(1, "rolltape-live-groups")
         self._collections: dict[tuple[int, str | None, int], _Collection] = {}
+        self._followed: set[tuple[int | None, str | None, str | None]] = set()  # step, split, task of open requests
 
     def start(self) -> Self:
         """Open the run, and start the gateway. The first request does so too; twice is fine."""
@@ -197,6 +201,9 @@ class LiveGroups:
         self.start()
         assert self._background is not None
         wanted = None if tasks is None else [with_id(task) for task in tasks]
+        repeated = [task for task, count in Counter(task.id for task in wanted or ()).items() if count > 1]
+        if repeated:
+            raise GroupsError(f"task {repeated[0]!r} is in the request twice; {_ONCE_A_STEP}")
         if self._settings is None:
             producing = self._follow(wanted, step, split, group_size, limit)
         elif wanted is None or step is None:
@@ -243,8 +250,8 @@ class LiveGroups:
         groups, skipped = await asyncio.get_running_loop().run_in_executor(self._taking, _take, self.tape, options)
         if not groups and not skipped:
             raise GroupsError(
-                f"run {self.tape.name}: task {task.id!r} of step {settings.step} was given before; ask for a task once "
-                "a step, and use load_state_dict to go back to a checkpoint"
+                f"run {self.tape.name}: task {task.id!r} of step {settings.step} was given before; {_ONCE_A_STEP}, and "
+                "use load_state_dict to go back to a checkpoint"
             )
         return groups
 
@@ -279,11 +286,18 @@ class LiveGroups:
             "group_size": group_size,
             "limit": limit if tasks is None else len(tasks),
         }
+        waited_for = {(step, split, task.id) for task in tasks or ()}
+        if again := sorted(str(task) for _, _, task in waited_for & self._followed):
+            raise GroupsError(
+                f"run {self.tape.name}: another request waits for task {again[0]!r} already; {_ONCE_A_STEP}"
+            )
+        self._followed |= waited_for
         stream = self.tape.groups(**options)
         try:
             async for group in stream:
                 yield group
         finally:
+            self._followed -= waited_for
             stream.close()
 
     def announce(self, version: str) -> None:
@@ -306,11 +320,13 @@ class LiveGroups:
     def update_weights(self, folder: str | PathLike[str], version: str) -> int:
         """Have SGLang, vLLM or the tiny engine load the weights in a folder. Replies in flight go on under them.
 
-        Returns how many replies were in flight. Where a run is followed, the gateway that fills it is asked: one of
-        this user, on this machine, that keeps its key in the run, as that of `rolltape serve` does.
+        Returns how many replies were in flight. Where a run is followed, the gateways that fill it are asked: those of
+        this user, on this machine, that keep their key in the run, as `rolltape serve` and `rolltape collect
+        --max-ahead` do.
         """
+        check_weights(folder, version)
         if self._settings is None:
-            return ask_gateway(self.start().tape.directory.path, Path(folder), version)
+            return ask_gateways(self.start().tape.directory.path, Path(folder), version)
         gateway = self.gateway
         assert self._background is not None
         return self._background.submit(gateway.update_weights(fspath(folder), version)).result()
@@ -360,11 +376,20 @@ class _Collection:
         self.collector = collector
         self.requests = 0
         self.running = asyncio.ensure_future(collector.run())
+        self._attempts: dict[bytes, tuple[Task, asyncio.Future[None]]] = {}
 
     async def attempt(self, task: Task) -> None:
-        """Return when all attempts at a task have ended; raise why the collection ended before."""
+        """Return when all attempts at a task have ended; raise why the collection ended before.
+
+        A task that was asked for before, by a request that was cancelled for example, is not attempted again.
+        """
+        known, attempts = self._attempts.get(task.key, (None, None))
+        if attempts is None or known != task:
+            attempts = asyncio.ensure_future(self.collector.attempt(task))
+            attempts.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # perhaps nobody waits
+            self._attempts.setdefault(task.key, (task, attempts))
         try:
-            await self.collector.attempt(task)
+            await asyncio.shield(attempts)
         except CollectError:
             await asyncio.wait({self.running})
             self.running.result()

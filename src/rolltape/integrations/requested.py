@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Generator, Iterator, Mapping
+from concurrent.futures import CancelledError
 from contextlib import aclosing
 from typing import Any
 
 from rolltape.errors import GroupsError
 from rolltape.groups import Group
 from rolltape.integrations.background import BackgroundLoop
+
+_ENDED = "the request was cancelled, or its LiveGroups closed, before all groups were given"
 
 
 class RequestedGroups:
@@ -34,7 +37,10 @@ class RequestedGroups:
 
     def __next__(self) -> Group:
         self._check_loop()
-        group = self._background.submit(self._next()).result()
+        try:
+            group = self._background.submit(self._next()).result()
+        except CancelledError:  # its event loop ended before the producer could say so
+            raise GroupsError(_ENDED) from None
         if group is None:
             raise StopIteration
         return group
@@ -85,8 +91,7 @@ class RequestedGroups:
                     left.give_back()
             # Whoever waits was not cancelled himself.
             is_cancelled = isinstance(error, asyncio.CancelledError)
-            ended = GroupsError("the request was cancelled, or its LiveGroups closed, before all groups were given")
-            self._ready.put_nowait(ended if is_cancelled else error)
+            self._ready.put_nowait(GroupsError(_ENDED) if is_cancelled else error)
             raise
         self._ready.put_nowait(None)
 

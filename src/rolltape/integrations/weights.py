@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 
 from rolltape.errors import EngineError, GroupsError
-from rolltape.gateway.admin_key import find_gateway, read_admin_key
+from rolltape.gateway.admin_key import find_gateways, read_admin_key
 from rolltape.gateway.gateway import Gateway
 from rolltape.integrations.background import BackgroundLoop
 
@@ -35,20 +35,25 @@ class WeightChange:
         await self._gateway.resume(self._version if is_changed else None)
 
 
-def ask_gateway(run: Path, folder: Path, version: str) -> int:
-    """Have the gateway of another process, which records in a run, load weights; how many replies it interrupted."""
-    running = find_gateway(str(run))
-    if running is None:
+def ask_gateways(run: Path, folder: Path, version: str) -> int:
+    """Have the gateways of other processes, which record in a run, load weights; how many replies they interrupted."""
+    urls = [gateway.url for gateway in find_gateways(str(run))]
+    if not urls:
         raise GroupsError(
-            f"run {run}: no gateway that keeps its key there records in it now; start one, or give collect"
+            f"run {run}: no gateway that keeps its key there records in it now; start one (`rolltape serve`, or "
+            "`rolltape collect --max-ahead N`), or give collect"
         )
-    answer = httpx.post(
-        f"{running.url}/weights/update",
-        json={"folder": str(folder.absolute()) if folder.exists() else str(folder), "version": version},
-        headers={"Authorization": f"Bearer {read_admin_key(run)}"},
-        timeout=None,  # as long as the engines take
-    )
+    weights = {"folder": str(folder.absolute()) if folder.exists() else str(folder), "version": version}
+    with httpx.Client(headers={"Authorization": f"Bearer {read_admin_key(run)}"}, timeout=None) as http:
+        # Two of them may have the same engines: none samples while another one's load.
+        paused = [_post(http, f"{url}/weights/pause", {}) for url in urls] if len(urls) > 1 else []
+        return sum(paused) + sum(_post(http, f"{url}/weights/update", weights) for url in urls)
+
+
+def _post(http: httpx.Client, url: str, body: dict[str, str]) -> int:
+    """How many replies were interrupted."""
+    answer = http.post(url, json=body)
     if answer.is_error:
-        raise EngineError(f"{running.url}: {answer.status_code}: {answer.text}")
+        raise EngineError(f"{url}: {answer.status_code}: {answer.text}")
     interrupted: int = answer.json()["interrupted"]
     return interrupted

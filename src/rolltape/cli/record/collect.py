@@ -127,7 +127,9 @@ def collect(
     max_ahead: Annotated[
         int | None,
         _pace_option(
-            "--max-ahead N", "Start no task while a trainer (tape.groups) has N groups that it is not done with.", min=1
+            "--max-ahead N",
+            "Start no task while a trainer has N groups that it is not done with. It may hand over weights by the run.",
+            min=1,
         ),
     ] = None,
     grace_s: Annotated[

@@ -139,11 +139,18 @@ class AttemptRunner:
 
 @asynccontextmanager
 async def open_attempts(
-    settings: CollectSettings, tape: Tape, environments: Environments, agent: Agent, gateway: Gateway | None = None
+    settings: CollectSettings,
+    tape: Tape,
+    environments: Environments,
+    agent: Agent,
+    gateway: Gateway | None = None,
+    *,
+    keep_admin_key: bool = False,
 ) -> AsyncIterator[AttemptRunner]:
     """Run attempts within the block, through a gateway that runs already or through one of their own."""
     with scratch_folder(tape.directory.path) as scratch:
-        async with make_gateway(settings, tape) if gateway is None else nullcontext(gateway) as used:
+        own = make_gateway(settings, tape, keep_admin_key=keep_admin_key) if gateway is None else nullcontext(gateway)
+        async with own as used:
             sandbox, confinement = await _open_sandbox(settings, agent, used, tape, scratch)
             with watching_loop("the collector") as loop:
                 try:

@@ -25,8 +25,13 @@ class ResolvedModel(NamedTuple):
     engines: tuple[str, ...]
 
 
-def make_gateway(settings: CollectSettings, tape: Tape, engines: Sequence[Engine] = ()) -> Gateway:
-    """A gateway by the settings of a collection. Engines that are there already are used instead of those named."""
+def make_gateway(
+    settings: CollectSettings, tape: Tape, engines: Sequence[Engine] = (), *, keep_admin_key: bool = False
+) -> Gateway:
+    """A gateway by the settings of a collection. Engines that are there already are used instead of those named.
+
+    With `keep_admin_key` a trainer in another process finds it by the run.
+    """
     if engines:
         folder = None if settings.model is None else Path(settings.model)
         model = ResolvedModel(folder, settings.model_name, None, ())
@@ -44,6 +49,7 @@ def make_gateway(settings: CollectSettings, tape: Tape, engines: Sequence[Engine
         host=settings.host,
         public_url=settings.public_url,
         admin_key=settings.admin_key,
+        keep_admin_key=keep_admin_key,
         model_name=model.name,
         renderer=settings.renderer,
         thinking_retention=settings.thinking_retention,

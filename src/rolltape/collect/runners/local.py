@@ -20,12 +20,18 @@ class LocalRunner:
     """Runs up to `max_concurrent` attempts at once."""
 
     def __init__(
-        self, settings: CollectSettings, tape: Tape, environments: Environments, *, gateway: Gateway | None = None
+        self,
+        settings: CollectSettings,
+        tape: Tape,
+        environments: Environments,
+        *,
+        gateway: Gateway | None = None,
+        keep_admin_key: bool = False,
     ) -> None:
-        """Without a `gateway` that runs already, it starts one of its own."""
+        """Without a `gateway` that runs already, it starts one of its own, and keeps that one's key in the run."""
         self._settings = settings
         self._agent = agent_named(settings.agent)
-        self._opening = open_attempts(settings, tape, environments, self._agent, gateway)
+        self._opening = open_attempts(settings, tape, environments, self._agent, gateway, keep_admin_key=keep_admin_key)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
