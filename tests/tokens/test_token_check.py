@@ -34,6 +34,7 @@ class Checked:
         self.code = rolltape_command(["tokens", str(run), "check", "--json", *options])
         *lines, self.summary = map(json.loads, capsys.readouterr().out.splitlines())
         self.findings: list[dict[str, Any]] = [line for line in lines if "rule" in line]
+        self.notes: list[dict[str, Any]] = [line for line in lines if "note" in line]
         self.unseen: list[dict[str, Any]] = [line for line in lines if "unseen" in line]
 
     @property
@@ -290,6 +291,15 @@ def test_sequences_packed_without_their_boundaries_are_found(
     assert (finding["rule"], finding["token"], finding["what"]) == ("position ids", 10, "position 0 follows position 9")
 
 
+def test_positions_that_count_padding_are_found(
+    recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
+    export_samples(recorded, samples, lambda rows: setattr(rows[1], "positions", rows[1].positions + 3))
+    finding = Checked(recorded, capsys).only()
+    assert (finding["rule"], finding["token"]) == ("position ids", 0)
+    assert finding["what"] == "position 3 is the first, which is 0"
+
+
 def test_a_wrong_weight_version_is_found(
     recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -322,6 +332,56 @@ def test_what_may_not_train_and_what_is_not_on_the_tape_is_found(
     by_rule = {finding["rule"]: finding["what"] for finding in Checked(run, capsys).findings}
     assert by_rule["outcome"] == "the record trains, but its rollout is filtered on the tape (too easy)"
     assert by_rule["sample"].endswith("no such rollout on the tape")
+
+
+def test_a_filter_and_a_grade_that_came_after_the_step_are_notes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = record_groups(tmp_path / "run", groups=2)
+    samples = samples_of(run)
+    export_samples(run, samples)
+    filtered, graded = samples[0].rollout, samples[-1].rollout
+    with rolltape.open(run) as tape:
+        tape.filter(filtered, "too easy")
+        tape.score(graded, reward=0.125)
+    checked = Checked(run, capsys)
+    assert (checked.code, checked.findings) == (0, [])
+    assert {note["note"] for note in checked.notes} == {"outcome", "reward", "advantage"}
+    by_rollout = {note["rollout"]: note["what"] for note in checked.notes if note["note"] in ("outcome", "reward")}
+    later = "since a filter or a grade that came after the step"
+    assert by_rollout == {
+        filtered: f"the record trains, but its rollout is filtered on the tape (too easy), {later}",
+        graded: f"reward 0.875 in the record, 0.125 on the tape, {later}",
+    }
+    assert rolltape_command(["check", str(run)]) == 0
+
+
+def test_a_filter_between_taking_a_group_and_training_on_it_is_a_note_and_one_before_it_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = record_groups(tmp_path / "run", groups=2)
+    with rolltape.open(run) as tape:
+        before, after = samples_of(run)[0], samples_of(run)[-1]
+        tape.filter(before.rollout, "seen before it was taken")
+        for group in tape.groups(complete=False, limit=2):
+            group.done()
+        tape.filter(after.rollout, "while it was trained on")
+    export_samples(run, samples_of(record_groups(tmp_path / "same", groups=2)))
+    checked = Checked(run, capsys)
+    assert checked.code == 1
+    assert {finding["rollout"] for finding in checked.findings} == {before.rollout}
+    assert {note["rollout"] for note in checked.notes} == {after.rollout}
+
+
+def test_a_record_that_was_wrong_before_its_rollout_was_graded_again_stays_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = record_groups(tmp_path / "run", groups=1)
+    samples = samples_of(run)
+    export_samples(run, samples, lambda rows: setattr(rows[-1], "reward", 0.9))
+    with rolltape.open(run) as tape:
+        tape.score(samples[-1].rollout, reward=0.125)
+    assert [finding["rule"] for finding in Checked(run, capsys).findings] == ["reward"]
 
 
 def test_advantages_of_the_trainers_own_making_are_compared_by_their_order(

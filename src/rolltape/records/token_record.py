@@ -116,6 +116,7 @@ class StepFiles(NamedTuple):
     complete: bool  # a trainer wrote them, and all of them are there
     includes: Callable[[str], bool]  # whether the record of a sample would have been written
     elsewhere: Callable[[], Collection[str]]  # the samples that records of other steps name
+    written_at_ns: int | None = None  # when the last of them was there; None: not known
 
 
 class Shape(enum.Enum):

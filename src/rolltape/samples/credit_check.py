@@ -22,9 +22,7 @@ Advantages = Mapping[Key, float | None]
 Siblings = tuple[int, Sequence[int]] | None  # a sample's place in its rollout, and the trained tokens of all there
 K = TypeVar("K", Advantage, RewardShare, LossWeight)
 
-_REGRADED = (
-    "check how the trainer joins rewards; if the rollout was graded again after this step, its reward has changed"
-)
+_JOINED_WRONGLY = "check how the trainer joins rewards"
 
 
 class CreditedRecord(NamedTuple):
@@ -64,7 +62,7 @@ def check_rewards(credited: Sequence[CreditedRecord]) -> Iterator[CreditDifferen
     for one in credited:
         if _reward_agrees(one, share) is False:
             what = f"reward {number(_reward(one.record))} in the record, {number(one.rewards[share])} on the tape"
-            yield CreditDifference(one, TokenDifference(TokenRule.REWARD, None, what, _REGRADED))
+            yield CreditDifference(one, TokenDifference(TokenRule.REWARD, None, what, _JOINED_WRONGLY))
 
 
 def check_weights(credited: Sequence[CreditedRecord]) -> Iterator[CreditDifference]:

@@ -64,14 +64,15 @@ def compare_record(record: TokenRecord, sample: Sample) -> Iterator[TokenDiffere
     trained = np.flatnonzero(record.trained_mask[:length] & sample.trained_mask[:length])
     if record.inference_logprobs is not None and (found := _logprob_difference(record, sample, trained)):
         yield found
-    jumps = np.flatnonzero(np.diff(record.position_ids) != 1)
-    if len(jumps):
-        at = int(jumps[0]) + 1
+    wrong_places = np.flatnonzero(np.diff(record.position_ids, prepend=-1) != 1)
+    if len(wrong_places):
+        at = int(wrong_places[0])
+        before = f"follows position {record.position_ids[at - 1]}" if at else "is the first, which is 0"
         yield TokenDifference(
             TokenRule.POSITIONS,
             at,
-            f"position {record.position_ids[at]} follows position {record.position_ids[at - 1]}",
-            "check where the packed batch's sequences begin and end",
+            f"position {record.position_ids[at]} {before}",
+            "check where the packed batch's sequences begin and end, and that padding is not counted",
         )
     known = {name for pair in sample.versions for name in pair}
     unknown = [name for name in record.versions if known and name not in known]

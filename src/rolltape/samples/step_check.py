@@ -25,6 +25,7 @@ from rolltape.samples.credit_check import (
     check_weights,
 )
 from rolltape.samples.findings import StepCheck, TokenFinding, UnseenSample
+from rolltape.samples.hindsight import BY_LATER_EVENTS, PastRow, rollout_at, split_later, taken_at
 from rolltape.samples.linearize import Linearized, linearize, linearize_under, pruned_tokens
 from rolltape.samples.record_check import TokenDifference, TokenRule, compare_record, span_at
 from rolltape.tape.run import RolloutRow, Run
@@ -51,12 +52,21 @@ def check_step(
     """
     held = list(records)
     first, *others = dict.fromkeys([*([policy] if policy else []), *PRESETS.values()])
-    check = _Check(run, step, [first])
-    unseen = check.go_through(held, advantage, files, any_advantage=any_advantage)
-    if not check.is_explained:
-        # Cutting by all policies takes longer, and is needed only where the first does not explain the step.
-        check = _Check(run, step, [first, *others])
+
+    def checked(times: Mapping[str, int]) -> tuple[_Check, tuple[UnseenSample, ...]]:
+        check = _Check(run, step, [first], times)
         unseen = check.go_through(held, advantage, files, any_advantage=any_advantage)
+        if not check.is_explained:
+            # Cutting by all policies takes longer, and is needed only where the first does not explain the step.
+            check = _Check(run, step, [first, *others], times)
+            unseen = check.go_through(held, advantage, files, any_advantage=any_advantage)
+        return check, unseen
+
+    check, unseen = checked({})
+    findings, notes = check.findings, list[TokenFinding]()
+    if files.written_at_ns is not None and any(finding.rule in BY_LATER_EVENTS for finding in findings):
+        then, _ = checked(taken_at(run, check.groups, files.written_at_ns))
+        findings, notes = split_later(findings, then.findings)
     order = list(TokenRule)
     return StepCheck(
         step=step,
@@ -64,7 +74,8 @@ def check_step(
         tokens=check.tokens,
         unnamed=check.unnamed,
         pruned=check.pruned,
-        findings=tuple(sorted(check.findings, key=lambda one: order.index(one.rule))),
+        findings=tuple(sorted(findings, key=lambda one: order.index(one.rule))),
+        notes=tuple(sorted(notes, key=lambda one: order.index(one.rule))),
         unseen=unseen,
         seen=frozenset(check.seen),
         groups=frozenset(check.groups),
@@ -110,17 +121,21 @@ class _Found(NamedTuple):
 
 
 class _Check:
-    """The state of a step's check: its records by rollout, and what was found so far."""
+    """The state of a step's check: its records by rollout, and what was found so far.
 
-    def __init__(self, run: Run, step: int, policies: Sequence[CutPolicy]) -> None:
+    `times`: by group, the time whose filters and grades count; without one, those of now.
+    """
+
+    def __init__(self, run: Run, step: int, policies: Sequence[CutPolicy], times: Mapping[str, int]) -> None:
         self.count = self.tokens = self.unnamed = self.pruned = 0
         self.findings: list[TokenFinding] = []
         self.seen: set[str] = set()
         self._run = run
         self._step = step
         self._policies = policies
+        self._times = times
         self._versions = run.versions()
-        self._rows: dict[str, list[RolloutRow]] = {}  # by group
+        self._rows: dict[str, list[RolloutRow | PastRow]] = {}  # by group
         self._group_of: dict[Key, str] = {}
         for row in run.index():
             self._rows.setdefault(row.group, []).append(row)
@@ -174,9 +189,12 @@ class _Check:
     def compare_group(self, group: str) -> None:
         """Compare the records of a group with its samples, and note which samples each policy makes of it."""
         rows = self._rows[group]
-        self._counted |= {row.key for row in counted_tries(rows)}
-        wanted = [row.key for row in rows if row.key in self._counted or row.key in self._records]
-        for rollout in self._run.tape_index.load_each(wanted):
+        self._counted |= {row.head.key for row in counted_tries(rows)}
+        keys = [row.head.key for row in rows]
+        wanted = [key for key in keys if key in self._counted or key in self._records]
+        for loaded in self._run.tape_index.load_each(wanted):
+            rollout = rollout_at(loaded, self._times[group]) if group in self._times else loaded
+            rows[keys.index(rollout.key)] = PastRow(rollout.head, rollout.outcome)
             made = linearize_under(rollout, self._policies, versions=self._versions)
             self._made.append(
                 _Made(
@@ -197,7 +215,7 @@ class _Check:
             return
         if not any(len(one) for one in made):
             what = f"the record trains, but {_state(rollout)}"
-            advice = "take samples from completed groups; a filter after this step does no harm to it"
+            advice = "take samples from completed groups"
             for record in records:
                 self._find(record, TokenDifference(TokenRule.OUTCOME, None, what, advice))
             return

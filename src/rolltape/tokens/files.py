@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -73,7 +74,16 @@ def describe_files(step: TokenStep, steps: Iterable[TokenStep]) -> StepFiles:
         complete=step.stable and not missing and written_by != {_OWN},
         includes=lambda sample: is_in_fraction(sample, fraction),
         elsewhere=lambda: {name for other in steps if other.step != step.step for name in read_sample_ids(other)},
+        written_at_ns=_written_at_ns(step),
     )
+
+
+def _written_at_ns(step: TokenStep) -> int | None:
+    """When the last rank was done; by its files where the markers do not say, as those of 0.1 and of prime-rl."""
+    times = [done.written_at_ns for done in step.ranks]
+    if None in times:
+        times = [path.stat().st_mtime_ns for path in step.folder.iterdir()]
+    return max((time for time in times if time is not None), default=None)
 
 
 def read_sample_ids(step: TokenStep) -> set[str]:
@@ -144,7 +154,15 @@ def write_tokens(run: str | os.PathLike[str], step: int, records: Iterable[Token
         made = Path(aside) / folder.name
         make_private_folder(made)
         files = _write_files(made, step, records)
-        done = RankDone(rank=0, world_size=1, writers=1, exporter=_OWN, attempt=uuid.uuid4().hex[:12], files=files)
+        done = RankDone(
+            rank=0,
+            world_size=1,
+            writers=1,
+            exporter=_OWN,
+            attempt=uuid.uuid4().hex[:12],
+            files=files,
+            written_at_ns=time.time_ns(),
+        )
         write_whole(made / "rank_0.done", msgspec.json.encode(done))
         write_whole(made / STABLE, msgspec.json.encode(Stable({0: done.attempt})))
         _check_own(folder)

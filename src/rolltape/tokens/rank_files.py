@@ -9,6 +9,7 @@ attempt make nothing stable. A rank that is started again alone finds the others
 import contextlib
 import fcntl
 import shutil
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -97,6 +98,7 @@ class RankFiles:
                 dropped_records=dropped_records,
                 lost_records=lost_records,
                 sample_fraction=self._fraction,
+                written_at_ns=time.time_ns(),
             )
             others = self._others(folder)
             write_whole(folder / f"rank_{self._rank}.done", msgspec.json.encode(done))

@@ -60,6 +60,7 @@ class RankDone(msgspec.Struct, frozen=True, kw_only=True):
     dropped_records: int = 0  # the queue was full
     lost_records: int = 0  # they could not be written
     sample_fraction: float = 1.0  # the share of sequences that was to be written
+    written_at_ns: int | None = None  # None: 0.1 wrote it, which did not say, or prime-rl itself
 
     @property
     def records(self) -> int:

@@ -83,6 +83,9 @@ def _print_json(checks: Sequence[StepCheck], unseen: Sequence[UnseenSample]) -> 
     for check in checks:
         for finding in check.findings:
             print_json(msgspec.to_builtins(finding))
+        for later in check.notes:
+            told = msgspec.to_builtins(later)
+            print_json({"note": told.pop("rule"), **told})
     for one in unseen:
         print_json({"unseen": one.sample, **{name: getattr(one, name) for name in ("rollout", "group", "step", "why")}})
     counted = ("records", "tokens", "unnamed", "pruned", "disagreeing")
@@ -91,6 +94,7 @@ def _print_json(checks: Sequence[StepCheck], unseen: Sequence[UnseenSample]) -> 
             "steps": len(checks),
             **{name: sum(getattr(check, name) for check in checks) for name in counted},
             "findings": sum(len(check.findings) for check in checks),
+            "notes": sum(len(check.notes) for check in checks),
             "unseen": len(unseen),
         }
     )
@@ -113,6 +117,9 @@ def _print_text(checks: Sequence[StepCheck], unseen: Sequence[UnseenSample]) -> 
         whys = Counter(one.why for one in unseen).most_common()
         listed = ", ".join(f"{count:,} {why}" for why, count in whys)
         print_line(f"{plural(len(unseen), 'sample')} never seen by the trainer: {listed}")
+    if notes := [finding for check in checks for finding in check.notes]:
+        differ = plural(len({one.record or one.sample for one in notes}), "record")
+        note(f"{differ} were right when the step was trained; a filter or a grade came later. --json lists them")
     for name, why in {"unnamed": "name no sample", "pruned": "are of rollouts whose turns were pruned"}.items():
         if count := sum(getattr(check, name) for check in checks):
             note(f"{plural(count, 'record')} {why}, and could not be checked")

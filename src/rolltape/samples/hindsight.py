@@ -1,0 +1,66 @@
+"""What the tape said when a trainer took a group: without the filters and grades that came later."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from rolltape.records.rollout import Event, EventKind, Outcome, Rollout, RolloutHead
+from rolltape.samples.findings import TokenFinding
+from rolltape.samples.record_check import TokenRule
+from rolltape.tape.run import Run
+
+BY_LATER_EVENTS = (TokenRule.OUTCOME, TokenRule.REWARD, TokenRule.ADVANTAGE, TokenRule.MISSING)
+_GIVEN = "given"  # a `GroupState`
+
+
+class PastRow(NamedTuple):
+    """A rollout without its turns, as it was at some time."""
+
+    head: RolloutHead
+    outcome: Outcome
+
+
+def taken_at(run: Run, groups: Iterable[str], written_at_ns: int) -> dict[str, int]:
+    """When each group was given to its trainer, whose records were written then; else that time."""
+    times = dict.fromkeys(groups, written_at_ns)
+    for event in run.tape_index.events(EventKind.GROUP):
+        group = event.data.get("group")
+        if event.data.get("state") == _GIVEN and group in times and event.at_ns <= written_at_ns:
+            times[group] = event.at_ns  # the latest counts: they come in their order
+    return times
+
+
+def rollout_at(rollout: Rollout, at_ns: int) -> Rollout:
+    """A rollout without the filters and grades that came after a time. Its first grade counts whenever it came."""
+    graded = [event for event in rollout.events if _is(event, EventKind.SCORE)]
+    said = [*graded[1:], *(event for event in rollout.events if _is(event, EventKind.FILTER))]
+    later = {event.order for event in said if event.at_ns > at_ns}
+    if not later:
+        return rollout
+    kept = [event for event in rollout.events if event.order not in later]
+    return Rollout(rollout.head, rollout.sessions, kept, rollout.writer_alive)
+
+
+def split_later(
+    findings: Sequence[TokenFinding], then: Sequence[TokenFinding]
+) -> tuple[list[TokenFinding], list[TokenFinding]]:
+    """Findings that held also when the step was trained, and as notes those that a later filter or grade has made."""
+    held_then = {(one.rule, one.record, one.sample) for one in then}
+    faults, notes = [], []
+    for one in findings:
+        if one.rule not in BY_LATER_EVENTS or (one.rule, one.record, one.sample) in held_then:
+            faults.append(one)
+        else:
+            notes.append(
+                msgspec.structs.replace(
+                    one,
+                    what=f"{one.what}, since a filter or a grade that came after the step",
+                    advice="nothing to do: when the trainer took the sample, it was as the record has it",
+                )
+            )
+    return faults, notes
+
+
+def _is(event: Event, kind: EventKind) -> bool:
+    return event.kind == kind and event.turn is None
