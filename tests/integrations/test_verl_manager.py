@@ -1,6 +1,7 @@
 """verl's manager of agent loops gives verl's trainers what the tape holds, sampled by verl's own client."""
 
 import asyncio
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -367,3 +368,10 @@ def test_what_cannot_work_is_refused_by_name(make: Make, tmp_path: Path) -> None
     batch.non_tensor_batch["__do_sample__"] = np.ones(4, dtype=bool)
     with pytest.raises(GroupsError, match="remax"):
         make().generate_sequences(batch)
+
+
+def test_without_verl_the_error_says_what_to_install() -> None:
+    hidden = "import sys; sys.modules['verl'] = None; import rolltape.integrations.verl"
+    ended = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False)
+    assert "ImportError: rolltape.integrations.verl runs inside verl's trainer, and verl is not" in ended.stderr
+    assert "pip install verl" in ended.stderr

@@ -1,11 +1,4 @@
-"""verl: an agent loop manager that runs agents through the gateway, in front of verl's own servers.
-
-    python -m verl.trainer.main_ppo ... \\
-        actor_rollout_ref.rollout.agent.agent_loop_manager_class=rolltape.integrations.verl.RolltapeManager \\
-        +rolltape.run=runs/exp1 +rolltape.agent=chat
-
-`rolltape` in verl's config has the run, and what `CollectSettings` takes. docs/frameworks-verl.md has an example.
-"""
+"""The agent loop manager of a verl job."""
 
 import atexit
 import logging
@@ -21,53 +14,33 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 from verl import DataProto
-from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
-from verl.trainer.ppo.core_algos import register_adv_est
 from verl.utils.ray_utils import auto_await
 
 from rolltape.collect.functions import function_named
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task
 from rolltape.errors import GroupsError
-from rolltape.export.formats.arrays import VersionNumbers, as_tensors, logprobs_or_zero
-from rolltape.export.formats.fitting import Fact, fitted
-from rolltape.export.formats.verl import FORM, arrays, blank_sample
-from rolltape.gateway.engines.function import FunctionEngine
-from rolltape.gateway.engines.protocol import Generated, Generation
-from rolltape.gateway.engines.sampled import sampled_ids, sampled_logprobs
+from rolltape.export.formats.arrays import VersionNumbers, as_tensors
+from rolltape.export.formats.verl import arrays
 from rolltape.groups import Group
 from rolltape.integrations.background import BackgroundLoop
 from rolltape.integrations.live import LiveGroups, with_id
 from rolltape.integrations.steps import StepPositions
-from rolltape.records.rollout import Rollout
+from rolltape.integrations.verl.engine import client_engine, server_logprob_kind
+from rolltape.integrations.verl.rows import (
+    Row,
+    failed_attempt,
+    loop_output,
+    plain,
+    prompt_task,
+    row_at,
+    samples_by_attempt,
+)
 from rolltape.records.sample import Sample
-from rolltape.records.turn import Finish, LogprobKind
 
 log = logging.getLogger("rolltape.integrations")
 
-Row = dict[str, Any]  # of verl's dataset: its columns, and `uid`, which is the same for all attempts at a prompt
-
 _OWN_KEYS = frozenset({"run", "policy", "to_task"})
-# A rollout's samples come in one answer here, and losses are by our advantages, so neither is worth a warning.
-_FORM = msgspec.structs.replace(
-    FORM, leaves_out={fact: report for fact, report in FORM.leaves_out.items() if fact is not Fact.FORKED}
-)
-
-
-@register_adv_est("rolltape")  # type: ignore[untyped-decorator]
-def recorded_advantages(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, reward_baselines: torch.Tensor, **_: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """For `algorithm.adv_estimator=rolltape`: the advantages that were computed over the rollouts of a group."""
-    advantages = (token_level_rewards.sum(-1) - reward_baselines)[:, None] * response_mask
-    return advantages, advantages
-
-
-def prompt_task(row: Row) -> Row:
-    """A row of verl's dataset as a task: its messages, the ground truth as the answer, and what is in `extra_info`."""
-    truth = (row.get("reward_model") or {}).get("ground_truth")
-    answer = {} if truth is None else {"answer": truth}
-    return {"messages": list(row["raw_prompt"]), **answer, **(row.get("extra_info") or {})}
 
 
 class RolltapeManager:
@@ -153,7 +126,7 @@ class RolltapeManager:
         chosen: list[Sample] = []
         turns = []
         for key in keys:
-            attempts = by_task.get(tasks[key].id) or [_nothing(None)]
+            attempts = by_task.get(tasks[key].id) or [failed_attempt(None)]
             attempt = attempts[seen[key] % len(attempts)]  # verl repeats rows to get a number that it can divide
             seen[key] += 1
             chosen.append(attempt[1][0])
@@ -170,7 +143,7 @@ class RolltapeManager:
 
     def _publish_later(self, prompts: Any) -> None:
         """Collect in the background, prompt by prompt."""
-        rows = [_row(prompts, at) for at in range(len(prompts))]
+        rows = [row_at(prompts, at) for at in range(len(prompts))]
         validates = bool(rows[0].get("validate", False))
         step = int(rows[0]["global_steps"])
         self._publishing = self._publishing or BackgroundLoop("rolltape-verl")
@@ -210,7 +183,7 @@ class RolltapeManager:
         kept = {
             name: value for name, value in row.items() if name not in ("validate", "__rollout_n__", "__do_sample__")
         }
-        for attempt, (turns, samples) in _attempts(group).items():
+        for attempt, (turns, samples) in samples_by_attempt(group).items():
             for index, sample in enumerate(samples):
                 output = loop_output(sample, turns)
                 field = {**output.as_dict(), **kept, "session_id": attempt, "multi_modal_inputs": {}}
@@ -235,7 +208,7 @@ class RolltapeManager:
             names = Counter()
         found = []
         for row in rows:
-            task = with_id(_plain(self._to_task(_plain(row))))
+            task = with_id(plain(self._to_task(plain(row))))
             names[task.id] += 1
             count = names[task.id]
             found.append(task if count == 1 else msgspec.structs.replace(task, id=f"{task.id}~{count}"))
@@ -243,7 +216,7 @@ class RolltapeManager:
 
     def _take(self, group: Group, validates: bool) -> list[tuple[int, list[Sample]]]:
         """Turns and samples of each attempt, the best first; what verl does not get of the group is noted."""
-        attempts = _attempts(group)
+        attempts = samples_by_attempt(group)
         rewards = [reward for reward in group.rewards if reward is not None]
         mean = sum(rewards) / len(rewards) if rewards else None
         left_out = sum(sample.trained_tokens for _, samples in attempts.values() for sample in samples[1:])
@@ -256,7 +229,7 @@ class RolltapeManager:
             group.done()
         else:
             self._positions.train_on(group, reason)
-        return [attempts.get(at) or _nothing(mean) for at in range(self._attempts(validates))]
+        return [attempts.get(at) or failed_attempt(mean) for at in range(self._attempts(validates))]
 
     def _tensors(self, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
         batch = arrays(
@@ -306,134 +279,5 @@ class RolltapeManager:
             settings = msgspec.convert({**own, **given}, CollectSettings)
         except msgspec.ValidationError as error:
             raise GroupsError(f"rolltape in verl's config: {error}") from None
-        engine = client_engine(self._client, _logprob_kind(rollout, sampling))
+        engine = client_engine(self._client, server_logprob_kind(rollout, sampling))
         return LiveGroups(self._run, collect=settings, engine=engine, policy=self._policy, consumer=consumer)
-
-
-def client_engine(client: Any, logprob_kind: LogprobKind | str | None = None) -> FunctionEngine:
-    """verl's `LLMServerClient` as an engine: its servers sample, and say the global step of their weights."""
-
-    async def sample(prompt_ids: list[int], wanted: Generation) -> Generated:
-        params = {
-            "temperature": 1.0 if wanted.sampling.temperature is None else wanted.sampling.temperature,
-            "top_p": 1.0 if wanted.sampling.top_p is None else wanted.sampling.top_p,
-            "top_k": -1 if wanted.sampling.top_k is None else wanted.sampling.top_k,
-            "max_tokens": wanted.sampling.max_tokens,
-            "stop_token_ids": list(wanted.stop_ids),
-            "logprobs": True,
-        }
-        output = await client.generate(wanted.session, prompt_ids=prompt_ids, sampling_params=params)
-        where = f"verl's client, generation {wanted.id}"
-        ids = sampled_ids([int(token) for token in output.token_ids], where)
-        # verl calls it completed, whether the reply ended by itself or at its longest.
-        ended = Finish.STOP if len(ids) and int(ids[-1]) in wanted.stop_ids else Finish.LENGTH
-        steps = [output.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps")]
-        first, last = (None if step is None else str(step) for step in steps)
-        return Generated(
-            ids=ids,
-            logprobs=None if output.log_probs is None else sampled_logprobs(output.log_probs, ids, where),
-            finish=Finish.ABORT if output.stop_reason in ("aborted", "abort") else ended,
-            first_version=first,
-            last_version=last,
-            logprob_kind=None if logprob_kind is None else LogprobKind(logprob_kind),
-        )
-
-    engine = FunctionEngine(sample, name="verl's client")
-    engine.loop = None  # Ray's handles work in any event loop, and the one that runs now may end before the training.
-    return engine
-
-
-def loop_output(sample: Sample, turns: int) -> AgentLoopOutput:
-    """A sample as verl's agent loops return it."""
-    start = sample.prompt_tokens
-    oldest, newest = VersionNumbers().bounds(sample) or (None, None)
-    return AgentLoopOutput(
-        prompt_ids=sample.ids[:start].tolist(),
-        response_ids=sample.ids[start:].tolist(),
-        response_mask=sample.trained_mask[start:].astype(int).tolist(),
-        response_logprobs=logprobs_or_zero(sample)[start:].tolist(),
-        reward_score=sample.rollout_reward,
-        num_turns=turns,
-        metrics=AgentLoopMetrics(),
-        extra_fields={
-            "min_global_steps": oldest,
-            "max_global_steps": newest,
-            "reward_extra_info": {},
-            "rollout": sample.rollout,
-            "sample": sample.id,
-            "loss_weight": sample.loss_weight,
-        },
-    )
-
-
-def data_proto(groups: Iterable[Group], *, divisor: int = 1, **given: Any) -> DataProto:
-    """All samples of groups as one `DataProto`, for a trainer of your own, with advantages.
-
-    Rows that train nothing are added until their number can be divided by `divisor`. Other arguments are those of
-    `data_proto_fields`: `pad_id`, `prompt_length`, `response_length`.
-
-    Example:
-
-        groups = live.request(tasks, step=3).wait()
-        data = data_proto(groups, divisor=8, pad_id=tokenizer.pad_token_id)
-    """
-    samples = fitted((sample for group in groups for sample in group.samples), FORM)
-    samples += [blank_sample(0.0)] * (-len(samples) % divisor)
-    others = {
-        "uid": np.array([sample.group for sample in samples], dtype=object),
-        "rollout": np.array([sample.rollout for sample in samples], dtype=object),
-        "sample": np.array([sample.id for sample in samples], dtype=object),
-        "loss_weight": np.array([sample.loss_weight for sample in samples], dtype=object),
-    }
-    return DataProto.from_dict(as_tensors(arrays(samples, **given)), others, {"reward_extra_keys": []})
-
-
-def _attempts(group: Group) -> dict[int, tuple[int, list[Sample]]]:
-    """By attempt that finished: its turns, and its samples, the one with the most trained tokens first."""
-    by_rollout: dict[str, list[Sample]] = {}
-    for sample in fitted(group.samples, _FORM):
-        by_rollout.setdefault(sample.rollout, []).append(sample)
-    found = {}
-    for rollout in group.rollouts:
-        samples = sorted(by_rollout.get(rollout.id, ()), key=lambda sample: (-sample.trained_tokens, sample.index))
-        found[rollout.head.attempt] = (len(rollout.turns), samples or [_untrained(group, rollout)])
-    return found
-
-
-def _untrained(group: Group, rollout: Rollout) -> Sample:
-    """What stands for a rollout with nothing to train, so that its reward counts."""
-    blank = blank_sample(rollout.reward)
-    return msgspec.structs.replace(blank, rollout=rollout.id, group=group.id)
-
-
-def _nothing(reward: float | None) -> tuple[int, list[Sample]]:
-    """What stands for an attempt that failed. With the mean of its group as reward it leaves that mean as it is."""
-    return 0, [blank_sample(reward)]
-
-
-def _row(prompts: Any, at: int) -> Row:
-    """One row of a `TensorDict`: tensors, and what else stands in it."""
-    one = prompts[at]
-    return {
-        name: getattr(value, "data", value) if not isinstance(value, torch.Tensor) else value
-        for name, value in one.items()
-    }
-
-
-def _plain(value: Any) -> Any:
-    """numpy's values and arrays as those of Python."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, np.ndarray | np.generic | torch.Tensor):
-        return _plain(value.tolist())
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def _logprob_kind(rollout: Any, sampling: Any) -> LogprobKind | None:
-    """Of which distribution the logprobs of verl's servers are."""
-    if rollout.get("name") != "vllm":
-        return LogprobKind.AFTER_TEMPERATURE if rollout.get("name") == "sglang" else None
-    if rollout.get("logprobs_mode", "processed_logprobs") != "processed_logprobs":
-        return LogprobKind.RAW
-    truncates = sampling.top_p < 1 or sampling.top_k > 0
-    return LogprobKind.AFTER_TRUNCATION if truncates else LogprobKind.AFTER_TEMPERATURE

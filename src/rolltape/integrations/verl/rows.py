@@ -1,0 +1,127 @@
+"""verl's rows: prompts of its dataset as tasks, and samples as the rows that its trainers take."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from verl import DataProto
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.trainer.ppo.core_algos import register_adv_est
+
+from rolltape.export.formats.arrays import VersionNumbers, as_tensors, logprobs_or_zero
+from rolltape.export.formats.fitting import Fact, fitted
+from rolltape.export.formats.verl import FORM, arrays, blank_sample
+from rolltape.groups import Group
+from rolltape.records.rollout import Rollout
+from rolltape.records.sample import Sample
+
+Row = dict[str, Any]  # of verl's dataset: its columns, and `uid`, which is the same for all attempts at a prompt
+
+# A rollout's samples come in one answer here, and losses are by our advantages, so neither is worth a warning.
+_FORM = msgspec.structs.replace(
+    FORM, leaves_out={fact: report for fact, report in FORM.leaves_out.items() if fact is not Fact.FORKED}
+)
+
+
+@register_adv_est("rolltape")  # type: ignore[untyped-decorator]
+def recorded_advantages(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, reward_baselines: torch.Tensor, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """For `algorithm.adv_estimator=rolltape`: the advantages that were computed over the rollouts of a group."""
+    advantages = (token_level_rewards.sum(-1) - reward_baselines)[:, None] * response_mask
+    return advantages, advantages
+
+
+def prompt_task(row: Row) -> Row:
+    """A row of verl's dataset as a task: its messages, the ground truth as the answer, and what is in `extra_info`."""
+    truth = (row.get("reward_model") or {}).get("ground_truth")
+    answer = {} if truth is None else {"answer": truth}
+    return {"messages": list(row["raw_prompt"]), **answer, **(row.get("extra_info") or {})}
+
+
+def loop_output(sample: Sample, turns: int) -> AgentLoopOutput:
+    """A sample as verl's agent loops return it."""
+    start = sample.prompt_tokens
+    oldest, newest = VersionNumbers().bounds(sample) or (None, None)
+    return AgentLoopOutput(
+        prompt_ids=sample.ids[:start].tolist(),
+        response_ids=sample.ids[start:].tolist(),
+        response_mask=sample.trained_mask[start:].astype(int).tolist(),
+        response_logprobs=logprobs_or_zero(sample)[start:].tolist(),
+        reward_score=sample.rollout_reward,
+        num_turns=turns,
+        metrics=AgentLoopMetrics(),
+        extra_fields={
+            "min_global_steps": oldest,
+            "max_global_steps": newest,
+            "reward_extra_info": {},
+            "rollout": sample.rollout,
+            "sample": sample.id,
+            "loss_weight": sample.loss_weight,
+        },
+    )
+
+
+def data_proto(groups: Iterable[Group], *, divisor: int = 1, **given: Any) -> DataProto:
+    """All samples of groups as one `DataProto`, for a trainer of your own, with advantages.
+
+    Rows that train nothing are added until their number can be divided by `divisor`. Other arguments are those of
+    `data_proto_fields`: `pad_id`, `prompt_length`, `response_length`.
+
+    Example:
+
+        groups = live.request(tasks, step=3).wait()
+        data = data_proto(groups, divisor=8, pad_id=tokenizer.pad_token_id)
+    """
+    samples = fitted((sample for group in groups for sample in group.samples), FORM)
+    samples += [blank_sample(0.0)] * (-len(samples) % divisor)
+    others = {
+        "uid": np.array([sample.group for sample in samples], dtype=object),
+        "rollout": np.array([sample.rollout for sample in samples], dtype=object),
+        "sample": np.array([sample.id for sample in samples], dtype=object),
+        "loss_weight": np.array([sample.loss_weight for sample in samples], dtype=object),
+    }
+    return DataProto.from_dict(as_tensors(arrays(samples, **given)), others, {"reward_extra_keys": []})
+
+
+def samples_by_attempt(group: Group) -> dict[int, tuple[int, list[Sample]]]:
+    """By attempt that finished: its turns, and its samples, the one with the most trained tokens first."""
+    by_rollout: dict[str, list[Sample]] = {}
+    for sample in fitted(group.samples, _FORM):
+        by_rollout.setdefault(sample.rollout, []).append(sample)
+    found = {}
+    for rollout in group.rollouts:
+        samples = sorted(by_rollout.get(rollout.id, ()), key=lambda sample: (-sample.trained_tokens, sample.index))
+        found[rollout.head.attempt] = (len(rollout.turns), samples or [_untrained(group, rollout)])
+    return found
+
+
+def _untrained(group: Group, rollout: Rollout) -> Sample:
+    """What stands for a rollout with nothing to train, so that its reward counts."""
+    blank = blank_sample(rollout.reward)
+    return msgspec.structs.replace(blank, rollout=rollout.id, group=group.id)
+
+
+def failed_attempt(reward: float | None) -> tuple[int, list[Sample]]:
+    """What stands for an attempt that failed. With the mean of its group as reward it leaves that mean as it is."""
+    return 0, [blank_sample(reward)]
+
+
+def row_at(prompts: Any, at: int) -> Row:
+    """One row of a `TensorDict`: tensors, and what else stands in it."""
+    one = prompts[at]
+    return {
+        name: getattr(value, "data", value) if not isinstance(value, torch.Tensor) else value
+        for name, value in one.items()
+    }
+
+
+def plain(value: Any) -> Any:
+    """numpy's values and arrays as those of Python."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(one) for name, one in value.items()}
+    if isinstance(value, np.ndarray | np.generic | torch.Tensor):
+        return plain(value.tolist())
+    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
