@@ -18,7 +18,7 @@ from benchmarks.gateway_load import ADMIN_KEY, Bodies, Cost, Server, conversatio
 from benchmarks.raw_client import RawConnection
 
 _SESSIONS, _TURNS, _TEXT = 32, 25, 60
-_ROUNDS = 3
+_ROUNDS = 4
 _LEAST_RATIO = 1.7
 _SETTLE_S = 0.5  # in which a gateway does what it leaves for after its last reply
 
@@ -29,26 +29,32 @@ class _Round(NamedTuple):
     gateway: Cost
     others_cpu_s: float
 
-    @property
-    def turns_a_cpu_second(self) -> float:
-        return self.gateway.turns / self.gateway.cpu_s
-
 
 def worker_figures(folder: Path, engine: Server, workers: Sequence[int]) -> Iterable[Figure]:
     """Each number of workers against the first of them, with a connection for each session and with a shared pool."""
     with contextlib.ExitStack() as stack:
         gateways = {count: stack.enter_context(our_gateway(folder, engine, workers=count)) for count in workers}
-        for pooled in (False, True):
-            rounds: dict[int, list[_Round]] = {count: [] for count in workers}
-            for _ in range(_ROUNDS):  # in turns, so that what else the machine does falls on all
-                for count, gateway in gateways.items():
-                    rounds[count].append(_round(gateway, engine, count, pooled=pooled))
-            yield from _figures(rounds, "a shared pool" if pooled else "a connection each")
+        each: dict[int, list[_Round]] = {count: [] for count in workers}
+        pooled: dict[int, list[_Round]] = {count: [] for count in workers}
+        for _ in range(_ROUNDS):  # in turns, so that what else the machine does falls on all
+            for count, gateway in gateways.items():
+                each[count].append(_round(gateway, engine, count, pooled=False))
+                pooled[count].append(_round(gateway, engine, count, pooled=True))
+    yield from _figures(each, "a connection each")
+    yield from _figures(pooled, "a shared pool")
+    for count in workers:
+        if count > 1:
+            yield Figure(
+                f"{count} workers, a shared pool / a connection each, turns per CPU-second",
+                _turns_a_cpu_second(pooled[count]) / _turns_a_cpu_second(each[count]),
+                "×",
+                note=f"{1 - 1 / count:.0%} of the turns come to another worker and are passed on with their connection",
+            )
 
 
 def _figures(rounds: dict[int, list[_Round]], how: str) -> Iterable[Figure]:
     best = {count: max(of, key=lambda one: one.gateway.turns_a_second) for count, of in rounds.items()}
-    per_cpu = {count: max(one.turns_a_cpu_second for one in of) for count, of in rounds.items()}
+    per_cpu = {count: _turns_a_cpu_second(of) for count, of in rounds.items()}
     fewest = min(rounds)
     for count, one in best.items():
         busy = one.gateway.cpu_s / one.gateway.wall_s
@@ -68,6 +74,10 @@ def _figures(rounds: dict[int, list[_Round]], how: str) -> Iterable[Figure]:
             "×",
             note="of the gateway: what is lost between workers",
         )
+
+
+def _turns_a_cpu_second(rounds: Sequence[_Round]) -> float:
+    return max(one.gateway.turns / one.gateway.cpu_s for one in rounds)
 
 
 def _possible(fewest: _Round, many: _Round, most: float) -> float:

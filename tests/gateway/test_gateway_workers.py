@@ -5,8 +5,9 @@ import contextlib
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +103,49 @@ async def test_a_connection_is_handed_to_the_worker_of_its_session(run: Path, en
                     await http.close()
 
 
-def holders(gateway: Served, client_port: int) -> set[int]:
-    """The workers that hold the connection from a port."""
-    ports = f"0100007F:{int(gateway.url.rpartition(':')[2]):04X} 0100007F:{client_port:04X}"
-    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
-    (inode,) = (line[9] for line in lines if " ".join(line[1:3]) == ports)
-    workers = workers_of(gateway.run).values()
-    return {pid for pid in workers for fd in Path(f"/proc/{pid}/fd").iterdir() if is_link_to(fd, f"socket:[{inode}]")}
+class Shared:
+    """A client's connection that both workers have served sessions on, so that each has a copy."""
+
+    def __init__(self, gateway: Served, opened: list[Json]) -> None:
+        self.owners = [owner_of(gateway.run, one) for one in opened]
+        assert len({*self.owners}) == 2
+        self._keys = [one["key"] for one in opened]
+        self._http = HTTPConnection(gateway.url.removeprefix("http://"), timeout=60)
+        self._http.connect()
+        self.socket: socket.socket = self._http.sock
+        ports = f"0100007F:{self._http.port:04X} 0100007F:{self.socket.getsockname()[1]:04X}"
+        for number in (0, 1, 0, 1):
+            self.ask(number)
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+        (self._inode,) = (line[9] for line in lines if " ".join(line[1:3]) == ports)
+
+    def send(self, number: int, text: str = "hello", **fields: Any) -> None:
+        """Ask in one of the sessions, and leave the reply for later."""
+        body = json.dumps(body_of(Api.CHAT, text, **fields)).encode()
+        head = f"POST /s/{self._keys[number]}{PATHS[Api.CHAT]} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
+        self.socket.sendall(head.encode() + b"\r\n\r\n" + body)
+
+    def receive(self) -> HTTPResponse:
+        """The head of the next reply."""
+        response = HTTPResponse(self.socket)
+        response.begin()
+        assert response.status == 200, response.read()
+        return response
+
+    def ask(self, number: int, text: str = "hello") -> str:
+        """The session that answered."""
+        self.send(number, text)
+        with self.receive() as response:
+            response.read()
+            return response.headers["x-rolltape-session"]
+
+    def holders(self) -> set[int]:
+        """The workers that have a copy of it."""
+        target = f"socket:[{self._inode}]"
+        return {pid for pid in self.owners for fd in Path(f"/proc/{pid}/fd").iterdir() if is_link_to(fd, target)}
+
+    def close(self) -> None:
+        self._http.close()
 
 
 def is_link_to(path: Path, target: str) -> bool:
@@ -117,32 +154,84 @@ def is_link_to(path: Path, target: str) -> bool:
     return False
 
 
-async def test_a_connection_that_sessions_share_is_handed_to_the_worker_of_each_request(
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def test_a_connection_that_sessions_share_is_read_by_the_worker_of_each_request(
     run: Path, engine: ScriptedEngine
 ) -> None:
     async with client_of(run) as client:
         with served(run, engine, "--workers", "2") as gateway:
             opened = [await client.open(gateway, attempt=number) for number in range(2)]
-            owners = [owner_of(run, one) for one in opened]
-            assert owners[0] != owners[1]
-            connection = HTTPConnection(gateway.url.removeprefix("http://"))
-            connection.connect()
-            port: int = connection.sock.getsockname()[1]
+            shared = await asyncio.to_thread(Shared, gateway, opened)
+            owners = shared.owners
+            assert shared.holders() == {*owners}
+            for number, text in ((0, "hello"), (1, "hello"), (0, "long " * 60_000)):
+                assert await asyncio.to_thread(shared.ask, number, text) == opened[number]["session"]
+                with stopped(owners[1 - number]):
+                    assert await asyncio.to_thread(shared.ask, number) == opened[number]["session"]
+            with stopped(owners[1]):
+                shared.socket.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                with await asyncio.to_thread(shared.receive) as response:
+                    response.read()
+                assert await asyncio.to_thread(shared.socket.recv, 1) == b""
+            await eventually(lambda: not shared.holders())
+            shared.close()
+            assert gateway.process.poll() is None
+    assert [len(rollout.turns) for rollout in rolltape.read(run).rollouts()] == [6, 4]
 
-            def ask(key: str) -> None:
-                connection.request("POST", f"/s/{key}{PATHS[Api.CHAT]}", json.dumps(body_of(Api.CHAT, "hello")))
-                response = connection.getresponse()
-                assert (response.status, response.will_close) == (200, False), response.read()
-                response.read()
 
-            for one, owner in zip(opened * 3, owners * 3, strict=True):
-                await asyncio.to_thread(ask, one["key"])
-                # A request that comes before its worker has put the last one away is forwarded.
-                while holders(gateway, port) != {owner}:
-                    await asyncio.to_thread(ask, one["key"])
-            connection.close()
-    for rollout in rolltape.read(run).rollouts():
-        assert len(rollout.turns) >= 3
+async def test_replies_on_a_connection_that_sessions_share_keep_their_order_and_end_when_it_is_closed(
+    run: Path, engine: ScriptedEngine
+) -> None:
+    async with client_of(run) as client:
+        with served(run, engine, "--workers", "2") as gateway:
+            opened = [await client.open(gateway, attempt=number) for number in range(2)]
+            shared = await asyncio.to_thread(Shared, gateway, opened)
+            engine._script = lambda asked: Step("word " * 20, token_delay_s=0.05 if asked.number == 4 else 0.0)
+            shared.send(0)
+            await eventually(lambda: engine.requests == 5)
+            shared.send(1)
+            for number in range(2):
+                with await asyncio.to_thread(shared.receive) as response:
+                    response.read()
+                assert response.headers["x-rolltape-session"] == opened[number]["session"]
+            engine._script = lambda asked: Step("word " * 1000, token_delay_s=0.01)
+            shared.send(0, stream=True)
+            await asyncio.to_thread(shared.receive)
+            shared.close()
+            await eventually(lambda: len(engine.aborted) == 1)
+            await eventually(lambda: not shared.holders())
+
+
+async def test_a_worker_that_is_killed_ends_the_replies_that_it_gave_and_no_others(
+    run: Path, engine: ScriptedEngine
+) -> None:
+    async with client_of(run) as client:
+        with served(run, engine, "--workers", "2") as gateway:
+            for killed, is_whole in ((0, False), (1, True)):
+                engine._script = lambda asked: Step("word")
+                before = workers_of(run)
+                opened = [await client.open(gateway, attempt=2 * killed + number) for number in range(2)]
+                shared = await asyncio.to_thread(Shared, gateway, opened)
+                engine._script = lambda asked: Step("word " * 60, token_delay_s=0.02)
+                shared.send(0, stream=True)
+                with await asyncio.to_thread(shared.receive) as response:
+                    os.kill(shared.owners[killed], signal.SIGKILL)
+                    try:
+                        came = await asyncio.to_thread(response.read)
+                    except (HTTPException, ConnectionError):
+                        came = b""
+                assert (b"[DONE]" in came) == is_whole
+                shared.close()
+                await _replaced(run, before)
+            assert gateway.process.poll() is None
 
 
 async def test_a_request_that_comes_in_pieces_is_served_whoever_accepts_it(run: Path, engine: ScriptedEngine) -> None:

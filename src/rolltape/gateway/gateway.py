@@ -227,7 +227,7 @@ class Gateway:
         else:
             await self._join_siblings(siblings, forwarding, facts)
             assert runner.server is not None
-            port = SharedPort(runner.server, peer, siblings.of_tag)
+            port = SharedPort(runner.server, peer, siblings)
             await port.start(listener, _WAITING_CONNECTIONS)
             stack.callback(port.close)
         self._runner = runner

@@ -102,6 +102,10 @@ class Siblings:
         found = next((peer for peer in self._peers().values() if writer_tag(peer.writer) == tag), None)
         return None if found is self._own else found
 
+    def other_tags(self) -> list[str]:
+        """What the keys of the other workers begin with. Some of them may have died."""
+        return [writer_tag(peer.writer) for peer in self._peers().values() if peer is not self._own]
+
     def check_next(self) -> None:
         """Raise ServedElsewhere if it is another one's turn to open a session."""
         alive = sorted([self._own, *self.others()], key=lambda peer: peer.number)
