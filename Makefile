@@ -17,7 +17,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TEST_ARGS ?= -n 2
 
-.PHONY: help setup npm chromium bwrap demo demo-train test test-fast test-release page check bench check-engines check-gpu check-backends clean
+.PHONY: help setup npm chromium bwrap podman demo demo-train test test-fast test-release page check bench check-engines check-gpu check-backends clean
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -62,18 +62,23 @@ chromium:
 bwrap:
 	@command -v bwrap >/dev/null || { apt-get update -qq && apt-get install -y -qq bubblewrap >/dev/null; } || true
 
-test: setup npm chromium bwrap
+# Containers likewise. Tests make their image of this machine's own programs.
+podman:
+	@command -v podman >/dev/null && command -v runc >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends podman runc catatonit >/dev/null; } || true
+
+test: setup npm chromium bwrap podman
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
-test-fast: setup bwrap
+test-fast: setup bwrap podman
 	$(BIN)/python -m pytest --fast $(TEST_ARGS)
 
-test-release: setup npm chromium bwrap
+test-release: setup npm chromium bwrap podman
 	for time in 1 2 3; do $(BIN)/python -m pytest $(TEST_ARGS) || exit; done
 	$(BIN)/python tests/under_load.py 20 tests/view tests/tracking tests/groups tests/tape tests/gateway/test_gateway_process.py
 	ROLLTAPE_SEEDS=100 $(BIN)/python -m pytest $(TEST_ARGS) tests/tape/test_index_follows.py
 	ROLLTAPE_SEEDS=40 $(BIN)/python -m pytest $(TEST_ARGS) tests/gateway/test_gateway_random_turns.py
 	ROLLTAPE_EXAMPLES=2000 $(BIN)/python -m pytest $(TEST_ARGS) tests/test_properties*.py tests/export/test_properties.py
+	ROLLTAPE_CONTAINERS=200 $(BIN)/python -m pytest tests/collect/test_container_agents.py -k killed_five_times
 	ROLLTAPE_KILLS=1000 $(BIN)/python -m pytest tests/gateway/test_gateway_kill_loop.py
 	$(BIN)/python -m benchmarks gateway --part soak --strict
 	$(MAKE) check-engines check-gpu

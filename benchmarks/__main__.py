@@ -2,6 +2,7 @@
 
 from benchmarks import (
     collect,
+    containers,
     disk,
     engine,
     gateway,
@@ -30,6 +31,7 @@ if __name__ == "__main__":
             "traces": traces.figures,
             "tracking": tracking.figures,
             "collect": collect.figures,
+            "containers": containers.figures,
             "tokens": tokens.figures,
             "token_check": token_check.figures,
             "view": view.figures,

@@ -6,20 +6,33 @@ from typing import Any
 
 from bwrap import needs_bwrap
 from collecting import collected, instant, rollouts, task_file
+from podman import needs_podman
 from rolltape.collect.results import RolloutResult
-from rolltape.collect.sandboxes import SandboxKind
+from rolltape.collect.sandboxes import ContainerSettings, SandboxKind
+
+KINDS = (SandboxKind.BWRAP, SandboxKind.PODMAN, SandboxKind.NONE)
 
 
-async def attack(place: Path, script: str, task: dict[str, Any], **settings: Any) -> list[RolloutResult]:
+def python_of(sandbox: SandboxKind) -> str:
+    """The Python of a sandbox: of this machine, or of the image."""
+    return "python3" if sandbox.has_images else sys.executable
+
+
+async def attack(
+    place: Path, script: str, task: dict[str, Any], *, sandbox: SandboxKind = SandboxKind.BWRAP, **settings: Any
+) -> list[RolloutResult]:
     """Collect one attempt of an agent that is a script."""
-    needs_bwrap()
+    if sandbox.has_images:
+        settings = {"container": ContainerSettings(image=needs_podman()), **settings}
+    else:
+        needs_bwrap()
     (place / "attacker.py").write_text(script)
-    settings = {"sandbox": SandboxKind.BWRAP, "group_size": 1, "timeout_s": 60.0, **settings}
+    settings = {"sandbox": sandbox, "group_size": 1, "timeout_s": 60.0, **settings}
     async with instant() as engine:
         port = int(engine.url.rpartition(":")[2])
         given = {"id": "t", "prompt": "What is 3 + 1?", "answer": 4, "engine": port, "run": str(place / "run")} | task
         source = task_file(place, [given])
-        agent = f"command:{sys.executable} {place / 'attacker.py'}"
+        agent = f"command:{python_of(sandbox)} {place / 'attacker.py'}"
         return await collected(source, place / "run", engine, agent=agent, **settings)
 
 

@@ -22,7 +22,7 @@ Train on whole groups as they complete:
 What is where:
 
     record      open, Tape, RolloutRecorder, SessionRecorder, Durability, Gateway
-    collect     Collector, CollectSettings, Environment
+    collect     Collector, CollectSettings, ContainerSettings, Environment
     read        read, Run, Rollout, Turn, seal, prune
     look        tree_of, forks_of, trace_of, Trace, TraceWriter, traces_from_batch
     cut         linearize, Linearized, CutPolicy, cut_policy, compare, Comparison, Sample, Ledger, Fate, show
@@ -42,6 +42,7 @@ from rolltape.renamed import renamed
 if TYPE_CHECKING:
     from rolltape.collect.collector import Collector
     from rolltape.collect.environments.protocol import Environment
+    from rolltape.collect.sandboxes.container_settings import ContainerSettings
     from rolltape.collect.settings import CollectSettings
     from rolltape.export import (
         read_rollouts,
@@ -98,6 +99,7 @@ __version__ = "0.2.0.dev0"
 _MODULES = {
     "rolltape.collect.collector": "Collector",
     "rolltape.collect.environments.protocol": "Environment",
+    "rolltape.collect.sandboxes.container_settings": "ContainerSettings",
     "rolltape.collect.settings": "CollectSettings",
     "rolltape.export": "read_rollouts read_samples read_traces read_turns rollouts_to_jsonl rollouts_to_parquet "
     "samples_to_jsonl samples_to_parquet traces_to_jsonl turns_to_jsonl turns_to_parquet",
@@ -132,6 +134,7 @@ __all__ = [
     "CollectSettings",
     "Collector",
     "Comparison",
+    "ContainerSettings",
     "Credit",
     "CutPolicy",
     "Durability",

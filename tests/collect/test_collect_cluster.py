@@ -16,8 +16,9 @@ from bwrap import needs_bwrap
 from clusters import Nodes, cluster_at, collected_by, wait_until
 from collecting import EXAMPLES, SUMS, collected, command, finished_per_task, instant, rollouts, task_file
 from commands import Cli
+from podman import containers, needs_podman, podman
 from rolltape.collect.results import RolloutResult
-from rolltape.collect.sandboxes import SandboxKind
+from rolltape.collect.sandboxes import ContainerSettings, SandboxKind
 from rolltape.errors import CollectError
 from rolltape.records.rollout import Rollout, Status
 from rolltape.records.sample import Sample
@@ -202,6 +203,35 @@ async def test_programs_run_on_nodes_in_sandboxes_and_their_logs_come_back(
     assert {one.reward for one in results} == {1.0}
     for one in results:
         assert (run / "logs" / one.rollout / "stderr.txt").read_text() == "/workspace 1000 on\n"
+
+
+async def test_programs_run_on_nodes_in_containers_which_are_removed(nodes: Nodes, tmp_path: Path) -> None:
+    image = needs_podman()
+    script = tmp_path / "agent.py"
+    script.write_text(
+        "import json, os, sys, urllib.request\ntold = json.load(sys.stdin)\n"
+        "body = json.dumps({'model': told['model'], 'messages': told['messages']}).encode()\n"
+        "request = urllib.request.Request(told['openai_base_url'] + '/chat/completions', body)\n"
+        "urllib.request.urlopen(request).read()\nopen('answer.txt', 'w').write('4')\nprint(os.getcwd(), os.getuid())\n"
+    )
+    tasks = [{"id": f"t{n}", "prompt": "?", "check": {"command": "grep -q 4 answer.txt"}} for n in range(2)]
+    async with instant() as engine:
+        results = await collected_by(
+            nodes,
+            task_file(tmp_path, tasks),
+            tmp_path / "run",
+            engine,
+            group_size=2,
+            agent=f"command:python3 {script}",
+            sandbox=SandboxKind.PODMAN,
+            container=ContainerSettings(image=image, workdir="/srv", user="0"),
+            # Nodes have their environment from whoever started them, before podman was set up here.
+            pass_env=("CONTAINERS_CONF",),
+        )
+    assert {(one.status, one.reason, one.reward) for one in results} == {(Status.FINISHED, None, 1.0)}
+    for one in results:
+        assert (tmp_path / "run" / "logs" / one.rollout / "stdout.txt").read_text() == "/srv 0\n"
+    assert not [one for one in containers("rolltape.run") if str(tmp_path) in podman("inspect", one).stdout]
 
 
 async def test_what_is_published_elsewhere_is_part_of_the_run(nodes: Nodes, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -17,12 +18,13 @@ import pytest
 import rolltape
 from bwrap import needs_bwrap
 from collecting import ROOT, rollouts
+from podman import needs_podman
 from rolltape.collect.grading.grades import keep_folder, unpack_folder
-from rolltape.collect.sandboxes import SandboxKind, SandboxNetwork, bubblewrap
+from rolltape.collect.sandboxes import ContainerSettings, SandboxKind, SandboxNetwork, bubblewrap
 from rolltape.collect.sandboxes.visible import install_mounts, with_parents
 from rolltape.collect.sandboxes.workspace import remove
 from rolltape.errors import CollectError
-from sandbox_runs import attack, printed
+from sandbox_runs import KINDS, attack, printed
 
 SECRET = "hush-hush"
 ORDINARY = 4242  # a user whom nobody knows
@@ -66,6 +68,11 @@ def capabilities():
     lines = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
     held = [lines[name].strip() for name in ("CapPrm", "CapEff", "CapAmb")]
     return held if any(int(one, 16) for one in held) or lines["NoNewPrivs"].strip() != "1" else refuse()
+
+def admin(method, path):
+    url = told["openai_base_url"].partition("/s/")[0] + path
+    headers = {"Authorization": "Bearer " + told["key"], "Content-Type": "application/json"}
+    return urllib.request.urlopen(urllib.request.Request(url, b"{}", headers, method=method)).read()
 
 def fill(path):
     with open(path, "wb") as file:
@@ -119,6 +126,12 @@ attacks = {
     "read the disk": lambda: [open(path, "rb").read(1) for path in glob.glob("/dev/[svxm][de]*")][0],
     "fill the disk by /tmp": lambda: fill("/tmp/full"),
     "fill the memory by /dev/shm": lambda: fill("/dev/shm/full"),
+    "reach a port of another container": lambda: connect(socket.AF_INET, ("127.0.0.1", task["port_of_other"])),
+    "reach a socket of another container": lambda: connect(socket.AF_UNIX, "\\0other-container"),
+    "open a session": lambda: admin("POST", "/sessions"),
+    "list sessions": lambda: admin("GET", "/sessions"),
+    "finish a session": lambda: admin("POST", f"/sessions/{told['rollout']}/finish"),
+    "announce weights": lambda: admin("POST", "/weights"),
 }
 ask()
 got = {}
@@ -155,6 +168,7 @@ def listeners(place: Path) -> Iterator[dict[str, Any]]:
             "address": own_address(),
             "abstract": abstract,
             "socket": path,
+            "port_of_other": 1,
             "pid": process.pid,
             "secret": SECRET,
         }
@@ -180,6 +194,48 @@ async def test_an_agent_in_a_sandbox_gets_nothing_but_its_session(
     monkeypatch.setenv("SOME_API_KEY", SECRET)
     with listeners(tmp_path) as task:
         (result,) = await attack(tmp_path, ATTACKER, task)
+    assert (result.reason, result.turns) == (None, 1)
+    assert json.loads(printed(tmp_path)) == {}
+
+
+# No attacks, since they end at the container's own files and processes.
+OF_USERS = {
+    *("fill the disk by /tmp", "fill the memory by /dev/shm", "trace the first process"),
+    *("memory of the first process", "descriptors of the first process"),
+}
+OF_ROOT = {
+    *("write to the system", "write to the root", "write to /etc", "write beside the workspace", "be root"),
+    *("be root outside", "hold capabilities"),
+}
+LISTENING = """
+import socket
+port, hidden = socket.create_server(("0.0.0.0", 5555)), socket.socket(socket.AF_UNIX)
+hidden.bind("\\0other-container")
+hidden.listen()
+print("listening", flush=True)
+port.accept()
+"""
+
+
+@pytest.mark.parametrize("user", [None, "1000:1000"])
+async def test_an_agent_in_a_container_gets_nothing_but_its_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str | None
+) -> None:
+    image = needs_podman()
+    monkeypatch.setenv("SOME_API_KEY", SECRET)
+    attacks = re.findall(r'^    "([^"]+)": ', ATTACKER, re.MULTILINE)
+    only = [name for name in attacks if name not in (OF_USERS if user else OF_USERS | OF_ROOT)]
+    other = ["podman", "run", "--rm", "--init", "--network=none", image, "python3", "-c", LISTENING]
+    with (
+        listeners(tmp_path) as task,
+        subprocess.Popen(other, stdout=subprocess.PIPE, text=True) as running,
+    ):
+        assert running.stdout is not None
+        assert running.stdout.readline() == "listening\n"
+        task |= {"port_of_other": 5555, "only": only}
+        settings = ContainerSettings(image=image, user=user)
+        (result,) = await attack(tmp_path, ATTACKER, task, sandbox=SandboxKind.PODMAN, container=settings)
+        running.terminate()
     assert (result.reason, result.turns) == (None, 1)
     assert json.loads(printed(tmp_path)) == {}
 
@@ -350,7 +406,7 @@ def looks(task, ended):
 """
 
 
-@pytest.mark.parametrize("sandbox", list(SandboxKind)[1:])
+@pytest.mark.parametrize("sandbox", KINDS)
 async def test_what_an_agent_leaves_neither_runs_on_nor_leads_the_collector_astray(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: SandboxKind
 ) -> None:

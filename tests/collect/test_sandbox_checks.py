@@ -10,7 +10,7 @@ import pytest
 import rolltape
 from collecting import rollouts
 from rolltape.collect.sandboxes import SandboxKind, bubblewrap, checking
-from sandbox_runs import attack
+from sandbox_runs import KINDS, attack, python_of
 
 PLANTER = """
 import json, os, sys, urllib.request
@@ -38,9 +38,9 @@ print(4)
 TESTS = "from calc import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n"
 
 
-@pytest.mark.parametrize("sandbox", list(SandboxKind)[1:])
+@pytest.mark.parametrize("sandbox", KINDS)
 async def test_a_planted_conftest_is_no_reward(tmp_path: Path, sandbox: SandboxKind) -> None:
-    check = {"command": f"{sys.executable} -m pytest -q test_calc.py", "files": {"test_calc.py": TESTS}}
+    check = {"command": f"{python_of(sandbox)} -m pytest -q test_calc.py", "files": {"test_calc.py": TESTS}}
     files = {"calc.py": "def add(a, b):\n    return a - b\n", "setup.cfg": "[metadata]\nname = calc\n"}
     (result,) = await attack(tmp_path, PLANTER, {"files": files, "check": check, "answer": None}, sandbox=sandbox)
     data = rolltape.trace_of(rollouts(tmp_path / "run")[0]).reward_data

@@ -101,8 +101,8 @@ def test_an_agent_that_is_a_function_is_trusted_and_the_chat_agent_needs_no_sand
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--sandbox", "docker"), "--sandbox docker: unknown; use auto, bwrap, none"),
-        (("--sandbox-network", "all"), "--sandbox-network all: unknown; use gateway, host"),
+        (("--sandbox", "jail"), "--sandbox jail: unknown; use auto, bwrap, podman, docker, none"),
+        (("--sandbox-network", "all"), "--sandbox-network all: unknown; use none, gateway, bridge, host"),
         (("--pass-env", "NO_SUCH_VARIABLE"), "--pass-env NO_SUCH_VARIABLE: this variable is not set"),
         (("--sandbox-read", "/no/such"), "--sandbox-read /no/such: there is no such file or folder"),
     ],
@@ -120,8 +120,8 @@ async def test_python_code_names_a_sandbox_by_text(tmp_path: Path, agent: str) -
     async with instant() as engine:
         await collected(source, tmp_path / "run", engine, agent=agent, group_size=1, sandbox="none")
         assert recorded(tmp_path / "run") == "none"
-        with pytest.raises(CollectError, match="'docker' is not a valid SandboxKind; there are auto, bwrap, none"):
-            await collected(source, tmp_path / "other", engine, agent=agent, group_size=1, sandbox="docker")
+        with pytest.raises(CollectError, match="'jail' is not a valid SandboxKind; there are auto, bwrap, podman"):
+            await collected(source, tmp_path / "other", engine, agent=agent, group_size=1, sandbox="jail")
 
 
 async def test_when_the_collector_is_killed_its_sandboxes_end(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from rolltape.collect.agents import is_program
 from rolltape.collect.environments import Environments
 from rolltape.collect.grading.comparisons import GroupComparisons
 from rolltape.collect.grading.regrading import Regrading, find_ungraded
@@ -22,11 +23,11 @@ from rolltape.collect.plan import (
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.runners.local import LocalRunner
 from rolltape.collect.runners.protocol import AttemptQueue, Runner
-from rolltape.collect.sandboxes import Confinement, open_sandbox
+from rolltape.collect.sandboxes import Confinement, Owner, SandboxNetwork, open_sandbox, refuse_image
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import GivenSource, TaskSource, open_source
 from rolltape.collect.tasks import Task
-from rolltape.errors import CollectError
+from rolltape.errors import CollectError, TaskError
 from rolltape.gateway.gateway import Gateway
 from rolltape.groups import RunAheadLimit
 from rolltape.records.rollout import EventKind, Status
@@ -61,6 +62,18 @@ class _AttemptsLeft:
     def __init__(self, count: int) -> None:
         self.count = count
         self.over = asyncio.Event()
+
+
+def _check_sandbox(settings: CollectSettings, task: Task) -> None:
+    """TaskError for a task whose sandbox this collection cannot provide."""
+    wanted = task.data.get("sandbox")
+    try:
+        if settings.has_images:
+            settings.container.for_task(wanted, SandboxNetwork(settings.sandbox_network))
+        else:
+            refuse_image(wanted)
+    except CollectError as error:
+        raise TaskError(str(error)) from None
 
 
 def _ignore(_: object) -> None:
@@ -142,6 +155,8 @@ class Collector:
 
         def check(task: Task) -> None:
             self._environments.of(task).check(task)
+            if is_program(settings.agent):
+                _check_sandbox(settings, task)
 
         if is_open:
             return GivenSource(settings.source_name or settings.source, settings.split, check)
@@ -307,9 +322,10 @@ class Collector:
                 open_sandbox,
                 settings.sandbox,
                 None,
-                hidden=[self._tape.directory.path],
+                owner=Owner(self._tape.directory.path, self._tape.writer),
                 reads=settings.sandbox_read,
                 passed=settings.pass_env,
+                container=settings.container,
             ),
         )
         await regrading.run(await asyncio.to_thread(find), on_results, self._stopping)

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from rolltape.collect.environments.judge import Judge
+from rolltape.collect.sandboxes.container_settings import ContainerSettings
 from rolltape.collect.sandboxes.protocol import SandboxKind, SandboxNetwork
 from rolltape.errors import CollectError
 from rolltape.gateway.prompts.chat import Retention
@@ -54,6 +55,7 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: SandboxKind = SandboxKind.AUTO  # of agents that are programs, and of checks of what they leave
     sandbox_network: SandboxNetwork = SandboxNetwork.GATEWAY
     sandbox_read: tuple[str, ...] = ()  # more files and folders that programs in a sandbox may read
+    container: ContainerSettings = ContainerSettings()  # of the sandboxes podman and docker
     pass_env: tuple[str, ...] = ()  # variables of the collector's environment that programs get
     host: str = "127.0.0.1"  # that the collector's gateway listens on
     public_url: str | None = None  # by which agents reach it; None: its own address
@@ -73,6 +75,11 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None and not (value > least if needs_more else value >= least):
                 wanted = f"more than {least}" if needs_more else f"{least} or more"
                 raise CollectError(f"{name} is {value}; give {wanted}")
+
+    @property
+    def has_images(self) -> bool:
+        """Whether agents that are programs run in containers."""
+        return self.sandbox in (SandboxKind.PODMAN, SandboxKind.DOCKER)
 
     @property
     def failures_to_end(self) -> int:
@@ -115,7 +122,7 @@ _FREE = frozenset(
         *("engines", "model", "engine_key", "engine_retry_s", "logprob_kind", "routed_experts", "kept_ids"),
         "constrain",
         *("host", "public_url", "admin_key"),
-        *("sandbox", "sandbox_network", "sandbox_read", "pass_env"),
+        *("sandbox", "sandbox_network", "sandbox_read", "container", "pass_env"),
         *("capture", "trace_fraction", "with_records", "with_fates", "max_concurrent", "grace_s"),
         *("score_timeout_s", "max_failures", "accept_changed_tasks"),
     }

@@ -1,18 +1,15 @@
 """`rolltape collect`: run an agent on tasks through the gateway, and record the rollouts."""
 
 import contextlib
-import os
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from rolltape.cli.options import EngineOptions, JudgeOptions, engine_option, require_key, sampling_option
 from rolltape.cli.parameters import argument, option
+from rolltape.cli.record.sandbox_options import SandboxOptions
 from rolltape.errors import UsageError
 from rolltape.traces import Capture
-
-T = TypeVar("T", bound=StrEnum)
 
 _task_option = partial(option, section="Tasks")
 _run_option = partial(option, section="Run")
@@ -27,9 +24,9 @@ def collect(
         str,
         argument(
             "SOURCE",
-            "Tasks: a .json, .jsonl, or .parquet file, - (JSON lines on stdin), a dataset folder, a "
-            "dataset on the Hugging Face hub (owner/name or owner/name:configuration), python:module:function, or an "
-            "environment that brings its own: verifiers:NAME, gymnasium:ID, openenv:URL.",
+            "Tasks: a .json, .jsonl, or .parquet file, - (JSON lines on stdin), a dataset folder, a dataset on the "
+            "Hugging Face hub (owner/name or owner/name:configuration), python:module:function, task folders "
+            "(harbor:FOLDER), or an environment that brings its own: verifiers:NAME, gymnasium:ID, openenv:URL.",
         ),
     ],
     *,
@@ -81,27 +78,7 @@ def collect(
     deny_tool: Annotated[
         list[str] | None, _agent_option("--deny-tool NAME", "Never offer this tool; repeatable.")
     ] = None,
-    sandbox: Annotated[
-        str,
-        _agent_option(
-            "--sandbox KIND",
-            "What holds agents that are programs, and checks of what they leave: bwrap, none, or auto (bwrap where it "
-            "works).",
-        ),
-    ] = "auto",
-    sandbox_network: Annotated[
-        str,
-        _agent_option(
-            "--sandbox-network WHICH", "What a program in a sandbox reaches: gateway (nothing else), or host."
-        ),
-    ] = "gateway",
-    sandbox_read: Annotated[
-        list[str] | None,
-        _agent_option("--sandbox-read PATH", "Show programs in a sandbox this file or folder, read-only; repeatable."),
-    ] = None,
-    pass_env: Annotated[
-        list[str] | None, _agent_option("--pass-env NAME", "Pass this environment variable to programs; repeatable.")
-    ] = None,
+    sandboxing: SandboxOptions,
     engines: EngineOptions,
     model: Annotated[
         str | None,
@@ -175,8 +152,8 @@ def collect(
 ) -> int:
     """Run an agent on tasks and record the rollouts."""
     from rolltape.cli.record.collect_run import run_collection
+    from rolltape.collect.agents import is_program
     from rolltape.collect.runners.ray import ClusterSettings
-    from rolltape.collect.sandboxes import SandboxKind, SandboxNetwork
     from rolltape.collect.settings import CollectSettings
 
     if runner not in ("local", "ray"):
@@ -186,7 +163,8 @@ def collect(
         raise UsageError(f"{given[0]} needs --runner ray")
     if runner == "ray" and public_url is not None:
         raise UsageError("--public-url: each node of a Ray cluster has a gateway of its own; leave it out")
-    if public_url is not None and sandbox != "none" and sandbox_network == "gateway" and _is_program(agent):
+    inside = sandboxing.sandbox != "none" and sandboxing.sandbox_network != "host"
+    if public_url is not None and inside and is_program(agent):
         raise UsageError(
             "--public-url: a program in a sandbox reaches the gateway at its own address alone; leave it out, or give "
             "--sandbox none or --sandbox-network host"
@@ -194,8 +172,6 @@ def collect(
     require_key(host, admin_key, "--admin-key")
     cluster = ClusterSettings(ray_address or "auto", publish, node_folder) if runner == "ray" else None
     capture, trace_fraction = _parse_traces(traces)
-    if missing := [name for name in pass_env or () if name not in os.environ]:
-        raise UsageError(f"--pass-env {missing[0]}: this variable is not set; set it, or leave the flag out")
     if not timeout_s > 0:
         raise UsageError(f"--timeout {timeout_s:g}: give more than 0 seconds")
     sampling = engines.forced_sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_reply_tokens)
@@ -229,10 +205,6 @@ def collect(
         context_budget=context_budget,
         allowed_tools=tuple(allow_tool) if allow_tool else None,
         denied_tools=tuple(deny_tool or ()),
-        sandbox=_parse_choice("--sandbox", sandbox, SandboxKind),
-        sandbox_network=_parse_choice("--sandbox-network", sandbox_network, SandboxNetwork),
-        sandbox_read=tuple(sandbox_read or ()),
-        pass_env=tuple(pass_env or ()),
         host=host,
         public_url=public_url,
         admin_key=admin_key or None,
@@ -244,19 +216,9 @@ def collect(
         grace_s=grace_s,
         max_failures=max_failures,
         accept_changed_tasks=accept_changed_tasks,
+        **sandboxing.settings(),
     )
     return run_collection(settings, run, out, cluster, resume=resume, as_json=as_json, max_ahead=max_ahead)
-
-
-def _is_program(agent: str) -> bool:
-    return agent != "chat" and not agent.startswith("python:")
-
-
-def _parse_choice(flag: str, given: str, kind: type[T]) -> T:
-    try:
-        return kind(given)
-    except ValueError:
-        raise UsageError(f"{flag} {given}: unknown; use {', '.join(kind)}") from None
 
 
 def _parse_traces(given: str) -> tuple[Capture, float | None]:

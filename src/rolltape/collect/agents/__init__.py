@@ -6,7 +6,7 @@ from rolltape.collect.agents.launchers import claude_code_agent, codex_agent, co
 from rolltape.collect.agents.program import ProgramAgent, discard
 from rolltape.collect.agents.protocol import Agent, AgentOutcome, Assignment, StepRecord
 from rolltape.collect.environments.protocol import Connection
-from rolltape.collect.functions import function_named
+from rolltape.collect.functions import PREFIX, function_named
 from rolltape.collect.sandboxes.workspace import scratch_folder
 from rolltape.errors import AgentError
 from rolltape.renamed import renamed
@@ -22,14 +22,23 @@ __all__ = [
     "StepRecord",
     "agent_named",
     "discard",
+    "is_program",
     "scratch_folder",
 ]
 
 AGENTS = "chat, claude-code[:PROGRAM], codex[:PROGRAM], command:PROGRAM ARGUMENT…, python:MODULE:FUNCTION"
 
 
-def agent_named(text: str) -> Agent:
-    """The agent that a command line names; raises AgentError or NoSuchFunction if there is none of that name."""
+def is_program(text: str) -> bool:
+    """Whether the agent that a command line names is a program, which a sandbox can hold."""
+    return text != ChatAgent.name and not text.startswith(PREFIX)
+
+
+def agent_named(text: str, *, in_image: bool = False) -> Agent:
+    """The agent that a command line names; raises AgentError or NoSuchFunction if there is none of that name.
+
+    With `in_image`, programs are those of the image that it will run in, unless they are files of this machine.
+    """
     kind, colon, rest = text.partition(":")
     if colon and not rest:
         raise AgentError(f"agent {text!r} has nothing after its colon; known are {AGENTS}")
@@ -37,11 +46,11 @@ def agent_named(text: str) -> Agent:
         case "chat" if not colon:
             return ChatAgent()
         case "claude-code":
-            return claude_code_agent(rest or "claude")
+            return claude_code_agent(rest or "claude", in_image=in_image)
         case "codex":
-            return codex_agent(rest or "codex")
+            return codex_agent(rest or "codex", in_image=in_image)
         case "command":
-            return command_agent(rest)
+            return command_agent(rest, in_image=in_image)
         case "python":
             return FunctionAgent(text, function_named(text))
     raise AgentError(f"there is no agent {text!r}; known are {AGENTS}")

@@ -55,9 +55,9 @@ remote_plugin = false
 _CODEX_OPTIONS = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
 
 
-def claude_code_agent(program: str = "claude") -> ProgramAgent:
+def claude_code_agent(program: str = "claude", *, in_image: bool = False) -> ProgramAgent:
     """Claude Code without its user interface. docs/agents-claude-code.md has more."""
-    path = find_program(program)
+    path = find_program(program, in_image=in_image)
 
     def launch(assignment: Assignment, connection: Connection, opening: Opening) -> ProgramLaunch:
         command = [path, "-p", "--model", connection.model, "--dangerously-skip-permissions"]
@@ -74,9 +74,9 @@ def claude_code_agent(program: str = "claude") -> ProgramAgent:
     return ProgramAgent("claude-code", launch)
 
 
-def codex_agent(program: str = "codex") -> ProgramAgent:
+def codex_agent(program: str = "codex", *, in_image: bool = False) -> ProgramAgent:
     """Codex without its user interface. The gateway enforces the lists of tools. docs/agents-codex.md has more."""
-    path = find_program(program)
+    path = find_program(program, in_image=in_image)
 
     def launch(assignment: Assignment, connection: Connection, opening: Opening) -> ProgramLaunch:
         config = _CODEX_CONFIG.format(model=json.dumps(connection.model), url=json.dumps(connection.openai_base_url))
@@ -90,13 +90,13 @@ def codex_agent(program: str = "codex") -> ProgramAgent:
     return ProgramAgent("codex", launch)
 
 
-def command_agent(text: str) -> ProgramAgent:
+def command_agent(text: str, *, in_image: bool = False) -> ProgramAgent:
     """Any program with arguments, in a shell's quoting. No shell runs it.
 
     Variables give it the address of the gateway, and it reads the task as a JSON object on stdin, without what it is
     scored by: the commands that a model has it run can read its stdin too.
     """
-    command = parse_command(text)
+    command = parse_command(text, in_image=in_image)
 
     def launch(assignment: Assignment, connection: Connection, opening: Opening) -> ProgramLaunch:
         given = {
@@ -123,7 +123,7 @@ def command_agent(text: str) -> ProgramAgent:
     return ProgramAgent(f"command:{text}", launch)
 
 
-def parse_command(text: str) -> list[str]:
+def parse_command(text: str, *, in_image: bool = False) -> list[str]:
     """The words of a command. It runs in a folder of its own, so words that name files here are made absolute."""
     try:
         words = shlex.split(text)
@@ -132,4 +132,4 @@ def parse_command(text: str) -> list[str]:
     if not words:
         raise AgentError("agent command: names no program; write command:PROGRAM ARGUMENT…")
     arguments = (str(Path(word).absolute()) if Path(word).is_file() else word for word in words[1:])
-    return [find_program(words[0]), *arguments]
+    return [find_program(words[0], in_image=in_image), *arguments]

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from rolltape.collect.sandboxes.checks import WorkspaceChecks
 from rolltape.collect.sandboxes.protocol import ProgramEnd, ProgramJob, Sandbox
 from rolltape.collect.sandboxes.running import ATTEMPT_VARIABLE, read_end_of, run_program
 from rolltape.collect.sandboxes.workspace import Workspace, remove
-from rolltape.errors import AgentError
+from rolltape.errors import AgentError, CollectError
 from rolltape.records.messages import content_text
 from rolltape.records.rollout import StopReason
 from rolltape.tape.rundir import make_private_file, make_private_folder
@@ -53,18 +54,20 @@ class ProgramAgent:
             names = ", ".join(tool.name for tool in opening.tools)
             return AgentOutcome(ended={}, broken=f"agent {self.name} cannot call tools of an environment: {names}")
         try:
-            workspace = await asyncio.to_thread(Workspace.make, assignment.scratch, opening.files)
-        except (AgentError, OSError) as error:
+            async with AsyncExitStack() as stack:
+                workspace = await asyncio.to_thread(Workspace.make, assignment.scratch, opening.files)
+                stack.push_async_callback(asyncio.to_thread, remove, workspace.root)
+                opened = assignment.sandboxes.open(workspace, assignment.task.get("sandbox"))
+                sandbox = await stack.enter_async_context(opened)
+                launch = self._launch(assignment, _connection_inside(sandbox, assignment.connections[seat]), opening)
+                job = await asyncio.to_thread(_prepare, launch, assignment, workspace)
+                end = await run_program(
+                    sandbox, job, workspace, attempt=assignment.rollout, timeout_s=assignment.timeout_s
+                )
+                checks = WorkspaceChecks(assignment.sandboxes, sandbox, workspace)
+                return _build_outcome(seat, end, job, checks, stack.pop_all())
+        except (AgentError, CollectError, OSError) as error:
             return AgentOutcome(ended={}, broken=str(error))
-        sandbox = assignment.sandbox
-        try:
-            launch = self._launch(assignment, _connection_inside(sandbox, assignment.connections[seat]), opening)
-            job = await asyncio.to_thread(_prepare, launch, assignment, workspace)
-            end = await run_program(sandbox, job, workspace, attempt=assignment.rollout, timeout_s=assignment.timeout_s)
-            return _build_outcome(seat, end, job, workspace, sandbox)
-        except BaseException:
-            await asyncio.to_thread(remove, workspace.root)
-            raise
 
 
 def _connection_inside(sandbox: Sandbox, connection: Connection) -> Connection:
@@ -91,21 +94,18 @@ def _prepare(launch: ProgramLaunch, assignment: Assignment, workspace: Workspace
     )
 
 
-def _build_outcome(seat: str, end: ProgramEnd, job: ProgramJob, workspace: Workspace, sandbox: Sandbox) -> AgentOutcome:
+def _build_outcome(
+    seat: str, end: ProgramEnd, job: ProgramJob, checks: WorkspaceChecks, held: AsyncExitStack
+) -> AgentOutcome:
     """An exit code or signal of the program's own is an outcome to score. A program that could not run is broken."""
     if end.error is not None or end.survivors:
         why = end.error or f"processes {', '.join(map(str, end.survivors))} could not be ended"
-        return AgentOutcome(
-            ended={},
-            timed_out=end.timed_out,
-            workspace=workspace.root,
-            broken=f"{job.command[0]}: {why}",
-        )
+        return AgentOutcome(ended={}, timed_out=end.timed_out, held=held, broken=f"{job.command[0]}: {why}")
     ended = Ended(
         stop_reason=StopReason.TIMEOUT if end.timed_out else StopReason.COMPLETED,
         text=read_end_of(job.stdout, _TEXT_BYTES),
-        folder=workspace.work,
-        checks=WorkspaceChecks(sandbox, workspace),
+        folder=checks.folder,
+        checks=checks,
         exit_code=end.exit_code,
     )
     return AgentOutcome(
@@ -114,18 +114,20 @@ def _build_outcome(seat: str, end: ProgramEnd, job: ProgramJob, workspace: Works
         signal=end.signal,
         timed_out=end.timed_out,
         left_out_bytes=end.left_out_bytes,
-        workspace=workspace.root,
+        held=held,
     )
 
 
 async def discard(outcome: AgentOutcome) -> None:
-    """Remove the temporary folders that a program left, if it left any."""
-    if outcome.workspace is not None:
-        await asyncio.to_thread(remove, outcome.workspace)
+    """Remove the sandbox and the temporary folders that a program left, if it left any."""
+    if outcome.held is not None:
+        await outcome.held.aclose()
 
 
-def find_program(name: str) -> str:
-    """The absolute path of a program, given by its path or found on PATH."""
+def find_program(name: str, *, in_image: bool = False) -> str:
+    """The absolute path of a program, given by its path or found on PATH. One in an image is found there, later."""
+    if in_image and not ("/" in name and Path(name).is_file()):
+        return name
     found = shutil.which(name)
     if found is None:
         where = f"there is no program {Path(name).absolute()}" if "/" in name else f"{name} is not on PATH"

@@ -1,13 +1,14 @@
 """What an agent is: it talks to a session of the gateway until it is done."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
 from rolltape.collect.environments.protocol import Answer, Connection, Ended, Episode, Message
-from rolltape.collect.sandboxes.protocol import Sandbox
+from rolltape.collect.sandboxes.protocol import Sandboxes
 from rolltape.collect.sandboxes.running import Unconfined
 from rolltape.records.rollout import StopReason
 
@@ -37,7 +38,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     seed: int
     logs: Path  # a folder of its own, for what a program prints
     scratch: Path | None = None  # where programs get their temporary folders; None: the system's folder
-    sandbox: Sandbox = Unconfined()  # that programs run in
+    sandboxes: Sandboxes = Unconfined()  # that programs run in, each in one of its own
     on_step: Callable[[str, StepRecord], None] | None = None  # the chat agent calls it with the seat and its step
 
 
@@ -49,7 +50,7 @@ class AgentOutcome(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None = None  # that ended it
     timed_out: bool = False
     left_out_bytes: int = 0  # of a program's output that its logs have no room for
-    workspace: Path | None = None  # a program's temporary folders; `discard` removes them once all is scored
+    held: AsyncExitStack | None = None  # a program's sandbox and folders; `discard` removes them once all is scored
     broken: str | None = None  # what the infrastructure broke; there is then nothing to reward
 
 

@@ -75,6 +75,13 @@ class CheckRunner(Protocol):
     def is_confined(self) -> bool:
         """Whether a sandbox holds what it runs."""
 
+    @property
+    def logs(self) -> Path | None:
+        """What a container has as /logs, on this machine; None: the agent was in no container."""
+
+    def clear_logs(self, name: str) -> None:
+        """Empty a folder of /logs, whatever the agent has put in its place."""
+
     async def run(
         self,
         command: Sequence[str],
@@ -82,6 +89,8 @@ class CheckRunner(Protocol):
         files: Mapping[str, str],
         shipped: Mapping[str, str],
         keep: Sequence[str],
+        copies: Mapping[str, Path],
+        env: Mapping[str, str],
         stdin: str,
         timeout_s: float,
     ) -> CommandEnd:
@@ -108,6 +117,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
         files: Mapping[str, str] | None = None,
         shipped: Mapping[str, str] | None = None,
         keep: Sequence[str] = (),
+        copies: Mapping[str, Path] | None = None,
+        env: Mapping[str, str] | None = None,
         stdin: str = "",
         timeout_s: float = 300.0,
     ) -> CommandEnd:
@@ -126,6 +137,9 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
             shipped: The files that the agent was given. Files that Python and test runners load unasked, such as
                 `conftest.py`, are put back as they are here, and taken away if they are not here.
             keep: Names of such files to leave as the agent left them.
+            copies: Of an agent in a container: absolute paths there, each with a file or folder of this machine that is
+                copied to it before, in place of whatever is there.
+            env: More variables of the command's environment.
             stdin: What the command reads.
             timeout_s: It is ended after this time.
         """
@@ -135,7 +149,14 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
             )
         words = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         return await self.checks.run(
-            words, files=files or {}, shipped=shipped or {}, keep=keep, stdin=stdin, timeout_s=timeout_s
+            words,
+            files=files or {},
+            shipped=shipped or {},
+            keep=keep,
+            copies=copies or {},
+            env=env or {},
+            stdin=stdin,
+            timeout_s=timeout_s,
         )
 
 

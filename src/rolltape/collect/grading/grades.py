@@ -15,7 +15,7 @@ from rolltape.collect.functions import call_environment, time_limit
 from rolltape.collect.records import NOT_COMPARED, chat_messages
 from rolltape.collect.results import describe_error
 from rolltape.collect.sandboxes.checks import WorkspaceChecks
-from rolltape.collect.sandboxes.workspace import Workspace, walk
+from rolltape.collect.sandboxes.workspace import Workspace, only_inside, walk
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
 from rolltape.records.jsonable import as_float, shown
@@ -136,12 +136,5 @@ def unpack_folder(path: Path, scratch: Path) -> Workspace:
     """A workspace below `scratch` with what a program left. Links that lead out of it are left out."""
     workspace = Workspace.make(scratch, {})
     with tarfile.open(path) as packed:
-        packed.extractall(workspace.work, filter=_inside)
+        packed.extractall(workspace.work, filter=only_inside)
     return workspace
-
-
-def _inside(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    try:
-        return tarfile.data_filter(member, folder)
-    except tarfile.FilterError:
-        return None

@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
@@ -34,7 +34,7 @@ from rolltape.collect.grading.grades import (
 from rolltape.collect.plan import seat_agent
 from rolltape.collect.records import LAUNCH, build_record
 from rolltape.collect.results import RolloutResult, describe_error
-from rolltape.collect.sandboxes import Sandbox, SandboxKind, open_sandbox
+from rolltape.collect.sandboxes import Owner, Sandboxes, SandboxKind, open_sandbox
 from rolltape.collect.sandboxes.checks import WorkspaceChecks
 from rolltape.collect.sandboxes.workspace import remove
 from rolltape.collect.tasks import Task, seed_of
@@ -69,15 +69,15 @@ class Regrading:
         max_concurrent: int = 32,
         with_groups: bool = True,
         with_records: bool = False,
-        sandbox: Callable[..., Awaitable[Sandbox]] | None = None,
+        sandbox: Callable[..., Awaitable[Sandboxes]] | None = None,
     ) -> None:
         """`limit_s` is the time that one call of an environment's, a checker's or a judge's function may take.
 
         With `with_groups` it also compares groups that are complete. `sandbox` opens the sandbox in which checks of
         files run, given a `scratch` folder; None: bubblewrap where it works.
         """
-        hidden = [tape.directory.path]
-        self._open_sandbox = sandbox or partial(open_sandbox, SandboxKind.AUTO, None, hidden=hidden)
+        owner = Owner(tape.directory.path, tape.writer)
+        self._open_sandbox = sandbox or partial(open_sandbox, SandboxKind.AUTO, None, owner=owner)
         self._tape = tape
         self._environments = environments
         self._limit_s = limit_s
@@ -127,7 +127,7 @@ class Regrading:
         """Score the seats of one attempt. An environment with a state goes through the recorded replies again."""
         by_seat = {_seat(one.head): one for one in rollouts if one.status is Status.FINISHED}
         try:
-            with ExitStack() as stack:
+            async with AsyncExitStack() as stack:
                 ended = {seat: load_ended(one, await self._unpack(run, one, stack)) for seat, one in by_seat.items()}
                 episode = await self._begin_again(environment, by_seat)
                 async with opened(environment, episode):
@@ -170,7 +170,7 @@ class Regrading:
         scores = await compare_attempts(environment, _task(head), ended, seed, self._limit_s)
         return {finished[one]: score for one, score in scores.items()}
 
-    async def _unpack(self, run: Run, rollout: Rollout, stack: ExitStack) -> WorkspaceChecks | None:
+    async def _unpack(self, run: Run, rollout: Rollout, stack: AsyncExitStack) -> WorkspaceChecks | None:
         """The working directory that a program left, as it was kept. Checks run there in a sandbox again."""
         end = load_agent_end(rollout)
         name = end.get("folder")
@@ -184,7 +184,10 @@ class Regrading:
         scratch = Path(mkdtemp(prefix="rolltape-grade-"))
         stack.callback(remove, scratch)
         workspace = await asyncio.to_thread(unpack_folder, path, scratch)
-        return WorkspaceChecks(await self._open_sandbox(scratch=scratch), workspace)
+        sandboxes = await self._open_sandbox(scratch=scratch)
+        wanted = (rollout.head.task or {}).get("sandbox")
+        sandbox = await stack.enter_async_context(sandboxes.open(workspace, wanted, again=True))
+        return WorkspaceChecks(sandboxes, sandbox, workspace)
 
     def _results(self, run: Run, scores: Mapping[Rollout, Score], environment: Environment) -> list[RolloutResult]:
         for rollout, score in scores.items():

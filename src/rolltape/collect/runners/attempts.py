@@ -25,7 +25,7 @@ from rolltape.collect.plan import PlannedAttempt, RolloutIdentity
 from rolltape.collect.results import RolloutResult, describe_error
 from rolltape.collect.runners.gateway import make_gateway
 from rolltape.collect.runners.seats import SeatSessions
-from rolltape.collect.sandboxes import Confinement, Sandbox, Unconfined, open_sandbox
+from rolltape.collect.sandboxes import Confinement, Owner, Sandboxes, Unconfined, open_sandbox, time_limit_of
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task, seed_of
 from rolltape.errors import TapeWriteError
@@ -45,7 +45,7 @@ class AttemptRunner:
         settings: CollectSettings,
         environments: Environments,
         scratch: Path,
-        sandbox: Sandbox,
+        sandboxes: Sandboxes,
         confinement: Confinement,
         loop: WatchedLoop,
     ) -> None:
@@ -57,7 +57,7 @@ class AttemptRunner:
         self._environments = environments
         self._logs = Path(gateway.service.tape.directory.path) / "logs"
         self._scratch = scratch
-        self._sandbox = sandbox
+        self._sandboxes = sandboxes
         self._loop = loop
         self.cancelled: list[RolloutResult] = []  # of attempts whose `run` was cancelled
 
@@ -71,6 +71,7 @@ class AttemptRunner:
         seed = seed_of(identity.rollout_id(task, planned.attempt))
         environment = self._environments.of(task)
         seats = SeatSessions(self._gateway, self._settings, identity, task, planned, tries or {})
+        timeout_s = time_limit_of(task.data.get("sandbox")) or self._settings.timeout_s
         blocked = BlockedTime(self._loop)
         ATTEMPT_BLOCKED.set(blocked)  # an attempt is a task of its own, or the next one sets it again
         try:
@@ -92,19 +93,19 @@ class AttemptRunner:
                 episode=episode,
                 connections={seat: seats.connection(seat) for seat in episode.seats},
                 max_turns=self._settings.max_turns,
-                timeout_s=self._settings.timeout_s,
+                timeout_s=timeout_s,
                 allowed_tools=self._settings.allowed_tools,
                 denied_tools=self._settings.denied_tools,
                 seed=seed,
                 logs=self._logs / rollout,
                 scratch=self._scratch,
-                sandbox=self._sandbox,
+                sandboxes=self._sandboxes,
                 on_step=seats.on_step,
             )
             async with opened(environment, episode):
                 outcome = await self._agent.run(assignment)
                 try:
-                    return await self._finish(seats, environment, episode, outcome, blocked)
+                    return await self._finish(seats, environment, episode, outcome, blocked, timeout_s)
                 finally:
                     await discard(outcome)
         except asyncio.CancelledError:
@@ -124,9 +125,10 @@ class AttemptRunner:
         episode: Episode,
         outcome: AgentOutcome,
         blocked: BlockedTime,
+        timeout_s: float,
     ) -> list[RolloutResult]:
         sessions = await seats.close()
-        fault = find_fault(AttemptFacts(outcome, sessions, blocked, self._settings.timeout_s))
+        fault = find_fault(AttemptFacts(outcome, sessions, blocked, timeout_s))
         if fault is not None:
             return await seats.fail(fault, outcome)
         ended = {seat: seats.apply_limits(seat, outcome.ended[seat]) for seat in episode.seats}
@@ -151,29 +153,30 @@ async def open_attempts(
     with scratch_folder(tape.directory.path) as scratch:
         own = make_gateway(settings, tape, keep_admin_key=keep_admin_key) if gateway is None else nullcontext(gateway)
         async with own as used:
-            sandbox, confinement = await _open_sandbox(settings, agent, used, tape, scratch)
+            sandboxes, confinement = await _open_sandbox(settings, agent, used, tape, scratch)
             with watching_loop("the collector") as loop:
                 try:
-                    yield AttemptRunner(used, agent, settings, environments, scratch, sandbox, confinement, loop)
+                    yield AttemptRunner(used, agent, settings, environments, scratch, sandboxes, confinement, loop)
                 finally:
                     await environments.close()
 
 
 async def _open_sandbox(
     settings: CollectSettings, agent: Agent, gateway: Gateway, tape: Tape, scratch: Path
-) -> tuple[Sandbox, Confinement]:
+) -> tuple[Sandboxes, Confinement]:
     """The sandbox of an agent that is a program. Other agents run in this process, where none can hold them."""
     if isinstance(agent, FunctionAgent):
         return Unconfined(), Confinement("none", f"{agent.name} runs in the collector's own process: it is trusted")
     if not isinstance(agent, ProgramAgent):
         return Unconfined(), Confinement(None, None)
-    sandbox = await open_sandbox(
+    sandboxes = await open_sandbox(
         settings.sandbox,
         gateway,
         scratch=scratch,
-        hidden=[tape.directory.path],
+        owner=Owner(tape.directory.path, tape.writer),
         network=settings.sandbox_network,
         reads=settings.sandbox_read,
         passed=settings.pass_env,
+        container=settings.container,
     )
-    return sandbox, sandbox.confinement
+    return sandboxes, sandboxes.confinement

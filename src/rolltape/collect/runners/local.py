@@ -30,7 +30,7 @@ class LocalRunner:
     ) -> None:
         """Without a `gateway` that runs already, it starts one of its own, and keeps that one's key in the run."""
         self._settings = settings
-        self._agent = agent_named(settings.agent)
+        self._agent = agent_named(settings.agent, in_image=settings.has_images)
         self._opening = open_attempts(settings, tape, environments, self._agent, gateway, keep_admin_key=keep_admin_key)
         self._stack = AsyncExitStack()
 

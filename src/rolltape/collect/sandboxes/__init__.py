@@ -1,7 +1,21 @@
 """Sandboxes: what agents that are programs, and checks of what they left, can see and reach."""
 
+from rolltape.collect.sandboxes.container_program import Owner
+from rolltape.collect.sandboxes.container_settings import ContainerSettings, time_limit_of
 from rolltape.collect.sandboxes.opening import open_sandbox
-from rolltape.collect.sandboxes.protocol import Confinement, Sandbox, SandboxKind, SandboxNetwork
-from rolltape.collect.sandboxes.running import Unconfined
+from rolltape.collect.sandboxes.protocol import Confinement, Sandbox, Sandboxes, SandboxKind, SandboxNetwork
+from rolltape.collect.sandboxes.running import Unconfined, refuse_image
 
-__all__ = ["Confinement", "Sandbox", "SandboxKind", "SandboxNetwork", "Unconfined", "open_sandbox"]
+__all__ = [
+    "Confinement",
+    "ContainerSettings",
+    "Owner",
+    "Sandbox",
+    "SandboxKind",
+    "SandboxNetwork",
+    "Sandboxes",
+    "Unconfined",
+    "open_sandbox",
+    "refuse_image",
+    "time_limit_of",
+]

@@ -10,10 +10,10 @@ import json
 import os
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from itertools import starmap
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
@@ -22,12 +22,13 @@ from rolltape.collect.sandboxes import inside
 from rolltape.collect.sandboxes.protocol import (
     ConfinedRun,
     Confinement,
+    ListeningGateway,
     ProgramEnd,
     ProgramFolders,
     ProgramJob,
     SandboxNetwork,
 )
-from rolltape.collect.sandboxes.running import make_order, read_end_of
+from rolltape.collect.sandboxes.running import make_order, read_end_of, refuse_image
 from rolltape.collect.sandboxes.supervisor import Order
 from rolltape.collect.sandboxes.visible import Mount, base_python, install_mounts, system_mounts, with_parents
 from rolltape.collect.sandboxes.workspace import Workspace, walk
@@ -44,6 +45,7 @@ _ETC = {
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
 _REACH = {
+    SandboxNetwork.NONE: "and reach nothing, not even the gateway",
     SandboxNetwork.GATEWAY: "and reach the gateway alone",
     SandboxNetwork.HOST: "and reach whatever this machine reaches, engines and its own ports included",
 }
@@ -51,15 +53,6 @@ _LONGEST_REPORT = 4096  # bytes
 _SIGNALED = 128  # bwrap's exit code for a signal is this and its number
 _ISOLATED = ("--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox")
 _NEEDED_TO_CHANGE_USER = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
-
-
-class ListeningGateway(Protocol):
-    """What a sandbox needs of a gateway."""
-
-    url: str
-
-    def listening_on(self, listener: socket.socket) -> AbstractAsyncContextManager[None]:
-        """Accept the connections of a listener within the block."""
 
 
 class BubblewrapSettings(NamedTuple):
@@ -75,7 +68,10 @@ class BubblewrapSettings(NamedTuple):
 
 
 class Bubblewrap:
-    """Runs programs by bwrap."""
+    """Runs programs by bwrap. Each has a sandbox of its own, so one object serves all attempts."""
+
+    has_image = False
+    folder_inside = None
 
     def __init__(self, settings: BubblewrapSettings, gateway: ListeningGateway | None) -> None:
         self._settings = settings
@@ -90,8 +86,16 @@ class Bubblewrap:
             path.write_text(text)
             path.chmod(0o644)
 
-    def folders(self, workspace: Workspace) -> ProgramFolders:
-        return _FOLDERS
+    @property
+    def for_functions(self) -> "Bubblewrap":
+        return self
+
+    @asynccontextmanager
+    async def open(
+        self, workspace: Workspace, wanted: object = None, *, again: bool = False
+    ) -> AsyncIterator["Bubblewrap"]:
+        refuse_image(wanted)
+        yield self
 
     def reachable(self, url: str) -> str:
         if self._settings.network is SandboxNetwork.HOST:
@@ -102,7 +106,7 @@ class Bubblewrap:
     async def enter(self, job: ProgramJob, workspace: Workspace) -> AsyncIterator[ConfinedRun]:
         if self._settings.becomes_user:
             await asyncio.to_thread(_give_away, workspace)
-        port = self._port() if job.is_agent and self._settings.network is SandboxNetwork.GATEWAY else 0
+        port = self._port() if job.is_agent and self._settings.network.has_listener else 0
         with _Channel() as channel:
             serving = asyncio.ensure_future(self._serve(channel) if port else asyncio.sleep(0))
             try:

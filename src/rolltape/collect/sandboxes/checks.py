@@ -5,7 +5,10 @@ import json
 import os
 import shlex
 import sys
+import tempfile
+from asyncio.subprocess import PIPE
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -15,13 +18,14 @@ import msgspec
 from rolltape.collect.environments.protocol import CommandEnd, Ended, Score
 from rolltape.collect.functions import PREFIX
 from rolltape.collect.sandboxes import calling, checking
-from rolltape.collect.sandboxes.protocol import ProgramEnd, ProgramJob, Sandbox
+from rolltape.collect.sandboxes.protocol import ProgramEnd, ProgramJob, Sandbox, Sandboxes
 from rolltape.collect.sandboxes.running import ATTEMPT_VARIABLE, Unconfined, read_end_of, run_program
 from rolltape.collect.sandboxes.visible import base_python
 from rolltape.collect.sandboxes.workspace import Workspace, remove
 from rolltape.errors import CollectError
 from rolltape.records.jsonable import decode_numbers, encode_numbers
 
+_CHECKING = (base_python(), "-I", "-S", "-X", "utf8", checking.__file__)
 _SHOWN = 500  # characters of an error
 _OUTPUT_BYTES = 256 * 1024  # of each of stdout and stderr, the end
 # Hooks that an agent left do not count.
@@ -44,6 +48,16 @@ class _Ran(NamedTuple):
     rest: str  # of what it printed, the end
     errors: str  # what it printed to stderr, the end
 
+    def to_end(self, stdout: str, set_aside: Sequence[str]) -> CommandEnd:
+        return CommandEnd(
+            exit_code=self.end.exit_code,
+            signal=self.end.signal,
+            timed_out=self.end.timed_out,
+            stdout=stdout,
+            stderr=self.errors,
+            set_aside=tuple(set_aside),
+        )
+
     @classmethod
     def read(cls, end: ProgramEnd, job: ProgramJob) -> "_Ran":
         with job.stdout.open("rb") as file:
@@ -56,7 +70,9 @@ class _Ran(NamedTuple):
 class WorkspaceChecks:
     """What a check may do with the working directory of an agent, all of whose processes have ended."""
 
-    def __init__(self, sandbox: Sandbox, workspace: Workspace) -> None:
+    def __init__(self, sandboxes: Sandboxes, sandbox: Sandbox, workspace: Workspace) -> None:
+        """`sandbox` is the agent's own, and `sandboxes` what it was opened of."""
+        self._for_functions = sandboxes.for_functions
         self._sandbox = sandbox
         self._workspace = workspace
 
@@ -67,8 +83,8 @@ class WorkspaceChecks:
 
     @property
     def is_confined(self) -> bool:
-        """Whether what runs here is held by a sandbox."""
-        return not isinstance(self._sandbox, Unconfined)
+        """Whether a function that runs here is held by a sandbox."""
+        return not isinstance(self._for_functions, Unconfined)
 
     async def run(
         self,
@@ -77,24 +93,56 @@ class WorkspaceChecks:
         files: Mapping[str, str],
         shipped: Mapping[str, str],
         keep: Sequence[str],
+        copies: Mapping[str, Path],
+        env: Mapping[str, str],
         stdin: str,
         timeout_s: float,
     ) -> CommandEnd:
         """As `Ended.run`."""
         order = {"command": list(command), "files": dict(files), "shipped": dict(shipped), "keep": list(keep)}
+        if self._sandbox.has_image:
+            return await self._run_in_image(order, copies, env, stdin, timeout_s)
+        if copies:
+            raise CollectError(f"{', '.join(copies)}: files can be copied into containers alone")
         raw = json.dumps(order | {"stdin": stdin}).encode()
-        script = (base_python(), "-I", "-S", "-X", "utf8", checking.__file__)
-        ran = await self._run(script, raw, timeout_s, programs=_words(command))
+        ran = await self._run(self._sandbox, _CHECKING, raw, timeout_s, env, programs=_words(command))
         if not ran.first.startswith("{"):
             raise CollectError(f"the check did not start: {ran.errors[-_SHOWN:]}")
-        return CommandEnd(
-            exit_code=ran.end.exit_code,
-            signal=ran.end.signal,
-            timed_out=ran.end.timed_out,
-            stdout=ran.rest,
-            stderr=ran.errors,
-            set_aside=tuple(json.loads(ran.first)["set_aside"]),
-        )
+        return ran.to_end(ran.rest, json.loads(ran.first)["set_aside"])
+
+    @property
+    def logs(self) -> Path | None:
+        """What a container has as /logs, on this machine; None: the agent was in no container."""
+        return self._workspace.root / "logs" if self._sandbox.has_image else None
+
+    def clear_logs(self, name: str) -> None:
+        """Empty a folder of /logs, whatever the agent has put in its place."""
+        assert self.logs is not None
+        with suppress(FileNotFoundError):
+            (self.logs / name).rename(Path(tempfile.mkdtemp(dir=self._workspace.root), name))
+        (self.logs / name).mkdir()
+
+    async def _run_in_image(
+        self, order: dict[str, Any], copies: Mapping[str, Path], env: Mapping[str, str], stdin: str, timeout_s: float
+    ) -> CommandEnd:
+        """Run a command in the agent's container, which has stopped.
+
+        A working directory of this machine is prepared from outside, where no process of the agent can interfere. One
+        that lies in the image gets the check's files, and is otherwise as the agent left it.
+        """
+        inside, set_aside, copies = self._sandbox.folder_inside, [], dict(copies)
+        with tempfile.TemporaryDirectory(dir=self._workspace.root) as place:
+            if inside is None:
+                prepared = await _prepare_here(self._workspace.work, Path(place), order)
+                if prepared.exit_code:
+                    return prepared
+                set_aside = list(prepared.set_aside)
+            else:
+                for number, (name, text) in enumerate(order["files"].items()):
+                    Path(place, str(number)).write_text(text)
+                    copies[f"{inside}/{name}"] = Path(place, str(number))
+            ran = await self._run(self._sandbox, order["command"], stdin.encode(), timeout_s, env, copies=copies)
+        return ran.to_end(ran.first + ran.rest, set_aside)
 
     async def call(self, function: str, entry: Mapping[str, Any], ended: Ended, *, timeout_s: float) -> Score:
         """Call a check function; CollectError if it raises. Whatever ends its process has made the check fail."""
@@ -104,7 +152,8 @@ class WorkspaceChecks:
         path = [os.path.abspath(one) for one in (*_search_path(top), *sys.path)]  # noqa: PTH100
         raw = encode_numbers({"function": function, "entry": entry, "ended": known, "path": path}, "the task")
         script = (sys.executable, "-s", "-P", "-X", "utf8", calling.__file__)
-        ran = await self._run(script, raw, timeout_s, reads=_loaded_modules())
+        async with self._for_functions.open(self._workspace) as sandbox:
+            ran = await self._run(sandbox, script, raw, timeout_s, {}, reads=_loaded_modules())
         try:
             answer = decode_numbers(ran.first.encode())
             error = answer.get("error")
@@ -122,24 +171,42 @@ class WorkspaceChecks:
 
     async def _run(
         self,
+        sandbox: Sandbox,
         command: Sequence[str],
         stdin: bytes,
         timeout_s: float,
-        *,
-        programs: tuple[str, ...] = (),
-        reads: tuple[Path, ...] = (),
+        env: Mapping[str, str],
+        **needs: Any,
     ) -> _Ran:
-        """Run a script."""
+        """Run a program in a sandbox, with a home of its own. `needs` are more fields of its job."""
         workspace = await asyncio.to_thread(self._workspace.renewed)
         try:
-            env = {**_VARIABLES, ATTEMPT_VARIABLE: workspace.root.name}
-            job = ProgramJob.at(workspace.root, command, stdin, env=env, is_agent=False, reads=reads, programs=programs)
-            end = await run_program(self._sandbox, job, workspace, attempt=workspace.root.name, timeout_s=timeout_s)
+            variables = {**_VARIABLES, **env, ATTEMPT_VARIABLE: workspace.root.name}
+            job = ProgramJob.at(workspace.root, command, stdin, env=variables, is_agent=False, **needs)
+            end = await run_program(sandbox, job, workspace, attempt=workspace.root.name, timeout_s=timeout_s)
             if end.error is not None or end.survivors:
                 raise CollectError(f"the check could not run: {end.error or f'processes {end.survivors} do not end'}")
             return await asyncio.to_thread(_Ran.read, end, job)
         finally:
             await asyncio.to_thread(remove, workspace.root)
+
+
+async def _prepare_here(work: Path, temporary: Path, order: dict[str, Any]) -> CommandEnd:
+    """Prepare a working directory for a check, in a process of its own. It fails by what the agent left there alone."""
+    raw = json.dumps(order | {"command": ["/bin/true"], "stdin": ""}).encode()
+    env = {"TMPDIR": str(temporary)}
+    process = await asyncio.create_subprocess_exec(*_CHECKING, cwd=work, env=env, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+    out, errors = (one.decode("utf-8", "replace") for one in await process.communicate(raw))
+    if not out.startswith("{"):
+        raise CollectError(f"the check did not start: {errors[-_SHOWN:]}")
+    return CommandEnd(
+        exit_code=process.returncode,
+        signal=None,
+        timed_out=False,
+        stdout="",
+        stderr=errors,
+        set_aside=tuple(json.loads(out)["set_aside"]),
+    )
 
 
 def _words(command: Sequence[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Choose the sandbox of a collection: bubblewrap is tried by running it, and where it does not work, that is said."""
+"""Choose the sandbox of a collection: it is tried by running it, and where it does not work, that is said."""
 
 import asyncio
 import os
@@ -7,8 +7,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from rolltape.collect.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings, ListeningGateway
-from rolltape.collect.sandboxes.protocol import ProgramJob, Sandbox, SandboxKind, SandboxNetwork
+from rolltape.collect.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
+from rolltape.collect.sandboxes.container_program import ContainerProgram, Owner
+from rolltape.collect.sandboxes.container_settings import ContainerSettings
+from rolltape.collect.sandboxes.containers import Containers, ContainersSetup
+from rolltape.collect.sandboxes.protocol import ListeningGateway, ProgramJob, Sandboxes, SandboxKind, SandboxNetwork
 from rolltape.collect.sandboxes.running import Unconfined, run_program
 from rolltape.collect.sandboxes.workspace import Workspace, remove
 from rolltape.errors import CollectError
@@ -25,21 +28,23 @@ async def open_sandbox(
     gateway: ListeningGateway | None,
     *,
     scratch: Path,
-    hidden: Sequence[Path],
+    owner: Owner,
     network: SandboxNetwork = SandboxNetwork.GATEWAY,
     reads: Sequence[str] = (),
     passed: Sequence[str] = (),
-) -> Sandbox:
+    container: ContainerSettings | None = None,
+) -> Sandboxes:
     """The sandbox of that kind.
 
-    Raises a CollectError where `bwrap` was asked for and does not work.
+    Raises a CollectError where one was asked for that does not work.
 
     Arguments:
         gateway: What agents reach; None for checks alone, which reach nothing.
         scratch: A folder for files that the sandbox needs.
-        hidden: Folders that no program sees.
+        owner: The run, which no program sees, and the writer of it that containers belong to.
         reads: More paths that programs may read.
         passed: Variables of the collector's environment that programs get.
+        container: The image and its limits, of kinds that have images.
     """
     try:
         kind, network = SandboxKind(kind), SandboxNetwork(network)
@@ -47,41 +52,65 @@ async def open_sandbox(
         raise CollectError(f"the sandbox: {error}; there are {', '.join(SandboxKind)}") from None
     if kind is SandboxKind.NONE:
         return Unconfined(tuple(passed))
+    reads = tuple(str(Path(path).absolute()) for path in reads)
+    if missing := [path for path in reads if not Path(path).exists()]:
+        raise CollectError(f"--sandbox-read {missing[0]}: there is no such file or folder")
     try:
-        settings = await _try_bubblewrap(
-            BubblewrapSettings(
-                program=shutil.which("bwrap") or "",
-                etc=scratch / "etc",
-                hidden=tuple(str(path) for path in hidden),
-                network=network,
-                reads=tuple(str(Path(path).absolute()) for path in reads),
-                passed=tuple(passed),
-            ),
-            gateway,
-            scratch,
+        if kind.has_images:
+            functions = await open_sandbox(SandboxKind.AUTO, None, scratch=scratch, owner=owner, reads=reads)
+            program = ContainerProgram(kind, _find(kind), owner, scratch)
+            setup = ContainersSetup(program, container or ContainerSettings(), network, reads, tuple(passed))
+            return await _try_containers(Containers(setup, gateway, functions), setup, scratch)
+        if network is SandboxNetwork.BRIDGE:
+            raise CollectError("--sandbox-network bridge: only containers have one; give --sandbox podman or docker")
+        settings = BubblewrapSettings(
+            program=shutil.which("bwrap") or "",
+            etc=scratch / "etc",
+            hidden=(str(owner.run),),
+            network=network,
+            reads=reads,
+            passed=tuple(passed),
         )
+        return await _try_bubblewrap(settings, gateway, scratch)
     except SandboxUnavailable as error:
-        if kind is SandboxKind.BWRAP:
-            raise CollectError(f"--sandbox bwrap: {error}") from None
-        return Unconfined(tuple(passed), str(error))
-    return Bubblewrap(settings, gateway)
+        if kind is SandboxKind.AUTO:
+            return Unconfined(tuple(passed), str(error))
+        raise CollectError(f"--sandbox {kind}: {error}") from None
 
 
-async def _try_bubblewrap(
-    settings: BubblewrapSettings, gateway: ListeningGateway | None, scratch: Path
-) -> BubblewrapSettings:
-    """The settings with which a program really runs; SandboxUnavailable if there are none."""
+async def _try_bubblewrap(settings: BubblewrapSettings, gateway: ListeningGateway | None, scratch: Path) -> Bubblewrap:
+    """Bubblewrap as it really runs programs; SandboxUnavailable if it does not."""
     if not settings.program:
         raise SandboxUnavailable("bubblewrap is not installed; install it (on Debian: apt-get install bubblewrap)")
-    if missing := [path for path in settings.reads if not Path(path).exists()]:
-        raise CollectError(f"--sandbox-read {missing[0]}: there is no such file or folder")
     # In a user namespace root's processes would still be the kernel's root: /proc/sys lets that write. So they change
     # their user for good, which takes rights that root in a container may lack.
-    settings = settings._replace(becomes_user=os.geteuid() == 0)
+    sandbox = Bubblewrap(settings._replace(becomes_user=os.geteuid() == 0), gateway)
+    await _try(sandbox, scratch, is_agent=gateway is not None)
+    return sandbox
+
+
+async def _try_containers(containers: Containers, setup: ContainersSetup, scratch: Path) -> Containers:
+    """Remove what collectors left that have died, and see that a container of the collection's image runs."""
+    try:
+        await setup.program.sweep()
+    except CollectError as error:
+        raise SandboxUnavailable(str(error)) from None
+    if setup.settings.image is not None:
+        await _try(containers, scratch, is_agent=setup.network.has_listener)
+    return containers
+
+
+async def _try(sandboxes: Sandboxes, scratch: Path, *, is_agent: bool) -> None:
     workspace = Workspace.at(Path(tempfile.mkdtemp(prefix="trial-", dir=scratch)).resolve())
-    job = ProgramJob.at(workspace.root, ["/bin/sh", "-c", "exit 7"], env={}, is_agent=gateway is not None)
-    end = await run_program(Bubblewrap(settings, gateway), job, workspace, attempt="", timeout_s=_TRIAL_S)
+    job = ProgramJob.at(workspace.root, ["/bin/sh", "-c", "exit 7"], env={}, is_agent=is_agent)
+    async with sandboxes.open(workspace) as sandbox:
+        end = await run_program(sandbox, job, workspace, attempt="", timeout_s=_TRIAL_S)
     await asyncio.to_thread(remove, workspace.root)
-    if end.exit_code != 7:
+    if end.exit_code != 7 or end.error is not None:
         raise SandboxUnavailable(end.error or "a program in it did not end")
-    return settings
+
+
+def _find(kind: SandboxKind) -> str:
+    if (found := shutil.which(kind)) is None:
+        raise SandboxUnavailable(f"{kind} is not installed; install it (on Debian: apt-get install podman)")
+    return found

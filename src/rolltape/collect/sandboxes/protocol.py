@@ -1,6 +1,7 @@
 """What a sandbox is: it says how a program is started so that it sees its workspace and little else."""
 
-from collections.abc import Callable, Mapping, Sequence
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from pathlib import Path
@@ -17,14 +18,37 @@ class SandboxKind(StrEnum):
 
     AUTO = "auto"  # bubblewrap where it works, else none, which is then said
     BWRAP = "bwrap"
+    PODMAN = "podman"  # a container for each attempt, as for the next
+    DOCKER = "docker"
     NONE = "none"
+
+    @property
+    def has_images(self) -> bool:
+        """Whether programs see an image instead of this machine's system."""
+        return self in (SandboxKind.PODMAN, SandboxKind.DOCKER)
 
 
 class SandboxNetwork(StrEnum):
-    """What a program in a sandbox reaches."""
+    """What a program in a sandbox reaches, from the least to the most."""
 
+    NONE = "none"  # nothing, not even the gateway
     GATEWAY = "gateway"  # the gateway alone
+    BRIDGE = "bridge"  # of containers: the gateway, and what the program's own bridge network reaches
     HOST = "host"  # whatever this machine reaches, its own ports too
+
+    @property
+    def has_listener(self) -> bool:
+        """Whether the gateway listens inside, in a network that is not this machine's."""
+        return self in (SandboxNetwork.GATEWAY, SandboxNetwork.BRIDGE)
+
+
+class ListeningGateway(Protocol):
+    """What a sandbox needs of a gateway."""
+
+    url: str
+
+    def listening_on(self, listener: socket.socket) -> AbstractAsyncContextManager[None]:
+        """Accept the connections of a listener within the block."""
 
 
 class Confinement(NamedTuple):
@@ -45,6 +69,7 @@ class ProgramJob(NamedTuple):
     is_agent: bool = True  # only an agent reaches the gateway
     programs: tuple[str, ...] = ()  # words of which some are programs that it starts
     reads: tuple[Path, ...] = ()  # files and folders that it needs, besides its own command
+    copies: Mapping[str, Path] = {}  # of a program in an image: paths there, and what is copied to them before
 
     @classmethod
     def at(cls, folder: Path, command: Sequence[str], stdin: bytes = b"", **fields: Any) -> "ProgramJob":
@@ -73,24 +98,53 @@ class ProgramFolders(NamedTuple):
     temporary: str
 
 
+async def _begins_at_once() -> None:
+    return
+
+
 class ConfinedRun(NamedTuple):
     """One program about to run."""
 
     order: Order
     descriptors: tuple[int, ...]  # that it inherits
     correct: Callable[[ProgramEnd], ProgramEnd]  # how it ended, from how the first process of the sandbox ended
+    begin: Callable[[], Awaitable[None]] = _begins_at_once  # its time counts from the end of this
 
 
 class Sandbox(Protocol):
-    """A way to run programs. `none` and `bwrap` are two; a container would be another."""
+    """What holds the programs of one attempt: an agent, then checks of what it left."""
 
-    confinement: Confinement
+    @property
+    def has_image(self) -> bool:
+        """Whether programs see an image instead of this machine's system. No program of this machine runs in there."""
 
-    def folders(self, workspace: Workspace) -> ProgramFolders:
-        """Where a program sees its folders."""
+    @property
+    def folder_inside(self) -> str | None:
+        """The working directory, if it lies in the image; None: it is that of the workspace."""
 
     def reachable(self, url: str) -> str:
         """A URL of the gateway as a program reaches it."""
 
     def enter(self, job: ProgramJob, workspace: Workspace) -> AbstractAsyncContextManager[ConfinedRun]:
         """Get ready to run a program. Within the block it runs; the gateway is reachable meanwhile."""
+
+
+class Sandboxes(Protocol):
+    """A kind of sandbox, as set up for a collection."""
+
+    confinement: Confinement
+
+    @property
+    def for_functions(self) -> "Sandboxes":
+        """In which functions of this machine are called that check what an agent left."""
+
+    def open(
+        self, workspace: Workspace, wanted: object = None, *, again: bool = False
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """A sandbox for an attempt. It is gone after the block, and all that ran in it.
+
+        Arguments:
+            workspace: The attempt's folders.
+            wanted: The field "sandbox" of the task. A CollectError is raised if this kind cannot provide that.
+            again: The attempt has ended before, and its sandbox is gone. What it left is checked once more.
+        """

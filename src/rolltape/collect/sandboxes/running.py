@@ -22,6 +22,7 @@ from rolltape.collect.sandboxes.protocol import (
     Sandbox,
 )
 from rolltape.collect.sandboxes.workspace import Workspace
+from rolltape.errors import CollectError
 
 ATTEMPT_VARIABLE = "ROLLTAPE_ATTEMPT"  # names the attempt of a process; all that a program starts inherits it
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
@@ -29,10 +30,15 @@ MAX_LOG_BYTES = 10_000_000  # of each of stdout and stderr
 # Nothing else of the collector's environment reaches a program, but what the user passes on: keys and tokens stay here.
 _INHERITED = ("PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TERM", "TZ", "SHELL", "USER", "LOGNAME")
 _SUPERVISOR_S = 15.0  # for a supervisor to end, beyond the grace time
+_CONTAINER_S = 90.0  # the same, where it has a busy machine stop a container
+_BEGIN_S = 600.0  # for a sandbox to be made
 
 
 class Unconfined:
     """No sandbox: programs run as the collector's own user, and can do whatever that user can."""
+
+    has_image = False
+    folder_inside = None
 
     def __init__(self, passed: tuple[str, ...] = (), reason: str = "none was asked for") -> None:
         self.confinement = Confinement(
@@ -42,16 +48,31 @@ class Unconfined:
         )
         self._passed = passed  # variables of the collector's environment that programs get
 
-    def folders(self, workspace: Workspace) -> ProgramFolders:
-        return ProgramFolders(str(workspace.home), str(workspace.work), str(workspace.temporary))
+    @property
+    def for_functions(self) -> "Unconfined":
+        return self
+
+    @asynccontextmanager
+    async def open(
+        self, workspace: Workspace, wanted: object = None, *, again: bool = False
+    ) -> AsyncIterator["Unconfined"]:
+        refuse_image(wanted)
+        yield self
 
     def reachable(self, url: str) -> str:
         return url
 
     @asynccontextmanager
     async def enter(self, job: ProgramJob, workspace: Workspace) -> AsyncIterator[ConfinedRun]:
-        order = make_order(job, job.command, {}, self.folders(workspace), str(workspace.work), self._passed)
+        folders = ProgramFolders(str(workspace.home), str(workspace.work), str(workspace.temporary))
+        order = make_order(job, job.command, {}, folders, str(workspace.work), self._passed)
         yield ConfinedRun(order, (), lambda end: end)
+
+
+def refuse_image(wanted: object) -> None:
+    """CollectError for a task that asks for an image, where there are no containers."""
+    if isinstance(wanted, Mapping) and (wanted.get("image") or wanted.get("build")):
+        raise CollectError("its sandbox names an image; collect with --sandbox podman or --sandbox docker")
 
 
 def make_order(
@@ -109,16 +130,22 @@ async def _supervise(confined: ConfinedRun, attempt: str, timeout_s: float) -> P
     )
     assert process.stdin is not None
     ended = asyncio.ensure_future(_read_end(process))
+    beginning = asyncio.ensure_future(confined.begin())
     timed_out = False
     try:
         with contextlib.suppress(ConnectionError):
             process.stdin.write(msgspec.json.encode(order._asdict()) + b"\n")
             await process.stdin.drain()
-        timed_out = not (await asyncio.wait({ended}, timeout=timeout_s))[0]
+        await asyncio.wait({ended, beginning}, timeout=_BEGIN_S, return_when=asyncio.FIRST_COMPLETED)
+        if beginning.done() and not beginning.exception():
+            timed_out = not (await asyncio.wait({ended}, timeout=timeout_s))[0]
     finally:
+        beginning.cancel()
         # Without its lifeline the supervisor ends everything, even if a second cancel keeps us from waiting for it.
+        if not process.stdin.is_closing():
+            process.stdin.write(supervisor.END)
         process.stdin.close()
-        await asyncio.wait({ended}, timeout=order.grace_s + _SUPERVISOR_S)
+        await asyncio.wait({ended}, timeout=order.grace_s + (_CONTAINER_S if order.remove else _SUPERVISOR_S))
     end = ended.result() if ended.done() else None
     if end is None:
         with contextlib.suppress(ProcessLookupError):

@@ -2,7 +2,8 @@
 
 It runs as a script with nothing but the standard library. It reads an order (JSON, one line) from stdin, and writes how
 the program ended (JSON) to stdout. The rest of stdin is its lifeline: when that closes, because the collector wants it
-or has died, it ends the program. On Linux, processes that leave their parent and their group become children of the
+or has died, it ends the program. A container is ended by commands: stopped if the collector wants that, and removed if
+the collector has died. On Linux, processes that leave their parent and their group become children of the
 supervisor, so that none escapes. Elsewhere only the program's process group is ended.
 """
 
@@ -22,6 +23,10 @@ _PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
 _TAIL_BYTES = 64 * 1024  # the end of a flood that is kept beside its beginning
 _UNKILLABLE_S = 10.0  # to wait for a process that SIGKILL does not end
 _PROC = Path("/proc")
+END = b"end\n"  # what a collector that lives writes before it closes the lifeline
+_CONTAINER_FAILED = 125  # the exit code of podman and docker for errors of their own
+_COMMAND_S = 60.0  # for commands that end a container, on a busy machine
+_CLIENT_S = 2.0  # for the program that started a container to notice its end
 
 
 class Order(NamedTuple):
@@ -37,6 +42,8 @@ class Order(NamedTuple):
     grace_s: float  # between SIGTERM and SIGKILL
     descriptors: list[int] = []  # that it inherits
     is_sandbox: bool = False  # it holds a sandbox, which SIGTERM would end at once: only processes inside get that
+    stop: list[str] = []  # the command that ends all processes of its container; none: it is no container
+    remove: list[str] = []  # the command that also removes the container
 
 
 class _OutputLog:
@@ -79,6 +86,8 @@ class Supervisor:
         self._order = order
         self._selector = selectors.DefaultSelector()
         self._ended = False  # the lifeline has closed
+        self._is_orphan = True  # and the collector has died, as far as is known
+        self._reaped: set[int] = set()
         self._status: int | None = None  # of the program, as waitpid gives it
         self._pid = 0
 
@@ -106,7 +115,7 @@ class Supervisor:
             while self._status is None and not self._ended:
                 self._work(None)
         finally:
-            survivors = self._end_all()
+            survivors = self._end_container() if self._order.remove else self._end_all()
         self._drain()
         code = None if self._status is None else os.waitstatus_to_exitcode(self._status)
         started.returncode = code  # it was waited for here
@@ -118,7 +127,8 @@ class Supervisor:
         }
 
     def _watch_children(self) -> None:
-        adopt_orphans()
+        if not self._order.remove:  # what watches a container outlives whoever started it
+            adopt_orphans()
         woken, waker = os.pipe()
         for end in (woken, waker):
             os.set_blocking(end, False)
@@ -140,10 +150,12 @@ class Supervisor:
             elif key.fileobj is sys.stdin:
                 self._selector.unregister(sys.stdin)
                 self._ended = True
+                self._is_orphan = os.read(key.fd, len(END)) != END
             else:
                 os.read(key.fd, 4096)
         with contextlib.suppress(ChildProcessError):
             while (done := os.waitpid(-1, os.WNOHANG))[0]:
+                self._reaped.add(done[0])
                 if done[0] == self._pid:
                     self._status = done[1]
 
@@ -175,6 +187,43 @@ class Supervisor:
             self._send(signal.SIGKILL)
             self._wait_until_none(0.05)
         return left
+
+    def _end_container(self) -> list[int]:
+        """End all processes of the container, unless its program ended by itself. None of them is a descendant."""
+        is_orphan = self._ended and self._is_orphan
+        if self._status is not None:
+            code = os.waitstatus_to_exitcode(self._status)
+            if is_orphan or code < 0 or code == _CONTAINER_FAILED:
+                self._run_aside(self._order.remove if is_orphan else self._order.stop)
+            return []
+        end, deadline = self._order.remove if is_orphan else self._order.stop, time.monotonic() + _COMMAND_S
+        # The program may still be making the container. If it is killed then, podman keeps half a container.
+        while self._status is None and time.monotonic() < deadline:
+            self._run_aside(end)
+            self._wait_for(self._pid, _CLIENT_S)
+        if self._status is None:
+            os.kill(self._pid, signal.SIGKILL)
+            self._wait_for(self._pid, _UNKILLABLE_S)
+        self._run_aside(end)  # once more, for what was made meanwhile
+        return []
+
+    def _run_aside(self, command: list[str]) -> None:
+        """Run a command while the program's output is read."""
+        running = subprocess.Popen(
+            command,
+            env=self._order.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._wait_for(running.pid, _COMMAND_S)
+        running.returncode = 0  # it was waited for here, or goes on by itself
+
+    def _wait_for(self, child: int, within_s: float) -> None:
+        deadline = time.monotonic() + within_s
+        while child not in self._reaped and (rest := deadline - time.monotonic()) > 0:
+            self._work(min(rest, 0.05))
 
     def _wait_until_none(self, within_s: float) -> None:
         deadline = time.monotonic() + within_s

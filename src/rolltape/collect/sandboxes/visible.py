@@ -27,6 +27,11 @@ def base_python() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
+def is_of_system(path: Path) -> bool:
+    """Whether a path lies in a folder of the system, which every machine and image has for itself."""
+    return _is_inside(path, _SYSTEM)
+
+
 def system_mounts(*, network: bool) -> list[Mount]:
     """Mounts of the system, read-only. With `network`, also for how it finds other machines."""
     mounts: list[Mount] = []

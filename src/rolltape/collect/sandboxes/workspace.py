@@ -4,6 +4,7 @@ import fcntl
 import os
 import secrets
 import stat
+import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -78,6 +79,14 @@ def walk(folder: Path) -> Iterator[Path]:
             yield Path(entry.path)
             if entry.is_dir(follow_symlinks=False):
                 folders.append(Path(entry.path))
+
+
+def only_inside(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """A filter for unpacking what a program left: members that lead out of the folder are left out."""
+    try:
+        return tarfile.data_filter(member, folder)
+    except tarfile.FilterError:
+        return None
 
 
 def remove(folder: Path) -> None:

@@ -74,7 +74,7 @@ class ClusterNode:
         raise_file_limit()
         os.environ.update(settings.variables)
         sys.path.extend(one for one in settings.search if one not in sys.path and Path(one).is_dir())
-        agent = agent_named(settings.collect.agent)
+        agent = agent_named(settings.collect.agent, in_image=settings.collect.has_images)
         environments = Environments(settings.collect.environment, settings.collect.judge)
         tape = open_for_recording(node_folder(settings), settings.about["name"])
         self._directory = tape.directory

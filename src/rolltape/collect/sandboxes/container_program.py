@@ -1,0 +1,174 @@
+"""The command lines of podman and docker, which are alike but for a few flags."""
+
+import asyncio
+import hashlib
+import re
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rolltape.collect.sandboxes.container_settings import ContainerSettings
+from rolltape.collect.sandboxes.protocol import SandboxKind, SandboxNetwork
+from rolltape.collect.sandboxes.seccomp import write_filter
+from rolltape.errors import CollectError
+from rolltape.tape.journal.file import is_alive
+
+_RUN, _WRITER = "rolltape.run", "rolltape.writer"  # labels
+_LISTED_WRITER = re.compile(rf"{re.escape(_WRITER)}[:=]([^\s,\]]+)")  # podman lists labels otherwise than docker
+_PULL_S, _SHORT_S = 3600.0, 120.0
+_SHOWN = 1000  # characters of an error, the end
+# What podman leaves out by itself: devices, raw sockets, the audit log. No others are added by name, since podman would
+# give those to ordinary users too.
+_DROPPED = ("MKNOD", "NET_RAW", "AUDIT_WRITE")
+_NETWORKS = {
+    SandboxNetwork.NONE: "none",
+    SandboxNetwork.GATEWAY: "none",  # the gateway's listener is put into it
+    SandboxNetwork.BRIDGE: "bridge",
+    SandboxNetwork.HOST: "host",
+}
+
+
+class Owner(NamedTuple):
+    """Which process a container belongs to: a writer of a run."""
+
+    run: Path
+    writer: str
+
+
+class ContainerProgram:
+    """podman or docker, on behalf of an owner."""
+
+    def __init__(self, kind: SandboxKind, path: str, owner: Owner, scratch: Path) -> None:
+        """`scratch` is a folder for files that it needs."""
+        self.kind = kind
+        self._filter = write_filter(scratch / "seccomp.json") if kind is SandboxKind.PODMAN else None
+        self._path = path
+        self._owner = owner
+        self._images: dict[str, asyncio.Task[str]] = {}
+
+    def run(
+        self, name: str, image: str, settings: ContainerSettings, mounts: Sequence[str], pid_file: Path, script: str
+    ) -> list[str]:
+        """The command that makes a container and has its shell run a script."""
+        owner = {_RUN: str(self._owner.run), _WRITER: self._owner.writer}
+        limits = [f"--pids-limit={settings.processes}"]
+        if settings.memory is not None:
+            limits += [f"--memory={settings.memory}", f"--memory-swap={settings.memory}"]
+        if settings.cpus is not None:
+            limits.append(f"--cpus={settings.cpus:g}")
+        return [
+            *(self._path, "run", f"--name={name}", *(f"--label={key}={value}" for key, value in owner.items())),
+            # Its first process hands signals on. `remove` waits for nobody. Output is read here and kept nowhere else.
+            *("--init", "--stop-timeout=0", "--log-driver=none", "--pull=never"),
+            *(f"--network={_NETWORKS[settings.network or SandboxNetwork.GATEWAY]}", *limits),
+            *(*(f"--cap-drop={one}" for one in _DROPPED), "--security-opt=no-new-privileges"),
+            *([] if self._filter is None else [f"--security-opt=seccomp={self._filter}"]),
+            *([] if settings.user is None else [f"--user={settings.user}"]),
+            *(f"--env={key}={value}" for key, value in settings.env.items()),
+            *(f"--volume={mount}" for mount in mounts),
+            # Variables of this machine that name a proxy stay here.
+            *([f"--pidfile={pid_file}", "--http-proxy=false"] if self.kind is SandboxKind.PODMAN else []),
+            *("--entrypoint=/bin/sh", image, script),
+        ]
+
+    def start(self, name: str) -> list[str]:
+        """The command that has an ended container run its script again."""
+        return [self._path, "start", "--attach", name]
+
+    def stop(self, name: str, grace_s: float) -> list[str]:
+        """The command that ends all processes of a container."""
+        return [self._path, "stop", f"--time={grace_s:.0f}", name]
+
+    def remove(self, name: str) -> list[str]:
+        """The command that removes a container, running or not, with volumes that have no name."""
+        return [self._path, "rm", "--force", "--volumes", name]
+
+    async def first_process(self, name: str, pid_file: Path) -> int:
+        """The process number of a running container's first process, on this machine."""
+        if self.kind is SandboxKind.PODMAN:
+            return int(pid_file.read_text())
+        return int(await self._ask("inspect", "--format={{.State.Pid}}", name))
+
+    async def copy_out(self, name: str, path: str) -> bytes | None:
+        """A file or folder of a container as a tar archive; None: there is none."""
+        code, out, _ = await self.call("cp", f"{name}:{path}", "-")
+        return None if code else out
+
+    async def sweep(self) -> list[str]:
+        """Remove the containers of this run whose owner has died, and return their ids."""
+        # podman cannot inspect a container that was half made when its client was killed, but it can list it.
+        shown = await self._ask(
+            *("ps", "--all", "--no-trunc", f"--filter=label={_RUN}={self._owner.run}", "--format={{.ID}} {{.Labels}}")
+        )
+        left = []
+        for line in shown.splitlines():
+            one, writer = line.split()[0], _LISTED_WRITER.search(line)
+            if writer is not None and not is_alive(self._owner.run / "journals" / f"{writer[1]}.sqlite"):
+                left.append(one)
+                await self.call(*self.remove(one)[1:])  # one by one: another process may be removing one of them
+        return left
+
+    async def image_id(self, settings: ContainerSettings) -> str:
+        """The image of settings, which is pulled or built if it is not here: once, whoever else asks for it."""
+        key = settings.image or str(settings.build)
+        if key not in self._images or (self._images[key].done() and self._images[key].exception()):
+            self._images[key] = asyncio.ensure_future(self._pull(key) if settings.image else self._build(Path(key)))
+        return await asyncio.shield(self._images[key])
+
+    async def _pull(self, image: str) -> str:
+        if (found := await self._find_image(image)) is not None:
+            return found
+        code, _, error = await self.call("pull", image, limit_s=_PULL_S)
+        if code or (found := await self._find_image(image)) is None:
+            raise CollectError(f"image {image}: there is none here, and it cannot be pulled: {error}")
+        return found
+
+    async def _build(self, folder: Path) -> str:
+        name = f"localhost/rolltape-built:{await asyncio.to_thread(digest_folder, folder)}"
+        if (found := await self._find_image(name)) is not None:
+            return found
+        code, _, error = await self.call("build", f"--tag={name}", str(folder), limit_s=_PULL_S)
+        if code or (found := await self._find_image(name)) is None:
+            raise CollectError(f"no image can be built from {folder}: {error}")
+        return found
+
+    async def _find_image(self, name: str) -> str | None:
+        code, out, _ = await self.call("image", "inspect", "--format={{.Id}}", name)
+        return None if code else out.decode().strip()
+
+    async def _ask(self, *arguments: str) -> str:
+        code, out, error = await self.call(*arguments)
+        if code:
+            raise CollectError(f"{self.kind} {arguments[0]} ended with {code}: {error}")
+        return out.decode()
+
+    async def call(self, *arguments: str, limit_s: float = _SHORT_S) -> tuple[int | None, bytes, str]:
+        """Run a command, and return its exit code, its output, and the end of its errors."""
+        process = await asyncio.create_subprocess_exec(
+            self._path,
+            *arguments,
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(limit_s):
+                out, errors = await process.communicate()
+        except TimeoutError:
+            return None, b"", f"it did not end in {limit_s:g} s"
+        finally:
+            if process.returncode is None:
+                process.kill()
+        return process.returncode, out, errors.decode("utf-8", "replace").strip()[-_SHOWN:]
+
+
+def digest_folder(folder: Path) -> str:
+    """A digest of all files below a folder, by which an image that was built from it is found again."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_mode & 0o111}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
