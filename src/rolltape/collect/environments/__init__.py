@@ -7,6 +7,7 @@ from importlib import import_module
 
 from rolltape.collect.environments.game import GameEnvironment
 from rolltape.collect.environments.games import Game
+from rolltape.collect.environments.harbor import HarborEnvironment
 from rolltape.collect.environments.judge import Judge
 from rolltape.collect.environments.message import MessageEnvironment
 from rolltape.collect.environments.preference import PreferenceEnvironment
@@ -66,9 +67,10 @@ _KINDS: tuple[type[Environment], ...] = (
 _JUDGED: dict[str, type[RubricEnvironment | PreferenceEnvironment]] = {
     kind.name: kind for kind in (RubricEnvironment, PreferenceEnvironment)
 }
-_BY_NAME: dict[str, Environment] = {kind.name: kind() for kind in _KINDS}
+# Tasks of Harbor name theirs; nobody else does.
+_BY_NAME: dict[str, Environment] = {kind.name: kind() for kind in (*_KINDS, HarborEnvironment)}
 
-ENVIRONMENT_NAMES = frozenset({*_BY_NAME, *_JUDGED})
+ENVIRONMENT_NAMES = frozenset({*(kind.name for kind in _KINDS), *_JUDGED})
 
 # Environments of other projects, by what stands before the colon of their names: "verifiers:NAME". Each has a module
 # here with a class, and its package is an extra of the same name.

@@ -18,6 +18,8 @@ import msgspec
 from rolltape.collect.environments import is_of_other_project
 from rolltape.collect.functions import PREFIX, describe_raised, function_named
 from rolltape.collect.sources.entries import EntryProblems, RawSource, SourceEntry, join_names
+from rolltape.collect.sources.harbor import PREFIX as HARBOR
+from rolltape.collect.sources.harbor import harbor_folder, is_harbor_folder
 from rolltape.collect.sources.jsonfiles import json_file, json_lines_file, json_lines_stream
 from rolltape.collect.sources.own_tasks import own_tasks
 from rolltape.collect.tasks import Task, TaskSource, environment_name, id_text, shuffled
@@ -46,10 +48,11 @@ def open_source(
     """Read and check the tasks of a source.
 
     `text` is a .json, .jsonl or .parquet file, "-" for standard input, the directory of a dataset, the name of a
-    dataset on the Hugging Face hub ("owner/name", "owner/name:configuration"), "python:module:function", or an
-    environment of another project that brings its own tasks ("verifiers:NAME"). `split` names a split of it. `name`
-    replaces the file's own name in the ids of rollouts. Without `environments`, tasks may name any environment.
-    `check` raises a TaskError for a task that its environment cannot use.
+    dataset on the Hugging Face hub ("owner/name", "owner/name:configuration"), "python:module:function", a folder with
+    tasks of Harbor ("harbor:FOLDER", or without the prefix), or an environment of another project that brings its own
+    tasks ("verifiers:NAME"). `split` names a split of it. `name` replaces the file's own name in the ids of rollouts.
+    Without `environments`, tasks may name any environment. `check` raises a TaskError for a task that its environment
+    cannot use.
 
     With a limit and without a shuffle, entries behind the limit are not read. Raises a TaskError that names every
     place where something is wrong.
@@ -80,6 +83,8 @@ def _read(text: str, split: str | None) -> RawSource:
         return _call_function(text, split)
     if is_of_other_project(text):
         return own_tasks(text, split)
+    if text.startswith(HARBOR) or (path.is_dir() and is_harbor_folder(path)):
+        return harbor_folder(text, split)
     if path.suffix in _FILES and not path.is_dir():
         return _FILES[path.suffix](text, split)
     # Arrow takes a tenth of a second to import, and only tables need it.

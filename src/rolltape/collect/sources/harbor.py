@@ -1,0 +1,130 @@
+"""Task folders of Harbor (terminal-bench 2 among them): each becomes a task that is attempted in a container.
+
+A task folder has `task.toml`, `instruction.md`, an image (`environment/Dockerfile`, or a name in `task.toml`), and
+`tests/test.sh`. What this reads of `task.toml` is listed in docs/harbor.md; a task that needs more is refused.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rolltape.collect.sandboxes.container_program import digest_folder
+from rolltape.collect.sources.entries import RawSource, SourceEntry
+from rolltape.errors import SourceError
+
+PREFIX = "harbor:"
+_CONFIG, _OLD_CONFIG = "task.toml", "task.yaml"
+_DEFAULT_TEST_S = 600.0
+_TEMPLATE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*(?::-([^}]*))?\}")
+# Sections and fields of task.toml that ask for more than one container on this machine.
+_UNSUPPORTED = (
+    ("steps",),
+    ("environment", "gpus"),
+    ("environment", "tpu"),
+    ("environment", "mcp_servers"),
+    ("environment", "healthcheck"),
+    ("verifier", "environment"),
+    ("verifier", "collect"),
+)
+
+
+class _Unusable(Exception):
+    """A task folder cannot be used; the message says why."""
+
+
+def is_harbor_folder(folder: Path) -> bool:
+    """Whether a folder is a task of Harbor, or holds some."""
+    return (folder / _CONFIG).is_file() or any(folder.glob(f"*/{_CONFIG}"))
+
+
+def harbor_folder(label: str, split: str | None) -> RawSource:
+    """The tasks of a folder: the folder itself, or those below it."""
+    folder = Path(label.removeprefix(PREFIX)).absolute()
+    below = sorted(path.parent for path in folder.glob(f"*/{_CONFIG}"))
+    found = [folder] if (folder / _CONFIG).is_file() else below
+    if not found and any(folder.glob(f"**/{_OLD_CONFIG}")):
+        raise SourceError(f"{label}: its tasks are of terminal-bench 1; convert them with `harbor tasks migrate`")
+    if not found:
+        raise SourceError(f"{label}: there is no {_CONFIG} in it or in a folder below it; check the path")
+    return RawSource(folder.name, split, label, _read_tasks(found))
+
+
+def _read_tasks(folders: list[Path]) -> Iterator[SourceEntry]:
+    for folder in folders:
+        try:
+            yield SourceEntry(f"task {folder.name}", _read_task(folder))
+        except (_Unusable, OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            yield SourceEntry(f"task {folder.name}", problem=str(error))
+
+
+def _read_task(folder: Path) -> dict[str, Any]:
+    config = tomllib.loads((folder / _CONFIG).read_text())
+    agent, verifier = config.get("agent", {}), config.get("verifier", {})
+    _refuse_unsupported(folder, config)
+    for name in ("instruction.md", "tests/test.sh"):
+        if not (folder / name).is_file():
+            raise _Unusable(f"it has no {name}; add it")
+    return {
+        "id": config.get("task", {}).get("name", folder.name),
+        "environment": "harbor",
+        "prompt": (folder / "instruction.md").read_text(),
+        "sandbox": _read_sandbox(folder, config.get("environment", {}), agent),
+        "harbor": {
+            "tests": str(folder / "tests"),
+            "digest": digest_folder(folder / "tests"),
+            "timeout_s": float(verifier.get("timeout_sec", _DEFAULT_TEST_S)),
+            "env": _resolve(verifier.get("env", {})),
+        },
+        "metadata": config.get("metadata", {}),
+    }
+
+
+def _read_sandbox(folder: Path, environment: dict[str, Any], agent: dict[str, Any]) -> dict[str, Any]:
+    image, build = environment.get("docker_image"), folder / "environment"
+    if image is None and not (build / "Dockerfile").is_file():
+        raise _Unusable("it has neither environment/Dockerfile nor environment.docker_image; add one of them")
+    memory = environment.get("memory_mb")
+    closed = (
+        environment.get("network_mode") in ("no-network", "allowlist") or environment.get("allow_internet") is False
+    )
+    fields = {
+        "image": image,
+        "build": None if image else str(build),
+        "cpus": environment.get("cpus"),
+        "memory": f"{memory}m" if memory else str(environment.get("memory", "")).lower() or None,
+        "workdir": environment.get("workdir", "."),
+        "env": _resolve(environment.get("env", {})),
+        "user": None if agent.get("user") is None else str(agent["user"]),
+        "timeout_s": agent.get("timeout_sec"),
+        # Others have what --sandbox-network says.
+        "network": "gateway" if closed else None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _refuse_unsupported(folder: Path, config: dict[str, Any]) -> None:
+    for path in _UNSUPPORTED:
+        value: Any = config
+        for name in path:
+            value = value.get(name, {})
+        if value:
+            raise _Unusable(f"its {'.'.join(path)} is not supported; leave it out")
+    if (folder / "environment" / "docker-compose.yaml").exists():
+        raise _Unusable("it has several containers (environment/docker-compose.yaml), which is not supported")
+    if str(config.get("environment", {}).get("os", "linux")).lower() != "linux":
+        raise _Unusable("its environment.os is not linux")
+    users = [config.get(section, {}).get("user") for section in ("agent", "verifier")]
+    if users[0] != users[1]:
+        raise _Unusable(f"its agent is user {users[0]!r} and its tests are {users[1]!r}; give both the same")
+
+
+def _resolve(env: dict[str, str]) -> dict[str, str]:
+    """Variables with the defaults of their templates. What only this machine knows is passed with --pass-env."""
+    whole = {name: _TEMPLATE.fullmatch(value) for name, value in env.items()}
+    return {
+        name: _TEMPLATE.sub(lambda found: found[1] or "", value)
+        for name, value in env.items()
+        if (template := whole[name]) is None or template[1] is not None
+    }
