@@ -67,8 +67,7 @@ _KINDS: tuple[type[Environment], ...] = (
 _JUDGED: dict[str, type[RubricEnvironment | PreferenceEnvironment]] = {
     kind.name: kind for kind in (RubricEnvironment, PreferenceEnvironment)
 }
-# Tasks of Harbor name theirs; nobody else does.
-_BY_NAME: dict[str, Environment] = {kind.name: kind() for kind in (*_KINDS, HarborEnvironment)}
+_BY_NAME: dict[str, Environment] = {kind.name: kind() for kind in _KINDS}
 
 ENVIRONMENT_NAMES = frozenset({*(kind.name for kind in _KINDS), *_JUDGED})
 
@@ -88,6 +87,8 @@ def environment_named(name: str, judge: Judge | None = None) -> Environment:
     """
     if name in _BY_NAME:
         return _BY_NAME[name]
+    if name == HarborEnvironment.name:  # tasks of Harbor name it; nobody else does
+        return HarborEnvironment()
     if name in _JUDGED:
         return _JUDGED[name](judge)
     if is_of_other_project(name):
