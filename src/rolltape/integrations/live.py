@@ -12,11 +12,10 @@ from typing import Any, Self
 
 import msgspec
 
-from rolltape.collect.collector import Collector
 from rolltape.collect.runners.gateway import make_gateway
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task
-from rolltape.errors import CollectError, GroupsError
+from rolltape.errors import GroupsError
 from rolltape.gateway.engines.function import FunctionEngine
 from rolltape.gateway.engines.protocol import Engine
 from rolltape.gateway.gateway import Gateway
@@ -27,6 +26,7 @@ from rolltape.groups.pending import EventOrder
 from rolltape.groups.stream import GroupOptions
 from rolltape.integrations.background import BackgroundLoop
 from rolltape.integrations.requested import RequestedGroups
+from rolltape.integrations.step_collections import StepCollection, StepCollections
 from rolltape.integrations.weights import WeightChange, ask_gateways
 from rolltape.records.ids import join_source
 from rolltape.records.policy import Credit, CutPolicy
@@ -120,7 +120,7 @@ class LiveGroups:
         self._stack = AsyncExitStack()
         self._gateway: Gateway | None = None
         self._taking = ThreadPoolExecutor(1, "rolltape-live-groups")
-        self._collections: dict[tuple[int, str | None, int], _Collection] = {}
+        self._collections: StepCollections | None = None
         self._followed: set[tuple[int | None, str | None, str | None]] = set()  # step, split, task of open requests
 
     def start(self) -> Self:
@@ -143,6 +143,7 @@ class LiveGroups:
             self._gateway = await self._stack.enter_async_context(
                 make_gateway(self._settings, self.tape, self._engines)
             )
+            self._collections = StepCollections(self._settings, self.tape, self._gateway)
             if self._version is not None:
                 self._gateway.announce(self._version)
 
@@ -163,7 +164,8 @@ class LiveGroups:
             self.tape.close()
 
     async def _close(self) -> None:
-        await self._end_collections()
+        if self._collections is not None:
+            await self._collections.end()
         await self._stack.aclose()
 
     def __enter__(self) -> Self:
@@ -221,7 +223,8 @@ class LiveGroups:
     async def _collect(
         self, tasks: Sequence[Task], step: int, split: str | None, group_size: int
     ) -> AsyncGenerator[Group, None]:
-        collection = await self._open_collection(step, split, group_size)
+        assert self._collections is not None
+        collection = await self._collections.open(step, split, group_size)
         collection.requests += 1
         try:
             taking = [asyncio.ensure_future(self._collect_one(collection, task)) for task in tasks]
@@ -236,7 +239,7 @@ class LiveGroups:
         finally:
             collection.requests -= 1
 
-    async def _collect_one(self, collection: "_Collection", task: Task) -> list[Group]:
+    async def _collect_one(self, collection: StepCollection, task: Task) -> list[Group]:
         """The groups of a task once its attempts have ended: one, or one for each seat of a game."""
         await collection.attempt(task)
         settings = collection.collector.settings
@@ -254,21 +257,6 @@ class LiveGroups:
                 "use load_state_dict to go back to a checkpoint"
             )
         return groups
-
-    async def _open_collection(self, step: int, split: str | None, group_size: int) -> "_Collection":
-        """The collection that a request belongs to. Those of other steps that nobody waits for are ended."""
-        assert self._settings is not None
-        key = (step, split, group_size)
-        if key in self._collections and self._collections[key].running.done():
-            del self._collections[key]
-        if key not in self._collections:
-            for other in [one for one in self._collections if one[1] == split and not self._collections[one].requests]:
-                await self._collections.pop(other).end()
-            settings = msgspec.structs.replace(self._settings, step=step, split=split, group_size=group_size)
-            self._collections[key] = _Collection(
-                Collector(settings, self.tape, resume=None, gateway=self._gateway, is_open=True)
-            )
-        return self._collections[key]
 
     async def _follow(
         self,
@@ -352,13 +340,9 @@ class LiveGroups:
         if (other := {"run": saved.run, "consumer": saved.consumer}) != own:
             raise GroupsError(f"the checkpoint is of {other}, this is {own}; give the run and the consumer of both")
         assert self._background is not None
-        self._background.submit(self._end_collections()).result()
+        if self._collections is not None:
+            self._background.submit(self._collections.end()).result()
         find_consumer(self.tape, own["consumer"]).rewind(self.tape, saved.position)
-
-    async def _end_collections(self) -> None:
-        while self._collections:
-            _, collection = self._collections.popitem()
-            await collection.end()
 
 
 class _State(msgspec.Struct):
@@ -367,40 +351,6 @@ class _State(msgspec.Struct):
     run: str
     consumer: str
     position: EventOrder | None
-
-
-class _Collection:
-    """A collector that runs, and how many requests wait for it."""
-
-    def __init__(self, collector: Collector) -> None:
-        self.collector = collector
-        self.requests = 0
-        self.running = asyncio.ensure_future(collector.run())
-        self._attempts: dict[bytes, tuple[Task, asyncio.Future[None]]] = {}
-
-    async def attempt(self, task: Task) -> None:
-        """Return when all attempts at a task have ended; raise why the collection ended before.
-
-        A task that was asked for before, by a request that was cancelled for example, is not attempted again.
-        """
-        known, attempts = self._attempts.get(task.key, (None, None))
-        if attempts is None or known != task:
-            attempts = asyncio.ensure_future(self.collector.attempt(task))
-            attempts.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # perhaps nobody waits
-            self._attempts.setdefault(task.key, (task, attempts))
-        try:
-            await asyncio.shield(attempts)
-        except CollectError:
-            await asyncio.wait({self.running})
-            self.running.result()
-            raise
-
-    async def end(self) -> None:
-        """End it when its attempts have ended; at once if somebody still waits for some."""
-        if self.requests:
-            self.running.cancel()
-        self.collector.close()
-        await asyncio.wait({self.running})
 
 
 def _take(tape: Tape, options: GroupOptions) -> tuple[list[Group], list[Skipped]]:

@@ -1,16 +1,20 @@
-"""Compare one token record with the sample that it names: ids, trained mask, logprobs, positions, weight versions."""
+"""Find the sample that a token record names, and compare them: ids, trained mask, logprobs, positions, versions."""
 
 import enum
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rolltape.records.sample import Origin, Sample, Span
+from rolltape.records.ids import last_turn_of, names_sample, sample_id
+from rolltape.records.sample import Fate, Origin, Sample, Span
 from rolltape.records.token_record import TokenRecord
 from rolltape.records.wording import plural
+from rolltape.samples.claims import equal_runs
+from rolltape.samples.linearize import Linearized
 
 CHECKED_COLUMNS = ("advantages", "rewards", "inference_logprobs")  # of the optional ones, those that a check reads
 
@@ -83,6 +87,45 @@ def compare_record(record: TokenRecord, sample: Sample) -> Iterator[TokenDiffere
             f"weights {unknown[0]!r} in the record, sampled by {', '.join(map(repr, sorted(known)))} on the tape",
             "check that weight_versions belong to these sequences",
         )
+
+
+def sample_named(made: Sequence[Linearized], record: TokenRecord) -> Sample | None:
+    """The sample that a record names, by the first policy that makes it; an id of 0.1.0 may mean several."""
+    for one in made:
+        named = [outline for outline in one.outlines if names_sample(record.sample or "", outline.id)]
+        if named:
+            return one.sample(min(named, key=lambda outline: abs(outline.tokens - len(record))).index)
+    return None
+
+
+def sample_by_id(made: Sequence[Linearized], record: TokenRecord) -> Sample | None:
+    """The sample of a record under limits that nobody knows now, such as a staleness limit at that time.
+
+    Its id proves length and mask. Its ids must begin a sample of one of the policies, and what it trains must train
+    there, be it in another sample.
+    """
+    bounds = [(start, stop) for start, stop in equal_runs(record.trained_mask) if record.trained_mask[start]]
+    last_turn = last_turn_of(record.sample or "")
+    if record.sample != sample_id(last_turn, len(record), bounds):
+        return None
+    length = len(record)
+    for one in made:
+        for outline in one.outlines:
+            if outline.tokens < length or outline.session != last_turn.rpartition(".")[0]:
+                continue
+            sample = one.sample(outline.index)
+            may_train = np.zeros(outline.tokens, np.bool_)
+            for span in sample.spans:
+                may_train[span.start : span.stop] = span.origin is Origin.SAMPLED and span.fate in (None, Fate.TRAINED)
+            if np.array_equal(sample.ids[:length], record.ids) and may_train[:length][record.trained_mask].all():
+                return msgspec.structs.replace(
+                    sample,
+                    id=record.sample,
+                    ids=sample.ids[:length],
+                    trained_mask=record.trained_mask,
+                    logprobs=sample.logprobs[:length],
+                )
+    return None
 
 
 def agree(value: float, expected: float) -> bool:

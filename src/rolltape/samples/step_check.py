@@ -4,15 +4,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-import msgspec
-import numpy as np
-
-from rolltape.records.ids import last_turn_of, names_sample, sample_id
+from rolltape.records.ids import last_turn_of
 from rolltape.records.policy import PRESETS, Advantage, CutPolicy
 from rolltape.records.rollout import Rollout, RolloutHead, Status
-from rolltape.records.sample import Fate, Origin, Sample, Span
+from rolltape.records.sample import Span
 from rolltape.records.token_record import StepFiles, TokenRecord
-from rolltape.samples.claims import equal_runs
 from rolltape.samples.credit import advantages_of, counted_tries
 from rolltape.samples.credit_check import (
     Advantages,
@@ -27,7 +23,14 @@ from rolltape.samples.credit_check import (
 from rolltape.samples.findings import StepCheck, TokenFinding, UnseenSample
 from rolltape.samples.hindsight import BY_LATER_EVENTS, PastRow, rollout_at, split_later, taken_at
 from rolltape.samples.linearize import Linearized, linearize, linearize_under, pruned_tokens
-from rolltape.samples.record_check import TokenDifference, TokenRule, compare_record, span_at
+from rolltape.samples.record_check import (
+    TokenDifference,
+    TokenRule,
+    compare_record,
+    sample_by_id,
+    sample_named,
+    span_at,
+)
 from rolltape.tape.run import RolloutRow, Run
 
 _BY_POLICY = (TokenRule.SAMPLE, TokenRule.OUTCOME, TokenRule.LOSS_WEIGHT, TokenRule.REWARD, TokenRule.MISSING)
@@ -220,10 +223,10 @@ class _Check:
                 self._find(record, TokenDifference(TokenRule.OUTCOME, None, what, advice))
             return
         for record in records:
-            sample = _sample_named(made, record)
+            sample = sample_named(made, record)
             if sample is None:
                 self._unknown.add(rollout.head.group)
-                sample = _sample_by_id(made, record)
+                sample = sample_by_id(made, record)
             if sample is None:
                 what = f"sample {record.sample} in the record, no such sample on the tape"
                 self._find(record, _unknown(what, "give the --policy and the limits that made it"))
@@ -339,45 +342,6 @@ def _rollout_of(sample: str) -> Key:
     """The rollout and the try of a sample; a try of -1 if it is no sample's id."""
     parts = last_turn_of(sample).rsplit(".", 3)
     return (parts[0], int(parts[1])) if len(parts) == 4 and parts[1].isdecimal() else (sample, -1)
-
-
-def _sample_named(made: Sequence[Linearized], record: TokenRecord) -> Sample | None:
-    """The sample that a record names, by the first policy that makes it; an id of 0.1.0 may mean several."""
-    for one in made:
-        named = [outline for outline in one.outlines if names_sample(record.sample or "", outline.id)]
-        if named:
-            return one.sample(min(named, key=lambda outline: abs(outline.tokens - len(record))).index)
-    return None
-
-
-def _sample_by_id(made: Sequence[Linearized], record: TokenRecord) -> Sample | None:
-    """The sample of a record under limits that nobody knows now, such as a staleness limit at that time.
-
-    Its id proves length and mask. Its ids must begin a sample of one of the policies, and what it trains must train
-    there, be it in another sample.
-    """
-    bounds = [(start, stop) for start, stop in equal_runs(record.trained_mask) if record.trained_mask[start]]
-    last_turn = last_turn_of(record.sample or "")
-    if record.sample != sample_id(last_turn, len(record), bounds):
-        return None
-    length = len(record)
-    for one in made:
-        for outline in one.outlines:
-            if outline.tokens < length or outline.session != last_turn.rpartition(".")[0]:
-                continue
-            sample = one.sample(outline.index)
-            may_train = np.zeros(outline.tokens, np.bool_)
-            for span in sample.spans:
-                may_train[span.start : span.stop] = span.origin is Origin.SAMPLED and span.fate in (None, Fate.TRAINED)
-            if np.array_equal(sample.ids[:length], record.ids) and may_train[:length][record.trained_mask].all():
-                return msgspec.structs.replace(
-                    sample,
-                    id=record.sample,
-                    ids=sample.ids[:length],
-                    trained_mask=record.trained_mask,
-                    logprobs=sample.logprobs[:length],
-                )
-    return None
 
 
 def _unknown(what: str, advice: str) -> TokenDifference:

@@ -1,7 +1,5 @@
 """Sampling parameters as engines take them over HTTP, and what they return as arrays."""
 
-import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,14 +46,6 @@ def truncates(sampling: SamplingParams) -> bool:
     """Whether ids are cut off before one is sampled, by top-p, top-k or min-p."""
     applied = sampling.over(_NEUTRAL)
     return applied.top_p != 1 or (applied.top_k or -1) > 0 or bool(applied.min_p)
-
-
-def int32s(encoded: str, name: str, where: str) -> npt.NDArray[np.int32]:
-    """An array that an engine gave as int32 in base64."""
-    try:
-        return np.frombuffer(base64.b64decode(encoded, validate=True), dtype=np.int32)
-    except (binascii.Error, ValueError) as error:
-        raise EngineFault(f"{where}: {name} are no int32 in base64: {error}") from None
 
 
 def sampled_ids(ids: Sequence[int], where: str) -> Ids:

@@ -8,15 +8,12 @@ import asyncio
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from rolltape.errors import EngineError, EngineFault
 from rolltape.gateway.engines.http import MODEL_CARDS, Contradiction, HttpEngine, decoded, event_error
 from rolltape.gateway.engines.protocol import TOP_LOGPROBS, EngineFacts, Generated, Generation
-from rolltape.gateway.engines.routed_experts import RoutedExperts
 from rolltape.gateway.engines.sampled import (
     FINISHES,
-    int32s,
     parse_finish,
     sampled_ids,
     sampled_logprobs,
@@ -24,6 +21,7 @@ from rolltape.gateway.engines.sampled import (
     top_side_arrays,
     truncates,
 )
+from rolltape.gateway.engines.sglang_arrays import RoutedExperts, kept_side_arrays
 from rolltape.gateway.engines.structural_tags import structural_tag
 from rolltape.gateway.request import SamplingParams
 from rolltape.gateway.turn.constraints import Ability, Constraint
@@ -265,8 +263,9 @@ class SglangEngine(HttpEngine):
         if self._experts is not None and meta.routed_experts is not None:
             rows = self._experts.side_array(meta.routed_experts, wanted, len(ids), experts_from, where)
             side_arrays["routed_experts"] = rows
-        if self._asks_for_kept_ids(wanted) and (kept := _kept_ids(meta, len(ids), finish, where)) is not None:
-            side_arrays["kept_ids"] = {"start": len(wanted.prompt_ids), **kept}
+        if self._asks_for_kept_ids(wanted):
+            encoded = (meta.top_p_token_ids, meta.top_p_token_offsets)
+            side_arrays |= kept_side_arrays(encoded, wanted, len(ids), finish, where)
         first, last = self._versions(version, meta.weight_version, segments)
         return Generated(
             ids=ids,
@@ -398,27 +397,6 @@ def _finish(reason: _FinishReason, wanted: Generation, where: str) -> tuple[Fini
         # So SGLang says that it met NaN and put a stop id where the sampled one should be.
         raise EngineFault(f"{where}: it ended on {reason.matched!r}, which is no stop string that was given")
     return Finish.STOP_STRING, reason.matched
-
-
-def _kept_ids(meta: _MetaFields, count: int, finish: Finish, where: str) -> dict[str, Any] | None:
-    """The ids that were kept at each place, as a ragged side array; None: a reply that broke off came without them."""
-    if meta.top_p_token_ids is None or meta.top_p_token_offsets is None:
-        if finish is Finish.ABORT or not count:
-            return None
-        raise EngineFault(
-            f"{where}: no top_p_token_ids, though kept ids were asked for; use SGLang with slime's patch for top-p, or "
-            "sample with top-p 1"
-        )
-    values = int32s(meta.top_p_token_ids, "top_p_token_ids", where)
-    ends = int32s(meta.top_p_token_offsets, "top_p_token_offsets", where)
-    counts = np.diff(ends)
-    if not len(ends) or ends[0] != 0 or ends[-1] != len(values) or (counts < 0).any():
-        raise EngineFault(f"{where}: top_p_token_offsets do not divide the {len(values)} top_p_token_ids")
-    if len(counts) == count:
-        return {"values": values, "counts": counts}
-    if finish is Finish.ABORT:
-        return None
-    raise EngineFault(f"{where}: top_p_token_offsets are of {len(counts)} ids, but {count} were sampled")
 
 
 def _segments(spans: list[_VersionSpan] | None, count: int, where: str) -> tuple[Segment, ...]:
