@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from doctor.broken_engines import Json, other_weights, sglang, vllm, without_stop_id
 from rolltape.doctor import ENGINE_CHECKS, CheckResult, EngineProbe, Severity, Stack, check_engine, diagnose
+from rolltape.doctor.engine.pairing_checks import check_tokenizer
 from rolltape.gateway.engines.opening import open_engine
+from rolltape.gateway.prompts import ChatPrompts
 from rolltape.records.turn import LogprobKind
 from rolltape.tiny import TinyEngine, shipped_model
 
@@ -45,12 +48,14 @@ async def test_raw_logprobs_declared_as_tempered_are_named() -> None:
     assert "--logprobs raw" in (results["logprob kind"].advice or "")
 
 
+@pytest.mark.slow
 async def test_the_declared_kind_is_the_one_that_the_flag_names_and_the_last_probe_can_be_left_out() -> None:
     results = await diagnosed(sglang(kind=LogprobKind.RAW), logprobs=LogprobKind.RAW, gentle=True)
     assert bad(results) == {}
     assert "out of range" not in results
 
 
+@pytest.mark.slow
 async def test_tempered_logprobs_of_vllm_are_named() -> None:
     results = await diagnosed(vllm(LogprobKind.AFTER_TEMPERATURE))
     assert bad(results) == {"logprob kind": "fault"}
@@ -73,6 +78,7 @@ async def test_a_folder_with_other_weights_is_named(tmp_path: Path) -> None:
     assert bad(results) == {"weights": "fault"}
 
 
+@pytest.mark.slow
 async def test_a_folder_with_another_tokenizer_is_named(tmp_path: Path) -> None:
     """As of a model of the same family with another vocabulary: the ids of all words are in another order."""
     folder = other_weights(tmp_path / "other")
@@ -128,6 +134,31 @@ async def test_an_engine_that_ignores_the_temperature_is_named() -> None:
     assert (result.verdict, result.figures["measured"]) == (Severity.FAULT, LogprobKind.RAW)
 
 
+async def test_an_engine_without_a_tokenizer_gets_by_without_texts() -> None:
+    """As SGLang with --skip-tokenizer-init, which some trainers start."""
+
+    def without(answer: Json) -> Json:
+        return {name: value for name, value in answer.items() if name != "text"}
+
+    async with sglang(body=_refuse_stop_strings, answer=without) as spec:
+        engine = open_engine(spec)
+        prompts = ChatPrompts(shipped_model())
+        probe = EngineProbe(engine, prompts)
+        kind, _, url = spec.partition(":")
+        result = await check_tokenizer(probe, prompts=prompts, kind=kind, url=url, api_key=None)
+        string = [one async for one in check_engine(probe, {"stop string": ENGINE_CHECKS["stop string"]})]
+        await engine.close()
+    assert result is not None
+    assert result.verdict is Severity.NOTE
+    assert [one.verdict for one in string] == [Severity.WARNING]
+
+
+def _refuse_stop_strings(body: Json) -> Json:
+    if body["sampling_params"].get("stop"):
+        raise web.HTTPBadRequest(reason="no tokenizer")
+    return body
+
+
 async def test_nothing_more_is_asked_of_an_engine_that_does_not_answer() -> None:
     results = [one async for one in diagnose(Stack(engine="sglang:http://127.0.0.1:9", model=shipped_model()))]
     assert [(one.check, one.verdict) for one in results if one.part != "model"] == [("reachable", Severity.FAULT)]
@@ -140,6 +171,7 @@ async def test_an_engine_that_gives_text_alone_cannot_be_trained() -> None:
     assert [(one.check, one.verdict) for one in results if one.part != "model"] == [("reachable", Severity.FAULT)]
 
 
+@pytest.mark.slow
 async def test_the_kit_works_without_a_model_folder() -> None:
     results = await kit(sglang(), *ENGINE_CHECKS, folder=False)
     assert bad(results) == {}
@@ -153,8 +185,6 @@ def _triples(meta: Json) -> list[list[Any]]:
 
 async def kit(served: Served, *checks: str, folder: bool = True) -> dict[str, CheckResult]:
     """Some checks of the kit, on an engine behind its own protocol."""
-    from rolltape.gateway.prompts import ChatPrompts
-
     async with served as spec:
         engine = open_engine(spec)
         probe = EngineProbe(engine, ChatPrompts(shipped_model()) if folder else None)

@@ -1,12 +1,16 @@
 """Gateways from the agent's side: Rolltape's own, and one with every answer a little wrong."""
 
+import asyncio
 import json
+import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -60,6 +64,44 @@ async def test_a_gateway_that_refuses_the_key_is_a_fault_with_its_own_words(tmp_
 async def test_no_gateway_is_a_fault() -> None:
     results = await checked("http://127.0.0.1:9", None)
     assert [(one.check, one.verdict) for one in results.values()] == [("apis", Severity.FAULT)]
+
+
+@pytest.mark.slow
+async def test_another_real_gateway_is_held_to_the_same_list(tmp_path: Path) -> None:
+    """rLLM's, before Rolltape's own in the place of its engine: it keeps the token ids for itself."""
+    async with rolltape.Gateway(engine="tiny", tape=tmp_path / "run", open=True) as engine:
+        port = free_port()
+        command = [sys.executable, "-m", "rllm_model_gateway", "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--worker", f"{engine.url}/v1", "--db-path", str(tmp_path / "traces.db"), "--log-level", "ERROR"]
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
+        try:
+            opened = await post_until_answered(f"http://127.0.0.1:{port}/sessions")
+            results = await checked(f"http://127.0.0.1:{port}{opened['url']}", None)
+        finally:
+            process.kill()
+            await process.wait()
+    assert {one.verdict for one in results.values()} == {Severity.OK, Severity.NOTE}
+    assert results["apis"].figures["served"] == ["chat", "messages", "responses"]
+    assert results["history"].measured.startswith("token ids are not given; the second prompt has")
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+    return port
+
+
+async def post_until_answered(url: str) -> dict[str, Any]:
+    """The answer of a server that is starting."""
+    async with asyncio.timeout(60), aiohttp.ClientSession() as http:
+        while True:
+            try:
+                async with http.post(url, json={}) as response:
+                    answer: dict[str, Any] = await response.json()
+                    return answer
+            except aiohttp.ClientError:
+                await asyncio.sleep(0.2)
 
 
 class Sloppy:

@@ -15,7 +15,7 @@ class SpelledReply(NamedTuple):
     """Sampled ids and the engine's own text of them."""
 
     ids: list[int]
-    text: str
+    text: str | None  # None: it gives none, as SGLang with --skip-tokenizer-init
 
 
 async def spelled_reply(
@@ -41,7 +41,7 @@ def _sglang(prompt_ids: list[int], model: str | None) -> _Request:
     body = {"input_ids": prompt_ids, "sampling_params": params, "return_logprob": True}
 
     def read(answer: Any) -> SpelledReply:
-        return SpelledReply([token for _, token, _ in answer["meta_info"]["output_token_logprobs"]], answer["text"])
+        return SpelledReply([token for _, token, _ in answer["meta_info"]["output_token_logprobs"]], answer.get("text"))
 
     return "/generate", body, read
 

@@ -7,6 +7,7 @@ import numpy as np
 from rolltape.doctor.engine.logprob_kinds import PLACES, TEMPERATURE, TOP_K, measure_kind
 from rolltape.doctor.engine.probing import REPLY_TIMEOUT_S, EngineProbe, Told
 from rolltape.doctor.results import CheckResult, fault, note, ok, warning
+from rolltape.errors import EngineError
 from rolltape.gateway.engines.protocol import Generated
 from rolltape.records.turn import Finish, LogprobKind
 from rolltape.records.wording import plural
@@ -144,7 +145,10 @@ async def check_stop_string(probe: EngineProbe) -> CheckResult | None:
         words = [word for word in probe.prompts.decode(whole.ids).split() if len(word) > 1 and word.isalnum()]
         if not words:
             continue
-        given = await probe.sample(prompt, temperature=0.0, max_tokens=24, stop=(words[-1],))
+        try:
+            given = await probe.sample(prompt, temperature=0.0, max_tokens=24, stop=(words[-1],))
+        except EngineError as error:
+            return warning("stop string", f"refused: {error}", "agents that use stop strings will fail")
         if given.finish is not Finish.STOP_STRING:
             continue
         if given.stop_string == words[-1] and words[-1] in probe.prompts.decode(given.ids):

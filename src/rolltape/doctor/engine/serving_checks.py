@@ -94,7 +94,12 @@ async def check_constraints(probe: EngineProbe) -> CheckResult | None:
     if constraint is None:
         return note("constraints", "the engine cannot hold a reply to a JSON schema", "agents that need one are told")
     wanted = probe.wanted(probe.noise(16), temperature=1.0, stop_ids=probe.stop_ids)
-    given = await probe.generate(msgspec.structs.replace(wanted, constraint=constraint))
+    try:
+        given = await probe.generate(msgspec.structs.replace(wanted, constraint=constraint))
+    except EngineError as error:
+        return warning(
+            "constraints", f"refused: {error}", "pass --constrain none, or mend the engine's grammar backend"
+        )
     text = probe.prompts.decode_reply(given.ids, None).strip()
     if any(f'"{one}"' == text for one in _ANSWERS):
         return ok("constraints", f"a reply is held to a JSON schema ({text})")

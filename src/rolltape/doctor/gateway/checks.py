@@ -140,7 +140,11 @@ async def _tool_calls(probe: GatewayProbe) -> CheckResult:
     if broken:
         return fault("tool calls", f"broken: {', '.join(broken)}", "agents cannot use tools over that API")
     if none:
-        return note("tool calls", f"no call though one was required: {', '.join(none)}", "the model, or no constraint")
+        return note(
+            "tool calls",
+            f"no call though one was required: {', '.join(none)}",
+            "use a model that calls tools, or an engine that holds replies to a form",
+        )
     return ok("tool calls", f"a required call, and its result taken: {', '.join(made)}")
 
 
