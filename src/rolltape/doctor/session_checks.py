@@ -47,7 +47,7 @@ async def _converse(session: GatewaySession) -> str | None:
     async with aiohttp.ClientSession(headers=headers, trust_env=False) as http:
         for question in _TURNS:
             messages.append({"role": "user", "content": question})
-            body = {"model": "it", "messages": messages, "max_tokens": _REPLY_TOKENS, "temperature": 1.0}
+            body = {"model": "it", "messages": messages, "max_tokens": _REPLY_TOKENS, "temperature": 1.0, "seed": 1}
             body["chat_template_kwargs"] = {"enable_thinking": False}  # so short a reply would end within it
             async with http.post(f"{session.openai_base_url}/chat/completions", json=body) as response:
                 answer = await response.json(content_type=None)

@@ -77,15 +77,21 @@ class EngineProbe:
         self._rng = np.random.default_rng(seed)
         self._sent = 0
 
-    def noise(self, count: int) -> list[int]:
-        """Random ordinary ids: a prompt that no cache knows, after which hardly any model is sure of the next id."""
+    def noise(self, count: int, *, unseen: bool = False) -> list[int]:
+        """Random ordinary ids: a prompt after which hardly any model is sure of the next id.
+
+        They are the same for every probe of a seed, unless they are to be `unseen`, also by the engine's cache.
+        """
+        rng = np.random.default_rng() if unseen else self._rng
         highest = min(self.vocabulary or _HIGHEST_ORDINARY, _HIGHEST_ORDINARY)
-        ids: list[int] = self._rng.integers(min(300, highest // 2), highest, count).tolist()
+        ids: list[int] = rng.integers(min(300, highest // 2), highest, count).tolist()
         return ids
 
     def wanted(self, prompt_ids: Sequence[int], **fields: Any) -> Generation:
-        """A request with a name of its own."""
+        """A request with a name of its own, and a seed, so that the same engine gets the same verdict twice."""
         self._sent += 1
+        if "seed" in self.engine.applies:
+            fields = {"seed": self._sent, **fields}
         name = f"doctor-{id(self):x}-{self._sent}"
         return generation(prompt_ids, name=name, session=name, vocabulary=self.vocabulary, **fields)
 

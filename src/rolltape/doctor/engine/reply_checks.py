@@ -19,10 +19,11 @@ async def check_ids(probe: EngineProbe) -> CheckResult:
     Two splits of one text are different prompts. An engine that decodes a prompt and tokenizes it anew cannot tell
     them apart.
     """
-    given = await probe.sample(probe.noise(32), temperature=1.0, max_tokens=16)
-    if not len(given.ids):
-        return fault("ids", "a prompt of ids got a reply without ids", "see that the engine returns token ids")
-    measured = f"{len(given.ids)} sampled ids for a prompt of 32"
+    replies = [await probe.sample(probe.noise(32), temperature=1.0, max_tokens=16) for _ in range(3)]
+    count = sum(len(one.ids) for one in replies)
+    if not count:
+        return fault("ids", "three prompts of ids got replies without ids", "see that the engine returns token ids")
+    measured = f"{plural(count, 'sampled id')} for three prompts of 32"
     if probe.prompts is None:
         return ok("ids", measured)
     words = " the quick brown fox jumps over the lazy dog and the quick brown fox" * 2

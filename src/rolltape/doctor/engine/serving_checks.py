@@ -49,7 +49,7 @@ async def check_weight_version(probe: EngineProbe) -> CheckResult:
 
 async def check_prefix_cache(probe: EngineProbe) -> CheckResult:
     """Whether a prompt that goes on where an earlier one ended is computed only where it is new."""
-    prompt = probe.noise(min(_LONG_PROMPT, await _half_context(probe)))
+    prompt = probe.noise(min(_LONG_PROMPT, await _half_context(probe)), unseen=True)
     cold_s, _ = await _timed(probe, prompt)
     warm_s, given = await _timed(probe, [*prompt, *probe.noise(8)])
     times = f"{cold_s * 1000:.0f} ms, then {warm_s * 1000:.0f} ms"
