@@ -77,7 +77,9 @@ open("out.txt", "w").write("done")
     said = json.loads(ended.text)
     env = said["env"]
     assert said["told"] == {
+        "version": 1,
         "rollout": ROLLOUT,
+        "prompt": "Go.",
         "task": {"question": "Why?"},
         "messages": [{"role": "user", "content": "Go."}],
         "openai_base_url": NOWHERE.openai_base_url,

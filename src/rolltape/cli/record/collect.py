@@ -70,6 +70,12 @@ def collect(
             "chat, claude-code[:PROGRAM], codex[:PROGRAM], command:PROGRAM …, or python:module:function.",
         ),
     ] = "chat",
+    dry_run: Annotated[
+        bool,
+        _agent_option(
+            "--dry-run", "Print what the agent would get for the first task (or --limit N), and run nothing."
+        ),
+    ] = False,
     max_turns: Annotated[int, _agent_option("--max-turns N", "Maximum turns per attempt.", min=1)] = 16,
     timeout_s: Annotated[float, _agent_option("--timeout SECONDS", "Maximum time per attempt.")] = 600.0,
     allow_tool: Annotated[
@@ -218,6 +224,10 @@ def collect(
         accept_changed_tasks=accept_changed_tasks,
         **sandboxing.settings(),
     )
+    if dry_run:
+        from rolltape.cli.record.collect_run import print_previews
+
+        return print_previews(settings, run, as_json=as_json)
     return run_collection(settings, run, out, cluster, resume=resume, as_json=as_json, max_ahead=max_ahead)
 
 

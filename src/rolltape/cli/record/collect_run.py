@@ -7,10 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
+import msgspec
+
 from rolltape.cli.exits import Exit
 from rolltape.cli.record.collect_progress import LogProgress, open_progress, print_report
-from rolltape.cli.screen import note
+from rolltape.cli.screen import note, print_json, print_line
 from rolltape.collect.collector import Collector, Launch
+from rolltape.collect.dry_run import preview_attempts
 from rolltape.collect.records import RecordFile
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.runners.gateway import resolve_model
@@ -19,6 +22,7 @@ from rolltape.collect.settings import CollectSettings
 from rolltape.collect.stats import CollectionStats
 from rolltape.errors import ExportError
 from rolltape.groups import RunAheadLimit
+from rolltape.records.jsonable import encode_numbers
 from rolltape.samples.opening import open_for_recording
 from rolltape.serving import loop_factory, raise_file_limit
 from rolltape.tape.rundir import make_private_file, make_private_folder
@@ -76,6 +80,17 @@ def run_collection(
     if collector.stopped is not None or tally.failed or tally.ungraded:
         return Exit.FAILED
     return Exit.OUTPUT if progress.lost or (records is not None and records.lost) else Exit.OK
+
+
+def print_previews(settings: CollectSettings, run: Path, *, as_json: bool) -> Exit:
+    """Print what the agent would get for the first tasks, as JSON: on one line each, or indented."""
+    for preview in preview_attempts(settings, run):
+        if as_json:
+            print_json(preview)
+        else:
+            for line in msgspec.json.format(encode_numbers(preview, "output"), indent=2).decode().splitlines():
+                print_line(line)
+    return Exit.OK
 
 
 class _Watcher:

@@ -17,7 +17,7 @@ from rolltape.collect.agents.conversation import (
     TurnsUsedUp,
     frozen,
 )
-from rolltape.collect.agents.protocol import AgentOutcome, Assignment, StepRecord
+from rolltape.collect.agents.protocol import AgentOutcome, Assignment, StepRecord, preview_opening
 from rolltape.collect.environments.protocol import Answer, Ended, Message, Opening, Tool, drives
 from rolltape.collect.functions import call_environment, call_function
 from rolltape.errors import RecordError
@@ -59,6 +59,11 @@ class ChatAgent:
             if not self._attempts:
                 self._http = None
                 await http.close()
+
+    def preview(self, assignment: Assignment) -> dict[str, Any]:
+        """What each seat is given first."""
+        episode = assignment.episode
+        return {seat: preview_opening(episode.opening(seat)) for seat in episode.seats}
 
     async def run(self, assignment: Assignment) -> AgentOutcome:
         """Go on until the episode is over, or a limit is reached."""

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from rolltape.collect.agents.protocol import AgentOutcome, Assignment, describe_own_loop
+import msgspec
+
+from rolltape.collect.agents.protocol import AgentOutcome, Assignment, describe_own_loop, preview_opening
 from rolltape.collect.environments.protocol import Ended, drives
 from rolltape.collect.functions import call_function
 from rolltape.records.jsonable import shown
@@ -22,6 +24,16 @@ class FunctionAgent:
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self.name = name
         self._function = function
+
+    def preview(self, assignment: Assignment) -> dict[str, Any]:
+        """The fields of the assignment, and what the episode begins with."""
+        episode = assignment.episode
+        plain = ("version", "rollout", "task", "environment", "max_turns", "timeout_s", "allowed_tools", "denied_tools")
+        return {
+            **{name: getattr(assignment, name) for name in (*plain, "seed")},
+            "connections": {seat: msgspec.to_builtins(one) for seat, one in assignment.connections.items()},
+            "episode.opening": {seat: preview_opening(episode.opening(seat)) for seat in episode.seats},
+        }
 
     async def run(self, assignment: Assignment) -> AgentOutcome:
         """Call it. A function that is not a coroutine function goes on in its thread after the time limit."""

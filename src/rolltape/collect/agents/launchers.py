@@ -6,14 +6,35 @@ A program is given by its path, or found on PATH.
 import json
 import shlex
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from rolltape.collect.agents.program import ProgramAgent, ProgramLaunch, find_program, render_prompt
-from rolltape.collect.agents.protocol import Assignment
-from rolltape.collect.environments.protocol import Connection, Opening
+from rolltape.collect.agents.protocol import INPUT_VERSION, Assignment
+from rolltape.collect.environments.protocol import Connection, Message, Opening
 from rolltape.collect.environments.task_fields import without_answers
 from rolltape.errors import AgentError
 from rolltape.gateway.wire import client_variables, named_urls
 from rolltape.records.jsonable import encode_json
+
+
+class CommandInput(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program reads on stdin, as a JSON object, with a base URL for each SDK besides (`openai_base_url`, …)."""
+
+    version: int = INPUT_VERSION
+    rollout: str  # its id
+    prompt: str  # the messages as one text
+    messages: list[Message]  # in chat form
+    task: dict[str, Any]  # the entry of the source, without what it is scored by
+    key: str  # of the session
+    model: str
+    seed: int  # the same whenever this attempt runs
+    max_turns: int
+    timeout_s: float
+    allowed_tools: tuple[str, ...] | None  # None: all
+    denied_tools: tuple[str, ...]
+
 
 _CLAUDE_VARIABLES = {
     "IS_SANDBOX": "1",  # without it, it refuses to skip permissions as root
@@ -99,25 +120,27 @@ def command_agent(text: str, *, in_image: bool = False) -> ProgramAgent:
     command = parse_command(text, in_image=in_image)
 
     def launch(assignment: Assignment, connection: Connection, opening: Opening) -> ProgramLaunch:
-        given = {
-            "rollout": assignment.rollout,
-            "task": without_answers(assignment.task),
-            "messages": opening.messages,
-            **named_urls(connection.base_urls),
-            "key": connection.key,
-            "model": connection.model,
-            "seed": assignment.seed,
-            "max_turns": assignment.max_turns,
-            "timeout_s": assignment.timeout_s,
-            "allowed_tools": assignment.allowed_tools,
-            "denied_tools": assignment.denied_tools,
-        }
+        given = CommandInput(
+            version=assignment.version,
+            rollout=assignment.rollout,
+            prompt=render_prompt(opening.messages),
+            messages=opening.messages,
+            task=without_answers(assignment.task),
+            key=connection.key,
+            model=connection.model,
+            seed=assignment.seed,
+            max_turns=assignment.max_turns,
+            timeout_s=assignment.timeout_s,
+            allowed_tools=assignment.allowed_tools,
+            denied_tools=assignment.denied_tools,
+        )
+        fields = {**msgspec.structs.asdict(given), **named_urls(connection.base_urls)}
         env = {
             **client_variables(connection.base_urls, connection.key, connection.model),
             "ROLLTAPE_MODEL": connection.model,
             "ROLLTAPE_SEED": str(assignment.seed),
         }
-        stdin = encode_json(given, f"rollout {assignment.rollout}: the task")[0].decode()
+        stdin = encode_json(fields, f"rollout {assignment.rollout}: the task")[0].decode()
         return ProgramLaunch(command, env, stdin)
 
     return ProgramAgent(f"command:{text}", launch)

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,11 +17,13 @@ from rolltape.collect.sandboxes.protocol import ProgramEnd, ProgramJob, Sandbox
 from rolltape.collect.sandboxes.running import ATTEMPT_VARIABLE, read_end_of, run_program
 from rolltape.collect.sandboxes.workspace import Workspace, remove
 from rolltape.errors import AgentError, CollectError
+from rolltape.records.jsonable import decode_json
 from rolltape.records.messages import content_text
 from rolltape.records.rollout import StopReason
 from rolltape.tape.rundir import make_private_file, make_private_folder
 
 _LOGS = ("stdout.txt", "stderr.txt")
+_LINE_BYTES = 500
 _TEXT_BYTES = 256 * 1024  # of what it printed, the end
 
 
@@ -40,6 +42,19 @@ class ProgramAgent:
     def __init__(self, name: str, launch: Callable[[Assignment, Connection, Opening], ProgramLaunch]) -> None:
         self.name = name
         self._launch = launch
+
+    def preview(self, assignment: Assignment) -> dict[str, Any]:
+        """Its command, variables and stdin, and the files in its home and its working directory."""
+        (seat, *_) = assignment.episode.seats
+        opening = assignment.episode.opening(seat)
+        launch = self._launch(assignment, assignment.connections[seat], opening)
+        try:
+            stdin: Any = decode_json(launch.stdin.encode())
+        except ValueError:
+            stdin = launch.stdin
+        files = {**dict(launch.home_files), **dict(opening.files)}
+        shown = {"command": list(launch.command), "env": dict(launch.env), "stdin": stdin, "files": files}
+        return {name: value for name, value in shown.items() if value}
 
     async def run(self, assignment: Assignment) -> AgentOutcome:
         """Run the program to its end. The caller must `discard` its folders, unless this is cancelled."""
@@ -115,7 +130,12 @@ def _build_outcome(
         timed_out=end.timed_out,
         left_out_bytes=end.left_out_bytes,
         held=held,
+        last_error=_last_line(read_end_of(job.stderr, _LINE_BYTES)),
     )
+
+
+def _last_line(text: str) -> str | None:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), None)
 
 
 async def discard(outcome: AgentOutcome) -> None:

@@ -7,10 +7,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rolltape.collect.environments.protocol import Answer, Connection, Ended, Episode, Message
+from rolltape.collect.environments.protocol import Answer, Connection, Ended, Episode, Message, Opening
 from rolltape.collect.sandboxes.protocol import Sandboxes
 from rolltape.collect.sandboxes.running import Unconfined
 from rolltape.records.rollout import StopReason
+
+INPUT_VERSION = 1  # of what agents are given: a field may be added; a removal or a change of meaning raises it
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,18 +26,29 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What an agent is to do: an episode, one connection per seat, and its limits."""
+    """What an agent is to do: an episode, one connection per seat, and its limits. docs/collect.md lists the fields.
 
-    rollout: str
-    task: Mapping[str, Any]
+    Example:
+
+        def agent(assignment):
+            connection = assignment.connections["agent"]
+            messages = assignment.episode.opening("agent").messages
+            client = OpenAI(base_url=connection.openai_base_url, api_key=connection.key)
+            reply = client.chat.completions.create(model=connection.model, messages=messages)
+            return reply.choices[0].message.content
+    """
+
+    version: int = INPUT_VERSION
+    rollout: str  # its id
+    task: Mapping[str, Any]  # the entry of the source, with what it is scored by
     environment: str = ""  # its name, for messages
     episode: Episode
     connections: Mapping[str, Connection]  # by seat
     max_turns: int  # of each seat
     timeout_s: float
-    allowed_tools: tuple[str, ...] | None
+    allowed_tools: tuple[str, ...] | None  # None: all
     denied_tools: tuple[str, ...]
-    seed: int
+    seed: int  # the same whenever this attempt runs
     logs: Path  # a folder of its own, for what a program prints
     scratch: Path | None = None  # where programs get their temporary folders; None: the system's folder
     sandboxes: Sandboxes = Unconfined()  # that programs run in, each in one of its own
@@ -51,6 +64,7 @@ class AgentOutcome(msgspec.Struct, frozen=True, kw_only=True):
     timed_out: bool = False
     left_out_bytes: int = 0  # of a program's output that its logs have no room for
     held: AsyncExitStack | None = None  # a program's sandbox and folders; `discard` removes them once all is scored
+    last_error: str | None = None  # the last line that a program wrote to stderr
     broken: str | None = None  # what the infrastructure broke; there is then nothing to reward
 
 
@@ -59,6 +73,9 @@ class Agent(Protocol):
 
     name: str  # in the record, and in the rollout's id
 
+    def preview(self, assignment: Assignment) -> dict[str, Any]:
+        """What it would be given for an assignment, to look at. Nothing runs."""
+
     async def run(self, assignment: Assignment) -> AgentOutcome:
         """Attempt the task. If this is cancelled, all that was started ends, and no process is left."""
 
@@ -66,3 +83,14 @@ class Agent(Protocol):
 def describe_own_loop(agent: str, assignment: Assignment) -> str:
     """Why an agent other than `chat` cannot attempt a driven episode."""
     return f"agent {agent}: {assignment.environment} has an agent loop of its own; leave --agent out"
+
+
+def preview_opening(opening: Opening) -> dict[str, Any]:
+    """What a seat is given first, as plain values."""
+    shown = {
+        "messages": opening.messages,
+        "tools": [tool.to_chat() for tool in opening.tools],
+        "files": dict(opening.files),
+        "max_tool_calls": opening.max_tool_calls,
+    }
+    return {name: value for name, value in shown.items() if value not in ([], {}, None)}

@@ -1,0 +1,66 @@
+"""`preview_attempts`: what an agent would be given for the first tasks of a source. Nothing is run or recorded."""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rolltape.collect.agents import Assignment, agent_named
+from rolltape.collect.environments import Environments
+from rolltape.collect.environments.protocol import Connection
+from rolltape.collect.functions import call_environment_from_thread
+from rolltape.collect.plan import RolloutIdentity
+from rolltape.collect.runners.gateway import resolve_model
+from rolltape.collect.settings import CollectSettings
+from rolltape.collect.sources import open_source
+from rolltape.collect.tasks import seed_of
+from rolltape.gateway.wire import base_urls
+
+# What only a running gateway knows.
+_URL, _KEY, _MODEL, _ROLLOUT = "http://127.0.0.1:PORT", "SESSION-KEY", "MODEL", "ROLLOUT"
+
+
+def preview_attempts(settings: CollectSettings, run: Path) -> Iterator[dict[str, Any]]:
+    """The first attempt at each task within the limit, or at the first one: its task, and what the agent would get.
+
+    Checks the tasks, the environment and the agent as a collection does. The address and the key are made up, and so
+    are the model, the id and the seed unless the settings name the model, since otherwise the engine does.
+    """
+    model = resolve_model(settings.model, settings.model_name, settings.engines)
+    agent = agent_named(settings.agent, in_image=settings.has_images)
+    environments = Environments(settings.environment, settings.judge)
+    connection = Connection(base_urls=base_urls(_URL, _KEY), key=_KEY, model=model.name or _MODEL)
+    identity = RolloutIdentity(run.name, settings.step, connection.model, agent.name)
+    with open_source(
+        settings.source,
+        split=settings.split,
+        limit=settings.limit,
+        shuffle_seed=settings.seed,
+        name=settings.source_name,
+        check=lambda task: environments.of(task).check(task),
+    ) as source:
+        for task in islice(source, settings.limit or 1):
+            environment = environments.of(task)
+            rollout = _ROLLOUT if model.name is None else identity.rollout_id(task, 0)
+            seed = 0 if model.name is None else seed_of(rollout)
+            episode = call_environment_from_thread(environment.name, environment.begin, task, seed)
+            assignment = Assignment(
+                rollout=rollout,
+                task=task.data,
+                environment=environment.name,
+                episode=episode,
+                connections=dict.fromkeys(episode.seats, connection),
+                max_turns=settings.max_turns,
+                timeout_s=settings.timeout_s,
+                allowed_tools=settings.allowed_tools,
+                denied_tools=settings.denied_tools,
+                seed=seed,
+                logs=run / "logs" / rollout,
+            )
+            yield {
+                "task": task.id,
+                "where": task.where,
+                "environment": environment.name,
+                "agent": agent.name,
+                "given": agent.preview(assignment),
+            }
