@@ -2,7 +2,7 @@
 # demo            collect three environments with the shipped model, and show what was recorded
 # demo-train      the shipped model learns while another process collects ahead of it, with the reward on the page
 # test            run all tests
-# test-fast       run the tests that need no agents, browser, npm, Ray or torch: about two minutes on two cores
+# test-fast       run the tests that need no agents, browser, npm, containers, Ray or torch: about two minutes on two cores
 # test-release    what a release needs beyond make test; docs/architecture.md lists it
 # check           formatting, lint, types, and the direction of imports
 # page            build the web page from viewer/ into the package
@@ -69,7 +69,7 @@ podman:
 test: setup npm chromium bwrap podman
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
-test-fast: setup bwrap podman
+test-fast: setup bwrap
 	$(BIN)/python -m pytest --fast $(TEST_ARGS)
 
 test-release: setup npm chromium bwrap podman

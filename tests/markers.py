@@ -16,6 +16,7 @@ _MARKERS = {
     "npm_packages": "npm",
     "browser": "browser",
     "playwright": "browser",
+    "podman": "containers",
     "ray": "ray",
     "torch": "torch",
     "transformers": "torch",

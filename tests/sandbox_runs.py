@@ -4,13 +4,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bwrap import needs_bwrap
 from collecting import collected, instant, rollouts, task_file
-from podman import needs_podman
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.sandboxes import ContainerSettings, SandboxKind
 
-KINDS = (SandboxKind.BWRAP, SandboxKind.PODMAN, SandboxKind.NONE)
+KINDS = (SandboxKind.BWRAP, pytest.param(SandboxKind.PODMAN, marks=pytest.mark.containers), SandboxKind.NONE)
 
 
 def python_of(sandbox: SandboxKind) -> str:
@@ -23,6 +24,8 @@ async def attack(
 ) -> list[RolloutResult]:
     """Collect one attempt of an agent that is a script."""
     if sandbox.has_images:
+        from podman import needs_podman
+
         settings = {"container": ContainerSettings(image=needs_podman()), **settings}
     else:
         needs_bwrap()

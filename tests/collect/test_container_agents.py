@@ -231,6 +231,30 @@ def test_tasks_and_flags_of_containers_are_refused_without_containers(tmp_path: 
     )
 
 
+UNSURE = """
+import os
+def unsure(task, ended):
+    return 1.0 if os.environ.get("JUDGE_IS_UP") else 1 / 0
+"""
+
+
+def test_what_could_not_be_graded_is_graded_later_in_a_container_of_the_same_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    (tmp_path / "unsure_of_it.py").write_text(UNSURE)
+    monkeypatch.syspath_prepend(tmp_path)
+    check = [PYTEST, {"function": "python:unsure_of_it:unsure", "sandbox": False}]
+    task = {"id": "t", "calc": CALC, "check": check}
+    script = 'open("calc.py", "w").write(told["task"]["calc"])\n'
+    results = asyncio.run(collect(tmp_path, script, [task]))
+    assert "ZeroDivisionError" in str(results["t"].reason)
+    monkeypatch.setenv("JUDGE_IS_UP", "1")
+    outside = cli("score", tmp_path / "run", "--ungraded")
+    assert f"its agent worked in a container of {needs_podman()}; grade it by collect" in outside.out + outside.err
+    results = asyncio.run(collect(tmp_path, script, [task], resume=True))
+    assert (results["t"].reason, results["t"].reward) == (None, 1.0)
+
+
 FAKE_DOCKER = """#!/bin/sh
 # podman under the name of docker; what docker does not know is an error.
 for word in "$@"; do

@@ -18,7 +18,6 @@ import pytest
 import rolltape
 from bwrap import needs_bwrap
 from collecting import ROOT, rollouts
-from podman import needs_podman
 from rolltape.collect.grading.grades import keep_folder, unpack_folder
 from rolltape.collect.sandboxes import ContainerSettings, SandboxKind, SandboxNetwork, bubblewrap
 from rolltape.collect.sandboxes.visible import install_mounts, with_parents
@@ -221,6 +220,8 @@ port.accept()
 async def test_an_agent_in_a_container_gets_nothing_but_its_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str | None
 ) -> None:
+    from podman import needs_podman
+
     image = needs_podman()
     monkeypatch.setenv("SOME_API_KEY", SECRET)
     attacks = re.findall(r'^    "([^"]+)": ', ATTACKER, re.MULTILINE)

@@ -187,6 +187,10 @@ class Regrading:
         sandboxes = await self._open_sandbox(scratch=scratch)
         wanted = (rollout.head.task or {}).get("sandbox")
         sandbox = await stack.enter_async_context(sandboxes.open(workspace, wanted, again=True))
+        image = rollout.head.extra.get(LAUNCH, {}).get("image")
+        if sandbox.has_image != (image is not None):
+            where = "in no container" if image is None else f"in a container of {image}"
+            raise CollectError(f"its agent worked {where}; grade it by collect --resume with the --sandbox that it had")
         return WorkspaceChecks(sandboxes, sandbox, workspace)
 
     def _results(self, run: Run, scores: Mapping[Rollout, Score], environment: Environment) -> list[RolloutResult]:

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rolltape.collect.agents import AgentOutcome, Connection, StepRecord
+from rolltape.collect.agents import AgentOutcome, Connection, StepRecord, is_program
 from rolltape.collect.environments.protocol import AGENT, Ended, Score
 from rolltape.collect.grading.grades import keep_folder
 from rolltape.collect.plan import PlannedAttempt, RolloutIdentity, seat_agent
 from rolltape.collect.records import LAUNCH, build_record
 from rolltape.collect.results import RolloutResult
+from rolltape.collect.sandboxes import SandboxNetwork
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task, seed_of
 from rolltape.gateway.finished import Ending, as_delivered
@@ -113,8 +114,17 @@ class SeatSessions:
             "environment": self._task.environment or how.environment,
             "seat": None if seat == AGENT else seat,
             "untraced": None if traced else True,
+            "image": self._image(),
         }
         return {name: value for name, value in facts.items() if value is not None}
+
+    def _image(self) -> str | None:
+        """The image that the attempt runs in; None: it runs in none."""
+        how = self._settings
+        if not how.has_images or not is_program(how.agent):
+            return None
+        container = how.container.for_task(self._task.data.get("sandbox"), SandboxNetwork(how.sandbox_network))
+        return container.image or container.build
 
     def rollout(self, seat: str) -> str:
         """The id of a seat's rollout."""
