@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fast",
         action="store_true",
-        help="leave out what is slow or needs agents, browser, npm, containers, Ray or torch; try fewer examples of properties",
+        help="leave out what is slow or needs agents, a browser, npm, containers, Ray or torch; try fewer examples",
     )
 
 

@@ -324,13 +324,14 @@ async def test_its_environment_holds_what_was_listed_and_nothing_else(
     assert set(printed(tmp_path).split()) - set(listed.split()) == set()
 
 
-async def test_what_the_user_shows_can_be_read_and_a_run_below_it_cannot(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sandbox", KINDS[:2])
+async def test_what_the_user_shows_can_be_read_and_a_run_below_it_cannot(tmp_path: Path, sandbox: SandboxKind) -> None:
     (tmp_path / "shown.txt").write_text("shown")
     tmp_path.chmod(0o755)
     script = ATTACKER.partition("UNSHARE =")[0] + (
         "ask()\nprint(open(task['run'] + '/../shown.txt').read(), os.listdir(task['run']))\n"
     )
-    await attack(tmp_path, script, {}, sandbox_read=(str(tmp_path),))
+    await attack(tmp_path, script, {}, sandbox=sandbox, sandbox_read=(str(tmp_path),))
     assert printed(tmp_path) == "shown []\n"
 
 

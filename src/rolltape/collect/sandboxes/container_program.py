@@ -2,10 +2,11 @@
 
 import asyncio
 import hashlib
+import os
 import re
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from rolltape.collect.sandboxes.container_settings import ContainerSettings
@@ -42,6 +43,8 @@ class ContainerProgram:
     def __init__(self, kind: SandboxKind, path: str, owner: Owner, scratch: Path) -> None:
         """`scratch` is a folder for files that it needs."""
         self.kind = kind
+        self._nothing = scratch / "nothing"
+        self._nothing.mkdir(exist_ok=True)
         self._filter = write_filter(scratch / "seccomp.json") if kind is SandboxKind.PODMAN else None
         self._path = path
         self._owner = owner
@@ -66,11 +69,18 @@ class ContainerProgram:
             *([] if self._filter is None else [f"--security-opt=seccomp={self._filter}"]),
             *([] if settings.user is None else [f"--user={settings.user}"]),
             *(f"--env={key}={value}" for key, value in settings.env.items()),
-            *(f"--volume={mount}" for mount in mounts),
+            *(f"--volume={mount}" for mount in (*mounts, *self._hide_run(mounts))),
             # Variables of this machine that name a proxy stay here.
             *([f"--pidfile={pid_file}", "--http-proxy=false"] if self.kind is SandboxKind.PODMAN else []),
             *("--entrypoint=/bin/sh", image, script),
         ]
+
+    def _hide_run(self, mounts: Sequence[str]) -> Iterator[str]:
+        """Mounts of nothing where the run would be seen, since a folder above it is mounted."""
+        run = os.path.realpath(self._owner.run)
+        for source, target in (mount.split(":")[:2] for mount in mounts):
+            if Path(run).is_relative_to(above := os.path.realpath(source)):
+                yield f"{self._nothing}:{PurePosixPath(target, Path(run).relative_to(above))}:ro"
 
     def start(self, name: str) -> list[str]:
         """The command that has an ended container run its script again."""
