@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import rolltape
 from rolltape.cli import run as rolltape_command
 
@@ -28,17 +30,46 @@ def test_each_branch_is_one_conversation_and_side_requests_are_none(tmp_path: Pa
     out = tmp_path / "sft.jsonl"
     assert rolltape_command(["export", str(tmp_path / "run"), "--what", "conversations", "-o", str(out)]) == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    plain = {"role": "assistant", "content": "one"}
-    assert [row["messages"] for row in rows] == [
-        [user, plain, more, {"role": "assistant", "content": "two"}],
-        [user, plain, other, {"role": "assistant", "content": "three"}],
+    assert [[(one["content"], one.get("weight")) for one in row["messages"]] for row in rows] == [
+        [("hello", None), ("one", 1), ("go on", None), ("two", 1)],
+        [("hello", None), ("one", 0), ("something else", None), ("three", 1)],
     ]
+    assert rows[0]["messages"][1] == {"role": "assistant", "content": "one", "weight": 1}
     assert [(row["schema"], row["task_id"], row["reward"], row["tools"]) for row in rows] == [
         ("rolltape.conversation/1", "t", 0.5, TOOLS)
     ] * 2
 
 
-def test_parquet_is_refused(tmp_path: Path) -> None:
+def test_a_rollout_of_which_nothing_trains_is_left_out_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="t") as rollout:
+        say(rollout.session(), [{"role": "user", "content": "hello"}], "one", token_faithful=False)
+        rollout.fail("the engine is gone")
+    out = tmp_path / "sft.jsonl"
+    assert rolltape_command(["export", str(tmp_path / "run"), "--format", "messages", "-o", str(out)]) == 0
+    assert out.read_text() == ""
+    assert f"1 rollout left out, no reply of theirs trains: {rollout.id[:8]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--format", "atif"], "--format atif writes a folder; name one"),
+        (["--format", "datasets"], "--format datasets writes a folder; name one"),
+        (["--format", "atif", "--what", "samples", "-o", "x"], "--format atif writes rollouts, not --what samples"),
+        (["--format", "messages", "-o", "x.parquet"], "--format messages is written as .jsonl"),
+        (
+            ["--what", "traces", "-o", "x.parquet"],
+            "--format parquet writes samples or turns or rollouts or conversations",
+        ),
+        (["--format", "datasets", "-o", "hf://datasets/alone"], "names no repository; write hf://datasets/OWNER/NAME"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], problem: str
+) -> None:
     with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="t") as rollout:
         rollout.finish(reward=0.5)
-    assert rolltape_command(["export", str(tmp_path / "run"), "--what", "conversations", "-o", "x.parquet"]) == 2
+    assert rolltape_command(["export", str(tmp_path / "run"), *options]) != 0
+    assert problem in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 import rolltape
 from commands import Result
 from rolltape.cli import run as rolltape_command
-from rolltape.cli.train.export import OWN_FORMATS, ExportFormat
+from rolltape.cli.train.export import KINDS_OF_FORMAT, ExportFormat
 from rolltape.export.formats import FRAMEWORKS
 from taped import assistant, first_turn, next_turn, user
 
@@ -48,7 +48,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_command_knows_the_formats_that_there_are() -> None:
-    assert {form.value for form in ExportFormat if form not in OWN_FORMATS} == set(FRAMEWORKS)
+    assert {form.value for form in ExportFormat if form not in KINDS_OF_FORMAT} == set(FRAMEWORKS)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

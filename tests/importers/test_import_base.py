@@ -38,7 +38,7 @@ def test_a_broken_line_ends_an_import_by_name_and_importing_again_goes_on_from_t
         imported("messages", file, tmp_path / "run")
     report = imported("messages", file, tmp_path / "run", skip_broken=True)
     assert (report.imported, report.known) == (1, 1)
-    assert [entry.where for entry in report.broken] == ["sft.jsonl, line 2"]
+    assert [entry.where for entry in report.broken] == [f"{file}, line 2"]
 
 
 def test_a_rollout_whose_turns_are_refused_is_recorded_as_failed_and_replaced_by_the_next_import(
@@ -158,9 +158,18 @@ def test_a_file_that_cannot_be_read_is_skipped_in_a_folder(tmp_path: Path) -> No
     (tmp_path / "dump" / "2.parquet").write_text("no table")
     write_lines(tmp_path / "dump" / "3.jsonl", [{"messages": [QUESTION, ANSWER]}])
     report = imported("messages", tmp_path / "dump", tmp_path / "run", skip_broken=True)
-    assert (report.imported, [entry.where for entry in report.broken]) == (1, ["1.json", "2.parquet"])
+    broken = [str(tmp_path / "dump" / name) for name in ("1.json", "2.parquet")]
+    assert (report.imported, [entry.where for entry in report.broken]) == (1, broken)
     with pytest.raises(ImportFileError, match="no Parquet file"):
         imported("messages", tmp_path / "dump" / "2.parquet", tmp_path / "run", skip_broken=True)
+
+
+def test_problems_name_the_path_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dump" / "deep").mkdir(parents=True)
+    write_lines(tmp_path / "dump" / "deep" / "1.jsonl", ["{"])
+    monkeypatch.chdir(tmp_path)
+    report = imported("messages", Path("dump"), Path("run"), skip_broken=True)
+    assert [entry.where for entry in report.broken] == ["dump/deep/1.jsonl, line 1"]
 
 
 def test_two_imports_at_once_record_each_rollout_once(tmp_path: Path) -> None:

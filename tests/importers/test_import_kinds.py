@@ -1,7 +1,6 @@
 """Files as each program writes them become rollouts: what is in them arrives, and nothing else."""
 
 import json
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import rolltape
+from import_sources import capture_database, episode, rollout_summary, span, token_export, trace, trajectory
 from importing import ANSWER, QUESTION, imported, write_lines
 from rolltape.errors import ImportFileError
 from rolltape.importers import guess
@@ -68,36 +68,6 @@ def test_trl(tmp_path: Path, functions: dict[str, float], reward: float | None) 
     assert (rollout.head.step, rollout.reward, rollout.head.extra["advantage"]) == (4, reward, 0.25)
 
 
-def trajectory(**fields: Any) -> dict[str, Any]:
-    """A trajectory of ATIF 1.8: two calls of a model, one of which used a tool."""
-    call = {"tool_call_id": "c1", "function_name": "run", "arguments": {"cmd": "ls"}}
-    return {
-        "schema_version": "ATIF-v1.8",
-        "trajectory_id": "t1",
-        "session_id": "s1",
-        "agent": {"name": "terminus-2", "version": "2", "model_name": "qwen3"},
-        "steps": [
-            {"step_id": 1, "source": "user", "message": "List the files."},
-            {
-                "step_id": 2,
-                "source": "agent",
-                "timestamp": "2026-01-01T00:00:00Z",
-                "message": "",
-                "tool_calls": [call],
-                "observation": {"results": [{"source_call_id": "c1", "content": "a.txt"}]},
-                "metrics": {"prompt_token_ids": [1, 2], "completion_token_ids": [10, 11], "logprobs": [-0.5, -0.25]},
-            },
-            {
-                "step_id": 3,
-                "source": "agent",
-                "message": "There is a.txt.",
-                "metrics": {"prompt_token_ids": [1, 2, 10, 11, 3], "completion_token_ids": [12], "logprobs": [-1.0]},
-            },
-        ],
-        **fields,
-    }
-
-
 def test_atif_with_ids_trains_and_has_the_reward_of_its_trial(tmp_path: Path) -> None:
     (tmp_path / "trial" / "agent").mkdir(parents=True)
     (tmp_path / "trial" / "agent" / "trajectory.json").write_text(json.dumps(trajectory()))
@@ -122,43 +92,6 @@ def test_atif_sub_agents_are_sessions_and_copied_context_is_no_turn(tmp_path: Pa
     (tmp_path / "t.json").write_text(json.dumps(trajectory(subagent_trajectories=[helper])))
     imported("atif", tmp_path / "t.json", tmp_path / "run")
     assert [len(session.turns) for session in only(tmp_path / "run").sessions] == [2, 1]
-
-
-def trace() -> dict[str, Any]:
-    """A trace of verifiers 0.4: two branches, the second after a compaction."""
-
-    def node(parent: int | None, message: dict[str, Any], ids: list[int], sampled: int = 0) -> dict[str, Any]:
-        mask = [False] * (len(ids) - sampled) + [True] * sampled
-        logprobs = [-0.5] * sampled
-        return {
-            "parent": parent,
-            "message": message,
-            "sampled": sampled > 0,
-            "token_ids": ids,
-            "mask": mask,
-            "logprobs": logprobs,
-        }
-
-    compacted, other = {"role": "user", "content": "Go on."}, {"role": "assistant", "content": "Done."}
-    return {
-        "id": "trace-1",
-        "task": {"type": "Sum", "data": {"idx": 0, "prompt": "2 + 2?"}, "key": "k"},
-        "agent": {"name": "agent", "trainable": True},
-        "nodes": [
-            node(None, QUESTION, [1, 2]),
-            node(0, ANSWER, [3, 10, 11], 2),
-            node(None, compacted, [1, 4]),
-            node(2, other, [3, 12, 11], 2),
-        ],
-        "calls": [{"node": 1, "model": "qwen3", "finish_reason": "stop"}],
-        "rewards": {"correct": {"score": 1.0, "weight": 2.0}},
-        "stop_condition": "agent_completed",
-        "errors": [],
-    }
-
-
-def episode(**fields: Any) -> dict[str, Any]:
-    return {"id": "episode-1", "env": {"id": "sums"}, "ok": True, "errors": [], "traces": [trace()], **fields}
 
 
 def test_verifiers_episodes_give_a_turn_for_each_sampled_message(tmp_path: Path) -> None:
@@ -198,20 +131,6 @@ def test_verifiers_results_of_earlier_versions(tmp_path: Path) -> None:
     ]
 
 
-def token_export() -> dict[str, Any]:
-    return {
-        "schema_version": 1,
-        "step": 3,
-        "rank": 0,
-        "export_sequence_idx": 0,
-        "env_name": "sums",
-        "token_ids": [1, 2, 3, 10, 11],
-        "loss_mask": [False, False, False, True, True],
-        "inference_logprobs": [0.0, 0.0, 0.0, -0.5, -0.5],
-        "advantages": [0.0, 0.0, 0.0, 0.25, 0.25],
-    }
-
-
 def test_prime_rl_token_exports_alone_and_joined_with_traces(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "rank_0.jsonl", [token_export()])
     assert "prime-rl" in guess(file)
@@ -225,17 +144,7 @@ def test_prime_rl_token_exports_alone_and_joined_with_traces(tmp_path: Path) -> 
 
 
 def test_tinker_capture_databases(tmp_path: Path) -> None:
-    names = "cursor run_id run_attempt split iteration group_idx traj_idx purpose policy_version created_at"
-    columns = [*names.split(), "prompt_tokens", "sampled_tokens", "logprobs", "metadata"]
-    connection = sqlite3.connect(tmp_path / "capture.db")
-    connection.execute(f"CREATE TABLE wire_rows ({', '.join(columns)})")
-    place = ("run", 0, "train", 4, 1, 2, None, "v4", 100.0)
-    for cursor, prompt, sampled in ((1, "[1, 2]", "[10, 11]"), (2, "[1, 2, 10, 11, 3]", "[12]")):
-        logprobs = json.dumps([-0.5] * len(json.loads(sampled)))
-        marks = ", ".join("?" * len(columns))
-        connection.execute(f"INSERT INTO wire_rows VALUES ({marks})", (cursor, *place, prompt, sampled, logprobs, None))
-    connection.commit()
-    connection.close()
+    capture_database(tmp_path / "capture.db")
     assert guess(tmp_path / "capture.db") == {"tinker": "a capture database"}
     imported("tinker", tmp_path / "capture.db", tmp_path / "run")
     rollout = rolltape.read(tmp_path / "run").rollout("run-train-4-1-2")
@@ -244,28 +153,11 @@ def test_tinker_capture_databases(tmp_path: Path) -> None:
 
 
 def test_tinker_rollout_summaries(tmp_path: Path) -> None:
-    step = {
-        "step_idx": 0,
-        "ob_len": 9,
-        "ac_len": 4,
-        "reward": 0.5,
-        "episode_done": True,
-        "metrics": {},
-        "logs": {"q": "?"},
-    }
-    row = {"schema_version": 1, "split": "train", "iteration": 4, "group_idx": 1, "traj_idx": 0, "tags": ["math"]}
-    row |= {"total_reward": 1.5, "final_reward": 1.0, "trajectory_metrics": {}, "steps": [step], "final_ob_len": 13}
-    file = write_lines(tmp_path / "train_rollout_summaries.jsonl", [row])
+    file = write_lines(tmp_path / "train_rollout_summaries.jsonl", [rollout_summary()])
     assert guess(file) == {"tinker": "rollout summaries"}
     imported("tinker", file, tmp_path / "run")
     rollout = only(tmp_path / "run")
     assert (rollout.reward, rollout.turns[0].facts.reward, rollout.head.tags) == (1.5, 0.5, ("math",))
-
-
-def span(name: str, start: int, **attributes: str) -> dict[str, Any]:
-    values = [{"key": key.replace("__", "."), "value": {"stringValue": value}} for key, value in attributes.items()]
-    times = {"startTimeUnixNano": str(start), "endTimeUnixNano": str(start + 10**9)}
-    return {"traceId": "ab" * 16, "spanId": name, "name": name, **times, "attributes": values}
 
 
 def test_otel_spans_with_messages(tmp_path: Path) -> None:

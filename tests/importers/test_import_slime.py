@@ -7,30 +7,9 @@ import pytest
 import torch
 
 import rolltape
+from import_sources import slime_sample as sample
 from importing import imported, write_lines
 from rolltape.errors import ImportFileError
-
-
-def sample(index: int, **fields: Any) -> dict[str, Any]:
-    """A sample as `Sample.to_dict` of slime gives it (August 2026), as far as it is filled."""
-    return {
-        "group_index": index // 2,
-        "index": index,
-        "rollout_id": None,
-        "prompt": [{"role": "user", "content": f"question {index // 2}"}],
-        "tokens": [1, 2, 3, 10, 11, 4, 12],
-        "response": "a reply",
-        "response_length": 4,
-        "label": "4",
-        "reward": float(index % 2),
-        "loss_mask": [1, 1, 0, 1],
-        "weight_versions": ["7"],
-        "rollout_log_probs": [-0.5, -0.25, 0.0, -0.125],
-        "status": "completed",
-        "metadata": {"level": 3},
-        "remove_sample": False,
-        **fields,
-    }
 
 
 def save(path: Path, samples: list[dict[str, Any]], rollout_id: int = 5) -> Path:

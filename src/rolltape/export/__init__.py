@@ -1,7 +1,8 @@
 """Records → files and tables in Rolltape's own formats, and back."""
 
-from rolltape.export.conversations import conversations_to_jsonl
 from rolltape.export.files import (
+    conversations_to_jsonl,
+    conversations_to_parquet,
     messages_table,
     read_rollouts,
     read_samples,
@@ -21,6 +22,7 @@ from rolltape.export.files import (
 
 __all__ = [
     "conversations_to_jsonl",
+    "conversations_to_parquet",
     "messages_table",
     "read_rollouts",
     "read_samples",

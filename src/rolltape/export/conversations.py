@@ -1,50 +1,192 @@
-"""Rollouts → conversations as messages, for supervised fine-tuning. They need no token ids."""
+"""Rollouts → conversations: lines of turns whose messages follow each other, for formats that hold messages in a row.
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+A conversation needs no token ids. Which replies train is decided for their text: once each, and only those that their
+agent went on with.
+"""
 
-from rolltape.export.files import Destination, write_jsonl
-from rolltape.export.schema import RowKind
-from rolltape.records.rollout import Rollout
-from rolltape.records.turn import Turn
-from rolltape.tree import tree_of
+from collections.abc import Iterator
+from operator import itemgetter
+from typing import Any, NamedTuple
 
-_NOT_OURS = ("id",)  # of a message: what the gateway put there to know it again
+import pyarrow as pa
+
+from rolltape.export.columns import (
+    COUNT,
+    INT,
+    JSON,
+    NUMBER,
+    NUMBERS_BY_NAME,
+    TEXT,
+    TEXTS,
+    Kind,
+    Row,
+    Table,
+    records,
+)
+from rolltape.records.jsonable import encode_numbers
+from rolltape.records.messages import Message, Role, content_text
+from rolltape.records.rollout import Rollout, Session, Status
+from rolltape.records.turn import Delivery, Finish, Turn
+from rolltape.tree import Arrivals, arrivals_of, tree_of
+
+_WIRE_ONLY = ("id", "weight")  # of a message: what the gateway knows it by, and what is written afresh
 
 
-def conversations_to_jsonl(rollouts: Iterable[Rollout], out: Destination) -> int:
-    """Write every branch of every rollout as one conversation in OpenAI's chat form; how many were written.
+class Conversation(NamedTuple):
+    """A last turn and those whose replies its prompt holds, in order. A reply stands after its turn's prompt."""
 
-    Example:
+    rollout: Rollout
+    session: Session
+    turns: tuple[Turn, ...]
+    copied: int  # how many of the first turns are in an earlier conversation too
+    training: frozenset[int]  # numbers of the turns whose replies train here, and in no other conversation
 
-        rolltape.export.conversations_to_jsonl(run.rollouts(), "conversations.jsonl")
+    @property
+    def last(self) -> Turn:
+        return self.turns[-1]
+
+    @property
+    def replies(self) -> tuple[tuple[int, str], ...]:
+        """The places of replies among the messages, and their turns."""
+        return tuple((len(turn.prompt), turn.id) for turn in self.turns if turn.reply is not None)
+
+    @property
+    def recorded(self) -> list[Message]:
+        """The last prompt and its reply as they came, with earlier replies as they were sampled."""
+        messages = self.last.prompt.to_list()
+        for turn in self.turns:
+            if turn.reply is not None:
+                messages[len(turn.prompt) : len(turn.prompt) + 1] = [turn.reply]
+        return messages
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The same in OpenAI's chat form. The weight of an assistant message says whether it trains."""
+        training = {len(turn.prompt) for turn in self.turns if turn.sequence in self.training}
+        return [
+            {**_plain(message.to_dict()), "weight": int(at in training)}
+            if message.role is Role.ASSISTANT
+            else _plain(message.to_dict())
+            for at, message in enumerate(self.recorded)
+        ]
+
+
+def conversations_of(rollout: Rollout, *, with_auxiliary: bool = False) -> Iterator[Conversation]:
+    """The conversations of a rollout: one for each turn whose reply is in no later prompt. Each turn is in one or more.
+
+    Auxiliary calls are left out, unless they are asked for.
     """
-    return write_jsonl((row for rollout in rollouts for row in _rows(rollout)), RowKind.CONVERSATION, out)
-
-
-def _rows(rollout: Rollout) -> Iterator[dict[str, Any]]:
-    about = {
-        "rollout": rollout.id,
-        "try_index": rollout.head.try_index,
-        "task_id": rollout.head.task_id,
-        "source": rollout.head.source,
-        "step": rollout.head.step,
-        "attempt": rollout.head.attempt,
-        "model": rollout.head.model,
-        "reward": rollout.reward,
-    }
+    trains = rollout.status is Status.FINISHED and rollout.outcome.filtered is None
     for session in rollout.sessions:
-        for placed in tree_of(session).turns:
-            if placed.is_task and not placed.children and placed.turn.reply is not None:
-                yield {**about, "turn": placed.turn.id, **_conversation(placed.turn)}
+        tree = tree_of(session)
+        arrivals, faults = arrivals_of(tree), session.unstated_faults()
+        placed = [one for one in tree.turns if one.is_task or with_auxiliary]
+        continued = {one.message_parent.sequence for one in placed if one.message_parent is not None}
+        told: set[int] = set()
+        for end in placed:
+            if end.sequence in continued:
+                continue
+            line = [end]
+            while (before := line[-1].message_parent) is not None:
+                line.append(before)
+            turns = tuple(one.turn for one in reversed(line) if one.is_task or with_auxiliary)
+            copied = sum(turn.sequence in told for turn in turns)
+            new = [turn for turn in turns if turn.sequence not in told]
+            training = frozenset(
+                turn.sequence
+                for turn in new
+                if trains and turn.sequence not in faults and _reply_trains(turn, arrivals)
+            )
+            told.update(turn.sequence for turn in new)
+            yield Conversation(rollout, session, turns, copied, training)
+        tree.take_apart()
 
 
-def _conversation(turn: Turn) -> dict[str, Any]:
-    assert turn.reply is not None
-    messages = [_plain(message) for message in (*turn.prompt_messages, turn.reply.to_dict())]
-    tools = turn.root.tools
-    return {"messages": messages} if not tools else {"messages": messages, "tools": tools}
+def _reply_trains(turn: Turn, arrivals: Arrivals) -> bool:
+    """Whether the text of a reply is one to learn. As for tokens, but for what only matters for their logprobs."""
+    facts = turn.facts
+    if turn.reply is None or facts.auxiliary is not None or facts.is_engine_fault:
+        return False
+    if "weight" in facts.extra:  # the file that it was imported from says so
+        return bool(facts.extra["weight"])
+    in_doubt = facts.finish is Finish.ABORT or facts.delivery is not Delivery.DELIVERED
+    return turn.sequence not in arrivals.abandoned and not (in_doubt and turn.sequence in arrivals.unproven)
 
 
 def _plain(message: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in message.items() if name not in _NOT_OURS and value is not None}
+    return {name: value for name, value in message.items() if name not in _WIRE_ONLY and value is not None}
+
+
+def _calls_row(calls: Any) -> list[Row]:
+    """Calls of tools with the fields that OpenAI's API has; in a table, each has all of them."""
+    found = []
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") or call
+        given = function.get("arguments")
+        arguments = given if isinstance(given, str) or given is None else bytes(JSON.write(given)).decode()
+        named = {"name": function.get("name"), "arguments": arguments}
+        found.append({"id": call.get("id"), "type": call.get("type", "function"), "function": named})
+    return found
+
+
+def _message_row(message: dict[str, Any]) -> Row:
+    calls = _calls_row(message.get("tool_calls"))
+    content = message.get("content")
+    return {
+        "role": message["role"],
+        "content": None if content is None else content_text(content),
+        "reasoning_content": content_text(message.get("reasoning_content") or message.get("reasoning")) or None,
+        "tool_calls": calls or None,
+        "tool_call_id": message.get("tool_call_id"),
+        "name": message.get("name"),
+        "weight": message.get("weight"),
+    }
+
+
+_FUNCTION = pa.struct([("name", pa.string()), ("arguments", pa.string())])
+_CALL = pa.struct([("id", pa.string()), ("type", pa.string()), ("function", _FUNCTION)])
+_MESSAGE = pa.struct(
+    [
+        *((name, pa.string()) for name in ("role", "content", "reasoning_content", "tool_call_id", "name")),
+        ("tool_calls", pa.list_(_CALL)),
+        ("weight", pa.int32()),
+    ]
+)
+_MESSAGES = Kind(pa.list_(_MESSAGE), write=lambda messages: [_message_row(message) for message in messages])
+_REPLIES = records(dict, COUNT("message", itemgetter(0)), TEXT("turn", itemgetter(1)))
+
+# In a table, a message has text alone, and tools are JSON text: those of two rows need not have one type.
+CONVERSATION = Table(
+    TEXT("rollout", "rollout.id"),
+    COUNT("try_index", "rollout.head.try_index"),
+    TEXT("session", "session.id"),
+    TEXT("turn", "last.id"),
+    INT("step", "rollout.head.step"),
+    INT("attempt", "rollout.head.attempt"),
+    TEXT("source", "rollout.head.source"),
+    TEXT("task_id", "rollout.head.task_id"),
+    JSON("task", "rollout.head.task"),
+    TEXT("model", "rollout.head.model"),
+    TEXT("agent", "rollout.head.agent"),
+    TEXTS("launch_tags", lambda told: list(told.rollout.head.tags)),
+    TEXT("stop_reason", "rollout.outcome.stop_reason"),
+    TEXT("reason", "rollout.outcome.reason"),
+    NUMBER("reward", "rollout.reward"),
+    NUMBERS_BY_NAME("reward_terms", "rollout.outcome.reward_terms"),
+    JSON("tools", "last.root.tools"),
+    _MESSAGES("messages"),
+    _REPLIES("replies"),
+)
+
+
+def conversation_line(conversation: Conversation) -> Row:
+    """A conversation as a JSON line has it: messages as they came, and nothing that is absent."""
+    row = {name: value for name, value in CONVERSATION.row(conversation).items() if value is not None}
+    return {**row, "messages": JSON.write(conversation.messages)}
+
+
+def training_line(conversation: Conversation) -> bytes:
+    """A conversation as services for fine-tuning take it: its messages and tools alone."""
+    tools = conversation.last.root.tools
+    row = {"messages": conversation.messages, **({"tools": tools} if tools else {})}
+    return encode_numbers(row, f"turn {conversation.last.id}") + b"\n"

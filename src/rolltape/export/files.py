@@ -18,6 +18,13 @@ from msgspec import Raw
 
 from rolltape.errors import ExportError, RolltapeError
 from rolltape.export.columns import Row, Table, plain_json
+from rolltape.export.conversations import (
+    CONVERSATION,
+    Conversation,
+    conversation_line,
+    conversations_of,
+    training_line,
+)
 from rolltape.export.schema import (
     LISTED_ROLLOUT,
     ROLLOUT,
@@ -43,6 +50,7 @@ TABLES: dict[RowKind, Table] = {
     RowKind.ROLLOUT: ROLLOUT,
     RowKind.TURN: TURN,
     RowKind.MESSAGE: MESSAGE,
+    RowKind.CONVERSATION: CONVERSATION,
 }
 
 # The key of a Parquet file's metadata that holds the RowKind.
@@ -126,6 +134,54 @@ def traces_to_jsonl(traces: Iterable[Trace], out: Destination, *, whole_prompts:
     """
     rows = (_trace_row(trace, whole_prompts) for trace in traces)
     return write_jsonl(rows, RowKind.TRACE, out)
+
+
+def conversations_to_jsonl(
+    rollouts: Iterable[Rollout], out: Destination, *, bare: bool = False, left_out: list[str] | None = None
+) -> int:
+    """Write conversations in OpenAI's chat form as JSON lines, and return how many were written.
+
+    A rollout has one for each reply that none goes on from. Weight 1 marks the replies to train on. A conversation
+    without any is left out, and the ids of rollouts that have no other are appended to `left_out`. `bare` writes
+    messages and tools alone, as services for fine-tuning take them.
+
+    Example:
+
+        rolltape.export.conversations_to_jsonl(run.rollouts(), "conversations.jsonl")
+    """
+    found = _training_conversations(rollouts, left_out)
+    if not bare:
+        return write_jsonl(map(conversation_line, found), RowKind.CONVERSATION, out)
+    written = 0
+    with destination(out) as stream:
+        for conversation in found:
+            stream.write(training_line(conversation))
+            written += 1
+    return written
+
+
+def conversations_to_parquet(
+    rollouts: Iterable[Rollout], out: Destination, *, left_out: list[str] | None = None
+) -> int:
+    """Write conversations as Parquet, as `conversations_to_jsonl` writes lines, and return how many were written.
+
+    Example:
+
+        rolltape.export.conversations_to_parquet(run.rollouts(), "conversations.parquet")
+    """
+    found = _training_conversations(rollouts, left_out)
+    return _write_parquet(map(CONVERSATION.row, found), RowKind.CONVERSATION, out)
+
+
+def _training_conversations(rollouts: Iterable[Rollout], left_out: list[str] | None) -> Iterator[Conversation]:
+    for rollout in rollouts:
+        trains = False
+        for conversation in conversations_of(rollout):
+            if conversation.training:
+                trains = True
+                yield conversation
+        if not trains and left_out is not None:
+            left_out.append(rollout.id)
 
 
 def read_samples(path: str | Path) -> Iterator[Sample]:

@@ -32,7 +32,7 @@ def of_each_file(path: Path, *suffixes: str, read: Callable[[Path], Iterator[T]]
         except ImportFileError as error:
             if file == path:
                 raise
-            yield BrokenEntry(file.name, str(error).removeprefix(f"{file}: "))
+            yield BrokenEntry(str(file), str(error).removeprefix(f"{file}: "))
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]] | BrokenEntry]:
@@ -42,7 +42,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]] | BrokenEntry]
             line = raw.removeprefix(_BOM) if number == 1 else raw
             if not line.strip():
                 continue
-            where = f"{path.name}, line {number}"
+            where = f"{path}, line {number}"
             try:
                 value = _decoded(line, where)
             except ImportFileError as error:
@@ -85,7 +85,7 @@ def parquet_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for batch in pq.ParquetFile(file).iter_batches(batch_size=1024):
             for row in batch.to_pylist():
                 number += 1
-                yield f"{file.name}, row {number}", without_nulls(row)
+                yield f"{file}, row {number}", without_nulls(row)
     except (pa.ArrowException, OSError, ValueError) as error:
         after = f"after row {number}: " if number else ""
         raise ImportFileError(f"{file}: no Parquet file that can be read: {after}{error}") from None

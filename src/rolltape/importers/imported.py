@@ -31,6 +31,7 @@ class ImportedSession(msgspec.Struct, kw_only=True):
     tools: list[Any] | None = None
     tokenizer: str | None = None
     extra: dict[str, Any] = {}
+    settings: dict[str, Any] = {}  # further arguments of the recorder's `session`
 
 
 class ImportedRollout(msgspec.Struct, kw_only=True):
@@ -55,6 +56,7 @@ class ImportedRollout(msgspec.Struct, kw_only=True):
     stop_reason: StopReason = StopReason.COMPLETED
     reason: str | None = None
     failed: str | None = None  # why the infrastructure broke it; None: it finished
+    filtered: str | None = None  # why it is kept out of training
     absent: tuple[str, ...] = ()  # "token ids", "logprobs", "weight versions"
 
 

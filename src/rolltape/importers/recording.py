@@ -158,13 +158,17 @@ def _record(tape: Tape, kind: str, item: ImportedRollout, key: str, known: _Know
         else:
             terms = item.reward_terms if item.reward is not None else {}
             recorder.finish(reward=item.reward, reward_terms=terms, stop_reason=item.stop_reason, reason=item.reason)
+        if item.filtered is not None:
+            tape.filter(recorder.id, item.filtered, try_index=recorder.try_index)
     except RecordError as error:
         recorder.fail(f"{_NOT_WHOLE}{error}")
         raise
 
 
 def _record_session(recorder: RolloutRecorder, session: ImportedSession) -> None:
-    recording: SessionRecorder = recorder.session(tools=session.tools, tokenizer=session.tokenizer, extra=session.extra)
+    recording: SessionRecorder = recorder.session(
+        tools=session.tools, tokenizer=session.tokenizer, extra=session.extra, **session.settings
+    )
     last = None
     for fields in session.turns:
         continues = "new_messages" in fields or "new_prompt_ids" in fields

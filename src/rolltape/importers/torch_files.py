@@ -26,7 +26,7 @@ def load_torch_file(path: Path) -> Any:
         with torch.serialization.safe_globals([*plain, *rebuilding]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        first = str(error).splitlines()[0]
+        first = _first_line(error)
         raise ImportFileError(
             f"{path}: it holds Python objects, and reading them would run code of the file ({first}). "
             "Convert the file to JSON lines where you trust it"
@@ -34,4 +34,8 @@ def load_torch_file(path: Path) -> Any:
     except FileNotFoundError:
         raise ImportFileError(f"{path}: there is no such file; check the path") from None
     except (EOFError, OSError, RuntimeError, zipfile.BadZipFile) as error:
-        raise ImportFileError(f"{path}: no file that torch.save wrote: {str(error).splitlines()[0]}") from None
+        raise ImportFileError(f"{path}: no file that torch.save wrote: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "it is empty or cut short")

@@ -1,9 +1,10 @@
-"""`rolltape export`: write samples, turns, rollouts, traces, conversations, or records to a file."""
+"""`rolltape export`: write samples, turns, rollouts, traces, conversations, or records to a file or folder."""
 
 import enum
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +12,17 @@ from rolltape import export as files
 from rolltape.cli.options import RunArgument, Selection, TrainingOptions, WholePromptsOption
 from rolltape.cli.parameters import either, option
 from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
-from rolltape.cli.screen import note, tracked
+from rolltape.cli.screen import SHORT_ID, note, plural, tracked
 from rolltape.collect.records import records_to_jsonl
 from rolltape.errors import UsageError
-from rolltape.export.formats import FRAMEWORKS, Choices, write_samples_for
+from rolltape.export.formats import (
+    FRAMEWORKS,
+    Choices,
+    write_dataset,
+    write_inspect_log,
+    write_samples_for,
+    write_trajectories,
+)
 from rolltape.records.policy import Credit, CutPolicy
 from rolltape.records.rollout import Status
 from rolltape.records.sample import Sample
@@ -31,7 +39,7 @@ class ExportKind(enum.StrEnum):
 
 
 class ExportFormat(enum.StrEnum):
-    """Our own two formats, and those of frameworks."""
+    """Our own two formats, those of training frameworks, and those of other programs."""
 
     JSONL = "jsonl"
     PARQUET = "parquet"
@@ -42,6 +50,10 @@ class ExportFormat(enum.StrEnum):
     TRL = "trl"
     TINKER = "tinker"
     SKYRL = "skyrl"
+    MESSAGES = "messages"  # OpenAI's fine-tuning files
+    DATASETS = "datasets"  # Hugging Face
+    ATIF = "atif"  # Harbor
+    INSPECT = "inspect"
 
 
 OWN_FORMATS = (ExportFormat.JSONL, ExportFormat.PARQUET)
@@ -52,18 +64,43 @@ _SUFFIXES = {
     ".json": ExportFormat.JSONL,
 }
 _BINARY = {ExportFormat.PARQUET: "Parquet", ExportFormat.VERL: ".npz", ExportFormat.AREAL: ".npz"}
+_TABLES = (ExportKind.SAMPLES, ExportKind.TURNS, ExportKind.ROLLOUTS, ExportKind.CONVERSATIONS)
+# What formats write, the first by default. Those of frameworks write samples.
+KINDS_OF_FORMAT: dict[ExportFormat, tuple[ExportKind, ...]] = {
+    ExportFormat.JSONL: tuple(ExportKind),
+    ExportFormat.PARQUET: _TABLES,
+    ExportFormat.MESSAGES: (ExportKind.CONVERSATIONS,),
+    ExportFormat.DATASETS: (ExportKind.CONVERSATIONS, *_TABLES),
+    ExportFormat.ATIF: (ExportKind.ROLLOUTS,),
+    ExportFormat.INSPECT: (ExportKind.ROLLOUTS,),
+}
+_ENDINGS = {ExportFormat.MESSAGES: (".jsonl",), ExportFormat.INSPECT: (".eval", ".json")}
+_FOLDERS = (ExportFormat.DATASETS, ExportFormat.ATIF)
 
 
 def export(
     run: RunArgument,
     *,
     which: Selection,
-    what: Annotated[ExportKind, option("--what WHAT", f"What to write: {either(ExportKind)}.")] = ExportKind.SAMPLES,
+    what: Annotated[
+        ExportKind | None,
+        option(
+            "--what WHAT",
+            f"What to write: {either(ExportKind)} (default: samples; conversations for messages and datasets, rollouts "
+            "for atif and inspect).",
+        ),
+    ] = None,
     form: Annotated[
         ExportFormat | None,
         option("--format FORMAT", f"{either(ExportFormat)} (default: by the suffix of FILE, else jsonl)."),
     ] = None,
-    out: Annotated[str, option("-o, --out FILE", "Output file; - is stdout.")] = "-",
+    out: Annotated[
+        str,
+        option(
+            "-o, --out FILE",
+            "Output file; - is stdout. A folder for atif and datasets; hf://datasets/OWNER/NAME pushes to the hub.",
+        ),
+    ] = "-",
     training: TrainingOptions,
     whole_prompts: WholePromptsOption = False,
     temperature: Annotated[
@@ -81,22 +118,35 @@ def export(
     form = _resolve_format(form, out)
     if form in _BINARY and out == "-" and sys.stdout.isatty():
         raise UsageError(f"-o: {_BINARY[form]} cannot be written to a terminal; name a file")
-    if form not in OWN_FORMATS and what is not ExportKind.SAMPLES:
-        raise UsageError(f"--format {form} writes samples, not --what {what}")
+    known = KINDS_OF_FORMAT.get(form, (ExportKind.SAMPLES,))
+    what = what or known[0]
+    if what not in known:
+        raise UsageError(f"--format {form} writes {' or '.join(dict.fromkeys(known))}, not --what {what}")
+    if form in (*_FOLDERS, ExportFormat.INSPECT) and out == "-":
+        raise UsageError(f"-o: --format {form} writes a {'folder' if form in _FOLDERS else 'log'}; name one")
     if temperature is not None and form is not ExportFormat.PRIME_RL:
         raise UsageError("--temperature needs --format prime-rl")
     if without_logprobs and form not in (ExportFormat.SLIME, ExportFormat.VERL, ExportFormat.SKYRL):
         raise UsageError("--without-logprobs needs --format slime, verl or skyrl")
     if whole_prompts and what not in (ExportKind.TURNS, ExportKind.TRACES):
         raise UsageError("--whole-prompts needs --what turns or --what traces")
-    if what not in (ExportKind.SAMPLES, ExportKind.TURNS, ExportKind.ROLLOUTS) and form is ExportFormat.PARQUET:
-        raise UsageError(f"--what {what}: {what} have no Parquet form; use --format jsonl")
 
     tape = open_run(run)
     selected = SelectedRollouts(tape, which, counted_only=what is ExportKind.SAMPLES)
     with selected.named_in_errors():
-        if form in OWN_FORMATS:
-            written = _write(what, form, selected, policy, credit, out, whole_prompts=whole_prompts)
+        if form not in FRAMEWORKS:
+            left_out: list[str] = []
+            write = partial(
+                _write,
+                what,
+                selected=selected,
+                policy=policy,
+                credit=credit,
+                whole_prompts=whole_prompts,
+                left_out=left_out,
+            )
+            written = _write_rows(form, write, out)
+            _note_left_out(what, left_out)
         else:
             choices = Choices(
                 versions=tuple(tape.run.versions()),
@@ -113,8 +163,10 @@ def export(
 def _resolve_format(asked: ExportFormat | None, out: str) -> ExportFormat:
     """The format that was asked for, else the one of the file's suffix. They must not contradict each other."""
     suffix = Path(out).suffix
+    if asked in _FOLDERS:
+        return asked
     if asked is not None and asked not in OWN_FORMATS:
-        expected = FRAMEWORKS[asked].endings
+        expected = _ENDINGS.get(asked) or FRAMEWORKS[asked].endings
         if suffix and suffix not in expected and out != "-":
             raise UsageError(f"--format {asked} is written as {' or '.join(expected)}, but -o {out} ends in {suffix}")
         return asked
@@ -124,17 +176,25 @@ def _resolve_format(asked: ExportFormat | None, out: str) -> ExportFormat:
     return asked or named or ExportFormat.JSONL
 
 
+def _write_rows(form: ExportFormat, write: Callable[..., int], out: str) -> int:
+    """Write in a format that is no framework's; how many rows or files were written."""
+    if form is ExportFormat.DATASETS:
+        return write_dataset(lambda file: write(ExportFormat.PARQUET, str(file)), out)
+    return write(form, out)
+
+
 def _write(
     what: ExportKind,
     form: ExportFormat,
+    out: str,
+    *,
     selected: SelectedRollouts,
     policy: CutPolicy,
     credit: Credit,
-    out: str,
-    *,
     whole_prompts: bool,
+    left_out: list[str],
 ) -> int:
-    """Write in our own formats; how many rows were written."""
+    """Write one file, or a folder of trajectories; how many rows or files were written."""
     parquet = form is ExportFormat.PARQUET
     if what is ExportKind.SAMPLES:
         write_samples = files.samples_to_parquet if parquet else files.samples_to_jsonl
@@ -146,12 +206,25 @@ def _write(
     if what is ExportKind.TRACES:
         return files.traces_to_jsonl(map(trace_of, rollouts), out, whole_prompts=whole_prompts)
     if what is ExportKind.CONVERSATIONS:
-        return files.conversations_to_jsonl(rollouts, out)
+        if parquet:
+            return files.conversations_to_parquet(rollouts, out, left_out=left_out)
+        return files.conversations_to_jsonl(rollouts, out, bare=form is ExportFormat.MESSAGES, left_out=left_out)
     if what is ExportKind.RECORDS:
         ended = (one for one in rollouts if one.status in (Status.FINISHED, Status.FAILED))
         return records_to_jsonl(ended, out)
+    if form is ExportFormat.ATIF:
+        return write_trajectories(rollouts, out, left_out)
+    if form is ExportFormat.INSPECT:
+        return write_inspect_log(rollouts, out, left_out)
     write_rollouts = files.rollouts_to_parquet if parquet else files.rollouts_to_jsonl
     return write_rollouts(rollouts, out)
+
+
+def _note_left_out(what: ExportKind, left_out: list[str]) -> None:
+    if left_out:
+        why = "no reply of theirs trains" if what is ExportKind.CONVERSATIONS else "not ended, or without turns"
+        some = ", ".join(one[:SHORT_ID] for one in left_out[:5]) + (", …" if len(left_out) > 5 else "")
+        note(f"{plural(len(left_out), 'rollout')} left out, {why}: {some}")
 
 
 def _write_for_framework(framework: str, samples: Generator[Sample, None, None], out: str, choices: Choices) -> int:

@@ -1,8 +1,11 @@
-"""Samples → what the training steps of other frameworks take: one module per framework, as functions and as files."""
+"""Samples and rollouts → what other programs take: one module per framework or format, as functions and as files."""
 
 from rolltape.export.formats.areal import tensor_dict
+from rolltape.export.formats.atif import trajectory, write_trajectories
+from rolltape.export.formats.datasets import write_dataset
 from rolltape.export.formats.files import FRAMEWORKS, Choices, Written, write_samples_for
 from rolltape.export.formats.fitting import LeftOutWarning
+from rolltape.export.formats.inspect import write_inspect_log
 from rolltape.export.formats.prime_rl import training_samples
 from rolltape.export.formats.skyrl import generator_output
 from rolltape.export.formats.slime import post_process_rewards, slime_samples
@@ -23,5 +26,9 @@ __all__ = [
     "slime_samples",
     "tensor_dict",
     "training_samples",
+    "trajectory",
+    "write_dataset",
+    "write_inspect_log",
     "write_samples_for",
+    "write_trajectories",
 ]

@@ -1,20 +1,31 @@
 """Harbor's trajectories (ATIF): steps with messages, tool calls and observations, and ids where they are recorded.
 
-Sub-agents' trajectories are further sessions. The reward is that of the trial, from the `result.json` beside it.
+Sub-agents' trajectories are further sessions. The reward is that of the trial, from the `result.json` beside it. A
+trajectory that Rolltape wrote says below `extra.rolltape` what ATIF has no field for: its parts become the rollout that
+they were.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rolltape.errors import ImportFileError
 from rolltape.importers.files import first_object, json_document, of_each_file
 from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, ImportOptions, or_broken
+from rolltape.records.jsonable import decode_numbers
+from rolltape.records.rollout import Status, StopReason
 
 _SCHEMA = "ATIF-v1"
+# Of a session that Rolltape exported: its own, and those that its turns share.
+_SETTINGS, _DEFAULTS = (
+    ("tool_ids_matter", "stop_ids", "vocabulary"),
+    ("model", "renderer", "fingerprint", "logprob_kind"),
+)
 
 
 def recognize(path: Path) -> str | None:
@@ -31,31 +42,34 @@ def find(path: Path, options: ImportOptions) -> Found:
     def read(file: Path) -> Found:
         document = json_document(file)
         if isinstance(document, dict) and str(document.get("schema_version", "")).startswith(_SCHEMA):
-            yield or_broken(file.name, partial(_rollout, document, file, options))
+            yield or_broken(str(file), partial(_rollout, document, file, options))
         elif file == path:
-            yield BrokenEntry(file.name, f"its schema_version is not {_SCHEMA}.x")
+            yield BrokenEntry(str(file), f"its schema_version is not {_SCHEMA}.x")
 
     return of_each_file(path, ".json", read=read)
 
 
 def _rollout(document: dict[str, Any], file: Path, options: ImportOptions) -> ImportedRollout:
-    agents = [document, *(document.get("subagent_trajectories") or ())]
-    sessions = [_session(one, file.name, options) for one in agents]
+    trajectories = [document, *(document.get("subagent_trajectories") or ())]
+    sessions = _sessions(trajectories, str(file), options)
     turns = [turn for session in sessions for turn in session.turns]
-    absent = ["weight versions"]
-    if not all("sampled_ids" in turn for turn in turns):
-        absent.append("token ids")
-    if not all(turn.get("logprobs") for turn in turns):
-        absent.append("logprobs")
-    trial = _trial(file)
+    lacking = {what for turn in turns for what in _lacking(turn)}
+    made = ImportedRollout(where=str(file), sessions=sessions, absent=tuple(sorted(lacking)))
+    own = _own(document)
+    return _restored(made, own, options) if "rollout" in own else _of_trial(made, document, _trial(file), options)
+
+
+def _of_trial(
+    made: ImportedRollout, document: Mapping[str, Any], trial: Mapping[str, Any], options: ImportOptions
+) -> ImportedRollout:
+    """A trajectory as Harbor leaves it: what was asked and what it was worth is in the trial's result."""
     rewards = (trial.get("verifier_result") or {}).get("rewards") or {}
     reward = rewards.get("reward") if "reward" in rewards else next(iter(rewards.values()), None)
     own = (document.get("trajectory_id"), document.get("session_id"), trial.get("id"), trial.get("trial_name"))
     first = next((step["message"] for step in document["steps"] if step["source"] == "user"), None)
     agent = document["agent"]
-    return ImportedRollout(
-        where=file.name,
-        sessions=sessions,
+    return msgspec.structs.replace(
+        made,
         key=document.get("trajectory_id") or trial.get("id"),
         foreign_ids=tuple(dict.fromkeys(str(one) for one in own if one)),
         task_id=trial.get("task_name"),
@@ -69,39 +83,88 @@ def _rollout(document: dict[str, Any], file: Path, options: ImportOptions) -> Im
         reward=None if reward is None else float(reward),
         reward_terms={name: float(value) for name, value in rewards.items()},
         failed=(trial.get("exception_info") or {}).get("exception_message") if not rewards else None,
-        absent=tuple(sorted(absent)),
     )
 
 
-def _session(document: Mapping[str, Any], where: str, options: ImportOptions) -> ImportedSession:
+def _restored(made: ImportedRollout, own: Mapping[str, Any], options: ImportOptions) -> ImportedRollout:
+    """A rollout that Rolltape exported."""
+    failed = own["status"] == Status.FAILED
+    return msgspec.structs.replace(
+        made,
+        key=f"{own['rollout']}.{own.get('try_index', 0)}",
+        foreign_ids=(own["rollout"], *own.get("foreign_ids", ())),
+        task_id=own.get("task_id"),
+        task=own.get("task"),
+        source=options.source or own.get("source"),
+        split=options.split,
+        step=own.get("step", 0) if options.step is None else options.step,
+        attempt=own.get("attempt", 0),
+        model=options.model or own.get("model"),
+        agent=own.get("agent"),
+        tags=tuple(own.get("tags", ())),
+        extra=own.get("extra", {}),
+        reward=own.get("reward"),
+        reward_terms=own.get("reward_terms", {}),
+        stop_reason=StopReason(own.get("stop_reason", StopReason.COMPLETED)),
+        reason=own.get("reason"),
+        failed=own.get("reason", "failed") if failed else None,
+        filtered=own.get("filtered"),
+    )
+
+
+def _sessions(trajectories: list[Any], where: str, options: ImportOptions) -> list[ImportedSession]:
+    """A session for each trajectory. Those that Rolltape wrote of one session are put together, turn by turn."""
+    sessions: dict[object, ImportedSession] = {}
+    for number, document in enumerate(trajectories):
+        about = _own(document).get("session")
+        session = _session(document, options)
+        if about is None:
+            sessions["alone", number] = session
+            continue
+        opened = ImportedSession(
+            turns=[],
+            tools=session.tools,
+            tokenizer=options.tokenizer or about.get("tokenizer"),
+            extra=about.get("extra", {}),
+            settings={name: about[name] for name in _SETTINGS if name in about}
+            | {name: value for name, value in about.get("defaults", {}).items() if name in _DEFAULTS},
+        )
+        known = sessions.setdefault(about["ordinal"], opened)
+        known.turns.extend(session.turns)
+    for session in sessions.values():
+        session.turns.sort(key=lambda turn: turn.pop("sequence", 0))
+    if not all(session.turns for session in sessions.values()):
+        raise ImportFileError(f"{where}: a trajectory of it has no step that is an agent's")
+    return list(sessions.values())
+
+
+def _session(document: Mapping[str, Any], options: ImportOptions) -> ImportedSession:
     messages: list[dict[str, Any]] = []
     turns: list[dict[str, Any]] = []
+    tools, about = document["agent"].get("tool_definitions"), _own(document)
+    shared = {"tools": tools or [], "template_options": about.get("template_options")} if about else {}
     for step in document["steps"]:
-        if step["source"] != "agent":
-            messages.append({"role": step["source"], "content": step["message"]})
-            continue
-        reply = _reply(step)
-        # Copied context was sampled in another trajectory, and a step without a model call by nobody.
-        if not step.get("is_copied_context") and step.get("llm_call_count") != 0:
-            turns.append(_turn(step, list(messages), reply))
-        messages.append(reply)
-        for result in (step.get("observation") or {}).get("results", ()):
-            call = result.get("source_call_id")
-            content = result.get("content") or ""
-            messages.append(
-                {"role": "tool", "tool_call_id": call, "content": content}
-                if call
-                else {"role": "user", "content": content}
-            )
-    if not turns:
-        raise ImportFileError(f"{where}: no step of it is an agent's")
+        message = _message(step)
+        if step["source"] == "agent" and not step.get("is_copied_context") and step.get("llm_call_count") != 0:
+            # Copied context was sampled in another trajectory, and a step without a model call by nobody.
+            turns.append({**_turn(step, list(messages), message), **shared})
+        messages += [] if message is None else [message]
+        messages += [_result(result) for result in (step.get("observation") or {}).get("results", ())]
     extra = {name: document[name] for name in ("trajectory_id", "session_id") if document.get(name)}
-    tools = document["agent"].get("tool_definitions")
     return ImportedSession(turns=turns, tools=tools, tokenizer=options.tokenizer, extra=extra)
 
 
-def _reply(step: Mapping[str, Any]) -> dict[str, Any]:
+def _message(step: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The message of a step; None: Rolltape recorded a turn without one."""
+    own = _own(step)
+    if "message" in own:
+        whole: dict[str, Any] | None = own["message"]
+        return whole
+    if step["source"] != "agent":
+        return {"role": step["source"], "content": step["message"]}
     reply: dict[str, Any] = {"role": "assistant", "content": step["message"]}
+    if "id" in own:
+        reply["id"] = own["id"]
     if step.get("reasoning_content"):
         reply["reasoning_content"] = step["reasoning_content"]
     if step.get("tool_calls"):
@@ -109,27 +172,88 @@ def _reply(step: Mapping[str, Any]) -> dict[str, Any]:
             {
                 "id": call["tool_call_id"],
                 "type": "function",
-                "function": {"name": call["function_name"], "arguments": json.dumps(call["arguments"])},
+                "function": {"name": call["function_name"], "arguments": _arguments(call)},
             }
             for call in step["tool_calls"]
         ]
     return reply
 
 
-def _turn(step: Mapping[str, Any], messages: list[dict[str, Any]], reply: dict[str, Any]) -> dict[str, Any]:
-    metrics = step.get("metrics") or {}
+def _arguments(call: Mapping[str, Any]) -> str:
+    written = (call.get("extra") or {}).get("arguments")
+    return written if isinstance(written, str) else json.dumps(call["arguments"])
+
+
+def _result(result: Mapping[str, Any]) -> dict[str, Any]:
+    if "message" in (own := _own(result)):
+        whole: dict[str, Any] = own["message"]
+        return whole
+    content = result.get("content") or ""
+    if call := result.get("source_call_id"):
+        return {"role": "tool", "tool_call_id": call, "content": content}
+    return {"role": "user", "content": content}
+
+
+def _turn(step: Mapping[str, Any], messages: list[dict[str, Any]], reply: dict[str, Any] | None) -> dict[str, Any]:
+    own = _own(step)
+    metrics = step.get("metrics") or own.get("metrics") or {}
+    for at, other in own.get("prompt", {}).items():  # in this prompt it stood in other words than later
+        messages[int(at)] = other
     turn: dict[str, Any] = {"prompt_messages": messages, "reply": reply, "finish": "stop"}
     if step.get("model_name"):
         turn["model"] = step["model_name"]
     if step.get("timestamp"):
         turn["ended_at"] = datetime.fromisoformat(step["timestamp"].replace("Z", "+00:00")).timestamp()
     ids, prompt = metrics.get("completion_token_ids"), metrics.get("prompt_token_ids")
+    logprobs = metrics.get("logprobs", own.get("logprobs"))
+    if "facts" in own:
+        return {
+            **turn,
+            **_facts(own, ids or [], logprobs),
+            "prompt_ids": prompt or [],
+            "token_faithful": bool(step.get("metrics")),
+        }
     # Of several calls in one step the numbers are sums, and their ids are not one reply's.
     if ids and prompt is not None and (step.get("llm_call_count") or 1) == 1:
-        logprobs = metrics.get("logprobs")
-        turn |= {"prompt_ids": prompt, "sampled_ids": ids, "logprobs": logprobs or [None] * len(ids)}
-        return turn
+        return {**turn, "prompt_ids": prompt, "sampled_ids": ids, "logprobs": logprobs or [None] * len(ids)}
     return {**turn, "token_faithful": False}
+
+
+def _facts(own: Mapping[str, Any], ids: list[Any], logprobs: list[Any] | None) -> dict[str, Any]:
+    """The facts of a turn that Rolltape exported, as `record_turn` takes them."""
+    facts = dict(own["facts"])
+    segments = [
+        {
+            "sampled_ids": ids[one["start"] : one["stop"]],
+            "logprobs": None if logprobs is None else logprobs[one["start"] : one["stop"]],
+            "weight_version": _version(one),
+        }
+        for one in facts.pop("segments")
+    ]
+    return {"sequence": own["turn"], **facts, "segments": segments}
+
+
+def _version(segment: Mapping[str, Any]) -> Any:
+    first = segment.get("first_version")
+    return None if first is None else (first, segment.get("last_version"))
+
+
+def _lacking(turn: Mapping[str, Any]) -> Iterator[str]:
+    """What is not known of a turn."""
+    parts = turn.get("segments", [turn])
+    if not turn.get("token_faithful", True):
+        yield "token ids"
+    if not all(part.get("logprobs") for part in parts):
+        yield "logprobs"
+    if not all(part.get("weight_version") for part in parts):
+        yield "weight versions"
+
+
+def _own(part: Mapping[str, Any]) -> dict[str, Any]:
+    """What Rolltape noted with a part of a trajectory; empty where another program wrote it."""
+    noted = (part.get("extra") or {}).get("rolltape") or {}
+    found: dict[str, Any] = decode_numbers(json.dumps(noted).encode()) if noted else {}
+    return found
 
 
 def _trial(file: Path) -> dict[str, Any]:

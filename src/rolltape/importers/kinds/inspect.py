@@ -1,11 +1,15 @@
 """Inspect's logs (`.eval` and `.json`), by Inspect's own reader. A sample of an epoch is a rollout."""
 
 import json
+import zipfile
+import zlib
 from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from rolltape.errors import ImportFileError
 from rolltape.importers.files import files_of, first_object
@@ -19,6 +23,7 @@ from rolltape.importers.imported import (
     or_broken,
 )
 from rolltape.importers.text_dumps import ABSENT_FROM_TEXT
+from rolltape.records.jsonable import decode_numbers
 from rolltape.records.rollout import StopReason
 
 _STOPS = {
@@ -28,6 +33,13 @@ _STOPS = {
     "time": StopReason.TIMEOUT,
     "context": StopReason.CONTEXT_OVERFLOW,
 }
+# What Inspect's reader raises for a file that is cut short or was not written by it.
+_UNREADABLE = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, RuntimeError, EOFError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+_LARGE = 64 << 20
+_MOST_SHRUNK = 250
 
 
 def recognize(path: Path) -> str | None:
@@ -47,37 +59,53 @@ def find(path: Path, options: ImportOptions) -> Found:
         reading = import_module("inspect_ai.log")
         value_to_float = import_module("inspect_ai.scorer").value_to_float()
     except ImportError:
-        raise ImportFileError(f"{path}: an Inspect log; install its reader with pip install inspect-ai") from None
+        raise ImportFileError(
+            f"{path}: an Inspect log; install its reader with pip install 'rolltape[inspect]'"
+        ) from None
     for file in files_of(path, ".eval", ".json"):
         try:
-            header = reading.read_eval_log(str(file), header_only=True)
-            # Sample by sample where the log lists them; one that was written by hand may not.
-            samples = (
-                reading.read_eval_log_samples(str(file), all_samples_required=False)
-                if header.eval.dataset.sample_ids
-                else reading.read_eval_log(str(file)).samples or ()
-            )
-        except (OSError, ValueError, KeyError) as error:
-            yield BrokenEntry(file.name, f"Inspect cannot read it: {error}")
-            continue
-        for sample in samples:
-            where = f"{file.name}, sample {sample.id}, epoch {sample.epoch}"
-            yield or_broken(where, partial(_rollout, sample, header.eval, where, value_to_float, options))
+            yield from _file_rollouts(file, reading, value_to_float, options)
+        except _UNREADABLE as error:
+            yield BrokenEntry(str(file), f"Inspect cannot read it: {error}")
+
+
+def _file_rollouts(file: Path, reading: Any, value_to_float: Any, options: ImportOptions) -> Found:
+    if (bomb := _bomb_in(file)) is not None:
+        yield BrokenEntry(str(file), bomb)
+        return
+    header = reading.read_eval_log(str(file), header_only=True)
+    # Sample by sample where the log lists them; one that was written by hand may not.
+    samples = (
+        reading.read_eval_log_samples(str(file), all_samples_required=False)
+        if header.eval.dataset.sample_ids
+        else reading.read_eval_log(str(file)).samples or ()
+    )
+    for sample in samples:
+        where = f"{file}, sample {sample.id}, epoch {sample.epoch}"
+        yield or_broken(where, partial(_rollout, sample, header.eval, where, value_to_float, options))
+
+
+def _bomb_in(file: Path) -> str | None:
+    """Which entry of a log would unpack to far more than it is; None: none would. Texts shrink to a tenth or so."""
+    if file.suffix != ".eval":
+        return None
+    with zipfile.ZipFile(file) as log:
+        for entry in log.infolist():
+            if entry.file_size > _LARGE and entry.file_size > _MOST_SHRUNK * entry.compress_size:
+                return f"it unpacks to {entry.file_size:,} bytes in {entry.filename}, far too many times its size"
+    return None
 
 
 def _rollout(sample: Any, about: Any, where: str, value_to_float: Any, options: ImportOptions) -> ImportedRollout:
     messages = [_message(one.model_dump(mode="json", exclude_none=True)) for one in sample.messages]
+    own = decode_numbers(json.dumps((sample.metadata or {}).get("rolltape") or {}).encode())
     failed = sample.error.message if sample.error is not None else None
     turns: list[dict[str, Any]] = []
     rest: list[Any] = messages
     if failed is None or any(message["role"] == "assistant" for message in messages):
         turns, rest = conversation_turns(messages, where)
-    scores = {name: float(value_to_float(score.value)) for name, score in (sample.scores or {}).items()}
-    extra: dict[str, Any] = {"metadata": sample.metadata, "eval": about.eval_id}
-    if rest:
-        extra["messages_after_the_last_reply"] = rest
     limit = sample.limit.type if sample.limit is not None else None
-    return ImportedRollout(
+    made = ImportedRollout(
         where=where,
         sessions=[ImportedSession(turns=turns)],
         key=sample.uuid,
@@ -89,14 +117,46 @@ def _rollout(sample: Any, about: Any, where: str, value_to_float: Any, options: 
         step=options.step or 0,
         attempt=sample.epoch - 1,
         model=options.model or about.model,
-        extra=extra,
-        # Inspect has no total. One score is the reward; of several, none is more so than another.
-        reward=next(iter(scores.values())) if len(scores) == 1 and failed is None else None,
-        reward_terms=scores,
         stop_reason=_STOPS.get(str(limit), StopReason.COMPLETED),
         reason=None if limit is None else f"{limit} limit",
         failed=failed,
         absent=ABSENT_FROM_TEXT,
+    )
+    if "rollout" in own:
+        return _restored(made, own, messages, options)
+    scores = {name: float(value_to_float(score.value)) for name, score in (sample.scores or {}).items()}
+    extra: dict[str, Any] = {"metadata": sample.metadata, "eval": about.eval_id}
+    if rest:
+        extra["messages_after_the_last_reply"] = rest
+    # Inspect has no total. One score is the reward; of several, none is more so than another.
+    reward = next(iter(scores.values())) if len(scores) == 1 and failed is None else None
+    return msgspec.structs.replace(made, extra=extra, reward=reward, reward_terms=scores)
+
+
+def _restored(
+    made: ImportedRollout, own: Mapping[str, Any], messages: list[Any], options: ImportOptions
+) -> ImportedRollout:
+    """A rollout that Rolltape exported: its turns are those that it had, also where the prompt held replies."""
+    turns = [
+        {"prompt_messages": messages[:at], "reply": messages[at], "finish": "stop", "token_faithful": False}
+        for at in own["replies"]
+    ]
+    return msgspec.structs.replace(
+        made,
+        sessions=[ImportedSession(turns=turns)],
+        foreign_ids=(own["rollout"],),
+        task_id=own["task_id"],
+        task=own["task"],
+        source=options.source or own["source"],
+        step=own["step"] if options.step is None else options.step,
+        model=options.model or own["model"],
+        agent=own["agent"],
+        tags=tuple(own["tags"]),
+        reward=own["reward"],
+        reward_terms=own["reward_terms"],
+        stop_reason=StopReason(own["stop_reason"] or StopReason.COMPLETED),
+        reason=own["reason"],
+        filtered=own["filtered"],
     )
 
 

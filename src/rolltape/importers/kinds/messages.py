@@ -1,11 +1,14 @@
 """Chat messages: OpenAI fine-tuning and TRL conversational files, ShareGPT, and Hugging Face datasets of them.
 
-An assistant message is a turn. Its tokens are not known, so it is shown and exported, and does not train.
+An assistant message is a turn. Its tokens are not known, so it is shown and exported, and does not train. Rows of
+`rolltape export --what conversations` say which rollout and turns they are of, and become these again.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,8 @@ from rolltape.importers.imported import (
     or_broken,
 )
 from rolltape.importers.text_dumps import ABSENT_FROM_TEXT, as_messages
+from rolltape.records.jsonable import non_finite
+from rolltape.records.rollout import StopReason
 
 # ShareGPT's names, and those that its descendants use.
 _SPEAKERS = {
@@ -65,24 +70,31 @@ def recognize(path: Path) -> str | None:
 
 def find(path: Path, options: ImportOptions) -> Found:
     """One rollout per conversation; a row with a chosen and a rejected one gives two."""
-    for entry in _rows(path):
-        if isinstance(entry, BrokenEntry):
-            yield entry
+    for rollout, entries in groupby(_rows(path), key=_exported_rollout):
+        if rollout is not None:
+            rows = [entry for entry in entries if not isinstance(entry, BrokenEntry)]
+            yield or_broken(rows[0][0], partial(_restored, rows, options))
             continue
-        where, row = entry
-        made = or_broken(where, partial(_rollouts, row, where, options))
-        yield from [made] if isinstance(made, BrokenEntry) else made
+        for entry in entries:
+            if isinstance(entry, BrokenEntry):
+                yield entry
+                continue
+            where, row = entry
+            made = or_broken(where, partial(_rollouts, row, where, options))
+            yield from [made] if isinstance(made, BrokenEntry) else made
 
 
 def _rollouts(row: Mapping[str, Any], where: str, options: ImportOptions) -> list[ImportedRollout]:
     rollouts = []
+    tools = _tools(row)
     for messages, tags in _conversations(row, where):
         turns, rest = conversation_turns(messages, where)
+        for turn in turns:
+            turn |= _weighed(turn["reply"])
         prompt = turns[0]["prompt_messages"]
         extra = {name: value for name, value in row.items() if name not in _OWN}
         if rest:
             extra["messages_after_the_last_reply"] = rest
-        tools = row.get("tools") or row.get("functions")
         rollouts.append(
             ImportedRollout(
                 where=where,
@@ -93,11 +105,84 @@ def _rollouts(row: Mapping[str, Any], where: str, options: ImportOptions) -> lis
                 model=options.model,
                 tags=tags,
                 extra=extra,
-                sessions=[ImportedSession(turns=turns, tools=tools if isinstance(tools, list) else None)],
+                sessions=[ImportedSession(turns=turns, tools=tools)],
                 absent=ABSENT_FROM_TEXT,
             )
         )
     return rollouts
+
+
+def _tools(row: Mapping[str, Any]) -> list[Any] | None:
+    """The tools of a row. In a table they are JSON text, since those of two rows need not have one type."""
+    tools = row.get("tools") or row.get("functions")
+    if isinstance(tools, str):
+        tools = json.loads(tools)
+    return tools if isinstance(tools, list) else None
+
+
+def _weighed(reply: Mapping[str, Any]) -> dict[str, Any]:
+    """A reply without its weight, which says whether it trains, and is noted with its turn."""
+    plain = {name: value for name, value in reply.items() if name != "weight"}
+    return {"reply": plain, "extra": {"weight": reply["weight"]}} if reply.get("weight") in (0, 1) else {"reply": plain}
+
+
+def _exported_rollout(entry: tuple[str, dict[str, Any]] | BrokenEntry) -> tuple[str, int] | None:
+    """Of which rollout and try a row is; None: Rolltape did not write it."""
+    match entry:
+        case (_, {"rollout": str(rollout), "try_index": int(number), "session": str(_), "replies": list(_)}):
+            return rollout, number
+    return None
+
+
+def _restored(rows: list[tuple[str, dict[str, Any]]], options: ImportOptions) -> ImportedRollout:
+    """The rollout of rows that Rolltape wrote, each a conversation of it."""
+    where, first = rows[0]
+    sessions: dict[str, dict[int, dict[str, Any]]] = {}
+    for _, row in rows:
+        turns, tools = sessions.setdefault(row["session"], {}), _tools(row) or []
+        messages = [{name: value for name, value in one.items() if name != "weight"} for one in row["messages"]]
+        for reply in row["replies"]:
+            at, sequence = reply["message"], int(reply["turn"].rpartition(".")[2])
+            # A reply that trains does so in the first conversation that holds it.
+            turns.setdefault(
+                sequence,
+                {
+                    "prompt_messages": messages[:at],
+                    **_weighed(row["messages"][at]),
+                    "tools": tools,
+                    "finish": "stop",
+                    "token_faithful": False,
+                },
+            )
+    is_table = "schema" not in first  # where values of any type are JSON text
+    task, terms = first.get("task"), first.get("reward_terms") or {}
+    if isinstance(terms, list):  # a table's map, or a dataset's list of names and values
+        terms = {one["name"]: one.get("value") for one in terms} if "name" in terms[0] else dict(terms)
+    return ImportedRollout(
+        where=where,
+        sessions=[ImportedSession(turns=[turns[at] for at in sorted(turns)]) for turns in sessions.values()],
+        key=f"{first['rollout']}.{first['try_index']}",
+        foreign_ids=(first["rollout"],),
+        task_id=first.get("task_id"),
+        task=json.loads(task) if is_table and task is not None else task,
+        source=options.source or first.get("source"),
+        split=options.split,
+        step=first["step"] if options.step is None else options.step,
+        attempt=first["attempt"],
+        model=options.model or first.get("model"),
+        agent=first.get("agent"),
+        tags=tuple(first.get("launch_tags") or ()),
+        reward=_number(first.get("reward")),
+        reward_terms={name: term for name, value in terms.items() if (term := _number(value)) is not None},
+        stop_reason=StopReason(first.get("stop_reason") or StopReason.COMPLETED),
+        reason=first.get("reason"),
+        absent=ABSENT_FROM_TEXT,
+    )
+
+
+def _number(value: Any) -> float | None:
+    """A number; one that is not finite is spelled out in JSON."""
+    return None if value is None else float(non_finite(value) if isinstance(value, dict) else value)
 
 
 def _conversations(row: Mapping[str, Any], where: str) -> Iterator[tuple[list[Any], tuple[str, ...]]]:
@@ -145,7 +230,7 @@ def _file_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]] | BrokenEntry]
         document = json_document(file)
         rows = document if isinstance(document, list) else [document]
         for number, row in enumerate(rows, 1):
-            where = f"{file.name}, item {number}"
+            where = f"{file}, item {number}"
             yield (where, row) if isinstance(row, dict) else BrokenEntry(where, "not an object")
     else:
         yield from json_lines(file)
@@ -157,4 +242,4 @@ def _saved_dataset(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     except ImportError:
         raise ImportFileError(f"{path}: a saved dataset; install it with pip install 'rolltape[datasets]'") from None
     for number, row in enumerate(datasets.load_from_disk(str(path)), 1):
-        yield f"{path.name}, row {number}", without_nulls(row)
+        yield f"{path}, row {number}", without_nulls(row)

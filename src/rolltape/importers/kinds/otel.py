@@ -163,7 +163,7 @@ def _spans(path: Path) -> Iterator[_Span | BrokenEntry]:
 
 
 def _documents(file: Path) -> Iterator[tuple[str, Any] | BrokenEntry]:
-    return json_lines(file) if file.suffix == ".jsonl" else iter([(file.name, json_document(file))])
+    return json_lines(file) if file.suffix == ".jsonl" else iter([(str(file), json_document(file))])
 
 
 def _spans_in(document: Mapping[str, Any]) -> list[Any]:

@@ -33,9 +33,13 @@ def recognize(path: Path) -> str | None:
         files = sorted(path.glob("*.pt"))
         return recognize(files[0]) if files else None
     if path.suffix == ".pt":
-        saved = load_torch_file(path)
+        try:
+            saved = load_torch_file(path)
+        except ImportFileError:
+            return None
         samples = saved.get("samples") if isinstance(saved, Mapping) else None
-        return "saved samples" if isinstance(samples, list) and samples and "tokens" in samples[0] else None
+        first = samples[0] if isinstance(samples, list) and samples else None
+        return "saved samples" if isinstance(first, Mapping) and "tokens" in first else None
     row = first_object(path) if path.suffix in (".jsonl", ".ndjson") else None
     return "rows with tokens and response_length" if row and {"tokens", "response_length"} <= row.keys() else None
 
@@ -51,10 +55,10 @@ def _file_rollouts(file: Path, options: ImportOptions) -> Found:
     if file.suffix == ".pt":
         saved = load_torch_file(file)
         if not isinstance(saved, Mapping) or not isinstance(saved.get("samples"), list):
-            yield BrokenEntry(file.name, "no object with a list of samples")
+            yield BrokenEntry(str(file), "no object with a list of samples")
             return
         step = options.step if options.step is not None else saved.get("rollout_id")
-        samples = [(f"{file.name}, sample {at}", one) for at, one in enumerate(saved["samples"], 1)]
+        samples = [(f"{file}, sample {at}", one) for at, one in enumerate(saved["samples"], 1)]
     else:
         for entry in json_lines(file):
             if isinstance(entry, BrokenEntry):

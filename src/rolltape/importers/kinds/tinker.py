@@ -83,7 +83,7 @@ def _captured(file: Path, options: ImportOptions) -> Found:
         # Samples that belong to no trajectory are rollouts of their own.
         rollouts.setdefault(place if place[-1] is not None else (*place, row["cursor"]), []).append(row)
     for rows in rollouts.values():
-        where = f"{file.name}, row {rows[0]['cursor']}"
+        where = f"{file}, row {rows[0]['cursor']}"
         yield or_broken(where, partial(_captured_rollout, rows, where, options))
 
 
@@ -132,7 +132,7 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
             for name in (*_LISTS, "metadata"):
                 row[name] = None if row.get(name) is None else json.loads(row[name])
             yield row
-    except (sqlite3.Error, ValueError) as error:
+    except (sqlite3.Error, ValueError, RecursionError) as error:
         raise ImportFileError(f"{file}: no capture database: {error}") from None
     finally:
         connection.close()

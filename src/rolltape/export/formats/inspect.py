@@ -1,0 +1,182 @@
+"""Rollouts as Inspect's logs (`.eval`, `.json`), by Inspect's own writer: a sample per rollout, an epoch per attempt.
+
+A sample holds one conversation, without token ids and tools. Of a rollout with several, it is the one with most turns.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rolltape.errors import ExportError
+from rolltape.export.conversations import Conversation, conversations_of
+from rolltape.export.files import Destination
+from rolltape.records.jsonable import encode_numbers
+from rolltape.records.messages import content_text
+from rolltape.records.rollout import Rollout, Status, StopReason
+
+_UNKNOWN = "unknown"  # a log names a task and a model; a rollout need not
+_LIMITS = {
+    StopReason.MAX_TURNS: "message",
+    StopReason.MAX_TOKENS: "token",
+    StopReason.TIMEOUT: "time",
+    StopReason.CONTEXT_OVERFLOW: "context",
+}
+
+
+def write_inspect_log(rollouts: Iterable[Rollout], out: Destination, left_out: list[str] | None = None) -> int:
+    """Write the rollouts that have ended as one log, and return how many were written.
+
+    A log is of one source, one model and one step. The ids of rollouts that have not ended, or have no reply, are
+    appended to `left_out`.
+
+    Example:
+
+        rolltape.export.formats.write_inspect_log(run.rollouts(step=3), "step-3.eval")
+    """
+    log, model, scorer = _inspect()
+    path = Path(out).resolve()
+    samples: list[Any] = []
+    about: set[tuple[str | None, str | None, int]] = set()
+    for rollout in rollouts:
+        told = _main_conversation(rollout)
+        if told is None:
+            if left_out is not None:
+                left_out.append(rollout.id)
+            continue
+        about.add((rollout.head.source, rollout.head.model, rollout.head.step))
+        samples.append(_sample(told, log, model, scorer))
+    if len(about) > 1:
+        known = "; ".join(
+            f"source {source}, model {name}, step {step}" for source, name, step in sorted(about, key=str)
+        )
+        raise ExportError(
+            f"{os.fspath(out)}: a log is of one source, model and step, and these are of {len(about)} ({known}); "
+            "choose with --step, --task or --group"
+        )
+    if not samples:
+        raise ExportError(f"{os.fspath(out)}: no rollout has ended with a reply, and a log has at least one sample")
+    source, name, step = about.pop()
+    ids = list(dict.fromkeys(sample.id for sample in samples))
+    made = log.EvalLog(
+        status="success",
+        eval=log.EvalSpec(
+            created=samples[0].started_at,
+            task=source or _UNKNOWN,
+            model=name or _UNKNOWN,
+            dataset=log.EvalDataset(name=source, samples=len(ids), sample_ids=ids),
+            config=log.EvalConfig(epochs=max(sample.epoch for sample in samples)),
+            metadata={"rolltape": {"step": step}},
+        ),
+        samples=samples,
+    )
+    partial = path.with_name(f".{os.getpid()}.partial.{path.name}")
+    try:
+        log.write_eval_log(made, str(partial), format=path.suffix.removeprefix("."))
+        partial.replace(path)
+    except OSError as error:
+        raise ExportError(f"{os.fspath(out)} cannot be written: {error.strerror or error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    return len(samples)
+
+
+def _main_conversation(rollout: Rollout) -> Conversation | None:
+    if rollout.status not in (Status.FINISHED, Status.FAILED):
+        return None
+    found = [one for one in conversations_of(rollout) if one.last.reply is not None]
+    return max(found, key=lambda one: len(one.turns), default=None)
+
+
+def _sample(told: Conversation, log: Any, model: Any, scorer: Any) -> Any:
+    rollout = told.rollout
+    head, outcome = rollout.head, rollout.outcome
+    limit = _LIMITS.get(outcome.stop_reason) if outcome.stop_reason is not None else None
+    scores = {"reward": outcome.reward, **outcome.reward_terms} if outcome.reward is not None else {}
+    first = told.turns[0]
+    return log.EvalSample(
+        id=head.task_id or head.group,
+        epoch=head.attempt + 1,
+        input=[_message(message.to_dict(), model) for message in first.prompt.to_list()] or "",
+        target="",
+        messages=[_message(message.to_dict(), model) for message in told.recorded],
+        scores={name: scorer.Score(value=value) for name, value in scores.items()} or None,
+        metadata={"rolltape": json.loads(encode_numbers(_about(rollout, told), f"rollout {rollout.id}"))},
+        uuid=f"{rollout.id}.{head.try_index}",
+        started_at=datetime.fromtimestamp(head.started_at_ns / 1e9, UTC).isoformat(),
+        error=None if rollout.status is Status.FINISHED else _error(outcome.reason, log),
+        limit=None if limit is None else log.EvalSampleLimit(type=limit, limit=0),
+    )
+
+
+def _about(rollout: Rollout, told: Conversation) -> dict[str, Any]:
+    """What Inspect has no field for, and the importer looks for here."""
+    head, outcome = rollout.head, rollout.outcome
+    return {
+        "rollout": rollout.id,
+        "step": head.step,
+        "source": head.source,
+        "model": head.model,
+        "task_id": head.task_id,
+        "task": head.task,
+        "agent": head.agent,
+        "tags": list(head.tags),
+        "reward": outcome.reward,
+        "reward_terms": outcome.reward_terms,
+        "stop_reason": outcome.stop_reason,
+        "reason": outcome.reason,
+        "filtered": outcome.filtered,
+        "replies": [at for at, _ in told.replies],
+        "conversations": sum(1 for _ in conversations_of(rollout)),
+    }
+
+
+def _error(reason: str | None, log: Any) -> Any:
+    return log.EvalError(message=reason or "failed", traceback="", traceback_ansi="")
+
+
+def _message(message: Mapping[str, Any], model: Any) -> Any:
+    """A chat message as one of Inspect's."""
+    role, content = message["role"], content_text(message.get("content"))
+    if role in ("system", "developer"):
+        return model.ChatMessageSystem(content=content)
+    if role == "user":
+        return model.ChatMessageUser(content=content)
+    if role == "tool":
+        return model.ChatMessageTool(content=content, tool_call_id=message.get("tool_call_id"))
+    thinking = content_text(message.get("reasoning_content") or message.get("reasoning"))
+    parts = [model.ContentReasoning(reasoning=thinking), model.ContentText(text=content)] if thinking else content
+    calls = message.get("tool_calls")
+    return model.ChatMessageAssistant(content=parts, tool_calls=_calls(calls) if isinstance(calls, list) else None)
+
+
+def _calls(calls: list[Any]) -> list[Any]:
+    call_of = import_module("inspect_ai.tool").ToolCall
+    found = []
+    for call in calls:
+        function = call.get("function") or {}
+        text, problem = function.get("arguments"), None
+        try:
+            arguments = json.loads(text) if isinstance(text, str) else text
+        except ValueError as error:
+            arguments, problem = {}, str(error)
+        if not isinstance(arguments, dict):
+            arguments, problem = {}, f"no object: {text}"
+        found.append(
+            call_of(
+                id=call.get("id") or "", function=function.get("name") or "", arguments=arguments, parse_error=problem
+            )
+        )
+    return found
+
+
+def _inspect() -> tuple[Any, Any, Any]:
+    try:
+        return import_module("inspect_ai.log"), import_module("inspect_ai.model"), import_module("inspect_ai.scorer")
+    except ImportError:
+        raise ExportError(
+            "--format inspect needs inspect-ai; install it with pip install 'rolltape[inspect]'"
+        ) from None
