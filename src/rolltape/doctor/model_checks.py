@@ -13,7 +13,7 @@ from rolltape.errors import PromptError
 from rolltape.gateway.prompts import ChatPrompts, PromptIds
 from rolltape.gateway.prompts.choosing import TemplateMatch
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer, read_json
-from rolltape.records.turn import TokenChain
+from rolltape.records.turn import Ids, TokenChain
 
 _MARK = re.compile(r"<[|｜][^<>\s]{1,40}[|｜]>")
 _SHOWN = 12  # ids on each side of a difference
@@ -154,7 +154,10 @@ def _bridging(probe: ModelProbe) -> CheckResult:
     bridged: list[str] = []
     whole: list[str] = []
     for name, (reply, new, thinking) in _FOLLOWING.items():
-        why = _refusal(probe.prompts, reply, new, thinking)
+        sampled = write_reply(probe.prompts, reply, _TOOLS, thinking)
+        if sampled is None:
+            continue  # such as a reply without thinking, of a model that always thinks
+        why = _refusal(probe.prompts, sampled, new, thinking)
         (bridged if why is None else whole).append(name if why is None else f"{name} ({why.replace('_', ' ')})")
     figures = {"bridged": bridged, "rendered": whole}
     if not whole:
@@ -168,11 +171,8 @@ def _bridging(probe: ModelProbe) -> CheckResult:
     return warning("bridging", measured, "replies are tokenized anew in every prompt; name a renderer", **figures)
 
 
-def _refusal(prompts: ChatPrompts, reply: Message, new: list[Message], thinking: bool | None) -> str | None:
-    """Why a prompt is not extended by what follows a reply; None: it is, with the ids of a whole prompt."""
-    sampled = write_reply(prompts, reply, _TOOLS, thinking)
-    if sampled is None:
-        return "reply not rendered after its prompt"
+def _refusal(prompts: ChatPrompts, sampled: Ids, new: list[Message], thinking: bool | None) -> str | None:
+    """Why a prompt is not extended by what follows a reply; None: it is."""
     held = prompts.render([_ASKED], _TOOLS, thinking).ids
     nothing_to_drop = not prompts.has_thinking(sampled)
     given = prompts.bridge(TokenChain(held), sampled, new, _TOOLS, thinking, nothing_to_drop=nothing_to_drop)

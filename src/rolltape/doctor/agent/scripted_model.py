@@ -5,12 +5,12 @@ numbers in arguments, two calls at once, and a word in ids that no tokenizer wou
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from rolltape.doctor.agent.scripted_replies import Message, split_unusually, write_reply
+from rolltape.doctor.agent.scripted_replies import Message, split_unusually, write_first
 from rolltape.errors import EngineFault
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.prompts import ChatPrompts
@@ -77,13 +77,11 @@ class ScriptedModel:
         else:
             call = None if request.tool_choice.mode == "none" else harmless_call(tools or [])
             self.called = self.called or (None if call is None else call[0])
-            message = _STEPS[min(self.said, len(_STEPS) - 1)](call)
+            message = STEPS[min(self.said, len(STEPS) - 1)](call)
             self.said += 1
-        for one in (message, {**message, "reasoning_content": None}):
-            given = {name: value for name, value in one.items() if value is not None}
-            ids = write_reply(self.prompts, given, tools, request.thinking)
-            if ids is not None:
-                return split_unusually(self.prompts, ids)
+        ids = write_first(self.prompts, reply_forms(message), tools, request.thinking)
+        if ids is not None:
+            return split_unusually(self.prompts, ids)
         self.unwritten = f"renderer {self.prompts.renderer} renders no reply after its prompt"
         raise EngineFault(f"{self.name}: {self.unwritten}", status=400)
 
@@ -132,13 +130,23 @@ def _calls(call: _Call | None, *commands: str) -> Iterator[dict[str, Any]]:
         yield {"id": f"call_{at}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def reply_forms(message: Message) -> list[Message]:
+    """A reply in the forms that models have a place for: some always think, or never, or call one tool at a time."""
+    thought = {**message, "reasoning_content": message.get("reasoning_content") or "Well."}
+    plain = {name: value for name, value in message.items() if name != "reasoning_content"}
+    forms = [message if message.get("reasoning_content") else plain, thought, plain]
+    one_call = [{**one, "tool_calls": one["tool_calls"][:1]} for one in forms if "tool_calls" in one]
+    text_alone = [{**one, "tool_calls": []} for one in (thought, plain)]
+    return [*forms, *one_call, *text_alone]
+
+
 def _says(text: str, thought: str | None = None, *calls: dict[str, Any]) -> Message:
     message: Message = {"role": "assistant", "content": text, "reasoning_content": thought}
     return {**message, "tool_calls": list(calls)} if calls else message
 
 
 # The replies of the task in their order. Without a tool to call, they are texts.
-_STEPS = (
+STEPS: tuple[Callable[[_Call | None], Message], ...] = (
     lambda call: _says("I will look around first.\n\n", "Let me see what is here.", *_calls(call, _COMMANDS[0])),
     lambda call: (
         _says("", "Now the numbers.", *_calls(call, _COMMANDS[1])) if call else _says("The numbers are 5000.0.")

@@ -1,11 +1,14 @@
 """Replies that nobody sampled: messages written as a model of any family would sample them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from rolltape.errors import BadRequest
 from rolltape.gateway.prompts import ChatPrompts
-from rolltape.gateway.prompts.families import Tools
+from rolltape.gateway.prompts.families import THINK_END, Tools
+from rolltape.gateway.prompts.reply_form import Thinking
 from rolltape.records.turn import Ids
 
 Message = dict[str, Any]
@@ -13,17 +16,40 @@ _ASKED: Message = {"role": "user", "content": "Go on."}
 
 
 def write_reply(prompts: ChatPrompts, reply: Message, tools: Tools, thinking: bool | None = None) -> Ids | None:
-    """The ids of a reply with the id that ends it; None: the template does not render it after its prompt.
+    """The ids of a reply with the id that ends it; None: this model's form has no place for it after its prompt.
 
-    The ids are those that a conversation with this reply has where the reply stands.
+    The ids are those that a conversation has where the reply stands. Templates that leave earlier thinking out have no
+    such place for a reply with thinking; one without calls is then spelled as text.
     """
     before = prompts.render([_ASKED], tools, thinking).ids
-    whole = prompts.render([_ASKED, reply], tools, thinking, opens_reply=False).ids
-    start = len(before)
-    if not np.array_equal(whole[:start], before):
+    try:
+        whole = prompts.render([_ASKED, reply], tools, thinking, opens_reply=False).ids
+    except BadRequest:
         return None
-    stops = np.flatnonzero(np.isin(whole[start:], prompts.stop_ids))
-    return whole[start : start + int(stops[0]) + 1] if len(stops) else None
+    if np.array_equal(whole[: len(before)], before):
+        return _up_to_stop(prompts, whole[len(before) :])
+    if reply.get("tool_calls"):
+        return None
+    thought = reply.get("reasoning_content") or ""
+    opened = prompts.thinking_at(before, thinking) is Thinking.BEGUN
+    text = f"{thought}\n{THINK_END}\n\n{reply['content']}" if opened else reply["content"]
+    return _up_to_stop(prompts, prompts.encode(text, add_special_tokens=False))
+
+
+def _up_to_stop(prompts: ChatPrompts, ids: Ids) -> Ids:
+    """Ids up to the first stop id; some templates, such as GLM's, leave it to the next message to write one."""
+    stops = np.flatnonzero(np.isin(ids, prompts.stop_ids))
+    if len(stops):
+        return ids[: int(stops[0]) + 1]
+    return np.append(ids, np.int32(prompts.stop_ids[0]))
+
+
+def write_first(
+    prompts: ChatPrompts, replies: Sequence[Message], tools: Tools, thinking: bool | None = None
+) -> Ids | None:
+    """The first of some replies that this model's form has a place for."""
+    written = (write_reply(prompts, one, tools, thinking) for one in replies)
+    return next((ids for ids in written if ids is not None), None)
 
 
 def split_unusually(prompts: ChatPrompts, ids: Ids) -> Ids:
