@@ -9,6 +9,7 @@
 # bench           run the benchmarks: make bench BENCH="view --rollouts 2000"
 # check-engines   the shipped model in real vLLM and SGLang, where they are installed
 # check-gpu       token export from CUDA tensors, where there is a GPU
+# check-skyrl     the generator for SkyRL with SkyRL itself, in an environment of its own
 # check-backends  the gateway with running servers: make check-backends BACKENDS="vllm:URL sglang:URL"
 # clean           remove .venv, build outputs and caches
 
@@ -17,7 +18,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TEST_ARGS ?= -n 2
 
-.PHONY: help setup npm chromium bwrap podman demo demo-train test test-fast test-release page check bench check-engines check-gpu check-backends clean
+.PHONY: help setup npm chromium bwrap podman demo demo-train test test-fast test-release page check bench check-engines check-gpu check-skyrl check-backends clean
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -81,7 +82,8 @@ test-release: setup npm chromium bwrap podman
 	ROLLTAPE_CONTAINERS=200 $(BIN)/python -m pytest tests/collect/test_container_agents.py -k killed_five_times
 	ROLLTAPE_KILLS=1000 $(BIN)/python -m pytest tests/gateway/test_gateway_kill_loop.py
 	$(BIN)/python -m benchmarks gateway --part soak --strict
-	$(MAKE) check-engines check-gpu
+	$(BIN)/python tests/integrations/check_trl_ranks.py
+	$(MAKE) check-skyrl check-engines check-gpu
 
 page: npm
 	cd viewer && npm ci && npm run build
@@ -101,8 +103,20 @@ check-engines: setup
 check-gpu: setup
 	$(BIN)/python tests/tokens/check_on_gpu.py
 
+# SkyRL pins versions that others do not take, and asks for what needs a GPU to be built; its types and its client do without.
+.venv-skyrl/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-skyrl
+	.venv-skyrl/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[training]' hypothesis pytest \
+		'ray==2.56.0' 'transformers>=5.6.1,<=5.8.0' 'hydra-core==1.3.2' 'peft==0.18.1' \
+		datasets func_timeout jaxtyping loguru omegaconf tensordict torchdata
+	.venv-skyrl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'skyrl==0.3.0' 'skyrl-gym==0.4.0'
+	@touch $@
+
+check-skyrl: .venv-skyrl/.installed
+	ROLLTAPE_SKYRL=installed .venv-skyrl/bin/python -m pytest tests/integrations/test_skyrl.py
+
 check-backends: setup
 	$(BIN)/python tests/engines/check_real_backends.py $(BACKENDS)
 
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-skyrl build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

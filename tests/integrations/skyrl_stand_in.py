@@ -1,6 +1,6 @@
 """The part of SkyRL that the integration uses (August 2026), for machines without SkyRL, and a server for its client.
 
-ROLLTAPE_SKYRL names a checkout of SkyRL: the tests then use SkyRL itself.
+ROLLTAPE_SKYRL names a checkout of SkyRL, or is "installed": the tests then use SkyRL itself.
 """
 
 import asyncio
@@ -74,7 +74,8 @@ class RemoteInferenceClient:
 def install() -> Any:
     """Make `skyrl` importable, and return the module with the types of its generators."""
     if CHECKOUT:
-        sys.path[:0] = [CHECKOUT, f"{CHECKOUT}/skyrl-gym"]
+        if CHECKOUT != "installed":
+            sys.path[:0] = [CHECKOUT, f"{CHECKOUT}/skyrl-gym"]
         # pydantic refuses SkyRL's own TypedDicts before Python 3.12.
         typing.TypedDict = import_module("typing_extensions").TypedDict
         return import_module("skyrl.train.generators.base")
