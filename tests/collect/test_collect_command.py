@@ -167,4 +167,5 @@ def test_the_help_is_in_groups_and_fits_a_terminal(cli: Cli, monkeypatch: pytest
     lines = cli("collect", "--help").out.splitlines()
     assert max(map(len, lines)) <= 80
     groups = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
-    assert groups[:8] == ["Arguments:", "Tasks:", "Run:", "Agent:", "Engine:", "Sampling:", "Judge:", "Pace:"]
+    first = ["Arguments:", "Tasks:", "Run:", "Agent:", "Sandbox:", "Engine:", "Sampling:", "Judge:", "Pace:"]
+    assert groups[: len(first)] == first

@@ -1,5 +1,6 @@
 """OpenEnv's client against its own server, on a real port in a process of its own."""
 
+import re
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from collecting import collected_at_once, rollouts, task_file
+from rolltape.cli import run as rolltape_command
 from rolltape.records.rollout import Status, StopReason
 from scripted_engine import Asked
 
@@ -94,6 +96,19 @@ def test_each_attempt_has_a_session_and_gets_its_rewards(tmp_path: Path, serve: 
     }
     first = next(one for one in rollouts(tmp_path / "run") if one.head.task_id == "seed-2")
     assert [message["content"] for message in first.turns[-1].prompt_messages] == ["Guess a digit.", "1", "higher"]
+
+
+def test_the_command_of_the_page_collects_from_a_running_server(
+    tmp_path: Path, serve: list[subprocess.Popen[bytes]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = start(serve, tmp_path, "guess: str")
+    page = (Path(__file__).parents[2] / "docs" / "other-environments.md").read_text()
+    line = re.search(r"^rolltape (collect openenv:http.*)$", page, re.MULTILINE)
+    assert line is not None
+    words = re.sub(r"openenv:\S+", name, line[1]).replace("--limit 100 -g 8", "--limit 2 -g 1").split()
+    how = ("--run", str(tmp_path / "run"), "--max-reply-tokens", "4", "--force-no-thinking")
+    assert rolltape_command([*words, *how]) == 0  # by the shipped model
+    assert "2 rollouts" in capsys.readouterr().out
 
 
 def test_an_action_of_several_fields_is_json_and_what_the_server_refuses_is_told(
