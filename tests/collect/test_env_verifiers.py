@@ -211,6 +211,29 @@ def test_an_attempt_that_is_cancelled_has_left_its_harness_when_the_collection_i
     assert [one.outcome.reason for one in rollouts(tmp_path / "run")] == ["cancelled before it had ended"]
 
 
+def test_servers_that_could_not_be_started_are_started_again_for_the_next_attempt(tmp_path: Path, taskset: str) -> None:
+    """The environment's own `start` fails the first time."""
+    own = """
+
+class Flaky(vf.SingleAgentEnv):
+    started = 0
+
+    async def start(self):
+        Flaky.started += 1
+        if Flaky.started == 1:
+            raise OSError("the port is taken")
+
+
+__all__.append("Flaky")
+"""
+    (tmp_path / f"{taskset}.py").write_text(TASKSET + own)
+    results = collected_at_once(
+        f"verifiers:{taskset}", tmp_path / "run", lambda asked: "2", group_size=1, limit=2, max_concurrent=1
+    )
+    assert [(one.task, one.status) for one in results] == [("sum-1", Status.FAILED), ("sum-2", Status.FINISHED)]
+    assert "the port is taken" in str(results[0].reason)
+
+
 def test_other_agents_are_told_that_verifiers_has_a_loop_of_its_own(tmp_path: Path, taskset: str) -> None:
     (result,) = collected_at_once(
         f"verifiers:{taskset}", tmp_path / "run", group_size=1, limit=1, agent="command:true", sandbox="none"

@@ -1,5 +1,6 @@
 """Environments: how a task is asked, how the model's replies are answered, and what an attempt is worth."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -57,6 +58,8 @@ __all__ = [
 ]
 
 log = logging.getLogger("rolltape.collect")
+
+_CLOSE_S = 60.0  # within which an episode must have ended what it opened
 
 _KINDS: tuple[type[Environment], ...] = (
     ProblemEnvironment,
@@ -135,7 +138,8 @@ async def opened(environment: Environment, episode: Episode) -> AsyncIterator[No
     finally:
         if hasattr(episode, "close"):
             try:
-                await call_environment(environment.name, episode.close)
+                async with asyncio.timeout(_CLOSE_S):
+                    await call_environment(environment.name, episode.close)
             except Exception as error:  # anybody's environment; the attempt has ended all the same
                 log.warning("environment %s: an episode could not be closed", environment.name, exc_info=error)
 

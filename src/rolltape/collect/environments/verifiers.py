@@ -116,6 +116,8 @@ class VerifiersEnvironment:
             await server.ready()
         except BaseException:
             server.running -= 1
+            if server.has_failed and server in self._servers:
+                self._servers.remove(server)  # the next attempt starts another one
             raise
         return server
 
@@ -135,6 +137,11 @@ class _Server:
         self.running = 0
         self.held: HeldOpen[None] = HeldOpen(self.environment.serving())
         self._opening: asyncio.Task[None] | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether they could not be started."""
+        return self._opening is not None and self._opening.done() and self._opening.exception() is not None
 
     async def ready(self) -> None:
         """Wait until the servers run; raises what starting them raised."""
