@@ -6,6 +6,7 @@ No registry is asked. The tests are skipped where podman does not work, and fail
 import fcntl
 import io
 import os
+import platform
 import shutil
 import subprocess
 import tarfile
@@ -18,7 +19,7 @@ import pytest
 
 from rolltape.collect.sandboxes.visible import base_python
 
-IMAGE = "localhost/rolltape-test:3"
+IMAGE = f"localhost/rolltape-test:{platform.python_version()}-1"
 # crun, cgroups by systemd and podman's own limits fail on machines that are containers themselves.
 _CONFIG = """
 [engine]

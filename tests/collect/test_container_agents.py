@@ -18,6 +18,7 @@ from podman import containers, needs_podman, podman
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.sandboxes import ContainerSettings, Owner, SandboxKind, SandboxNetwork
 from rolltape.collect.sandboxes.container_program import ContainerProgram
+from rolltape.collect.sandboxes.containers import listen_in
 from rolltape.errors import CollectError
 from rolltape.records.rollout import Status, StopReason
 from rolltape.tape.recording.tape import open_tape
@@ -278,6 +279,16 @@ async def test_docker_is_called_as_it_wants_to_be(tmp_path: Path, monkeypatch: p
     assert (results["t"].reason, results["t"].reward) == (None, 1.0)
     calls = (tmp_path / "calls").read_text().split()
     assert {"ps", "image", "run", "inspect", "start", "rm"} <= set(calls)
+
+
+async def test_a_collector_that_may_not_enter_a_network_says_what_it_needs() -> None:
+    needs_podman()
+    os.seteuid(4242)
+    try:
+        with pytest.raises(OSError, match="its network may not be entered; run the collector as root"):
+            await listen_in(1, 0)
+    finally:
+        os.seteuid(0)
 
 
 async def test_only_containers_of_dead_collectors_are_swept(tmp_path: Path) -> None:

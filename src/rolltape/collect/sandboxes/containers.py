@@ -297,8 +297,10 @@ async def listen_in(process: int, port: int) -> socket.socket:
         try:
             with Path(f"/proc/{process}/ns/net").open("rb") as namespace:
                 if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
-                    raise OSError(ctypes.get_errno(), "its network cannot be entered; run the collector as root")
+                    raise OSError(ctypes.get_errno(), "its network cannot be entered")
             made.set_result(socket.create_server(("127.0.0.1", port)))
+        except PermissionError as error:
+            made.set_exception(OSError(error.errno, "its network may not be entered; run the collector as root"))
         except OSError as error:
             made.set_exception(error)
 
