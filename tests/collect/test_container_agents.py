@@ -17,6 +17,7 @@ from commands import Cli
 from podman import containers, needs_podman, podman
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.sandboxes import ContainerSettings, Owner, SandboxKind, SandboxNetwork
+from rolltape.collect.sandboxes import containers as sandbox_containers
 from rolltape.collect.sandboxes.container_program import ContainerProgram
 from rolltape.collect.sandboxes.containers import listen_in
 from rolltape.errors import CollectError
@@ -161,6 +162,17 @@ os.symlink("/etc/hostname", "out/link")
     assert [facts[name] for name in ("FROM_FLAG", "FROM_TASK", "PASSED", "SECRET")] == ["flag", "task", "on", None]
     assert (facts["shown"], facts["read"], facts["write"]) == ("shown", "read", "Read-only file system")
     assert results["t"].reward == 1.0
+
+
+async def test_a_file_that_is_too_large_to_be_fetched_is_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_containers, "_MAX_FETCHED_BYTES", 2**20)
+    check = {"exact": "4", "file": "huge"}
+    task = {"id": "t", "check": check, "sandbox": {"workdir": "/srv", "fetch": ["/srv/huge", "/srv/missing"]}}
+    results = await collect(tmp_path, 'os.truncate(os.open("huge", os.O_CREAT | os.O_WRONLY), 2**40)\n', [task])
+    assert (results["t"].reason, results["t"].reward) == (None, 0.0)
+    assert reward_data(tmp_path, results["t"])["why"] == "huge cannot be read: No such file or directory"
 
 
 async def test_an_agent_that_runs_out_of_time_is_ended_and_what_it_left_is_tested(tmp_path: Path) -> None:

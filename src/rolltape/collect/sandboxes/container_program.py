@@ -2,10 +2,12 @@
 
 import asyncio
 import hashlib
+import logging
 import os
 import re
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -15,9 +17,12 @@ from rolltape.collect.sandboxes.seccomp import write_filter
 from rolltape.errors import CollectError
 from rolltape.tape.journal.file import is_alive
 
+log = logging.getLogger("rolltape.collect")
+
 _RUN, _WRITER = "rolltape.run", "rolltape.writer"  # labels
 _LISTED_WRITER = re.compile(rf"{re.escape(_WRITER)}[:=]([^\s,\]]+)")  # podman lists labels otherwise than docker
 _PULL_S, _SHORT_S = 3600.0, 120.0
+_CHUNK_BYTES = 1 << 20
 _SHOWN = 1000  # characters of an error, the end
 # What podman leaves out by itself: devices, raw sockets, the audit log. No others are added by name, since podman would
 # give those to ordinary users too.
@@ -100,10 +105,27 @@ class ContainerProgram:
             return int(pid_file.read_text())
         return int(await self._ask("inspect", "--format={{.State.Pid}}", name))
 
-    async def copy_out(self, name: str, path: str) -> bytes | None:
-        """A file or folder of a container as a tar archive; None: there is none."""
-        code, out, _ = await self.call("cp", f"{name}:{path}", "-")
-        return None if code else out
+    async def copy_out(self, name: str, path: str, archive: Path, max_bytes: int) -> bool:
+        """Write a file or folder of a container to a tar archive, and return whether there is one of at most that size.
+
+        An agent can make files of any size. A larger one is not there, as far as its checks can tell.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *(self._path, "cp", f"{name}:{path}", "-"), stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL
+        )
+        assert process.stdout is not None
+        try:
+            with archive.open("wb") as file:
+                while chunk := await process.stdout.read(_CHUNK_BYTES):
+                    file.write(chunk)
+                    if file.tell() > max_bytes:
+                        log.warning("%s of a container has more than %d bytes, and is not fetched", path, max_bytes)
+                        return False
+            return await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
 
     async def sweep(self) -> list[str]:
         """Remove the containers of this run whose owner has died, and return their ids."""

@@ -11,7 +11,6 @@ that an agent could stop, and nothing else of this machine can be reached.
 
 import asyncio
 import ctypes
-import io
 import logging
 import os
 import secrets
@@ -222,10 +221,10 @@ class Container:
 
     async def _fetch(self, workspace: Workspace) -> None:
         """Copy what the settings name out of the container, into the working directory of the workspace."""
+        archive = self._root / "fetched.tar"
         for path in self._settings.fetch:
-            packed = await self._setup.program.copy_out(self._name, path)
-            if packed is not None:
-                await asyncio.to_thread(_unpack, packed, workspace.work)
+            if await self._setup.program.copy_out(self._name, path, archive, _MAX_FETCHED_BYTES):
+                await asyncio.to_thread(_unpack, archive, workspace.work)
 
 
 class _StartedScript:
@@ -309,10 +308,7 @@ async def listen_in(process: int, port: int) -> socket.socket:
     return await asyncio.wrap_future(made)
 
 
-def _unpack(packed: bytes, folder: Path) -> None:
-    """Unpack what a program left. Links that lead out of the folder are left out, and so is what is too large."""
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        members = archive.getmembers()
-        if sum(member.size for member in members) > _MAX_FETCHED_BYTES:
-            raise CollectError(f"what is fetched from the container has more than {_MAX_FETCHED_BYTES:,} bytes")
-        archive.extractall(folder, members, filter=only_inside)
+def _unpack(archive: Path, folder: Path) -> None:
+    """Unpack what a program left. Links that lead out of the folder are left out."""
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter=only_inside)
