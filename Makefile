@@ -65,7 +65,7 @@ bwrap:
 
 # Containers likewise. Tests make their image of this machine's own programs.
 podman:
-	@command -v podman >/dev/null && command -v runc >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends podman runc catatonit >/dev/null; } || true
+	@command -v podman >/dev/null && command -v runc >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends podman runc catatonit netavark >/dev/null; } || true
 
 test: setup npm chromium bwrap podman
 	$(BIN)/python -m pytest $(TEST_ARGS)

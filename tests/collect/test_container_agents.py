@@ -77,6 +77,14 @@ def reward_data(place: Path, result: RolloutResult) -> dict[str, Any]:
     return dict(rolltape.trace_of(one).reward_data or {})
 
 
+def put_program(place: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str) -> None:
+    """Put a program on PATH, before all others."""
+    (place / "bin").mkdir()
+    (place / "bin" / name).write_text(script)
+    (place / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(place / "bin"), prepend=os.pathsep)
+
+
 async def test_what_an_agent_does_to_its_container_is_tested_in_the_same_container(tmp_path: Path) -> None:
     script = """
 open("calc.py", "w").write(told["task"]["calc"])
@@ -268,6 +276,22 @@ def test_what_could_not_be_graded_is_graded_later_in_a_container_of_the_same_ima
     assert (results["t"].reason, results["t"].reward) == (None, 1.0)
 
 
+FLAKY = """#!/bin/sh
+if [ "$1" = rm ] && ! [ -e {mark} ]; then touch {mark}; echo "the disk is busy" >&2; exit 125; fi
+exec {podman} "$@"
+"""
+
+
+async def test_a_container_that_cannot_be_removed_at_once_is_removed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_podman()
+    put_program(tmp_path, monkeypatch, "podman", FLAKY.format(mark=tmp_path / "mark", podman=shutil.which("podman")))
+    results = await collect(tmp_path, "print(4)", [{"id": "t", "answer": 4}])
+    assert (tmp_path / "mark").exists()
+    assert results["t"].reward == 1.0
+
+
 FAKE_DOCKER = """#!/bin/sh
 # podman under the name of docker; what docker does not know is an error.
 for word in "$@"; do
@@ -280,12 +304,8 @@ exec {podman} "$@"
 
 async def test_docker_is_called_as_it_wants_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_podman()
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "docker").write_text(
-        FAKE_DOCKER.format(calls=tmp_path / "calls", podman=shutil.which("podman"))
-    )
-    (tmp_path / "bin" / "docker").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    docker = FAKE_DOCKER.format(calls=tmp_path / "calls", podman=shutil.which("podman"))
+    put_program(tmp_path, monkeypatch, "docker", docker)
     task = {"id": "t", "calc": CALC, "check": PYTEST}
     results = await collect(tmp_path, 'open("calc.py", "w").write(told["task"]["calc"])\n', [task], "docker")
     assert (results["t"].reason, results["t"].reward) == (None, 1.0)

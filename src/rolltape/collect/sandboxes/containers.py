@@ -52,6 +52,7 @@ _CONTROL = PurePosixPath("/run/rolltape")
 _CLONE_NEWNET = 0x40000000  # of linux/sched.h
 _MAX_FETCHED_BYTES = 2**30
 _ERROR_BYTES = 2000
+_REMOVAL_WAITS_S = (0.0, 1.0, 5.0, 20.0)  # before each try
 _REACH = {
     SandboxNetwork.NONE: "reach nothing, not even the gateway",
     SandboxNetwork.GATEWAY: "reach the gateway alone",
@@ -159,10 +160,14 @@ class Container:
 
     async def remove(self) -> None:
         """Remove the container, if it was made."""
-        if self._is_made:
-            code, _, error = await self._setup.program.call(*self._setup.program.remove(self._name)[1:])
-            if code and "no such container" not in error.lower():
-                log.warning("container %s could not be removed: %s", self._name, error)
+        program, error = self._setup.program, ""
+        for wait_s in _REMOVAL_WAITS_S if self._is_made else ():
+            await asyncio.sleep(wait_s)
+            code, _, error = await program.call(*program.remove(self._name)[1:])
+            if code == 0 or "no such container" in error.lower():
+                return
+        if error:
+            log.warning("container %s cannot be removed now; the next collection tries again: %s", self._name, error)
 
     @property
     def _port(self) -> int:
