@@ -75,7 +75,7 @@ _BY_NAME: dict[str, Environment] = {kind.name: kind() for kind in _KINDS}
 ENVIRONMENT_NAMES = frozenset({*(kind.name for kind in _KINDS), *_JUDGED})
 
 # Environments of other projects, by what stands before the colon of their names: "verifiers:NAME". Each has a module
-# here with a class, and its package is an extra of the same name.
+# in `others` with a class, and its package is an extra of the same name.
 _OTHERS = {
     "gymnasium": "GymnasiumEnvironment",
     "openenv": "OpenEnvEnvironment",
@@ -121,7 +121,7 @@ def _of_other_project(name: str) -> Environment:
     if not own_name:
         raise TaskError(f"{name!r} has nothing after its colon; name an environment of {kind}")
     try:
-        module = import_module(f"rolltape.collect.environments.{kind}")
+        module = import_module(f"rolltape.collect.environments.others.{kind}")
     except ModuleNotFoundError as error:
         raise TaskError(f"{name} needs {error.name}; install it: pip install 'rolltape[{kind}]'") from None
     made: Environment = getattr(module, _OTHERS[kind])(own_name)

@@ -12,14 +12,14 @@ from typing import Any
 import gymnasium
 from gymnasium.spaces import Discrete, Space, Text
 
-from rolltape.collect.environments.protocol import Episode
-from rolltape.collect.environments.stepped import (
+from rolltape.collect.environments.others.stepped import (
     StepFields,
     SteppedEpisode,
     StepResult,
     UnreadableAction,
     parse_step_fields,
 )
+from rolltape.collect.environments.protocol import Episode
 from rolltape.collect.functions import call_function, describe_raised, search_here
 from rolltape.collect.tasks import Task
 from rolltape.errors import TaskError

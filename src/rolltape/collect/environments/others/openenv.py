@@ -8,14 +8,14 @@ from typing import Any
 import aiohttp
 from openenv.core.generic_client import GenericEnvClient
 
-from rolltape.collect.environments.protocol import Episode
-from rolltape.collect.environments.stepped import (
+from rolltape.collect.environments.others.stepped import (
     StepFields,
     SteppedEpisode,
     StepResult,
     UnreadableAction,
     parse_step_fields,
 )
+from rolltape.collect.environments.protocol import Episode
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError, TaskError
 from rolltape.records.jsonable import shown
