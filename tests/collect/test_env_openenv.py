@@ -143,3 +143,4 @@ def test_a_server_that_fails_or_is_not_there_has_broken_the_attempt(
     serve[0].wait()
     (result,) = collected_at_once(name, tmp_path / "gone", lambda _: "1", limit=1, group_size=1)
     assert result.status is Status.FAILED
+    assert f"{name} could not begin: ClientConnectorError" in str(result.reason)

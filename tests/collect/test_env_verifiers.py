@@ -163,7 +163,7 @@ def test_tasks_of_ones_own_are_checked_as_those_of_the_taskset(tmp_path: Path, t
         own, tmp_path / "run", lambda asked: "7", group_size=1, environment=f"verifiers:{taskset}"
     )
     assert [(one.task, one.reward) for one in results] == [("own", 2.0)]
-    with pytest.raises(TaskError, match="answer"):
+    with pytest.raises(TaskError, match=r"^it is not a task of verifiers:\w+: answer: field required; correct it$"):
         environment_named(f"verifiers:{taskset}").check(Task(data={"prompt": "What is 6 + 1?"}))
 
 
@@ -245,6 +245,11 @@ def test_other_agents_are_told_that_verifiers_has_a_loop_of_its_own(tmp_path: Pa
 def test_what_cannot_be_loaded_is_named_before_anything_runs(tmp_path: Path, taskset: str) -> None:
     with pytest.raises(TaskError, match=r"verifiers:no-such-thing cannot be loaded: ModuleNotFoundError"):
         environment_named("verifiers:no-such-thing")
+    (tmp_path / "bad.toml").write_text(f'[env.taskset]\nid = "{taskset}"\nsize = 1\n')
+    with pytest.raises(
+        TaskError, match=r"^verifiers:bad.toml: taskset.size: extra inputs are not permitted; correct it$"
+    ):
+        environment_named("verifiers:bad.toml")
     with pytest.raises(TaskError, match="nothing after its colon"):
         environment_named("verifiers:")
     with pytest.raises(TaskError, match="has no splits"):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rolltape.collect.agents import Assignment, agent_named
-from rolltape.collect.environments import Environments
+from rolltape.collect.environments import Environments, is_of_other_project
 from rolltape.collect.environments.protocol import Connection
 from rolltape.collect.functions import call_environment_from_thread
 from rolltape.collect.plan import RolloutIdentity
@@ -34,7 +34,7 @@ def preview_attempts(settings: CollectSettings, run: Path) -> Iterator[dict[str,
     with open_source(
         settings.source,
         split=settings.split,
-        limit=settings.limit,
+        limit=1 if settings.limit is None and is_of_other_project(settings.source) else settings.limit,
         shuffle_seed=settings.seed,
         name=settings.source_name,
         check=lambda task: environments.of(task).check(task),

@@ -58,13 +58,16 @@ class _OpenEnvWorld:
         self._only_text: str | None = None  # the field of an action that has one text and needs nothing else
 
     async def open(self, seed: int) -> StepResult:
-        async with aiohttp.ClientSession() as http, http.get(f"{self._url}/schema") as answered:
-            answered.raise_for_status()
-            self._schema = (await answered.json())["action"]
-        self._only_text = _find_only_text(self._schema)
-        self._client = GenericEnvClient(base_url=self._url)
-        await self._client.connect()
-        return _parse_result(await self._client.reset(seed=seed, **self._options))
+        try:
+            async with aiohttp.ClientSession() as http, http.get(f"{self._url}/schema") as answered:
+                answered.raise_for_status()
+                self._schema = (await answered.json())["action"]
+            self._only_text = _find_only_text(self._schema)
+            self._client = GenericEnvClient(base_url=self._url)
+            await self._client.connect()
+            return _parse_result(await self._client.reset(seed=seed, **self._options))
+        except (aiohttp.ClientError, OSError, LookupError, ValueError, RuntimeError) as error:
+            raise CollectError(f"openenv:{self._url} could not begin: {type(error).__name__}: {error}") from error
 
     def rules(self) -> str:
         if not self._schema or self._only_text is not None:

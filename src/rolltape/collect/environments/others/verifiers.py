@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf
+from pydantic import ValidationError
 
 from rolltape.collect.environments.held import HeldOpen
 from rolltape.collect.environments.protocol import AGENT, Answer, Connection, Ended, Episode, Message, Opening, Score
@@ -44,6 +45,8 @@ class VerifiersEnvironment:
         try:
             self._config = _load_config(name)
             self._taskset = vf.load_taskset(self._config.taskset)
+        except ValidationError as error:
+            raise TaskError(f"{self.name}: {_describe_invalid(error)}; correct it") from None
         except Exception as error:
             raise TaskError(f"{self.name} cannot be loaded: {describe_raised(error)}") from error
         self._role = _find_policy(self.name, self._config)
@@ -101,8 +104,8 @@ class VerifiersEnvironment:
     def _parse(self, task: Task) -> Any:
         try:
             data = self._task_type.data_type().model_validate(task.data)
-        except ValueError as error:
-            raise TaskError(f"it is not a task of {self.name}: {error}") from None
+        except ValidationError as error:
+            raise TaskError(f"it is not a task of {self.name}: {_describe_invalid(error)}; correct it") from None
         return self._task_type(data, self._config.taskset.task)
 
     async def _find_server(self, max_turns: int) -> "_Server":
@@ -231,6 +234,12 @@ def _find_stop(name: str, trace: Any, episode: Any) -> StopReason:
 
 def _describe(error: Any) -> str:
     return f"{error.type}: {error.message}"
+
+
+def _describe_invalid(error: ValidationError) -> str:
+    """What pydantic finds wrong, on one line."""
+    found = (f"{'.'.join(map(str, one['loc']))}: {one['msg'][:1].lower()}{one['msg'][1:]}" for one in error.errors())
+    return "; ".join(found)
 
 
 def _load_config(name: str) -> Any:
