@@ -1,8 +1,9 @@
 """A server of the Model Context Protocol without any package, over stdin and stdout, that can misbehave.
 
-    python plain_mcp_server.py [--pid FILE] [--tools FILE]
+    python plain_mcp_server.py [--pid FILE] [--tools FILE] [--deaf]
 
-`--tools` has the tools to list in place of its own, as they are to be sent.
+`--tools` has the tools to list in place of its own, as they are to be sent. With `--deaf` it does not end when
+its stdin does.
 """
 
 import argparse
@@ -30,6 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pid", type=Path)
     parser.add_argument("--tools", type=Path)
+    parser.add_argument("--deaf", action="store_true")
     given = parser.parse_args()
     if given.pid is not None:
         with given.pid.open("a") as pids:
@@ -39,6 +41,8 @@ def main() -> None:
         message = json.loads(line)
         if "id" in message:
             respond(message, tools)
+    if given.deaf:
+        time.sleep(600)
 
 
 def respond(message: dict[str, Any], tools: Any) -> None:

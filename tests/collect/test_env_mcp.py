@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,15 @@ def collect_one(folder: Path, first: str, mcp: Any, **fields: Any) -> tuple[Roll
 
 def alive(pids: Path) -> list[int]:
     """The processes of a file that still run."""
-    return [int(pid) for pid in pids.read_text().split() if Path(f"/proc/{pid}").exists()]
+    return [int(pid) for pid in pids.read_text().split() if runs(int(pid))]
+
+
+def runs(pid: int) -> bool:
+    """Whether a process runs; one that is dead and not yet waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_a_program_is_started_for_each_attempt_and_is_gone_afterwards(tmp_path: Path) -> None:
@@ -134,7 +143,7 @@ def test_hostile_lists_of_tools_are_refused_and_the_process_is_ended(tmp_path: P
     pids = tmp_path / "pids"
     command = [*PLAIN, "--pid", str(pids), "--tools", str(tmp_path / "tools.json")]
     episode = environment_named("message").begin(
-        Task(data={"prompt": "?", "mcp": [{"command": command, "timeout_s": 5.0}]}), seed=1
+        Task(data={"prompt": "?", "mcp": [{"command": command, "start_timeout_s": 5.0}]}), seed=1
     )
 
     async def go() -> None:
@@ -169,6 +178,41 @@ def test_no_server_is_left_when_the_collection_is_cancelled(tmp_path: Path) -> N
     asyncio.run(go())
     assert pids.read_text()
     assert alive(pids) == []
+
+
+HOLDS = """
+import asyncio, json, sys
+from rolltape.collect.environments.mcp import McpServer, McpServerSpec
+
+async def hold():
+    await McpServer(McpServerSpec(command=json.loads(sys.argv[1]))).open()
+    print("open", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(hold())
+"""
+
+
+def test_a_server_dies_with_a_collector_that_is_killed_though_it_does_not_notice(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    command = json.dumps([*PLAIN, "--pid", str(pids), "--deaf"])
+    holder = subprocess.Popen([sys.executable, "-c", HOLDS, command], stdout=subprocess.PIPE)
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"open\n"
+        assert len(alive(pids)) == 1
+        holder.kill()
+    deadline = time.monotonic() + 60
+    while alive(pids) and time.monotonic() < deadline:
+        time.sleep(0.01)  # the kernel kills it; nothing else tells when that is done
+    assert alive(pids) == []
+
+
+def test_a_server_that_does_not_end_with_its_stdin_is_killed(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    mcp = [{"command": [*PLAIN, "--pid", str(pids), "--deaf"]}]
+    result, _ = collect_one(tmp_path, call("add", a=2, b=3), mcp)
+    assert (result.reward, alive(pids)) == (1.0, [])
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from typing import Annotated, Any, TextIO
@@ -26,6 +27,8 @@ _MAX_DESCRIPTION_BYTES = 1_000_000  # of all tools of a server together, with th
 _MAX_RESULT = 1_000_000  # characters; no context holds more
 _SHOWN_STDERR = 500  # characters
 _INVALID_PARAMS = -32602
+# Runs a program that the kernel kills when this process dies: one may not notice that its stdin has closed.
+_DIES_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
 class McpServerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,7 +41,8 @@ class McpServerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     headers_env: dict[str, str] = {}  # for a URL: headers, by the variable that holds the value
     tools: list[str] | None = None  # offer only these
     prefix: str = ""  # before the names of its tools
-    timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0  # of one call, and of starting
+    timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0  # of one call
+    start_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0  # until its tools are listed
 
     @property
     def label(self) -> str:
@@ -104,11 +108,15 @@ class McpServer:
         """Start it, and return its tools; raises ToolServerError."""
         self._held = HeldOpen(self._client())
         try:
-            async with asyncio.timeout(self._spec.timeout_s):
+            async with asyncio.timeout(self._spec.start_timeout_s):
                 client = await self._held.open()
                 return self._parse_tools(await self._list_tools(client))
         except TimeoutError:
-            why = _describe(self._unreadable) if self._unreadable else f"it did not start in {self._spec.timeout_s:g} s"
+            why = (
+                _describe(self._unreadable)
+                if self._unreadable
+                else f"it did not start in {self._spec.start_timeout_s:g} s"
+            )
             raise self._fault(why) from None
         except ToolServerError:
             raise
@@ -161,7 +169,10 @@ class McpServer:
 
         spec = self._spec
         if spec.url is None:
-            program, *arguments = spec.words
+            words = spec.words
+            if sys.platform == "linux":
+                words = [sys.executable, "-I", "-S", "-c", _DIES_WITH_PARENT, *words]
+            program, *arguments = words
             env = {**{name: os.environ[name] for name in spec.pass_env}, **spec.env}
             self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - `close` closes it
             parameters = StdioServerParameters(
