@@ -59,10 +59,7 @@ def test_a_rollout_of_which_nothing_trains_is_left_out_and_named(
         (["--format", "datasets"], "--format datasets writes a folder; name one"),
         (["--format", "atif", "--what", "samples", "-o", "x"], "--format atif writes rollouts, not --what samples"),
         (["--format", "messages", "-o", "x.parquet"], "--format messages is written as .jsonl"),
-        (
-            ["--what", "traces", "-o", "x.parquet"],
-            "--format parquet writes samples or turns or rollouts or conversations",
-        ),
+        (["--what", "records", "-o", "x.parquet"], "--what records: records have no Parquet form; use --format jsonl"),
         (["--format", "datasets", "-o", "hf://datasets/alone"], "names no repository; write hf://datasets/OWNER/NAME"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 
 import rolltape
 from importing import ANSWER, QUESTION, imported, write_lines
+from rolltape.cli import run as rolltape_command
 from rolltape.errors import ImportFileError
 from rolltape.importers import ImportReport, guess, import_run
 from rolltape.importers.imported import BrokenEntry, ImportedRollout, ImportedSession, token_turns
@@ -97,6 +98,17 @@ def test_text_without_ids_is_marked_as_such(tmp_path: Path) -> None:
     (rollout,) = rolltape.read(tmp_path / "run").rollouts()
     assert [turn.facts.flags for turn in rollout.turns] == [(TurnFlag.NOT_TOKEN_FAITHFUL,)] * 2
     assert [message.text for message in rollout.turns[1].messages.to_list()] == ["2 + 2?", "4", "2 + 2?", "4"]
+
+
+def test_no_command_states_how_many_tokens_a_text_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    imported("messages", write_lines(tmp_path / "sft.jsonl", [{"messages": [QUESTION, ANSWER]}]), tmp_path / "run")
+    for command in ("ls", "tree", "trace"):
+        assert rolltape_command([command, str(tmp_path / "run")]) == 0
+        shown = capsys.readouterr().out
+        assert "sampled 0" not in shown
+        assert "0 sampled" not in shown
+    assert rolltape_command(["ledger", str(tmp_path / "run")]) == 0
+    assert "1 turn without token ids: nothing of that trains" in capsys.readouterr().out
 
 
 def test_a_guess_names_the_kind_and_the_reason(tmp_path: Path) -> None:

@@ -292,6 +292,11 @@ class Turn:
         return self.prompt_tokens.to_numpy()
 
     @property
+    def has_ids(self) -> bool:
+        """Whether its ids are known. Of a reply that came as text alone, how many tokens it has is not known either."""
+        return len(self.tokens) > 0 or TurnFlag.NOT_TOKEN_FAITHFUL not in self.facts.flags
+
+    @property
     def temperature(self) -> float | None:
         """What the reply was sampled at, as the engine applied it; None: that was not recorded."""
         given = self.facts.sampling.get("temperature")

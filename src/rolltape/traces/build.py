@@ -153,8 +153,8 @@ def _turn_fields(index: int, fields: Fields, turns: Sequence[Turn], known: NewMe
     """The fields that come from a step's turns; the prompt of the last turn holds the earlier ones."""
     last = turns[-1]
     found: Fields = {
-        "prompt_tokens": len(last.prompt_tokens),
-        "sampled_tokens": sum(len(turn.sampled_ids) for turn in turns),
+        "prompt_tokens": len(last.prompt_tokens) if last.has_ids else None,
+        "sampled_tokens": sum(len(turn.sampled_ids) for turn in turns) if last.has_ids else None,
         "turn_rewards": {turn.id: turn.facts.reward for turn in turns if turn.facts.reward is not None},
         "finish": last.facts.finish,
         "error": last.facts.error,

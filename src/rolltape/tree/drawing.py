@@ -53,7 +53,8 @@ def headline(placed: PlacedTurn, fork: Fork | None) -> str:
     """A turn in a line: its number, lengths, how it ended, what is odd about it."""
     turn, facts = placed.turn, placed.turn.facts
     versions = dict.fromkeys(_version(segment.first_version, segment.last_version) for segment in facts.segments)
-    parts = [f"{turn.sequence}", f"prompt {len(turn.prompt_tokens)}", f"sampled {len(turn.sampled_ids)}", facts.finish]
+    lengths = [f"prompt {len(turn.prompt_tokens)}", f"sampled {len(turn.sampled_ids)}"]
+    parts = [f"{turn.sequence}", *(lengths if turn.has_ids else ["no token ids"]), facts.finish]
     if any(versions):
         parts.append("weights " + ", then ".join(version or "unknown" for version in versions))
     if facts.delivery != "delivered":

@@ -72,7 +72,7 @@ def _print_rows(rows: Sequence[RolloutRow]) -> None:
                 _status(row),
                 number(row.reward),
                 count(row.turns),
-                count(row.sampled_tokens),
+                count(row.sampled_tokens) if _knows_tokens(row) else "",
             ]
             for row in rows
         ],
@@ -92,8 +92,14 @@ def _summary(rows: Sequence[RolloutRow]) -> str:
         parts.append(f"mean reward {number(math.fsum(finite) / len(finite))}")
     if len(finite) < len(rewards):
         parts.append(f"{plural(len(rewards) - len(finite), 'reward')} not finite")
-    parts.append(plural(sum(row.sampled_tokens for row in rows), "sampled token"))
+    known = [row.sampled_tokens for row in rows if _knows_tokens(row)]
+    parts.append(plural(sum(known), "sampled token") if known or not rows else "no token ids")
     return ", ".join(parts)
+
+
+def _knows_tokens(row: RolloutRow) -> bool:
+    """Whether its token ids are known: a rollout that was imported as text has none."""
+    return row.sampled_tokens > 0 or "token ids" not in row.head.extra.get("imported", {}).get("absent", ())
 
 
 def _status(row: RolloutRow) -> str:

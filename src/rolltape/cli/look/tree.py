@@ -46,10 +46,10 @@ def draw_trees(rollout: Rollout, spellings: Spellings) -> None:
     for session in rollout.sessions:
         grown = tree_of(session)
         forks = forks_of(grown)
-        sampled = sum(len(turn.sampled_ids) for turn in session.turns)
+        known = [len(turn.sampled_ids) for turn in session.turns if turn.has_ids]
+        sampled = plural(sum(known), "sampled token") if known or not session.turns else "no token ids"
         print_line(
-            f"session {session.ordinal}: {plural(len(session.turns), 'turn')}, {plural(sampled, 'sampled token')}, "
-            f"{plural(len(forks), 'fork')}"
+            f"session {session.ordinal}: {plural(len(session.turns), 'turn')}, {sampled}, {plural(len(forks), 'fork')}"
         )
         for line, style in _tree_lines(grown, forks, spellings.of(session)):
             print_line(line, style=style)

@@ -120,6 +120,8 @@ def export(
         raise UsageError(f"-o: {_BINARY[form]} cannot be written to a terminal; name a file")
     known = KINDS_OF_FORMAT.get(form, (ExportKind.SAMPLES,))
     what = what or known[0]
+    if what not in known and form is ExportFormat.PARQUET:
+        raise UsageError(f"--what {what}: {what} have no Parquet form; use --format jsonl")
     if what not in known:
         raise UsageError(f"--format {form} writes {' or '.join(dict.fromkeys(known))}, not --what {what}")
     if form in (*_FOLDERS, ExportFormat.INSPECT) and out == "-":

@@ -31,12 +31,14 @@ def ledger(
     totals: Counter[str] = Counter()
     filtered: Counter[str] = Counter()
     lines: list[list[str]] = []
+    without_ids = 0
     with selected.named_in_errors():
         for made in selected.linearized(policy):
             if as_json:
                 print_json(_record(made, with_entries=turns))
                 continue
             totals.update(made.ledger.totals())
+            without_ids += sum(not turn.has_ids for turn in made.rollout.turns)
             if made.rollout.outcome.filtered is not None:
                 filtered[made.rollout.outcome.filtered] += 1
             lines.extend(_entry_cells(made, spellings) if turns else ())
@@ -47,6 +49,8 @@ def ledger(
         _print_totals(totals, filtered)
         sampled = plural(totals.total(), "sampled token")
         print_line(f"{sampled} of {plural(len(selected), 'rollout')} under {policy.name}")
+        if without_ids:
+            print_line(f"{plural(without_ids, 'turn')} without token ids: nothing of that trains")
     return report_problems(tape)
 
 
