@@ -74,10 +74,10 @@ def test_one_step_takes_several_sources_each_resumed_for_itself(tmp_path: Path) 
 
 def test_resuming_with_other_settings_names_them(tmp_path: Path) -> None:
     source, run = task_file(tmp_path), tmp_path / "run"
-    collected_at_once(source, run, group_size=1, max_turns=4)
-    with pytest.raises(CollectError, match=r"group_size was 1 and is 2; max_turns was 4 and is 5"):
-        collected_at_once(source, run, group_size=2, max_turns=5, resume=True)
-    assert collected_at_once(source, run, group_size=1, max_turns=4, max_concurrent=3, resume=True) == []
+    collected_at_once(source, run, group_size=2, max_turns=4)
+    with pytest.raises(CollectError, match=r"group_size was 2 and is 1; max_turns was 4 and is 5"):
+        collected_at_once(source, run, group_size=1, max_turns=5, resume=True)
+    assert collected_at_once(source, run, group_size=2, max_turns=4, max_concurrent=3, resume=True) == []
 
 
 def test_resuming_with_another_model_is_refused(tmp_path: Path) -> None:

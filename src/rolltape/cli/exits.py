@@ -13,13 +13,15 @@ class Exit(enum.IntEnum):
     OUTPUT = 4  # the output could not be written
     FAILED = 5  # attempts failed, or could not be graded; `collect --resume` runs or grades them again
     WARNED = 6  # `doctor` found warnings, and no fault
+    LIMIT = 7  # `collect` reached a limit of what it may spend, and attempts are left
     INTERRUPTED = 130  # Ctrl-C, or the user answered no
 
 
 EXIT_CODES = (
     "Exit codes: 0 success; 1 check found a breach, or doctor a fault; 2 wrong usage; 3 run missing, empty, damaged, "
     "or newer than this program; 4 output not written; 5 attempts failed or ungraded (collect --resume); "
-    "6 doctor found warnings; 130 interrupted."
+    "6 doctor found warnings; 7 collect reached --max-sampled-tokens or --max-cost "
+    "(--resume with a higher one); 130 interrupted."
 )
 
 

@@ -17,6 +17,7 @@ from rolltape.collect.plan import (
     check_model,
     check_resumable,
     check_unchanged,
+    describe_taken_groups,
     load_earlier,
     plan_attempts,
 )
@@ -26,6 +27,7 @@ from rolltape.collect.runners.protocol import AttemptQueue, Runner
 from rolltape.collect.sandboxes import Confinement, Owner, SandboxNetwork, open_sandbox, refuse_image
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import GivenSource, TaskSource, open_source
+from rolltape.collect.spending import SpendingLimit, load_usage
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError, TaskError
 from rolltape.gateway.gateway import Gateway
@@ -148,7 +150,9 @@ class Collector:
         self._left: dict[int, _AttemptsLeft] = {}  # by task index, for `attempt`
         self._ended = 0
         self._failures: list[tuple[int, str]] = []  # in a row: task index and reason
+        self._spending: SpendingLimit | None = None  # None: there is no limit
         self.stopped: str | None = None  # why it ended itself before everything was done
+        self.reached_limit = False  # that is why: `max_sampled_tokens` or `max_cost`
 
     def _open_source(self, is_open: bool) -> TaskSource:
         settings = self.settings
@@ -231,7 +235,8 @@ class Collector:
 
         `on_launch` is called once, before the first attempt. `on_results` is called with the results of attempts as
         they end; attempts that are rewarded by comparison come when their group has been compared. Resumed, it first
-        grades what could not be graded. If too many attempts in a row fail, it ends early, and `stopped` says why.
+        grades what could not be graded. If too many attempts in a row fail, or a limit of the spending is reached, it
+        ends early, and `stopped` says why.
 
         Cancelling it ends what runs. The tape is complete either way, and `resume` goes on.
         """
@@ -255,6 +260,9 @@ class Collector:
                 if earlier:
                     await self._check_unchanged(self._source)
                 # Recorded also when it is resumed: whoever waits for groups then knows which process to watch.
+                missed = describe_taken_groups(self._tape, self._run, settings, self._source.name)
+                if missed:
+                    log.warning("%s", missed)
                 fixed = settings.fixed_by_resume(self._source.name)
                 self._tape.append_run_event(
                     EventKind.COLLECT,
@@ -271,6 +279,7 @@ class Collector:
                 async def on_ended(planned: PlannedAttempt, results: list[RolloutResult]) -> None:
                     self._ended += 1
                     self._count_failures(planned.task_index, results)
+                    self._count_spending(results)
                     environment = self._environments.of(self._source[planned.task_index])
                     on_results(await comparisons.add(planned.task_index, environment, results))
                     self._count_ended(planned.task_index)
@@ -283,10 +292,20 @@ class Collector:
                     self._queue = AttemptQueue(
                         attempts, settings.step, self._source.name, self._run_ahead, is_open=is_open
                     )
+                    if settings.max_sampled_tokens is not None or settings.max_cost is not None:
+                        spent = await asyncio.to_thread(load_usage, self._run, self._source.name, settings)
+                        self._spending = SpendingLimit(settings, spent)
+                        self._count_spending([])
                     self._begun = _Begun(identity, earlier, comparisons, self._queue, on_results)
                     self._changed.set()
                     await runner.run(self._queue, identity, on_ended, self._stopping)
-                    if not self._stopping.is_set():
+                    if self._stopping.is_set():
+                        return
+                    if self._spending is not None and self._queue.is_stopped:
+                        self.reached_limit = is_open or await self._queue.has_left()
+                    if self._spending is not None and self.reached_limit:
+                        self.stopped = self._spending.explain()
+                    else:
                         on_results(await comparisons.compare_rest(self._environments.of))
                         self._tape.append_run_event(
                             EventKind.COLLECTED, {"step": settings.step, "source": self._source.name}
@@ -342,6 +361,13 @@ class Collector:
         if limit and len(self._failures) >= limit and not is_one_task and not self._stopping.is_set():
             self.stopped = f"{len(self._failures)} attempts in a row failed, the last one: {failed.reason}"
             self.end()
+
+    def _count_spending(self, results: list[RolloutResult]) -> None:
+        """Begin no more attempts once a limit is reached. Those that run go on to their end."""
+        if self._spending is not None and self._queue is not None:
+            self._spending.add([result.usage for result in results])
+            if self._spending.explain() is not None:
+                self._queue.stop()
 
     def _plan(
         self, tasks: Iterable[tuple[int, Task]], identity: RolloutIdentity, earlier: EarlierRollouts

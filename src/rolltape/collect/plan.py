@@ -12,6 +12,7 @@ from rolltape.collect.environments.protocol import AGENT
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
+from rolltape.groups.consumer import taken_groups
 from rolltape.records.ids import rollout_ids
 from rolltape.records.jsonable import canonical_json, shown
 from rolltape.records.rollout import EventKind, Status
@@ -172,12 +173,29 @@ def check_resumable(tape: Tape, run: Run, settings: CollectSettings, source_name
         )
     for before in same[-1:]:
         differ = [name for name in fixed if name not in before or before[name] != fixed[name]]
+        if "group_size" in before and fixed["group_size"] > before["group_size"]:
+            differ.remove("group_size")  # attempts are numbered: those that the run holds stay, and others are added
         if differ:
             changes = "; ".join(f"{name} was {before.get(name)!r} and is {fixed[name]!r}" for name in differ)
             raise CollectError(
                 f"run {tape.name} cannot be resumed at step {settings.step}: {changes}; "
                 "give them as they were, or another --step"
             )
+
+
+def describe_taken_groups(tape: Tape, run: Run, settings: CollectSettings, source_name: str) -> str | None:
+    """What a trainer misses of groups that have grown since they were given to it; None: no group has."""
+    before = [event.data["settings"] for event in run.remarks(EventKind.COLLECT)]
+    sizes = [one["group_size"] for one in before if (one["step"], one["source"]) == (settings.step, source_name)]
+    if not sizes or settings.group_size <= sizes[-1]:
+        return None
+    groups = {head.group for head in run.group_heads(step=settings.step, source=source_name)}
+    counts = {name: len(groups & taken) for name, taken in taken_groups(tape).items()}
+    told = ", ".join(f"{name!r} has taken {count}" for name, count in sorted(counts.items()) if count)
+    return told and (
+        f"groups grow from {sizes[-1]} to {settings.group_size} attempts, of which {told} already; a group is given "
+        "once, so attempts that are added to it do not reach who is done with it"
+    )
 
 
 def check_model(tape: Tape, earlier: EarlierRollouts, model: str, step: int) -> None:

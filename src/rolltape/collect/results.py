@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from rolltape.collect.environments.protocol import Ended
 from rolltape.collect.records import CollectedRecord
+from rolltape.collect.spending import Usage
 from rolltape.records.rollout import UNGRADED, RolloutHead, Status, StopReason
 
 
@@ -22,6 +23,7 @@ class RolloutResult(NamedTuple):
     reward: float | None = None
     turns: int = 0
     sampled_tokens: int = 0
+    usage: Usage = Usage()
     ended: Ended | None = None  # None: the infrastructure broke it, or it ended before
     before: bool = False  # it had ended in an earlier process, and is compared with others only now
     record: CollectedRecord | None = None  # where `CollectSettings.with_records` asks for it

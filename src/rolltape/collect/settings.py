@@ -67,6 +67,10 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent: int = 32
     grace_s: float = 20.0  # for attempts that run when the collection is ended
     max_failures: int | None = None  # in a row, before it is ended; 0: any number. None: four groups, at least 32
+    max_sampled_tokens: int | None = None  # begin no attempt once so many are sampled, earlier processes included
+    max_cost: float | None = None  # the same, in the currency of the prices
+    price_in: float | None = None  # of a million prompt tokens; None: as the endpoint reports it
+    price_out: float | None = None  # of a million sampled tokens
     accept_changed_tasks: bool = False  # resume though tasks have another content under the same id
 
     def __post_init__(self) -> None:
@@ -75,6 +79,10 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None and not (value > least if needs_more else value >= least):
                 wanted = f"more than {least}" if needs_more else f"{least} or more"
                 raise CollectError(f"{name} is {value}; give {wanted}")
+        if (self.price_in is None) != (self.price_out is None):
+            raise CollectError("price_in and price_out go together; give both")
+        if self.max_cost is not None and self.price_in is None and not any(map(_may_report_cost, self.engines)):
+            raise CollectError(f"max_cost is {self.max_cost:g}, but nothing has a price; give price_in and price_out")
 
     @property
     def has_images(self) -> bool:
@@ -89,6 +97,7 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
     def fixed_by_resume(self, source_name: str) -> dict[str, Any]:
         """The settings that must not differ when a run is resumed: they decide which rollouts there are, and how.
 
+        Only the group size may grow.
         The source is fixed by its name, which is in the ids. The file may move.
         """
         fixed = {name: getattr(self, name) for name in self.__struct_fields__ if name not in _FREE}
@@ -100,6 +109,10 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name not in _SECRETS)
         return f"CollectSettings({', '.join(shown)})"
+
+
+def _may_report_cost(engine: str) -> bool:
+    return engine.startswith("openai:")
 
 
 _SECRETS = ("engine_key", "admin_key")
@@ -115,6 +128,10 @@ _LIMITS = (  # name, bound, and whether a value must be above it
     ("max_concurrent", 1, False),
     ("grace_s", 0, False),
     ("max_failures", 0, False),
+    ("max_sampled_tokens", 1, False),
+    ("max_cost", 0, True),
+    ("price_in", 0, False),
+    ("price_out", 0, False),
 )
 # May differ when a collection is resumed: where it runs, how fast, and what is written besides the rollouts.
 _FREE = frozenset(
@@ -125,5 +142,6 @@ _FREE = frozenset(
         *("sandbox", "sandbox_network", "sandbox_read", "container", "pass_env"),
         *("capture", "trace_fraction", "with_records", "with_fates", "max_concurrent", "grace_s"),
         *("score_timeout_s", "max_failures", "accept_changed_tasks"),
+        *("max_sampled_tokens", "max_cost", "price_in", "price_out"),
     }
 )

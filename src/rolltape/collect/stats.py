@@ -10,6 +10,7 @@ from typing import NamedTuple
 from rolltape.collect.collector import Launch
 from rolltape.collect.environments.protocol import AGENT
 from rolltape.collect.results import RolloutResult
+from rolltape.collect.spending import Usage
 from rolltape.records.rollout import Status
 
 _ID = re.compile(r"\b[0-9a-f]{12,}(\.\d+)*\b")  # of a rollout, a turn, a generation: different in every failure
@@ -109,6 +110,7 @@ class CollectionStats:
         self.ungraded = 0  # of those, the ones whose reward could not be computed, earlier ones included
         self.turns = 0
         self.sampled_tokens = 0
+        self.usage = Usage()
         self.fates: Counter[str] = Counter()  # of sampled tokens
         self.worst: ExampleRollout | None = None
         self.broken: ExampleRollout | None = None
@@ -137,6 +139,7 @@ class CollectionStats:
             self.rollouts += 1
             self.turns += result.turns
             self.sampled_tokens += result.sampled_tokens
+            self.usage += result.usage
             self.fates.update(result.fates or {})
             self.unrewarded += result.status is Status.FINISHED and result.reward is None
             self._ending(result).add(result.reward)

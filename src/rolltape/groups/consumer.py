@@ -206,6 +206,12 @@ class Consumer:
         """Whether an earlier process was given the group, and did not mark it as done."""
         return group in self._given_before
 
+    def taken(self) -> set[str]:
+        """The groups that it was given, is done with, or skipped, as far as it was not rewound."""
+        with self.lock:
+            self.refresh()
+            return self.pending.settled | self._given_before | self.held
+
     def load(self, rows: Sequence[RolloutRow]) -> list[Rollout]:
         """Load rollouts that have ended, with their turns."""
         return [self.index.load(row.key) for row in rows]
@@ -246,6 +252,12 @@ def find_consumer(tape: Tape, name: str) -> Consumer:
         if name not in consumers:
             consumers[name] = Consumer(tape, name)
         return consumers[name]
+
+
+def taken_groups(tape: Tape) -> dict[str, set[str]]:
+    """The groups that each consumer of a run has taken, by its name."""
+    names = {event.data["consumer"] for event in tape.run().remarks(EventKind.GROUP)}
+    return {name: find_consumer(tape, name).taken() for name in names}
 
 
 def _after_fork() -> None:

@@ -36,7 +36,8 @@ class Collections:
         """Add an event that a collection has begun, or was resumed."""
         settings: dict[str, Any] = event.data["settings"]
         key = _parse_key(settings)
-        self._sizes[key] = settings["group_size"]
+        # A resumed collection may have larger groups, never smaller ones.
+        self._sizes[key] = max(settings["group_size"], self._sizes.get(key, 0))
         _keep_latest(self._begun.setdefault(key, {}), event)
 
     def add_end(self, event: Event) -> None:

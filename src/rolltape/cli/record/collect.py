@@ -15,6 +15,7 @@ _task_option = partial(option, section="Tasks")
 _run_option = partial(option, section="Run")
 _agent_option = partial(option, section="Agent")
 _pace_option = partial(option, section="Pace")
+_limit_option = partial(option, section="Spending")
 _gateway_option = partial(option, section="Gateway")
 _cluster_option = partial(option, section="Cluster")
 
@@ -46,7 +47,9 @@ def collect(
     ] = "problem",
     run: Annotated[Path, _run_option("--run RUN", "Run directory to record in.")] = Path("runs/collected"),
     step: Annotated[int, _run_option("--step N", "Training step of the rollouts.", min=0)] = 0,
-    group_size: Annotated[int, _run_option("-g, --group-size N", "Attempts per task.", min=1)] = 8,
+    group_size: Annotated[
+        int, _run_option("-g, --group-size N", "Attempts per task; may be larger with --resume.", min=1)
+    ] = 8,
     resume: Annotated[
         bool, _run_option("--resume", "Continue: grade what has no grade, and run what has not finished.")
     ] = False,
@@ -131,6 +134,21 @@ def collect(
             min=0,
         ),
     ] = None,
+    max_sampled_tokens: Annotated[
+        int | None,
+        _limit_option("--max-sampled-tokens N", "Start no attempt once this many tokens are sampled.", min=1),
+    ] = None,
+    max_cost: Annotated[
+        float | None,
+        _limit_option("--max-cost X", "Start no attempt once this much is spent, by the prices below."),
+    ] = None,
+    price_in: Annotated[
+        float | None,
+        _limit_option(
+            "--price-in X", "Price of a million prompt tokens (default: the cost that an openai: endpoint reports)."
+        ),
+    ] = None,
+    price_out: Annotated[float | None, _limit_option("--price-out X", "Price of a million sampled tokens.")] = None,
     host: Annotated[
         str, _gateway_option("--host ADDRESS", "Address the gateway listens on; other than loopback needs a key.")
     ] = "127.0.0.1",
@@ -221,6 +239,10 @@ def collect(
         max_concurrent=max_concurrent,
         grace_s=grace_s,
         max_failures=max_failures,
+        max_sampled_tokens=max_sampled_tokens,
+        max_cost=max_cost,
+        price_in=price_in,
+        price_out=price_out,
         accept_changed_tasks=accept_changed_tasks,
         **sandboxing.settings(),
     )

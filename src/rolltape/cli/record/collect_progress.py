@@ -243,6 +243,7 @@ def _print_totals(tally: CollectionStats) -> None:
     print_long(
         f"{plural(tally.rollouts, 'rollout')}, {plural(tally.turns, 'turn')}, "
         f"{plural(tally.sampled_tokens, 'sampled token')}{mean}{unrewarded}"
+        f"{f', cost {tally.usage.cost:.4g}' if tally.usage.cost else ''}"
     )
     if tally.fates:
         fates = (f"{count(tokens)} {fate}" for fate, tokens in tally.fates.most_common())

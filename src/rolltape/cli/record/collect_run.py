@@ -72,11 +72,14 @@ def run_collection(
             f"`rolltape export {run} --what records` writes them all from the run"
         )
     if collector.stopped is not None:
-        note(f"stopped: {collector.stopped}; --resume continues")
+        how = "--resume with a higher limit" if collector.reached_limit else "--resume"
+        note(f"stopped: {collector.stopped}; {how} continues")
     if not as_json and tally.launch is not None:
         print_report(tally, run, settings.step, whole=whole)
     if collector.stopped is None and not whole:
         return Exit.INTERRUPTED
+    if collector.reached_limit:
+        return Exit.LIMIT
     if collector.stopped is not None or tally.failed or tally.ungraded:
         return Exit.FAILED
     return Exit.OUTPUT if progress.lost or (records is not None and records.lost) else Exit.OK
@@ -127,7 +130,14 @@ class _Watcher:
             for (status, reason), one in self._tally.endings.items()
         ]
         self.progress.over(
-            self._tally.figures(), {"rollouts": self._tally.rollouts, "endings": endings, "whole": whole}
+            self._tally.figures(),
+            {
+                "rollouts": self._tally.rollouts,
+                "endings": endings,
+                "whole": whole,
+                "usage": msgspec.structs.asdict(self._tally.usage),
+                "stopped": self._collector.stopped,
+            },
         )
 
 

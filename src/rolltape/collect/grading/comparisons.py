@@ -81,8 +81,10 @@ class GroupComparisons:
         ended = {rollout: one for rollout, one in (held | finished).items() if one is not None}
         seed = seed_of(self._identity.rollout_id(task, 0))
         scores = await compare_attempts(environment, task, ended, seed, self._settings.score_timeout_s) if ended else {}
-        for rollout, score in scores.items():
-            record_score(self._tape, rollout, score, environment.name)
+        # In a group that has grown, earlier attempts have a reward of an earlier comparison. Theirs is replaced first:
+        # until the last attempt has one, nobody takes the group.
+        for rollout in sorted(scores, key=lambda one: one in held):
+            record_score(self._tape, rollout, scores[rollout], environment.name)
         earlier_results = [self._earlier_result(task_index, one) for one in before.values() if one.id in scores]
         results = [*self._held.pop(task_index), *earlier_results]
         return [_with_score(result, scores.get(result.rollout)) for result in results]

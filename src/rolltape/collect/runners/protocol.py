@@ -43,12 +43,13 @@ class AttemptQueue:
         self._is_planned = False  # all attempts are in there, or were given out
         self._planning: asyncio.Task[None] | None = None
         self.given_out = 0
+        self.is_stopped = False
         self._no_room_at_s = -NO_ROOM_S
         self._lock = asyncio.Lock()
 
     @property
     def is_exhausted(self) -> bool:
-        return self._is_planned and not self._planned
+        return self.is_stopped or (self._is_planned and not self._planned)
 
     def add(self, attempts: Iterable[tuple[PlannedAttempt, Task]]) -> None:
         """Add attempts to a queue that is open."""
@@ -59,6 +60,17 @@ class AttemptQueue:
         """Take no more attempts."""
         self._is_open = False
         self._added.set()
+
+    def stop(self) -> None:
+        """Give out no more attempts. Those that were given out go on."""
+        self.is_stopped = True
+        self.close()
+
+    async def has_left(self) -> bool:
+        """Whether there are attempts that were not given out. For a queue that is closed, and that nobody waits for."""
+        while not self._planned and not self._is_planned:
+            await (self._planning or self._plan_more())
+        return bool(self._planned)
 
     async def next(self) -> tuple[PlannedAttempt, Task] | None:
         """The next attempt; None if the queue is exhausted, or if there is no room for the attempt now."""
@@ -72,6 +84,8 @@ class AttemptQueue:
             return self._take() if self._planned and await self._has_room(self._planned[0][0]) else None
 
     def _take(self) -> tuple[PlannedAttempt, Task] | None:
+        if self.is_stopped:
+            return None
         self.given_out += bool(self._planned)
         return self._planned.popleft() if self._planned else None
 

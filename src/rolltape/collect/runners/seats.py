@@ -16,6 +16,7 @@ from rolltape.collect.records import LAUNCH, build_record
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.sandboxes import SandboxNetwork
 from rolltape.collect.settings import CollectSettings
+from rolltape.collect.spending import usage_of
 from rolltape.collect.tasks import Task, seed_of
 from rolltape.gateway.finished import Ending, as_delivered
 from rolltape.gateway.gateway import Gateway
@@ -238,6 +239,7 @@ class SeatSessions:
             reason=end.reason,
             turns=session.recorder.turn_count,
             sampled_tokens=session.recorder.sampled_tokens,
+            usage=usage_of(session.recorder.turns, settings),
             ended=end.to_compare(),
             record=build_record(rollout) if rollout is not None and settings.with_records else None,
             fates=_count_fates(rollout) if rollout is not None and settings.with_fates else None,
