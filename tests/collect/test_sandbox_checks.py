@@ -207,7 +207,7 @@ class Sum:
     async def score(self, seat, ended):
         end = await ended.run(["python3", "calc.py"])
         line = await ended.run("pwd; id -u; cat; exit 3", stdin="given", files={"new.txt": "x"})
-        late = await ended.run("ls; sleep 60", timeout_s=0.5)
+        late = await ended.run("ls; sleep 60", timeout_s=3)
         data = {"line": [line.stdout, line.exit_code], "late": late.timed_out}
         data["new"] = (ended.folder / "new.txt").read_text()
         return Score(reward=float(end.stdout), reward_data=data)
