@@ -241,3 +241,12 @@ def test_a_log_of_several_models_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="a log is of one source, model and step"):
         write_inspect_log([one, other], tmp_path / "log.eval")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_filtered_rollout_is_filtered_on_the_tape_that_it_is_imported_into(tmp_path: Path) -> None:
+    rollout = a_rollout(events=[event(10, EventKind.FILTER, {"reason": "a near duplicate"})])
+    write_trajectories([rollout], tmp_path / "out")
+    (back,) = reimported("atif", tmp_path / "out", tmp_path)
+    assert (back.outcome.filtered, back.sessions[0].head.stop_ids) == ("a near duplicate", (0,))
+    assert samples_of(back, "exact") == samples_of(rollout, "exact")
+    assert imported("atif", tmp_path / "out", tmp_path / "run").known == 1
