@@ -127,7 +127,10 @@ async def _tool_calls(probe: GatewayProbe) -> CheckResult:
         fields = api.tools(_TOOL)
         reply = await probe.client.ask(api, asked, **fields)
         if reply.status != 200 or not reply.calls:
-            (none if reply.status == 200 else broken).append(f"{api.name} ({reply.status})")
+            if reply.status == 200:
+                none.append(api.name)
+            else:
+                broken.append(f"{api.name} ({reply.status}: {_message(reply.body)})")
             continue
         if not all(isinstance(_parse(call["arguments"]), dict) and call["id"] for call in reply.calls):
             broken.append(f"{api.name} (arguments {reply.calls[0]['arguments']!r})")
