@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from tiny.checkpoints import LIKE_SHIPPED, write_checkpoint
 Json = dict[str, Any]
 EditBody = Callable[[Json], Json]
 EditAnswer = Callable[[Json], Json]
+Wait = Callable[[Json], Awaitable[None]]
 
 
 @asynccontextmanager
@@ -26,16 +27,19 @@ async def sglang(
     kind: LogprobKind = LogprobKind.AFTER_TEMPERATURE,
     body: EditBody = lambda body: body,
     answer: EditAnswer = lambda answer: answer,
+    before: Wait | None = None,
     **engine: Any,
 ) -> AsyncIterator[str]:
     """SGLang's API at the address that this yields; `body` and `answer` change what goes in and comes out.
+
+    `before` is awaited before a reply is sampled.
 
     As SGLang itself, it does not say of which kind its logprobs are.
     """
     model = folder or shipped_model()
     async with TinyEngine(model, "v1", **engine) as tiny:
         server = _Edited(tiny, model, kind=kind)
-        server.edit_body, server.edit_answer = body, answer
+        server.edit_body, server.edit_answer, server.before = body, answer, before
         async with _listening(server.app()) as url:
             yield f"sglang:{url}"
 
@@ -43,10 +47,13 @@ async def sglang(
 class _Edited(EngineServer):
     edit_body: EditBody
     edit_answer: EditAnswer
+    before: Wait | None
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = self.edit_body(json.loads(await request.read()))
         request._read_bytes = json.dumps(body).encode()  # what the handler reads next
+        if self.before is not None:
+            await self.before(body)
         if body.get("stream"):
             return await super().generate(request)
         response = await super().generate(request)

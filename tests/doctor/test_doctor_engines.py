@@ -1,7 +1,11 @@
 """Stacks with an engine: a sound one is silent, and each that is broken on purpose is named by what is broken."""
 
+import asyncio
 import json
+import os
 from contextlib import AbstractAsyncContextManager
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ from aiohttp import web
 
 from doctor.broken_engines import Json, other_weights, sglang, vllm, without_stop_id
 from rolltape.doctor import ENGINE_CHECKS, CheckResult, EngineProbe, Severity, Stack, check_engine, diagnose
-from rolltape.doctor.engine.pairing_checks import check_tokenizer
+from rolltape.doctor.engine.pairing_checks import check_tokenizer, check_weights
 from rolltape.gateway.engines.opening import open_engine
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.records.turn import LogprobKind
@@ -183,13 +187,75 @@ def _triples(meta: Json) -> list[list[Any]]:
     return triples
 
 
-async def kit(served: Served, *checks: str, folder: bool = True) -> dict[str, CheckResult]:
+async def kit(served: Served, *checks: str, folder: bool = True, **fields: Any) -> dict[str, CheckResult]:
     """Some checks of the kit, on an engine behind its own protocol."""
     async with served as spec:
         engine = open_engine(spec)
-        probe = EngineProbe(engine, ChatPrompts(shipped_model()) if folder else None)
+        probe = EngineProbe(engine, ChatPrompts(shipped_model()) if folder else None, **fields)
         chosen = {name: ENGINE_CHECKS[name] for name in checks}
         try:
             return {one.check: one async for one in check_engine(probe, chosen)}
         finally:
             await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("check", "replies"), [("ids", 0), ("logprobs", 5)], ids=["from the start", "after some replies"]
+)
+async def test_an_engine_that_takes_requests_and_never_answers_is_asked_nothing_more(check: str, replies: int) -> None:
+    asked = count()
+
+    async def hang(_: Json) -> None:
+        if next(asked) >= replies:
+            await asyncio.Event().wait()
+
+    results = await kit(sglang(before=hang), *ENGINE_CHECKS, reply_timeout_s=2.0)
+    assert (list(results)[-1], next(asked)) == (check, replies + 1)
+    assert results[check].measured == "no answer in 2 s"
+    assert results[check].verdict is Severity.FAULT
+
+
+async def test_an_engine_whose_every_reply_is_broken_is_named_once_and_has_no_session() -> None:
+    results = await diagnosed(sglang(answer=lambda answer: {**answer, "meta_info": []}))
+    assert [one.check for one in results.values() if one.part == "engine"] == ["reachable", "ids"]
+    assert "recording" not in results
+    assert results["ids"].verdict is Severity.FAULT
+
+
+@pytest.mark.parametrize("spoiled", ["pairs", "text", "ids", "hangs"])
+async def test_texts_that_an_engine_does_not_give_as_its_api_has_them_are_a_fault(spoiled: str) -> None:
+    async def hang(_: Json) -> None:
+        if spoiled == "hangs":
+            await asyncio.Event().wait()
+
+    def spoil(answer: Json) -> Json:
+        if spoiled == "text":
+            return {**answer, "text": 5}
+        meta = answer["meta_info"]
+        if spoiled == "ids":
+            return {**answer, "meta_info": {**meta, "output_token_logprobs": [[-1.0, 10**12, None]]}}
+        return {**answer, "meta_info": {**meta, "output_token_logprobs": [one[:2] for one in _triples(meta)]}}
+
+    async with sglang(answer=spoil, before=hang) as spec:
+        engine = open_engine(spec)
+        prompts = ChatPrompts(shipped_model())
+        kind, _, url = spec.partition(":")
+        check = partial(check_tokenizer, prompts=prompts, kind=kind, url=url, api_key=None)
+        probe = EngineProbe(engine, prompts, reply_timeout_s=0.5)
+        (result,) = [one async for one in check_engine(probe, {"tokenizer": check})]
+        await engine.close()
+    assert result.verdict is Severity.FAULT
+    assert ("no answer in 0.5 s" if spoiled == "hangs" else "unknown form") in result.measured
+
+
+async def test_damaged_weights_of_the_folder_are_not_blamed_on_the_engine(tmp_path: Path) -> None:
+    folder = other_weights(tmp_path / "model")
+    (weights,) = folder.glob("*.safetensors")
+    os.truncate(weights, 10_000)
+    async with sglang() as spec:
+        engine = open_engine(spec)
+        check = partial(check_weights, folder=folder)
+        (result,) = [one async for one in check_engine(EngineProbe(engine), {"weights": check})]
+        await engine.close()
+    assert result.verdict is Severity.WARNING
+    assert "the folder's weights cannot be loaded" in result.measured

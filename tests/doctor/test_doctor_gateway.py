@@ -134,6 +134,8 @@ class Sloppy:
         ids: dict[str, Any] = {}
         if body.get("return_token_ids"):
             ids, choice["token_ids"] = {"prompt_token_ids": self._prompt(len(messages))}, [5, 6]
+        if self._wrong == "hangs" and len(messages) > 1:
+            await asyncio.Event().wait()
         number = 0 if self._wrong == "reply ids" else next(self._numbers)
         usage = {"prompt_tokens": len(self._prompt(len(messages))), "completion_tokens": 2}
         return web.json_response({"id": f"r-{number}", "choices": [choice], "usage": usage, **ids})
@@ -149,6 +151,9 @@ class Sloppy:
         for part in ("4", "2"):
             event = {"id": "r", "choices": [{"index": 0, "delta": {"content": part}}]}
             await response.write(f"data: {json.dumps(event)}\n\n".encode())
+        if self._wrong == "long line":
+            event = {"id": "r", "choices": [{"index": 0, "delta": {"content": "x" * 2**21}}]}
+            await response.write(f"data: {json.dumps(event)}\n\n".encode())
         if self._wrong != "streaming":
             await response.write(b"data: [DONE]\n\n")
         return response
@@ -161,11 +166,27 @@ class Sloppy:
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_get("/v1/models", self.models)
-        runner = web.AppRunner(app)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
         await runner.cleanup()
+
+
+async def test_a_gateway_that_stops_answering_is_asked_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rolltape.doctor.gateway.apis.TIMEOUT_S", 0.5)
+    async with Sloppy(wrong="hangs").listening() as url:
+        results = await checked(url, "right")
+    assert list(results) == ["apis", "reply ids"]
+    assert results["reply ids"].verdict is Severity.FAULT
+    assert "no answer in" in results["reply ids"].measured
+
+
+async def test_a_stream_with_an_event_of_two_megabytes_is_read() -> None:
+    async with Sloppy(wrong="long line").listening() as url:
+        results = await checked(url, "right")
+    assert results["streaming"].verdict is Severity.OK
+    assert results["streaming"].measured.startswith("chat 3 pieces")
 
 
 @pytest.mark.parametrize("wrong", ["", "reply ids", "streaming", "tool calls", "history", "logprobs", "errors", "keys"])

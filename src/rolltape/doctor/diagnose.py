@@ -12,7 +12,7 @@ from rolltape.doctor.engine.checks import ENGINE_CHECKS, EngineCheck, check_engi
 from rolltape.doctor.engine.pairing_checks import check_tokenizer, check_weights
 from rolltape.doctor.engine.probing import EngineProbe
 from rolltape.doctor.model_checks import ModelProbe, check_model
-from rolltape.doctor.results import CheckResult, Severity, fault
+from rolltape.doctor.results import CheckResult, fault
 from rolltape.doctor.session_checks import check_session
 from rolltape.errors import CheckpointError, PromptError
 from rolltape.gateway.engines.opening import open_engines, parse_spec, tiny_folder
@@ -59,11 +59,10 @@ async def diagnose(stack: Stack) -> AsyncIterator[CheckResult]:
         for result in check_model(model):
             yield _in("model", result)
     if stack.engine is not None:
-        answered = True
-        async for result in _check_engine(stack, folder, prompts):
-            answered &= result.check != "reachable" or result.verdict is not Severity.FAULT
+        probe = EngineProbe(_open(stack), prompts)
+        async for result in _check_engine(stack, folder, probe):
             yield _in("engine", result)
-        if answered and folder is not None:
+        if probe.answers and folder is not None:
             for result in await check_session(_open(stack), folder, _settings(stack)):
                 yield _in("session", result)
     if agent is not None:
@@ -71,22 +70,23 @@ async def diagnose(stack: Stack) -> AsyncIterator[CheckResult]:
             yield _in("agent", result)
 
 
-async def _check_engine(stack: Stack, folder: Path | None, prompts: ChatPrompts | None) -> AsyncIterator[CheckResult]:
+async def _check_engine(stack: Stack, folder: Path | None, probe: EngineProbe) -> AsyncIterator[CheckResult]:
     """The kit, and what needs the engine and the folder of its model; the probe that engines have died of is last."""
     *checks, outside = ENGINE_CHECKS.items()
     chosen: dict[str, EngineCheck] = dict(checks)
-    if stack.engine is not None and folder is not None and prompts is not None:
+    if stack.engine is not None and folder is not None and probe.prompts is not None:
         kind, place = parse_spec(stack.engine)
-        chosen["tokenizer"] = partial(check_tokenizer, prompts=prompts, kind=kind, url=place, api_key=stack.engine_key)
+        chosen["tokenizer"] = partial(
+            check_tokenizer, prompts=probe.prompts, kind=kind, url=place, api_key=stack.engine_key
+        )
         chosen["weights"] = partial(check_weights, folder=folder)
     if not stack.gentle:
         chosen |= dict([outside])
-    engine = _open(stack)
     try:
-        async for result in check_engine(EngineProbe(engine, prompts), chosen):
+        async for result in check_engine(probe, chosen):
             yield result
     finally:
-        await engine.close()
+        await probe.engine.close()
 
 
 def _open(stack: Stack) -> Engine:

@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 
 import rolltape
+from rolltape.doctor.engine.probing import REPLY_TIMEOUT_S
 from rolltape.doctor.results import CheckResult, fault, note, ok, warning
 from rolltape.errors import RolltapeError
 from rolltape.gateway.engines.protocol import Engine
@@ -29,7 +30,10 @@ async def check_session(engine: Engine, model: Path | None, settings: GatewaySet
         try:
             async with Gateway(engine=engine, model=model, tape=run, settings=settings) as gateway:
                 session = await gateway.open_session(task_id="doctor")
-                error = await _converse(session)
+                try:
+                    error = await _converse(session)
+                except (aiohttp.ClientError, TimeoutError) as failed:
+                    error = f"the gateway gave no reply: {str(failed) or f'none in {REPLY_TIMEOUT_S:g} s'}"
                 await session.finish(samples=False)
                 rates = gateway.status()["rates"]
         except RolltapeError as failed:
@@ -44,7 +48,8 @@ async def _converse(session: GatewaySession) -> str | None:
     """Ask the questions one by one; the error that ended it, if one did."""
     messages: list[dict[str, Any]] = []
     headers = {"Authorization": f"Bearer {session.key}"}
-    async with aiohttp.ClientSession(headers=headers, trust_env=False) as http:
+    timeout = aiohttp.ClientTimeout(total=REPLY_TIMEOUT_S)
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout, trust_env=False) as http:
         for question in _TURNS:
             messages.append({"role": "user", "content": question})
             body = {"model": "it", "messages": messages, "max_tokens": _REPLY_TOKENS, "temperature": 1.0, "seed": 1}

@@ -89,7 +89,9 @@ def doctor(
     """
     if gateway is not None:
         if engine or model or agent:
-            raise UsageError("--gateway: a gateway is checked by itself; leave --engine, --model and --agent away")
+            raise UsageError("--gateway: a gateway is checked by itself; leave out --engine, --model, and --agent")
+        if not gateway.startswith(("http://", "https://")):
+            raise UsageError(f"--gateway: {gateway!r} is not a URL; give one like http://127.0.0.1:8400")
         return _report(_check_gateway(gateway, key, gateway_model), _GATEWAY, as_json)
     if engine is None and model is None and agent is None:
         raise UsageError("nothing to check: give --engine, --model, --agent, or --gateway")

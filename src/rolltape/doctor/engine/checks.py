@@ -7,9 +7,9 @@ know engines by the engine protocol alone, so that they hold for every engine th
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from rolltape.doctor.engine import reply_checks, serving_checks
-from rolltape.doctor.engine.probing import REPLY_TIMEOUT_S, EngineProbe
+from rolltape.doctor.engine.probing import EngineProbe
 from rolltape.doctor.results import CheckResult, Severity, fault
-from rolltape.errors import EngineError
+from rolltape.errors import EngineError, EngineUnreachable
 
 EngineCheck = Callable[[EngineProbe], Awaitable[CheckResult | None]]
 
@@ -17,23 +17,30 @@ EngineCheck = Callable[[EngineProbe], Awaitable[CheckResult | None]]
 async def check_engine(
     probe: EngineProbe, checks: "dict[str, EngineCheck] | None" = None
 ) -> AsyncIterator[CheckResult]:
-    """Run checks one by one. An engine that does not answer, or gives text alone, is asked nothing more."""
+    """Run checks one by one. An engine that gives no reply, or text alone, is asked nothing more."""
     for name, check in (ENGINE_CHECKS if checks is None else checks).items():
-        result = await run_check(name, check, probe)
+        result = await _run_check(name, check, probe)
         if result is not None:
             yield result
         if name == "reachable" and (result is None or result.verdict is Severity.FAULT):
+            probe.answers = False
+        if not probe.answers:
             return
 
 
-async def run_check(name: str, check: EngineCheck, probe: EngineProbe) -> CheckResult | None:
+async def _run_check(name: str, check: EngineCheck, probe: EngineProbe) -> CheckResult | None:
     """The result of one check; an engine that fails in it has a fault."""
+    advice = "read the engine's own log; see that it serves this model"
     try:
         return await check(probe)
-    except EngineError as error:
-        return fault(name, f"the engine failed: {error}", "read the engine's own log; see that it serves this model")
     except TimeoutError:
-        return fault(name, f"no answer in {REPLY_TIMEOUT_S:g} s", "read the engine's own log")
+        probe.answers = False
+        failed = f"no answer in {probe.reply_timeout_s:g} s"
+    except EngineError as error:
+        # Where not even a plain prompt gets a reply, every later check would only say the same again.
+        probe.answers = name != "ids" and not isinstance(error, EngineUnreachable)
+        failed = f"the engine failed: {error}"
+    return fault(name, failed, advice if probe.answers else f"{advice}; the checks after this one were left out")
 
 
 ENGINE_CHECKS: dict[str, EngineCheck] = {

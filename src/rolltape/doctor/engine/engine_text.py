@@ -1,7 +1,7 @@
 """What an engine itself decodes its ids to: the text beside the ids of a reply, in the API of each kind of engine."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -14,7 +14,7 @@ _COUNT = 48
 class SpelledReply(NamedTuple):
     """Sampled ids and the engine's own text of them."""
 
-    ids: list[int]
+    ids: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
     text: str | None  # None: it gives none, as SGLang with --skip-tokenizer-init
 
 
@@ -26,8 +26,8 @@ async def spelled_reply(
     http = Connections(url, f"{kind} {url}", api_key=api_key)
     try:
         answer = await http.post(path, msgspec.json.encode(body))
-        return read(msgspec.json.decode(answer))
-    except (msgspec.DecodeError, LookupError, TypeError) as error:
+        return msgspec.convert(tuple(read(msgspec.json.decode(answer))), SpelledReply)
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
         raise EngineFault(f"{kind} {url}: {path} answered in an unknown form: {error!r}") from None
     finally:
         await http.close()

@@ -1,5 +1,6 @@
 """Checks of an engine and a model folder together: whether the engine serves the model whose folder was given."""
 
+import asyncio
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from rolltape.doctor.engine.engine_text import TEXT_KINDS, spelled_reply
 from rolltape.doctor.engine.local_pass import Scorer, Scores, local_scorer, why_no_pass
 from rolltape.doctor.engine.probing import EngineProbe, Told
 from rolltape.doctor.results import CheckResult, fault, note, ok, warning
+from rolltape.errors import CheckpointError
 from rolltape.gateway.prompts import ChatPrompts
 
 _ALIKE = 0.85  # of the characters: engines decode ids one by one, and differ in spaces
@@ -26,7 +28,10 @@ async def check_tokenizer(
     if kind not in TEXT_KINDS:
         return None
     model = (await probe.engine.facts()).model
-    spelled = [await spelled_reply(kind, url, probe.noise(48), api_key=api_key, model=model) for _ in range(_PROMPTS)]
+    spelled = []
+    for _ in range(_PROMPTS):
+        async with asyncio.timeout(probe.reply_timeout_s):
+            spelled.append(await spelled_reply(kind, url, probe.noise(48), api_key=api_key, model=model))
     ids = [token for one in spelled for token in one.ids]
     if any(one.text is None for one in spelled):
         return note("tokenizer", "not compared: the engine gives ids without text")
@@ -55,8 +60,15 @@ async def check_weights(probe: EngineProbe, *, folder: Path) -> CheckResult:
     why = why_no_pass(folder)
     if why is not None:
         return note("weights", f"not compared with a local forward pass: {why}")
-    async with local_scorer(folder) as score:
-        differences = await _differences(probe, score)
+    try:
+        async with local_scorer(folder) as score:
+            differences = await _differences(probe, score)
+    except CheckpointError as error:
+        return warning(
+            "weights",
+            f"not compared: the folder's weights cannot be loaded here: {error}",
+            "see that the folder is complete; the engine is not to blame for this",
+        )
     if not len(differences):
         return note("weights", "not compared with a local forward pass: the engine gave no logprobs")
     mean, largest = float(differences.mean()), float(differences.max())

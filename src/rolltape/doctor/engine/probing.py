@@ -69,9 +69,18 @@ class Told:
 class EngineProbe:
     """An engine to be checked, with the prompts of the model that it is said to serve, if a folder is given."""
 
-    def __init__(self, engine: Engine, prompts: ChatPrompts | None = None, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: ChatPrompts | None = None,
+        *,
+        seed: int = 0,
+        reply_timeout_s: float = REPLY_TIMEOUT_S,
+    ) -> None:
         self.engine = engine
         self.prompts = prompts
+        self.reply_timeout_s = reply_timeout_s
+        self.answers = True  # False: it was seen to give no replies, and is asked nothing more
         self.vocabulary = None if prompts is None else prompts.vocabulary
         self.stop_ids: tuple[int, ...] = () if prompts is None else prompts.stop_ids
         self._rng = np.random.default_rng(seed)
@@ -100,7 +109,7 @@ class EngineProbe:
         return await self.generate(self.wanted(prompt_ids, **fields))
 
     async def generate(self, wanted: Generation) -> Generated:
-        async with asyncio.timeout(REPLY_TIMEOUT_S):
+        async with asyncio.timeout(self.reply_timeout_s):
             given = await self.engine.generate(wanted)
         check_generated(self.engine, wanted, given)
         return given

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 
 from rolltape.doctor.engine.logprob_kinds import PLACES, TEMPERATURE, TOP_K, measure_kind
-from rolltape.doctor.engine.probing import REPLY_TIMEOUT_S, EngineProbe, Told
+from rolltape.doctor.engine.probing import EngineProbe, Told
 from rolltape.doctor.results import CheckResult, fault, note, ok, warning
 from rolltape.errors import EngineError
 from rolltape.gateway.engines.protocol import Generated
@@ -186,7 +186,7 @@ async def check_abort(probe: EngineProbe) -> CheckResult:
     told = Told(first.set)
     streams = probe.engine.streams
     wanted = probe.wanted(probe.noise(32), temperature=1.5, max_tokens=1000, on_sampled=told if streams else None)
-    async with asyncio.timeout(REPLY_TIMEOUT_S):
+    async with asyncio.timeout(probe.reply_timeout_s):
         task = asyncio.create_task(probe.engine.generate(wanted))
         if streams:
             ended = asyncio.create_task(first.wait())

@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 
 Json = dict[str, Any]
-_TIMEOUT_S = 180.0
+TIMEOUT_S = 180.0
 _MAX_TOKENS = 64
 
 
@@ -55,7 +55,7 @@ class GatewayClient:
         self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "GatewayClient":
-        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         self._http = aiohttp.ClientSession(headers=self._headers, timeout=timeout, trust_env=False)
         return self
 
@@ -85,7 +85,8 @@ class GatewayClient:
         assert self._http is not None
         body = {**api.ask(self.model, messages), "stream": True, **more}
         async with self._http.post(self.root + api.path, json=body) as response:
-            data = [line[5:].strip() async for line in response.content if line.startswith(b"data:")]
+            lines = (await response.read()).split(b"\n")  # an event may be longer than aiohttp's longest line
+        data = [line[5:].strip() for line in lines if line.startswith(b"data:")]
         events = [event for event in map(_parsed, data) if isinstance(event, dict)]
         return api.read_events(response.status, events, b"[DONE]" in data)
 

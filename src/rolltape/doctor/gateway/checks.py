@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from rolltape.doctor.gateway.apis import APIS, CHAT, Api, ApiReply, GatewayClient
+from rolltape.doctor.gateway.apis import APIS, CHAT, TIMEOUT_S, Api, ApiReply, GatewayClient
 from rolltape.doctor.results import CheckResult, fault, note, ok, warning
 from rolltape.records.wording import plural
 
@@ -40,6 +40,7 @@ class GatewayProbe:
     def __init__(self, client: GatewayClient) -> None:
         self.client = client
         self.first: dict[Api, ApiReply] = {}  # by API; those that are not served are left out
+        self.answers = True  # False: a request got no answer in time, and nothing more is asked
 
 
 async def check_gateway(url: str, *, key: str | None = None, model: str | None = None) -> AsyncIterator[CheckResult]:
@@ -56,16 +57,25 @@ async def check_gateway(url: str, *, key: str | None = None, model: str | None =
             result = await _run(name, check, probe)
             if result is not None:
                 yield msgspec.structs.replace(result, part="gateway")
-            if name == "apis" and not probe.first:
+            if not probe.first or not probe.answers:
                 return
 
 
 async def _run(name: str, check: GatewayCheck, probe: GatewayProbe) -> CheckResult | None:
     try:
         return await check(probe)
-    except (aiohttp.ClientError, TimeoutError) as error:
-        return fault(name, f"no answer: {error or type(error).__name__}", "start the gateway, or correct --gateway")
-    except (LookupError, TypeError, AttributeError) as error:
+    except TimeoutError:
+        probe.answers = False
+        return fault(
+            name,
+            f"no answer in {TIMEOUT_S:g} s",
+            "read the gateway's own log, and its engine's; the checks after this one were left out",
+        )
+    except aiohttp.ClientError as error:
+        return fault(
+            name, f"no answer: {str(error) or type(error).__name__}", "start the gateway, or correct --gateway"
+        )
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
         return fault(
             name, f"an answer lacks what its API has: {error!r}", "compare its answers with the API's reference"
         )
