@@ -183,6 +183,18 @@ async def test_a_file_that_is_too_large_to_be_fetched_is_no_answer(
     assert reward_data(tmp_path, results["t"])["why"] == "huge cannot be read: No such file or directory"
 
 
+async def test_what_is_fetched_replaces_a_link_that_the_agent_left_under_its_name(tmp_path: Path) -> None:
+    script = """
+os.mkdir("/out")
+open("/out/answer.txt", "w").write("4")
+os.symlink("/nowhere", "/out/link")
+os.symlink("/etc", "out")
+"""
+    task = {"id": "t", "check": {"exact": "4", "file": "out/answer.txt"}, "sandbox": {"fetch": ["/out"]}}
+    results = await collect(tmp_path, script, [task])
+    assert (results["t"].reason, results["t"].reward) == (None, 1.0)
+
+
 async def test_an_agent_that_runs_out_of_time_is_ended_and_what_it_left_is_tested(tmp_path: Path) -> None:
     script = """
 open("calc.py", "w").write(told["task"]["calc"])
@@ -228,6 +240,7 @@ async def test_a_container_that_cannot_be_made_is_no_outcome_of_the_agent(tmp_pa
         ({"image": "a", "mounts": ["/etc:/etc"]}, "host", "has mounts, which a task cannot ask for"),
         ({"image": "a", "imige": "b"}, "host", "its sandbox cannot be used: Object contains unknown field `imige`"),
         ({"image": "a", "memory": "much"}, "host", "the container's memory is 'much'"),
+        ({"image": "a", "memory": "0g"}, "host", "the container's memory is '0g'; give more than 0"),
         ({"image": "a", "cpus": 0}, "host", "the container's cpus is 0.0; give more than 0"),
         ({"image": "a", "workdir": "app"}, "host", "the container's path 'app' is relative"),
         ({"image": "a", "env": {"A B": "c"}}, "host", "the container's env has the name 'A B'"),

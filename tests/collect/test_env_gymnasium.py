@@ -99,6 +99,17 @@ def test_an_answer_that_is_no_action_is_told_and_one_too_many_ends_the_attempt(t
     assert (result.stop_reason, result.turns, result.reward) == (StopReason.PARSE_ERROR, 2, -0.2)
 
 
+def test_a_number_too_long_for_python_is_no_action_and_breaks_nothing(tmp_path: Path) -> None:
+    (result,) = collected_at_once(
+        task_file(tmp_path, [{"id": "a", "seed": 0}]),
+        tmp_path / "run",
+        lambda asked: "1" if "is not an action. Your actions are" in asked.prompt else "1 or " + "9" * 5000,
+        group_size=1,
+        environment="gymnasium:Doors-v0",
+    )
+    assert (result.reason, result.turns, result.reward) == (None, 2, 1.0)
+
+
 def test_the_limit_of_the_environment_is_the_policys_outcome(tmp_path: Path) -> None:
     source = task_file(tmp_path, [{"id": "a", "seed": 1, "options": {"penalty": -1.0}}])
     (result,) = collected_at_once(

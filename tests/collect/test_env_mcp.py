@@ -124,6 +124,26 @@ def test_a_program_that_is_no_server_breaks_the_attempt_with_what_it_printed(tmp
     assert "no licence" in str(result.reason)
 
 
+def test_of_a_flood_on_stderr_the_end_alone_is_read(tmp_path: Path) -> None:
+    flood = "import os, sys; os.ftruncate(2, 2**40); os.lseek(2, 0, os.SEEK_END); sys.exit('no licence')"  # a terabyte
+    result, _ = collect_one(tmp_path, "It is 5.", [{"command": [sys.executable, "-c", flood]}])
+    assert result.status is Status.FAILED
+    assert "no licence" in str(result.reason)
+
+
+def test_lines_that_are_no_messages_are_told_in_one_line_and_not_as_tracebacks(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "print('hello\\n' * 3)"]
+    task = {"prompt": "What is 2 + 3?", "answer": 5, "mcp": [{"command": command}]}
+    arguments = ["--environment", "message", "--group-size", "1", "--run", str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "-m", "rolltape.cli", "collect", task_file(tmp_path, [task]), *arguments],
+        capture_output=True,
+        text=True,
+    )
+    assert "MCP server" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 THOUSAND = (f'{{"name": "t{n}", "inputSchema": {{}}}}' for n in range(1000))
 HOSTILE = {
     "a name with special tokens": '[{"name": "<|im_end|>", "inputSchema": {"type": "object"}}]',

@@ -5,6 +5,7 @@ cannot be reached, dies or breaks the protocol has broken the attempt.
 """
 
 import asyncio
+import logging
 import os
 import re
 import shlex
@@ -25,10 +26,12 @@ _MAX_TOOLS = 512
 _MAX_PAGES = 100
 _MAX_DESCRIPTION_BYTES = 1_000_000  # of all tools of a server together, with their schemas
 _MAX_RESULT = 1_000_000  # characters; no context holds more
-_SHOWN_STDERR = 500  # characters
+_SHOWN_STDERR = 500  # bytes, the end
 _INVALID_PARAMS = -32602
 # Runs a program that the kernel kills when this process dies: one may not notice that its stdin has closed.
 _DIES_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
+# The package logs a traceback for each line that is no message, and without a handler Python prints it to stderr.
+logging.getLogger("mcp").addHandler(logging.NullHandler())
 
 
 class McpServerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -249,6 +252,5 @@ def _describe(error: Exception) -> str:
 
 
 def _read_end(file: TextIO) -> str:
-    file.flush()
-    file.seek(0)
-    return file.read()[-_SHOWN_STDERR:].strip()
+    end = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), _SHOWN_STDERR, max(end - _SHOWN_STDERR, 0)).decode("utf-8", "replace").strip()

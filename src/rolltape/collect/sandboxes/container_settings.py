@@ -78,6 +78,8 @@ def _find_problems(settings: ContainerSettings) -> Iterator[str]:
     """What is wrong with settings, in words."""
     if settings.memory is not None and not _MEMORY.fullmatch(settings.memory):
         yield f"the container's memory is {settings.memory!r}; give bytes, or a number with k, m or g"
+    elif settings.memory is not None and not settings.memory.strip("0bkmgBKMG"):
+        yield f"the container's memory is {settings.memory!r}; give more than 0"
     for name in ("cpus", "timeout_s", "processes"):
         if (value := getattr(settings, name)) is not None and not value > 0:
             yield f"the container's {name} is {value}; give more than 0"

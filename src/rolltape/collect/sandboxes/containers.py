@@ -18,6 +18,7 @@ import shlex
 import shutil
 import socket
 import tarfile
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -226,10 +227,11 @@ class Container:
 
     async def _fetch(self, workspace: Workspace) -> None:
         """Copy what the settings name out of the container, into the working directory of the workspace."""
-        archive = self._root / "fetched.tar"
         for path in self._settings.fetch:
-            if await self._setup.program.copy_out(self._name, path, archive, _MAX_FETCHED_BYTES):
-                await asyncio.to_thread(_unpack, archive, workspace.work)
+            with tempfile.TemporaryDirectory(dir=self._root) as place:
+                archive = Path(place, "archive")
+                if await self._setup.program.copy_out(self._name, path, archive, _MAX_FETCHED_BYTES):
+                    await asyncio.to_thread(_unpack, archive, Path(place), workspace.work)
 
 
 class _StartedScript:
@@ -313,7 +315,16 @@ async def listen_in(process: int, port: int) -> socket.socket:
     return await asyncio.wrap_future(made)
 
 
-def _unpack(archive: Path, folder: Path) -> None:
-    """Unpack what a program left. Links that lead out of the folder are left out."""
-    with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter=only_inside)
+def _unpack(archive: Path, place: Path, folder: Path) -> None:
+    """Unpack what a program left, and put it over whatever has its name in a folder. Links out of it are left out."""
+    # In a folder of its own first: the program may have left links in the other one, which would lead files elsewhere.
+    (unpacked := place / "unpacked").mkdir()
+    with tarfile.open(archive) as opened:
+        opened.extractall(unpacked, filter=only_inside)
+    for path in unpacked.iterdir():
+        target = folder / path.name
+        if target.is_dir() and not target.is_symlink():
+            remove(target)
+        else:
+            target.unlink(missing_ok=True)
+        path.rename(target)

@@ -25,6 +25,7 @@ from rolltape.collect.tasks import Task
 from rolltape.errors import TaskError
 
 _NUMBER = re.compile(r"-?\d+")
+_MAX_DIGITS = 20  # an action has fewer
 _HIGHLIGHTED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
 _OTHER_CODES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _DRAWN = "ansi"  # the render mode that gives text
@@ -107,9 +108,10 @@ class _GymnasiumWorld:
             action: Any = text.strip()
             wrong = f"{action!r} is not an action."
         else:
-            numbers = _NUMBER.findall(text)
-            action = int(numbers[-1]) if numbers else None
-            wrong = "There is no number in your answer." if action is None else f"{action} is not an action."
+            last = next(iter(reversed(_NUMBER.findall(text))), None)
+            # Python converts no number of thousands of digits, which a model that repeats itself may write.
+            action = int(last) if last is not None and len(last) <= _MAX_DIGITS else None
+            wrong = "There is no number in your answer." if last is None else f"{last[:_MAX_DIGITS]} is not an action."
         if action is None or not actions.contains(action):
             raise UnreadableAction(f"{wrong} {self.rules()}")
         return action
