@@ -89,3 +89,7 @@ def test_what_is_wrong_is_told_as_by_a_collection(tmp_path: Path, capsys: pytest
     good = task_file(tmp_path, [{"id": "a", "prompt": "2 + 2?", "answer": 4}], "good.jsonl")
     assert rolltape_command(["collect", str(good), "--dry-run", "--agent", "command:no-such-agent"]) == 2
     assert "no-such-agent is not on PATH" in capsys.readouterr().err
+    sandboxed = task_file(tmp_path, [{"prompt": "2 + 2?", "answer": 4, "sandbox": {"cpus": 0}}], "sandboxed.jsonl")
+    contained = ["--sandbox", "podman", "--sandbox-image", "any", "--agent", "command:sh -c true"]
+    assert rolltape_command(["collect", str(sandboxed), "--dry-run", *contained]) == 2
+    assert "the container's cpus is 0.0; give more than 0" in capsys.readouterr().err

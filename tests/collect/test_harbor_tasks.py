@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+import rolltape
 from collecting import ROOT, collected, instant, rollouts
 from commands import Cli
 from podman import IMAGE as IMAGE_NAME
 from podman import containers, needs_podman
+from rolltape.collect.dry_run import preview_attempts
 from rolltape.collect.results import RolloutResult
+from rolltape.collect.sandboxes import SandboxKind
 from rolltape.collect.sources import open_source
 from rolltape.errors import BadTasks, SourceError
 from rolltape.records.rollout import Status
@@ -186,6 +189,15 @@ def test_what_task_toml_says_is_what_the_container_gets(tmp_path: Path) -> None:
     assert other.data["harbor"]["digest"] != task.data["harbor"]["digest"]
 
 
+def test_an_agent_is_given_nothing_of_the_tests(tmp_path: Path) -> None:
+    folder = make_task(tmp_path / "one", "base")
+    settings = rolltape.CollectSettings(source=str(folder), agent="command:sh -c true", sandbox=SandboxKind.PODMAN)
+    (shown,) = preview_attempts(settings, tmp_path / "run")
+    assert shown["given"]["stdin"]["prompt"].startswith("Write the greeting")
+    assert "EXPECTED" not in str(shown)
+    assert str(folder / "tests") not in str(shown)
+
+
 IMAGE = 'docker_image = "registry.example/one:1"\nnetwork_mode = "no-network"\n'
 
 
@@ -210,6 +222,10 @@ def test_an_image_a_folder_and_no_network_can_be_named(tmp_path: Path, more: str
         ({"task_toml": "[environment]\ngpus = 1\n"}, "its environment.gpus is not supported"),
         ({"task_toml": "[agent]\nuser = 'a'\n"}, "its agent is user 'a' and its tests are None"),
         ({"task_toml": "[environment\n"}, "Expected ']'"),
+        ({"task_toml": "environment = 3\n"}, "its task.toml cannot be used: Expected `object`, got `int`"),
+        ({"task_toml": "[environment]\nenv = {A = 1}\n"}, "Expected `str`, got `int` - at `$.environment.env[...]`"),
+        ({"task_toml": "[verifier]\ntimeout_sec = 'x'\n"}, "at `$.verifier.timeout_sec`"),
+        ({"task_toml": "[agent]\ntimeout_sec = 'x'\n"}, "at `$.agent.timeout_sec`"),
         ({"environment/docker-compose_yaml": ""}, "it has several containers"),
         ({"environment/Dockerfile": None}, "it has neither environment/Dockerfile nor environment.docker_image"),
         ({"tests/test_sh": None}, "it has no tests/test.sh"),

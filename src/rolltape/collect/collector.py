@@ -66,7 +66,7 @@ class _AttemptsLeft:
         self.over = asyncio.Event()
 
 
-def _check_sandbox(settings: CollectSettings, task: Task) -> None:
+def check_sandbox(settings: CollectSettings, task: Task) -> None:
     """TaskError for a task whose sandbox this collection cannot provide."""
     wanted = task.data.get("sandbox")
     try:
@@ -160,7 +160,7 @@ class Collector:
         def check(task: Task) -> None:
             self._environments.of(task).check(task)
             if is_program(settings.agent):
-                _check_sandbox(settings, task)
+                check_sandbox(settings, task)
 
         if is_open:
             return GivenSource(settings.source_name or settings.source, settings.split, check)

@@ -5,7 +5,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rolltape.collect.agents import Assignment, agent_named
+from rolltape.collect.agents import Assignment, agent_named, is_program
+from rolltape.collect.collector import check_sandbox
 from rolltape.collect.environments import Environments, is_of_other_project
 from rolltape.collect.environments.protocol import Connection
 from rolltape.collect.functions import call_environment_from_thread
@@ -13,7 +14,7 @@ from rolltape.collect.plan import RolloutIdentity
 from rolltape.collect.runners.gateway import resolve_model
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import open_source
-from rolltape.collect.tasks import seed_of
+from rolltape.collect.tasks import Task, seed_of
 from rolltape.gateway.wire import base_urls
 
 # What only a running gateway knows.
@@ -31,13 +32,19 @@ def preview_attempts(settings: CollectSettings, run: Path) -> Iterator[dict[str,
     environments = Environments(settings.environment, settings.judge)
     connection = Connection(base_urls=base_urls(_URL, _KEY), key=_KEY, model=model.name or _MODEL)
     identity = RolloutIdentity(run.name, settings.step, connection.model, agent.name)
+
+    def check(task: Task) -> None:
+        environments.of(task).check(task)
+        if is_program(settings.agent):
+            check_sandbox(settings, task)
+
     with open_source(
         settings.source,
         split=settings.split,
         limit=1 if settings.limit is None and is_of_other_project(settings.source) else settings.limit,
         shuffle_seed=settings.seed,
         name=settings.source_name,
-        check=lambda task: environments.of(task).check(task),
+        check=check,
     ) as source:
         for task in islice(source, settings.limit or 1):
             environment = environments.of(task)

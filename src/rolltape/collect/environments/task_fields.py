@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 _AT = " - at `$"
 # Fields by which environments score: whoever solves a task is not to see them.
-_SCORING_FIELDS = frozenset({"answer", "check", "unfinished", "criteria", "scale", "better", "judge"})
+_SCORING_FIELDS = frozenset({"answer", "check", "unfinished", "criteria", "scale", "better", "judge", "harbor"})
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 

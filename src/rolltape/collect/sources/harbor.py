@@ -8,7 +8,9 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from rolltape.collect.sandboxes.container_program import digest_folder
 from rolltape.collect.sources.entries import RawSource, SourceEntry
@@ -28,6 +30,51 @@ _UNSUPPORTED = (
     ("verifier", "environment"),
     ("verifier", "collect"),
 )
+
+
+class _Environment(msgspec.Struct, frozen=True):
+    """What is read of [environment]."""
+
+    docker_image: str | None = None
+    cpus: float | None = None
+    memory_mb: int | None = None
+    memory: str | None = None  # as older tasks have it: "2G"
+    workdir: str = "."  # the image's own
+    env: dict[str, str] = {}
+    network_mode: str | None = None
+    allow_internet: bool = True
+    os: str = "linux"
+
+
+class _Agent(msgspec.Struct, frozen=True):
+    """What is read of [agent]."""
+
+    timeout_sec: float | None = None
+    user: str | int | None = None
+
+
+class _Verifier(msgspec.Struct, frozen=True):
+    """What is read of [verifier]."""
+
+    timeout_sec: Annotated[float, msgspec.Meta(gt=0)] = _DEFAULT_TEST_S
+    user: str | int | None = None
+    env: dict[str, str] = {}
+
+
+class _TaskName(msgspec.Struct, frozen=True):
+    """What is read of [task]."""
+
+    name: str | None = None
+
+
+class _TaskConfig(msgspec.Struct, frozen=True):
+    """What is read of task.toml."""
+
+    task: _TaskName = _TaskName()
+    environment: _Environment = _Environment()
+    agent: _Agent = _Agent()
+    verifier: _Verifier = _Verifier()
+    metadata: dict[str, Any] = {}
 
 
 class _Unusable(Exception):
@@ -55,67 +102,67 @@ def _read_tasks(folders: list[Path]) -> Iterator[SourceEntry]:
     for folder in folders:
         try:
             yield SourceEntry(f"task {folder.name}", _read_task(folder))
+        except msgspec.ValidationError as error:
+            yield SourceEntry(f"task {folder.name}", problem=f"its {_CONFIG} cannot be used: {error}")
         except (_Unusable, OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             yield SourceEntry(f"task {folder.name}", problem=str(error))
 
 
 def _read_task(folder: Path) -> dict[str, Any]:
-    config = tomllib.loads((folder / _CONFIG).read_text())
-    agent, verifier = config.get("agent", {}), config.get("verifier", {})
-    _refuse_unsupported(folder, config)
+    raw = tomllib.loads((folder / _CONFIG).read_text())
+    config = msgspec.convert(raw, _TaskConfig)
+    _refuse_unsupported(folder, raw, config)
     for name in ("instruction.md", "tests/test.sh"):
         if not (folder / name).is_file():
             raise _Unusable(f"it has no {name}; add it")
     return {
-        "id": config.get("task", {}).get("name", folder.name),
+        "id": config.task.name or folder.name,
         "environment": "harbor",
         "prompt": (folder / "instruction.md").read_text(),
-        "sandbox": _read_sandbox(folder, config.get("environment", {}), agent),
+        "sandbox": _read_sandbox(folder, config.environment, config.agent),
         "harbor": {
             "tests": str(folder / "tests"),
             "digest": digest_folder(folder / "tests"),
-            "timeout_s": float(verifier.get("timeout_sec", _DEFAULT_TEST_S)),
-            "env": _resolve(verifier.get("env", {})),
+            "timeout_s": config.verifier.timeout_sec,
+            "env": _resolve(config.verifier.env),
         },
-        "metadata": config.get("metadata", {}),
+        "metadata": config.metadata,
     }
 
 
-def _read_sandbox(folder: Path, environment: dict[str, Any], agent: dict[str, Any]) -> dict[str, Any]:
-    image, build = environment.get("docker_image"), folder / "environment"
+def _read_sandbox(folder: Path, environment: _Environment, agent: _Agent) -> dict[str, Any]:
+    image, build = environment.docker_image, folder / "environment"
     if image is None and not (build / "Dockerfile").is_file():
         raise _Unusable("it has neither environment/Dockerfile nor environment.docker_image; add one of them")
-    memory = environment.get("memory_mb")
-    closed = (
-        environment.get("network_mode") in ("no-network", "allowlist") or environment.get("allow_internet") is False
-    )
+    memory_mb, memory = environment.memory_mb, environment.memory
+    closed = environment.network_mode in ("no-network", "allowlist") or not environment.allow_internet
     fields = {
         "image": image,
         "build": None if image else str(build),
-        "cpus": environment.get("cpus"),
-        "memory": f"{memory}m" if memory else str(environment.get("memory", "")).lower() or None,
-        "workdir": environment.get("workdir", "."),
-        "env": _resolve(environment.get("env", {})),
-        "user": None if agent.get("user") is None else str(agent["user"]),
-        "timeout_s": agent.get("timeout_sec"),
+        "cpus": environment.cpus,
+        "memory": f"{memory_mb}m" if memory_mb is not None else memory.lower() if memory else None,
+        "workdir": environment.workdir,
+        "env": _resolve(environment.env),
+        "user": None if agent.user is None else str(agent.user),
+        "timeout_s": agent.timeout_sec,
         # Others have what --sandbox-network says.
         "network": "gateway" if closed else None,
     }
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _refuse_unsupported(folder: Path, config: dict[str, Any]) -> None:
+def _refuse_unsupported(folder: Path, raw: dict[str, Any], config: _TaskConfig) -> None:
     for path in _UNSUPPORTED:
-        value: Any = config
+        value: Any = raw
         for name in path:
             value = value.get(name, {})
         if value:
             raise _Unusable(f"its {'.'.join(path)} is not supported; leave it out")
     if (folder / "environment" / "docker-compose.yaml").exists():
         raise _Unusable("it has several containers (environment/docker-compose.yaml), which is not supported")
-    if str(config.get("environment", {}).get("os", "linux")).lower() != "linux":
+    if config.environment.os.lower() != "linux":
         raise _Unusable("its environment.os is not linux")
-    users = [config.get(section, {}).get("user") for section in ("agent", "verifier")]
+    users = [config.agent.user, config.verifier.user]
     if users[0] != users[1]:
         raise _Unusable(f"its agent is user {users[0]!r} and its tests are {users[1]!r}; give both the same")
 
