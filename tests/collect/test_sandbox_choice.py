@@ -115,6 +115,16 @@ def test_a_flag_that_cannot_be_is_named(tmp_path: Path, cli: Cli, agent: str, fl
     assert says in result.err
 
 
+@pytest.mark.parametrize("name", ["a:b", "a, b"])
+def test_a_run_whose_path_cannot_be_mounted_is_refused_in_words(
+    tmp_path: Path, cli: Cli, agent: str, name: str
+) -> None:
+    (place := tmp_path / name).mkdir()
+    result = collect(cli, place, agent, "--sandbox", "podman", "--sandbox-image", "any")
+    assert result.code == 2
+    assert f"podman cannot mount a path with {name[1]!r} in it; use another folder" in result.err
+
+
 async def test_python_code_names_a_sandbox_by_text(tmp_path: Path, agent: str) -> None:
     source = task_file(tmp_path, [{"id": "t", "prompt": "What is 3 + 1?", "answer": 4}])
     async with instant() as engine:

@@ -57,6 +57,9 @@ async def open_sandbox(
         raise CollectError(f"--sandbox-read {missing[0]}: there is no such file or folder")
     try:
         if kind.has_images:
+            for path in (str(owner.run), *reads):
+                if found := next((one for one in ":," if one in path), None):
+                    raise CollectError(f"{path}: {kind} cannot mount a path with {found!r} in it; use another folder")
             functions = await open_sandbox(SandboxKind.AUTO, None, scratch=scratch, owner=owner, reads=reads)
             program = ContainerProgram(kind, _find(kind), owner, scratch)
             setup = ContainersSetup(program, container or ContainerSettings(), network, reads, tuple(passed))
