@@ -250,3 +250,41 @@ def test_a_filtered_rollout_is_filtered_on_the_tape_that_it_is_imported_into(tmp
     assert (back.outcome.filtered, back.sessions[0].head.stop_ids) == ("a near duplicate", (0,))
     assert samples_of(back, "exact") == samples_of(rollout, "exact")
     assert imported("atif", tmp_path / "out", tmp_path / "run").known == 1
+
+
+def recorded_run(folder: Path, **head: Any) -> Path:
+    """A run of one rollout whose second turn was interrupted before it had a reply."""
+    with rolltape.open(folder / "odd") as tape, tape.rollout(**head) as rollout:
+        session = rollout.session()
+        asked, said = {"role": "user", "content": "go"}, {"role": "assistant", "content": "gone"}
+        session.record_turn(
+            prompt_messages=[asked],
+            prompt_ids=[1],
+            sampled_ids=[2],
+            logprobs=[-1.0],
+            reply=said,
+            finish="stop",
+            delivery="delivered",
+        )
+        session.record_turn(prompt_messages=[asked, said, asked], prompt_ids=[1, 2, 1], sampled_ids=[], finish="abort")
+        session.settle()
+        rollout.finish(reward=1.0)
+    return folder / "odd"
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_numbers_of_a_task_that_are_not_finite_come_back(tmp_path: Path, form: str) -> None:
+    run = recorded_run(tmp_path, task_id="t", task={"limit": math.inf, "text": "t"})
+    write = conversations_to_jsonl if form == "jsonl" else conversations_to_parquet
+    write(rolltape.read(run).rollouts(), tmp_path / f"c.{form}")
+    (back,) = reimported("messages", tmp_path / f"c.{form}", tmp_path)
+    assert back.head.task == {"limit": math.inf, "text": "t"}
+
+
+def test_an_inspect_log_has_rollouts_that_end_without_a_reply_and_ids_with_a_nul(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path, task_id="a\0b")
+    left_out: list[str] = []
+    assert write_inspect_log(rolltape.read(run).rollouts(), tmp_path / "log.eval", left_out) == 1
+    assert left_out == []
+    (back,) = reimported("inspect", tmp_path / "log.eval", tmp_path)
+    assert (back.head.task_id, [turn.reply and turn.reply.text for turn in back.turns]) == ("a\0b", ["gone"])

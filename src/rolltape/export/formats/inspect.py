@@ -87,8 +87,8 @@ def write_inspect_log(rollouts: Iterable[Rollout], out: Destination, left_out: l
 def _main_conversation(rollout: Rollout) -> Conversation | None:
     if rollout.status not in (Status.FINISHED, Status.FAILED):
         return None
-    found = [one for one in conversations_of(rollout) if one.last.reply is not None]
-    return max(found, key=lambda one: len(one.turns), default=None)
+    found = [one for one in conversations_of(rollout) if one.replies]
+    return max(found, key=lambda one: len(one.replies), default=None)
 
 
 def _sample(told: Conversation, log: Any, model: Any, scorer: Any) -> Any:
@@ -98,7 +98,7 @@ def _sample(told: Conversation, log: Any, model: Any, scorer: Any) -> Any:
     scores = {"reward": outcome.reward, **outcome.reward_terms} if outcome.reward is not None else {}
     first = told.turns[0]
     return log.EvalSample(
-        id=head.task_id or head.group,
+        id=(head.task_id or head.group).replace("\0", "\ufffd"),  # a name in the log's archive, which ends at a NUL
         epoch=head.attempt + 1,
         input=[_message(message.to_dict(), model) for message in first.prompt.to_list()] or "",
         target="",

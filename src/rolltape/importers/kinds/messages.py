@@ -32,7 +32,7 @@ from rolltape.importers.imported import (
     or_broken,
 )
 from rolltape.importers.text_dumps import ABSENT_FROM_TEXT, as_messages
-from rolltape.records.jsonable import non_finite
+from rolltape.records.jsonable import decode_numbers, non_finite
 from rolltape.records.rollout import StopReason
 
 # ShareGPT's names, and those that its descendants use.
@@ -136,6 +136,9 @@ def _exported_rollout(entry: tuple[str, dict[str, Any]] | BrokenEntry) -> tuple[
 
 def _restored(rows: list[tuple[str, dict[str, Any]]], options: ImportOptions) -> ImportedRollout:
     """The rollout of rows that Rolltape wrote, each a conversation of it."""
+    is_table = "schema" not in rows[0][1]  # where values of any type are JSON text
+    if not is_table:
+        rows = [(where, decode_numbers(json.dumps(row).encode())) for where, row in rows]
     where, first = rows[0]
     sessions: dict[str, dict[int, dict[str, Any]]] = {}
     for _, row in rows:
@@ -154,7 +157,6 @@ def _restored(rows: list[tuple[str, dict[str, Any]]], options: ImportOptions) ->
                     "token_faithful": False,
                 },
             )
-    is_table = "schema" not in first  # where values of any type are JSON text
     task, terms = first.get("task"), first.get("reward_terms") or {}
     if isinstance(terms, list):  # a table's map, or a dataset's list of names and values
         terms = {one["name"]: one.get("value") for one in terms} if "name" in terms[0] else dict(terms)
@@ -164,7 +166,7 @@ def _restored(rows: list[tuple[str, dict[str, Any]]], options: ImportOptions) ->
         key=f"{first['rollout']}.{first['try_index']}",
         foreign_ids=(first["rollout"],),
         task_id=first.get("task_id"),
-        task=json.loads(task) if is_table and task is not None else task,
+        task=decode_numbers(task.encode()) if is_table and task is not None else task,
         source=options.source or first.get("source"),
         split=options.split,
         step=first["step"] if options.step is None else options.step,
