@@ -241,6 +241,8 @@ async def test_a_container_that_cannot_be_made_is_no_outcome_of_the_agent(tmp_pa
         ({"image": "a", "imige": "b"}, "host", "its sandbox cannot be used: Object contains unknown field `imige`"),
         ({"image": "a", "memory": "much"}, "host", "the container's memory is 'much'"),
         ({"image": "a", "memory": "0g"}, "host", "the container's memory is '0g'; give more than 0"),
+        ({"build": "--volume=/:/host"}, "host", "the container's build is '--volume=/:/host'; give one that does not"),
+        ({"image": "--help"}, "host", "the container's image is '--help'; give one that does not begin with -"),
         ({"image": "a", "cpus": 0}, "host", "the container's cpus is 0.0; give more than 0"),
         ({"image": "a", "workdir": "app"}, "host", "the container's path 'app' is relative"),
         ({"image": "a", "env": {"A B": "c"}}, "host", "the container's env has the name 'A B'"),

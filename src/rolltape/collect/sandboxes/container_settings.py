@@ -76,6 +76,10 @@ def time_limit_of(wanted: object) -> float | None:
 
 def _find_problems(settings: ContainerSettings) -> Iterator[str]:
     """What is wrong with settings, in words."""
+    for name in ("image", "build"):
+        # podman and docker would read it as a flag of theirs, such as one that mounts a folder of this machine.
+        if (given := getattr(settings, name) or "").startswith("-"):
+            yield f"the container's {name} is {given!r}; give one that does not begin with -"
     if settings.memory is not None and not _MEMORY.fullmatch(settings.memory):
         yield f"the container's memory is {settings.memory!r}; give bytes, or a number with k, m or g"
     elif settings.memory is not None and not settings.memory.strip("0bkmgBKMG"):
