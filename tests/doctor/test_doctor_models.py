@@ -53,7 +53,7 @@ async def test_a_template_of_another_model_is_named(folder: Path) -> None:
 async def test_a_renderer_of_another_model_is_named_with_the_first_difference(folder: Path) -> None:
     results = await diagnosed(folder, renderer="nemotron-3")
     assert bad(results)["template"] == "fault"
-    assert "renderer nemotron-3 and the folder's template give other ids from id" in results["template"].measured
+    assert "renderer nemotron-3 and the folder's template give different ids from id" in results["template"].measured
 
 
 async def test_a_renderer_whose_tokens_are_not_there_is_a_fault(folder: Path) -> None:

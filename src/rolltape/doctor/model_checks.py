@@ -72,8 +72,8 @@ def _template(probe: ModelProbe) -> CheckResult:
     if match.chat is not None:
         return fault(
             "template",
-            f"renderer {renderer} and the folder's template give other ids {_first_difference(probe, match)}",
-            "leave --renderer away, or give the folder of the model that is served",
+            f"renderer {renderer} and the folder's template give different ids {_first_difference(probe, match)}",
+            "leave out --renderer, or give the folder of the model that is served",
         )
     return ok("template", f"renderer {renderer} gives the ids of the folder's template on {match.agreed} conversations")
 

@@ -84,8 +84,8 @@ def doctor(
 ) -> int:
     """Check that an engine, a model, and an agent fit together.
 
-    Each line says what was measured and, where something is wrong, what to change. Nothing is taken from what an
-    engine or a folder says about itself.
+    Each line says what was measured and, where something is wrong, what to change. Checks send real requests and
+    look at the replies; they do not rely on how an engine is configured or described.
     """
     if gateway is not None:
         if engine or model or agent:

@@ -208,7 +208,7 @@ async def _logprobs(probe: GatewayProbe) -> CheckResult | None:
     given = (reply.body["choices"][0].get("logprobs") or {}).get("content") if reply.status == 200 else None
     if not given:
         return note(
-            "logprobs", f"none are given ({reply.status})", "a trainer must get them on another way, as from a tape"
+            "logprobs", f"none are given ({reply.status})", "a trainer must get them another way, such as from a tape"
         )
     if reply.completion_tokens is not None and len(given) != reply.completion_tokens:
         return warning(
