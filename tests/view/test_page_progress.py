@@ -55,7 +55,7 @@ def test_the_overview_claims_nothing_about_rollouts_that_are_not_indexed(page: P
         "No rewards\n",
         "No forks:",
         "None recorded",
-        "No tokens were sampled",
+        "No sampled token ids are recorded",
         "has a reward",
         "no token records",
     ):

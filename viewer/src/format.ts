@@ -51,6 +51,11 @@ export function count(value: number | null | undefined): string {
   return value === null || value === undefined ? NONE : grouped.format(value);
 }
 
+/** How many tokens there are; a dash where none are recorded, as of replies that came as text alone. */
+export function tokens(value: number | null | undefined): string {
+  return value ? compact(value) : NONE;
+}
+
 /** 1234567 → 1.23 M; exact below ten thousand. */
 export function compact(value: number | null | undefined): string {
   if (value === null || value === undefined) return NONE;
