@@ -109,7 +109,7 @@ async def test_judge_that_comes_to_its_senses_counts() -> None:
     ("says", "why"),
     [
         (Says(status=500), "answered 500: overloaded"),
-        (Says(body="<html>"), "answered what is not its JSON"),
+        (Says(body="<html>"), "answered with JSON that cannot be read"),
         (Says(body='{"choices": []}'), "its answer has no choices"),
         (Says(delay_s=30), "no answer in 0.05 s"),
     ],

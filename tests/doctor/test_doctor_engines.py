@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from aiohttp import web
 
@@ -155,6 +156,28 @@ async def test_an_engine_without_a_tokenizer_gets_by_without_texts() -> None:
     assert result is not None
     assert result.verdict is Severity.NOTE
     assert [one.verdict for one in string] == [Severity.WARNING]
+
+
+async def test_a_stop_id_that_only_the_text_has_is_no_other_tokenizer() -> None:
+    prompts = ChatPrompts(shipped_model())
+    stop = prompts.decode(np.array(prompts.stop_ids[:1], dtype=np.int32))
+
+    def ended_at_once(answer: Json) -> Json:
+        text = prompts.decode(np.array([400], dtype=np.int32)) + stop
+        return {
+            **answer,
+            "text": text,
+            "meta_info": {**answer["meta_info"], "output_token_logprobs": [[-1.0, 400, None]]},
+        }
+
+    async with sglang(answer=ended_at_once) as spec:
+        engine = open_engine(spec)
+        kind, _, url = spec.partition(":")
+        probe = EngineProbe(engine, prompts)
+        result = await check_tokenizer(probe, prompts=prompts, kind=kind, url=url, api_key=None)
+        await engine.close()
+    assert result is not None
+    assert result.verdict is Severity.OK
 
 
 def _refuse_stop_strings(body: Json) -> Json:

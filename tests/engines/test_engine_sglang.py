@@ -289,9 +289,9 @@ async def test_a_reply_that_broke_off_comes_without_kept_ids() -> None:
         (answer([1], finish_reason={"type": "abort", "message": "no memory", "status_code": 503}), "no memory"),
         (answer([1], finish_reason={"type": "boredom"}), "boredom"),
         (answer([1], routed_experts="AAAA"), "routed_experts are no int32"),
-        (b'{"output_ids": [1, 2', "is not its JSON"),
-        (b'{"meta_info": 5}', "is not its JSON"),
-        (b"", "is not its JSON"),
+        (b'{"output_ids": [1, 2', "JSON that cannot be read"),
+        (b'{"meta_info": 5}', "JSON that cannot be read"),
+        (b"", "JSON that cannot be read"),
     ],
 )
 async def test_an_answer_that_cannot_be_one_is_a_fault(given: Any, message: str) -> None:

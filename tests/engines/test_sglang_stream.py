@@ -223,7 +223,7 @@ TRIPLE = [[-0.5, 8, None]]
 @pytest.mark.parametrize(
     ("junk", "message"),
     [
-        (b'{"output_ids": [5, 6', "is not its JSON"),
+        (b'{"output_ids": [5, 6', "JSON that cannot be read"),
         ({"error": {"message": "out of memory", "code": 500}}, "out of memory"),
         (event([8], 9), "3 ids, then an event of 1, but completion_tokens 9"),
         (event([8], 4, output_token_logprobs=[]), "1 sampled ids but 0 logprobs"),
@@ -255,7 +255,7 @@ async def test_what_was_told_is_kept_before_an_event_that_makes_no_sense(
 @pytest.mark.parametrize(
     ("first", "message", "status"),
     [
-        (b'{"output_ids": [5, 6', "is not its JSON", None),
+        (b'{"output_ids": [5, 6', "JSON that cannot be read", None),
         ({"error": {"message": "the prompt is too long", "code": 400}}, "the prompt is too long", 400),
         (event([], 0, {"type": "abort", "message": "full", "status_code": 503}), "full", 503),
         (

@@ -1,6 +1,7 @@
 """Checks of an engine and a model folder together: whether the engine serves the model whose folder was given."""
 
 import asyncio
+from collections.abc import Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -35,8 +36,11 @@ async def check_tokenizer(
     ids = [token for one in spelled for token in one.ids]
     if any(one.text is None for one in spelled):
         return note("tokenizer", "not compared: the engine gives ids without text")
+    stops = [prompts.decode(np.array([one], dtype=np.int32)) for one in probe.stop_ids]
     theirs, own = (
-        "".join(texts).replace("\ufffd", "")  # of letters that the end of a reply breaks, each program makes its own
+        "".join(_without_stop(text, stops) for text in texts).replace(
+            "\ufffd", ""
+        )  # of letters that the end of a reply breaks, each program makes its own
         for texts in (
             [one.text or "" for one in spelled],
             [prompts.decode(np.array(one.ids, dtype=np.int32)) for one in spelled],
@@ -53,6 +57,11 @@ async def check_tokenizer(
         "give --model the folder of the model that the engine serves",
         alike=round(alike, 3),
     )
+
+
+def _without_stop(text: str, stops: Sequence[str]) -> str:
+    """A reply without the stop id at its end, which engines keep in the text, in the ids, in both, or in neither."""
+    return next((text.removesuffix(stop) for stop in stops if stop and text.endswith(stop)), text)
 
 
 async def check_weights(probe: EngineProbe, *, folder: Path) -> CheckResult:

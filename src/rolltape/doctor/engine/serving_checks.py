@@ -92,7 +92,11 @@ async def check_constraints(probe: EngineProbe) -> CheckResult | None:
     ask = ChatRequest(api="chat", model="it", messages=[], output_schema=OutputSchema("response_format", schema))
     constraint, _ = build_constraint(ask, probe.prompts.reply_form, Thinking.OFF, "forced", probe.engine.abilities)
     if constraint is None:
-        return note("constraints", "the engine cannot hold a reply to a JSON schema", "agents that need one are told")
+        return note(
+            "constraints",
+            "the engine cannot hold a reply to a JSON schema",
+            "replies are sampled freely; turns list the schema as not applied",
+        )
     wanted = probe.wanted(probe.noise(16), temperature=1.0, stop_ids=probe.stop_ids)
     try:
         given = await probe.generate(msgspec.structs.replace(wanted, constraint=constraint))

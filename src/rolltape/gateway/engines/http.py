@@ -155,7 +155,7 @@ def decoded(data: bytes, decoder: "msgspec.json.Decoder[_T]", where: str) -> _T:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         shown = _short(data.decode(errors="replace"))
-        raise EngineFault(f"{where} answered what is not its JSON: {error}; it begins {shown!r}") from None
+        raise EngineFault(f"{where} answered with JSON that cannot be read: {error}; it begins {shown!r}") from None
 
 
 def error_text(value: Any) -> str:
