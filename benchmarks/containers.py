@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure
-from rolltape.collect.sandboxes import ContainerSettings, Owner, Sandboxes, SandboxKind, open_sandbox
+from rolltape.collect.sandboxes import ContainerOwner, ContainerSettings, Sandboxes, SandboxKind, open_sandbox
 from rolltape.collect.sandboxes.protocol import ProgramJob
 from rolltape.collect.sandboxes.running import run_program
 from rolltape.collect.sandboxes.workspace import Workspace
@@ -45,7 +45,7 @@ async def _measure(image: str) -> tuple[float, float, float]:
             SandboxKind.PODMAN,
             _Gateway(),
             scratch=place,
-            owner=Owner(place / "run", "benchmark"),
+            owner=ContainerOwner(place / "run", "benchmark"),
             container=ContainerSettings(image=image, memory="256m", cpus=1),
         )
         rounds = [

@@ -9,8 +9,8 @@ import numpy as np
 
 import rolltape
 from benchmarks.figures import Figure, main
-from rolltape.samples.record_check import CHECKED_COLUMNS
-from rolltape.samples.step_check import check_step
+from rolltape.samples.check.records import CHECKED_COLUMNS
+from rolltape.samples.check.step import check_step
 from rolltape.tokens import list_steps, score_sample, write_tokens
 from rolltape.tokens.files import describe_files, read_step
 

@@ -16,7 +16,7 @@ from collecting import collected, command, finished_per_task, instant, rollouts,
 from commands import Cli
 from podman import containers, needs_podman, podman
 from rolltape.collect.results import RolloutResult
-from rolltape.collect.sandboxes import ContainerSettings, Owner, SandboxKind, SandboxNetwork
+from rolltape.collect.sandboxes import ContainerOwner, ContainerSettings, SandboxKind, SandboxNetwork
 from rolltape.collect.sandboxes import containers as sandbox_containers
 from rolltape.collect.sandboxes.container_program import ContainerProgram
 from rolltape.collect.sandboxes.containers import listen_in
@@ -353,7 +353,9 @@ async def test_only_containers_of_dead_collectors_are_swept(tmp_path: Path) -> N
         }
         ids = {name: done.stdout.strip() for name, done in made.items()}
         try:
-            program = ContainerProgram(SandboxKind.PODMAN, "podman", Owner(tmp_path / "run", tape.writer), tmp_path)
+            program = ContainerProgram(
+                SandboxKind.PODMAN, "podman", ContainerOwner(tmp_path / "run", tape.writer), tmp_path
+            )
             assert await program.sweep() == [ids["dead"]]
             left = set(containers("rolltape.run"))
             assert {name for name, one in ids.items() if one in left} == owners.keys() - {"dead"}

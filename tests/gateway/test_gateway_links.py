@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from gateways import eventually
-from rolltape.gateway.server.links import Inlet, Link, PassedOn
+from rolltape.gateway.server.links import Inlet, PassedOn, WorkerLink
 
 
 async def test_more_than_the_system_takes_at_once_arrives_in_order_with_its_connections(tmp_path: Path) -> None:
     passed: list[PassedOn] = []
     closed: list[tuple[bytes, int]] = []
     inlet = Inlet(f"{tmp_path}/i", passed.append, lambda name: closed.append((name, len(passed))))
-    lost: list[Link] = []
-    link = Link(f"{tmp_path}/i", lost.append)
+    lost: list[WorkerLink] = []
+    link = WorkerLink(f"{tmp_path}/i", lost.append)
     pairs = [socket.socketpair() for _ in range(8)]
     names = [b"%012d" % number for number in range(8)]
     for number, (_, given) in enumerate(pairs):  # nobody takes them meanwhile
@@ -38,4 +38,4 @@ async def test_more_than_the_system_takes_at_once_arrives_in_order_with_its_conn
     with pytest.raises(OSError, match="Bad file descriptor"):
         link.say_closed(names[0])
     with pytest.raises(OSError, match="refused"):
-        Link(f"{tmp_path}/i", lost.append)
+        WorkerLink(f"{tmp_path}/i", lost.append)

@@ -24,7 +24,7 @@ from rolltape.collect.plan import (
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.runners.local import LocalRunner
 from rolltape.collect.runners.protocol import AttemptQueue, Runner
-from rolltape.collect.sandboxes import Confinement, Owner, SandboxNetwork, open_sandbox, refuse_image
+from rolltape.collect.sandboxes import Confinement, ContainerOwner, SandboxNetwork, open_sandbox, refuse_image
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import GivenSource, TaskSource, open_source
 from rolltape.collect.spending import SpendingLimit, load_usage
@@ -341,7 +341,7 @@ class Collector:
                 open_sandbox,
                 settings.sandbox,
                 None,
-                owner=Owner(self._tape.directory.path, self._tape.writer),
+                owner=ContainerOwner(self._tape.directory.path, self._tape.writer),
                 reads=settings.sandbox_read,
                 passed=settings.pass_env,
                 container=settings.container,

@@ -12,9 +12,9 @@ from rolltape.cli.exits import Exit
 from rolltape.cli.screen import note, plural, print_json, print_line, print_long, tracked
 from rolltape.errors import TapeError
 from rolltape.records.policy import Advantage, CutPolicy
-from rolltape.samples.findings import StepCheck, UnseenSample
-from rolltape.samples.record_check import CHECKED_COLUMNS
-from rolltape.samples.step_check import check_step, find_unseen
+from rolltape.samples.check.findings import StepCheck, UnseenSample
+from rolltape.samples.check.records import CHECKED_COLUMNS
+from rolltape.samples.check.step import check_step, find_unseen
 from rolltape.tape.run import Run
 from rolltape.tokens.files import describe_files, read_step
 from rolltape.tokens.steps import TokenStep

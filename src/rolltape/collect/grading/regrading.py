@@ -34,7 +34,7 @@ from rolltape.collect.grading.grades import (
 from rolltape.collect.plan import seat_agent
 from rolltape.collect.records import LAUNCH, build_record
 from rolltape.collect.results import RolloutResult, describe_error
-from rolltape.collect.sandboxes import Owner, Sandboxes, SandboxKind, open_sandbox
+from rolltape.collect.sandboxes import ContainerOwner, Sandboxes, SandboxKind, open_sandbox
 from rolltape.collect.sandboxes.checks import WorkspaceChecks
 from rolltape.collect.sandboxes.workspace import remove
 from rolltape.collect.tasks import Task, seed_of
@@ -76,7 +76,7 @@ class Regrading:
         With `with_groups` it also compares groups that are complete. `sandbox` opens the sandbox in which checks of
         files run, given a `scratch` folder; None: bubblewrap where it works.
         """
-        owner = Owner(tape.directory.path, tape.writer)
+        owner = ContainerOwner(tape.directory.path, tape.writer)
         self._open_sandbox = sandbox or partial(open_sandbox, SandboxKind.AUTO, None, owner=owner)
         self._tape = tape
         self._environments = environments

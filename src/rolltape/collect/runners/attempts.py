@@ -25,7 +25,7 @@ from rolltape.collect.plan import PlannedAttempt, RolloutIdentity
 from rolltape.collect.results import RolloutResult, describe_error
 from rolltape.collect.runners.gateway import make_gateway
 from rolltape.collect.runners.seats import SeatSessions
-from rolltape.collect.sandboxes import Confinement, Owner, Sandboxes, Unconfined, open_sandbox, time_limit_of
+from rolltape.collect.sandboxes import Confinement, ContainerOwner, Sandboxes, Unconfined, open_sandbox, time_limit_of
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task, seed_of
 from rolltape.errors import TapeWriteError
@@ -173,7 +173,7 @@ async def _open_sandbox(
         settings.sandbox,
         gateway,
         scratch=scratch,
-        owner=Owner(tape.directory.path, tape.writer),
+        owner=ContainerOwner(tape.directory.path, tape.writer),
         network=settings.sandbox_network,
         reads=settings.sandbox_read,
         passed=settings.pass_env,

@@ -1,6 +1,6 @@
 """Sandboxes: what agents that are programs, and checks of what they left, can see and reach."""
 
-from rolltape.collect.sandboxes.container_program import Owner
+from rolltape.collect.sandboxes.container_program import ContainerOwner
 from rolltape.collect.sandboxes.container_settings import ContainerSettings, time_limit_of
 from rolltape.collect.sandboxes.opening import open_sandbox
 from rolltape.collect.sandboxes.protocol import Confinement, Sandbox, Sandboxes, SandboxKind, SandboxNetwork
@@ -8,8 +8,8 @@ from rolltape.collect.sandboxes.running import Unconfined, refuse_image
 
 __all__ = [
     "Confinement",
+    "ContainerOwner",
     "ContainerSettings",
-    "Owner",
     "Sandbox",
     "SandboxKind",
     "SandboxNetwork",

@@ -35,7 +35,7 @@ _NETWORKS = {
 }
 
 
-class Owner(NamedTuple):
+class ContainerOwner(NamedTuple):
     """Which process a container belongs to: a writer of a run."""
 
     run: Path
@@ -45,7 +45,7 @@ class Owner(NamedTuple):
 class ContainerProgram:
     """podman or docker, on behalf of an owner."""
 
-    def __init__(self, kind: SandboxKind, path: str, owner: Owner, scratch: Path) -> None:
+    def __init__(self, kind: SandboxKind, path: str, owner: ContainerOwner, scratch: Path) -> None:
         """`scratch` is a folder for files that it needs."""
         self.kind = kind
         self._nothing = scratch / "nothing"

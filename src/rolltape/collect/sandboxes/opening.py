@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rolltape.collect.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
-from rolltape.collect.sandboxes.container_program import ContainerProgram, Owner
+from rolltape.collect.sandboxes.container_program import ContainerOwner, ContainerProgram
 from rolltape.collect.sandboxes.container_settings import ContainerSettings
 from rolltape.collect.sandboxes.containers import Containers, ContainersSetup
 from rolltape.collect.sandboxes.protocol import ListeningGateway, ProgramJob, Sandboxes, SandboxKind, SandboxNetwork
@@ -28,7 +28,7 @@ async def open_sandbox(
     gateway: ListeningGateway | None,
     *,
     scratch: Path,
-    owner: Owner,
+    owner: ContainerOwner,
     network: SandboxNetwork = SandboxNetwork.GATEWAY,
     reads: Sequence[str] = (),
     passed: Sequence[str] = (),

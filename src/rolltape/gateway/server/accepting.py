@@ -24,7 +24,7 @@ from typing import cast
 from aiohttp import web
 
 from rolltape.gateway.peers import Peer, Siblings
-from rolltape.gateway.server.links import Inlet, Link, PassedOn
+from rolltape.gateway.server.links import Inlet, PassedOn, WorkerLink
 from rolltape.tape.journal.left_open import writer_tag
 
 log = logging.getLogger("rolltape.gateway")
@@ -45,7 +45,7 @@ class SharedPort:
         self._own_tag = writer_tag(own.writer).encode()
         self._path = _path(own)
         self._numbers = itertools.count()
-        self._links: dict[bytes, Link] = {}  # to other workers, by their tags
+        self._links: dict[bytes, WorkerLink] = {}  # to other workers, by their tags
         self._copies: dict[bytes, _Connection] = {}  # of connections that others read, by their names
         self._tasks: set[asyncio.Task[object]] = set()
         self._is_closed = False
@@ -72,17 +72,17 @@ class SharedPort:
         """A name for a connection that no other of these workers has."""
         return self._own_tag + next(self._numbers).to_bytes(4)
 
-    def find_link(self, data: bytes) -> Link | None:
+    def find_link(self, data: bytes) -> WorkerLink | None:
         """The way to the worker whose session the beginning of a request names; None: serve it here."""
         end = data.find(_HEAD_END)
         key = _KEY.search(data, 0, end if end >= 0 else len(data))
         return None if key is None or key[1] == self._own_tag else self._link_to(key[1])
 
-    def _link_to(self, tag: bytes) -> Link | None:
+    def _link_to(self, tag: bytes) -> WorkerLink | None:
         link = self._links.get(tag)
         if link is None and not self._is_closed and (peer := self._siblings.of_tag(tag.decode())) is not None:
             with contextlib.suppress(OSError):  # it has died
-                link = self._links[tag] = Link(_path(peer), self._lose)
+                link = self._links[tag] = WorkerLink(_path(peer), self._lose)
         return link
 
     def keep_copy(self, connection: "_Connection") -> None:
@@ -106,7 +106,7 @@ class SharedPort:
         if copy is not None:
             copy.let_go()
 
-    def _lose(self, lost: Link) -> None:
+    def _lose(self, lost: WorkerLink) -> None:
         """Let go of all connections that were passed on to a worker that has died."""
         self._links = {tag: link for tag, link in self._links.items() if link is not lost}
         for name in [name for name, copy in self._copies.items() if copy.passed_to is lost]:
@@ -148,7 +148,7 @@ class _Connection(asyncio.Protocol):
         self._left: int | None = 0  # bytes of the current request that have not come; None: unknown from now on
         self._held: asyncio.TimerHandle | None = None  # a request is to be passed on when the reply before it has ended
         self.name = b"" if passed is None else passed.name  # empty: it was never passed on
-        self.passed_to: Link | None = None  # None: it is read here
+        self.passed_to: WorkerLink | None = None  # None: it is read here
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are of a class of their own
@@ -199,7 +199,7 @@ class _Connection(asyncio.Protocol):
         """Close this copy; the connection stays open where another worker reads it."""
         self._transport.abort()
 
-    def _pass_on(self, link: Link, look_s: float) -> None:
+    def _pass_on(self, link: WorkerLink, look_s: float) -> None:
         """Give the connection to another worker, together with what was read, once nothing of it is left to do here."""
         self._held = None
         if self._transport.is_closing():

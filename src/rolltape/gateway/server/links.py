@@ -29,10 +29,10 @@ class PassedOn(NamedTuple):
     has_copies: bool  # whether other workers may hold copies of it
 
 
-class Link:
+class WorkerLink:
     """Sends messages to another worker."""
 
-    def __init__(self, path: str, on_lost: Callable[["Link"], None]) -> None:
+    def __init__(self, path: str, on_lost: Callable[["WorkerLink"], None]) -> None:
         """`on_lost` is called when that worker dies; raises OSError if it has."""
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[bytes, int | None]] = deque()  # for room, with copies of their connections

@@ -12,19 +12,19 @@ from rolltape.tree import PlacedTurn, forks_of, tree_of
 from rolltape.view.rollout.messages import render_message
 
 
-class Conversation(NamedTuple):
+class OrderedMessages(NamedTuple):
     """The messages of a rollout in reading order, and the indexes of those at which history was replaced."""
 
     messages: list[Message]
     compacted_at: set[int]
 
 
-def read_conversation(rollout: Rollout) -> Conversation:
+def read_conversation(rollout: Rollout) -> OrderedMessages:
     """The main branch of the session with the most turns; what a compaction removed from it comes first."""
     session = max(rollout.sessions, key=lambda one: (len(one.turns), -one.ordinal), default=None)
     branch = [] if session is None else main_branch(session)
     if session is None or not branch:
-        return Conversation([], set())
+        return OrderedMessages([], set())
     tree = tree_of(session)
     placed = {one.turn.id: one for one in tree.turns}
     compactions = {one.turn: one for one in forks_of(tree) if one.cause is ForkCause.COMPACTION}
@@ -42,7 +42,7 @@ def read_conversation(rollout: Rollout) -> Conversation:
     parts.append(end.messages.to_list())
     parts.reverse()
     starts = list(accumulate(len(part) for part in parts))[:-1]
-    return Conversation([message for part in parts for message in part], set(starts))
+    return OrderedMessages([message for part in parts for message in part], set(starts))
 
 
 def build_group(group: str, attempts: Sequence[tuple[dict[str, Any], Rollout]]) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def build_group(group: str, attempts: Sequence[tuple[dict[str, Any], Rollout]]) 
     }
 
 
-def _render(conversation: Conversation) -> list[dict[str, Any]]:
+def _render(conversation: OrderedMessages) -> list[dict[str, Any]]:
     after = {"after": ForkCause.COMPACTION.value}
     return [
         render_message(message) | (after if index in conversation.compacted_at else {})

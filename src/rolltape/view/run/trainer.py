@@ -14,8 +14,8 @@ from rolltape.errors import RolltapeError
 from rolltape.records.ids import last_turn_of, names_sample
 from rolltape.records.sample import Sample
 from rolltape.records.token_record import TokenRecord
-from rolltape.samples.record_check import CHECKED_COLUMNS
-from rolltape.samples.step_check import check_step
+from rolltape.samples.check.records import CHECKED_COLUMNS
+from rolltape.samples.check.step import check_step
 from rolltape.tape.run import Run
 from rolltape.tokens.files import describe_files, file_sample_ids, read_step
 from rolltape.tokens.steps import TokenStep, list_steps

@@ -14,8 +14,8 @@ from rolltape.records.rollout import RolloutHead
 from rolltape.records.sample import Span
 from rolltape.records.token_record import TokenRecord
 from rolltape.records.wording import number
+from rolltape.samples.check.records import TokenDifference, TokenRule, agree
 from rolltape.samples.credit import RewardedRollout, advantages_of
-from rolltape.samples.record_check import TokenDifference, TokenRule, agree
 
 Key = tuple[str, int]  # a rollout and a try of it
 Advantages = Mapping[Key, float | None]

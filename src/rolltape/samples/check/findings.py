@@ -2,7 +2,7 @@
 
 import msgspec
 
-from rolltape.samples.record_check import TokenRule
+from rolltape.samples.check.records import TokenRule
 
 
 class TokenFinding(msgspec.Struct, frozen=True, kw_only=True):

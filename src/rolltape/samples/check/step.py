@@ -9,8 +9,7 @@ from rolltape.records.policy import PRESETS, Advantage, CutPolicy
 from rolltape.records.rollout import Rollout, RolloutHead, Status
 from rolltape.records.sample import Span
 from rolltape.records.token_record import StepFiles, TokenRecord
-from rolltape.samples.credit import advantages_of, counted_tries
-from rolltape.samples.credit_check import (
+from rolltape.samples.check.credit import (
     Advantages,
     CreditedRecord,
     Key,
@@ -20,10 +19,9 @@ from rolltape.samples.credit_check import (
     check_rewards,
     check_weights,
 )
-from rolltape.samples.findings import StepCheck, TokenFinding, UnseenSample
-from rolltape.samples.hindsight import BY_LATER_EVENTS, PastRow, rollout_at, split_later, taken_at
-from rolltape.samples.linearize import Linearized, linearize, linearize_under, pruned_tokens
-from rolltape.samples.record_check import (
+from rolltape.samples.check.findings import StepCheck, TokenFinding, UnseenSample
+from rolltape.samples.check.hindsight import BY_LATER_EVENTS, PastRow, rollout_at, split_later, taken_at
+from rolltape.samples.check.records import (
     TokenDifference,
     TokenRule,
     compare_record,
@@ -31,6 +29,8 @@ from rolltape.samples.record_check import (
     sample_named,
     span_at,
 )
+from rolltape.samples.credit import advantages_of, counted_tries
+from rolltape.samples.linearize import Linearized, linearize, linearize_under, pruned_tokens
 from rolltape.tape.run import RolloutRow, Run
 
 _BY_POLICY = (TokenRule.SAMPLE, TokenRule.OUTCOME, TokenRule.LOSS_WEIGHT, TokenRule.REWARD, TokenRule.MISSING)

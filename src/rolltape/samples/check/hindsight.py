@@ -6,8 +6,8 @@ from typing import NamedTuple
 import msgspec
 
 from rolltape.records.rollout import Event, EventKind, Outcome, Rollout, RolloutHead
-from rolltape.samples.findings import TokenFinding
-from rolltape.samples.record_check import TokenRule
+from rolltape.samples.check.findings import TokenFinding
+from rolltape.samples.check.records import TokenRule
 from rolltape.tape.run import Run
 
 BY_LATER_EVENTS = (TokenRule.OUTCOME, TokenRule.REWARD, TokenRule.ADVANTAGE, TokenRule.MISSING)
