@@ -13,7 +13,7 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from rolltape.cli.exits import EXIT_CODES, Exit, exit_code
+from rolltape.cli.exits import Exit, exit_code, exit_codes_of
 from rolltape.cli.parameters import with_current_flags, with_options
 from rolltape.cli.screen import discard_output, note, visible
 from rolltape.errors import RolltapeError
@@ -73,7 +73,8 @@ class _Commands(UserDict[str, Any]):
         own = f"{name}_" if iskeyword(name) else name
         function = with_options(getattr(import_module(f"rolltape.cli.{stage}.{own}"), own))
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(name, cls=_SectionedCommand, epilog=EXIT_CODES, context_settings=_SETTINGS.get(name))(function)
+        settings = _SETTINGS.get(name)
+        single.command(name, cls=_SectionedCommand, epilog=exit_codes_of(name), context_settings=settings)(function)
         self[name] = typer.main.get_command(single)
         return self[name]
 

@@ -17,12 +17,29 @@ class Exit(enum.IntEnum):
     INTERRUPTED = 130  # Ctrl-C, or the user answered no
 
 
-EXIT_CODES = (
-    "Exit codes: 0 success; 1 check found a breach, or doctor a fault; 2 wrong usage; 3 run missing, empty, damaged, "
-    "or newer than this program; 4 output not written; 5 attempts failed or ungraded (collect --resume); "
-    "6 doctor found warnings; 7 collect reached --max-sampled-tokens or --max-cost "
-    "(--resume with a higher one); 130 interrupted."
-)
+_EVERY_COMMAND = {
+    Exit.OK: "success",
+    Exit.USAGE: "wrong usage",
+    Exit.RUN: "run missing, empty, damaged, or newer than this program",
+    Exit.OUTPUT: "output not written",
+    Exit.INTERRUPTED: "interrupted",
+}
+_OF_COMMAND = {
+    "check": {Exit.BROKEN: "a breach was found"},
+    "tokens": {Exit.BROKEN: "check found a disagreement"},
+    "doctor": {Exit.BROKEN: "a fault was found", Exit.WARNED: "warnings, and no fault"},
+    "collect": {
+        Exit.FAILED: "attempts failed or are ungraded (use --resume)",
+        Exit.LIMIT: "--max-sampled-tokens or --max-cost was reached (use --resume with a higher one)",
+    },
+    "score": {Exit.FAILED: "some rollouts are still ungraded"},
+}
+
+
+def exit_codes_of(command: str) -> str:
+    """The exit codes that a command has, for its help."""
+    codes = sorted((_EVERY_COMMAND | _OF_COMMAND.get(command, {})).items())
+    return f"Exit codes: {'; '.join(f'{int(code)} {meaning}' for code, meaning in codes)}."
 
 
 def exit_code(error: RolltapeError) -> Exit:
