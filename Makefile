@@ -5,6 +5,7 @@
 # test-fast       run the tests that need no agents, browser, npm, containers, Ray or torch: about two minutes on two cores
 # test-release    what a release needs beyond make test; docs/architecture.md lists it
 # check           formatting, lint, types, and the direction of imports
+# docs            build the documentation into site/
 # page            build the web page from viewer/ into the package
 # bench           run the benchmarks: make bench BENCH="view --rollouts 2000"
 # check-engines   the shipped model in real vLLM and SGLang, where they are installed
@@ -18,7 +19,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TEST_ARGS ?= -n 2
 
-.PHONY: help setup npm chromium bwrap podman demo demo-train test test-fast test-release page check bench check-engines check-gpu check-skyrl check-backends clean
+.PHONY: help setup npm chromium bwrap podman demo demo-train test test-fast test-release page docs check bench check-engines check-gpu check-skyrl check-backends clean
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -85,6 +86,10 @@ test-release: setup npm chromium bwrap podman
 	$(BIN)/python tests/integrations/check_trl_ranks.py
 	$(MAKE) check-skyrl check-engines check-gpu
 
+docs: setup
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --quiet
+	@echo site/index.html
+
 page: npm
 	cd viewer && npm ci && npm run build
 
@@ -119,4 +124,4 @@ check-backends: setup
 	$(BIN)/python tests/engines/check_real_backends.py $(BACKENDS)
 
 clean:
-	rm -rf .venv .venv-skyrl build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-skyrl build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,6 +1,6 @@
 """What Rolltape uses of prime-rl, as the smallest modules with its names and checks. prime-rl is on no package index.
 
-Where a checkout of prime-rl 0.8 can be imported, tests use that instead: docs/frameworks-prime-rl.md says how.
+Where a checkout of prime-rl 0.8 can be imported, tests use that instead: docs/how-to/train/prime-rl.md says how.
 """
 
 import importlib.util

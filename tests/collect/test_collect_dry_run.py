@@ -14,7 +14,7 @@ from rolltape.collect.agents import Assignment
 from rolltape.collect.agents.launchers import CommandInput
 from rolltape.records.rollout import Status
 
-PAGE = (Path(__file__).parents[2] / "docs" / "collect.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "collect" / "index.md").read_text()
 KEEPS_INPUT = "import sys; open({path!r}, 'w').write(sys.stdin.read()); sys.exit('I only look')"
 
 

@@ -10,7 +10,7 @@ from collecting import EXAMPLES, ROOT, rollouts, task_file
 from commands import Cli, rows
 from rolltape.records.rollout import Status
 
-# What docs/environments.md says of each file, if more than its name.
+# What docs/how-to/collect/environments.md says of each file, if more than its name.
 _FLAGS: dict[str, list[str]] = {"game": ["--force-no-thinking"]}
 _NAMES = ["problem", "distill", "rubric", "preference", "message", "game"]
 

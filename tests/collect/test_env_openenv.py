@@ -102,7 +102,7 @@ def test_the_command_of_the_page_collects_from_a_running_server(
     tmp_path: Path, serve: list[subprocess.Popen[bytes]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = start(serve, tmp_path, "guess: str")
-    page = (Path(__file__).parents[2] / "docs" / "other-environments.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "collect" / "other-environments.md").read_text()
     line = re.search(r"^rolltape (collect openenv:http.*)$", page, re.MULTILINE)
     assert line is not None
     words = re.sub(r"openenv:\S+", name, line[1]).replace("--limit 100 -g 8", "--limit 2 -g 1").split()

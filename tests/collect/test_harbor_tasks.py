@@ -120,8 +120,9 @@ async def test_a_task_is_attempted_in_its_container_and_its_tests_reward_it(
 
 
 def page_blocks(kind: str) -> list[str]:
-    """The blocks of a kind in docs/harbor.md."""
-    return re.findall(rf"^```{kind}\n(.*?)^```$", (ROOT / "docs" / "harbor.md").read_text(), re.MULTILINE | re.DOTALL)
+    """The blocks of a kind in docs/how-to/collect/harbor.md."""
+    page = ROOT / "docs" / "how-to" / "collect" / "harbor.md"
+    return re.findall(rf"^```{kind}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
 def test_the_commands_of_the_page_collect_a_task_of_harbor_and_an_instance_of_swe_bench(

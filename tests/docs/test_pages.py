@@ -20,7 +20,7 @@ from rolltape.cli import run as rolltape_command
 from rolltape.export.files import TABLES
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Pages about frameworks and trainers run code that needs torch.
 SLOW_PAGES = ("other-environments.md",)  # it imports whole projects
 RUN_PAGES = [
@@ -35,6 +35,11 @@ RUN_PAGES = [
 ]
 BLOCKED = re.compile(r"^rolltape: the event loop of .* was blocked .*\n", re.MULTILINE)  # on a busy machine
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def name_of_page(page: Path) -> str:
+    """`how-to/view.md` for the page of that name below docs/."""
+    return str(page.relative_to(ROOT)).removeprefix("docs/")
 
 
 @contextlib.contextmanager
@@ -88,7 +93,7 @@ class Reader:
         return BLOCKED.sub("", output.getvalue().decode()).replace(str(Path.cwd()), "/home/me")
 
 
-@pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", RUN_PAGES, ids=name_of_page)
 def test_page_says_what_happens(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")  # for the help, which is wrapped in a pipe too
@@ -104,14 +109,14 @@ def test_page_says_what_happens(page: Path, tmp_path: Path, monkeypatch: pytest.
         assert written == true
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of_page)
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 def test_every_exported_column_is_described() -> None:
-    cells = re.findall(r"^\| (`[^|]+) \|", (ROOT / "docs" / "export.md").read_text(), re.MULTILINE)
+    cells = re.findall(r"^\| (`[^|]+) \|", (ROOT / "docs" / "reference" / "export.md").read_text(), re.MULTILINE)
     described = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     missing = {name for table in TABLES.values() for name in table.schema.names} - described
     assert not missing

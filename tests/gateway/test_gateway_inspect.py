@@ -1,4 +1,4 @@
-"""A whole evaluation of Inspect through a gateway that knows sessions by headers, as docs/gateway.md has it."""
+"""A whole evaluation of Inspect through a gateway that knows sessions by headers, as docs/how-to/gateway.md has it."""
 
 import asyncio
 import json

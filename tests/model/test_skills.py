@@ -1,4 +1,4 @@
-"""A glance at each skill on held-out problems, greedily; docs/model.md has the measured figures."""
+"""A glance at each skill on held-out problems, greedily; docs/reference/model.md has the measured figures."""
 
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Token export beside prime-rl's own code: its packer, its data loader, its losses and its exporter.
 
 prime-rl is on no package index. Run this by the Python of an environment in which a checkout of it can be imported on a
-CPU, with the checkout and this repository in the path; docs/frameworks-prime-rl.md says how:
+CPU, with the checkout and this repository in the path; docs/how-to/train/prime-rl.md says how:
 
 PYTHONPATH=src:$PRIME_RL/src:$PRIME_RL/packages/prime-rl-configs/src python tests/tokens/check_with_prime_rl.py
 """

@@ -96,7 +96,7 @@ class Collector:
             asyncio.run(rolltape.Collector(settings, tape).run(on_results=results.extend))
         print(sum(result.reward or 0.0 for result in results))
 
-    `rolltape collect` is this with a report around it. docs/collect.md has more.
+    `rolltape collect` is this with a report around it. docs/how-to/collect/index.md has more.
 
     A collector that is open gets its tasks while it runs, from a trainer for example:
 

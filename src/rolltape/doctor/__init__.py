@@ -1,7 +1,8 @@
 """Diagnose a stack, "does it train what it sampled?", and the conformance kit that does it.
 
 `rolltape doctor` prints what `diagnose` yields. The lists of checks are the kit: hold another engine to `ENGINE_CHECKS`
-with `check_engine`, and another gateway to `GATEWAY_CHECKS` with `check_gateway`. docs/doctor.md has every check.
+with `check_engine`, and another gateway to `GATEWAY_CHECKS` with `check_gateway`.
+docs/how-to/doctor.md has every check.
 """
 
 from rolltape.doctor.diagnose import Stack, diagnose

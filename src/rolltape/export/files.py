@@ -1,4 +1,4 @@
-"""Records ↔ files and tables in Rolltape's own formats; docs/export.md describes the columns."""
+"""Records ↔ files and tables in Rolltape's own formats; docs/reference/export.md describes the columns."""
 
 import json
 import math

@@ -5,7 +5,7 @@
         workflow_kwargs={"run": "runs/exp1", "collect": {"model": model_path, "group_size": 8}},
     )
 
-`collect` has what `CollectSettings` takes. docs/frameworks-areal.md has an example.
+`collect` has what `CollectSettings` takes. docs/how-to/train/areal.md has an example.
 """
 
 import asyncio

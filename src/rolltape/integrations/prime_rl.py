@@ -6,7 +6,7 @@
                 feed.send(live.request(next_tasks(), step=step).wait())
                 feed.load_weights(step)  # that the trainer has after this step
 
-prime-rl's trainer and inference servers run as ever. docs/frameworks-prime-rl.md says how.
+prime-rl's trainer and inference servers run as ever. docs/how-to/train/prime-rl.md says how.
 """
 
 import json

@@ -4,7 +4,7 @@
     --custom-reward-post-process-path rolltape.export.formats.post_process_rewards
     --custom-config-path rolltape.yaml
 
-`rolltape.yaml` has one key, `rolltape`: the run, and what `CollectSettings` takes. docs/frameworks-slime.md has an
+`rolltape.yaml` has one key, `rolltape`: the run, and what `CollectSettings` takes. docs/how-to/train/slime.md has an
 example. With `--custom-generate-function-path rolltape.integrations.slime.generate` slime's own rollout function stays,
 with its filters and its over-sampling, and agents run in place of its one reply to each sample.
 """

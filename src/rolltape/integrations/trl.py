@@ -5,7 +5,7 @@
     trainer = SampleGRPOTrainer(model, rollouts=rollouts, args=args, train_dataset=rollouts.dataset)
     trainer.train()
 
-`GRPOTrainer` itself takes a `TrlRollouts` as its `rollout_func`. docs/frameworks-trl.md has both.
+`GRPOTrainer` itself takes a `TrlRollouts` as its `rollout_func`. docs/how-to/train/trl.md has both.
 """
 
 import json

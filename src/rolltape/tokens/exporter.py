@@ -138,7 +138,9 @@ class TokenExporter:
         loss: LossSpec | _Configured | None = CONFIGURED,
         epoch: SupportsIndex = 0,
     ) -> None:
-        """Take a micro-batch and the model's outputs for it, as they are now; docs/tokens.md lists the columns.
+        """Take a micro-batch and the model's outputs for it, as they are now.
+
+        docs/how-to/train/tokens.md lists the columns.
 
         Give `loss` if this micro-batch trains with another loss than the exporter's, and `epoch` if the step trains
         more than once on its samples.

@@ -214,7 +214,9 @@ class ViewServer:
             await asyncio.sleep(_EVENT_S)
 
     async def _nothing(self, request: web.Request) -> web.Response:
-        raise NoAnswer(f"there is no answer at {request.path[:80]}; docs/view.md names those that there are", 404)
+        raise NoAnswer(
+            f"there is no answer at {request.path[:80]}; docs/how-to/view.md names those that there are", 404
+        )
 
     async def _page(self, request: web.Request) -> web.Response:
         """A file of the page; any other path is an address within the page, and gives the page itself."""

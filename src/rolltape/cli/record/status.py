@@ -74,7 +74,7 @@ def _print(answer: dict[str, Any]) -> None:
     print_line(f"run {answer['run']}: {state}{weights}, up {span(answer['up_s'])}, model {answer['model']}", "bold")
 
     # Agents are started by others here; only `rolltape collect` can confine them.
-    print_line("sandbox: none of this gateway's; see docs/sandbox.md")
+    print_line("sandbox: none of this gateway's; see docs/how-to/collect/sandbox.md")
 
     def counted(name: str) -> str:
         return count(counts.get(name, 0))

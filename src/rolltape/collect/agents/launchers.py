@@ -77,7 +77,7 @@ _CODEX_OPTIONS = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-s
 
 
 def claude_code_agent(program: str = "claude", *, in_image: bool = False) -> ProgramAgent:
-    """Claude Code without its user interface. docs/agents-claude-code.md has more."""
+    """Claude Code without its user interface. docs/how-to/agents/claude-code.md has more."""
     path = find_program(program, in_image=in_image)
 
     def launch(assignment: Assignment, connection: Connection, opening: Opening) -> ProgramLaunch:
@@ -96,7 +96,10 @@ def claude_code_agent(program: str = "claude", *, in_image: bool = False) -> Pro
 
 
 def codex_agent(program: str = "codex", *, in_image: bool = False) -> ProgramAgent:
-    """Codex without its user interface. The gateway enforces the lists of tools. docs/agents-codex.md has more."""
+    """Codex without its user interface. The gateway enforces the lists of tools.
+
+    docs/how-to/agents/codex.md has more.
+    """
     path = find_program(program, in_image=in_image)
 
     def launch(assignment: Assignment, connection: Connection, opening: Opening) -> ProgramLaunch:

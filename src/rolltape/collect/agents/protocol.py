@@ -26,7 +26,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What an agent is to do: an episode, one connection per seat, and its limits. docs/collect.md lists the fields.
+    """What an agent is to do: an episode, one connection per seat, and its limits.
+
+    docs/how-to/collect/index.md lists the fields.
 
     Example:
 

@@ -107,7 +107,7 @@ def environment_named(name: str, judge: Judge | None = None) -> Environment:
         raise TaskError(f"{name} cannot be made: {describe_raised(error)}; correct it") from error
     missing = [part for part in ("name", "check", "begin") if not hasattr(made, part)]
     if missing:
-        raise TaskError(f"{name} makes something without {', '.join(missing)}; see docs/environments.md")
+        raise TaskError(f"{name} makes something without {', '.join(missing)}; see docs/how-to/collect/environments.md")
     return made  # type: ignore[no-any-return]
 
 

@@ -265,7 +265,7 @@ class Environment(Protocol):
                 return Score(reward=float(self.data["answer"] in ended.text))
 
     It may also have `close`, a coroutine function, which is called when the collection has ended.
-    docs/environments.md has more.
+    docs/how-to/collect/environments.md has more.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Task folders of Harbor (terminal-bench 2 among them): each becomes a task that is attempted in a container.
 
 A task folder has `task.toml`, `instruction.md`, an image (`environment/Dockerfile`, or a name in `task.toml`), and
-`tests/test.sh`. What this reads of `task.toml` is listed in docs/harbor.md; a task that needs more is refused.
+`tests/test.sh`. docs/how-to/collect/harbor.md lists what this reads of `task.toml`; a task that needs more is refused.
 """
 
 import re

@@ -112,7 +112,7 @@ def _describe_run(rollout: Rollout, outcome: AgentOutcome, model: ScriptedModel,
     if model.unwritten is not None:
         return fault("run", model.unwritten, "give --model the folder of a model with a renderer of its own")
     if outcome.broken is not None:
-        return fault("run", f"{outcome.broken}{last}", "run the agent by hand; see docs/agents.md")
+        return fault("run", f"{outcome.broken}{last}", "run the agent by hand; see docs/how-to/agents/index.md")
     if not rollout.turns:
         return fault(
             "run", f"the agent asked the model nothing{last}", "see that it uses the gateway's address and key"
@@ -121,7 +121,9 @@ def _describe_run(rollout: Rollout, outcome: AgentOutcome, model: ScriptedModel,
         return fault("run", f"it did not end in time, after {turns}{last}", "raise --agent-timeout")
     if outcome.exit_code:
         return warning(
-            "run", f"{turns}, exit code {outcome.exit_code}{last}", "run the agent by hand; see docs/agents.md"
+            "run",
+            f"{turns}, exit code {outcome.exit_code}{last}",
+            "run the agent by hand; see docs/how-to/agents/index.md",
         )
     what = f"calls of {model.called}" if model.called else "no tool that may be called without harm, so text alone"
     return ok("run", f"{turns} on a scripted model, {what}", turns=len(rollout.turns), tool=model.called)

@@ -4,7 +4,7 @@
         actor_rollout_ref.rollout.agent.agent_loop_manager_class=rolltape.integrations.verl.RolltapeManager \\
         +rolltape.run=runs/exp1 +rolltape.agent=chat
 
-`rolltape` in verl's config has the run, and what `CollectSettings` takes. docs/frameworks-verl.md has an example.
+`rolltape` in verl's config has the run, and what `CollectSettings` takes. docs/how-to/train/verl.md has an example.
 """
 
 try:

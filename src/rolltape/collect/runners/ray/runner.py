@@ -74,7 +74,7 @@ class _EndedJob(NamedTuple):
 class RayRunner:
     """Runs attempts on the nodes of a cluster that is already running.
 
-    Pass it to a `Collector` as `runner`. docs/cluster.md says what happens when nodes are lost.
+    Pass it to a `Collector` as `runner`. docs/how-to/collect/cluster.md says what happens when nodes are lost.
     """
 
     def __init__(self, settings: CollectSettings, tape: Tape, cluster: ClusterSettings) -> None:
