@@ -1,16 +1,48 @@
-import { readFileSync } from "node:fs";
+import { existsSync, readdirSync, readFileSync } from "node:fs";
 import { svelte } from "@sveltejs/vite-plugin-svelte";
-import { defineConfig, type Plugin } from "vite";
+import { build, defineConfig, type Plugin } from "vite";
+
+const PAGE = process.env["PAGE_DIR"] ?? "../src/rolltape/view/page";
+const TARGET = "es2022";
 
 // What ends up in the bundle, and under which licence; shipped beside it.
 const BUNDLED = ["svelte", "uplot", "@fontsource-variable/geist", "@fontsource-variable/geist-mono"];
 
-/** One classic script: it runs from a server, inlined into an exported page, and from a file. */
+/** A classic script runs from a server and from a file; a module does not load from a file. */
 function classicScript(): Plugin {
   return {
     name: "classic-script",
     enforce: "post",
     transformIndexHtml: (html) => html.replace(/<script type="module" crossorigin/, "<script defer").replace(/ crossorigin/g, ""),
+  };
+}
+
+/** A classic script `on-demand/NAME.js` from each `src/on-demand/NAME.ts`, which `src/ondemand.ts` loads when it is needed. */
+function onDemand(): Plugin {
+  const folder = "src/on-demand";
+  return {
+    name: "on-demand",
+    apply: "build",
+    async closeBundle() {
+      for (const file of existsSync(folder) ? readdirSync(folder).sort() : []) {
+        const name = file.replace(/\.ts$/, "");
+        await build({
+          configFile: false,
+          logLevel: "warn",
+          publicDir: false,
+          build: {
+            outDir: PAGE,
+            emptyOutDir: false,
+            target: TARGET,
+            rollupOptions: {
+              input: `${folder}/${file}`,
+              preserveEntrySignatures: "strict",
+              output: { format: "iife", name: `rolltape_${name}`, entryFileNames: `on-demand/${name}.js` },
+            },
+          },
+        });
+      }
+    },
   };
 }
 
@@ -28,11 +60,11 @@ function licences(): Plugin {
 }
 
 export default defineConfig({
-  plugins: [svelte(), classicScript(), licences()],
+  plugins: [svelte(), classicScript(), licences(), onDemand()],
   build: {
-    outDir: process.env["PAGE_DIR"] ?? "../src/rolltape/view/page",
+    outDir: PAGE,
     emptyOutDir: true,
-    target: "es2022",
+    target: TARGET,
     cssTarget: ["chrome123", "firefox120", "safari17.5"], // those that know light-dark()
     modulePreload: false,
     cssCodeSplit: false,

@@ -1,6 +1,7 @@
-"""Exported pages open from a file, with nothing but themselves."""
+"""Exported pages open from a file, with nothing but the folder that they share."""
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +67,24 @@ def test_from_the_exported_run_to_a_token_and_back(page: Page, exported: Path) -
     page.get_by_role("link", name="Group", exact=True).click()
     expect(page.locator(".attempt")).to_have_count(2)
     assert re.search(r"/group-[0-9a-f]+\.html#/", page.url)
+
+
+def test_exported_pages_share_their_program_and_look_as_served_ones_do(page: Page, exported: Path) -> None:
+    assert max(file.stat().st_size for file in exported.glob("*.html")) < 100_000
+    page.goto((exported / "index.html").as_uri())
+    page.get_by_role("heading", name="demo", exact=True).wait_for()
+    page.wait_for_function("document.fonts.status === 'loaded'")
+    assert page.evaluate(
+        "document.fonts.check('13px Geist') && [...document.fonts].some((font) => font.status === 'loaded')"
+    )
+    expect(page.locator(".alone")).to_be_hidden()
+
+
+def test_a_page_that_was_moved_away_from_its_program_says_what_it_needs(exported: Path, tmp_path: Path) -> None:
+    shutil.copy(exported / "index.html", tmp_path)
+    with browser_page() as page:
+        page.goto((tmp_path / "index.html").as_uri())
+        expect(page.locator(".alone")).to_contain_text("needs the folder page-")
 
 
 def test_filters_of_an_exported_table_work_without_a_server(page: Page, exported: Path) -> None:

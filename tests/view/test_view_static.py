@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import rolltape
 from rolltape.tape.recording import tape as tape_module
-from rolltape.view import static
+from rolltape.view import static_page
 from rolltape.view.rollout import messages
 from rolltape.view.rollout.masking import MASKED, Mask
 from rolltape.view.static import StaticPages
@@ -26,8 +26,10 @@ _PAGE = {
         b'<!doctype html><html><head><link rel="icon" href="/icon.svg"/><script defer src="/app.js"></script>'
         b'<link rel="stylesheet" href="/app.css"></head><body><div id="app"></div></body></html>',
     ),
-    "app.js": ("text/javascript", b'let a = "</script>\\1<!--";'),
+    "app.js": ("text/javascript", b"let a = 1;"),
+    "on-demand/more.js": ("text/javascript", b"let b = 2;"),
     "app.css": ("text/css", b"@font-face{src:url(/fonts/x.woff2)}body{color:red}"),
+    "fonts/x.woff2": ("font/woff2", b"font"),
 }
 _KEY = "ghp_" + "Ab1" * 9
 
@@ -60,7 +62,7 @@ class Blocks(HTMLParser):
 
 @pytest.fixture(autouse=True)
 def page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static, "page_files", lambda: _PAGE)
+    monkeypatch.setattr(static_page, "page_files", lambda: _PAGE)
 
 
 @pytest.fixture
@@ -102,18 +104,47 @@ def test_a_page_carries_the_answers_that_it_would_ask_for(run: Path, tmp_path: P
     assert [attempt["id"] for attempt in attempts] == [rollout_id]
 
 
-def test_a_page_asks_nobody_for_anything_and_runs_no_program_but_its_own(run: Path, tmp_path: Path) -> None:
-    for name, page in written(run, tmp_path / "out").items():
-        assert page.asked == []
-        assert page.programs == ['let a = "<\\/script>\\1\\x3c!--";']
+def test_pages_share_one_program_and_run_and_ask_for_nothing_else(run: Path, tmp_path: Path) -> None:
+    pages = written(run, tmp_path / "out")
+    [shared] = (one for one in (tmp_path / "out").iterdir() if one.is_dir())
+    assert {str(path.relative_to(shared)): path.read_text() for path in shared.rglob("*") if path.is_file()} == {
+        "app.js": "let a = 1;",
+        "on-demand/more.js": "let b = 2;",
+        "app.css": "@font-face{src:url(data:font/woff2;base64,Zm9udA==)}body{color:red}",
+    }
+    nonces = set()
+    for name, page in pages.items():
+        assert page.asked == [f"{shared.name}/app.css", f"{shared.name}/app.js"]
+        assert page.programs == []
         text = (tmp_path / "out" / name).read_text()
         assert "<script>alert(1)" not in text
         policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
         assert policy is not None
-        assert "default-src 'none'" in policy[1]
-        assert "unsafe" not in policy[1]
-        assert "/fonts/" not in text
+        directives = dict(one.strip().split(" ", 1) for one in policy[1].split(";"))
+        nonce = re.fullmatch(r"'nonce-([\w-]{24})'", directives["script-src"])
+        assert nonce is not None
+        nonces.add(nonce[1])
+        assert directives == {
+            "default-src": "'none'",
+            "script-src": nonce[0],
+            "style-src": nonce[0],
+            "font-src": "data:",
+            "img-src": "data:",
+            "base-uri": "'none'",
+            "form-action": "'none'",
+        }
+        assert text.count(f'nonce="{nonce[1]}"') == 2  # the program's and the styles'
         assert str(tmp_path) not in text
+    assert len(nonces) == len(pages)
+
+
+def test_another_version_of_the_program_leaves_pages_of_an_earlier_one_their_own(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(run, tmp_path / "out")
+    monkeypatch.setattr(static_page, "page_files", lambda: _PAGE | {"app.js": ("text/javascript", b"let a = 3;")})
+    written(run, tmp_path / "out")
+    assert sorted(path.read_text() for path in (tmp_path / "out").glob("page-*/app.js")) == ["let a = 1;", "let a = 3;"]
 
 
 def test_keys_are_masked_and_counted_unless_told_otherwise(run: Path, tmp_path: Path) -> None:
@@ -202,10 +233,10 @@ def test_of_a_rollout_that_was_run_again_the_try_that_counts_is_written(tmp_path
         assert [(row["try"], row["reward"]) for row in page.answers["/api/run/rollouts"]["rows"]] == [(0, 1.0)]
 
 
-def test_where_the_page_is_not_built_that_is_said(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static, "page_files", lambda: {"index.html": _PAGE["index.html"]})
-    with StaticPages(str(run)) as pages, pytest.raises(rolltape.RolltapeError, match="not built"):
-        list(pages.write(tmp_path / "out", pages.chosen([])))
+def test_where_the_page_is_not_built_that_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static_page, "page_files", lambda: {"index.html": _PAGE["index.html"]})
+    with pytest.raises(rolltape.RolltapeError, match="not built"):
+        StaticPages(str(run))
 
 
 def test_tokens_that_spell_a_key_are_put_out(tmp_path: Path) -> None:
@@ -277,4 +308,4 @@ def test_a_group_that_is_a_path_and_markup_stays_a_name(tmp_path: Path, monkeypa
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["deep"]
     assert len(pages) == 3
     for page in pages.values():
-        assert page.programs == ['let a = "<\\/script>\\1\\x3c!--";']
+        assert page.programs == []

@@ -1,10 +1,8 @@
-"""Write pages that need no server: each file holds the page, its styles, its program and the answers for it."""
+"""Write pages that need no server: each file holds the answers for it, and all share the program beside them."""
 
-import base64
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
-from html import escape
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
@@ -13,25 +11,22 @@ import msgspec
 
 from rolltape.errors import ExportError, ViewError
 from rolltape.view.answers import encode_answer
-from rolltape.view.page_files import page_files
 from rolltape.view.rollout.masking import Mask
 from rolltape.view.rollout.rollout_answers import RolloutAnswers
 from rolltape.view.run.listing import MOST_ROWS
 from rolltape.view.served_runs import ServedRun
+from rolltape.view.static_page import Block, SharedFiles, build_page
 
 _INDEX = "index.html"
 _COMPARED = ("exact", "keep-head")  # the policies that a page has side by side
 _SAMPLES = 8  # whose tokens are part of a rollout's page
-_LINKS = re.compile(r'\s*<link[^>]*\brel="(?:stylesheet|icon)"[^>]*>|\s*<script[^>]*\bsrc="[^"]*"[^>]*></script>')
-_FONTS = re.compile(r"@font-face\s*\{[^}]*\}")
-
-Block = tuple[str, str | bytes]  # the path that is asked for, and its answer: JSON as text, or bytes
 
 
 class StaticPages:
     """Writes pages of a run."""
 
     def __init__(self, location: str, *, mask: bool = True) -> None:
+        self._shared = SharedFiles()
         self._run = ServedRun("run", location)
         self._answers = RolloutAnswers(self._run)
         self._mask = Mask() if mask else None
@@ -70,6 +65,7 @@ class StaticPages:
             groups.setdefault(self._run.state.rows.text(row, "group") or "", []).append(row)
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            self._shared.write(folder)
             self._learn(chosen)
             for group, rows in groups.items():
                 # A page links to the files of its group alone: links to all would make it as long as the run.
@@ -158,7 +154,7 @@ class StaticPages:
         masked = set() if self._mask is None else set(self._mask.masked)
         self._masked |= masked
         about = {"start": start, "files": files, "masked": len(masked), "name": self._run.title}
-        page = build_page([*answers, ("/static", msgspec.json.encode(about).decode())])
+        page = build_page(self._shared, [*answers, ("/static", msgspec.json.encode(about).decode())])
         path.write_text(page, encoding="utf-8")
         return path
 
@@ -181,37 +177,3 @@ def _mask_excerpts(difference: dict[str, Any], mask: Mask) -> None:
 def _has_text(packed: bytes) -> bool:
     size = int.from_bytes(packed[:8], "little")
     return msgspec.json.decode(packed[8 : 8 + size])["text"] is not None
-
-
-def build_page(blocks: Sequence[Block]) -> str:
-    """The page in one file, with answers in blocks that it finds by their paths."""
-    held = page_files()
-    if "app.js" not in held:
-        raise ViewError("the page is not built: run `npm run build` in viewer/")
-    html, program, styles = (held[name][1].decode() for name in ("index.html", "app.js", "app.css"))
-    program = program.replace("</script", "<\\/script").replace("<!--", "\\x3c!--")
-    styles = _FONTS.sub("", styles).replace("</style", "<\\/style")
-    policy = (
-        f"default-src 'none'; script-src '{_hash(program)}'; style-src '{_hash(styles)}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}"><style>{styles}</style>'
-    body = "".join(_block(path, answer) for path, answer in blocks) + f"<script>{program}</script>"
-    html = _LINKS.sub("", html)
-    # Not by `sub`: the replacement may hold backslashes.
-    html = html.replace("</head>", f"{head}</head>", 1)
-    at = html.rindex("</body>")
-    return html[:at] + body + html[at:]
-
-
-def _block(path: str, answer: str | bytes) -> str:
-    path = escape(path)
-    if isinstance(answer, bytes):
-        return f'<script type="text/plain" data-base64 data-path="{path}">{base64.b64encode(answer).decode()}</script>'
-    # No text of a rollout can end the block: there is no "<" in it.
-    spelled = answer.replace("<", "\\u003c")
-    return f'<script type="application/json" data-path="{path}">{spelled}</script>'
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(sha256(text.encode()).digest()).decode()
