@@ -32,7 +32,13 @@ def renamed(
         elif name not in homes:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         home, own = homes[name]
-        value = getattr(import_module(home), own) if own else import_module(home)
+        imported = import_module(home)
+        for other, (place, there) in homes.items():
+            if (
+                there and other not in names and f"{home}.".startswith(f"{place}.")
+            ):  # loaded with it: need not come here
+                setattr(sys.modules[module], other, getattr(sys.modules[place], there))
+        value = getattr(imported, own) if own else imported
         if name not in names:
             setattr(sys.modules[module], name, value)
         return value

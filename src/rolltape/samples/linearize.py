@@ -1,9 +1,8 @@
 """A rollout's turns → its samples and its ledger, under a policy. A pure function of the tape."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
-from typing import NamedTuple
 
 from rolltape.errors import LedgerError, PolicyError
 from rolltape.records.fork import Fork
@@ -13,28 +12,36 @@ from rolltape.records.sample import Fate, Ledger, LedgerEntry, Sample, SampleOut
 from rolltape.samples.build import built_sample, outlined, trained_ranges
 from rolltape.samples.claims import Cut, FateRun, SampleDraft, Staleness, cut, rollout_fate
 from rolltape.samples.credit import advantages_of, counted_tries
-from rolltape.tree import Arrivals, Tree, arrivals_of, forks_of, tree_of
+from rolltape.tree import Tree, arrivals_of, forks_of, tree_of
 
 
-class PlacedSession(NamedTuple):
+class PlacedSession:
     """A session with its tree, which is the same under every policy."""
 
-    session: Session
-    tree: Tree
-    forks: Sequence[Fork]
-    arrivals: Arrivals
-    faults: Collection[int]  # turns that no engine can have sampled, of a recorder that did not look
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.tree = tree_of(session)
+        self.arrivals = arrivals_of(self.tree)
+        self.faults = session.unstated_faults().keys()  # of a recorder that did not look for them
+
+    @cached_property
+    def forks(self) -> tuple[Fork, ...]:
+        return tuple(forks_of(self.tree))
 
 
 class LinearizedSession:
     """One session under a policy: its tree, why it forks, its drafts, and the fate of each token."""
 
     def __init__(self, placed: PlacedSession, made: Cut) -> None:
+        self._placed = placed
         self.session = placed.session
         self.tree = placed.tree
-        self.forks = tuple(placed.forks)
         self.claims = made.claims
         self.drafts = tuple(made.drafts)
+
+    @property
+    def forks(self) -> tuple[Fork, ...]:
+        return self._placed.forks
 
 
 class Linearized:
@@ -148,10 +155,10 @@ def linearize_under(
     current_version: str | None = None,
     as_if_finished: bool = False,
 ) -> list[Linearized]:
-    """A rollout under several cut policies; its trees and forks are computed once."""
+    """A rollout under several cut policies; its trees are computed once, and its forks when they are asked for."""
     staleness = Staleness(versions, current_version)
     whole_fate = rollout_fate(rollout.outcome, as_if_finished=as_if_finished)
-    placed = [_placed(session) for session in rollout.sessions]
+    placed = [PlacedSession(session) for session in rollout.sessions]
     made = []
     for policy in policies:
         cutting, crediting = cut_and_credit(policy, credit)
@@ -189,11 +196,6 @@ def samples_of_group(
     for rollout in counted_tries(rollouts):
         made = linearize(rollout, cutting, credit=crediting, versions=versions, current_version=current_version)
         yield from made.samples(advantages[rollout.key])
-
-
-def _placed(session: Session) -> PlacedSession:
-    tree = tree_of(session)
-    return PlacedSession(session, tree, forks_of(tree), arrivals_of(tree), session.unstated_faults().keys())
 
 
 def _ledger(rollout: Rollout, policy: CutPolicy, sessions: Sequence[LinearizedSession]) -> Ledger:

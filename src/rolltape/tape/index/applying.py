@@ -8,7 +8,8 @@ import msgspec
 
 from rolltape.records.policy import PRESETS
 from rolltape.records.rollout import SUMMARY_RULES, EventKind, RolloutSummary
-from rolltape.tape.index.columns import (
+from rolltape.tape.index.database import pack_summary, read_about, write_about
+from rolltape.tape.index.rows import (
     COLUMNS,
     PART,
     SCORE,
@@ -18,7 +19,6 @@ from rolltape.tape.index.columns import (
     score_columns,
     text_list,
 )
-from rolltape.tape.index.database import pack_summary, read_about, write_about
 from rolltape.tape.index.sources import FoundRollout, News
 from rolltape.tape.stored import (
     FoundHead,
