@@ -29,14 +29,14 @@ BUILT = ROOT / "src" / "rolltape" / "view" / "page"
 
 
 @contextmanager
-def page_over(*runs: Path, port: int = 0) -> Iterator[str]:
+def page_over(*runs: Path, port: int = 0, base_path: str = "") -> Iterator[str]:
     """The address of a server over runs, which has read them; it runs in a thread, since Playwright's calls block."""
     loop = asyncio.new_event_loop()
     ready: asyncio.Future[str] = loop.create_future()
     over = asyncio.Event()
 
     async def serve() -> None:
-        async with served([str(run) for run in runs], port=port) as there:
+        async with served([str(run) for run in runs], port=port, base_path=base_path) as there:
             ready.set_result(there.address.rstrip("/"))
             await over.wait()
 

@@ -60,6 +60,7 @@ function licences(): Plugin {
 }
 
 export default defineConfig({
+  base: "./", // the server completes these addresses: the page may lie below a path
   plugins: [svelte(), classicScript(), licences(), onDemand()],
   build: {
     outDir: PAGE,

@@ -28,7 +28,7 @@ _PAGE = {
     ),
     "app.js": ("text/javascript", b"let a = 1;"),
     "on-demand/more.js": ("text/javascript", b"let b = 2;"),
-    "app.css": ("text/css", b"@font-face{src:url(/fonts/x.woff2)}body{color:red}"),
+    "app.css": ("text/css", b"@font-face{src:url(./fonts/x.woff2)}body{color:red}"),
     "fonts/x.woff2": ("font/woff2", b"font"),
 }
 _KEY = "ghp_" + "Ab1" * 9

@@ -1,5 +1,6 @@
 /** Where the page is: the address bar's path, or the part after # in an exported page. */
 
+import { served, unserved } from "./api/base";
 import { isStatic, staticPage } from "./api/embedded";
 
 export type Place =
@@ -15,7 +16,7 @@ export type Place =
   | { view: "nowhere"; path: string };
 
 function address(): { path: string; query: string } {
-  if (!isStatic) return { path: location.pathname, query: location.search.slice(1) };
+  if (!isStatic) return { path: unserved(location.pathname), query: location.search.slice(1) };
   const whole = location.hash.slice(1) || staticPage?.start || "/";
   const cut = whole.indexOf("?");
   return cut < 0 ? { path: whole, query: "" } : { path: whole.slice(0, cut), query: whole.slice(cut + 1) };
@@ -125,7 +126,7 @@ function thisFile(): string {
 
 /** The address of a path, as a link wants it. */
 export function href(path: string): string {
-  if (!isStatic) return path;
+  if (!isStatic) return served(path);
   const file = fileOf(path);
   return file === null || file === thisFile() ? `#${path}` : `${encodeURI(file)}#${path}`;
 }
@@ -150,9 +151,11 @@ export function followLinks(event: MouseEvent): void {
   if (event.defaultPrevented || event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
   const link = (event.target as Element | null)?.closest("a");
   const to = link?.getAttribute("href");
-  if (!link || !to || link.target || link.hasAttribute("download") || isStatic || !to.startsWith("/") || to.startsWith("/api/")) return;
+  if (!link || !to || link.target || link.hasAttribute("download") || isStatic || !to.startsWith("/")) return;
+  const path = unserved(to);
+  if (path.startsWith("/api/")) return;
   event.preventDefault();
-  go(to);
+  go(path);
 }
 
 const part = encodeURIComponent;

@@ -5,6 +5,7 @@ from hashlib import sha256
 from aiohttp import web
 
 from rolltape.serving import bearer_token, host_in, is_loopback, same_key
+from rolltape.view.base_path import BASE_PATH, path_below, without_base
 
 _COOKIE = "rolltape_view_"
 _OWN_SITES = ("same-origin", "none")  # the page itself, and an address that was typed in
@@ -51,14 +52,15 @@ class ViewGuard:
 
     def redirect_with_cookie(self, request: web.Request) -> web.Response | None:
         """Move the key from the address into a cookie; None: it was not in the address."""
-        if not self._is_key(request.query.get("key", "")) or request.path.startswith("/api/"):
+        if not self._is_key(request.query.get("key", "")) or path_below(request).startswith("/api/"):
             return None
         rest = [(name, value) for name, value in request.query.items() if name != "key"]
-        address = str(request.rel_url.with_query(rest))
+        base = request.app[BASE_PATH]
+        address = without_base(str(request.rel_url.with_query(rest)), base)
         # An address that begins with two slashes would lead to another host.
-        answer = web.Response(status=303, headers={"Location": "/" + address.lstrip("/")})
+        answer = web.Response(status=303, headers={"Location": f"{base}/{address.lstrip('/')}"})
         # Not "Strict": links from elsewhere should open with the cookie, and this server only reads.
-        answer.set_cookie(self._cookie, self._ticket, httponly=True, samesite="Lax", path="/")
+        answer.set_cookie(self._cookie, self._ticket, httponly=True, samesite="Lax", path=base or "/")
         return answer
 
 

@@ -18,7 +18,7 @@ KINDS = {
 _NOT_BUILT = (
     "<!doctype html><html lang='en'><meta charset='utf-8'><title>Rolltape</title>"
     "<p>The page is not built: run <code>npm run build</code> in viewer/. The answers are under "
-    "<a href='/api/runs'>/api/runs</a>."
+    '<a href="./api/runs">/api/runs</a>.'
 )
 
 
@@ -28,6 +28,11 @@ def page_files() -> dict[str, tuple[str, bytes]]:
     found = dict(_files(files("rolltape.view") / "page", ""))
     found.setdefault("index.html", ("text/html", _NOT_BUILT.encode()))
     return found
+
+
+def index_page(base: str) -> bytes:
+    """The page itself, with the addresses of its files below a base path."""
+    return page_files()["index.html"][1].replace(b'="./', f'="{base}/'.encode())
 
 
 def _files(folder: Traversable, before: str) -> list[tuple[str, tuple[str, bytes]]]:

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from rolltape.errors import ViewError
 from rolltape.serving import is_loopback, listening_url
+from rolltape.view.base_path import parse_base_path
 from rolltape.view.guard import ViewGuard
 from rolltape.view.served_runs import ServedRuns
 from rolltape.view.server import ViewServer
@@ -27,13 +28,19 @@ class ServedAddress(NamedTuple):
 
 @asynccontextmanager
 async def served(
-    locations: Sequence[str], *, host: str = "127.0.0.1", port: int = 0, key: str | None = None
+    locations: Sequence[str],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    key: str | None = None,
+    base_path: str = "",
 ) -> AsyncIterator[ServedAddress]:
-    """Serve runs within the block."""
+    """Serve runs within the block. Behind a proxy that serves them below a path, that is the `base_path`."""
+    base = parse_base_path(base_path)
     if not is_loopback(host) and not key:
         raise ViewError(f"{host} is not loopback, and no key is given; give a key, so that not everybody may look")
     runs = ServedRuns(locations)
-    runner = web.AppRunner(ViewServer(runs, ViewGuard(key)).app(), access_log=None, shutdown_timeout=1.0)
+    runner = web.AppRunner(ViewServer(runs, ViewGuard(key), base).app(), access_log=None, shutdown_timeout=1.0)
     try:
         await runner.setup()
         try:
@@ -42,7 +49,7 @@ async def served(
             why = os.strerror(error.errno) if error.errno else error
             raise ViewError(f"{host}:{port} cannot be listened on: {why}; give another port, or 0 for any") from None
         await runs.start()
-        address = f"{listening_url(runner)}/"
+        address = f"{listening_url(runner)}{base}/"
         yield ServedAddress(address, address + (next(iter(runs.runs)) if len(runs.runs) == 1 else ""))
     finally:
         await runner.cleanup()
@@ -58,7 +65,13 @@ def stop_signal() -> asyncio.Event:
 
 
 def serve_view(
-    locations: Sequence[str], *, host: str, port: int, key: str | None, on_ready: Callable[[str], None]
+    locations: Sequence[str],
+    *,
+    host: str,
+    port: int,
+    key: str | None,
+    on_ready: Callable[[str], None],
+    base_path: str = "",
 ) -> None:
     """Serve until SIGINT or SIGTERM; `on_ready` is called with the address to begin at."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
@@ -67,7 +80,7 @@ def serve_view(
 
     async def serve_until_stopped() -> None:
         stop = stop_signal()
-        async with served(locations, host=host, port=port, key=key) as address:
+        async with served(locations, host=host, port=port, key=key, base_path=base_path) as address:
             on_ready(address.start)
             await stop.wait()
 

@@ -14,8 +14,9 @@ from aiohttp import web
 
 from rolltape.errors import NoAnswer, NoSuchRollout, RolltapeError, TapeError
 from rolltape.view.answers import encode_answer, parse_count, parse_step
+from rolltape.view.base_path import add_routes_below, path_below
 from rolltape.view.guard import HEADERS, ViewGuard
-from rolltape.view.page_files import KINDS, page_files
+from rolltape.view.page_files import KINDS, index_page, page_files
 from rolltape.view.run.run_answers import RunAnswers, Work
 from rolltape.view.served_runs import ServedRun, ServedRuns
 
@@ -35,8 +36,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class ViewServer:
     """Answers for served runs."""
 
-    def __init__(self, served: ServedRuns, guard: ViewGuard) -> None:
+    def __init__(self, served: ServedRuns, guard: ViewGuard, base: str = "") -> None:
         self._served = served
+        self._base = base  # path
         self._guard = guard
         self._answers = {name: RunAnswers(run) for name, run in served.runs.items()}
         self._rollout_answers: dict[str, RolloutAnswers] = {}
@@ -44,7 +46,9 @@ class ViewServer:
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guarded])
         rollout = "/api/{r}/rollouts/{id}"
-        app.add_routes(
+        add_routes_below(
+            app,
+            self._base,
             [
                 web.get("/api/runs", self._runs),
                 web.get("/api/{r}/overview", self._overview),
@@ -61,7 +65,7 @@ class ViewServer:
                 web.get(f"{rollout}/turns/{{turn}}/tokens", self._turn_tokens),
                 web.get("/api/{rest:.*}", self._nothing),
                 web.get("/{path:.*}", self._page),
-            ]
+            ],
         )
         return app
 
@@ -222,9 +226,9 @@ class ViewServer:
         """A file of the page; any other path is an address within the page, and gives the page itself."""
         path = request.match_info["path"]
         files = page_files()
-        kind, content = files.get(path) or files["index.html"]
         if path not in files and path.rpartition(".")[2] in KINDS:  # a turn's id has dots, too
             raise NoAnswer(f"the page has no file {path[:80]!r}", 404)
+        kind, content = files.get(path) or ("text/html", index_page(self._base))
         etag = sha256(content).hexdigest()[:16]
         headers = {"ETag": f'"{etag}"', "Cache-Control": "no-cache"}
         if request.headers.get("If-None-Match") == headers["ETag"]:
@@ -254,7 +258,7 @@ def _plain_answer(body: bytes, kind: str = "application/json", status: int = 200
 
 def _failure(message: str, status: int, request: web.Request) -> web.Response:
     """An error as JSON for the page's requests, and as HTML for a person who opened an address."""
-    if not request.path.startswith("/api/") and "text/html" in request.headers.get("Accept", ""):
+    if not path_below(request).startswith("/api/") and "text/html" in request.headers.get("Accept", ""):
         page = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Rolltape</title><p>{escape(message)}"
         return _plain_answer(page.encode(), "text/html", status)
     return _plain_answer(encode_answer({"error": {"message": message, "where": request.path}}), status=status)

@@ -12,7 +12,7 @@ from rolltape.errors import ViewError
 from rolltape.view.page_files import page_files
 
 _LINKS = re.compile(r'\s*<link[^>]*\brel="(?:stylesheet|icon)"[^>]*>|\s*<script[^>]*\bsrc="[^"]*"[^>]*></script>')
-_FONT_FILES = re.compile(r"url\(\s*[\"']?/?(fonts/[^)\"'?#]+)[^)]*\)")
+_FONT_FILES = re.compile(r"url\(\s*[\"']?(?:\./)?(fonts/[^)\"'?#]+)[^)]*\)")
 _ALONE = (
     "This page needs the folder <code>{folder}</code> that was written beside it. Keep the two together: mail the "
     "whole folder, or an archive of it."

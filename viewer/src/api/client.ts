@@ -1,5 +1,6 @@
 /** Answers by path: from the server, or from the blocks that an exported page carries. */
 
+import { served } from "./base";
 import { embedded, isStatic } from "./embedded";
 import { noteRequest } from "./live.svelte";
 
@@ -23,7 +24,7 @@ async function failure(response: Response): Promise<AnswerError> {
 async function respond(path: string, signal?: AbortSignal): Promise<Response> {
   let response: Response;
   try {
-    response = await fetch(path, { signal: signal ?? null, headers: { Accept: "application/json" } });
+    response = await fetch(served(path), { signal: signal ?? null, headers: { Accept: "application/json" } });
   } catch (error) {
     if (signal?.aborted) throw error;
     throw new AnswerError("the server does not answer; is `rolltape view` still running?", 0);

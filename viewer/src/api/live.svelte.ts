@@ -1,5 +1,6 @@
 /** Changes of the run that is shown, as the server sends them, and whether the server answers. */
 
+import { served } from "./base";
 import { isStatic } from "./embedded";
 
 const AGAIN_MS = 3000;
@@ -76,7 +77,7 @@ function listen(): void {
   source = null;
   state.open = false;
   if (following === null || document.hidden) return;
-  const mine = new EventSource(`/api/${encodeURIComponent(following)}/live`);
+  const mine = new EventSource(served(`/api/${encodeURIComponent(following)}/live`));
   source = mine;
   let heard = false;
   mine.onopen = () => {

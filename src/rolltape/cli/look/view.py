@@ -18,6 +18,9 @@ def view(
     host: HostOption = "127.0.0.1",
     port: PortOption = 8500,
     key: Annotated[str | None, option("--key KEY", "Require this key.", envvar="ROLLTAPE_VIEW_KEY")] = None,
+    base_path: Annotated[
+        str, option("--base-path PATH", "Serve below this path, for a reverse proxy: /x for https://host/x/.")
+    ] = "",
     no_browser: Annotated[bool, option("--no-browser", "Do not open a browser.")] = False,
     static: Annotated[
         Path | None, option("--static FOLDER", "Write the pages of RUN [ROLLOUT...] to files instead.")
@@ -35,10 +38,10 @@ def view(
         return _write(static, given[0], given[1:], mask=not keep_secrets)
     if keep_secrets:
         raise UsageError("--keep-secrets needs --static; a served page masks nothing")
-    return _serve(given, host, port, key, no_browser=no_browser)
+    return _serve(given, host, port, key, base_path, no_browser=no_browser)
 
 
-def _serve(runs: list[str], host: str, port: int, key: str | None, *, no_browser: bool) -> int:
+def _serve(runs: list[str], host: str, port: int, key: str | None, base_path: str, *, no_browser: bool) -> int:
     from rolltape.view.serve import serve_view
 
     require_key(host, key, "--key")
@@ -51,7 +54,7 @@ def _serve(runs: list[str], host: str, port: int, key: str | None, *, no_browser
 
             webbrowser.open(whole)
 
-    serve_view(runs, host=host, port=port, key=key, on_ready=ready)
+    serve_view(runs, host=host, port=port, key=key, on_ready=ready, base_path=base_path)
     return 0
 
 
