@@ -11,7 +11,7 @@
     │   ├── NewerTapeError     a newer major version of the program wrote it
     │   ├── DamagedTapeError   the stored bytes are not those that were written
     │   ├── TapeWriteError     a write failed (disk full, no permission)
-    │   └── NoSuchRollout      the run has no such rollout, session, or turn
+    │   └── NoSuchRollout      the run has no such rollout, session, turn, or note
     │       └── AmbiguousId    the run has several rollouts that an id may mean
     ├── PolicyError            samples: a cut policy or an option of one is unknown or contradicts itself
     ├── LedgerError            samples: a token is unaccounted for, or trains twice; please report it
@@ -111,7 +111,7 @@ class TapeWriteError(TapeError):
 
 
 class NoSuchRollout(TapeError):
-    """The run has no rollout, session, or turn with that id."""
+    """The run has no rollout, session, turn, or note with that id."""
 
 
 class AmbiguousId(NoSuchRollout):

@@ -41,6 +41,8 @@ STAGES: dict[str, dict[str, str]] = {
     "judge": {
         "score": "Set rewards of rollouts or turns, also after they finished.",
         "filter": "Exclude rollouts from training by a rule, or undo that.",
+        "tag": "Tag rollouts, turns, or tokens, or list the tags of a run.",
+        "note": "Write a note on a rollout, turn, or token, or list notes.",
     },
     "train": {
         "samples": "List training samples, or compare two cut policies.",

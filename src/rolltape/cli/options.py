@@ -20,6 +20,8 @@ TryOption = Annotated[int | None, option("--try N", "Try of ROLLOUT (default: th
 StepOption = Annotated[int | None, option("--step N", "Only rollouts of this step.")]
 GroupOption = Annotated[str | None, option("--group ID", "Only rollouts of this group.")]
 TaskOption = Annotated[str | None, option("--task ID", "Only rollouts of this task.")]
+TagOption = Annotated[str | None, option("--tag TAG", "Only rollouts with this tag, also on a turn or token.")]
+NotedOption = Annotated[bool, option("--noted", "Only rollouts with a note, also on a turn or token.")]
 JsonOption = Annotated[bool, option("--json", "Print one JSON object per line.")]
 DryRunOption = Annotated[bool, option("--dry-run", "Show what would change, and change nothing.")]
 HostOption = Annotated[str, option("--host ADDRESS", "Address to listen on; other than loopback needs a key.")]
@@ -40,11 +42,24 @@ class RolloutFilter:
     step: StepOption = None
     group: GroupOption = None
     task: TaskOption = None
+    tag: TagOption = None
+    noted: NotedOption = False
 
     def flags(self) -> str:
         """The flags as the user typed them, for an error."""
-        given = {"--step": self.step, "--group": self.group, "--task": self.task}
-        return " ".join(f"{flag} {value}" for flag, value in given.items() if value is not None)
+        given = {"--step": self.step, "--group": self.group, "--task": self.task, "--tag": self.tag}
+        named = [f"{flag} {value}" for flag, value in given.items() if value is not None]
+        return " ".join([*named, *(["--noted"] if self.noted else [])])
+
+    def holds(self, row: "RolloutRow") -> bool:
+        """Whether a rollout is meant."""
+        return (
+            self.step in (None, row.step)
+            and self.task in (None, row.task_id)
+            and (self.group is None or row.group.startswith(self.group))
+            and (self.tag is None or self.tag in (*row.outcome.tags, *row.inner_tags))
+            and (row.notes > 0 or not self.noted)
+        )
 
 
 @dataclass(frozen=True)
@@ -118,6 +133,7 @@ if TYPE_CHECKING:
     from rolltape.gateway.prompts.chat import Retention
     from rolltape.gateway.request import SamplingParams
     from rolltape.gateway.turn.constraints import ConstrainLevel
+    from rolltape.tape.run import RolloutRow
 
 
 def retention_named(name: str | None) -> "Retention | None":

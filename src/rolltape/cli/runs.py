@@ -74,13 +74,7 @@ class SelectedRollouts:
             rows = _tries(opened, one.rollout, one.try_index)
         if counted_only or one.rollout is not None:
             rows = counted_tries(rows)
-        self.rows = [
-            row
-            for row in rows
-            if only.step in (None, row.step)
-            and only.task in (None, row.task_id)
-            and (only.group is None or row.group.startswith(only.group))
-        ]
+        self.rows = [row for row in rows if only.holds(row)]
         if not self.rows:
             raise no_match(only.flags(), opened.run)
 

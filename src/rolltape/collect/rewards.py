@@ -1,13 +1,12 @@
 """Late and revised rewards, by the id of a rollout. All of them are checked before the first is recorded."""
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rolltape.collect.sources.entries import EntryProblems, SourceEntry
 from rolltape.errors import AmbiguousId, NoSuchRollout, RecordError, RolltapeError
-from rolltape.records.ids import parse_turn_id, parse_turn_of
+from rolltape.records.ids import complete_turn_id, is_short_turn, parse_turn_id
 from rolltape.records.jsonable import non_finite, shown
 from rolltape.records.rollout import EventKind
 from rolltape.samples import counted_tries
@@ -20,7 +19,6 @@ from rolltape.tape.run import LatestScore, RolloutRow, Run
 _NEEDED = ("rollout", "reward")
 _FIELDS = (*_NEEDED, "terms", "by", "try", "turn")
 _EXAMPLE = '{"rollout": "857bc8a1", "reward": 0.5}'
-_SHORT_TURN = re.compile(r"[0-9]+\.[0-9]+")
 
 _Subject = tuple[str, int, str | None]  # rollout, try, and turn or None
 
@@ -158,14 +156,11 @@ def _build_event(fields: dict[str, Any], tries: "_Tries", by: str | None) -> tup
     data = score_data(_parse_number(fields["reward"], f"{where}: reward"), terms, where)
     if data is None:
         raise RecordError(f"{where}: its reward is null; give a number, or leave it out")
-    is_short = turn is not None and _SHORT_TURN.fullmatch(turn) is not None
-    if turn is not None and not is_short and try_index is None:
+    if turn is not None and not is_short_turn(turn) and try_index is None:
         try_index = parse_turn_id(turn).try_index
     row = tries.find(name, try_index)
-    if is_short:
-        turn = f"{row.id}.{row.head.try_index}.{turn}"
     if turn is not None:
-        turn = parse_turn_of(turn, row.id, row.head.try_index).id
+        turn = complete_turn_id(turn, row.id, row.head.try_index)
     own_by = as_text(fields.get("by"), f"{where}: by")
     return row, NewEvent(EventKind.SCORE, row.id, data, by if own_by is None else own_by, row.head.try_index, turn)
 

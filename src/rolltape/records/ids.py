@@ -12,6 +12,7 @@ _SAMPLE_DIGITS = 12
 
 _NUMBER = r"(0|[1-9][0-9]{0,17})"
 _TURN_ID = re.compile(rf"(.+)\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}")
+_SHORT_TURN = re.compile(r"[0-9]+\.[0-9]+")
 
 
 def rollout_id(
@@ -134,6 +135,16 @@ def parse_turn_of(turn: object, rollout: str, try_index: int | None) -> TurnPlac
         whose = f"turn {turn} of rollout {rollout}"
         raise RecordError(f"{whose}: that turn belongs to try {place.try_index} of rollout {place.rollout}")
     return place
+
+
+def is_short_turn(turn: str) -> bool:
+    """Whether a turn is named by its places in rollout and session, as in `rolltape trace`: `0.3`."""
+    return _SHORT_TURN.fullmatch(turn) is not None
+
+
+def complete_turn_id(turn: str, rollout: str, try_index: int) -> str:
+    """The id of a turn of this try, which is given as such or in short."""
+    return parse_turn_of(f"{rollout}.{try_index}.{turn}" if is_short_turn(turn) else turn, rollout, try_index).id
 
 
 def sample_id(last_turn: str, length: int, trained: Iterable[tuple[int, int]]) -> str:

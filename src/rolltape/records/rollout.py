@@ -8,6 +8,9 @@ from typing import Any
 
 import msgspec
 
+from rolltape.records.annotations import Annotations, annotations_of
+from rolltape.records.events import Event as Event
+from rolltape.records.events import EventKind as EventKind
 from rolltape.records.ids import split_in
 from rolltape.records.jsonable import OpenRecord
 from rolltape.records.turn import Turn, TurnFlag, implausible_in
@@ -40,42 +43,6 @@ class StopReason(enum.StrEnum):
     CONTEXT_OVERFLOW = "context_overflow"
     PARSE_ERROR = "parse_error"
     TIMEOUT = "timeout"
-
-
-class EventKind(enum.StrEnum):
-    """What may be said of a rollout or a turn after it was recorded; the latest of a kind counts."""
-
-    FINISH = "finish"  # data: status, stop_reason, reason, turns (count per session)
-    SCORE = "score"  # data: reward, terms
-    DELIVERY = "delivery"  # data: delivery
-    FILTER = "filter"  # data: reason, or null to take it back
-    TAG = "tag"  # data: tags
-    VERSION = "version"  # data: version; announces a weight version of the run
-    PRUNE = "prune"  # data: what was removed
-    COLLECT = "collect"  # data: settings; a collection into the run has begun
-    COLLECTED = "collected"  # data: step, source; a collection into the run has come to its end
-    GROUP = "group"  # data: group, step, consumer, state (a GroupState), reason, to; what a trainer did with a group
-    TRACE = "trace"  # data: step (null: at the end), and fields of a TraceStep; of each field the latest counts
-    REFUSAL = "refusal"  # data: session, status, reason; a request of the agent's that was refused
-    SUMMARY = "summary"  # data: a RolloutSummary, and covers: the order of the last event that it takes in
-
-
-class Event(msgspec.Struct, frozen=True):
-    """One appended statement. `(writer, sequence)` names it; `at_ns` orders it among all writers."""
-
-    writer: str
-    sequence: int
-    at_ns: int
-    kind: str  # an EventKind, or one that a newer minor version knows
-    rollout: str | None  # None: about the run
-    try_index: int | None
-    turn: str | None  # None: about the whole rollout
-    by: str | None
-    data: dict[str, Any]
-
-    @property
-    def order(self) -> tuple[int, str, int]:
-        return (self.at_ns, self.writer, self.sequence)
 
 
 class EarlierParts(msgspec.Struct, frozen=True):
@@ -206,7 +173,12 @@ class Rollout:
 
     @cached_property
     def outcome(self) -> "Outcome":
-        return outcome_of(self.events, self.writer_alive)
+        return outcome_of(self.events, self.writer_alive, self.head.tags)
+
+    @cached_property
+    def annotations(self) -> Annotations:
+        """The tags and notes that it has, those of its turns and tokens included."""
+        return annotations_of(self.events, self.head.tags)
 
     @property
     def status(self) -> Status:
@@ -239,16 +211,15 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     reward_terms: dict[str, float] = {}
     rewarded_by: str | None = None
     filtered: str | None = None  # why it is kept out of training
-    tags: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()  # of the rollout as a whole
 
 
-def outcome_of(events: Sequence[Event], writer_alive: bool) -> Outcome:
-    """Read a rollout's events, given in their order, as its present state."""
+def outcome_of(events: Sequence[Event], writer_alive: bool, launch_tags: Sequence[str] = ()) -> Outcome:
+    """Read a rollout's events, given in their order, as its present state. `launch_tags` it was started with."""
     latest = {event.kind: event for event in events if event.turn is None}
     finish = latest.get(EventKind.FINISH)
     score = latest.get(EventKind.SCORE)
     filtered = latest.get(EventKind.FILTER)
-    tags = latest.get(EventKind.TAG)
     if finish is None:
         status = Status.RUNNING if writer_alive else Status.LOST
         reason = None if writer_alive else "its writer ended without finishing it"
@@ -266,7 +237,7 @@ def outcome_of(events: Sequence[Event], writer_alive: bool) -> Outcome:
         reward_terms=score.data.get("terms", {}) if score and rewarded else {},
         rewarded_by=score.by if score and rewarded else None,
         filtered=(filtered.data.get("reason") if filtered else None) or ungraded,
-        tags=tuple(tags.data["tags"]) if tags else (),
+        tags=annotations_of(events, launch_tags).rollout_tags,
     )
 
 

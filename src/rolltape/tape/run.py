@@ -9,6 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from rolltape.errors import NoSuchRollout
+from rolltape.records.annotations import Annotations
 from rolltape.records.rollout import Event, EventKind, Rollout, RolloutHead
 from rolltape.tape.contents import RunContents
 from rolltape.tape.index.database import IndexFile
@@ -101,6 +102,14 @@ class Run:
         index = self._indexed()
         tries = {one: found[-1] for one in rollout_ids if (found := index.tries(one))}
         return {one: self._loading().load((one, try_index)) for one, try_index in tries.items()}
+
+    def annotations(self, rollout_id: str, try_index: int) -> Annotations:
+        """The tags and notes of one try of a rollout, without loading its turns."""
+        return self._indexed().annotations((rollout_id, try_index))
+
+    def annotations_by_hand(self) -> dict[tuple[str, int], Annotations]:
+        """The tags and notes of each rollout and try that has a note, or whose tags were added to or taken from."""
+        return self._indexed().annotations_by_hand()
 
     def versions(self) -> tuple[str, ...]:
         """Weight versions, oldest first: those never announced as they first appear, then as they were announced."""

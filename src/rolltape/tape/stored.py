@@ -9,6 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from rolltape.errors import TapeError
+from rolltape.records.events import ANNOTATION_KINDS
 from rolltape.records.jsonable import decode_numbers
 from rolltape.records.messages import Message, Root
 from rolltape.records.rollout import Event, EventKind, RolloutHead, Status
@@ -187,6 +188,11 @@ _decode = msgspec.json.Decoder().decode
 def decides(about: About) -> bool:
     """Whether the outcome of a rollout may follow from an event: it is not of a turn, and not of a trace."""
     return about.turn is None and about.kind not in (EventKind.TRACE, EventKind.DELIVERY)
+
+
+def is_listed(about: About) -> bool:
+    """Whether the index lists an event of a rollout that still runs: it bears on outcome, tags, or notes."""
+    return decides(about) or about.kind in ANNOTATION_KINDS
 
 
 def counts_for(stored: StoredEvent, owner: str | None) -> bool:

@@ -112,7 +112,7 @@ def trace_of(rollout: Rollout) -> Trace:
             **{name: getattr(head, name) for name in _FROM_HEAD},
             **{name: getattr(outcome, name) for name in _FROM_OUTCOME},
             "rollout": head.id,
-            "tags": outcome.tags or head.tags,
+            "tags": outcome.tags,
             "versions": _versions(rollout),
             "pruned": _pruned(rollout),
             "total_reward": total,

@@ -1,1 +1,1 @@
-"""Commands that reward and filter rollouts: score, filter."""
+"""Commands that judge rollouts: score, filter, tag, note."""

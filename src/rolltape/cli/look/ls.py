@@ -51,6 +51,8 @@ def _record(row: RolloutRow) -> dict[str, object]:
         "reward_terms": row.outcome.reward_terms,
         "filtered": row.outcome.filtered,
         "tags": row.outcome.tags,
+        "inner_tags": row.inner_tags,
+        "notes": row.notes,
         "sessions": row.sessions,
         "turns": row.turns,
         "sampled_tokens": row.sampled_tokens,
@@ -105,4 +107,5 @@ def _knows_tokens(row: RolloutRow) -> bool:
 def _status(row: RolloutRow) -> str:
     remarks = ["filtered"] if row.filtered is not None else []
     remarks += [f"{part} pruned" for part in row.pruned]
+    remarks += [plural(row.notes, "note")] if row.notes else []
     return row.status + (f" ({', '.join(remarks)})" if remarks else "")

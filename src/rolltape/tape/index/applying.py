@@ -6,9 +6,12 @@ from typing import Any
 
 import msgspec
 
+from rolltape.records.annotations import annotations_of, parse_annotation
+from rolltape.records.events import ANNOTATION_KINDS
 from rolltape.records.policy import PRESETS
 from rolltape.records.rollout import SUMMARY_RULES, EventKind, RolloutSummary
 from rolltape.tape.index.database import pack_summary, read_about, write_about
+from rolltape.tape.index.queries import annotation_events
 from rolltape.tape.index.rows import (
     COLUMNS,
     PART,
@@ -199,6 +202,7 @@ class Applier:
 
     def _apply(self, events: Sequence[StoredEvent]) -> None:
         """Let events decide, each unless a later one of its kind has."""
+        annotated: dict[int, Key] = {}
         for stored in events:
             about = stored.about
             if about.rollout is None:
@@ -209,11 +213,28 @@ class Applier:
             if found is None:
                 continue  # it is applied when the rollout is found
             try:
-                self._apply_one(stored, *found)
+                if about.kind in ANNOTATION_KINDS:
+                    parse_annotation(about.kind, stored.event.data)
+                    self._last_ns = max(self._last_ns, about.at_ns)
+                    annotated[found[0]] = about.key
+                else:
+                    self._apply_one(stored, *found)
             except _ODD as error:
                 what = f"the {about.kind} of rollout {about.rollout} cannot be read: {error!r}"
                 problem = Problem(f"event {stored.sequence} of {stored.writer}", what, "")
                 self.set_problems("events", [problem], keep=True)  # it stays wherever the event is moved
+        for number, key in annotated.items():
+            self._annotate(number, key)
+
+    def _annotate(self, number: int, key: Key) -> None:
+        """Work out the tags and notes of a rollout from all events about them: each changes what was before it."""
+        query = f"SELECT head_tags FROM rollouts WHERE number = {number}"
+        ((launch_tags,),) = self._connection.execute(query).fetchall()
+        held = annotations_of(annotation_events(self._connection, key), msgspec.json.decode(launch_tags))
+        self._connection.execute(
+            "UPDATE rollouts SET tags = ?, inner_tags = ?, notes = ?, revision = ? WHERE number = ?",
+            (text_list(held.rollout_tags), text_list(held.inner_tags), len(held.notes), self.revision, number),
+        )
 
     def _apply_one(self, stored: StoredEvent, number: int, writer: str, finish: str | None) -> None:
         about, order = stored.about, stored.order_text
@@ -230,9 +251,6 @@ class Applier:
             case EventKind.FILTER:
                 reason = stored.event.data.get("reason")
                 self._set_latest(number, "filtered_at", {"filtered_at": order, "filter": reason})
-            case EventKind.TAG:
-                tags = text_list(stored.event.data["tags"])
-                self._set_latest(number, "tagged", {"tagged": order, "tags": tags})
             case EventKind.PRUNE:
                 self._prune(number, stored)
                 self._outdate(number, order)

@@ -26,7 +26,7 @@ from rolltape.records.rollout import SUMMARY_RULES, RolloutSummary
 from rolltape.records.sample import Fate
 from rolltape.tape.rundir import make_private_file, make_private_folder, user_cache, write_whole
 
-FORMAT = 3
+FORMAT = 4
 FOLDER = "cache"
 POINTER = "index.json"
 # Summaries are fixed arrays over these, so that those of a hundred thousand rollouts are read as one.
@@ -50,7 +50,8 @@ CREATE TABLE rollouts (number INTEGER PRIMARY KEY, id TEXT NOT NULL, try_index I
     first_event INTEGER NOT NULL, last_event INTEGER NOT NULL,
     sessions INTEGER NOT NULL, turns INTEGER NOT NULL, sampled_tokens INTEGER NOT NULL, versions TEXT NOT NULL,
     finish TEXT, ended_ns INTEGER, stop_reason TEXT, reason TEXT,
-    scored TEXT, reward REAL, terms TEXT, rewarded_by TEXT, filtered_at TEXT, filter TEXT, tagged TEXT, tags TEXT,
+    scored TEXT, reward REAL, terms TEXT, rewarded_by TEXT, filtered_at TEXT, filter TEXT,
+    tags TEXT, inner_tags TEXT, notes INTEGER NOT NULL,
     pruned TEXT NOT NULL, changed TEXT NOT NULL, revision INTEGER NOT NULL, UNIQUE (id, try_index));
 CREATE INDEX rollouts_by_revision ON rollouts (revision);
 CREATE INDEX rollouts_by_group ON rollouts (grp);
@@ -65,6 +66,7 @@ CREATE TABLE events (writer TEXT NOT NULL, sequence INTEGER NOT NULL, at_ns INTE
     WITHOUT ROWID;
 CREATE INDEX events_by_rollout ON events (rollout, try_index);
 CREATE INDEX events_by_revision ON events (revision);
+CREATE INDEX events_by_hand ON events (rollout, try_index) WHERE kind IN ('note', 'retag');
 CREATE TABLE summaries (rollout INTEGER PRIMARY KEY, covers TEXT NOT NULL, branches INTEGER NOT NULL,
     forks BLOB NOT NULL, samples BLOB NOT NULL, ledgers BLOB NOT NULL, problems TEXT NOT NULL);
 CREATE TABLE unread (rollout INTEGER PRIMARY KEY, at_place TEXT NOT NULL, at_change TEXT NOT NULL,

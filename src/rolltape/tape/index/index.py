@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import AmbiguousId, DamagedTapeError, NoSuchRollout
+from rolltape.records.annotations import Annotations, annotations_of
 from rolltape.records.jsonable import decode_record
 from rolltape.records.messages import Message
 from rolltape.records.rollout import Event, Rollout, RolloutHead, Status
@@ -24,6 +25,8 @@ from rolltape.tape.index.loading import Loader, Located, PartPlace
 from rolltape.tape.index.queries import (
     STATUS,
     Progress,
+    annotation_events,
+    annotations_by_hand,
     announced_versions,
     ordered_versions,
     progress_of,
@@ -225,6 +228,19 @@ class Index:
                 (*kinds, since_revision),
             ).fetchall()
         return [decoded_event(*row).event for row in rows]
+
+    def annotations(self, key: Key) -> Annotations:
+        """The tags and notes of one try of a rollout, those of its turns and tokens included."""
+        with self._asking() as connection:
+            row = connection.execute("SELECT head_tags FROM rollouts WHERE id = ? AND try_index = ?", key).fetchone()
+            if row is None:
+                raise NoSuchRollout(f"no rollout {key[0]} with a try {key[1]}")
+            return annotations_of(annotation_events(connection, key), msgspec.json.decode(row[0]))
+
+    def annotations_by_hand(self) -> dict[Key, Annotations]:
+        """The tags and notes of each rollout and try that has a note, or whose tags were added to or taken from."""
+        with self._asking() as connection:
+            return annotations_by_hand(connection)
 
     def versions(self) -> tuple[str, ...]:
         """Weight versions, oldest first: those never announced as they first appear, then as they were announced."""

@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from rolltape.records.annotations import Annotations, annotations_of
+from rolltape.records.events import ANNOTATION_KINDS, Event
 from rolltape.records.rollout import UNGRADED
 from rolltape.tape.index.database import read_about
 from rolltape.tape.rundir import RunDirectory
-from rolltape.tape.stored import Problem, decoded_event
+from rolltape.tape.stored import Key, Problem, decoded_event
 
 # A rollout's status: as its finish states it; without one it runs as long as its writer lives.
 STATUS = "coalesce(finish, CASE WHEN place IN (SELECT name FROM sources WHERE alive) THEN 'running' ELSE 'lost' END)"
@@ -77,6 +79,46 @@ def announced_versions(connection: sqlite3.Connection) -> list[str]:
 def ordered_versions(seen: Collection[str], announced: Collection[str]) -> tuple[str, ...]:
     """Weight versions, oldest first. The last announcement counts: after a rollback an old one is the newest again."""
     return tuple(reversed(dict.fromkeys(reversed([*dict.fromkeys(seen), *announced]))))
+
+
+def annotation_events(connection: sqlite3.Connection, key: Key) -> list[Event]:
+    """The events that the tags and notes of a rollout follow from, in their order."""
+    marks = ", ".join("?" * len(ANNOTATION_KINDS))
+    rows = connection.execute(
+        f"SELECT writer, sequence, body FROM events WHERE rollout = ? AND try_index = ? AND kind IN ({marks}) "
+        "ORDER BY at_ns, writer, sequence",
+        (*key, *ANNOTATION_KINDS),
+    ).fetchall()
+    return [decoded_event(*row).event for row in rows]
+
+
+def annotations_by_hand(connection: sqlite3.Connection) -> dict[Key, Annotations]:
+    """The tags and notes of each rollout that has a note, or to which tags were added or taken from."""
+    keys = connection.execute(
+        "SELECT DISTINCT e.rollout, e.try_index, head_tags FROM events e JOIN rollouts r "
+        "ON r.id = e.rollout AND r.try_index = e.try_index WHERE e.kind IN ('note', 'retag')"
+    ).fetchall()
+    return {
+        (rollout, try_index): annotations_of(
+            annotation_events(connection, (rollout, try_index)), msgspec.json.decode(launch_tags)
+        )
+        for rollout, try_index, launch_tags in keys
+    }
+
+
+def is_recorded(connection: sqlite3.Connection) -> bool:
+    """Whether a process lives that records. One that has only added tags and notes so far does not."""
+    marks = ", ".join("?" * len(ANNOTATION_KINDS))
+    for name, raw in connection.execute("SELECT name, marks FROM sources WHERE alive").fetchall():
+        if msgspec.msgpack.decode(raw)["next_rollout"] > 1:
+            return True
+        (others, all_of_them) = connection.execute(
+            f"SELECT sum(kind NOT IN ({marks})), count(*) FROM events WHERE writer = ?",
+            (*ANNOTATION_KINDS, name.partition("/")[2]),
+        ).fetchone()
+        if others or not all_of_them:
+            return True
+    return False
 
 
 def source_problems(connection: sqlite3.Connection) -> list[Problem]:

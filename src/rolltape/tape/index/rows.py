@@ -20,8 +20,8 @@ PART = (
 )
 COLUMNS = (
     *("id", "try_index", "grp", "step", "attempt", "source", "task", "environment", "agent", "model", "head_tags"),
-    *("resume", *PART, "scored", "reward", "terms", "rewarded_by", "filtered_at", "filter", "tagged", "tags"),
-    *("pruned", "changed", "revision"),
+    *("resume", *PART, "scored", "reward", "terms", "rewarded_by", "filtered_at", "filter", "tags", "inner_tags"),
+    *("notes", "pruned", "changed", "revision"),
 )
 SCORE = ("reward", "terms", "rewarded_by")
 
@@ -30,7 +30,8 @@ _LOST_REASON = outcome_of((), writer_alive=False).reason
 ROW_COLUMNS = f"""number, id, try_index, grp, step, attempt, source, task, environment, agent, model, started_ns,
     place, sessions, turns, sampled_tokens, versions,
     {STATUS},
-    ended_ns, stop_reason, {REASON}, scored, reward, terms, rewarded_by, {FILTER}, tags, pruned, revision"""
+    ended_ns, stop_reason, {REASON}, scored, reward, terms, rewarded_by, {FILTER},
+    coalesce(tags, head_tags), inner_tags, notes, pruned, revision"""
 
 
 class LatestScore(NamedTuple):
@@ -70,7 +71,9 @@ class RolloutRow(msgspec.Struct, frozen=True, dict=True):
     terms_json: str | None
     rewarded_by: str | None
     filtered: str | None  # why it is kept out of training
-    tags_json: str | None
+    tags_json: str  # of the rollout as a whole
+    inner_tags_json: str | None
+    notes: int  # how many there are, those on its turns and tokens included
     pruned_json: str
     revision: int  # of the index when the row last changed
     raw_head: bytes
@@ -96,7 +99,7 @@ class RolloutRow(msgspec.Struct, frozen=True, dict=True):
             reward_terms=score.terms if score else {},
             rewarded_by=score and score.by,
             filtered=self.filtered,
-            tags=tuple(msgspec.json.decode(self.tags_json)) if self.tags_json else (),
+            tags=tuple(msgspec.json.decode(self.tags_json)),
         )
 
     @property
@@ -119,6 +122,11 @@ class RolloutRow(msgspec.Struct, frozen=True, dict=True):
     def scored_at_ns(self) -> int | None:
         """When the reward was given that counts; None: there is none."""
         return int(self.scored[:20]) if self.scored else None
+
+    @property
+    def inner_tags(self) -> tuple[str, ...]:
+        """The tags of its turns and tokens."""
+        return tuple(msgspec.json.decode(self.inner_tags_json)) if self.inner_tags_json else ()
 
     @property
     def versions(self) -> tuple[str, ...]:
@@ -159,7 +167,8 @@ def row_columns(
         "place": place,
         "row": found.row,
         **part_columns(rollout),
-        **dict.fromkeys(("scored", "reward", "terms", "rewarded_by", "filtered_at", "filter", "tagged", "tags")),
+        **dict.fromkeys(("scored", "reward", "terms", "rewarded_by", "filtered_at", "filter", "tags", "inner_tags")),
+        "notes": 0,
         "pruned": "[]",
         "changed": "" if rollout.finish is None else rollout.finish.order_text,
         "revision": revision,

@@ -13,7 +13,7 @@ from rolltape.records.rollout import EventKind
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.rundir import RUN_FILE, Place, RunDirectory
 from rolltape.tape.shards.reading import ShardSource, shards_at
-from rolltape.tape.stored import Key, Problem, RolloutCounts, StoredEvent, decides
+from rolltape.tape.stored import Key, Problem, RolloutCounts, StoredEvent, is_listed
 
 _REMOTE_LOOK_S = 2.0  # between looks at a place that is not local, since each is a request
 
@@ -171,7 +171,7 @@ class News:
                 rollout.last_event = number
                 if about.kind == EventKind.FINISH and about.turn is None:
                     rollout.finish = stored
-                elif decides(about):
+                elif is_listed(about):
                     self.apart.append(stored)
             elif rollout is not None and last is rollout.finish and about.kind == EventKind.SCORE and not about.turn:
                 # The score that comes with a finish follows it at once, in the same transaction.

@@ -5,7 +5,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast
 
 from rolltape.errors import NoSuchRollout, NotJsonError, RecordError
 from rolltape.records.ids import group_id, join_source, rollout_id
@@ -13,6 +13,7 @@ from rolltape.records.rollout import EventKind, RolloutHead
 from rolltape.records.turn import Delivery
 from rolltape.tape.journal.entries import NewEvent
 from rolltape.tape.journal.writing import Durability
+from rolltape.tape.recording.annotating import change_note_event, note_event, retag_event
 from rolltape.tape.recording.fields import as_count, as_items, as_member, as_settings, as_snapshot, as_text, as_version
 from rolltape.tape.recording.rollout import RolloutRecorder, score_data
 from rolltape.tape.recording.summaries import Summarize
@@ -30,7 +31,6 @@ _WAIT_FOR_RUN_S = 30.0  # for others that start rollouts, which takes millisecon
 _RENAMED = {
     "say": "append_event",
     "say_all": "append_events",
-    "note": "append_run_event",
     "deliver": "mark_delivered",
     "deliver_async": "mark_delivered_async",
 }
@@ -232,6 +232,75 @@ class Tape:
         """Set the tags of a rollout, of all its tries or of one. They replace the tags that it had."""
         data = {"tags": list(as_texts(tags, f"rollout {rollout_id}: tags"))}
         _append(self._writer.encode(NewEvent(EventKind.TAG, rollout_id, data, by, try_index)))
+
+    def add_tags(
+        self,
+        rollout_id: str,
+        *tags: str,
+        turn: str | None = None,
+        tokens: Sequence[int] | None = None,
+        by: str | None = None,
+        try_index: int | None = None,
+    ) -> None:
+        """Add tags to a rollout, all its tries or one, or to a turn or some of its tokens. Those that it has stay.
+
+        Tokens are given as where they start and stop among the turn's ids, of which those of its prompt come first.
+
+        Example:
+
+            tape.add_tags(rollout.id, "reward-hack", by="ada")
+            tape.add_tags(rollout.id, "bookmark", turn=turn.id, tokens=(120, 121), by="ada")
+        """
+        place: dict[str, Any] = {"turn": turn, "tokens": tokens, "by": by, "try_index": try_index}
+        _append(self._writer.encode(retag_event(rollout_id, added=tags, **place)))
+
+    def remove_tags(
+        self,
+        rollout_id: str,
+        *tags: str,
+        turn: str | None = None,
+        tokens: Sequence[int] | None = None,
+        by: str | None = None,
+        try_index: int | None = None,
+    ) -> None:
+        """Take tags from where they were added: a rollout, a turn, or the same tokens of it."""
+        place: dict[str, Any] = {"turn": turn, "tokens": tokens, "by": by, "try_index": try_index}
+        _append(self._writer.encode(retag_event(rollout_id, removed=tags, **place)))
+
+    def note(
+        self,
+        rollout_id: str,
+        text: str,
+        *,
+        turn: str | None = None,
+        tokens: Sequence[int] | None = None,
+        by: str | None = None,
+        try_index: int | None = None,
+    ) -> str:
+        """Write a note on a rollout, or on a turn or some of its tokens, and return the note's id.
+
+        Without `try_index` it goes to the try that counts, as a reward does.
+
+        Example:
+
+            note = tape.note(rollout.id, "it deletes the failing test", turn=turn.id, by="ada")
+            tape.remove_note(rollout.id, note, by="ada")
+        """
+        if isinstance(rollout_id, EventKind):
+            warnings.warn("Tape.note is now append_run_event", DeprecationWarning, stacklevel=2)  # so 0.1.0 called that
+            self.append_run_event(rollout_id, cast("Any", text))
+            return ""
+        event = note_event(rollout_id, text, turn=turn, tokens=tokens, by=by, try_index=try_index)
+        _append(self._writer.encode(event))
+        return str(event.data["note"])
+
+    def edit_note(self, rollout_id: str, note_id: str, text: str, *, by: str | None = None) -> None:
+        """Give a note another text. The earlier text stays in the history."""
+        _append(self._writer.encode(change_note_event(self.run(), rollout_id, note_id, text, by)))
+
+    def remove_note(self, rollout_id: str, note_id: str, *, by: str | None = None) -> None:
+        """Take a note back. It stays in the history."""
+        _append(self._writer.encode(change_note_event(self.run(), rollout_id, note_id, None, by)))
 
     def filter(
         self, rollout_id: str, reason: str | None, *, by: str | None = None, try_index: int | None = None

@@ -158,13 +158,13 @@ class TapeWriter:
         return named
 
     def _tries_of(self, kind: EventKind, named: NamedTries, try_index: int | None) -> list[int]:
-        """The tries that an event is about: a reward or a trace is about the one that counts."""
+        """The tries that an event is about: a reward, a trace or a note is about the one that counts."""
         if try_index is not None:
             if try_index not in named.tries:
                 tries = ", ".join(map(str, named.tries))
                 raise NoSuchRollout(f"rollout {named.id} has no try {try_index}; it has {tries}")
             return [try_index]
-        if kind in (EventKind.SCORE, EventKind.TRACE):
+        if kind in (EventKind.SCORE, EventKind.TRACE, EventKind.NOTE):
             return [self.launch.counted_try(named.id, named.tries)]
         return named.tries
 

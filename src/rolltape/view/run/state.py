@@ -9,7 +9,14 @@ import numpy as np
 from rolltape.errors import RolltapeError
 from rolltape.records.rollout import Status
 from rolltape.tape.index.database import IndexFile, read_about
-from rolltape.tape.index.queries import Progress, announced_versions, count_behind, count_rollouts, source_problems
+from rolltape.tape.index.queries import (
+    Progress,
+    announced_versions,
+    count_behind,
+    count_rollouts,
+    is_recorded,
+    source_problems,
+)
 from rolltape.tape.rundir import RUN_FILE, RunDirectory
 from rolltape.view.run.rows import STATUS_CODE, Rows
 
@@ -43,7 +50,7 @@ class RunState:
         self.snapshot = 0
         self.progress = Progress(0, 0, 0, 0, 0)
         self.read_through = False  # all of the tape was read once: what is not indexed came later
-        self.live = False  # a writer is alive
+        self.live = False  # a process that records is alive
         self.announced: Sequence[str] = ()  # weight versions, in their order
         self.last_activity_ns = 0
         self.trainer: dict[int, TrainerFigures] = {}
@@ -87,7 +94,7 @@ class RunState:
         self.read_through = has_looked and self.progress.is_complete
         if not has_looked and self._run is not None:  # nobody has counted yet what there is
             self.progress = self.progress._replace(total=max(self.progress.total, count_rollouts(self._run)))
-        self.live = bool(connection.execute("SELECT 1 FROM sources WHERE alive").fetchone())
+        self.live = is_recorded(connection)
         self.announced = announced_versions(connection)
         self.last_activity_ns = int(read_about(connection, "last_activity_ns", 0))
         self._problems = tuple(map(str, source_problems(connection)))

@@ -1,0 +1,91 @@
+"""`rolltape tag`: tag rollouts, turns or tokens, take tags back, and list the tags of a run."""
+
+from typing import Annotated
+
+import rolltape
+from rolltape.cli.judge.places import PlaceOptions, place_text
+from rolltape.cli.options import JsonOption, OneRollout, RunArgument
+from rolltape.cli.parameters import argument, option
+from rolltape.cli.runs import OpenedRun, SelectedRollouts, open_snapshot, report_problems
+from rolltape.cli.screen import SHORT_ID, count, plural, print_json, print_line, print_table
+from rolltape.errors import UsageError
+
+
+def tag(
+    run: RunArgument,
+    rollout: Annotated[str | None, argument("ROLLOUT", "Rollout id, foreign id, or unique prefix.")] = None,
+    tags: Annotated[list[str] | None, argument("TAG...", "Tags to add; `bookmark` is the star in the viewer.")] = None,
+    *,
+    remove: Annotated[bool, option("--remove", "Take the tags away instead.")] = False,
+    place: PlaceOptions,
+    as_json: JsonOption = False,
+) -> int:
+    """Tag a rollout, a turn, or some of its tokens.
+
+    Without ROLLOUT, list all tags of the run; without TAG, those of the rollout. A rollout may have any number of tags.
+    Nothing is deleted from the tape: a tag that was taken away stays in its history.
+    """
+    if not tags and (remove or place.given()):
+        raise UsageError(f"{(['--remove'] if remove else place.given())[0]}: name a ROLLOUT and a TAG")
+    with open_snapshot(run) as tape:
+        if rollout is None:
+            _list_all(tape, as_json=as_json)
+        else:
+            selected = SelectedRollouts(tape, OneRollout(rollout, place.try_index))
+            if tags:
+                found, turn, tokens = place.find(selected)
+                with rolltape.open(tape.run.location) as writer:
+                    change = writer.remove_tags if remove else writer.add_tags
+                    change(
+                        found.id,
+                        *tags,
+                        turn=turn,
+                        tokens=tokens,
+                        by=place.author(),
+                        try_index=place.try_index,
+                    )
+    if rollout is not None:
+        _list_one(rollout, run, place.try_index, as_json=as_json)
+    return report_problems(tape)
+
+
+def _list_all(tape: OpenedRun, *, as_json: bool) -> None:
+    whole: dict[str, int] = {}
+    inner: dict[str, int] = {}
+    for row in tape.rows:
+        for name in dict.fromkeys(row.outcome.tags):
+            whole[name] = whole.get(name, 0) + 1
+        for name in row.inner_tags:
+            inner[name] = inner.get(name, 0) + 1
+    names = sorted({*whole, *inner})
+    if as_json:
+        for name in names:
+            print_json({"tag": name, "rollouts": whole.get(name, 0), "within_rollouts": inner.get(name, 0)})
+        return
+    if names:
+        print_table(
+            ["tag", "rollouts", "by turn or token"],
+            [[name, count(whole.get(name, 0)), count(inner.get(name, 0))] for name in names],
+            left=["tag"],
+            flexible=["tag"],
+        )
+    print_line(f"{plural(len(names), 'tag')}")
+
+
+def _list_one(rollout: str, run: str, try_index: int | None, *, as_json: bool) -> None:
+    with open_snapshot(run) as tape:
+        row = SelectedRollouts(tape, OneRollout(rollout, try_index)).rows[0]
+        tags = tape.run.annotations(*row.key).tags
+    if as_json:
+        for one in tags:
+            place = {"turn": one.turn, "tokens": one.tokens}
+            print_json({"rollout": row.id, "try_index": row.try_index, "tag": one.name, **place, "by": one.by})
+        return
+    if tags:
+        print_table(
+            ["rollout", "turn", "tag", "by"],
+            [[row.id[:SHORT_ID], place_text(one.turn, one.tokens), one.name, one.by or ""] for one in tags],
+            left=["rollout", "turn", "tag", "by"],
+            flexible=["tag", "by"],
+        )
+    print_line(f"{plural(len(tags), 'tag')}")
