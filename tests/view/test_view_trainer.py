@@ -53,6 +53,7 @@ def test_a_samples_columns_are_those_that_the_trainer_exported(tmp_path: Path) -
                 "place": place,
                 "sample": sample.id,
                 "joined": True,
+                "tokens": len(sample.ids) - 1,
                 "records": [{"step": 7, "place": place}],
             }
             held = records[sample.id].columns()

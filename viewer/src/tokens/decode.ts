@@ -21,7 +21,8 @@ export interface TokenHeader {
   spans: Span[];
   versions: (string | [string, string])[];
   sample: { id: string; index: number; reward: Num; advantage: Num; loss_weight: Num; trained?: number } | null;
-  trainer?: { step: number; place: string; joined: boolean; records?: { step: number; place: string }[] } | null;
+  top?: number; // how many of the most likely tokens each place has
+  trainer?: { step: number; place: string; joined: boolean; tokens?: number; records?: { step: number; place: string }[] } | null;
   missing: string[];
 }
 
@@ -29,7 +30,31 @@ export type Column = Int32Array | Float32Array | Uint8Array | BigInt64Array;
 
 const KINDS = { i4: Int32Array, f4: Float32Array, u1: Uint8Array, i8: BigInt64Array } as const;
 
+/** Bytes `first` to `last`, counted from 1, of the `of` bytes of a character. */
+export interface CharacterPart {
+  character: string;
+  first: number;
+  last: number;
+  of: number;
+}
+
+export interface TopToken {
+  id: number;
+  text: string;
+  logprob: number;
+}
+
+const PART = "⋯"; // a token that ends inside a character, which is shown with the token that completes it
 const HIGH = /[^\x00-\x7f]/; // Windows-1252 spells no byte below 128 otherwise, and none above it as ASCII
+
+function hexadecimal(bytes: Uint8Array): string {
+  return `⟨${[...bytes].map((byte) => byte.toString(16).toUpperCase().padStart(2, "0")).join(" ")}⟩`;
+}
+
+/** "byte 2 of 3 of 🫠" */
+export function partText({ character, first, last, of }: CharacterPart): string {
+  return `${first === last ? `byte ${first}` : `bytes ${first} to ${last}`} of ${of} of ${character}`;
+}
 
 export class TokenSheet {
   readonly n: number;
@@ -76,17 +101,82 @@ export class TokenSheet {
     return column instanceof Int32Array ? column : null;
   }
 
-  /** What a token spells; bytes that are no whole character as hexadecimal; its id where nobody knows. */
+  /** What a token spells. A character of several tokens is with the last; bytes that are none as hexadecimal; the id where nobody knows. */
   text(token: number): string {
     if (!this.has("text_offsets")) return `[${this.value("ids", token)}]`;
     const start = this.#offsets[token] ?? 0, stop = this.#offsets[token + 1] ?? 0;
     const plain = this.#byteText.slice(start, stop);
     if (!HIGH.test(plain)) return plain;
-    const bytes = this.#bytes.subarray(start, stop);
+    const [first, last] = [this.#characterAround(start), this.#characterAround(stop - 1)];
+    if (first && last) {
+      const whole = this.#decoded(first[0], last[1] > stop ? last[0] : stop);
+      if (whole !== null) return whole || PART;
+    }
+    return hexadecimal(this.#bytes.subarray(start, Math.min(stop, start + 64)));
+  }
+
+  /** The characters of which a token has some of the bytes, but not all. */
+  parts(token: number): CharacterPart[] {
+    const start = this.#offsets[token] ?? 0, stop = this.#offsets[token + 1] ?? 0;
+    if (start === stop || !HIGH.test(this.#byteText.slice(start, stop))) return [];
+    const found: CharacterPart[] = [];
+    for (const place of [this.#characterAround(start), this.#characterAround(stop - 1)]) {
+      if (place === null || (place[0] >= start && place[1] <= stop) || (found.length && place[0] < start)) continue;
+      const [from, to] = place;
+      found.push({ character: this.#decoded(from, to) ?? "", first: Math.max(start, from) - from + 1, last: Math.min(stop, to) - from, of: to - from });
+    }
+    return found;
+  }
+
+  /** A token in a list: its text, or which part of which character it is. */
+  label(token: number): string {
+    const text = this.text(token);
+    const part = text === PART ? this.parts(token)[0] : undefined;
+    return part === undefined ? text : partText(part);
+  }
+
+  /** Where the character begins and ends to which a byte belongs; null: to none. */
+  #characterAround(place: number): [number, number] | null {
+    let from = place;
+    while (from > place - 3 && from > 0 && ((this.#bytes[from] ?? 0) & 0xc0) === 0x80) from -= 1;
+    const lead = this.#bytes[from] ?? 0;
+    const to = from + (lead < 0x80 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4);
+    return to > place && this.#decoded(from, to) !== null ? [from, to] : null;
+  }
+
+  #decoded(from: number, to: number): string | null {
     try {
-      return this.#strict.decode(bytes);
+      return this.#strict.decode(this.#bytes.subarray(from, to));
     } catch {
-      return `⟨${[...bytes.subarray(0, 64)].map((byte) => byte.toString(16).toUpperCase().padStart(2, "0")).join(" ")}⟩`;
+      return null;
+    }
+  }
+
+  /** The most likely tokens at a place, best first, as the engine gave them. */
+  top(token: number): TopToken[] {
+    const count = this.header.top ?? 0;
+    const found: TopToken[] = [];
+    for (let at = token * count; at < (token + 1) * count; at++) {
+      const id = this.value("top_ids", at);
+      if (id >= 0) found.push({ id, text: this.#topText(id), logprob: this.value("top_logprobs", at) });
+    }
+    return found;
+  }
+
+  #topText(id: number): string {
+    const known = this.ints("top_known"), offsets = this.ints("top_text_offsets"), bytes = this.flags("top_text_utf8");
+    if (known === null || offsets === null || bytes === null) return `[${id}]`;
+    let low = 0, high = known.length - 1;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if ((known[middle] ?? 0) < id) low = middle + 1;
+      else high = middle;
+    }
+    const own = bytes.subarray(offsets[low], offsets[low + 1]);
+    try {
+      return this.#strict.decode(own);
+    } catch {
+      return hexadecimal(own);
     }
   }
 

@@ -52,10 +52,26 @@ const figures = ramp([0.1, 0.4, 0.8, 1.4, 2.2, 3.2]);
 const mismatch = ramp([1e-6, 1e-4, 1e-3, 1e-2, 0.1, 1]);
 const same = (value: number) => value;
 
+/** The entropy of the engine's most likely tokens, with all others as one more: the whole one is at least as large. */
+function topEntropy(sheet: TokenSheet, token: number): number {
+  const count = sheet.header.top ?? 0;
+  let rest = 1, sum = 0, known = false;
+  for (let at = token * count; at < (token + 1) * count; at++) {
+    const logprob = sheet.value("top_logprobs", at);
+    if (Number.isNaN(logprob)) continue;
+    known = true;
+    const probability = Math.exp(logprob);
+    rest -= probability;
+    if (probability > 0) sum -= probability * logprob;
+  }
+  return known ? sum - (rest > 1e-9 ? rest * Math.log(rest) : 0) : Number.NaN;
+}
+
 export const MEASURES: Measure[] = [
   measure("logprob", "Logprob", "of the sampled token, as the engine gave it", "logprob", column("logprob"), (x) => surprise(-x), (x) => -x, ["−0.05", "−0.3", "−1", "−2.3", "−4.6", "−7"], "least likely", "at most"),
   measure("probability", "Probability", "exp of the logprob", "logprob", (sheet, token) => Math.exp(sheet.value("logprob", token)), (x) => unlikely(1 - x), (x) => 1 - x, ["95 %", "75 %", "37 %", "10 %", "1 %", "0.1 %"], "least likely", "at most"),
   measure("entropy", "Entropy", "of the trainer's distribution, in nats", "entropy", column("entropy"), figures, same, ["0.1", "0.4", "0.8", "1.4", "2.2", "3.2"], "most uncertain", "at least"),
+  measure("top_entropy", "Entropy, at least", "of the engine's most likely tokens, all others taken as one, in nats; the whole entropy is at least as large", "top_logprobs", topEntropy, figures, same, ["0.1", "0.4", "0.8", "1.4", "2.2", "3.2"], "most uncertain", "at least"),
   measure("advantage", "Advantage", "as the loss saw it", "advantage", column("advantage"), around([0, 0.5, 1.5]), Math.abs, ["−1.5", "−0.5", "0", "0", "0.5", "1.5"], "largest", "", "around"),
   measure("ratio", "Importance ratio", "trainer over inference probability", "log_ratio", column("ratio"), (x) => around([0, 0.1, 0.5])(Math.log(x)), (x) => Math.abs(Math.log(x)), ["0.61", "0.90", "1", "1", "1.11", "1.65"], "furthest from 1", "", "around"),
   measure("mismatch_kl", "Mismatch KL", "ratio − log ratio − 1", "mismatch_kl", column("mismatch_kl"), mismatch, same, ["1e-6", "1e-4", "1e-3", "0.01", "0.1", "1"], "largest mismatch", "at least"),
@@ -69,7 +85,25 @@ export const MEASURES: Measure[] = [
     badness: (sheet, token) => { const fate = fateOf(sheet, token); return fate === null || fate === "trained" ? Number.NaN : 1; },
     tint: (sheet, token) => { const fate = fateOf(sheet, token); return fate === null ? "" : fate.startsWith("loss:") ? "f-loss" : `f-${fateFamily(fate)}`; },
   },
+  {
+    key: "trainer_mask", name: "Trainer's mask", about: "which tokens the trainer trained, and where it and the tape disagree", kind: "kinds", needs: "trainer_trained", value: column("trainer_trained"), scale: [], worst: "disagreements", from: "",
+    badness: (sheet, token) => (["f-more", "f-less"].includes(trainerTint(sheet, token)) ? 1 : Number.NaN),
+    tint: trainerTint,
+  },
 ];
+
+/** Whether the trainer trained a token; null: its record does not have the token, or there is none. */
+export function trainedByTrainer(sheet: TokenSheet, token: number): boolean | null {
+  if (!sheet.has("trainer_trained") || token >= (sheet.header.trainer?.tokens ?? sheet.n)) return null;
+  return sheet.value("trainer_trained", token) === 1;
+}
+
+function trainerTint(sheet: TokenSheet, token: number): string {
+  const trained = trainedByTrainer(sheet, token), wanted = sheet.value("trained", token) === 1;
+  if (trained === null) return "";
+  if (trained === wanted) return trained ? "f-trained" : "";
+  return trained ? "f-more" : "f-less";
+}
 
 /** A token's fate: by the policy, or masked by the loss; null on prompts and on context that trains elsewhere. */
 export function fateOf(sheet: TokenSheet, token: number): string | null {

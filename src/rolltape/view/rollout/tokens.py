@@ -15,6 +15,7 @@ from rolltape.tree import PlacedTurn
 from rolltape.tree.placement import message_at
 from rolltape.view.answers import encode_answer
 from rolltape.view.rollout.masking import Mask
+from rolltape.view.rollout.top_tokens import TopTokens, sample_top_tokens, turn_top_tokens
 from rolltape.view.run.rows import Array
 from rolltape.view.run.trainer import ExportedSample
 
@@ -32,6 +33,7 @@ TRAINER_COLUMNS = {
     "masked_high": "masked_high",
     "masked_low": "masked_low",
     "reference_logprob": "reference_logprobs",
+    "trainer_trained": "trained_mask",
 }
 
 PackedColumn = tuple[str, Array]  # its type, a key of _KINDS, and its values
@@ -49,6 +51,7 @@ class TurnTokens:
         self.version_index: Array = np.full(len(ids), -1, np.int32)
         self.versions: list[tuple[str, str]] = []
         self.spans: list[Span] = []
+        self.top = TopTokens(len(ids))
 
 
 def read_turn(made: Linearized, turn_id: str) -> TurnTokens | None:
@@ -61,11 +64,14 @@ def read_turn(made: Linearized, turn_id: str) -> TurnTokens | None:
     for entry in made.ledger.entries:
         entries.setdefault(entry.turn, []).append(entry)
     at = 0
+    parts: list[tuple[Turn, int, int]] = []
     for one, stop in _path_to(placed):
         for span in _turn_spans(one, at, stop, entries.get(one.turn.id, [])):
             found.spans.append(span)
             _fill(found, one, span)
+        parts.append((one.turn, at, stop))
         at = max(at, stop)
+    found.top = turn_top_tokens(len(found.ids), parts)
     return found
 
 
@@ -127,7 +133,7 @@ def pack_sample(
         "trainer": None if exported is None else _trainer(exported, joined=bool(joined)),
         "missing": [name for name in TRAINER_COLUMNS if name not in joined],
     }
-    return _with_text(header, columns | joined, sample.ids, session, spell, mask)
+    return _with_text(header, columns | joined, sample.ids, sample_top_tokens(sample), session, spell, mask)
 
 
 def pack_turn(turn: TurnTokens, session: Session, spell: Spell | None) -> bytes:
@@ -141,7 +147,7 @@ def pack_turn(turn: TurnTokens, session: Session, spell: Spell | None) -> bytes:
         "trainer": None,
         "missing": list(TRAINER_COLUMNS),
     }
-    return _with_text(header, columns, turn.ids, session, spell, None)
+    return _with_text(header, columns, turn.ids, turn.top, session, spell, None)
 
 
 def _columns(ids: Array, trained: Array, sampled: Array, logprobs: Array, version: Array) -> dict[str, PackedColumn]:
@@ -158,6 +164,7 @@ def _with_text(
     header: dict[str, Any],
     columns: dict[str, PackedColumn],
     ids: Ids,
+    top: TopTokens,
     session: Session,
     spell: Spell | None,
     mask: Mask | None,
@@ -168,9 +175,25 @@ def _with_text(
         kept = np.where(keys, -1, ids).astype(np.int32)
         offsets, text = spelled(kept, lambda token: _DOT if token < 0 else spell(token) if spell else b"")
         columns = {**columns, "ids": ("i4", kept)}
-    columns = {**columns, "text_offsets": ("i4", offsets), "text_utf8": ("u1", text)}
+        top.hide(keys)
+    columns = {**columns, "text_offsets": ("i4", offsets), "text_utf8": ("u1", text), **_top_columns(top, spell)}
     named = None if spell is None else {"offsets": "text_offsets", "utf8": "text_utf8"}
-    return _pack({**header, "text": named, "session": session.id}, columns)
+    return _pack({**header, "text": named, "session": session.id, "top": top.count}, columns)
+
+
+def _top_columns(top: TopTokens, spell: Spell | None) -> dict[str, PackedColumn]:
+    """The most likely tokens of each place, one place after the other, and the text of each of their ids once."""
+    if not top.count:
+        return {}
+    known = np.unique(top.ids)
+    offsets, text = spelled(known, spell)
+    return {
+        "top_ids": ("i4", top.ids.ravel()),
+        "top_logprobs": ("f4", top.logprobs.ravel()),
+        "top_known": ("i4", known),
+        "top_text_offsets": ("i4", offsets),
+        "top_text_utf8": ("u1", text),
+    }
 
 
 def _find_key_tokens(offsets: Array, text: Array, mask: Mask) -> Array:
@@ -229,6 +252,7 @@ def _trainer(exported: ExportedSample, *, joined: bool) -> dict[str, Any]:
         "place": record.place,
         "sample": record.sample,
         "joined": joined,
+        "tokens": len(record),
         "records": [{"step": step, "place": place} for step, place in exported.records],
     }
 
