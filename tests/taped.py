@@ -110,7 +110,7 @@ def array(value: Any) -> Any:
 def check_summaries(index: Index) -> int:
     """Every summary in the index is that of the rollout as it is now; how many there are."""
     index.advance()
-    columns = "id, try_index, branches, forks, samples, ledgers"
+    columns = "id, try_index, branches, forks, samples, ledgers, behavior"
     question = f"SELECT {columns} FROM summaries JOIN rollouts ON number = rollout"
     found = index.ask(lambda connection: connection.execute(question).fetchall())
     for id_, try_index, branches, *arrays in found:

@@ -29,7 +29,7 @@ class Status(enum.StrEnum):
 # does not train.
 UNGRADED = "ungraded: "
 # Raised when the summary of the same rollout would come to other counts than before.
-SUMMARY_RULES = 4
+SUMMARY_RULES = 5
 
 
 class StopReason(enum.StrEnum):
@@ -249,10 +249,21 @@ class PolicySummary(msgspec.Struct, frozen=True):
     ledger: dict[str, int]  # sampled tokens by fate
 
 
+class BehaviorCounts(msgspec.Struct, frozen=True):
+    """What a rollout's replies and tools did, counted from its messages. Auxiliary calls are left out."""
+
+    cut_replies: int  # replies that a limit on tokens ended
+    tool_results: int
+    tool_errors: int  # tool results that are errors
+    test_edits: int  # tool calls that change files of tests
+
+
 class RolloutSummary(msgspec.Struct, frozen=True):
-    """What lists and plots show of a rollout: its branches, its forks by cause, and its ledger under each preset."""
+    """What lists and plots show of a rollout: its branches, its forks by cause, its ledger under each preset, and what
+    its replies did."""
 
     rules: int  # the SUMMARY_RULES by which it was counted
     branches: int
     forks: dict[str, int]  # by cause
     policies: dict[str, PolicySummary]  # by the policy's name
+    behavior: BehaviorCounts | None  # None: its turns are no longer on the tape

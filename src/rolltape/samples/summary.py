@@ -10,13 +10,15 @@ from rolltape.errors import LedgerError
 from rolltape.records.policy import PRESETS, CutPolicy
 from rolltape.records.rollout import SUMMARY_RULES, EventKind, PolicySummary, Rollout, RolloutSummary, outcome_of
 from rolltape.records.sample import Fate
+from rolltape.samples.behavior import count_behavior
 from rolltape.samples.claims import Cut, Staleness, cut, rollout_fate
 from rolltape.samples.linearize import pruned_tokens
 from rolltape.tree import Arrivals, Tree, arrivals_of, forks_of, tree_of
 
 
 def summarize(rollout: Rollout, policies: Iterable[CutPolicy] = tuple(PRESETS.values())) -> RolloutSummary:
-    """Count a rollout's branches, forks, samples and fates, as if it were not filtered. Its turns must be whole."""
+    """Count a rollout's branches, forks, samples, fates and behavior, as if it were not filtered. Its turns must be
+    whole."""
     said = [event for event in rollout.events if event.kind != EventKind.FILTER]
     whole_fate = rollout_fate(outcome_of(said, rollout.writer_alive), as_if_finished=False)
     trees = [tree_of(session) for session in rollout.sessions]
@@ -35,7 +37,9 @@ def summarize(rollout: Rollout, policies: Iterable[CutPolicy] = tuple(PRESETS.va
             cuts = [cut(*known, whole_fate, policy, Staleness()) for known in placed]
             made[key] = sum(len(one.drafts) for one in cuts), _ledger(policy, cuts, pruned)
         counted[policy.name] = PolicySummary(policy.key, *made[key])
-    summary = RolloutSummary(SUMMARY_RULES, sum(map(_branch_count, trees)), dict(forks.most_common()), counted)
+    behavior = None if pruned else count_behavior(rollout)
+    branches = sum(map(_branch_count, trees))
+    summary = RolloutSummary(SUMMARY_RULES, branches, dict(forks.most_common()), counted, behavior)
     for tree in trees:
         tree.take_apart()
     return summary

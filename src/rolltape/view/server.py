@@ -53,6 +53,7 @@ class ViewServer:
                 web.get("/api/runs", self._runs),
                 web.get("/api/{r}/overview", self._overview),
                 web.get("/api/{r}/tasks", self._tasks),
+                web.get("/api/{r}/change", self._change),
                 web.get("/api/{r}/trained/{step}", self._trained),
                 web.get("/api/{r}/rollouts", self._rollouts),
                 web.get("/api/{r}/live", self._live, allow_head=False),
@@ -147,6 +148,9 @@ class ViewServer:
 
     async def _tasks(self, request: web.Request) -> web.Response:
         return await self._answer(request, encode_answer(self._run_answers(request).tasks(request.query)))
+
+    async def _change(self, request: web.Request) -> web.Response:
+        return await self._answer(request, encode_answer(self._run_answers(request).change(request.query)))
 
     async def _trained(self, request: web.Request) -> web.Response:
         run = self._run_answers(request).run

@@ -335,7 +335,7 @@ def store_summary(
     """Keep the summary of a rollout, which takes in all events up to one."""
     packed = pack_summary(summary)
     connection.execute(
-        "INSERT OR REPLACE INTO summaries VALUES (?, ?, ?, ?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO summaries VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (number, covers, summary.branches, *packed, text_list(problems)),
     )
     connection.execute("UPDATE rollouts SET revision = ? WHERE number = ?", (revision, number))

@@ -22,7 +22,7 @@ import numpy as np
 from rolltape.records.fork import ForkCause
 from rolltape.records.ids import digest_of
 from rolltape.records.policy import PRESETS
-from rolltape.records.rollout import SUMMARY_RULES, RolloutSummary
+from rolltape.records.rollout import SUMMARY_RULES, BehaviorCounts, RolloutSummary
 from rolltape.records.sample import Fate
 from rolltape.tape.rundir import make_private_file, make_private_folder, user_cache, write_whole
 
@@ -33,8 +33,9 @@ POINTER = "index.json"
 CAUSES = tuple(ForkCause)
 FATES = tuple(Fate)
 POLICIES = tuple(PRESETS)
+BEHAVIOR = BehaviorCounts.__struct_fields__
 # An index whose arrays are of another layout, or of other rules, is made again.
-LAYOUT = digest_of(str(SUMMARY_RULES), *CAUSES, *FATES, *(one.key for one in PRESETS.values())).hex()
+LAYOUT = digest_of(str(SUMMARY_RULES), *CAUSES, *FATES, *BEHAVIOR, *(one.key for one in PRESETS.values())).hex()
 _BUSY_S = 5.0  # a transaction takes a fraction of it
 # In KiB, below zero. To read all rows is quicker through few pages than into many; to write, rows go all over the file.
 _CACHE_TO_READ, _CACHE_TO_WRITE = -4096, -65536
@@ -68,7 +69,8 @@ CREATE INDEX events_by_rollout ON events (rollout, try_index);
 CREATE INDEX events_by_revision ON events (revision);
 CREATE INDEX events_by_hand ON events (rollout, try_index) WHERE kind IN ('note', 'retag');
 CREATE TABLE summaries (rollout INTEGER PRIMARY KEY, covers TEXT NOT NULL, branches INTEGER NOT NULL,
-    forks BLOB NOT NULL, samples BLOB NOT NULL, ledgers BLOB NOT NULL, problems TEXT NOT NULL);
+    forks BLOB NOT NULL, samples BLOB NOT NULL, ledgers BLOB NOT NULL,
+    behavior BLOB NOT NULL, problems TEXT NOT NULL);
 CREATE TABLE unread (rollout INTEGER PRIMARY KEY, at_place TEXT NOT NULL, at_change TEXT NOT NULL,
     missing TEXT NOT NULL);
 CREATE TABLE searchable (rollout INTEGER PRIMARY KEY);
@@ -269,13 +271,14 @@ def _is_network(folder: Path) -> bool:
     return kind in kinds
 
 
-def pack_summary(summary: RolloutSummary) -> tuple[bytes, bytes, bytes]:
-    """Forks by cause, samples by policy, and sampled tokens by policy and fate."""
+def pack_summary(summary: RolloutSummary) -> tuple[bytes, bytes, bytes, bytes]:
+    """Forks by cause, samples by policy, sampled tokens by policy and fate, and behavior; -1 where it is not known."""
     policies = [summary.policies[name] for name in POLICIES]
     forks = np.array([summary.forks.get(cause.value, 0) for cause in CAUSES], "<i4")
     samples = np.array([one.samples for one in policies], "<i4")
     ledgers = np.array([[one.ledger.get(fate.value, 0) for fate in FATES] for one in policies], "<i8")
-    return forks.tobytes(), samples.tobytes(), ledgers.tobytes()
+    behavior = np.array([getattr(summary.behavior, name, -1) for name in BEHAVIOR], "<i4")
+    return forks.tobytes(), samples.tobytes(), ledgers.tobytes(), behavior.tobytes()
 
 
 def read_about(connection: sqlite3.Connection, key: str, default: Any = None) -> Any:

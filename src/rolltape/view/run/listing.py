@@ -1,6 +1,7 @@
 """`Listing`: the table of rollouts, filtered, sorted, and page by page."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,18 @@ from rolltape.errors import NoAnswer
 from rolltape.records.rollout import Status, outcome_of
 from rolltape.tape.index.queries import ordered_versions
 from rolltape.view.answers import parse_count, parse_number, parse_step
-from rolltape.view.run.rows import CAUSE_CODE, FATE_CODE, STATUS_CODE, STATUSES, Array
+from rolltape.view.run.oddities import FLAGS, Oddities
+from rolltape.view.run.rows import BEHAVIOR_CODE, CAUSE_CODE, FATE_CODE, STATUS_CODE, STATUSES, Array
 from rolltape.view.run.state import RunState
+from rolltape.view.run.terms import RewardTerms
 
 MOST_ROWS = 500
 SHORT_ID = 8
 _TEXTS = ("stop_reason", "source", "task", "environment", "agent", "model", "group")
 _LOST = outcome_of((), writer_alive=False).reason
 _RUNNING, _PRUNED, _FILTERED = (FATE_CODE[f"dropped:{why}"] for why in ("running", "pruned", "filtered"))
+
+_TERM = "term."  # begins the name of a sort by a term of the reward
 
 Query = Mapping[str, str]
 
@@ -39,6 +44,21 @@ class Listing:
         self.forks = np.where(self.derived, self.causes.sum(axis=1), np.nan)
         self.order = self._by_start()
         self.versions = self._order_versions()
+
+    @cached_property
+    def oddities(self) -> Oddities:
+        return Oddities(self)
+
+    @cached_property
+    def terms(self) -> RewardTerms:
+        return RewardTerms(self)
+
+    @cached_property
+    def task_keys(self) -> Array:
+        """A number for each task of a source; a task without an id is known by its group."""
+        columns = self.state.rows.columns
+        task, group, source = (columns[name].astype(np.int64) for name in ("task", "group", "source"))
+        return np.where(task != 0, source * len(self.state.rows.texts["task"].values) + task, -group - 1)
 
     def _ledgers(self) -> Array:
         """Tokens of each rollout by fate; all 0 where it has no summary yet."""
@@ -81,6 +101,7 @@ class Listing:
             "total": len(self.state.rows),
             "matched": len(rows),
             "rows": [self.row(row) for row in rows[offset : offset + limit].tolist()],
+            "terms": list(self.terms.names),
             "snapshot": self.snapshot,
             "progress": self.progress,
         }
@@ -100,6 +121,8 @@ class Listing:
         for name in _TEXTS:
             if query.get(name):
                 keep &= columns[name] == rows.texts[name].known(query[name])
+        if query.get("task_like"):
+            keep &= self._task_like(query["task_like"])
         if query.get("tag"):
             keep &= self._tagged(query["tag"])
         if query.get("cause"):
@@ -107,20 +130,35 @@ class Listing:
         step = parse_step(query)
         if step is not None:
             keep &= columns["step"] == step
-        for name, values in (("reward", self.rewards), ("tokens", columns["sampled_tokens"]), ("forks", self.forks)):
+        for name, values in self._bounded.items():
             least, most = parse_number(query, f"min_{name}"), parse_number(query, f"max_{name}")
             # A comparison with NaN is false: what has no reward, or is not known yet, is not within bounds.
-            keep &= values >= least if least is not None else True
-            keep &= values <= most if most is not None else True
-        if query.get("filtered"):
-            if query["filtered"] not in ("yes", "no"):
-                raise NoAnswer(f"filtered is {query['filtered'][:40]!r}; give yes or no")
-            keep &= (columns["filter"] != 0) == (query["filtered"] == "yes")
+            keep &= values() >= least if least is not None else True
+            keep &= values() <= most if most is not None else True
+        for name in FLAGS:
+            if query.get(name):
+                keep &= self.oddities.mask(name, query[name])
         if searched is not None:
             having = np.zeros(len(rows), bool)
             having[searched[searched <= len(rows)] - 1] = True  # a rollout's row is its number, less one
             keep &= having
         return np.flatnonzero(keep)
+
+    @cached_property
+    def _bounded(self) -> dict[str, Callable[[], Array]]:
+        """The columns of which a query may give the least and the largest value."""
+        columns = self.state.rows.columns
+        return {
+            "reward": lambda: self.rewards,
+            "tokens": lambda: columns["sampled_tokens"],
+            "turns": lambda: columns["turns"],
+            "forks": lambda: self.forks,
+            "tool_errors": lambda: self.oddities.tool_errors,
+        }
+
+    def _task_like(self, part: str) -> Array:
+        rows, part = self.state.rows, part.casefold()
+        return np.array([part in (one or "").casefold() for one in rows.texts["task"].values])[rows.columns["task"]]
 
     def _forked_by(self, cause: str) -> Array:
         if cause not in CAUSE_CODE:
@@ -149,23 +187,33 @@ class Listing:
             ranks = texts[name].ranks().astype(np.float64)
             ranks[0] = np.nan
             return ranks[columns[name]]
-        numbers = {
-            "reward": self.rewards,
-            "tokens": columns["sampled_tokens"],
-            "trained": self.trained,
-            "forks": self.forks,
-            "status": self.statuses,
-            "ended": np.where(columns["ended_ns"] == 0, np.nan, columns["ended_ns"].astype(np.float64)),
-            **{one: columns[one] for one in ("turns", "step", "attempt")},
+        if name.startswith(_TERM) and (term := name.removeprefix(_TERM)) in self.terms.names:
+            return self.terms.column(term)
+        ended = np.where(columns["ended_ns"] == 0, np.nan, columns["ended_ns"].astype(np.float64))
+        sampled = np.where(columns["sampled_tokens"] == 0, np.nan, columns["sampled_tokens"])
+        numbers: dict[str, Callable[[], Array]] = {
+            "reward": lambda: self.rewards,
+            "tokens": lambda: columns["sampled_tokens"],
+            "trained": lambda: self.trained,
+            "trained_share": lambda: self.trained / sampled,
+            "forks": lambda: self.forks,
+            "tool_errors": lambda: self.oddities.tool_errors,
+            "status": lambda: self.statuses,
+            "ended": lambda: ended,
+            "took": lambda: ended - columns["started_ns"],
+            "id": lambda: np.unique(np.array(self.state.rows.ids, "U"), return_inverse=True)[1],
+            "turns": lambda: columns["turns"],
+            "step": lambda: columns["step"],
+            "attempt": lambda: columns["attempt"],
         }
         if name not in numbers:
-            sorts = ", ".join(("started", *numbers, *_TEXTS))
+            sorts = ", ".join(("started", *numbers, *_TEXTS, *(f"{_TERM}{term}" for term in self.terms.names)))
             raise NoAnswer(f"sort is {name[:40]!r}; give one of {sorts}, with a - before it for the largest first")
-        return numbers[name]
+        return numbers[name]()
 
     def row(self, row: int) -> dict[str, Any]:
         """One rollout as a row of the table."""
-        rows = self.state.rows
+        rows, columns = self.state.rows, self.state.rows.columns
         status = STATUSES[self.statuses[row]]
         derived = bool(self.derived[row])
         return {
@@ -184,6 +232,9 @@ class Listing:
             "stop_reason": rows.text(row, "stop_reason"),
             "reason": rows.text(row, "reason") or (_LOST if status is Status.LOST else None),
             "reward": float(self.rewards[row]) if self.has_reward[row] else None,
+            "terms": self.terms.of(row),
+            "tool_results": _known(columns["behavior"][row, BEHAVIOR_CODE["tool_results"]]),
+            "tool_errors": _known(columns["behavior"][row, BEHAVIOR_CODE["tool_errors"]]),
             "turns": rows.get("turns", row),
             "sampled_tokens": rows.get("sampled_tokens", row),
             "trained_tokens": int(self.trained[row]) if derived else None,
@@ -196,3 +247,7 @@ class Listing:
             "live": status is Status.RUNNING,
             "problems": len(rows.missing.get(row, ())),  # what of it cannot be read
         }
+
+
+def _known(count: int) -> int | None:
+    return None if count < 0 else int(count)

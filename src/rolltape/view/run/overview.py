@@ -8,12 +8,12 @@ import numpy as np
 from rolltape.records.rollout import Status
 from rolltape.tape.index.database import CAUSES, FATES
 from rolltape.view.answers import to_plain
+from rolltape.view.run.lengths import build_histogram, describe_lengths
 from rolltape.view.run.listing import Listing
 from rolltape.view.run.rows import STATUS_CODE, STATUSES, Array
 from rolltape.view.run.state import RunState
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-_BINS = 30
 _TIME_BUCKETS = 60
 _PROBLEMS_LISTED = 50
 
@@ -44,9 +44,9 @@ def build_overview(listing: Listing, step: int | None = None) -> dict[str, Any]:
         "rewards_not_finite": int(listing.has_reward[rows].sum()) - len(rewards),
         "by_step": by_step,
         "by_time": _by_time(listing, rows),
-        "reward_histogram": _histogram(rewards),
-        "turns_histogram": _histogram(columns["turns"][rows]),
-        "tokens_histogram": _histogram(columns["sampled_tokens"][rows]),
+        "reward_histogram": build_histogram(rewards),
+        "turns_histogram": build_histogram(columns["turns"][rows], long_tailed=True),
+        "tokens_histogram": build_histogram(columns["sampled_tokens"][rows], long_tailed=True),
         "statuses": _counts([status.value for status in STATUSES], listing.statuses[rows]),
         "ledger": _summed([fate.value for fate in FATES], ledgers[rows]),
         "fork_causes": _summed([cause.value for cause in CAUSES], listing.causes[rows]),
@@ -55,6 +55,7 @@ def build_overview(listing: Listing, step: int | None = None) -> dict[str, Any]:
         "versions": list(listing.versions),
         **{name: _texts(listing, column, rows) for name, column in _TEXT_COUNTS.items()},
         "tags": _tags(listing, rows),
+        "presets": listing.oddities.presets(rows),
         "snapshot": state.snapshot,
     }
 
@@ -98,6 +99,7 @@ def _step(listing: Listing, step: int, rows: Array, ledgers: Array, behind: Arra
         "reward": _spread(_finite(listing.rewards[rows])),
         "turns_mean": float(columns["turns"][rows].mean()) if len(rows) else None,
         "tokens_mean": float(columns["sampled_tokens"][rows].mean()) if len(rows) else None,
+        "lengths": describe_lengths(listing, rows),
         "ledger": _summed([fate.value for fate in FATES], ledgers[rows]),
         "fork_causes": _summed([cause.value for cause in CAUSES], listing.causes[rows]),
         "staleness": _tally(behind[rows]),
@@ -159,13 +161,6 @@ def _behind(listing: Listing) -> Array:
 def _tally(behind: Array) -> dict[str, int]:
     values, counts = np.unique(behind[behind >= 0], return_counts=True)
     return {str(value): int(count) for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
-
-
-def _histogram(values: Array) -> dict[str, Any]:
-    if not len(values):
-        return {"edges": [], "counts": []}
-    counts, edges = np.histogram(values.astype(np.float64), bins=_BINS if values.min() < values.max() else 1)
-    return {"edges": edges.tolist(), "counts": counts.tolist()}
 
 
 def _counts(names: Sequence[str], codes: Array) -> dict[str, int]:

@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from rolltape.records.jsonable import decode_numbers
 from rolltape.records.rollout import Status
-from rolltape.tape.index.database import CAUSES, FATES, POLICIES
+from rolltape.tape.index.database import BEHAVIOR, CAUSES, FATES, POLICIES
 from rolltape.tape.index.queries import FILTER, REASON, STATUS
 
 T = TypeVar("T", bound=Hashable)
@@ -20,6 +21,7 @@ STATUSES = tuple(Status)
 STATUS_CODE = {status: code for code, status in enumerate(STATUSES)}
 FATE_CODE = {fate.value: code for code, fate in enumerate(FATES)}
 CAUSE_CODE = {cause.value: code for code, cause in enumerate(CAUSES)}
+BEHAVIOR_CODE = {name: code for code, name in enumerate(BEHAVIOR)}
 
 _LEDGER_BYTES = 8 * len(FATES)
 _STATUS_CASE = " ".join(f"WHEN '{status.value}' THEN {code}" for status, code in STATUS_CODE.items())
@@ -56,6 +58,9 @@ _COLUMNS = {
     "versions": _RowColumn("versions", "list"),
     "branches": _RowColumn("coalesce(branches, -1)", "i4"),  # -1: it has no summary
     "forks": _RowColumn(f"coalesce(forks, zeroblob({4 * len(CAUSES)}))", "<i4", len(CAUSES)),
+    # Each -1: it has no summary, or its turns are no longer on the tape.
+    "behavior": _RowColumn(f"coalesce(behavior, x'{'ff' * 4 * len(BEHAVIOR)}')", "<i4", len(BEHAVIOR)),
+    "terms": _RowColumn("terms", "text"),  # of its reward, as JSON
     "ledger": _RowColumn(  # under the default policy
         f"coalesce(substr(ledgers, {1 + POLICIES.index('exact') * _LEDGER_BYTES}, {_LEDGER_BYTES}), "
         f"zeroblob({_LEDGER_BYTES}))",
@@ -108,6 +113,7 @@ class Rows:
         self.ids: list[str] = []
         self.missing: dict[int, tuple[str, ...]] = {}  # by row: what of that rollout cannot be read
         self._lists: dict[str, list[tuple[str, ...] | None]] = {}
+        self._terms: list[dict[str, float]] = []  # by the codes of `terms`
         self._tries: dict[str, dict[int, int]] = {}  # by rollout: the row of each try
         self._listed = 0  # rows that are in `_tries`
 
@@ -176,6 +182,13 @@ class Rows:
             stored = self.texts[name].values
             self._lists[name] = [None if one is None else tuple(msgspec.json.decode(one)) for one in stored]
         return self._lists[name]
+
+    def decoded_terms(self) -> list[dict[str, float]]:
+        """The reward terms that the codes of that column stand for."""
+        stored = self.texts["terms"].values
+        for text in stored[len(self._terms) :]:  # a code keeps its text
+            self._terms.append({} if text is None else decode_numbers(text.encode()))
+        return self._terms
 
     def key(self, row: int) -> tuple[str, int]:
         """A rollout and its try."""

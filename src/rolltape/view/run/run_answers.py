@@ -11,6 +11,7 @@ from rolltape.records.rollout import Status
 from rolltape.tape.index.database import read_about
 from rolltape.tape.index.index import NamedTries
 from rolltape.tape.index.search import find, search_terms
+from rolltape.view.run.change import build_change
 from rolltape.view.run.listing import Listing, Query
 from rolltape.view.run.overview import build_headline, build_overview
 from rolltape.view.run.rows import STATUS_CODE, Array
@@ -58,6 +59,9 @@ class RunAnswers:
 
     def tasks(self, query: Query) -> dict[str, Any]:
         return build_tasks(self.listing(), query)
+
+    def change(self, query: Query) -> dict[str, Any]:
+        return build_change(self.listing(), query)
 
     def search(self, asked: str) -> Work:
         """Search the index for words."""

@@ -25,10 +25,8 @@ class TaskTable:
         rewarded = np.isfinite(listing.rewards)
         self.solved_at = _solved_at(listing.rewards[rewarded]) if solved_at is None else solved_at
         rows = np.arange(len(listing.state.rows)) if step is None else np.flatnonzero(columns["step"] == step)
-        task, group, source = (columns[name][rows].astype(np.int64) for name in ("task", "group", "source"))
-        texts = len(listing.state.rows.texts["task"].values)
         # Sorted by task, and by step within each: sums over a task or a step are then sums over a stretch of rows.
-        keys = np.where(task != 0, source * texts + task, -group - 1)
+        keys = listing.task_keys[rows]
         order = np.lexsort((columns["step"][rows], keys))
         self._rows, keys = rows[order], keys[order]
         self._has_reward = rewarded[self._rows]

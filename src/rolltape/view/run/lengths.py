@@ -1,0 +1,64 @@
+"""Lengths, truncations, tool errors, statuses and stop reasons of some rollouts, for charts over steps."""
+
+from typing import Any
+
+import numpy as np
+
+from rolltape.view.run.listing import Listing
+from rolltape.view.run.rows import STATUSES, Array
+
+_QUANTILES = (0.1, 0.5, 0.9)
+_BINS = 30
+_LONG_TAIL = 8.0  # from so many times the median on, the largest value makes equal bins useless
+
+
+def describe_lengths(listing: Listing, rows: Array) -> dict[str, Any]:
+    """The figures of these rollouts. A share comes as how many, and of how many it is known."""
+    columns, oddities = listing.state.rows.columns, listing.oddities
+    ended = rows[columns["ended_ns"][rows] > 0]
+    truncated = oddities.truncated[ended]
+    results, errors = oddities.tool_results[ended], oddities.tool_errors[ended]
+    return {
+        "turns": _quantiles(columns["turns"][ended]),
+        "tokens": _quantiles(columns["sampled_tokens"][ended]),
+        "truncated": _share(truncated == 1, np.isfinite(truncated)),
+        "tool_errors": [int(np.nansum(errors)), int(np.nansum(results))],
+        "with_tool_errors": _share(errors > 0, np.isfinite(errors)),
+        "statuses": _counts([status.value for status in STATUSES], listing.statuses[rows]),
+        "stop_reasons": _counts(listing.state.rows.texts["stop_reason"].values, columns["stop_reason"][rows]),
+    }
+
+
+def build_histogram(values: Array, *, long_tailed: bool = False) -> dict[str, Any]:
+    """Counts between edges: of equal width, or of equal ratio where a few values are far larger than most.
+
+    That is for counts alone; a 0 among them keeps its own bin.
+    """
+    if not len(values):
+        return {"edges": [], "counts": [], "log": False, "quantiles": []}
+    values = values.astype(np.float64)
+    low, high = float(values.min()), float(values.max())
+    bins: Any = _BINS if low < high else 1
+    is_log = long_tailed and low >= 0 and high >= _LONG_TAIL * max(float(np.median(values)), 1.0)
+    if is_log:
+        least = float(values[values > 0].min())
+        whole = np.unique(np.floor(np.geomspace(least, high, _BINS + 1)))  # of counts: an edge is a count
+        bins = np.append(whole[:-1], max(high, whole[-1]))
+        bins = np.insert(bins, 0, 0.0) if low == 0 else bins
+    counts, edges = np.histogram(values, bins=bins)
+    quantiles = np.quantile(values, (0.5, 0.9, 0.99)).tolist()
+    return {"edges": edges.tolist(), "counts": counts.tolist(), "log": is_log, "quantiles": quantiles}
+
+
+def _quantiles(values: Array) -> list[float]:
+    """The mean, then quantiles; empty: there are no values."""
+    return [float(values.mean()), *np.quantile(values, _QUANTILES).tolist()] if len(values) else []
+
+
+def _share(having: Array, known: Array) -> list[int]:
+    return [int(having.sum()), int(known.sum())]
+
+
+def _counts(names: Any, codes: Array) -> dict[str, int]:
+    counts = np.bincount(codes.astype(np.int64), minlength=len(names)).tolist()
+    return {name: count for name, count in zip(names, counts, strict=True) if count and name is not None}
