@@ -137,6 +137,7 @@ class ScriptedEngine:
         self.mishaps: dict[int, Mishap] = {}  # by the number of the request
         self.unknown_logprobs: frozenset[int] = frozenset()  # places in a reply whose logprob is given as null
         self.requests = 0
+        self.most_at_once = 0
         self.url = ""
         self._script = script
         self._splits = Splits(tokenizer, random.Random(seed)) if unusual else None
@@ -244,6 +245,7 @@ class ScriptedEngine:
             await self._vanish(mishap)
         await self._takes.wait()
         aborted = self._running[body["rid"]] = asyncio.Event()
+        self.most_at_once = max(self.most_at_once, len(self._running))
         try:
             return await self._answer(request, asked, mishap, aborted, cached, conversation)
         finally:

@@ -30,6 +30,7 @@ class FakeJudge:
         self.bodies: list[Json] = []
         self.keys: list[str | None] = []
         self.base_url = ""
+        self.most_at_once = self._running = 0
 
     @contextlib.contextmanager
     def in_thread(self) -> "Iterator[FakeJudge]":
@@ -66,7 +67,10 @@ class FakeJudge:
         self.keys.append(request.headers.get("Authorization"))
         said = self._says(body)
         says = Says(said) if isinstance(said, str) else said
+        self._running += 1
+        self.most_at_once = max(self.most_at_once, self._running)
         await asyncio.sleep(says.delay_s)
+        self._running -= 1
         if says.status != 200:
             return web.json_response({"error": {"message": "overloaded"}}, status=says.status)
         if says.body is not None:

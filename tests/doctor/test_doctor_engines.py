@@ -264,7 +264,8 @@ async def test_texts_that_an_engine_does_not_give_as_its_api_has_them_are_a_faul
         prompts = ChatPrompts(shipped_model())
         kind, _, url = spec.partition(":")
         check = partial(check_tokenizer, prompts=prompts, kind=kind, url=url, api_key=None)
-        probe = EngineProbe(engine, prompts, reply_timeout_s=0.5)
+        limit_s = 0.5 if spoiled == "hangs" else 60.0  # a busy machine takes its time
+        probe = EngineProbe(engine, prompts, reply_timeout_s=limit_s)
         (result,) = [one async for one in check_engine(probe, {"tokenizer": check})]
         await engine.close()
     assert result.verdict is Severity.FAULT

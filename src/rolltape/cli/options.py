@@ -130,6 +130,7 @@ def require_key(host: str, key: str | None, flag: str) -> None:
 
 if TYPE_CHECKING:
     from rolltape.collect.environments.judge import Judge
+    from rolltape.gateway.engines.request_limit import RequestLimit
     from rolltape.gateway.prompts.chat import Retention
     from rolltape.gateway.request import SamplingParams
     from rolltape.gateway.turn.constraints import ConstrainLevel
@@ -144,6 +145,16 @@ def retention_named(name: str | None) -> "Retention | None":
     if name not in known:
         raise UsageError(f"--thinking-retention {name}: unknown; use one of {', '.join(get_args(Retention))}")
     return known[name]
+
+
+def request_limit(flags: str, at_once: int | None, per_minute: float | None) -> "RequestLimit | None":
+    """The limit that a pair of flags gives; None if they give none."""
+    from rolltape.gateway.engines.request_limit import RequestLimit
+
+    if per_minute is not None and not 0 < per_minute < float("inf"):
+        raise UsageError(f"{flags}-per-minute {per_minute:g}: give a number of requests above 0")
+    limit = RequestLimit(at_once=at_once, per_minute=per_minute)
+    return None if limit == RequestLimit() else limit
 
 
 engine_option = partial(option, section="Engine")
@@ -163,6 +174,12 @@ class JudgeOptions:
         str | None,
         judge_option("--judge-key-env VARIABLE", "Variable with the judge's key (default: ROLLTAPE_JUDGE_KEY)."),
     ] = None
+    judge_at_once: Annotated[
+        int | None, judge_option("--judge-at-once N", "Maximum requests to a judge at a time.", min=1)
+    ] = None
+    judge_per_minute: Annotated[
+        float | None, judge_option("--judge-per-minute N", "Maximum requests to a judge per minute, evenly spaced.")
+    ] = None
     score_timeout_s: Annotated[
         float,
         judge_option(
@@ -179,7 +196,8 @@ class JudgeOptions:
         variable = self.judge_key_env
         if variable is not None and variable not in os.environ:
             raise UsageError(f"--judge-key-env {variable}: this variable is not set; set it to the judge's key")
-        judge = Judge(base_url=self.judge_url, model=self.judge_model, key_env=variable)
+        limit = request_limit("--judge", self.judge_at_once, self.judge_per_minute)
+        judge = Judge(base_url=self.judge_url, model=self.judge_model, key_env=variable, limit=limit)
         return None if judge == Judge() else judge
 
 

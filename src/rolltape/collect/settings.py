@@ -8,6 +8,7 @@ from rolltape.collect.environments.judge import Judge
 from rolltape.collect.sandboxes.container_settings import ContainerSettings
 from rolltape.collect.sandboxes.protocol import SandboxKind, SandboxNetwork
 from rolltape.errors import CollectError
+from rolltape.gateway.engines.request_limit import RequestLimit
 from rolltape.gateway.prompts.chat import Retention
 from rolltape.gateway.request import SamplingParams
 from rolltape.gateway.turn.constraints import ConstrainLevel
@@ -35,6 +36,7 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
     model_name: str | None = None  # in the record; None: the engine's, or the name that `model` is
     engine_key: str | None = None  # of engines at an address; never recorded
     engine_retry_s: float = 60.0  # that an engine is asked again which is down, or answers 429 or 5xx
+    engine_limit: RequestLimit = RequestLimit()  # of requests to each engine
     logprob_kind: LogprobKind | None = None  # None: as the engine has it
     routed_experts: bool = False
     kept_ids: bool = False  # record the ids that top-p, top-k and min-p kept, as side array `kept_ids`
@@ -136,8 +138,8 @@ _LIMITS = (  # name, bound, and whether a value must be above it
 # May differ when a collection is resumed: where it runs, how fast, and what is written besides the rollouts.
 _FREE = frozenset(
     {
-        *("engines", "model", "engine_key", "engine_retry_s", "logprob_kind", "routed_experts", "kept_ids"),
-        "constrain",
+        *("engines", "model", "engine_key", "engine_retry_s", "engine_limit", "logprob_kind"),
+        *("routed_experts", "kept_ids", "constrain"),
         *("host", "public_url", "admin_key"),
         *("sandbox", "sandbox_network", "sandbox_read", "container", "pass_env"),
         *("capture", "trace_fraction", "with_records", "with_fates", "max_concurrent", "grace_s"),

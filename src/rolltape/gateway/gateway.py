@@ -141,7 +141,7 @@ class Gateway:
     async def _start(self, stack: AsyncExitStack) -> None:
         settings = self._settings
         engines = [open_engine(one) if isinstance(one, str) else one for one in self._engines]
-        pool = EnginePool(engines)
+        pool = EnginePool(engines, settings.engine_limit)
         stack.push_async_callback(pool.close)
         try:
             port = settings.port if self.worker is None else self.worker.port

@@ -4,6 +4,7 @@ import warnings
 
 import msgspec
 
+from rolltape.gateway.engines.request_limit import RequestLimit
 from rolltape.gateway.prompts.chat import Retention
 from rolltape.gateway.request import SamplingParams
 from rolltape.gateway.turn.constraints import ConstrainLevel
@@ -47,6 +48,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     forced: SamplingParams = SamplingParams()  # whatever they say
     max_reply_tokens: int = 32_768  # the default, where the context leaves more room
     patience: Patience = Patience()
+    engine_limit: RequestLimit = RequestLimit()  # of requests to each engine, by this process
     keepalive_s: float = 5.0
     max_body_mib: int = 32  # also of what a compressed one expands to
     max_messages: int = 10_000  # of one request

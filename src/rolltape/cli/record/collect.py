@@ -5,7 +5,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from rolltape.cli.options import EngineOptions, JudgeOptions, engine_option, require_key, sampling_option
+from rolltape.cli.options import (
+    EngineOptions,
+    JudgeOptions,
+    engine_option,
+    request_limit,
+    require_key,
+    sampling_option,
+)
 from rolltape.cli.parameters import argument, option
 from rolltape.cli.record.sandbox_options import SandboxOptions
 from rolltape.errors import UsageError
@@ -110,6 +117,13 @@ def collect(
     ] = None,
     judging: JudgeOptions,
     max_concurrent: Annotated[int, _pace_option("--max-concurrent N", "Maximum attempts at a time.", min=1)] = 32,
+    engine_at_once: Annotated[
+        int | None, _pace_option("--engine-at-once N", "Maximum requests to an engine at a time.", min=1)
+    ] = None,
+    engine_per_minute: Annotated[
+        float | None,
+        _pace_option("--engine-per-minute N", "Maximum requests to an engine per minute, evenly spaced."),
+    ] = None,
     max_ahead: Annotated[
         int | None,
         _pace_option(
@@ -179,6 +193,7 @@ def collect(
     from rolltape.collect.agents import is_program
     from rolltape.collect.runners.ray import ClusterSettings
     from rolltape.collect.settings import CollectSettings
+    from rolltape.gateway.engines.request_limit import RequestLimit
 
     if runner not in ("local", "ray"):
         raise UsageError(f"--runner {runner}: unknown; use local or ray")
@@ -212,6 +227,7 @@ def collect(
         model_name=engines.served_model_name,
         engine_key=engines.engine_key,
         engine_retry_s=engines.engine_retry_s,
+        engine_limit=request_limit("--engine", engine_at_once, engine_per_minute) or RequestLimit(),
         logprob_kind=engines.logprobs,
         routed_experts=engines.routed_experts,
         kept_ids=engines.kept_ids,

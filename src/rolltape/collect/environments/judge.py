@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -14,6 +15,7 @@ from rolltape.collect.environments.task_fields import PromptFields, build_openin
 from rolltape.collect.functions import call_function, function_named
 from rolltape.errors import EngineError, EngineFault, TaskError
 from rolltape.gateway.engines.http import Connections, decoded
+from rolltape.gateway.engines.request_limit import RequestLimit, RequestQueue
 from rolltape.records.ids import digest_of
 from rolltape.records.jsonable import shown
 from rolltape.records.messages import content_text
@@ -41,6 +43,7 @@ class Judge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sampling: dict[str, Any] | None = None  # added to the request as it is; None: _SAMPLING
     timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0  # of one answer
     tries: Annotated[int, msgspec.Meta(ge=1)] = 3
+    limit: RequestLimit | None = None  # of requests to it from this process, all tasks together
 
     @property
     def name(self) -> str:
@@ -86,10 +89,10 @@ _COMPLETION = msgspec.json.Decoder(_JudgeCompletion)
 def resolve_judge(given: Judge | str | None, defaults: Judge | None = None) -> Judge:
     """The judge that a task names, with `defaults` for what it leaves open; TaskError if it cannot be asked."""
     judge = Judge(function=given) if isinstance(given, str) else given or Judge()
+    defaults = defaults or Judge()
     if judge.function is not None:
         function_named(judge.function)
-        return judge
-    defaults = defaults or Judge()
+        return msgspec.structs.replace(judge, limit=judge.limit or defaults.limit)
     url = judge.base_url or defaults.base_url or os.environ.get(URL_VARIABLE)
     model = judge.model or defaults.model or os.environ.get(MODEL_VARIABLE)
     if not url:
@@ -99,7 +102,8 @@ def resolve_judge(given: Judge | str | None, defaults: Judge | None = None) -> J
     if not model:
         raise TaskError(f"its judge has no model; add it to the task, give --judge-model, or set {MODEL_VARIABLE}")
     key_env = judge.key_env or defaults.key_env or KEY_VARIABLE
-    return msgspec.structs.replace(judge, base_url=url, model=model, key_env=key_env)
+    limit = judge.limit or defaults.limit
+    return msgspec.structs.replace(judge, base_url=url, model=model, key_env=key_env, limit=limit)
 
 
 class JudgeClient:
@@ -108,6 +112,7 @@ class JudgeClient:
     def __init__(self, judge: Judge, complete: Callable[[Sequence[Message]], Awaitable[str]]) -> None:
         self._judge = judge
         self._complete = complete
+        self._queue = _queue_of(judge)
 
     async def ask(self, instructions: str, parts: Sequence[str], parse: Callable[[str], T]) -> JudgeVerdict[T]:
         """Ask until `parse` raises no UnreadableAnswer, at most `tries` times. The judge is told why one failed."""
@@ -116,7 +121,8 @@ class JudgeClient:
         judge, answers, trouble, messages = self._judge, list[str](), list[str](), question
         for number in range(judge.tries):
             try:
-                answer = await self._complete(messages)
+                async with self._queue.turn():
+                    answer = await self._complete(messages)
             except EngineError as error:
                 trouble.append(str(error))
                 if number + 1 < judge.tries:
@@ -130,6 +136,17 @@ class JudgeClient:
             reply: Message = {"role": "assistant", "content": answer}
             messages = [*question, reply, user_message(f"That cannot be used: {trouble[-1]}. Answer again, as asked.")]
         return JudgeVerdict(None, judge.name, tuple(answers), tuple(trouble))
+
+
+# Requests to one judge wait in one queue, whichever tasks they are for. A queue belongs to an event loop.
+_QUEUES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str | None, RequestLimit], RequestQueue]]
+_QUEUES = WeakKeyDictionary()
+
+
+def _queue_of(judge: Judge) -> RequestQueue:
+    queues = _QUEUES.setdefault(asyncio.get_running_loop(), {})
+    place = (judge.function or judge.base_url, judge.limit or RequestLimit())
+    return queues.setdefault(place, RequestQueue(place[1]))
 
 
 @asynccontextmanager

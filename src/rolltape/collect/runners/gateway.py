@@ -55,6 +55,7 @@ def make_gateway(
         thinking_retention=settings.thinking_retention,
         constrain=settings.constrain,
         patience=Patience(retry_s=settings.engine_retry_s),
+        engine_limit=settings.engine_limit,
     )
     return Gateway(engine=list(engines), tape=tape, model=model.folder, settings=gateway_settings)
 

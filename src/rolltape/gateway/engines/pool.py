@@ -6,13 +6,15 @@ an engine that comes back with others, as after a restart, loads them before it 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
 import msgspec
 
 from rolltape.errors import EngineDied, EngineError, EngineUnreachable
 from rolltape.gateway.engines.protocol import Engine, EngineFacts, TakesWeights
+from rolltape.gateway.engines.request_limit import RequestLimit, RequestQueue
 from rolltape.gateway.turn.constraints import Ability
 
 log = logging.getLogger("rolltape.engines")
@@ -42,8 +44,9 @@ class LoadedWeights(NamedTuple):
 
 
 class _Member:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, limit: RequestLimit) -> None:
         self.engine = engine
+        self.queue = RequestQueue(limit)
         self.up = True
         self.sessions = 0
         self.facts: EngineFacts | None = None
@@ -56,10 +59,11 @@ class _Member:
 class EnginePool:
     """Engines that serve the same model. It asks them for `facts`, and to load weights."""
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    def __init__(self, engines: Sequence[Engine], limit: RequestLimit | None = None) -> None:
+        """`limit` holds for each engine by itself."""
         if not engines:
             raise EngineError("a pool of no engines; give at least one")
-        self._members = [_Member(engine) for engine in engines]
+        self._members = [_Member(engine, limit or RequestLimit()) for engine in engines]
         self._of_session: dict[str, _Member] = {}
         self._open = asyncio.Event()
         self._open.set()
@@ -126,6 +130,17 @@ class EnginePool:
         member = self._of_session.pop(session, None)
         if member is not None:
             member.sessions -= 1
+
+    @asynccontextmanager
+    async def turn(self, session: str, left: asyncio.Event) -> AsyncIterator[bool]:
+        """Wait until the session's engine may be asked, inside the block. False: the caller has left meanwhile."""
+        with suppress(EngineUnreachable):  # whoever asks is told
+            self.pick(session)
+        if (member := self._of_session.get(session)) is None:
+            yield True
+            return
+        async with member.queue.turn(left) as is_awaited:
+            yield is_awaited
 
     def failed(self, engine: Engine, error: EngineError) -> None:
         """Note an engine's error. One that is gone is set aside at once; any other is probed."""

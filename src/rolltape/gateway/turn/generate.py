@@ -25,6 +25,7 @@ log = logging.getLogger("rolltape.gateway")
 
 INTERRUPTED = "not enforced after an interruption, since no engine takes up a grammar in the middle"
 _MAX_ID = 2**31 - 1
+_NOTICED_S = 1.0  # waits that are stated with a turn
 _REFUSALS = frozenset({400, 422})  # statuses with which engines refuse a grammar that they cannot compile
 
 
@@ -125,10 +126,18 @@ class Generator:
                     await self._pool.opened(reply.left)
                     reply.waited(since, "the weights were being changed")
                     reply.retries = None
-                elif await self._go_on(wanted, reply):
+                elif await self._in_turn(wanted, reply):
                     return
         finally:
             reply.engine_owes_since = None
+
+    async def _in_turn(self, wanted: Generation, reply: ReplySoFar) -> bool:
+        """Go on once the limit of requests allows it, unless things have changed by then; whether it has ended."""
+        since = time.monotonic()
+        async with self._pool.turn(wanted.session, reply.left) as is_awaited:
+            if time.monotonic() - since > _NOTICED_S:
+                reply.waited(since, "other requests came first, by the limit of requests to an engine")
+            return is_awaited and not self._pool.paused and await self._go_on(wanted, reply)
 
     async def _go_on(self, wanted: Generation, reply: ReplySoFar) -> bool:
         """Ask an engine for what is left, or wait after its error; whether the reply has ended."""
