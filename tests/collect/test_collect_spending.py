@@ -176,3 +176,33 @@ def test_the_command_says_why_it_stopped_and_has_an_exit_code_of_its_own(tmp_pat
         assert json.loads(again.out.splitlines()[-1])["stopped"].endswith("--max-cost is 1e-12")
         assert cli(*how, "--resume").code == 0
     assert finished_per_task(run) == {task["id"]: 1 for task in SUMS[:2]}
+
+
+async def test_no_attempt_begins_once_the_time_is_over(tmp_path: Path) -> None:
+    source, run = task_file(tmp_path), tmp_path / "run"
+    async with instant() as engine:
+        first = await collect_within(source, run, max_time_s=1e-6, group_size=2, **by(engine))
+        assert (first.stopped, first.reached_limit) == ("1e-06 s have passed, which is --max-time", True)
+        assert len(rollouts(run)) < 8
+        last = await collect_within(source, run, resume=True, max_time_s=3600.0, group_size=2, **by(engine))
+    assert (last.stopped, last.reached_limit) == (None, False)
+    assert finished_per_task(run) == {task["id"]: 2 for task in SUMS}
+
+
+async def test_no_task_begins_once_enough_groups_have_rewards_that_differ(tmp_path: Path) -> None:
+    source, run = task_file(tmp_path), tmp_path / "run"
+    answers = iter([2, 2, 3, 0, 4, 0, 5, 0])  # the first task is always solved, the others every other time
+    async with instant(lambda asked: str(next(answers))) as engine:
+        how = {"group_size": 2, **by(engine)}
+        first = await collect_within(source, run, enough_groups=1, **how)
+        assert (first.stopped, first.reached_limit) == (None, False)
+        assert first.enough == "rewards differ in 1 group, and --enough-groups is 1"
+        assert finished_per_task(run) == {"sum-1": 2, "sum-2": 2}
+        with open_tape(run) as tape:
+            assert len(tape.run().remarks(EventKind.COLLECTED)) == 1, "it is over for a trainer"
+        again = await collect_within(source, run, resume=True, enough_groups=1, **how)
+        assert again.enough is not None
+        assert len(rollouts(run)) == 4
+        more = await collect_within(source, run, resume=True, enough_groups=3, **how)
+    assert more.enough is None, "all tasks are done"
+    assert finished_per_task(run) == {task["id"]: 2 for task in SUMS}

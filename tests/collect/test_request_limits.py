@@ -113,3 +113,15 @@ def test_flags_that_make_no_sense_are_named(tmp_path: Path, cli: Cli) -> None:
         failed = cli("collect", task_file(tmp_path), "--run", tmp_path / "run", flag, "0")
         assert failed.code == 2
         assert f"{flag} 0: give a number of requests above 0" in failed.err
+
+
+async def test_an_attempt_whose_time_runs_out_in_the_queue_is_not_blamed(tmp_path: Path) -> None:
+    async with instant(lambda asked: Step("4", token_delay_s=2.0)) as engine:
+        limit = RequestLimit(at_once=1)
+        results = await collected(
+            task_file(tmp_path), tmp_path / "run", engine, group_size=1, timeout_s=3.0, engine_limit=limit
+        )
+    waited = [one for one in results if one.status is not Status.FINISHED]
+    assert waited
+    assert {one.reward for one in waited} == {None}
+    assert all("limit of requests" in str(one.reason) for one in waited)

@@ -30,7 +30,7 @@ _OF_COMMAND = {
     "doctor": {Exit.BROKEN: "a fault was found", Exit.WARNED: "warnings, and no fault"},
     "collect": {
         Exit.FAILED: "attempts failed or are ungraded (use --resume)",
-        Exit.LIMIT: "--max-sampled-tokens or --max-cost was reached (use --resume with a higher one)",
+        Exit.LIMIT: "--max-sampled-tokens, --max-cost or --max-time was reached (use --resume with a higher one)",
     },
     "score": {Exit.FAILED: "some rollouts are still ungraded"},
 }

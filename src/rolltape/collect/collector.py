@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from rolltape.collect.agents import is_program
+from rolltape.collect.enough_groups import EnoughGroups
 from rolltape.collect.environments import Environments
 from rolltape.collect.grading.comparisons import GroupComparisons
 from rolltape.collect.grading.regrading import Regrading, find_ungraded
@@ -27,7 +28,7 @@ from rolltape.collect.runners.protocol import AttemptQueue, Runner
 from rolltape.collect.sandboxes import Confinement, ContainerOwner, SandboxNetwork, open_sandbox, refuse_image
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import GivenSource, TaskSource, open_source
-from rolltape.collect.spending import SpendingLimit, load_usage
+from rolltape.collect.spending import SpendingLimit, has_limit, load_usage
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError, TaskError
 from rolltape.gateway.gateway import Gateway
@@ -152,7 +153,8 @@ class Collector:
         self._failures: list[tuple[int, str]] = []  # in a row: task index and reason
         self._spending: SpendingLimit | None = None  # None: there is no limit
         self.stopped: str | None = None  # why it ended itself before everything was done
-        self.reached_limit = False  # that is why: `max_sampled_tokens` or `max_cost`
+        self.reached_limit = False  # that is why: `max_sampled_tokens`, `max_cost` or `max_time_s`
+        self.enough: str | None = None  # why it began no more tasks though some were left: `enough_groups`
 
     def _open_source(self, is_open: bool) -> TaskSource:
         settings = self.settings
@@ -276,14 +278,21 @@ class Collector:
                 comparisons = GroupComparisons(self._tape, self._source, identity, settings)
                 comparisons.add_earlier(enumerate(self._source), earlier, self._environments.of)
 
+                groups = EnoughGroups(settings, identity)
+                if settings.enough_groups is not None:
+                    await asyncio.to_thread(groups.add_earlier, self._run, self._source.name, settings.step)
+
                 async def on_ended(planned: PlannedAttempt, results: list[RolloutResult]) -> None:
                     self._ended += 1
                     self._count_failures(planned.task_index, results)
                     self._count_spending(results)
                     environment = self._environments.of(self._source[planned.task_index])
-                    on_results(await comparisons.add(planned.task_index, environment, results))
+                    final = await comparisons.add(planned.task_index, environment, results)
+                    self._count_groups(groups, final)
+                    on_results(final)
                     self._count_ended(planned.task_index)
 
+                time_over: asyncio.TimerHandle | None = None
                 try:
                     if earlier.some_unrewarded:
                         await self._grade_earlier(on_results)
@@ -292,25 +301,31 @@ class Collector:
                     self._queue = AttemptQueue(
                         attempts, settings.step, self._source.name, self._run_ahead, is_open=is_open
                     )
-                    if settings.max_sampled_tokens is not None or settings.max_cost is not None:
+                    self._count_groups(groups, [])
+                    if has_limit(settings):
                         spent = await asyncio.to_thread(load_usage, self._run, self._source.name, settings)
                         self._spending = SpendingLimit(settings, spent)
                         self._count_spending([])
+                    if settings.max_time_s is not None:
+                        time_over = asyncio.get_running_loop().call_later(settings.max_time_s, self._queue.stop)
                     self._begun = _Begun(identity, earlier, comparisons, self._queue, on_results)
                     self._changed.set()
                     await runner.run(self._queue, identity, on_ended, self._stopping)
                     if self._stopping.is_set():
                         return
-                    if self._spending is not None and self._queue.is_stopped:
+                    if self._spending is not None and self._queue.is_stopped and self._spending.explain() is not None:
                         self.reached_limit = is_open or await self._queue.has_left()
                     if self._spending is not None and self.reached_limit:
                         self.stopped = self._spending.explain()
                     else:
+                        self.enough = groups.explain() if self._queue.is_stopped else None
                         on_results(await comparisons.compare_rest(self._environments.of))
                         self._tape.append_run_event(
                             EventKind.COLLECTED, {"step": settings.step, "source": self._source.name}
                         )
                 finally:
+                    if time_over is not None:
+                        time_over.cancel()
                     self.close()
                     on_results([*comparisons.uncompared(), *runner.cancelled])
 
@@ -368,6 +383,12 @@ class Collector:
             self._spending.add([result.usage for result in results])
             if self._spending.explain() is not None:
                 self._queue.stop()
+
+    def _count_groups(self, groups: EnoughGroups, results: list[RolloutResult]) -> None:
+        """Begin no more tasks once there are enough groups. Those that were begun go on to their end."""
+        groups.add(results)
+        if self._queue is not None and groups.explain() is not None:
+            self._queue.stop_after_groups()
 
     def _plan(
         self, tasks: Iterable[tuple[int, Task]], identity: RolloutIdentity, earlier: EarlierRollouts

@@ -71,6 +71,8 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_failures: int | None = None  # in a row, before it is ended; 0: any number. None: four groups, at least 32
     max_sampled_tokens: int | None = None  # begin no attempt once so many are sampled, earlier processes included
     max_cost: float | None = None  # the same, in the currency of the prices
+    max_time_s: float | None = None  # begin no attempt once this process has collected for so long
+    enough_groups: int | None = None  # begin no task once the rewards of so many groups differ
     price_in: float | None = None  # of a million prompt tokens; None: as the endpoint reports it
     price_out: float | None = None  # of a million sampled tokens
     accept_changed_tasks: bool = False  # resume though tasks have another content under the same id
@@ -132,6 +134,8 @@ _LIMITS = (  # name, bound, and whether a value must be above it
     ("max_failures", 0, False),
     ("max_sampled_tokens", 1, False),
     ("max_cost", 0, True),
+    ("max_time_s", 0, True),
+    ("enough_groups", 1, False),
     ("price_in", 0, False),
     ("price_out", 0, False),
 )
@@ -144,6 +148,6 @@ _FREE = frozenset(
         *("sandbox", "sandbox_network", "sandbox_read", "container", "pass_env"),
         *("capture", "trace_fraction", "with_records", "with_fates", "max_concurrent", "grace_s"),
         *("score_timeout_s", "max_failures", "accept_changed_tasks"),
-        *("max_sampled_tokens", "max_cost", "price_in", "price_out"),
+        *("max_sampled_tokens", "max_cost", "max_time_s", "enough_groups", "price_in", "price_out"),
     }
 )

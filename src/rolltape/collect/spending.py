@@ -1,6 +1,7 @@
-"""What a collection spends, in tokens and money, and the limits at which it begins no more attempts."""
+"""What a collection spends, in tokens, money and time, and the limits at which it begins no more attempts."""
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -46,18 +47,29 @@ def _as_cost(reported: object) -> float | None:
 
 
 def load_usage(run: Run, source: str, settings: CollectSettings) -> Usage:
-    """What a run's rollouts of a source at a step took, all tries and statuses included. Reads their turns."""
+    """What a run's rollouts of a source at a step took, all tries and statuses included. Reads their turns.
+
+    It is nothing where neither tokens nor cost are limited.
+    """
+    if settings.max_sampled_tokens is None and settings.max_cost is None:
+        return Usage()
     with run.snapshot() as held:
         keys = [row.key for row in held.index() if (row.step, row.source) == (settings.step, source)]
         return sum((usage_of(held.rollout(*key).turns, settings) for key in keys), Usage())
 
 
+def has_limit(settings: CollectSettings) -> bool:
+    """Whether tokens, cost or time are limited."""
+    return any(one is not None for one in (settings.max_sampled_tokens, settings.max_cost, settings.max_time_s))
+
+
 class SpendingLimit:
-    """Counts what a collection has spent, earlier processes included, against its limits."""
+    """Counts what a collection has spent against its limits: with earlier processes, but for the time."""
 
     def __init__(self, settings: CollectSettings, earlier: Usage) -> None:
         self._settings = settings
         self._spent = earlier
+        self._began = time.monotonic()
 
     def add(self, usages: Sequence[Usage]) -> None:
         """Count what rollouts took that have ended."""
@@ -68,6 +80,9 @@ class SpendingLimit:
         spent, tokens, cost = self._spent, self._settings.max_sampled_tokens, self._settings.max_cost
         if tokens is not None and spent.sampled_tokens >= tokens:
             return f"{spent.sampled_tokens:,} tokens were sampled, and --max-sampled-tokens is {tokens:,}"
+        limit_s = self._settings.max_time_s
+        if limit_s is not None and time.monotonic() - self._began >= limit_s:
+            return f"{limit_s:g} s have passed, which is --max-time"
         if cost is None:
             return None
         if spent.cost is None:

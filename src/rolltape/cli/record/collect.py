@@ -156,6 +156,14 @@ def collect(
         float | None,
         _limit_option("--max-cost X", "Start no attempt once this much is spent, by the prices below."),
     ] = None,
+    max_time_s: Annotated[
+        float | None,
+        _limit_option("--max-time SECONDS", "Start no attempt once the command has collected for this long."),
+    ] = None,
+    enough_groups: Annotated[
+        int | None,
+        _limit_option("--enough-groups N", "Start no task once the rewards of N groups differ.", min=1),
+    ] = None,
     price_in: Annotated[
         float | None,
         _limit_option(
@@ -257,6 +265,8 @@ def collect(
         max_failures=max_failures,
         max_sampled_tokens=max_sampled_tokens,
         max_cost=max_cost,
+        max_time_s=max_time_s,
+        enough_groups=enough_groups,
         price_in=price_in,
         price_out=price_out,
         accept_changed_tasks=accept_changed_tasks,

@@ -74,6 +74,8 @@ def run_collection(
     if collector.stopped is not None:
         how = "--resume with a higher limit" if collector.reached_limit else "--resume"
         note(f"stopped: {collector.stopped}; {how} continues")
+    if collector.enough is not None:
+        note(f"enough: {collector.enough}; the other tasks were not begun")
     if not as_json and tally.launch is not None:
         print_report(tally, run, settings.step, whole=whole)
     if collector.stopped is None and not whole:

@@ -44,6 +44,7 @@ class AttemptQueue:
         self._planning: asyncio.Task[None] | None = None
         self.given_out = 0
         self.is_stopped = False
+        self._begins_groups = True
         self._no_room_at_s = -NO_ROOM_S
         self._lock = asyncio.Lock()
 
@@ -66,6 +67,10 @@ class AttemptQueue:
         self.is_stopped = True
         self.close()
 
+    def stop_after_groups(self) -> None:
+        """Begin no more tasks. Groups that were begun go on to their end."""
+        self._begins_groups = False
+
     async def has_left(self) -> bool:
         """Whether there are attempts that were not given out. For a queue that is closed, and that nobody waits for."""
         while not self._planned and not self._is_planned:
@@ -84,6 +89,8 @@ class AttemptQueue:
             return self._take() if self._planned and await self._has_room(self._planned[0][0]) else None
 
     def _take(self) -> tuple[PlannedAttempt, Task] | None:
+        if not self._begins_groups and self._planned and _begins_group(self._planned[0][0]):
+            self.stop()
         if self.is_stopped:
             return None
         self.given_out += bool(self._planned)
@@ -102,14 +109,18 @@ class AttemptQueue:
             self._planning = None
 
     async def _has_room(self, planned: PlannedAttempt) -> bool:
-        # Attempts come in their order: only the first one begins a group, unless it was tried before.
-        if self._run_ahead is None or planned.attempt or planned.again:
+        if self._run_ahead is None or not _begins_group(planned):
             return True
         if time.monotonic() - self._no_room_at_s < NO_ROOM_S:
             return False
         free = await asyncio.to_thread(self._run_ahead.is_free, self._step, self._source)
         self._no_room_at_s = self._no_room_at_s if free else time.monotonic()
         return free
+
+
+def _begins_group(planned: PlannedAttempt) -> bool:
+    # Attempts come in their order: only the first one begins a group, unless it was tried before.
+    return not planned.attempt and not planned.again
 
 
 class Runner(Protocol):
