@@ -1,5 +1,5 @@
 # setup           make .venv with everything that the targets below need
-# demo            collect three environments with the shipped model, and show what was recorded
+# demo            train the shipped model for six steps, and show what was recorded: rolltape demo
 # demo-train      the shipped model learns while another process collects ahead of it, with the reward on the page
 # test            run all tests
 # test-fast       run the tests that need no agents, browser, npm, containers, Ray or torch: about two minutes on two cores
@@ -46,7 +46,7 @@ $(BIN)/python:
 setup: .venv/.installed-dev
 
 demo: .venv/.installed
-	@$(BIN)/python -m examples.demo
+	@$(BIN)/rolltape demo
 
 demo-train: .venv/.installed-training
 	@rm -rf runs/demo-train

@@ -21,7 +21,7 @@ from rolltape.tiny import shipped_model
 from scripted_engine import Script, ScriptedEngine
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = ROOT / "examples" / "tasks"
+EXAMPLES = ROOT / "src" / "rolltape" / "demo" / "tasks"
 SUMS = [{"id": f"sum-{n}", "prompt": f"What is {n} + 1?", "answer": n + 1} for n in range(1, 5)]
 
 

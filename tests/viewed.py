@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -69,16 +68,6 @@ def ask_bytes(address: str, path: str) -> bytes:
     with urllib.request.urlopen(address + path) as answer:
         content: bytes = answer.read()
         return content
-
-
-def record_scripted(path: Path) -> None:
-    """The session of examples/scripted.py: a sub-agent, a retry, a rewritten reply and a compaction."""
-    spec = importlib.util.spec_from_file_location("scripted", ROOT / "examples" / "scripted.py")
-    assert spec is not None
-    assert spec.loader is not None
-    scripted = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(scripted)
-    scripted.record(path)
 
 
 @cache

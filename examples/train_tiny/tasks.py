@@ -4,8 +4,6 @@ Both go over several turns. The model thinks, and its chat template leaves the t
 user speaks again, so these sessions fork.
 """
 
-import re
-from collections.abc import Generator, Mapping
 from random import Random
 from typing import Any
 
@@ -19,27 +17,10 @@ def make_tasks(seed: int, step: int, count: int) -> list[dict[str, Any]]:
     return [{"id": f"{step}-{number}", **task} for number, task in enumerate(made)]
 
 
-def some_sums(task: Mapping[str, Any], seed: int) -> Generator[str, str, float]:
-    """The other side of a talk: asks one sum or two, and rewards the answers."""
-    worth = 0.0
-    for question, result in task["sums"]:
-        reply = yield question
-        worth += _worth(reply, result) / len(task["sums"])
-    return worth
-
-
-def _worth(reply: str, result: int) -> float:
-    """1 for the right number in a sentence, a quarter for the number alone."""
-    if reply.strip() == f"The answer is {result}.":
-        return 1.0
-    numbers = re.findall(r"-?\d+", reply)
-    return 0.25 if numbers and int(numbers[-1]) == result else 0.0
-
-
 def _sums(rng: Random) -> dict[str, Any]:
     return {
         "environment": "message",
-        "episode": "python:examples.train_tiny.tasks:some_sums",
+        "episode": "python:rolltape.demo.tasks.rules:answer_in_sentences",
         "tools": [CALCULATOR],
         "sums": [_sum(rng) for _ in range(rng.choice([1, 1, 2]))],
         "max_tool_calls": 6,

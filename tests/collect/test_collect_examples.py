@@ -6,18 +6,13 @@ from pathlib import Path
 import pytest
 
 import rolltape
-from collecting import EXAMPLES, ROOT, rollouts, task_file
+from collecting import EXAMPLES, rollouts, task_file
 from commands import Cli, rows
 from rolltape.records.rollout import Status
 
 # What docs/how-to/collect/environments.md says of each file, if more than its name.
 _FLAGS: dict[str, list[str]] = {"game": ["--force-no-thinking"]}
 _NAMES = ["problem", "distill", "rubric", "preference", "message", "game"]
-
-
-@pytest.fixture(autouse=True)
-def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)  # where the functions that the examples name are found
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from rolltape.collect.environments import ENVIRONMENT_NAMES, GroupEnvironment, e
 from rolltape.errors import TaskError
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted((ROOT / "examples" / "tasks").glob("*.jsonl"))
+EXAMPLES = sorted((ROOT / "src" / "rolltape" / "demo" / "tasks").glob("*.jsonl"))
 
 
 def test_there_are_six_kinds_and_one_compares() -> None:
@@ -51,10 +51,7 @@ def test_each_kind_has_example_tasks() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_example_tasks_are_good(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
+def test_example_tasks_are_good(path: Path) -> None:
     def check(task: Task) -> None:
         environment_named(str(task.environment)).check(task)
 

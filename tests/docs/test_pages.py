@@ -4,7 +4,6 @@ ROLLTAPE_UPDATE_DOCS=1 writes what they print into the pages instead.
 """
 
 import contextlib
-import importlib.util
 import io
 import os
 import re
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from rolltape.cli import run as rolltape_command
+from rolltape.demo import record_scripted
 from rolltape.export.files import TABLES
 
 ROOT = Path(__file__).parents[2]
@@ -50,15 +50,6 @@ def captured() -> Iterator[io.BytesIO]:
     with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
         yield raw
     stream.detach()
-
-
-def record_scripted(path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("scripted", ROOT / "examples" / "scripted.py")
-    assert spec is not None
-    assert spec.loader is not None
-    demo = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(demo)
-    demo.record(path)
 
 
 class Reader:

@@ -11,8 +11,8 @@ from nbclient import NotebookClient
 
 import rolltape
 from browser import browser_page
+from rolltape.demo import record_scripted
 from rolltape.records.rollout import Rollout
-from viewed import record_scripted
 
 HOSTILE = "<script>window.owned=1</script><img src=http://outside.test/x onerror=owned()>\u202e\u200b\x1b[31m\"'>"
 REMOTE = re.compile(r"(src|href|url\(|@import)", re.IGNORECASE)

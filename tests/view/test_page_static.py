@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 import rolltape
 from browser import browser_page
 from rolltape.cli import run as rolltape_command
-from viewed import record_scripted
+from rolltape.demo import record_scripted
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ import pytest
 from playwright.sync_api import ConsoleMessage, Page, expect
 
 from browser import browser_page
-from viewed import ask, page_over, record_scripted, serious_findings
+from rolltape.demo import record_scripted
+from viewed import ask, page_over, serious_findings
 
 
 @pytest.fixture(scope="module")

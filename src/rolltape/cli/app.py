@@ -22,6 +22,7 @@ from rolltape.errors import RolltapeError
 # command's name (`import_` for `import`, a keyword). It is imported when it is needed; a list of commands needs none.
 STAGES: dict[str, dict[str, str]] = {
     "record": {
+        "demo": "Train the shipped model and show the recorded run.",
         "collect": "Run an agent on tasks and record the rollouts.",
         "serve": "Run the gateway: serve agents and record every turn.",
         "status": "Show gateway status.",

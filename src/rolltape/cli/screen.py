@@ -98,6 +98,14 @@ def note(text: str) -> None:
     print(f"rolltape: {visible(text)}", file=sys.stderr)
 
 
+def open_in_browser(address: str) -> None:
+    """Open a page in the user's browser, where there is a screen to show one."""
+    if sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")):
+        import webbrowser
+
+        webbrowser.open(address)
+
+
 def arrow() -> str:
     """An arrow that the output's encoding has."""
     return "→" if writes_unicode() else "->"

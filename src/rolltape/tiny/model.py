@@ -1,5 +1,6 @@
 """The forward pass of a Qwen3 model in numpy, float32 throughout, over rows of many requests at once."""
 
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +46,16 @@ class Qwen3:
 
         Spans of a single token come first.
         """
+        states, wanted = self._final_states(spans)
+        return self._head(states)[:wanted] if wanted else np.empty((0, self.config.vocab_size), dtype=np.float32)
+
+    def final_states(self, spans: list[TokenSpan]) -> Floats:
+        """What the output layer is given, in the place of its logits: one row for each that is wanted."""
+        states, wanted = self._final_states(spans)
+        return states[:wanted]
+
+    def _final_states(self, spans: list[TokenSpan]) -> tuple[Floats, int]:
+        """The rows for the output layer, padded, and how many of them are wanted."""
         x = self._embedded(self._padded([token for span in spans for token in span.ids]))
         cos, sin = self._rotation(self._padded([place for span in spans for place in range(span.start, span.end)]))
         rows = StepRows(spans, len(x), self.config, safe=self._safe)
@@ -53,7 +64,11 @@ class Qwen3:
             for index, layer in enumerate(self._layers):
                 x += self._attention(index, layer, _unit(x, eps), rows, cos, sin)
                 x += self._mlp(layer, _unit(x, eps))
-        return self._logits(x, spans)
+        stops = accumulate(len(span.ids) for span in spans)
+        chosen = [row for stop, span in zip(stops, spans, strict=True) for row in range(stop - span.wanted, stop)]
+        if not chosen:
+            return np.empty((0, self.config.hidden_size), dtype=np.float32), 0
+        return _unit(x[self._padded(chosen)], eps) * self._final_norm, len(chosen)
 
     def _padded(self, values: list[int]) -> np.ndarray:
         """Repeat the last entry up to a multiple of the tile; what is computed for it is thrown away."""
@@ -82,17 +97,6 @@ class Qwen3:
         np.divide(gate, hidden, out=hidden)
         hidden *= up
         return layer.down(hidden)
-
-    def _logits(self, x: Floats, spans: list[TokenSpan]) -> Floats:
-        chosen: list[int] = []
-        stop = 0
-        for span in spans:
-            stop += len(span.ids)
-            chosen.extend(range(stop - span.wanted, stop))
-        if not chosen:
-            return np.empty((0, self.config.vocab_size), dtype=np.float32)
-        rows = x[self._padded(chosen)]
-        return self._head(_unit(rows, self.config.norm_eps) * self._final_norm)[: len(chosen)]
 
     def _rotation(self, positions: np.ndarray) -> tuple[Floats, Floats]:
         last = int(positions.max())

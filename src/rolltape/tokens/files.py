@@ -17,7 +17,7 @@ from rolltape.records.sample import Sample
 from rolltape.records.token_record import FACT_COLUMNS, TOKEN_COLUMNS, StepFiles, TokenColumn, TokenRecord
 from rolltape.tape.rundir import make_private_folder, write_whole
 from rolltape.tokens.parquet import read_column, read_parquet, write_parquet
-from rolltape.tokens.primerl import read_lines
+from rolltape.tokens.primerl import read_lines, write_lines
 from rolltape.tokens.sequences import PART_TOKENS, Sequences, is_in_fraction
 from rolltape.tokens.steps import (
     STABLE,
@@ -138,7 +138,13 @@ def score_sample(sample: Sample, logprobs: npt.ArrayLike) -> TokenRecord:
     )
 
 
-def write_tokens(run: str | os.PathLike[str], step: int, records: Iterable[TokenRecord]) -> int:
+def write_tokens(
+    run: str | os.PathLike[str],
+    step: int,
+    records: Iterable[TokenRecord],
+    *,
+    file_format: Format = Format.PARQUET,
+) -> int:
     """Write the records of a step, replacing those that an earlier call wrote; returns how many.
 
     This is for one process with its records on the host. A trainer's ranks use `TokenExporter`; a step that they wrote
@@ -146,14 +152,14 @@ def write_tokens(run: str | os.PathLike[str], step: int, records: Iterable[Token
     """
     if step < 0:
         raise RecordError(f"step is {step}; give 0 or more")
-    root = token_folder(run, Format.PARQUET)
+    root = token_folder(run, file_format)
     folder = step_folder(root, step)
     _check_own(folder)
     make_private_folder(root)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=root) as aside:
         made = Path(aside) / folder.name
         make_private_folder(made)
-        files = _write_files(made, step, records)
+        files = _write_files(made, step, records, file_format)
         done = RankDone(
             rank=0,
             world_size=1,
@@ -178,12 +184,14 @@ def _check_own(folder: Path) -> None:
         raise TapeWriteError(f"{folder}: holds a trainer's token records; choose another step, or another run")
 
 
-def _write_files(folder: Path, step: int, records: Iterable[TokenRecord]) -> tuple[TokenFile, ...]:
+def _write_files(folder: Path, step: int, records: Iterable[TokenRecord], file_format: Format) -> tuple[TokenFile, ...]:
+    parquet = file_format is Format.PARQUET
+    write = write_parquet if parquet else write_lines
     files: list[TokenFile] = []
     count = 0
-    for held in _parts(records):
-        path = folder / part_name(0, len(files), Format.PARQUET)
-        write_parquet(path, step, 0, count, held)
+    for held in _parts(records) if parquet else [list(map(_sequences, records))]:  # JSON lines are one file
+        path = folder / part_name(0, len(files), file_format)
+        write(path, step, 0, count, held)
         files.append(TokenFile(path.name, path.stat().st_size, len(held), sum(one.tokens for one in held)))
         count += len(held)
     return tuple(files)

@@ -1,6 +1,5 @@
 """`rolltape view`: show runs in a web page."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +7,7 @@ from urllib.parse import quote
 
 from rolltape.cli.options import HostOption, PortOption, require_key
 from rolltape.cli.parameters import argument, option
-from rolltape.cli.screen import note, plural, print_long, tracked
+from rolltape.cli.screen import note, open_in_browser, plural, print_long, tracked
 from rolltape.errors import UsageError
 
 
@@ -49,17 +48,11 @@ def _serve(runs: list[str], host: str, port: int, key: str | None, base_path: st
     def ready(address: str) -> None:
         whole = f"{address}?key={quote(key, safe='')}" if key else address
         print(whole, flush=True)
-        if not no_browser and sys.stdout.isatty() and _has_display():
-            import webbrowser
-
-            webbrowser.open(whole)
+        if not no_browser and sys.stdout.isatty():
+            open_in_browser(whole)
 
     serve_view(runs, host=host, port=port, key=key, on_ready=ready, base_path=base_path)
     return 0
-
-
-def _has_display() -> bool:
-    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def _write(folder: Path, run: str, rollouts: list[str], *, mask: bool) -> int:

@@ -1,21 +1,17 @@
-"""A scripted coding-agent session: recorded, then looked at with the command line.
+"""Record a scripted session of a coding agent.
 
 It has what real sessions have: a sub-agent, a reply interrupted by a weight update, a retry, a reply that the
 agent sends back changed, and a compaction.
 """
 
-import argparse
 import json
 import random
-import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 import rolltape
-from rolltape.cli import run as rolltape_command
 from rolltape.records.turn import Turn
 
 Message = dict[str, Any]
@@ -68,7 +64,7 @@ def spoken(message: Message) -> list[str]:
     return [message["content"], *(f"{function['name']} {function['arguments']}" for function in functions)]
 
 
-class Engine:
+class ScriptedModel:
     """Stands for tokenizer, chat template and inference engine: renders prompts, and "samples" what the script says."""
 
     def __init__(self, folder: Path) -> None:
@@ -114,7 +110,7 @@ class Engine:
 def record(path: Path) -> None:
     """Two attempts at one task: one that works it out, and one that gives up."""
     with rolltape.open(path, name="demo") as tape:
-        engine = Engine(path)
+        engine = ScriptedModel(path)
         tape.announce_version("7")
         with tape.rollout(task_id="fix-parser", step=12, attempt=0, source="demo:train", model="words") as rollout:
             _work_it_out(rollout.session(tools=TOOLS, stop_ids=[engine.end], tokenizer="tokenizer.json"), engine)
@@ -126,7 +122,7 @@ def record(path: Path) -> None:
         tape.announce_version("8")
 
 
-def _work_it_out(session: Any, engine: Engine) -> None:
+def _work_it_out(session: Any, engine: ScriptedModel) -> None:
     first = _ask(session, engine, [SYSTEM, TASK], engine.reply(LOOK, "7"))
     _go_on(session, engine, first, FAILED, engine.reply(GARBLED, "7"))
     retried = _go_on(session, engine, first, FAILED, engine.reply(DELEGATE, "7"))
@@ -140,50 +136,15 @@ def _work_it_out(session: Any, engine: Engine) -> None:
     _ask(session, engine, [SYSTEM, SUMMARY], engine.reply(NOTE, "8"))
 
 
-def _ask(session: Any, engine: Engine, messages: list[Message], reply: dict[str, Any]) -> Turn:
+def _ask(session: Any, engine: ScriptedModel, messages: list[Message], reply: dict[str, Any]) -> Turn:
     """A turn given with its whole prompt."""
     turn: Turn = session.record_turn(prompt_messages=messages, prompt_ids=engine.prompt(*messages), **reply)
     return turn
 
 
-def _go_on(session: Any, engine: Engine, after: Turn, message: Message, reply: dict[str, Any]) -> Turn:
+def _go_on(session: Any, engine: ScriptedModel, after: Turn, message: Message, reply: dict[str, Any]) -> Turn:
     """A turn given as what is new after an earlier one."""
     turn: Turn = session.record_turn(
         after=after, new_messages=[message], new_prompt_ids=engine.prompt(message), **reply
     )
     return turn
-
-
-def remove_earlier(path: Path) -> None:
-    """Make room for the run, if what is in its place is the run of an earlier demo and nothing else."""
-    if not path.exists():
-        return
-    about = path / "run.json"
-    if not about.is_file() or json.loads(about.read_text()).get("name") != "demo":
-        sys.exit(f"{path} is there already and is no run of this demo; give another place")
-    shutil.rmtree(path)
-
-
-def main() -> None:
-    arguments = argparse.ArgumentParser(description="Record a scripted session and look at it.")
-    arguments.add_argument(
-        "run", nargs="?", type=Path, default=Path("runs/scripted"), help="where to (default: runs/scripted)"
-    )
-    path = arguments.parse_args().run
-    remove_earlier(path)
-    record(path)
-    rollout = next(row.head.id for row in rolltape.read(path).index() if row.head.attempt == 0)[:8]
-    for command in (
-        ["ls", str(path)],
-        ["show", str(path), rollout],
-        ["show", str(path), rollout, "--part", "tokens", "--policy", "keep-head"],
-        ["ledger", str(path), rollout],
-        ["samples", str(path), rollout, "--compare", "keep-head"],
-    ):
-        print(f"\n$ rolltape {' '.join(command)}", flush=True)
-        if code := rolltape_command(command):
-            sys.exit(code)
-
-
-if __name__ == "__main__":
-    main()

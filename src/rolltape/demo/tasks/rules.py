@@ -1,7 +1,4 @@
-"""What the example tasks name in Python: a judge that goes by rules, a comparison, a tool, the other side of a talk.
-
-Run tasks that use it from the root of the repository, so that `python:examples.tasks.rules:…` is found.
-"""
+"""What the example tasks name in Python: a judge that goes by rules, a comparison, a tool, the other side of a talk."""
 
 import json
 import re
@@ -64,6 +61,16 @@ def try_again(task: Mapping[str, Any], seed: int) -> Generator[str, str, float]:
         if reward > 0.5:
             reply = yield "That is wrong. Try again."
     return 0.0
+
+
+def answer_in_sentences(task: Mapping[str, Any], seed: int) -> Generator[str, str, float]:
+    """Ask each of a task's sums. The right number is worth a quarter, and 1 in a sentence: "The answer is 85."."""
+    worth = 0.0
+    for question, result in task["sums"]:
+        reply = yield question
+        in_sentence = reply.strip() == f"The answer is {result}."
+        worth += 1.0 if in_sentence else 0.25 if last_integer(reply) == result else 0.0
+    return worth / len(task["sums"])
 
 
 def _distance(task: Mapping[str, Any], ended: Ended) -> int:

@@ -1,1 +1,0 @@
-"""Task files, one for each environment, and what they name in Python."""

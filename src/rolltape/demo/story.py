@@ -1,0 +1,141 @@
+"""The demo as it is told: what is done, the commands that show it, the page beside it, and what to do next."""
+
+import shlex
+import shutil
+import textwrap
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+
+import rolltape
+from rolltape.demo.learning import learn
+from rolltape.errors import UsageError
+from rolltape.integrations.background import BackgroundLoop
+from rolltape.records.rollout import Rollout
+from rolltape.tree import forks_of, tree_of
+from rolltape.view.serve import ServedAddress, served
+
+PLACE = Path("runs/demo")  # belongs to the demo, which begins anew there
+STEPS, GROUP_SIZE = 6, 6
+
+_INTRODUCTION = f"""\
+The model that ships with Rolltape (5.8 million parameters) answers sums, with a calculator for one, and guesses a
+number. A right answer is worth a quarter, and 1 in a sentence: "The answer is 85.". Each of five tasks is attempted
+{GROUP_SIZE} times a step, through the gateway. A trainer in numpy learns from the samples and returns its weights."""
+
+NEXT = """\
+Your engine:  rolltape doctor --engine vllm:http://127.0.0.1:8000 --model FOLDER
+Your tasks:   rolltape collect tasks.jsonl --engine vllm:http://127.0.0.1:8000 --model FOLDER
+Your agent:   rolltape collect tasks.jsonl --engine vllm:http://127.0.0.1:8000 --model FOLDER --agent claude-code
+SGLang is sglang:URL. A line of tasks.jsonl: {"id": "t1", "prompt": "What is 2 + 2?", "answer": 4}"""
+
+Command = Callable[[Sequence[str]], int]
+
+
+class CommandFailed(Exception):
+    """A command of the demo did not succeed; it has said why."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"exit code {code}")
+        self.code = code
+
+
+def make_room(path: Path) -> None:
+    """Remove the run of an earlier demo from the demo's own place; anything else stays, and is an error."""
+    if not path.exists():
+        return
+    if path != PLACE or not (path / "run.json").is_file():
+        raise UsageError(f"{path} exists; name a folder that does not, or remove it")
+    shutil.rmtree(path)
+
+
+def tell(path: Path, command: Command, on_page: Callable[[str], None], wait: Callable[[], None]) -> None:
+    """Train on a new run with the page open, show what was recorded, and `wait` before the page closes."""
+    with rolltape.open(path) as tape, page_of(path) as page:
+        _heading("A model learns", _INTRODUCTION)
+        on_page(page.start)
+        for step in learn(tape, steps=STEPS, group_size=GROUP_SIZE):
+            if step.step == 0:
+                print(f"\n{'step':>4}  {'reward':>6}  {'rollouts':>8}  {'samples':>7}  {'trained tokens':>14}")
+            figures = f"{step.rollouts:8}  {step.samples:7}  {step.trained_tokens:14,}"
+            print(f"{step.step:4}  {step.reward:6.3f}  {figures}", flush=True)
+        _show(path, command)
+        _heading("Next", NEXT)
+        _see_that_it_answers(page)
+        print(f"\n{page.start}\nThe page of this run; `rolltape view {path}` brings it back.", flush=True)
+        wait()
+
+
+@contextmanager
+def page_of(path: Path) -> Iterator[ServedAddress]:
+    """The page over a run, served by a thread of its own."""
+    background = BackgroundLoop("rolltape-demo-page")
+    stack = AsyncExitStack()
+    try:
+        yield background.submit(stack.enter_async_context(served([str(path)]))).result()
+    finally:
+        background.submit(stack.aclose()).result()
+        background.close()
+
+
+def _show(path: Path, command: Command) -> None:
+    def shell(*words: object) -> None:
+        line = [str(word) for word in words]
+        lines = textwrap.wrap(f"$ rolltape {shlex.join(line)}", 78, subsequent_indent="    ", break_on_hyphens=False)
+        print("", " \\\n".join(lines), sep="\n", flush=True)
+        if code := command(line):
+            raise CommandFailed(code)
+
+    rollouts = list(rolltape.read(path).rollouts())
+    before, after = _before_and_after(rollouts)
+    _heading("Before and after", "The lowest reward of the first step, and the highest of the last, on one task.")
+    shell("trace", path, before)
+    shell("trace", path, after)
+    forked = _forked_rollout(rollouts)
+    _heading(
+        "A tree",
+        "The chat template leaves the thoughts of earlier turns out, so a prompt departs from the ids that were\n"
+        "sampled. The tree says where, and why; each turn becomes a sample of its own.",
+    )
+    shell("tree", path, forked)
+    shell("samples", path, forked)
+    _heading("The ledger", "Where every sampled token goes, under one cut policy and under another.")
+    shell("ledger", path)
+    shell("ledger", path, "--policy", "keep-head")
+    _heading("A check", "Everything that must hold is verified token by token.")
+    shell("check", path)
+    _heading(
+        "The trainer's view",
+        "The trainer computes in bfloat16, the engine in float32. These tokens differ most between the two.",
+    )
+    shell("tokens", path, "worst", "--limit", 3)
+
+
+def _heading(text: str, why: str) -> None:
+    print(f"\n== {text}\n{why}", flush=True)
+
+
+def _before_and_after(rollouts: Sequence[Rollout]) -> tuple[str, str]:
+    """Of one task, a rollout with the lowest reward of the first step, and one with the highest of the last."""
+    of_task = [one for one in rollouts if one.head.task_id == "add" and one.reward is not None]
+    first = [one for one in of_task if one.head.step == 0]
+    last = [one for one in of_task if one.head.step == STEPS - 1]
+    return min(first, key=_reward).id[:8], max(last, key=_reward).id[:8]
+
+
+def _reward(rollout: Rollout) -> float:
+    return rollout.reward or 0.0
+
+
+def _forked_rollout(rollouts: Sequence[Rollout]) -> str:
+    """The shortest game of those whose conversation forked twice, or forked most."""
+    games = [one for one in rollouts if one.head.task_id == "guess-20"]
+    forks = {one.id: sum(len(forks_of(tree_of(session))) for session in one.sessions) for one in games}
+    return min(games, key=lambda one: (-min(forks[one.id], 2), len(one.turns))).id[:8]
+
+
+def _see_that_it_answers(page: ServedAddress) -> None:
+    for address in (page.start, f"{page.address}api/runs"):
+        with urllib.request.urlopen(address) as answer:
+            answer.read()

@@ -1,0 +1,1 @@
+"""Example task files, one for each environment, and what they name in Python."""
