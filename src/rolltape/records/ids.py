@@ -9,6 +9,7 @@ from rolltape.errors import RecordError
 from rolltape.records.jsonable import canonical_json, shown
 
 _SAMPLE_DIGITS = 12
+_OWN_ADDRESSES = ("api", "compare", "diff")  # of the viewer: no run has these
 
 _NUMBER = r"(0|[1-9][0-9]{0,17})"
 _TURN_ID = re.compile(rf"(.+)\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}")
@@ -66,7 +67,7 @@ def page_name(run: str, taken: Collection[str] = ()) -> str:
     """The name of a run in addresses of the viewer: letters and digits of its own, and a number if that is taken."""
     plain = "".join(one if one.isascii() and one.isalnum() else "-" for one in run).strip("-")[:40] or "run"
     name, number = plain, 1
-    while name in taken or name == "api":
+    while name in taken or name in _OWN_ADDRESSES:
         number += 1
         name = f"{plain}-{number}"
     return name

@@ -15,9 +15,10 @@ from aiohttp import web
 from rolltape.errors import NoAnswer, NoSuchRollout, RolltapeError, TapeError
 from rolltape.view.answers import encode_answer, parse_count, parse_step
 from rolltape.view.base_path import add_routes_below, path_below
+from rolltape.view.compare.comparisons import Comparisons
 from rolltape.view.guard import HEADERS, ViewGuard
 from rolltape.view.page_files import KINDS, index_page, page_files
-from rolltape.view.run.run_answers import RunAnswers, Work
+from rolltape.view.run.run_answers import RunAnswers, Work, find_run_answers
 from rolltape.view.served_runs import ServedRun, ServedRuns
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class ViewServer:
         self._guard = guard
         self._answers = {name: RunAnswers(run) for name, run in served.runs.items()}
         self._rollout_answers: dict[str, RolloutAnswers] = {}
+        self._comparisons = Comparisons()
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guarded])
@@ -51,6 +53,8 @@ class ViewServer:
             self._base,
             [
                 web.get("/api/runs", self._runs),
+                web.get("/api/compare", self._compare_sides),
+                web.get("/api/pair", self._pair),
                 web.get("/api/{r}/overview", self._overview),
                 web.get("/api/{r}/tasks", self._tasks),
                 web.get("/api/{r}/change", self._change),
@@ -93,14 +97,14 @@ class ViewServer:
         return answer
 
     def _run_answers(self, request: web.Request) -> RunAnswers:
-        found = self._answers.get(request.match_info["r"])
-        if found is None:
-            raise NoAnswer(f"no run {request.match_info['r'][:64]!r} is served here", 404)
-        return found
+        return find_run_answers(self._answers, request.match_info["r"])
 
     async def _load_rollout_answers(self, request: web.Request) -> "RolloutAnswers":
+        return await self._load_named(request.match_info["r"])
+
+    async def _load_named(self, name: str) -> "RolloutAnswers":
         """Answers about rollouts too. The modules that compute them are imported at the first request."""
-        run = self._run_answers(request).run
+        run = find_run_answers(self._answers, name).run
         if run.name not in self._rollout_answers:
             answers = await self._in_thread(lambda: _make_rollout_answers(run))
             self._answers[run.name] = self._rollout_answers.setdefault(run.name, answers)
@@ -108,7 +112,11 @@ class ViewServer:
 
     async def _row(self, request: web.Request) -> "tuple[RolloutAnswers, int]":
         answers = await self._load_rollout_answers(request)
-        rollout, try_index = request.match_info["id"], request.query.get("try")
+        return await self._find_row(answers, request.match_info["id"], request.query.get("try"))
+
+    async def _find_row(
+        self, answers: "RolloutAnswers", rollout: str, try_index: str | None
+    ) -> "tuple[RolloutAnswers, int]":
         if answers.holds(rollout):
             return answers, answers.row(rollout, try_index)
         run = answers.run
@@ -145,6 +153,20 @@ class ViewServer:
         return await self._answer(
             request, encode_answer(self._run_answers(request).overview(parse_step(request.query)))
         )
+
+    async def _compare_sides(self, request: web.Request) -> web.Response:
+        compared = self._comparisons.answer(request.query, self._answers)
+        return await self._answer(request, encode_answer(compared))
+
+    async def _pair(self, request: web.Request) -> web.Response:
+        """Two rollouts of any runs: `a` and `b` name the runs, `a_rollout` and `b_rollout` the rollouts."""
+        works: dict[str, Work] = {}
+        for letter in ("a", "b"):
+            answers = await self._load_named(request.query.get(letter, ""))
+            rollout, try_index = (request.query.get(f"{letter}_{name}") for name in ("rollout", "try"))
+            answers, row = await self._find_row(answers, rollout or "", try_index)
+            works[letter] = answers.conversation(row)
+        return await self._json(request, lambda: {letter: work() for letter, work in works.items()})
 
     async def _tasks(self, request: web.Request) -> web.Response:
         return await self._answer(request, encode_answer(self._run_answers(request).tasks(request.query)))

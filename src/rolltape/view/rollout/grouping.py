@@ -55,14 +55,15 @@ def build_group(group: str, attempts: Sequence[tuple[dict[str, Any], Rollout]]) 
         "step": first.step,
         "task_data": first.task,
         "rollouts": [
-            {**row, "messages": _render(conversation)}
+            {**row, "messages": render_conversation(conversation)}
             for (row, _), conversation in zip(attempts, conversations, strict=True)
         ],
         "common_prefix": _common_length([[message.canonical for message in one.messages] for one in conversations]),
     }
 
 
-def _render(conversation: OrderedMessages) -> list[dict[str, Any]]:
+def render_conversation(conversation: OrderedMessages) -> list[dict[str, Any]]:
+    """Messages for the page."""
     after = {"after": ForkCause.COMPACTION.value}
     return [
         render_message(message) | (after if index in conversation.compacted_at else {})

@@ -17,7 +17,7 @@ from rolltape.tape.index.search import distinct_messages
 from rolltape.tape.stored import Key, Problem
 from rolltape.view.answers import to_plain
 from rolltape.view.rollout.detail import build_comparison, build_detail, build_raw, linearize_now
-from rolltape.view.rollout.grouping import build_group
+from rolltape.view.rollout.grouping import build_group, read_conversation, render_conversation
 from rolltape.view.rollout.masking import Mask
 from rolltape.view.rollout.tokens import pack_sample, pack_turn, read_turn
 from rolltape.view.run.run_answers import RunAnswers, Work
@@ -138,6 +138,24 @@ class RolloutAnswers(RunAnswers):
         attempts = [(listing.row(row), self._loader(row)) for row in chosen]
         left_out = len(counted) - len(chosen)
         return lambda: build_group(group, [(row, load()) for row, load in attempts]) | {"left_out": left_out}
+
+    def conversation(self, row: int) -> Work:
+        """A rollout's row with its messages, and the rows of all attempts at its task."""
+        listing, rows, load = self.listing(), self.run.state.rows, self._loader(row)
+        columns = rows.columns
+        same = columns["group"] == columns["group"][row]
+        if columns["task"][row]:
+            same |= (columns["task"] == columns["task"][row]) & (columns["source"] == columns["source"][row])
+        members = sorted(self._counted_tries(np.flatnonzero(same).tolist()), key=lambda one: rows.get("attempt", one))
+        members.sort(key=lambda one: (rows.get("step", one) != rows.get("step", row), rows.get("step", one)))
+        attempts = [listing.row(one) for one in members[:_MOST_IN_A_GROUP]]
+        shown = {"r": self.run.name, "run": self.run.title, **listing.row(row)}
+
+        def work() -> dict[str, Any]:
+            messages = render_conversation(read_conversation(load()))
+            return {**shown, "messages": messages, "attempts": attempts, "left_out": len(members) - len(attempts)}
+
+        return work
 
     def _loader(self, row: int) -> Callable[[], Rollout]:
         """A function that loads a rollout as the index has it now."""

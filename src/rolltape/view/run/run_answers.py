@@ -1,7 +1,7 @@
 """`RunAnswers`: the answers about one run as a whole: its overview, its table, and what a search finds."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,14 @@ class Searched(NamedTuple):
     made: object  # identifies the index that was searched
     searchable: int  # rollouts that were searched
     numbers: Array  # of the rollouts that contain all words
+
+
+def find_run_answers(runs: "Mapping[str, RunAnswers]", name: str) -> "RunAnswers":
+    """The answers about the run of a name; raises NoAnswer."""
+    found = runs.get(name)
+    if found is None:
+        raise NoAnswer(f"no run {name[:64]!r} is served here; these are: {', '.join(runs)}", 404)
+    return found
 
 
 class RunAnswers:

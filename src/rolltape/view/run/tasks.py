@@ -23,7 +23,7 @@ class TaskTable:
         self._listing = listing
         columns = listing.state.rows.columns
         rewarded = np.isfinite(listing.rewards)
-        self.solved_at = _solved_at(listing.rewards[rewarded]) if solved_at is None else solved_at
+        self.solved_at = solved_limit(listing.rewards[rewarded]) if solved_at is None else solved_at
         rows = np.arange(len(listing.state.rows)) if step is None else np.flatnonzero(columns["step"] == step)
         # Sorted by task, and by step within each: sums over a task or a step are then sums over a stretch of rows.
         keys = listing.task_keys[rows]
@@ -36,7 +36,7 @@ class TaskTable:
         self._steps = columns["step"][self._rows]
         self.attempts = self._sum(self._has_reward)
         self.solved = self._sum(self._is_solved)
-        self.mean = _divided(self._sum(self._rewards), self.attempts)
+        self.mean = divided(self._sum(self._rewards), self.attempts)
         self._groups = self._by_step(keys)
 
     def answer(self, query: Query) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class TaskTable:
             "step": self._steps[starts],
             "attempts": attempts,
             "solved": _summed(self._is_solved, starts),
-            "mean": _divided(_summed(self._rewards, starts), attempts),
+            "mean": divided(_summed(self._rewards, starts), attempts),
         }
 
     def _step(self, step: int, k: int) -> dict[str, Any]:
@@ -113,13 +113,13 @@ class TaskTable:
             return np.unique(np.array(texts, "U"), return_inverse=True)[1]
         keys: dict[str, Callable[[], Array]] = {
             "attempts": lambda: self.attempts,
-            "solved": lambda: _divided(self.solved, self.attempts),
+            "solved": lambda: divided(self.solved, self.attempts),
             "mean": lambda: self.mean,
             "best": self._best,
             "spread": self._spread,
             "change": self._change,
-            "turns": lambda: _divided(self._sum(columns["turns"][rows]), sizes),
-            "tokens": lambda: _divided(self._sum(columns["sampled_tokens"][rows]), sizes),
+            "turns": lambda: divided(self._sum(columns["turns"][rows]), sizes),
+            "tokens": lambda: divided(self._sum(columns["sampled_tokens"][rows]), sizes),
             "step": lambda: self._steps[last],
         }
         return keys[name]()
@@ -131,7 +131,7 @@ class TaskTable:
         return np.where(self.attempts > 0, best, np.nan)
 
     def _spread(self) -> Array:
-        squares = _divided(self._sum(self._rewards**2), self.attempts)
+        squares = divided(self._sum(self._rewards**2), self.attempts)
         return np.asarray(np.sqrt(np.maximum(squares - self.mean**2, 0)))
 
     def _change(self) -> Array:
@@ -187,7 +187,7 @@ def build_tasks(listing: Listing, query: Query) -> dict[str, Any]:
     return TaskTable(listing, parse_step(query), parse_number(query, "solved_at")).answer(query)
 
 
-def _solved_at(rewards: Array) -> float:
+def solved_limit(rewards: Array) -> float:
     """From which reward on a task counts as solved: 1, or the largest that there is where none is that large."""
     return min(1.0, float(rewards.max())) if len(rewards) and rewards.max() > 0 else 1.0
 
@@ -235,7 +235,7 @@ def _starts(*keys: Array) -> Array:
     return np.concatenate([[0], np.flatnonzero(changes) + 1])
 
 
-def _divided(sums: Array, counts: Array) -> Array:
+def divided(sums: Array, counts: Array) -> Array:
     quotients = np.full(len(sums), np.nan)
     np.divide(sums, counts, out=quotients, where=counts > 0)
     return quotients
