@@ -1,11 +1,15 @@
 """`ViewGuard` decides who may see the page: on loopback requests by a local name, elsewhere those with the key."""
 
+from collections.abc import Mapping
 from hashlib import sha256
 
 from aiohttp import web
 
+from rolltape.errors import NoAnswer
 from rolltape.serving import bearer_token, host_in, is_loopback, same_key
 from rolltape.view.base_path import BASE_PATH, path_below, without_base
+from rolltape.view.page_files import page_files
+from rolltape.view.rights import AnnotateRight, Share, ShareLinks, other_site
 
 _COOKIE = "rolltape_view_"
 _OWN_SITES = ("same-origin", "none")  # the page itself, and an address that was typed in
@@ -24,8 +28,10 @@ HEADERS = {
 class ViewGuard:
     """Admits or refuses each request."""
 
-    def __init__(self, key: str | None) -> None:
+    def __init__(self, key: str | None, annotate: AnnotateRight | None = None) -> None:
         self._key = key or None  # None: the server is on loopback, and asks for none
+        self.annotate = annotate  # None: nobody may
+        self.shares = None if self._key is None else ShareLinks(self._key)
         # The cookie opens this server alone, and does not reveal the key. Its name differs between two servers on one
         # host, since browsers share cookies between ports.
         self._ticket = sha256(_bytes(f"rolltape view {key}")).hexdigest()
@@ -41,9 +47,37 @@ class ViewGuard:
             if not is_loopback(host_in(f"//{request.host}")):
                 return f"asked as {request.host[:80]!r}; ask as localhost or 127.0.0.1, or start it with --key"
             return None
-        return None if self._has_key(request) else "give the key that `rolltape view` was started with, as ?key=…"
+        if self.has_key(request) or any(one.opens(request, page_files().__contains__) for one in self.shared(request)):
+            return None
+        return "give the key that `rolltape view` was started with, as ?key=…"
 
-    def _has_key(self, request: web.Request) -> bool:
+    def shared(self, request: web.Request) -> list[Share]:
+        """The rollouts that a request may see by links."""
+        return [] if self.shares is None else self.shares.held(request)
+
+    def may_annotate(self, request: web.Request) -> bool:
+        """Whether a request comes from a browser that was given the right to annotate."""
+        return self.annotate is not None and self.annotate.is_held(request)
+
+    def require_annotate(self, request: web.Request) -> AnnotateRight:
+        """The right to annotate, which the request must have. Raises NoAnswer."""
+        if self.annotate is None:
+            raise NoAnswer("this page only reads; start `rolltape view` with --annotate to write tags and notes", 403)
+        if (refusal := self.annotate.refusal(request)) is not None:
+            raise NoAnswer(refusal, 403)
+        return self.annotate
+
+    def require_share(self, request: web.Request) -> ShareLinks:
+        """What signs links to one rollout, for a request with the key itself. Raises NoAnswer."""
+        if self.shares is None:
+            raise NoAnswer("links are signed with a key; start `rolltape view` with --key to share a rollout", 403)
+        if not self.has_key(request):
+            raise NoAnswer("a link to one rollout gives no right to share; ask who has the key", 403)
+        if not self._is_key(bearer_token(request) or "") and (refusal := other_site(request)) is not None:
+            raise NoAnswer(refusal, 403)
+        return self.shares
+
+    def has_key(self, request: web.Request) -> bool:
         given = [request.query.get("key", ""), bearer_token(request) or ""]
         return any(map(self._is_key, given)) or same_key(request.cookies.get(self._cookie, ""), self._ticket)
 
@@ -51,17 +85,36 @@ class ViewGuard:
         return self._key is not None and same_key(given, self._key)
 
     def redirect_with_cookie(self, request: web.Request) -> web.Response | None:
-        """Move the key from the address into a cookie; None: it was not in the address."""
-        if not self._is_key(request.query.get("key", "")) or path_below(request).startswith("/api/"):
+        """Move what a link carries from the address into cookies; None: it carries nothing. Raises NoAnswer."""
+        carried = {name: request.query[name] for name in ("key", "share", "annotate") if request.query.get(name)}
+        if not carried or path_below(request).startswith("/api/") or request.method != "GET":
             return None
-        rest = [(name, value) for name, value in request.query.items() if name != "key"]
+        rest = [(name, value) for name, value in request.query.items() if name not in carried]
         base = request.app[BASE_PATH]
         address = without_base(str(request.rel_url.with_query(rest)), base)
         # An address that begins with two slashes would lead to another host.
         answer = web.Response(status=303, headers={"Location": f"{base}/{address.lstrip('/')}"})
-        # Not "Strict": links from elsewhere should open with the cookie, and this server only reads.
-        answer.set_cookie(self._cookie, self._ticket, httponly=True, samesite="Lax", path=base or "/")
+        self._set_cookies(answer, carried, base or "/")
         return answer
+
+    def _set_cookies(self, answer: web.Response, carried: Mapping[str, str], path: str) -> None:
+        if self._is_key(carried.get("key", "")):
+            # Not "Strict": links from elsewhere should open with the cookie, and it only lets read.
+            answer.set_cookie(self._cookie, self._ticket, httponly=True, samesite="Lax", path=path)
+        if self.shares is not None and (share := self.shares.read(carried.get("share", ""))) is not None:
+            answer.set_cookie(
+                self.shares.cookie(share),
+                carried["share"],
+                httponly=True,
+                samesite="Lax",
+                path=path,
+                max_age=self.shares.lasts_s(share),
+            )
+        if self.annotate is not None and "annotate" in carried:
+            value = self.annotate.exchange(carried["annotate"])
+            if value is None:
+                raise NoAnswer("this link to annotate was opened before, or is of a server that has ended", 403)
+            answer.set_cookie(self.annotate.cookie, value, httponly=True, samesite="Strict", path=path)
 
 
 def _bytes(text: str) -> bytes:

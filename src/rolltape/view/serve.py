@@ -5,16 +5,20 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
+from urllib.parse import quote, urlencode
 
 from aiohttp import web
 
 from rolltape.errors import ViewError
 from rolltape.serving import is_loopback, listening_url
+from rolltape.view.annotating import why_read_only
 from rolltape.view.base_path import parse_base_path
 from rolltape.view.guard import ViewGuard
+from rolltape.view.rights import AnnotateRight, Share, ShareLinks
 from rolltape.view.served_runs import ServedRuns
 from rolltape.view.server import ViewServer
 
@@ -24,6 +28,21 @@ class ServedAddress(NamedTuple):
 
     address: str
     start: str  # where to begin: the page of the only run, or the list of all
+    annotate: str | None  # what a link carries that lets its first reader annotate; None: nobody may
+    runs: ServedRuns
+    shares: ShareLinks | None  # what signs links to one rollout; None: there is no key
+    read_only: list[str]  # why runs cannot be annotated although somebody may
+
+    def link(self, key: str | None) -> str:
+        """The address to begin at, with all that it must carry."""
+        carried = {name: value for name, value in (("key", key), ("annotate", self.annotate)) if value}
+        return self.start + (f"?{urlencode(carried, quote_via=quote)}" if carried else "")
+
+    def share_link(self, r: str, rollout: str, lasts_s: int) -> str:
+        """The address of one rollout, for who has no key."""
+        assert self.shares is not None
+        token = self.shares.sign(Share(r, rollout, int(time.time()) + lasts_s))
+        return f"{self.address}{quote(r)}/rollout/{quote(rollout)}?share={token}"
 
 
 @asynccontextmanager
@@ -34,13 +53,19 @@ async def served(
     port: int = 0,
     key: str | None = None,
     base_path: str = "",
+    author: str | None = None,
 ) -> AsyncIterator[ServedAddress]:
-    """Serve runs within the block. Behind a proxy that serves them below a path, that is the `base_path`."""
+    """Serve runs within the block. Behind a proxy that serves them below a path, that is the `base_path`.
+
+    With an `author`, who first opens the link that is given may annotate.
+    """
     base = parse_base_path(base_path)
     if not is_loopback(host) and not key:
         raise ViewError(f"{host} is not loopback, and no key is given; give a key, so that not everybody may look")
     runs = ServedRuns(locations)
-    runner = web.AppRunner(ViewServer(runs, ViewGuard(key), base).app(), access_log=None, shutdown_timeout=1.0)
+    annotate = None if author is None else AnnotateRight(author)
+    guard = ViewGuard(key, annotate)
+    runner = web.AppRunner(ViewServer(runs, guard, base).app(), access_log=None, shutdown_timeout=1.0)
     try:
         await runner.setup()
         try:
@@ -50,7 +75,10 @@ async def served(
             raise ViewError(f"{host}:{port} cannot be listened on: {why}; give another port, or 0 for any") from None
         await runs.start()
         address = f"{listening_url(runner)}{base}/"
-        yield ServedAddress(address, address + (next(iter(runs.runs)) if len(runs.runs) == 1 else ""))
+        start = address + (next(iter(runs.runs)) if len(runs.runs) == 1 else "")
+        code = None if annotate is None else annotate.new_code()
+        read_only = [] if annotate is None else [one for run in runs.runs.values() if (one := why_read_only(run))]
+        yield ServedAddress(address, start, code, runs, guard.shares, read_only)
     finally:
         await runner.cleanup()
         await runs.close()
@@ -70,18 +98,19 @@ def serve_view(
     host: str,
     port: int,
     key: str | None,
-    on_ready: Callable[[str], None],
+    on_ready: Callable[[ServedAddress], None],
     base_path: str = "",
+    author: str | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `on_ready` is called with the address to begin at."""
+    """Serve until SIGINT or SIGTERM; `on_ready` is called when it listens. An `author` may annotate."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     # What is not HTTP is answered with 400; all other errors are logged under our own name.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
 
     async def serve_until_stopped() -> None:
         stop = stop_signal()
-        async with served(locations, host=host, port=port, key=key, base_path=base_path) as address:
-            on_ready(address.start)
+        async with served(locations, host=host, port=port, key=key, base_path=base_path, author=author) as address:
+            on_ready(address)
             await stop.wait()
 
     asyncio.run(serve_until_stopped())

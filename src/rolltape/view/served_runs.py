@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ class ServedRun:
         self.title = str(found.about["name"])
         self.location = found.location
         path = None if found.directory is None else found.directory.path
-        self._path = path
+        self.path = path  # None: it is not on this machine
         self.state = RunState(IndexFile(path, found.location, found.about.get("created")), found.directory)
         self.search_file = IndexFile(path, found.location, found.about.get("created"))  # for the threads that search
         self.has_index = (self.search_file.folder / POINTER).exists()
@@ -54,24 +54,29 @@ class ServedRun:
         return read(self.location)
 
     @property
-    def index(self) -> "Index":
-        """The index as it loads rollouts. For threads: the event loop has `state`."""
+    def reader(self) -> "Run":
+        """The run as it loads rollouts. For threads: the event loop has `state`."""
         with self.lock:
-            return self._run.tape_index
+            return self._run
+
+    @property
+    def index(self) -> "Index":
+        """The index of that."""
+        return self.reader.tape_index
 
     @cached_property
     def records(self) -> "TokenRecords | None":
         """The trainer's token records; None: the run is not on this machine."""
         from rolltape.view.run.trainer import TokenRecords
 
-        return None if self._path is None else TokenRecords(self._path)
+        return None if self.path is None else TokenRecords(self.path)
 
     def check_trained(self, step: int) -> dict[str, Any] | None:
         """Where a trainer's records of a step and the tape disagree; None: it has none. For a thread.
 
         The answer is kept until records or the run change.
         """
-        if self._path is None or (figures := self.state.trainer.get(step)) is None:
+        if self.path is None or (figures := self.state.trainer.get(step)) is None:
             return None
         from rolltape.view.run.trainer import check_records
 
@@ -80,16 +85,16 @@ class ServedRun:
         if known is None or known[0] != now:
             with self.lock:
                 run = self._run
-            known = self._checked[step] = (now, check_records(run, self._path, step))
+            known = self._checked[step] = (now, check_records(run, self.path, step))
         return known[1]
 
     def figures(self) -> list[TrainerFigures]:
         """Figures of the trainer's steps that have changed. For a thread."""
-        if self._path is None or next(self._path.glob("token*/step_*"), None) is None:
+        if self.path is None or next(self.path.glob("token*/step_*"), None) is None:
             return []
         from rolltape.view.run.trainer import changed_figures
 
-        return list(changed_figures(self._path, {step: one.mark for step, one in self.state.trainer.items()}))
+        return list(changed_figures(self.path, {step: one.mark for step, one in self.state.trainer.items()}))
 
     def catch_up(self, *, words: bool) -> None:
         """Index all that is on the tape now and summarize it, make it searchable too if asked for, in this process."""
@@ -113,6 +118,7 @@ class ServedRuns:
     def __init__(self, locations: Sequence[str]) -> None:
         self.runs = {run.name: run for run in _name_runs(locations)}
         self._tasks: list[asyncio.Task[None]] = []
+        self.on_close: list[Callable[[], None]] = []  # called before the runs are closed
         self.threads = ThreadPoolExecutor(2, "rolltape-view")
 
     async def start(self) -> None:
@@ -123,6 +129,8 @@ class ServedRuns:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.threads.shutdown(wait=True)
+        for close in self.on_close:
+            close()
         for run in self.runs.values():
             run.close()
 
@@ -150,7 +158,7 @@ class ServedRuns:
         while True:
             for run in self.runs.values():
                 if run.state.refresh():
-                    await _notify(run)
+                    await notify(run)
             await asyncio.sleep(_POLL_S)
 
     async def _poll_trainer(self) -> None:
@@ -164,11 +172,12 @@ class ServedRuns:
                 for one in figures:
                     run.state.add_figures(one)
                 if figures:
-                    await _notify(run)
+                    await notify(run)
             await asyncio.sleep(_TRAINER_S)
 
 
-async def _notify(run: ServedRun) -> None:
+async def notify(run: ServedRun) -> None:
+    """Wake those who wait for changes of a run."""
     async with run.changed:
         run.changed.notify_all()
 

@@ -1,4 +1,4 @@
-"""The web page's HTTP server: the page, its answers, and a stream of what changes. It only reads."""
+"""The web page's HTTP server: the page, its answers, and a stream of what changes. Only tags and notes are written."""
 
 import asyncio
 import gzip
@@ -20,6 +20,7 @@ from rolltape.view.guard import HEADERS, ViewGuard
 from rolltape.view.page_files import KINDS, index_page, page_files
 from rolltape.view.run.run_answers import RunAnswers, Work, find_run_answers
 from rolltape.view.served_runs import ServedRun, ServedRuns
+from rolltape.view.write_routes import MOST_BYTES, WriteRoutes
 
 if TYPE_CHECKING:
     from rolltape.view.rollout.rollout_answers import RolloutAnswers
@@ -44,9 +45,10 @@ class ViewServer:
         self._answers = {name: RunAnswers(run) for name, run in served.runs.items()}
         self._rollout_answers: dict[str, RolloutAnswers] = {}
         self._comparisons = Comparisons()
+        self._writing = WriteRoutes(guard, served, self._row, self._in_thread)
 
     def app(self) -> web.Application:
-        app = web.Application(middlewares=[self._guarded])
+        app = web.Application(middlewares=[self._guarded], client_max_size=MOST_BYTES)
         rollout = "/api/{r}/rollouts/{id}"
         add_routes_below(
             app,
@@ -55,10 +57,12 @@ class ViewServer:
                 web.get("/api/runs", self._runs),
                 web.get("/api/compare", self._compare_sides),
                 web.get("/api/pair", self._pair),
+                *self._writing.routes(),
                 web.get("/api/{r}/overview", self._overview),
                 web.get("/api/{r}/tasks", self._tasks),
                 web.get("/api/{r}/change", self._change),
                 web.get("/api/{r}/trained/{step}", self._trained),
+                web.get("/api/{r}/notes", self._notes),
                 web.get("/api/{r}/rollouts", self._rollouts),
                 web.get("/api/{r}/live", self._live, allow_head=False),
                 web.get("/api/{r}/groups/{group}", self._group),
@@ -173,6 +177,11 @@ class ViewServer:
 
     async def _change(self, request: web.Request) -> web.Response:
         return await self._answer(request, encode_answer(self._run_answers(request).change(request.query)))
+
+    async def _notes(self, request: web.Request) -> web.Response:
+        answers = self._run_answers(request)
+        held = await self._in_thread(answers.load_annotations)
+        return await self._answer(request, encode_answer(answers.notes(held)))
 
     async def _trained(self, request: web.Request) -> web.Response:
         run = self._run_answers(request).run

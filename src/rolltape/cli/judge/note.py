@@ -24,7 +24,7 @@ def note(
     place: PlaceOptions,
     as_json: JsonOption = False,
 ) -> int:
-    """Write a note on a rollout, a turn, or some of its tokens.
+    """Write a note on a rollout, turn, or token, or list notes.
 
     Without ROLLOUT, list all notes of the run; without TEXT, those of the rollout. Nothing is deleted from the tape: a
     note that was changed or taken back stays in its history.

@@ -20,7 +20,7 @@ def tag(
     place: PlaceOptions,
     as_json: JsonOption = False,
 ) -> int:
-    """Tag a rollout, a turn, or some of its tokens.
+    """Tag rollouts, turns, or tokens, or list the tags of a run.
 
     Without ROLLOUT, list all tags of the run; without TAG, those of the rollout. A rollout may have any number of tags.
     Nothing is deleted from the tape: a tag that was taken away stays in its history.

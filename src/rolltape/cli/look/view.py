@@ -1,14 +1,19 @@
 """`rolltape view`: show runs in a web page."""
 
+import contextlib
+import getpass
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import quote
 
 from rolltape.cli.options import HostOption, PortOption, require_key
 from rolltape.cli.parameters import argument, option
 from rolltape.cli.screen import note, open_in_browser, plural, print_long, tracked
-from rolltape.errors import UsageError
+from rolltape.errors import NoSuchRollout, UsageError
+
+_LIFETIME = re.compile(r"([0-9]{1,6}(?:\.[0-9]+)?)([mhd])")
+_UNITS_S = {"m": 60, "h": 3600, "d": 24 * 3600}
 
 
 def view(
@@ -20,6 +25,19 @@ def view(
     base_path: Annotated[
         str, option("--base-path PATH", "Serve below this path, for a reverse proxy: /x for https://host/x/.")
     ] = "",
+    annotate: Annotated[
+        bool, option("--annotate", "Print a link that lets who opens it first write tags and notes.")
+    ] = False,
+    author: Annotated[
+        str | None, option("--author NAME", "With --annotate: who writes them (default: your user name).")
+    ] = None,
+    share: Annotated[
+        list[str] | None,
+        option("--share ROLLOUT", "Print a link that opens only this rollout, without the key; repeatable."),
+    ] = None,
+    expires: Annotated[
+        str, option("--expires TIME", "With --share: until when, such as 12h or 7d, at most 365d.")
+    ] = "7d",
     no_browser: Annotated[bool, option("--no-browser", "Do not open a browser.")] = False,
     static: Annotated[
         Path | None, option("--static FOLDER", "Write the pages of RUN [ROLLOUT...] to files instead.")
@@ -37,21 +55,68 @@ def view(
         return _write(static, given[0], given[1:], mask=not keep_secrets)
     if keep_secrets:
         raise UsageError("--keep-secrets needs --static; a served page masks nothing")
-    return _serve(given, host, port, key, base_path, no_browser=no_browser)
+    if author is not None and not annotate:
+        raise UsageError("--author needs --annotate")
+    if share and not key:
+        raise UsageError("--share needs --key: the link is signed with it")
+    writer = (author or getpass.getuser()) if annotate else None
+    shared = (share or [], _parse_lifetime(expires))
+    return _serve(given, host, port, key, base_path, writer, shared, no_browser=no_browser)
 
 
-def _serve(runs: list[str], host: str, port: int, key: str | None, base_path: str, *, no_browser: bool) -> int:
-    from rolltape.view.serve import serve_view
+def _parse_lifetime(given: str) -> int:
+    """Seconds."""
+    found = _LIFETIME.fullmatch(given)
+    seconds = 0.0 if found is None else float(found[1]) * _UNITS_S[found[2]]
+    if not 1 <= seconds <= 365 * _UNITS_S["d"]:
+        raise UsageError(f"--expires {given}: give a number and m, h or d, such as 12h or 7d, at most 365d")
+    return int(seconds)
+
+
+def _find_shared(runs: list[str], wanted: list[str]) -> list[tuple[int, str]]:
+    """The run that holds each rollout, by its place among all, and the rollout's id."""
+    import rolltape
+
+    found = []
+    for name in wanted:
+        holders = []
+        for place, run in enumerate(runs):
+            with contextlib.suppress(NoSuchRollout):
+                holders.append((place, rolltape.read(run).find(name).id))
+        if len(holders) != 1:
+            raise UsageError(f"--share {name}: {len(holders)} of the runs hold such a rollout; give an id that one has")
+        found += holders
+    return found
+
+
+def _serve(
+    runs: list[str],
+    host: str,
+    port: int,
+    key: str | None,
+    base_path: str,
+    author: str | None,
+    shared: tuple[list[str], int],
+    *,
+    no_browser: bool,
+) -> int:
+    from rolltape.view.serve import ServedAddress, serve_view
 
     require_key(host, key, "--key")
 
-    def ready(address: str) -> None:
-        whole = f"{address}?key={quote(key, safe='')}" if key else address
+    rollouts = _find_shared(runs, shared[0])
+
+    def ready(address: ServedAddress) -> None:
+        whole = address.link(key)
         print(whole, flush=True)
+        for place, rollout in rollouts:
+            print(address.share_link(list(address.runs.runs)[place], rollout, shared[1]), flush=True)
+        for why in address.read_only:
+            note(why)
         if not no_browser and sys.stdout.isatty():
             open_in_browser(whole)
 
-    serve_view(runs, host=host, port=port, key=key, on_ready=ready, base_path=base_path)
+    serve_view(runs, host=host, port=port, key=key, on_ready=ready, base_path=base_path, author=author)
     return 0
 
 

@@ -18,6 +18,7 @@ from rolltape.samples.linearize import LinearizedSession
 from rolltape.samples.spelling import Spell, Spellings
 from rolltape.traces import trace_of
 from rolltape.tree import PlacedTurn, Tree
+from rolltape.view.annotating import build_annotations
 from rolltape.view.answers import to_plain
 from rolltape.view.rollout.messages import MessageRenderer
 
@@ -41,6 +42,7 @@ def build_detail(
         "outcome": to_plain(rollout.outcome),
         "events": [to_plain(event) for event in rollout.events if event.kind not in _ELSEWHERE],
         "trace": _trace(rollout),
+        "annotations": build_annotations(rollout.annotations),
         "sessions": [
             _session(one, fates, messages, None if spellings is None else spellings.of(one.session))
             for one in made.sessions

@@ -15,6 +15,7 @@ from rolltape.samples.compare import compare
 from rolltape.samples.spelling import Spellings
 from rolltape.tape.index.search import distinct_messages
 from rolltape.tape.stored import Key, Problem
+from rolltape.view.annotating import build_annotations
 from rolltape.view.answers import to_plain
 from rolltape.view.rollout.detail import build_comparison, build_detail, build_raw, linearize_now
 from rolltape.view.rollout.grouping import build_group, read_conversation, render_conversation
@@ -48,6 +49,18 @@ class RolloutAnswers(RunAnswers):
             made = linearize_now(rollout, chosen, versions)
             detail = build_detail(rollout, made, advantage, self._spellings)
             return {"row": shown, **detail, "tries": tries, "problems": self._missing.get(rollout.key, [])}
+
+        return work
+
+    def annotate(self, row: int, write: Callable[[Rollout], None]) -> Work:
+        """Let something be written about a rollout; its tags and notes afterwards."""
+        load = self._loader(row)
+
+        def work() -> dict[str, Any]:
+            rollout = load()
+            write(rollout)
+            self.run.index.advance()
+            return build_annotations(self.run.index.annotations(rollout.key))
 
         return work
 

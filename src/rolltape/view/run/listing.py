@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rolltape.errors import NoAnswer
+from rolltape.records.annotations import BOOKMARK
 from rolltape.records.rollout import Status, outcome_of
 from rolltape.tape.index.queries import ordered_versions
 from rolltape.view.answers import parse_count, parse_number, parse_step
@@ -125,6 +126,12 @@ class Listing:
             keep &= self._task_like(query["task_like"])
         if query.get("tag"):
             keep &= self._tagged(query["tag"])
+        for name in ("noted", "bookmarked"):
+            if query.get(name):
+                if query[name] not in ("yes", "no"):
+                    raise NoAnswer(f"{name} is {query[name][:40]!r}; give yes or no")
+                marked = columns["notes"] > 0 if name == "noted" else self._tagged(BOOKMARK)
+                keep &= marked == (query[name] == "yes")
         if query.get("cause"):
             keep &= self._forked_by(query["cause"])
         step = parse_step(query)
@@ -166,8 +173,13 @@ class Listing:
         return np.asarray(self.causes[:, CAUSE_CODE[cause]] > 0)
 
     def _tagged(self, tag: str) -> Array:
+        """Rollouts with a tag, of their own or of a turn or token."""
         rows = self.state.rows
-        return np.array([one is not None and tag in one for one in rows.lists("tags")])[rows.columns["tags"]]
+        whole, inner = (
+            np.array([one is not None and tag in one for one in rows.lists(name)])[rows.columns[name]]
+            for name in ("tags", "inner_tags")
+        )
+        return np.asarray(whole | inner)
 
     def sorted(self, matched: Array, sort: str) -> Array:
         """Rows in the order asked for; those without a value come last either way, equals in the order of start."""
@@ -211,6 +223,13 @@ class Listing:
             raise NoAnswer(f"sort is {name[:40]!r}; give one of {sorts}, with a - before it for the largest first")
         return numbers[name]()
 
+    def name(self, row: int) -> dict[str, Any]:
+        """What tells a rollout from others."""
+        rows = self.state.rows
+        rollout, try_index = rows.key(row)
+        place = {"step": rows.get("step", row), "task": rows.text(row, "task"), "attempt": rows.get("attempt", row)}
+        return {"rollout": rollout, "try": try_index, "short": rollout[:SHORT_ID], **place}
+
     def row(self, row: int) -> dict[str, Any]:
         """One rollout as a row of the table."""
         rows, columns = self.state.rows, self.state.rows.columns
@@ -241,6 +260,8 @@ class Listing:
             "branches": rows.get("branches", row) if derived else None,
             "forks": int(self.forks[row]) if derived else None,
             "tags": list(rows.lists("tags")[rows.get("tags", row)] or ()),
+            "inner_tags": list(rows.lists("inner_tags")[rows.get("inner_tags", row)] or ()),
+            "notes": rows.get("notes", row),
             "filter": rows.text(row, "filter"),
             "started_ns": rows.get("started_ns", row),
             "ended_ns": rows.get("ended_ns", row) or None,

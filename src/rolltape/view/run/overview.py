@@ -181,11 +181,13 @@ def _texts(listing: Listing, column: str, rows: Array) -> dict[str, int]:
 
 
 def _tags(listing: Listing, rows: Array) -> dict[str, int]:
-    lists = listing.state.rows.lists("tags")
-    counts = np.bincount(listing.state.rows.columns["tags"][rows], minlength=len(lists)).tolist()
+    """How many rollouts have each tag, of their own or of a turn or token."""
+    columns, both = listing.state.rows.columns, [listing.state.rows.lists(name) for name in ("tags", "inner_tags")]
+    codes = columns["tags"][rows].astype(np.int64) * len(both[1]) + columns["inner_tags"][rows]
     found: dict[str, int] = {}
-    for tags, count in zip(lists, counts, strict=True):
-        for tag in tags or () if count else ():
+    for code, count in zip(*(one.tolist() for one in np.unique(codes, return_counts=True)), strict=True):
+        own, inner = (lists[at] or () for lists, at in zip(both, divmod(code, len(both[1])), strict=True))
+        for tag in dict.fromkeys((*own, *inner)):
             found[tag] = found.get(tag, 0) + count
     return dict(sorted(found.items(), key=lambda one: -one[1]))
 

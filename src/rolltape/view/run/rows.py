@@ -55,6 +55,8 @@ _COLUMNS = {
     "reason": _RowColumn(REASON, "text"),
     "filter": _RowColumn(FILTER, "text"),
     "tags": _RowColumn("coalesce(tags, head_tags)", "list"),  # until others are given, those that it began with hold
+    "inner_tags": _RowColumn("inner_tags", "list"),  # of turns and tokens
+    "notes": _RowColumn("notes", "i8"),
     "versions": _RowColumn("versions", "list"),
     "branches": _RowColumn("coalesce(branches, -1)", "i4"),  # -1: it has no summary
     "forks": _RowColumn(f"coalesce(forks, zeroblob({4 * len(CAUSES)}))", "<i4", len(CAUSES)),

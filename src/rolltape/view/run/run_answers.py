@@ -7,10 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rolltape.errors import NoAnswer
+from rolltape.records.annotations import Annotations
 from rolltape.records.rollout import Status
 from rolltape.tape.index.database import read_about
 from rolltape.tape.index.index import NamedTries
+from rolltape.tape.index.queries import annotations_by_hand
 from rolltape.tape.index.search import find, search_terms
+from rolltape.tape.stored import Key
+from rolltape.view.annotating import build_notes
 from rolltape.view.run.change import build_change
 from rolltape.view.run.listing import Listing, Query
 from rolltape.view.run.overview import build_headline, build_overview
@@ -70,6 +74,17 @@ class RunAnswers:
 
     def change(self, query: Query) -> dict[str, Any]:
         return build_change(self.listing(), query)
+
+    def load_annotations(self) -> dict[Key, Annotations]:
+        """The tags and notes of rollouts that have some by hand. For a thread."""
+        with self._search_lock, self.run.search_file.reading() as connection:
+            return annotations_by_hand(connection)
+
+    def notes(self, held: dict[Key, Annotations]) -> dict[str, Any]:
+        """The newest of these tags and notes, and how many there are."""
+        listing = self.listing()
+        found = {key: listing.state.rows.tries(key[0]).get(key[1]) for key in held}
+        return build_notes(held, {key: listing.name(row) for key, row in found.items() if row is not None})
 
     def search(self, asked: str) -> Work:
         """Search the index for words."""
