@@ -5,8 +5,12 @@ import { build, defineConfig, type Plugin } from "vite";
 const PAGE = process.env["PAGE_DIR"] ?? "../src/rolltape/view/page";
 const TARGET = "es2022";
 
-// What ends up in the bundle, and under which licence; shipped beside it.
-const BUNDLED = ["svelte", "uplot", "@fontsource-variable/geist", "@fontsource-variable/geist-mono"];
+// What ends up in the bundle, and the file with its licence; the texts are shipped beside it.
+const BUNDLED: Record<string, string> = {
+  "svelte": "LICENSE.md", "uplot": "LICENSE", "@fontsource-variable/geist": "LICENSE", "@fontsource-variable/geist-mono": "LICENSE",
+  "markdown-it": "LICENSE", "mdurl": "LICENSE", "linkify-it": "LICENSE", "uc.micro": "LICENSE.txt", "entities": "LICENSE",
+  "punycode.js": "LICENSE-MIT.txt", "highlight.js": "LICENSE",
+};
 
 /** A classic script runs from a server and from a file; a module does not load from a file. */
 function classicScript(): Plugin {
@@ -50,10 +54,7 @@ function licences(): Plugin {
   return {
     name: "licences",
     generateBundle() {
-      const parts = BUNDLED.map((name) => {
-        const file = name === "svelte" ? "LICENSE.md" : "LICENSE";
-        return `${name}\n\n${readFileSync(`node_modules/${name}/${file}`, "utf8").trim()}\n`;
-      });
+      const parts = Object.entries(BUNDLED).map(([name, file]) => `${name}\n\n${readFileSync(`node_modules/${name}/${file}`, "utf8").trim()}\n`);
       this.emitFile({ type: "asset", fileName: "THIRD-PARTY.txt", source: parts.join("\n----\n\n") });
     },
   };

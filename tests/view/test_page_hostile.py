@@ -12,6 +12,7 @@ from browser import browser_page
 from viewed import ask, page_over
 
 HUGE = 10_000_000
+_INK = "one => getComputedStyle(one).color"
 HOSTILE = [
     "<script>document.title = 'owned'</script><img src=x onerror=\"document.title='owned'\">",
     '[click](javascript:document.title="owned") <a href="javascript:document.title=1">x</a> http://example.com/',
@@ -109,7 +110,13 @@ def test_characters_that_cannot_be_seen_are_named(page: Page, address: str) -> N
     for name in ("U+202E", "U+202C", "U+2066", "U+2069", "U+200B", "U+FEFF"):
         assert name in said
     assert "\u202e" not in said
-    expect(page.locator("[data-turn]").nth(6)).to_contain_text("U+001B")
+    terminal = page.locator("[data-turn]").nth(6).locator(".message.user")
+    for name in ("U+0000", "U+0007"):
+        expect(terminal).to_contain_text(name)
+    expect(terminal.get_by_text("red", exact=True)).not_to_have_css("color", terminal.evaluate(_INK))
+    terminal.hover()
+    terminal.get_by_role("button", name="plain text").click()
+    expect(terminal).to_contain_text("U+001B")
 
 
 def test_text_that_is_not_unicode_is_shown_repaired_and_flagged(page: Page, address: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from viewed import BUILT, VIEWER, installed_viewer
 
-_MOST_BYTES = 500_000  # compressed, all files together
+_MOST_BYTES = 700_000  # compressed, all files together
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_the_source_passes_its_type_checker(source: Path) -> None:
     _npm(source, "check")
 
 
-def test_the_page_weighs_less_than_half_a_megabyte_compressed() -> None:
+def test_the_page_weighs_little_compressed() -> None:
     weight = sum(
         len(content if name.endswith(".woff2") else gzip.compress(content)) for name, content in _files(BUILT).items()
     )

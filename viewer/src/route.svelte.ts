@@ -9,7 +9,7 @@ export type Place =
   | { view: "rollouts"; r: string }
   | { view: "tasks"; r: string }
   | { view: "group"; r: string; group: string }
-  | { view: "rollout"; r: string; id: string; turn: string | null }
+  | { view: "rollout"; r: string; id: string; turn: string | null; message: string | null }
   | { view: "tokens"; r: string; id: string; sample: number | null; turn: string | null; token: number | null }
   | { view: "sample"; r: string; id: string; sample: string; token: number | null } // leads on to its tokens
   | { view: "compare"; r: string; id: string }
@@ -46,8 +46,9 @@ export function placeOf(path: string): Place {
   if (kind === "compare" && id !== undefined && !rest.length) return { view: "compare", r, id };
   if (kind === "rollout" && id !== undefined) {
     const [what, which, ...more] = rest;
-    if (what === undefined) return { view: "rollout", r, id, turn: null };
-    if (what === "turn" && which !== undefined && !more.length) return { view: "rollout", r, id, turn: which };
+    if (what === undefined) return { view: "rollout", r, id, turn: null, message: null };
+    if (what === "turn" && which !== undefined && !more.length) return { view: "rollout", r, id, turn: which, message: null };
+    if (what === "turn" && which !== undefined && more[0] === "message" && more.length === 2) return { view: "rollout", r, id, turn: which, message: more[1] ?? null };
     if (what === "tokens" && which === "turn" && more[0] !== undefined) {
       return { view: "tokens", r, id, sample: null, turn: more[0], token: natural(more[1]) };
     }
@@ -172,6 +173,7 @@ export const paths = {
   group: (r: string, group: string) => `/${part(r)}/group/${part(group)}`,
   rollout: (r: string, id: string) => `/${part(r)}/rollout/${part(id)}`,
   turn: (r: string, id: string, turn: string) => `/${part(r)}/rollout/${part(id)}/turn/${part(turn)}`,
+  message: (r: string, id: string, turn: string, digest: string) => `${paths.turn(r, id, turn)}/message/${part(digest)}`,
   tokens: (r: string, id: string, sample: number, token?: number) =>
     `/${part(r)}/rollout/${part(id)}/tokens/${sample}${token === undefined ? "" : `/${token}`}`,
   turnTokens: (r: string, id: string, turn: string, token?: number) =>

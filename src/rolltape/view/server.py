@@ -70,6 +70,7 @@ class ViewServer:
                 web.get(f"{rollout}/raw", self._raw),
                 web.get(f"{rollout}/compare", self._compare),
                 web.get(f"{rollout}/messages/{{digest}}", self._message),
+                web.get(f"{rollout}/messages/{{digest}}/images/{{index}}", self._image),
                 web.get(f"{rollout}/samples/{{index}}/tokens", self._tokens),
                 web.get(f"{rollout}/turns/{{turn}}/tokens", self._turn_tokens),
                 web.get("/api/{rest:.*}", self._nothing),
@@ -208,6 +209,13 @@ class ViewServer:
     async def _message(self, request: web.Request) -> web.Response:
         answers, row = await self._row(request)
         return await self._json(request, answers.message(row, request.match_info["digest"]))
+
+    async def _image(self, request: web.Request) -> web.Response:
+        """An image of a message, as what its bytes are: a page of another kind cannot come of it."""
+        answers, row = await self._row(request)
+        index = parse_count(request.match_info, "index", 0, 2**31)
+        image = await self._in_thread(answers.image(row, request.match_info["digest"], index))
+        return web.Response(body=image.content, content_type=image.type)
 
     async def _compare(self, request: web.Request) -> web.Response:
         answers, row = await self._row(request)

@@ -118,6 +118,8 @@ class StaticPages:
         yield self._json(own, detail)
         left, right = _COMPARED
         yield self._json(f"{own}/compare?left={left}&right={right}", self._answers.compare(row, left, right)())
+        for digest, index, content in self._answers.images(row)():
+            yield f"/api{self._base}/{own}/messages/{digest}/images/{index}", content
         has_key = self._mask is not None and self._mask.occurs_in(self._answers.texts(row)())
         for index in range(min(len(detail["samples"]), _SAMPLES)):
             packed = self._answers.tokens(row, index, None, mask=self._mask)()

@@ -194,6 +194,15 @@ export interface ToolCall {
   arguments: unknown;
 }
 
+/** An image in a message: its type is null if it is not shown, and `why` says why. */
+export interface MessageImage {
+  type: string | null;
+  bytes: number;
+  width?: number | null;
+  height?: number | null;
+  why?: string | null;
+}
+
 export interface Message {
   role: string;
   text: string;
@@ -201,6 +210,7 @@ export interface Message {
   tool_calls?: ToolCall[] | null;
   tool_call_id?: string | null;
   name?: string | null;
+  images?: MessageImage[] | null;
   raw?: unknown;
   digest?: string | null;
   key?: string | null;
@@ -262,6 +272,13 @@ export interface Session {
   branches: { leaf: string; main: boolean }[];
   forks: Fork[];
   tools?: string[];
+  tool_definitions?: ToolDefinition[];
+}
+
+export interface ToolDefinition {
+  name: string;
+  description: string | null;
+  parameters: unknown;
 }
 
 export interface SampleRow {

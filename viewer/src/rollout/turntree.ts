@@ -100,3 +100,12 @@ export function besideOf(one: TreeRow, other: TreeRow): boolean {
   const read = new Set(pathTo(one));
   return pathTo(other).find((row) => !read.has(row))?.fork?.cause === "sub_agent";
 }
+
+/** The turn that an address means: by its id, its number in the first session that has it, or the end of its id. */
+export function turnNamed(trees: DrawnTree[], name: string): string | null {
+  if (trees.some((tree) => tree.byTurn.has(name))) return name;
+  const rows = trees.flatMap((tree) => tree.rows);
+  if (/^\d+$/.test(name)) return rows.find((row) => row.turn.sequence === Number(name))?.turn.id ?? null;
+  const ending = rows.filter((row) => row.turn.id.endsWith(name) || row.turn.id.startsWith(name));
+  return ending.length === 1 ? (ending[0]?.turn.id ?? null) : null;
+}

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from rolltape.records.fork import Fork
+from rolltape.records.jsonable import canonical_json
 from rolltape.records.messages import Message
 from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import EventKind, Rollout, Status
@@ -133,10 +134,12 @@ def _trace(rollout: Rollout) -> dict[str, Any]:
 def _session(
     made: LinearizedSession, fates: dict[str, dict[Fate, int]], messages: MessageRenderer, spell: Spell | None
 ) -> dict[str, Any]:
+    tools = _tool_definitions(made.tree)
     return {
         "id": made.session.id,
         "head": to_plain(made.session.head),
-        "tools": _tool_names(made.tree),
+        "tools": list(dict.fromkeys(tool["name"] for tool in tools)),
+        "tool_definitions": tools,
         "turns": [_turn(placed, fates.get(placed.turn.id, {}), messages) for placed in made.tree.turns],
         "branches": _branches(made.tree),
         "forks": [_fork(fork, spell) for fork in made.forks],
@@ -152,16 +155,23 @@ def _branches(tree: Tree) -> list[dict[str, Any]]:
     return [{"leaf": leaf.turn.id, "main": leaf is main} for leaf in leaves]
 
 
-def _tool_names(tree: Tree) -> list[str]:
-    """The names of all tools that the session's turns had."""
+def _tool_definitions(tree: Tree) -> list[dict[str, Any]]:
+    """All tools that the session's turns had, each once; one that was changed is there as often."""
     roots = {placed.turn.root.raw_digest: placed.turn.root for placed in tree.turns}
-    names: dict[str, None] = {}
+    found: dict[bytes, dict[str, Any]] = {}
     for root in roots.values():
         for tool in root.tools or ():
             function = tool.get("function")
-            name = (function if isinstance(function, dict) else tool).get("name")
-            names |= {name: None} if isinstance(name, str) else {}
-    return list(names)
+            source = function if isinstance(function, dict) else tool
+            name, description = source.get("name"), source.get("description")
+            if isinstance(name, str):
+                shown = {
+                    "name": name,
+                    "description": description if isinstance(description, str) else None,
+                    "parameters": source.get("parameters", source.get("input_schema")),
+                }
+                found.setdefault(canonical_json(shown), shown)
+    return list(found.values())
 
 
 def _turn(placed: PlacedTurn, fates: dict[Fate, int], messages: MessageRenderer) -> dict[str, Any]:

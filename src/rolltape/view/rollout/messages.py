@@ -3,6 +3,7 @@
 from typing import Any
 
 from rolltape.records.messages import Message, content_text
+from rolltape.view.rollout.images import find_images
 
 LONGEST_TEXT = 200_000  # characters
 _LONGEST_AGAIN = 2_000
@@ -38,6 +39,8 @@ def render_message(message: Message, longest: int = LONGEST_TEXT) -> dict[str, A
     calls = value.get("tool_calls")
     if isinstance(calls, list) and calls:
         shown["tool_calls"] = [_render_call(call) for call in calls]
+    if images := find_images(value):
+        shown["images"] = [image.describe() for image in images]
     for name in ("tool_call_id", "name"):
         if isinstance(value.get(name), str):
             shown[name] = value[name]

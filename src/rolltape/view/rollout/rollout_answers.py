@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rolltape.errors import DamagedTapeError, NoAnswer
+from rolltape.records.messages import Message
 from rolltape.records.policy import PRESETS, Credit, CutPolicy
 from rolltape.records.rollout import Rollout, Status
 from rolltape.samples import group_advantages
@@ -19,6 +20,7 @@ from rolltape.view.annotating import build_annotations
 from rolltape.view.answers import to_plain
 from rolltape.view.rollout.detail import build_comparison, build_detail, build_raw, linearize_now
 from rolltape.view.rollout.grouping import build_group, read_conversation, render_conversation
+from rolltape.view.rollout.images import Image, find_images
 from rolltape.view.rollout.masking import Mask
 from rolltape.view.rollout.tokens import pack_sample, pack_turn, read_turn
 from rolltape.view.run.run_answers import RunAnswers, Work
@@ -81,12 +83,38 @@ class RolloutAnswers(RunAnswers):
 
     def message(self, row: int, digest: str) -> Work:
         """A whole message by its digest."""
+        find = self._message(row, digest)
+        return lambda: {"message": find().to_dict()}
+
+    def image(self, row: int, digest: str, index: int) -> Callable[[], Image]:
+        """An image of a message, by its place in it."""
+        find = self._message(row, digest)
+
+        def work() -> Image:
+            images = find_images(find().to_dict())
+            if index >= len(images) or images[index].type is None:
+                raise NoAnswer(f"message {digest[:64]!r} has no image {index} that can be shown", 404)
+            return images[index]
+
+        return work
+
+    def images(self, row: int) -> Callable[[], list[tuple[str, int, bytes]]]:
+        """All images of a rollout that can be shown: the digest of the message, the place in it, the bytes."""
+        load = self._loader(row)
+        return lambda: [
+            (message.digest.hex(), index, image.content)
+            for message in distinct_messages(load())
+            for index, image in enumerate(find_images(message.to_dict()))
+            if image.type is not None
+        ]
+
+    def _message(self, row: int, digest: str) -> Callable[[], Message]:
         load = self._loader(row)
 
-        def work() -> dict[str, Any]:
+        def work() -> Message:
             for message in distinct_messages(load()):
                 if message.digest.hex() == digest:
-                    return {"message": message.to_dict()}
+                    return message
             raise NoAnswer(f"the rollout has no message {digest[:64]!r}", 404)
 
         return work

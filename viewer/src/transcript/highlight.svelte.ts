@@ -1,0 +1,49 @@
+/** The highlighter, loaded when code is first shown. Until then, and where it cannot be loaded, code is plain text. */
+
+import { onDemand } from "../ondemand";
+
+export interface CodeRun {
+  text: string;
+  kind: string; // of the highlighter's own; "": plain
+}
+
+export type Highlight = (code: string, language: string) => CodeRun[] | null;
+
+const LONGEST = 60_000; // characters; more takes too long to color
+
+let loaded = $state.raw<Highlight | null>(null);
+let asked = false;
+
+async function load(): Promise<void> {
+  asked = true;
+  loaded = (await onDemand<{ highlight: Highlight }>("highlighter"))?.highlight ?? null;
+}
+
+/** Code in colored runs; null: it is not colored, or not yet. */
+export function highlighted(code: string, language: string | null): CodeRun[] | null {
+  if (language === null || code.length > LONGEST) return null;
+  if (!asked) queueMicrotask(() => asked || void load());
+  return loaded?.(code, language) ?? null;
+}
+
+const BY_EXTENSION: Record<string, string> = {
+  py: "python", pyi: "python", js: "javascript", mjs: "javascript", cjs: "javascript", jsx: "javascript", ts: "typescript", tsx: "typescript",
+  sh: "bash", bash: "bash", zsh: "bash", c: "c", h: "c", cc: "cpp", cpp: "cpp", hpp: "cpp", cs: "csharp", css: "css", go: "go", ini: "ini",
+  toml: "ini", cfg: "ini", java: "java", json: "json", jsonl: "json", kt: "kotlin", lua: "lua", php: "php", rb: "ruby", rs: "rust",
+  sql: "sql", swift: "swift", html: "xml", xml: "xml", svg: "xml", svelte: "xml", vue: "xml", yaml: "yaml", yml: "yaml",
+};
+
+const BY_NAME: Record<string, string> = { dockerfile: "dockerfile", makefile: "makefile" };
+
+/** The language of a file, by its name; null: not known. */
+export function languageOfFile(path: string): string | null {
+  const name = (path.split("/").pop() ?? "").toLowerCase();
+  return BY_NAME[name] ?? BY_EXTENSION[name.split(".").at(-1) ?? ""] ?? null;
+}
+
+/** The language that a fence names; null: none. */
+export function languageOfFence(info: string): string | null {
+  const name = (info.trim().split(/[\s{,]/)[0] ?? "").toLowerCase();
+  if (!name) return null;
+  return name === "shell" || name === "console" ? "bash" : (BY_EXTENSION[name] ?? name);
+}

@@ -1,0 +1,27 @@
+/** How this reader wants texts: set out, or as they were recorded. It is kept between visits. */
+
+const KEY = "rolltape-plain-text";
+
+function stored(): boolean {
+  try {
+    return localStorage.getItem(KEY) === "yes";
+  } catch {
+    return false;
+  }
+}
+
+const state = $state({ plain: stored() });
+
+export const reading = {
+  get plain(): boolean {
+    return state.plain;
+  },
+  set plain(plain: boolean) {
+    state.plain = plain;
+    try {
+      localStorage.setItem(KEY, plain ? "yes" : "no");
+    } catch {
+      // It holds until the page is closed.
+    }
+  },
+};
