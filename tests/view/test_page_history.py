@@ -33,7 +33,7 @@ def page() -> Iterator[Page]:
 
 def test_back_leads_to_where_the_page_was_left_and_so_does_a_reload(page: Page, address: str) -> None:
     page.goto(f"{address}/exp")
-    bars = page.get_by_role("list", name="Rollouts by status").get_by_role("link")
+    bars = page.get_by_role("list", name="The same in all rollouts").get_by_role("link", name="finished")
     bars.scroll_into_view_if_needed()
     left = page.evaluate("scrollY")
     assert left > 0

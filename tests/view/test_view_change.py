@@ -48,6 +48,8 @@ def test_a_change_is_found_with_the_task_the_stop_reason_and_the_length_that_cau
     assert (stopped["max_tokens"]["counts"], stopped["max_tokens"]["means"]) == ([0, 4], [None, 0])
     assert stopped["max_tokens"]["part"] < 0
     assert _by(change, "truncated")["yes"]["counts"] == [0, 5]
+    # Rollouts with tool errors are those with two turns, which is told once.
+    assert [one["also"] for one in change["by"] if one["name"] == "turns"] == [["tool_errors"]]
     assert (400, 400) in _by(change, "length")
     assert change["terms"]["add_up"]
     assert [one["name"] for one in change["terms"]["rows"]] == ["correct", "format", "length"]

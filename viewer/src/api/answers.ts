@@ -1,5 +1,7 @@
 /** What the server answers. Numbers that JSON has no word for come as `{"$float": "nan"}`. */
 
+import type { Lengths, Preset } from "./steps";
+
 export type Num = number | { $float: "nan" | "inf" | "-inf" } | null | undefined;
 export type Counts = Record<string, number>;
 
@@ -42,6 +44,7 @@ export interface StepRow {
   reward: Spread | null;
   turns_mean: Num;
   tokens_mean: Num;
+  lengths: Lengths;
   ledger: Counts;
   fork_causes: Counts;
   staleness: Counts;
@@ -120,6 +123,8 @@ export interface TokenFinding {
 export interface Histogram {
   edges: Num[];
   counts: number[];
+  log: boolean; // the bins are of equal ratio
+  quantiles: Num[]; // 50, 90, 99 %
 }
 
 export interface Overview {
@@ -148,6 +153,7 @@ export interface Overview {
   environments: Counts;
   agents: Counts;
   tags: Counts;
+  presets: Preset[];
 }
 
 export interface Row {
@@ -166,6 +172,9 @@ export interface Row {
   stop_reason: string | null;
   reason: string | null;
   reward: Num;
+  terms: Record<string, Num>; // of the reward
+  tool_results: number | null; // these two are null until they are counted
+  tool_errors: number | null;
   turns: number;
   sampled_tokens: number;
   trained_tokens: number | null; // these three are null until they are derived
@@ -183,6 +192,7 @@ export interface RowsAnswer {
   total: number;
   matched: number;
   rows: Row[];
+  terms?: string[]; // of rewards, the most common first; absent in exported pages
   snapshot: number;
   progress?: Progress;
   search?: { indexed: number; ended: number }; // how many of the ended rollouts a search looked through

@@ -6,22 +6,27 @@ import { isStatic } from "../api/embedded";
 import { float } from "../format";
 
 export const FILTERS = [
-  "status", "stop_reason", "source", "task", "environment", "agent", "tag", "step", "group", "cause",
-  "min_reward", "max_reward", "min_tokens", "max_tokens", "min_forks", "filtered", "q",
+  "status", "stop_reason", "source", "task", "task_like", "environment", "agent", "model", "tag", "step", "group", "cause",
+  "min_reward", "max_reward", "min_tokens", "max_tokens", "min_turns", "max_turns", "min_tool_errors", "max_tool_errors", "min_forks",
+  "rewarded", "truncated", "short", "edited_tests", "far", "filtered", "q",
 ] as const;
 export type Filter = (typeof FILTERS)[number];
 
 export const FILTER_WORDS: Record<Filter, string> = {
-  status: "status", stop_reason: "stop reason", source: "source", task: "task", environment: "environment", agent: "agent", tag: "tag",
-  step: "step", group: "group", cause: "fork by", min_reward: "reward ≥", max_reward: "reward ≤", min_tokens: "tokens ≥",
-  max_tokens: "tokens ≤", min_forks: "forks ≥", filtered: "filtered out of training", q: "messages match",
+  status: "status", stop_reason: "stop reason", source: "source", task: "task", task_like: "task contains", environment: "environment",
+  agent: "agent", model: "model", tag: "tag", step: "step", group: "group", cause: "fork by", min_reward: "reward ≥", max_reward: "reward ≤",
+  min_tokens: "tokens ≥", max_tokens: "tokens ≤", min_turns: "turns ≥", max_turns: "turns ≤", min_tool_errors: "tool errors ≥",
+  max_tool_errors: "tool errors ≤", min_forks: "forks ≥", rewarded: "reward above 0", truncated: "truncated", short: "very short",
+  edited_tests: "edited tests", far: "reward far from its group", filtered: "filtered out of training", q: "messages match",
 };
+// The rows of an export do not say these.
+const SERVED_ONLY: readonly string[] = ["cause", "short", "truncated", "edited_tests", "far"] satisfies Filter[];
 
 /** Only what the server knows, in a steady order: two equal views have one address. */
 export function tableQuery(address: URLSearchParams): URLSearchParams {
   const kept = new URLSearchParams();
   for (const name of [...FILTERS, "sort"]) {
-    const value = isStatic && name === "cause" ? null : address.get(name); // the rows of an export do not say why they forked
+    const value = isStatic && SERVED_ONLY.includes(name) ? null : address.get(name);
     if (value) kept.set(name, value);
   }
   return kept;
@@ -36,7 +41,9 @@ export async function rowsOf(r: string, query: string, offset: number, limit: nu
 const SORT_BY: Record<string, (row: Row) => number | string | null> = {
   reward: (row) => float(row.reward), started: (row) => row.started_ns, turns: (row) => row.turns,
   tokens: (row) => row.sampled_tokens, forks: (row) => row.forks, task: (row) => row.task, status: (row) => row.status,
-  step: (row) => row.step, attempt: (row) => row.attempt,
+  step: (row) => row.step, attempt: (row) => row.attempt, stop_reason: (row) => row.stop_reason, environment: (row) => row.environment,
+  tool_errors: (row) => row.tool_errors, id: (row) => row.id, took: (row) => (row.started_ns === null || row.ended_ns === null ? null : row.ended_ns - row.started_ns),
+  trained_share: (row) => (row.trained_tokens === null || row.sampled_tokens === 0 ? null : row.trained_tokens / row.sampled_tokens),
 };
 
 function passes(row: Row, query: URLSearchParams): boolean {
@@ -46,7 +53,10 @@ function passes(row: Row, query: URLSearchParams): boolean {
   const atMost = (name: string, value: number | null) => limit(name) === null || (value !== null && value <= (limit(name) ?? 0));
   return (
     is("status", row.status) && is("stop_reason", row.stop_reason) && is("source", row.source) && is("task", row.task) && is("group", row.group) &&
-    is("environment", row.environment) && is("agent", row.agent) && is("step", row.step) &&
+    is("environment", row.environment) && is("agent", row.agent) && is("model", row.model) && is("step", row.step) &&
+    (row.task ?? "").toLowerCase().includes((query.get("task_like") ?? "").toLowerCase()) &&
+    (!query.has("rewarded") || (query.get("rewarded") === "yes") === ((float(row.reward) ?? 0) > 0)) &&
+    atLeast("min_turns", row.turns) && atMost("max_turns", row.turns) && atLeast("min_tool_errors", row.tool_errors) && atMost("max_tool_errors", row.tool_errors) &&
     (!query.has("tag") || row.tags.includes(query.get("tag") ?? "")) &&
     (!query.has("filtered") || (query.get("filtered") === "yes") === (row.filter !== null)) &&
     atLeast("min_reward", float(row.reward)) && atMost("max_reward", float(row.reward)) &&
@@ -58,7 +68,8 @@ function passes(row: Row, query: URLSearchParams): boolean {
 export function chosenRows(all: RowsAnswer, query: URLSearchParams, offset: number, limit: number): RowsAnswer {
   const rows = all.rows.filter((row) => passes(row, query));
   const sort = query.get("sort") ?? "";
-  const by = SORT_BY[sort.replace(/^-/, "")];
+  const name = sort.replace(/^-/, "");
+  const by = name.startsWith("term.") ? (row: Row) => float(row.terms[name.slice(5)]) : SORT_BY[name];
   if (by) {
     const sign = sort.startsWith("-") ? -1 : 1;
     rows.sort((a, b) => {

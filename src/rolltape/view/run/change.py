@@ -23,6 +23,7 @@ from rolltape.view.run.rows import Array
 _MOST_KINDS = 8
 _TEXT_KINDS = ("environment", "source", "agent", "model", "stop_reason")
 _LENGTH_KINDS = 4
+_ROUNDING = 1e-12  # what sums of rewards are off by
 
 
 class _Sides(NamedTuple):
@@ -40,6 +41,7 @@ class _Kinds(NamedTuple):
     name: str
     codes: Array  # the kind of each rollout, from 0 on
     described: list[dict[str, Any]]  # by kind: its name, and the filters that lead to its rollouts
+    also: tuple[str, ...] = ()  # other ways that come to the same kinds
 
 
 def build_change(listing: Listing, query: Query) -> dict[str, Any]:
@@ -57,7 +59,7 @@ def build_change(listing: Listing, query: Query) -> dict[str, Any]:
     if against is None or against == step:
         return {**answer, "change": None}
     sides = _sides(listing, step, against)
-    by = [_parts(sides, kinds) for kinds in _all_kinds(listing, sides)]
+    by = [_parts(sides, kinds) for kinds in _different(_all_kinds(listing, sides))]
     return {
         **answer,
         "change": _difference(sides.rewards, sides.side, sides.task),
@@ -120,6 +122,7 @@ def _parts(sides: _Sides, kinds: _Kinds) -> dict[str, Any]:
     both = counts.all(axis=0)
     rewarded = np.where(both, shares.mean(axis=0) * (means[1] - means[0]), 0.0)
     mixed = (shares[1] - shares[0]) * (np.nanmean(np.where(counts > 0, means, np.nan), axis=0) - middle)
+    rewarded, mixed, means = (np.where(np.abs(one) < _ROUNDING, 0.0, one) for one in (rewarded, mixed, means))
     parts = rewarded + mixed
     order = np.argsort(-np.abs(parts), kind="stable")
     shown = []
@@ -139,6 +142,7 @@ def _parts(sides: _Sides, kinds: _Kinds) -> dict[str, Any]:
         )
     return {
         "name": kinds.name,
+        "also": list(kinds.also),
         "kinds": shown,
         "others": max(size - _MOST_KINDS, 0),
         "others_part": float(parts[order[_MOST_KINDS:]].sum()),
@@ -158,6 +162,21 @@ def _all_kinds(listing: Listing, sides: _Sides) -> list[_Kinds]:
     found.append(_length_kinds("turns", rows.columns["turns"][sides.rows], "turns"))
     flags = ("truncated", "tool_errors")
     return [*found, *(_flag_kinds(name, getattr(listing.oddities, name)[sides.rows]) for name in flags)]
+
+
+def _different(found: list[_Kinds]) -> list[_Kinds]:
+    """Without the ways that come to the kinds of an earlier one, which is told."""
+    kept: list[_Kinds] = []
+    for one in found:
+        size = len(one.described)
+        for at, earlier in enumerate(kept):
+            pairs = len(np.unique(earlier.codes * size + one.codes))
+            if pairs == size == len(earlier.described) > 1:
+                kept[at] = earlier._replace(also=(*earlier.also, one.name))
+                break
+        else:
+            kept.append(one)
+    return kept
 
 
 def _task_kinds(listing: Listing, sides: _Sides) -> _Kinds:

@@ -9,7 +9,8 @@ from rolltape.view.run.rows import STATUSES, Array
 
 _QUANTILES = (0.1, 0.5, 0.9)
 _BINS = 30
-_LONG_TAIL = 8.0  # from so many times the median on, the largest value makes equal bins useless
+# From so many times the median on, and so much more than the least, the largest value makes equal bins useless.
+_LONG_TAIL, _WIDE = 8.0, 40
 
 
 def describe_lengths(listing: Listing, rows: Array) -> dict[str, Any]:
@@ -39,7 +40,8 @@ def build_histogram(values: Array, *, long_tailed: bool = False) -> dict[str, An
     values = values.astype(np.float64)
     low, high = float(values.min()), float(values.max())
     bins: Any = _BINS if low < high else 1
-    is_log = long_tailed and low >= 0 and high >= _LONG_TAIL * max(float(np.median(values)), 1.0)
+    is_tail = high >= _LONG_TAIL * max(float(np.median(values)), 1.0) and high - low >= _WIDE
+    is_log = long_tailed and low >= 0 and is_tail
     if is_log:
         least = float(values[values > 0].min())
         whole = np.unique(np.floor(np.geomspace(least, high, _BINS + 1)))  # of counts: an edge is a count
