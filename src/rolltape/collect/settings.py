@@ -24,58 +24,62 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
         settings = rolltape.CollectSettings(source="tasks.jsonl", group_size=8, step=0, max_turns=4)
     """
 
-    source: str  # a file, dataset or function, as `open_source` takes it
-    split: str | None = None
-    source_name: str | None = None  # in rollout ids; None: the file's own name
-    limit: int | None = None  # take this many tasks
-    seed: int | None = None  # of the shuffle; None: tasks in their order
-    environment: str = "problem"  # for tasks that name no environment
-    agent: str = "chat"
-    engines: tuple[str, ...] = ("tiny",)
-    model: str | None = None  # a folder with the tokenizer, or a name; None: the tiny engine's own
-    model_name: str | None = None  # in the record; None: the engine's, or the name that `model` is
-    engine_key: str | None = None  # of engines at an address; never recorded
-    engine_retry_s: float = 60.0  # that an engine is asked again which is down, or answers 429 or 5xx
-    engine_limit: RequestLimit = RequestLimit()  # of requests to each engine
-    logprob_kind: LogprobKind | None = None  # None: as the engine has it
-    routed_experts: bool = False
-    kept_ids: bool = False  # record the ids that top-p, top-k and min-p kept, as side array `kept_ids`
-    renderer: str | None = None  # None: found by the model's own template
-    judge: Judge | None = None  # for fields that a task's own judge leaves open
-    group_size: int = 8  # attempts at each task
-    step: int = 0
-    max_turns: int = 16
-    timeout_s: float = 600.0
-    score_timeout_s: float = 300.0  # of one call of an environment's, checker's or judge's function
-    sampling: SamplingParams = SamplingParams(temperature=1.0)  # overrides the agent
-    thinking: bool | None = None
+    source: str  # A file, a dataset or a function, as `open_source` takes it.
+    split: str | None = None  # The split of a dataset.
+    source_name: str | None = None  # The name of the source in rollout ids. By default the file's own name.
+    limit: int | None = None  # Take this many tasks.
+    seed: int | None = None  # Shuffle tasks with this seed. By default tasks keep their order.
+    environment: str = "problem"  # The environment of tasks that name none.
+    agent: str = "chat"  # The agent of tasks that name none.
+    engines: tuple[str, ...] = ("tiny",)  # The engines to sample from.
+    model: str | None = None  # A folder with the tokenizer, or a name. By default the tiny engine's own.
+    model_name: str | None = None  # The name of the model in records. By default the engine's, or the name in `model`.
+    engine_key: str | None = None  # The API key of engines at an address. It is never recorded.
+    engine_retry_s: float = 60.0  # How long to ask again when an engine is down, or answers 429 or 5xx.
+    engine_limit: RequestLimit = RequestLimit()  # The most requests to each engine.
+    logprob_kind: LogprobKind | None = None  # The kind of logprobs. By default as the engine declares it.
+    routed_experts: bool = False  # Record routed experts, as a side array.
+    kept_ids: bool = False  # Record the ids that top-p, top-k and min-p kept, as the side array `kept_ids`.
+    renderer: str | None = None  # The renderer of prompts. By default it is found from the model's own template.
+    judge: Judge | None = None  # The judge, for fields that a task's own judge leaves open.
+    group_size: int = 8  # Attempts at each task.
+    step: int = 0  # The training step that the rollouts are made for.
+    max_turns: int = 16  # The most turns of an attempt.
+    timeout_s: float = 600.0  # The longest time of an attempt.
+    score_timeout_s: float = 300.0  # The longest time of one call of an environment, a checker or a judge.
+    sampling: SamplingParams = SamplingParams(temperature=1.0)  # Sampling parameters that override the agent.
+    thinking: bool | None = None  # Turn thinking on or off, whatever the agent asks.
+    # Which earlier thinking prompts keep. By default the model's template decides.
     thinking_retention: Retention | None = None
-    constrain: ConstrainLevel = "forced"  # by constrained decoding: required calls and schemas, "all", or "none"
-    context_budget: int | None = None  # tokens of prompt and reply together
-    allowed_tools: tuple[str, ...] | None = None
-    denied_tools: tuple[str, ...] = ()
-    sandbox: SandboxKind = SandboxKind.AUTO  # of agents that are programs, and of checks of what they leave
-    sandbox_network: SandboxNetwork = SandboxNetwork.GATEWAY
-    sandbox_read: tuple[str, ...] = ()  # more files and folders that programs in a sandbox may read
-    container: ContainerSettings = ContainerSettings()  # of the sandboxes podman and docker
-    pass_env: tuple[str, ...] = ()  # variables of the collector's environment that programs get
-    host: str = "127.0.0.1"  # that the collector's gateway listens on
-    public_url: str | None = None  # by which agents reach it; None: its own address
-    admin_key: str | None = None  # of that gateway, needed off loopback; never recorded. None: one is made
-    capture: Capture = Capture.ALL
-    trace_fraction: float | None = None  # share of rollouts that are traced, where `capture` is SAMPLED
-    with_records: bool = False  # results carry the whole record
-    with_fates: bool = False  # results carry the fates of their sampled tokens
-    max_concurrent: int = 32
-    grace_s: float = 20.0  # for attempts that run when the collection is ended
-    max_failures: int | None = None  # in a row, before it is ended; 0: any number. None: four groups, at least 32
-    max_sampled_tokens: int | None = None  # begin no attempt once so many are sampled, earlier processes included
-    max_cost: float | None = None  # the same, in the currency of the prices
-    max_time_s: float | None = None  # begin no attempt once this process has collected for so long
-    enough_groups: int | None = None  # begin no task once the rewards of so many groups differ
-    price_in: float | None = None  # of a million prompt tokens; None: as the endpoint reports it
-    price_out: float | None = None  # of a million sampled tokens
-    accept_changed_tasks: bool = False  # resume though tasks have another content under the same id
+    # What constrained decoding enforces: `forced` calls and schemas, `all`, or `none`.
+    constrain: ConstrainLevel = "forced"
+    context_budget: int | None = None  # The most tokens of prompt and reply together.
+    allowed_tools: tuple[str, ...] | None = None  # Offer these tools only.
+    denied_tools: tuple[str, ...] = ()  # Do not offer these tools.
+    sandbox: SandboxKind = SandboxKind.AUTO  # The sandbox of agents that are programs, and of checks of their work.
+    sandbox_network: SandboxNetwork = SandboxNetwork.GATEWAY  # What programs in a sandbox can reach.
+    sandbox_read: tuple[str, ...] = ()  # More files and folders that programs in a sandbox can read.
+    container: ContainerSettings = ContainerSettings()  # Settings of the sandboxes podman and docker.
+    pass_env: tuple[str, ...] = ()  # Environment variables of the collector that programs get.
+    host: str = "127.0.0.1"  # The address that the collector's gateway listens on.
+    public_url: str | None = None  # The address that agents get. By default the gateway's own.
+    admin_key: str | None = None  # The key of that gateway. Off loopback you must give it. It is never recorded.
+    capture: Capture = Capture.ALL  # Which rollouts get a trace of their own.
+    trace_fraction: float | None = None  # The share of rollouts that are traced, where `capture` is SAMPLED.
+    with_records: bool = False  # Results carry the whole record.
+    with_fates: bool = False  # Results carry the fates of their sampled tokens.
+    max_concurrent: int = 32  # Attempts at the same time.
+    grace_s: float = 20.0  # How long running attempts may take when the collection is ended.
+    # End after this many failures in a row. 0 never ends. By default four groups, at least 32.
+    max_failures: int | None = None
+    # Begin no attempt once this many tokens are sampled, earlier processes included.
+    max_sampled_tokens: int | None = None
+    max_cost: float | None = None  # Begin no attempt once this much is spent, in the currency of the prices.
+    max_time_s: float | None = None  # Begin no attempt once this process has collected for so long.
+    enough_groups: int | None = None  # Begin no task once the rewards of this many groups differ.
+    price_in: float | None = None  # The price of a million prompt tokens. By default as the endpoint reports it.
+    price_out: float | None = None  # The price of a million sampled tokens.
+    accept_changed_tasks: bool = False  # Resume although tasks have another content under the same id.
 
     def __post_init__(self) -> None:
         for name, least, needs_more in _LIMITS:

@@ -78,18 +78,18 @@ class CutPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         rolltape.linearize(rollout, rolltape.cut_policy("exact", branches="main"))
     """
 
-    name: str = "exact"
-    on_rewrite: OnRewrite = OnRewrite.NEW_SAMPLE
-    max_given_up_tokens: int = 0  # KEEP_HEAD goes on only if at most so many sampled tokens lose their training
-    max_reply_tokens: int = 0  # REPLACE_REPLY goes on only if the incoming reply is shorter (slime's choice of turn)
-    absorb_rewritten_messages: bool = False  # a reply whose message came back changed continues its branch
-    claim_before_cut: bool = False  # slime: the first branch claims a shared reply even if it then gives it up
-    train_abandoned: bool = False
-    train_without_logprobs: bool = False
-    train_constrained: bool = False  # what was sampled under a grammar, a schema or a list of choices
-    branches: Branches = Branches.ALL
-    max_sample_tokens: int | None = None  # None: no limit
-    max_staleness: int | None = None  # None: no limit; else how many versions behind a token may be
+    name: str = "exact"  # The preset.
+    on_rewrite: OnRewrite = OnRewrite.NEW_SAMPLE  # What happens where the next prompt changes the last reply.
+    max_given_up_tokens: int = 0  # KEEP_HEAD goes on if at most this many sampled tokens lose their training.
+    max_reply_tokens: int = 0  # REPLACE_REPLY goes on if the incoming reply is shorter than this.
+    absorb_rewritten_messages: bool = False  # A reply whose message came back changed continues its branch.
+    claim_before_cut: bool = False  # The first branch claims a shared reply even if it then gives it up, as in slime.
+    train_abandoned: bool = False  # Train replies that the agent threw away.
+    train_without_logprobs: bool = False  # Train tokens that have no logprob.
+    train_constrained: bool = False  # Train tokens that were sampled under a grammar, a schema or a list of choices.
+    branches: Branches = Branches.ALL  # Which branches become samples.
+    max_sample_tokens: int | None = None  # The longest sample.
+    max_staleness: int | None = None  # How many weight versions a trained token may be behind.
 
     def __post_init__(self) -> None:
         where = f"policy {self.name}"
@@ -121,9 +121,9 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         rolltape.samples_of_group(rollouts, "exact", credit=rolltape.Credit(advantage="normalized"))
     """
 
-    reward_share: RewardShare = RewardShare.FULL
-    advantage: Advantage = Advantage.CENTERED
-    loss_weight: LossWeight = LossWeight.TOKENS
+    reward_share: RewardShare = RewardShare.FULL  # Whether each sample has the rollout's whole reward, or a share.
+    advantage: Advantage = Advantage.CENTERED  # How advantages are computed from the rewards of a group.
+    loss_weight: LossWeight = LossWeight.TOKENS  # How samples share the rollout's weight of 1.
 
     def __post_init__(self) -> None:
         _coerce(self, "credit", reward_share=RewardShare, advantage=Advantage, loss_weight=LossWeight)

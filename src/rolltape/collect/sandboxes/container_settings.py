@@ -21,18 +21,19 @@ class ContainerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         container = rolltape.ContainerSettings(image="python:3.12-slim", cpus=2, memory="4g")
     """
 
-    image: str | None = None  # None: every task names one
-    build: str | None = None  # instead: a folder with a Dockerfile, from which the image is built
-    cpus: float | None = None  # None: all
-    memory: str | None = None  # such as "2g", without swap; None: no limit
-    processes: int = 2048
-    user: str | None = None  # as the image has it if None
-    workdir: str | None = None  # a folder of the image, "." for its own; None: /workspace, with the task's files alone
-    env: dict[str, str] = {}
-    network: SandboxNetwork | None = None  # of a task: at most what the collection allows
-    timeout_s: float | None = None  # of a task: for its agent, instead of the collection's
-    fetch: tuple[str, ...] = ()  # paths in the container that are copied out once the agent has ended
-    mounts: tuple[str, ...] = ()  # "/here:/there", read-only, or "/here:/there:rw"; not of a task
+    image: str | None = None  # The image. By default every task names one.
+    build: str | None = None  # A folder with a Dockerfile to build the image from, instead of `image`.
+    cpus: float | None = None  # The most CPUs. By default all.
+    memory: str | None = None  # The most memory, such as "2g", without swap.
+    processes: int = 2048  # The most processes.
+    user: str | None = None  # The user in the container. By default that of the image.
+    # A folder of the image, or "." for its own. By default /workspace, with the task's files alone.
+    workdir: str | None = None
+    env: dict[str, str] = {}  # Environment variables.
+    network: SandboxNetwork | None = None  # What a task's container can reach, at most what the collection allows.
+    timeout_s: float | None = None  # The longest time of a task's agent, instead of the collection's.
+    fetch: tuple[str, ...] = ()  # Paths in the container that are copied out once the agent has ended.
+    mounts: tuple[str, ...] = ()  # "/here:/there", read-only, or "/here:/there:rw". A task cannot set it.
 
     def __post_init__(self) -> None:
         if (problem := next(_find_problems(self), None)) is not None:

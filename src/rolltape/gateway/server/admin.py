@@ -29,20 +29,28 @@ SCHEMA = 1  # of these bodies; a change that breaks a reader raises it
 _Words = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-class _Version(msgspec.Struct, forbid_unknown_fields=True):
+class WeightsName(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of `POST /weights` and `/weights/pause`."""
+
     version: _Words | None = None  # None: the weights stay what they are called
 
 
-class _Resumed(_Version, forbid_unknown_fields=True):
+class ResumedWeights(WeightsName, forbid_unknown_fields=True):
+    """The body of `POST /weights/resume`."""
+
     folder: _Words | None = None  # where the weights of that version are, for engines that restart; None: not known
 
 
-class _NewWeights(msgspec.Struct, forbid_unknown_fields=True):
+class NewWeights(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of `POST /weights/update`."""
+
     folder: _Words
     version: _Words
 
 
-class _Reason(msgspec.Struct, forbid_unknown_fields=True):
+class DropReason(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of `DELETE /sessions/{id}`."""
+
     reason: _Words = "dropped"
 
 
@@ -128,32 +136,32 @@ class Admin:
         return web.Response(body=await asyncio.to_thread(finished_json, done), content_type="application/json")
 
     async def _drop(self, request: web.Request) -> web.Response:
-        asked = await self._read(request, _Reason)
+        asked = await self._read(request, DropReason)
         session = await self._service.session_of_id(request.match_info["id"])
         await self._service.drop(session.id, asked.reason)
         return _json({"schema": SCHEMA, "dropped": request.match_info["id"]})
 
     async def _announce(self, request: web.Request) -> web.Response:
-        asked = await self._read(request, _Version)
+        asked = await self._read(request, WeightsName)
         if asked.version is None:
             raise BadRequest("version: give the name of the weights that are in use from now on")
         self._service.weights.announce(asked.version, record=not self._forwarding.is_forwarded(request))
         return self._weights(await self._others(request, {"version": asked.version}))
 
     async def _pause(self, request: web.Request) -> web.Response:
-        await self._read(request, _Version)
+        await self._read(request, WeightsName)
         interrupted, others = await asyncio.gather(self._service.weights.pause(), self._others(request))
         return self._weights(others, interrupted)
 
     async def _resume(self, request: web.Request) -> web.Response:
-        asked = await self._read(request, _Resumed)
+        asked = await self._read(request, ResumedWeights)
         record = not self._forwarding.is_forwarded(request)
         await self._service.weights.resume(asked.version, folder=asked.folder, record=record)
         told = {"version": self._service.weights.version, "folder": asked.folder}
         return self._weights(await self._others(request, told))
 
     async def _update(self, request: web.Request) -> web.Response:
-        asked = await self._read(request, _NewWeights)
+        asked = await self._read(request, NewWeights)
         others = self._siblings.others()
 
         async def ask_workers(path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
