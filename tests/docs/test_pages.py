@@ -1,4 +1,4 @@
-"""Every page runs: its Python is executed, its commands are run, and what they print is what the page says.
+"""Every page runs in an empty folder: its Python and its commands, and what they print is what the page says.
 
 ROLLTAPE_UPDATE_DOCS=1 writes what they print into the pages instead.
 """
@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from rolltape.cli import run as rolltape_command
-from rolltape.demo import record_scripted
 from rolltape.export.files import TABLES
 
 ROOT = Path(__file__).parents[2]
@@ -90,8 +89,6 @@ def test_page_says_what_happens(page: Path, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("COLUMNS", "80")  # for the help, which is wrapped in a pipe too
     # As where the environment that Rolltape is installed in is activated.
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    (tmp_path / "runs").mkdir()
-    record_scripted(tmp_path / "runs" / "scripted")
     written = page.read_text()
     true = FENCE.sub(Reader().done, written)
     if os.environ.get("ROLLTAPE_UPDATE_DOCS"):
