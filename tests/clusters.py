@@ -32,12 +32,12 @@ class Nodes:
     def address(self) -> str:
         return str(self._cluster.address)
 
-    def grow_to(self, count: int) -> None:
+    def grow_to(self, count: int, **resources: float) -> None:
         while len(self._held) < count:
             disk = self._disks / str(self._made)
             disk.mkdir()
             self._made += 1
-            self._held.append((self._cluster.add_node(num_cpus=1, env_vars={"TMPDIR": str(disk)}), disk))
+            self._held.append((self._cluster.add_node(num_cpus=1, env_vars={"TMPDIR": str(disk)}, **resources), disk))
 
     def kill_one(self) -> None:
         """Kill a node and all that runs on it; what is on its disk stays there, and nobody reads it."""
@@ -94,6 +94,7 @@ async def collected_by(
     resume: bool = False,
     publish: str | None = None,
     folder: Path | None = None,
+    cluster: dict[str, Any] | None = None,
     on_results: Callable[[list[RolloutResult]], None] = lambda results: None,
     **settings: Any,
 ) -> list[RolloutResult]:
@@ -109,7 +110,7 @@ async def collected_by(
     with open_tape(run) as tape:
         how = CollectSettings(source=str(source), **settings)
         on_nodes = None if folder is None else str(folder)
-        runner = RayRunner(how, tape, ClusterSettings(address=nodes.address, publish=publish, folder=on_nodes))
+        runner = RayRunner(how, tape, ClusterSettings(nodes.address, publish, on_nodes, **(cluster or {})))
         await Collector(how, tape, resume=resume, runner=runner).run(lambda launch: None, told)
     return results
 

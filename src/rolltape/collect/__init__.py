@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from rolltape.collect.collector import Collector, Launch
     from rolltape.collect.environments.protocol import Environment
     from rolltape.collect.results import RolloutResult
-    from rolltape.collect.runners.ray import ClusterSettings, RayRunner
+    from rolltape.collect.runners.ray import ClusterSettings, PlacedEngine, RayRunner
     from rolltape.collect.settings import CollectSettings
     from rolltape.collect.sources import TaskSource, open_source
     from rolltape.collect.tasks import Task, seed_of
@@ -18,7 +18,7 @@ _MODULES = {
     "rolltape.collect.collector": "Collector Launch",
     "rolltape.collect.environments.protocol": "Environment",
     "rolltape.collect.results": "RolloutResult",
-    "rolltape.collect.runners.ray": "ClusterSettings RayRunner",
+    "rolltape.collect.runners.ray": "ClusterSettings PlacedEngine RayRunner",
     "rolltape.collect.settings": "CollectSettings",
     "rolltape.collect.sources": "TaskSource open_source",
     "rolltape.collect.tasks": "Task seed_of",
@@ -30,6 +30,7 @@ __all__ = [
     "Collector",
     "Environment",
     "Launch",
+    "PlacedEngine",
     "RayRunner",
     "RolloutResult",
     "Task",

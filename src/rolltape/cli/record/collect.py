@@ -14,6 +14,7 @@ from rolltape.cli.options import (
     sampling_option,
 )
 from rolltape.cli.parameters import argument, option
+from rolltape.cli.record.cluster_options import ClusterOptions
 from rolltape.cli.record.sandbox_options import SandboxOptions
 from rolltape.errors import UsageError
 from rolltape.traces import Capture
@@ -24,7 +25,6 @@ _agent_option = partial(option, section="Agent")
 _pace_option = partial(option, section="Pace")
 _limit_option = partial(option, section="Spending")
 _gateway_option = partial(option, section="Gateway")
-_cluster_option = partial(option, section="Cluster")
 
 
 def collect(
@@ -183,32 +183,16 @@ def collect(
             "--admin-key KEY", "Key that the gateway requires to open sessions.", envvar="ROLLTAPE_ADMIN_KEY"
         ),
     ] = None,
-    runner: Annotated[
-        str, _cluster_option("--runner WHERE", "local, or ray to use the nodes of a Ray cluster.")
-    ] = "local",
-    ray_address: Annotated[str | None, _cluster_option("--ray-address ADDRESS", "Ray address (default: auto).")] = None,
-    publish: Annotated[
-        str | None,
-        _cluster_option("--publish URL", "Folder or fsspec URL that all nodes can write (default: RUN itself)."),
-    ] = None,
-    node_folder: Annotated[
-        str | None,
-        _cluster_option("--node-folder FOLDER", "Folder for journals on each node's disk (default: a temporary one)."),
-    ] = None,
+    clustering: ClusterOptions,
 ) -> int:
     """Run an agent on tasks and record the rollouts."""
     from rolltape.cli.record.collect_run import run_collection
     from rolltape.collect.agents import is_program
-    from rolltape.collect.runners.ray import ClusterSettings
     from rolltape.collect.settings import CollectSettings
     from rolltape.gateway.engines.request_limit import RequestLimit
 
-    if runner not in ("local", "ray"):
-        raise UsageError(f"--runner {runner}: unknown; use local or ray")
-    ray_only = {"--ray-address": ray_address, "--publish": publish, "--node-folder": node_folder}
-    if runner == "local" and (given := [flag for flag, value in ray_only.items() if value is not None]):
-        raise UsageError(f"{given[0]} needs --runner ray")
-    if runner == "ray" and public_url is not None:
+    cluster = clustering.settings()
+    if cluster is not None and public_url is not None:
         raise UsageError("--public-url: each node of a Ray cluster has a gateway of its own; leave it out")
     inside = sandboxing.sandbox != "none" and sandboxing.sandbox_network != "host"
     if public_url is not None and inside and is_program(agent):
@@ -217,7 +201,8 @@ def collect(
             "--sandbox none or --sandbox-network host"
         )
     require_key(host, admin_key, "--admin-key")
-    cluster = ClusterSettings(ray_address or "auto", publish, node_folder) if runner == "ray" else None
+    if cluster is not None and cluster.engine is not None and engines.engine:
+        raise UsageError("--engine: --ray-engine starts the engines; give one of them")
     capture, trace_fraction = _parse_traces(traces)
     if not timeout_s > 0:
         raise UsageError(f"--timeout {timeout_s:g}: give more than 0 seconds")

@@ -114,10 +114,11 @@ async def run_program(
     `attempt` is the value of ATTEMPT_VARIABLE in the job's environment.
     """
     async with sandbox.enter(job, workspace) as confined:
-        return confined.correct(await _supervise(confined, attempt, timeout_s))
+        return confined.correct(await supervise(confined, attempt, timeout_s))
 
 
-async def _supervise(confined: ConfinedRun, attempt: str, timeout_s: float) -> ProgramEnd:
+async def supervise(confined: ConfinedRun, attempt: str, timeout_s: float | None) -> ProgramEnd:
+    """Run a program under a supervisor, to its end or its time limit."""
     order = confined.order._replace(descriptors=list(confined.descriptors))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", "-X", "utf8", supervisor.__file__),

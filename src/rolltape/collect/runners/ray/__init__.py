@@ -1,5 +1,6 @@
 """Attempts on the nodes of a Ray cluster: a node runs them on its machine, and the runner here gives them out."""
 
-from rolltape.collect.runners.ray.runner import ClusterSettings, RayRunner
+from rolltape.collect.runners.ray.runner import RayRunner
+from rolltape.collect.runners.ray.settings import ClusterSettings, PlacedEngine
 
-__all__ = ["ClusterSettings", "RayRunner"]
+__all__ = ["ClusterSettings", "PlacedEngine", "RayRunner"]

@@ -67,12 +67,14 @@ class ClusterMember:
 class ClusterMembers:
     """The nodes that are ready. `watch` keeps the list current."""
 
-    def __init__(self, ray: Any, settings: NodeSettings) -> None:
+    def __init__(self, ray: Any, settings: NodeSettings, *, takes_cpu: bool = True) -> None:
+        """`takes_cpu`: a node gives one to its gateway. Where attempts reserve some, it might find none left."""
         self.ready: dict[str, ClusterMember] = {}
         self.left: set[Key] = set()  # rollouts that had ended, and were published by the successor of a lost actor
         self.changed = asyncio.Condition()
+        self.settings = settings
         self._ray = ray
-        self._settings = settings
+        self._takes_cpu = takes_cpu
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._actors: dict[str, Any] = {}
         self._deaths: Counter[str] = Counter()
@@ -164,12 +166,12 @@ class ClusterMembers:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         actor_class = self._ray.remote(ClusterNode).options(
-            num_cpus=1,
+            num_cpus=int(self._takes_cpu),
             max_restarts=0,
             max_concurrency=100_000,  # every attempt in flight is a call in flight
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
         )
-        return actor_class.remote(self._settings)
+        return actor_class.remote(self.settings)
 
     def _check_same(self, started: NodeReady) -> None:
         first = self._first = self._first or started

@@ -19,8 +19,11 @@ from rolltape.collect.plan import PlannedAttempt, RolloutIdentity, seat_agent
 from rolltape.collect.records import LAUNCH
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.runners.protocol import NO_ROOM_S, AttemptQueue, OnEnded, run_with_grace
+from rolltape.collect.runners.ray.engines import PlacedEngines
 from rolltape.collect.runners.ray.members import ClusterMember, ClusterMembers, MemberLost
 from rolltape.collect.runners.ray.node import NodeSettings
+from rolltape.collect.runners.ray.room import AttemptRoom
+from rolltape.collect.runners.ray.settings import ClusterSettings, PlacedEngine
 from rolltape.collect.sandboxes import Confinement
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task
@@ -39,15 +42,8 @@ _PUBLISH_S = 5.0  # between publications of a node
 _PUBLISH_ATTEMPTS = 64  # that have ended make a node publish at once
 _TICK_S = 0.1
 _MAX_MISSING = 20  # publications of a node without an attempt that it has ended
+_NO_USE_S = 1.0  # before room is asked for again
 _MAX_LOSSES = 3  # of nodes that an attempt ran on, before it is given up
-
-
-class ClusterSettings(NamedTuple):
-    """How to find the cluster, and where its nodes write."""
-
-    address: str = "auto"  # of Ray's head
-    publish: str | None = None  # a path or URL that all nodes see; None: the run's own folder
-    folder: str | None = None  # for journals, on each node's own disk; None: in its folder for temporary files
 
 
 class _Job(NamedTuple):
@@ -81,7 +77,10 @@ class RayRunner:
         """Connect to the cluster."""
         self._settings = settings = _with_absolute_paths(settings)
         self._tape = tape
-        self._ray, self._is_own_connection = _connect(cluster.address)
+        self._ray, self._is_own_connection = _connect(cluster.address, cluster.runtime_env)
+        self._room = AttemptRoom(cluster.cpus, cluster.memory)
+        self._placed = cluster.engine
+        self._engines: PlacedEngines | None = None
         self._place = Place(cluster.publish or tape.directory.path)
         if self._place.url != str(tape.directory.path):
             make_run(self._place, tape.directory)
@@ -97,6 +96,7 @@ class RayRunner:
                 variables=_variables(settings),
                 rolltape=version("rolltape"),
             ),
+            takes_cpu=not self._room.is_limited,
         )
         self.cancelled: list[RolloutResult] = []
         self._again: deque[_Job] = deque()  # attempts of lost nodes
@@ -118,6 +118,8 @@ class RayRunner:
         return self._members.first.confinement
 
     async def __aenter__(self) -> Self:
+        if self._placed is not None:
+            await self._start_engines(self._placed)
         self._watching = asyncio.ensure_future(self._members.watch())
         self._watching.add_done_callback(lambda _: asyncio.ensure_future(self._members.notify()))
         try:
@@ -137,8 +139,20 @@ class RayRunner:
     async def __aexit__(self, *_: object) -> None:
         self._watching.cancel()
         await self._members.close()
+        if self._engines is not None:
+            await self._engines.close()
         if self._is_own_connection:
             self._ray.shutdown()
+
+    async def _start_engines(self, engine: PlacedEngine) -> None:
+        self._engines = PlacedEngines(self._ray, engine, self._settings.engine_key)
+        try:
+            specs = await self._engines.start()
+        except BaseException:
+            await self._engines.close()
+            raise
+        self._settings = msgspec.structs.replace(self._settings, engines=specs)
+        self._members.settings = self._members.settings._replace(collect=self._settings)
 
     async def run(
         self, queue: AttemptQueue, identity: RolloutIdentity, on_ended: OnEnded, stopping: asyncio.Event
@@ -181,9 +195,21 @@ class RayRunner:
         return _Job(planned, task, {seat: self._tape.next_try(ids[seat]) if planned.again else 0 for seat in ids})
 
     async def _attempt(self, job: _Job) -> None:
-        """Have the node with the fewest attempts run a job."""
-        await self._until(lambda: bool(self._members.ready))
-        member = min(self._members.ready.values(), key=lambda one: one.running)
+        """Have the node on which there is room run a job, or else the one with the fewest attempts."""
+        while True:
+            async with self._room.reserve() as node_id:
+                await self._until(lambda: node_id is None or self._members.is_decided(node_id))
+                await self._until(lambda: bool(self._members.ready))
+                member = (
+                    min(self._members.ready.values(), key=lambda one: one.running)
+                    if node_id is None
+                    else self._members.ready.get(node_id)
+                )
+                if member is not None:
+                    return await self._attempt_on(member, job)
+            await asyncio.sleep(_NO_USE_S)  # Ray made room on a node that is not used
+
+    async def _attempt_on(self, member: ClusterMember, job: _Job) -> None:
         try:
             results = await member.attempt(job.task, job.planned, self._identity, job.tries)
         except MemberLost as error:
@@ -312,19 +338,23 @@ def _variables(settings: CollectSettings) -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def _connect(address: str) -> tuple[Any, bool]:
+def _connect(address: str, runtime_env: dict[str, Any] | None) -> tuple[Any, bool]:
     """Ray, and whether this made the connection. A connection that the program already has stays open."""
     try:
         import ray
     except ImportError:
         raise CollectError("--runner ray needs Ray; install rolltape[ray], here and on the nodes") from None
     if ray.is_initialized():
+        if runtime_env is not None:
+            raise CollectError("the program is connected to Ray already; give the runtime_env to its own ray.init")
         return ray, False
     try:
         _check_listening(address)
         # What nodes print is in Ray's logs, and reasons are recorded.
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, ValueError, RuntimeError) as error:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime_env)
+    except (OSError, ValueError, RuntimeError, TypeError) as error:
+        if runtime_env is not None and "Could not find" not in str(error) and not isinstance(error, ConnectionError):
+            raise CollectError(f"Ray does not take the runtime_env: {str(error).splitlines()[0]}") from None
         raise CollectError(
             f"no Ray cluster at {address!r}: {str(error).splitlines()[0]}; "
             "start one with `ray start --head`, or give --ray-address"
