@@ -167,3 +167,15 @@ async def test_a_trainer_that_does_not_wait_for_the_answer_leaves_nothing_half_d
         await resuming
         assert not it.gateway.status()["paused"]
         assert it.gateway.status()["version"] == "v1"
+
+
+async def test_a_version_that_is_no_text_is_refused_before_anything_changes(run: Path) -> None:
+    async with rig(run) as it:
+        for wrong in (5, "", None):
+            with pytest.raises(BadRequest, match="give a text such as '20'"):
+                it.gateway.announce(wrong)  # type: ignore[arg-type]
+        await it.gateway.pause()
+        with pytest.raises(BadRequest, match="version is 5, of type int"):
+            await it.gateway.resume(5)  # type: ignore[arg-type]
+        await it.gateway.resume("7")
+        assert it.gateway.status()["version"] == "7"

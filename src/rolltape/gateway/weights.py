@@ -36,6 +36,8 @@ class Weights:
 
         `folder` is where those weights are, for an engine that restarts.
         """
+        if version:
+            check_version(version)
         async with self._changing:
             if folder is not None and version is not None:
                 self._pool.keep(LoadedWeights(folder, version))
@@ -72,6 +74,7 @@ class Weights:
 
     def announce(self, version: str, *, record: bool = True) -> None:
         """Announce the weight version that the engines have from now on; `record` it, unless another worker has."""
+        check_version(version)
         if version != self.version:
             if record:
                 self._announce(version)
@@ -97,5 +100,10 @@ def check_weights(folder: object, version: object) -> None:
     """Raise BadRequest unless these can be the folder of weights and their version."""
     if not isinstance(folder, str | PathLike):
         raise BadRequest(f"folder is {folder!r}, of type {type(folder).__name__}; give the path of a checkpoint")
+    check_version(version)
+
+
+def check_version(version: object) -> None:
+    """Raise BadRequest unless this can be the version of weights."""
     if not isinstance(version, str) or not version:
         raise BadRequest(f"version is {version!r}, of type {type(version).__name__}; give a text such as '20'")
