@@ -98,6 +98,7 @@ def span(name: str, start: int, **attributes: str) -> dict[str, Any]:
 def capture_database(path: Path) -> Path:
     """A capture database of tinker-cookbook: one trajectory of two samples."""
     names = "cursor run_id run_attempt split iteration group_idx traj_idx purpose policy_version created_at"
+    path.parent.mkdir(exist_ok=True)
     columns = [*names.split(), "prompt_tokens", "sampled_tokens", "logprobs", "metadata"]
     connection = sqlite3.connect(path)
     connection.execute(f"CREATE TABLE wire_rows ({', '.join(columns)})")

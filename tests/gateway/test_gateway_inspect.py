@@ -10,6 +10,7 @@ import pytest
 
 import rolltape
 from gateways import rig
+from importing import imported
 
 pytestmark = pytest.mark.slow  # Inspect takes several seconds to start
 
@@ -64,3 +65,8 @@ async def test_samples_and_epochs_of_inspect_are_tasks_and_attempts(tmp_path: Pa
         assert rollout.head.task_id == sample["id"]
         assert rollout.turns[0].reply is not None
         assert rollout.turns[0].reply.text == sample["output"]["choices"][0]["message"]["content"]
+    assert imported("inspect", log, tmp_path / "imported").imported == 4
+    for sample in samples:
+        again = rolltape.read(tmp_path / "imported").rollout(sample["uuid"])
+        assert (again.head.task_id, again.head.attempt) == (sample["id"], sample["epoch"] - 1)
+        assert again.reward == {"C": 1.0, "I": 0.0}[sample["scores"]["match"]["value"]]

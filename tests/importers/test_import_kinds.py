@@ -1,6 +1,8 @@
 """Files as each program writes them become rollouts: what is in them arrives, and nothing else."""
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,19 @@ def test_tinker_capture_databases(tmp_path: Path) -> None:
     rollout = rolltape.read(tmp_path / "run").rollout("run-train-4-1-2")
     assert (trained(rollout), rollout.head.step, rollout.head.attempt) == ([[10, 11, 12]], 4, 2)
     assert rolltape.read(tmp_path / "run").index()[0].versions == ("v4",)
+
+
+@pytest.mark.parametrize("name", ["capture 100%25 #1?.db", "ü.db"])
+def test_a_capture_database_with_a_log_in_a_folder_that_cannot_be_written(tmp_path: Path, name: str) -> None:
+    file = capture_database(tmp_path / "from" / name)
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+    file.parent.chmod(0o555)  # root may write there all the same
+    try:
+        assert guess(file) == {"tinker": "a capture database"}
+        assert imported("tinker", file, tmp_path / "run").imported == 1
+    finally:
+        file.parent.chmod(0o755)
 
 
 def test_tinker_rollout_summaries(tmp_path: Path) -> None:

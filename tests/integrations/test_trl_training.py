@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from trl import GRPOTrainer
 
 import rolltape
+from importing import imported
+from rolltape.importers import guess
 from rolltape.integrations import LiveGroups
 from rolltape.integrations.trl import SampleGRPOTrainer, TrlRollouts
 from rolltape.records.rollout import EventKind, Status
@@ -52,13 +55,24 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
         trainer = Watched(
             model,
             rollouts=rollouts,
-            args=arguments(folder / "out", loss_type="grpo"),
+            args=arguments(folder / "out", loss_type="grpo", log_completions=True),
             train_dataset=rollouts.dataset,
             processing_class=tokenizer(),
         )
         before = copy.deepcopy(model.state_dict())
         trainer.train()
         yield Training(folder / "run", trainer, before)
+
+
+def test_completions_as_trl_logs_them_are_imported(training: Training, tmp_path: Path) -> None:
+    logged = Path(training.trainer.args.output_dir) / "completions"
+    assert list(guess(logged)) == ["trl"]
+    report = imported("trl", logged, tmp_path / "run")
+    assert report.imported == sum(len(pq.read_table(file)) for file in logged.glob("*.parquet")) > 0
+    rows = [row for file in sorted(logged.glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
+    found = list(rolltape.read(tmp_path / "run").rollouts())
+    assert sorted(one.head.step for one in found) == sorted(row["step"] for row in rows)
+    assert sorted(one.head.extra["advantage"] for one in found) == sorted(row["advantage"] for row in rows)
 
 
 def test_the_weights_change_in_three_steps(training: Training) -> None:

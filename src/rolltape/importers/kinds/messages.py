@@ -12,6 +12,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pyarrow as pa
+
 from rolltape.errors import ImportFileError
 from rolltape.importers.files import (
     first_object,
@@ -51,13 +54,18 @@ _SPEAKERS = {
     "tool": "tool",
     "function_call": "assistant",
 }
+# What `datasets` raises for a folder that is damaged or was not written by it.
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, pa.ArrowException)
 # The fields of a row that hold its conversation, and what the rest of the row is.
+_SPLITS = "dataset_dict.json"  # beside a folder for each of them
 _OWN = {"messages", "conversations", "prompt", "completion", "chosen", "rejected", "tools", "functions", "system"}
 
 
 def recognize(path: Path) -> str | None:
     """Rows with `messages`, `conversations`, or `prompt` and `completion`."""
     if path.is_dir():
+        if (path / _SPLITS).is_file():
+            return "a saved Hugging Face dataset with splits"
         return "a saved Hugging Face dataset" if (path / "dataset_info.json").exists() else None
     row = first_object(path) if path.suffix in (".jsonl", ".json", ".ndjson") else first_parquet_row(path)
     if row is None:
@@ -70,6 +78,10 @@ def recognize(path: Path) -> str | None:
 
 def find(path: Path, options: ImportOptions) -> Found:
     """One rollout per conversation; a row with a chosen and a rejected one gives two."""
+    if (path / _SPLITS).is_file():
+        for split in _splits(path, options):
+            yield from find(path / split, msgspec.structs.replace(options, split=split))
+        return
     for rollout, entries in groupby(_rows(path), key=_exported_rollout):
         if rollout is not None:
             rows = [entry for entry in entries if not isinstance(entry, BrokenEntry)]
@@ -238,10 +250,26 @@ def _file_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]] | BrokenEntry]
         yield from json_lines(file)
 
 
+def _splits(path: Path, options: ImportOptions) -> list[str]:
+    """The splits of a saved dataset: all, or the one that the options name."""
+    document = json_document(path / _SPLITS)
+    splits = document.get("splits") if isinstance(document, Mapping) else None
+    if not isinstance(splits, list) or not all(isinstance(one, str) and one == Path(one).name for one in splits):
+        raise ImportFileError(f"{path / _SPLITS}: it has no list of splits")
+    if options.split is not None and options.split not in splits:
+        raise ImportFileError(f"{path}: it has no split {options.split!r}; it has {', '.join(splits)}")
+    return splits if options.split is None else [options.split]
+
+
 def _saved_dataset(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         datasets: Any = import_module("datasets")
     except ImportError:
         raise ImportFileError(f"{path}: a saved dataset; install it with pip install 'rolltape[datasets]'") from None
-    for number, row in enumerate(datasets.load_from_disk(str(path)), 1):
-        yield f"{path}, row {number}", without_nulls(row)
+    number = 0
+    try:
+        for number, row in enumerate(datasets.load_from_disk(str(path)), 1):
+            yield f"{path}, row {number}", without_nulls(row)
+    except _UNREADABLE as error:
+        after = f" after row {number}" if number else ""
+        raise ImportFileError(f"{path}: no saved dataset that can be read{after}: {error}") from None

@@ -1,11 +1,13 @@
 """tinker-cookbook's rollouts: its capture database, with ids and logprobs, and its rollout summaries, without."""
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from rolltape.errors import ImportFileError
 from rolltape.importers.files import first_object, json_lines, of_each_file
@@ -124,7 +126,7 @@ def _captured_rollout(rows: list[dict[str, Any]], where: str, options: ImportOpt
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    connection = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
+    connection = _connect(file)
     try:
         connection.row_factory = sqlite3.Row
         for stored in connection.execute("SELECT * FROM wire_rows ORDER BY cursor"):
@@ -138,9 +140,17 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
         connection.close()
 
 
+def _connect(file: Path) -> sqlite3.Connection:
+    """A connection that reads. The cookbook's databases have a log beside them, which SQLite may have to make."""
+    log = file.with_name(f"{file.name}-wal")
+    has_log = log.exists() and log.stat().st_size > 0
+    options = "mode=ro" if has_log or os.access(file.parent, os.W_OK) else "mode=ro&immutable=1"
+    return sqlite3.connect(f"file:{quote(str(file))}?{options}", uri=True)
+
+
 def _tables(file: Path) -> set[str]:
     try:
-        connection = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
+        connection = _connect(file)
         try:
             return {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         finally:
