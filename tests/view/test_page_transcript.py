@@ -46,6 +46,14 @@ def ids(run: tuple[Path, dict[str, str]]) -> dict[str, str]:
     return run[1]
 
 
+# The match that one is at is marked, and within the view.
+_MARKED_IN_VIEW = """text => {
+  const [range] = CSS.highlights.get("found-here") ?? [];
+  const top = range?.getBoundingClientRect().top ?? -1;
+  return range?.toString() === text && top > 80 && top < innerHeight - 20;
+}"""
+
+
 def turn(page: Page, number: int) -> Locator:
     return page.get_by_role("region", name=f"Turn {number}", exact=True)
 
@@ -190,6 +198,28 @@ def test_a_link_to_a_message_opens_what_is_folded_in_it(page: Page, address: str
     expect(reply.get_by_role("button", name="Fold the thinking")).to_be_visible()
     page.get_by_role("button", name="Next turn").click()
     lands_at_the_top(page, turn(page, 42))
+
+
+def test_a_search_shows_the_line_that_it_found_and_leads_to_it(page: Page, address: str, ids: dict[str, str]) -> None:
+    page.goto(f"{address}s?q=%22needle+in%22+worker")
+    row = page.locator(".row", has_text="fix-dates/claude")
+    expect(row.locator(".line")).to_contain_text("ERROR worker 7: needle-in-the-log, retrying")
+    expect(row.locator("mark")).to_have_text(["worker", "needle-in"])
+    assert serious_findings(page) == []
+    row.get_by_role("link").click()
+    log = turn(page, 6).locator(".message.tool").nth(1)
+    expect(log).to_contain_text("needle-in-the-log")  # which was folded
+    page.wait_for_function(_MARKED_IN_VIEW, arg="worker")
+    expect(page.locator("[data-bar]")).to_contain_text("1 message")
+    page.keyboard.press("n")
+    page.wait_for_function(_MARKED_IN_VIEW, arg="needle-in")
+    page.get_by_role("searchbox", name="Find in this transcript").fill("I check for it")
+    page.keyboard.press("Enter")
+    page.wait_for_function(_MARKED_IN_VIEW, arg="I check for it")
+    expect(turn(page, 4).get_by_role("button", name="Fold the thinking")).to_be_visible()
+    page.get_by_role("searchbox", name="Find in this transcript").fill("nowhere at all")
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-bar]")).to_contain_text("not found")
 
 
 def test_an_image_is_served_as_what_its_bytes_are(page: Page, address: str, ids: dict[str, str]) -> None:

@@ -171,7 +171,7 @@ def test_a_rollout_that_comes_while_the_follower_reads_is_shown_whole_or_not_yet
                 assert row["id"] == rollout.id or row["trained_tokens"] > 0
             assert answers.overview(None)["problem_list"] == []
         assert len(ids) == 4
-        assert answers.table({}, answers.search("hello")())["matched"] == 4  # all but the one that runs
+        assert answers.table({}, answers.search("hello")())["matched"] == 5  # the one that runs, too
         run.close()
 
 
@@ -218,7 +218,7 @@ def test_what_cannot_be_read_is_said_and_not_read_again_until_it_moves(
             assert "too deep" in overview["problem_list"][0]
             answers.run.catch_up(words=True)
             assert len(asked) == 3
-            assert answers.table({}, answers.search("hello")())["search"] == {"indexed": 0, "ended": 3}
+            assert answers.table({}, answers.search("hello")())["search"] == {"searched": 0, "total": 3}
     rolltape.seal(tmp_path / "run")
     with answers_for(tmp_path / "run") as answers:
         assert [row["trained_tokens"] for row in answers.table({}, None)["rows"]] == [8, 8, 8]

@@ -64,7 +64,7 @@ def test_a_rollout_is_found_by_all_words_and_phrases_that_occur_in_it(
     with answers_for(run) as answers:
         page = answers.table({"q": asked}, answers.search(asked)())
         assert [row["attempt"] for row in page["rows"]] == attempts
-        assert page["search"] == {"indexed": 3, "ended": 3}
+        assert page["search"] == {"searched": 3, "total": 3}
 
 
 def test_a_search_for_nothing_is_refused(run: Path) -> None:
@@ -116,7 +116,7 @@ async def test_a_second_server_on_a_run_finds_what_the_first_one_indexes(tmp_pat
             rollout.finish(reward=1.0)
         for ask in (first, second):
             page = await ask.until("/api/exp/rollouts?q=zebra", lambda page: page["matched"] == 1)
-            assert page["search"] == {"indexed": 4, "ended": 4}
+            assert page["search"] == {"searched": 4, "total": 4}
 
 
 async def test_the_folder_of_the_cache_may_be_deleted_while_it_is_used(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ async def test_the_folder_of_the_cache_may_be_deleted_while_it_is_used(tmp_path:
         await ask.until("/api/exp/rollouts?q=hello", lambda page: page["matched"] == 3)
         shutil.rmtree(tmp_path / "run" / "cache")
         page = await ask.json("/api/exp/rollouts?q=hello")
-        assert page["matched"] == page["search"]["indexed"]  # what is not in the index is not said to be searched
+        assert page["matched"] == page["search"]["searched"]  # what is not in the index is not said to be searched
         await ask.until("/api/exp/rollouts?q=hello", lambda page: page["matched"] == 3)
         with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="later") as rollout:
             first_turn(rollout.session(), reply=assistant("zebra"))
@@ -154,7 +154,7 @@ def test_what_cannot_be_searched_still_has_its_figures(run: Path, monkeypatch: p
     with answers_for(run) as answers:
         assert [row["trained_tokens"] for row in answers.table({}, None)["rows"]] == [4, 4, 4]
         assert answers.overview(None)["problem_list"] == ["its messages cannot be searched: too deep"] * 3
-        assert answers.table({}, answers.search("dates")())["search"] == {"indexed": 0, "ended": 3}
+        assert answers.table({}, answers.search("dates")())["search"] == {"searched": 0, "total": 3}
 
 
 def test_messages_are_searched_without_their_tokens_where_a_summary_is_there(run: Path) -> None:
@@ -168,3 +168,70 @@ def test_messages_are_searched_without_their_tokens_where_a_summary_is_there(run
     with answers_for(run, search=False) as answers:
         answers.run.catch_up(words=True)
         assert answers.table({}, answers.search("careful parser")())["matched"] == 1
+
+
+def test_a_rollout_that_runs_is_found_by_what_it_has_said_so_far(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "run", name="run") as tape:
+        rollout = tape.rollout(task_id="t")
+        session = rollout.session()
+        turn = first_turn(session, prompt_messages=[_SYSTEM, user("hello")], reply=assistant("a zebra"))
+        with answers_for(tmp_path / "run") as answers:
+
+            def found(asked: str) -> tuple[int, dict[str, int]]:
+                answers.run.catch_up(words=True)
+                page = answers.table({}, answers.search(asked)())
+                return page["matched"], page["search"]
+
+            assert found("zebra") == (1, {"searched": 1, "total": 1})
+            assert found("careful zebra") == (1, {"searched": 1, "total": 1})
+            assert found("giraffe") == (0, {"searched": 1, "total": 1})
+            next_turn(session, turn, reply=assistant("a giraffe"))
+            assert found('"a giraffe"') == (1, {"searched": 1, "total": 1})
+            rollout.finish(reward=1.0)
+            assert found("giraffe zebra") == (1, {"searched": 1, "total": 1})
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        ("dates", "assistant: A parser for [dates]."),
+        ("dates parser", "assistant: A [parser] for [dates]."),
+        ('"for dates"', "assistant: A parser [for dates]."),
+        ("parse*", "assistant: A [parse]r for dates."),
+        ("careful", "system: You are a [careful] helper. Answer in prose."),
+        ("foo_bar.py", "user: What is in [foo_bar.py]?"),
+        ("needle0", 'assistant: {"pattern": "[needle0]"}'),
+        ("nowhere", None),
+    ],
+)
+def test_the_line_that_was_found_is_shown_with_what_was_asked_for(run: Path, asked: str, line: str | None) -> None:
+    with answers_for(run) as answers:
+        row = answers.table({}, None)["rows"][0]
+        name = f"{row['id']}.0"
+        found = answers.lines({"q": asked, "rollouts": name})()["lines"][name]
+        if line is None:
+            assert found is None
+        else:
+            parts = "".join(f"[{part['text']}]" if part["found"] else part["text"] for part in found["parts"])
+            assert f"{found['role']}: {parts}" == line
+
+
+def test_a_long_line_is_cut_around_what_was_found(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "run", name="run") as tape, tape.rollout(task_id="t") as rollout:
+        text = "before " * 200 + "needle " + "after " * 200
+        first_turn(rollout.session(), prompt_messages=[user(text)])
+        rollout.finish(reward=1.0)
+    with answers_for(tmp_path / "run") as answers:
+        name = f"{answers.table({}, None)['rows'][0]['id']}.0"
+        parts = answers.lines({"q": "needle", "rollouts": name})()["lines"][name]["parts"]
+        assert [part["text"] for part in parts if part["found"]] == ["needle"]
+        assert sum(len(part["text"]) for part in parts) < 260
+        with pytest.raises(rolltape.RolltapeError, match="whole number"):
+            answers.lines({"q": "needle", "rollouts": "x.y"})
+
+
+def test_lines_need_words_and_are_limited(run: Path) -> None:
+    with answers_for(run) as answers:
+        for query in ({"q": "*", "rollouts": "x.0"}, {"q": "word", "rollouts": ",".join(["x.0"] * 65)}):
+            with pytest.raises(rolltape.RolltapeError, match="at least one word"):
+                answers.lines(query)

@@ -20,6 +20,6 @@ export function summarizedText(progress: Progress): string {
   return isIndexed(progress) ? `summarized ${count(progress.summarized)} of ${count(progress.total)}` : indexedText(progress);
 }
 
-export function searchableText(progress: Progress): string {
-  return `search covers ${count(progress.searchable)} of ${count(progress.total)}`;
+export function searchText(search: { searched: number; total: number }): string {
+  return `search covers ${count(search.searched)} of ${count(search.total)}`;
 }

@@ -64,6 +64,7 @@ class ViewServer:
                 web.get("/api/{r}/trained/{step}", self._trained),
                 web.get("/api/{r}/notes", self._notes),
                 web.get("/api/{r}/rollouts", self._rollouts),
+                web.get("/api/{r}/lines", self._lines),
                 web.get("/api/{r}/live", self._live, allow_head=False),
                 web.get("/api/{r}/groups/{group}", self._group),
                 web.get(rollout, self._rollout),
@@ -194,6 +195,9 @@ class ViewServer:
         asked = request.query.get("q", "").strip()
         searched = await self._in_thread(answers.search(asked)) if asked else None
         return await self._answer(request, encode_answer(answers.table(request.query, searched)))
+
+    async def _lines(self, request: web.Request) -> web.Response:
+        return await self._json(request, self._run_answers(request).lines(request.query))
 
     async def _group(self, request: web.Request) -> web.Response:
         return await self._json(request, (await self._load_rollout_answers(request)).group(request.match_info["group"]))

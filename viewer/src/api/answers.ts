@@ -195,7 +195,13 @@ export interface RowsAnswer {
   terms?: string[]; // of rewards, the most common first; absent in exported pages
   snapshot: number;
   progress?: Progress;
-  search?: { indexed: number; ended: number }; // how many of the ended rollouts a search looked through
+  search?: { searched: number; total: number }; // how many of the rollouts a search looked through
+}
+
+/** The line of a rollout in which a search finds most. */
+export interface FoundLine {
+  role: string;
+  parts: { text: string; found: boolean }[];
 }
 
 export interface ToolCall {

@@ -23,7 +23,7 @@ interface Batch {
 export class Pager {
   total = $state(0);
   matched = $state<number | null>(null); // null: not known yet
-  unsearched = $state(0); // ended rollouts that a search has not looked through yet
+  search = $state.raw<{ searched: number; total: number } | null>(null); // how much a search looked through
   progress = $state.raw<Progress | null>(null);
   error = $state.raw<AnswerError | null>(null);
   /** What is shown is replaced only together with the page that holds this row now. */
@@ -133,7 +133,7 @@ export class Pager {
       if (changes === this.#changes) this.#stale.delete(page);
       this.total = answer.total;
       this.matched = answer.matched;
-      this.unsearched = answer.search ? answer.search.ended - answer.search.indexed : 0;
+      this.search = answer.search ?? null;
       this.progress = answer.progress ?? null;
     }
     this.#pages = pages;

@@ -1,13 +1,14 @@
-"""Full-text search over the messages of rollouts that have ended.
+"""Full-text search over the messages of rollouts.
 
 A rollout is found if each word, and each phrase in quotes, occurs somewhere in its messages. System prompts, which
-thousands of rollouts share, are kept once.
+thousands of rollouts share, are kept once. The index on disk holds those that have ended; `LiveWords` holds those that
+run, in memory.
 """
 
 import json
 import re
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,16 @@ _BETWEEN = "\n\ue000\n"  # a word of its own, so that no phrase reaches from one
 # Scripts without spaces: each character is a word, and what is asked for a phrase.
 _UNSPACED = re.compile("([\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff])")
 _ASKED = re.compile(r'"([^"]*)"|(\S+)')
+_WORD = r"[^\W_]"  # a letter or a digit, as the index takes them
+# As in the index on disk, but with the texts: what a rollout said is replaced when it has said more.
+_LIVE_TABLES = """
+CREATE TABLE searchable (rollout INTEGER PRIMARY KEY);
+CREATE TABLE shared_messages (number INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE);
+CREATE TABLE shared_uses (shared INTEGER NOT NULL, rollout INTEGER NOT NULL, PRIMARY KEY (shared, rollout))
+    WITHOUT ROWID;
+CREATE VIRTUAL TABLE words USING fts5(text);
+CREATE VIRTUAL TABLE shared_words USING fts5(text);
+"""
 
 
 def add(connection: sqlite3.Connection, number: int, messages: Iterable[Message]) -> None:
@@ -31,7 +42,7 @@ def add(connection: sqlite3.Connection, number: int, messages: Iterable[Message]
             shared = (_shared_number(connection, message), number)
             connection.execute("INSERT OR IGNORE INTO shared_uses VALUES (?, ?)", shared)
         else:
-            own.append(_words(_text(message)))
+            own.append(_words(searched_text(message)))
     connection.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (number, _BETWEEN.join(own)))
     connection.execute("INSERT OR IGNORE INTO searchable VALUES (?)", (number,))
 
@@ -53,6 +64,56 @@ def search_terms(asked: str) -> list[str]:
         if any(character.isalnum() for character in text):
             terms.append(f'"{text}"' + ("*" if word.endswith("*") else ""))
     return terms
+
+
+def term_patterns(asked: str) -> list[re.Pattern[str]]:
+    """The same terms as expressions for a text: whole words, whatever stands between those of a phrase."""
+    patterns = []
+    for phrase, word in _ASKED.findall(asked):
+        words = re.findall(f"{_WORD}+", phrase or word.rstrip("*"))
+        if not words:
+            continue
+        begins = "" if _UNSPACED.match(words[0]) else f"(?<!{_WORD})"
+        ends = "" if word.endswith("*") or _UNSPACED.match(words[-1][-1]) else f"(?!{_WORD})"
+        patterns.append(re.compile(begins + r"[\W_]+".join(map(re.escape, words)) + ends, re.IGNORECASE))
+    return patterns
+
+
+class LiveWords:
+    """The words of rollouts that run, by their numbers in the index. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self._connection.executescript(_LIVE_TABLES)
+        self._held: dict[int, int] = {}  # number → how many turns were read
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def keep_only(self, numbers: Collection[int]) -> None:
+        """Forget all others: they have ended, and are in the index on disk."""
+        for number in [one for one in self._held if one not in numbers]:
+            self._forget(number)
+
+    def lacks(self, number: int, turns: int) -> bool:
+        """Whether a rollout has more turns than were read."""
+        return self._held.get(number) != turns
+
+    def put(self, number: int, turns: int, messages: Iterable[Message]) -> None:
+        """Make what a rollout has said so far searchable."""
+        self._forget(number)
+        add(self._connection, number, messages)
+        self._held[number] = turns
+
+    def find(self, asked: str) -> npt.NDArray[np.int64]:
+        """As `find`, among these rollouts."""
+        return find(self._connection, asked)
+
+    def _forget(self, number: int) -> None:
+        if self._held.pop(number, None) is not None:
+            self._connection.execute("DELETE FROM words WHERE rowid = ?", (number,))
+            for table in ("searchable", "shared_uses"):
+                self._connection.execute(f"DELETE FROM {table} WHERE rollout = ?", (number,))
 
 
 def distinct_messages(rollout: Rollout) -> Iterable[Message]:
@@ -82,7 +143,7 @@ def _shared_number(connection: sqlite3.Connection, message: Message) -> int:
     if row is not None:
         return int(row[0])
     number = connection.execute("INSERT INTO shared_messages (digest) VALUES (?)", (message.digest,)).lastrowid
-    connection.execute("INSERT INTO shared_words (rowid, text) VALUES (?, ?)", (number, _words(_text(message))))
+    connection.execute("INSERT INTO shared_words (rowid, text) VALUES (?, ?)", (number, _words(searched_text(message))))
     assert number is not None
     return number
 
@@ -92,7 +153,7 @@ def _words(text: str) -> str:
     return text if text.isascii() else _UNSPACED.sub(r" \1 ", text)
 
 
-def _text(message: Message) -> str:
+def searched_text(message: Message) -> str:
     """All text of a message: its thinking, its content, and its calls."""
     value = message.to_dict()
     parts = [

@@ -1,21 +1,25 @@
 """`RunAnswers`: the answers about one run as a whole: its overview, its table, and what a search finds."""
 
+import contextlib
+import sqlite3
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rolltape.errors import NoAnswer
+from rolltape.errors import NoAnswer, RolltapeError
 from rolltape.records.annotations import Annotations
 from rolltape.records.rollout import Status
 from rolltape.tape.index.database import read_about
 from rolltape.tape.index.index import NamedTries
 from rolltape.tape.index.queries import annotations_by_hand
-from rolltape.tape.index.search import find, search_terms
+from rolltape.tape.index.search import LiveWords, find, search_terms, term_patterns
 from rolltape.tape.stored import Key
 from rolltape.view.annotating import build_notes
+from rolltape.view.answers import parse_count
 from rolltape.view.run.change import build_change
+from rolltape.view.run.found_lines import find_line
 from rolltape.view.run.listing import Listing, Query
 from rolltape.view.run.overview import build_headline, build_overview
 from rolltape.view.run.rows import STATUS_CODE, Array
@@ -24,12 +28,15 @@ from rolltape.view.served_runs import ServedRun
 
 Work = Callable[[], Any]
 
+_MOST_LIVE = 1000  # running rollouts that are searched, those that began last
+_MOST_LINES = 64
+
 
 class Searched(NamedTuple):
     """The result of a search."""
 
     made: object  # identifies the index that was searched
-    searchable: int  # rollouts that were searched
+    searched: int  # rollouts
     numbers: Array  # of the rollouts that contain all words
 
 
@@ -49,6 +56,7 @@ class RunAnswers:
         self._listing: Listing | None = None
         self._overviews: dict[int | None, dict[str, Any]] = {}
         self._search_lock = threading.Lock()
+        self._live_words = LiveWords()
 
     def listing(self) -> Listing:
         """The table as it is now."""
@@ -87,14 +95,46 @@ class RunAnswers:
         return build_notes(held, {key: listing.name(row) for key, row in found.items() if row is not None})
 
     def search(self, asked: str) -> Work:
-        """Search the index for words."""
+        """Search for words: in the index what has ended, and what runs as far as it is recorded."""
         if not search_terms(asked):
             raise NoAnswer(f"q is {asked[:40]!r}, without a word; give at least one word")
+        listing = self.listing()
+        rows, running = listing.state.rows, np.flatnonzero(listing.statuses == STATUS_CODE[Status.RUNNING])
+        live = {row + 1: (rows.key(row), rows.get("turns", row)) for row in running[-_MOST_LIVE:].tolist()}
 
         def work() -> Searched:
             with self._search_lock, self.run.search_file.reading() as connection:
+                self._read_live(live)
                 ((searchable,),) = connection.execute("SELECT count(*) FROM searchable").fetchall()
-                return Searched(read_about(connection, "made"), searchable, find(connection, asked))
+                found = np.union1d(find(connection, asked), self._live_words.find(asked))
+                return Searched(read_about(connection, "made"), searchable + len(self._live_words), found)
+
+        return work
+
+    def _read_live(self, live: Mapping[int, tuple[Key, int]]) -> None:
+        """Bring the words of running rollouts up to date; one that cannot be read now is not searched."""
+        self._live_words.keep_only(live)
+        for number, (key, turns) in live.items():
+            if self._live_words.lacks(number, turns):
+                with contextlib.suppress(RolltapeError, OSError, sqlite3.Error):
+                    self._live_words.put(number, turns, self.run.index.messages(key))
+
+    def lines(self, query: Query) -> Work:
+        """The line of each named rollout in which a search finds most; `rollouts` are ids, each with its try."""
+        patterns, named = term_patterns(query.get("q", "")), query.get("rollouts", "").split(",")
+        if not patterns or len(named) > _MOST_LINES:
+            raise NoAnswer(f"give at least one word as q, and at most {_MOST_LINES} rollouts, as ID.TRY,ID.TRY")
+        parts = [one.rpartition(".") for one in named]
+        keys = [(rollout, parse_count({"try": tried}, "try", 0, 2**31)) for rollout, _, tried in parts]
+
+        def work() -> dict[str, Any]:
+            found = {}
+            for key in keys:
+                with contextlib.suppress(
+                    RolltapeError, OSError, sqlite3.Error
+                ):  # it is found, though it cannot be read
+                    found[f"{key[0]}.{key[1]}"] = find_line(self.run.index.messages(key), patterns)
+            return {"lines": found}
 
         return work
 
@@ -105,7 +145,7 @@ class RunAnswers:
         if searched.made != self.run.state.made:  # the index was made again meanwhile
             searched = Searched(None, 0, np.empty(0, np.int64))
         page = listing.page(query, listing.matching(query, searched.numbers))
-        return {**page, "search": {"indexed": searched.searchable, "ended": self.run.state.progress.ended}}
+        return {**page, "search": {"searched": searched.searched, "total": self.run.state.progress.total}}
 
     def holds(self, rollout: str) -> bool:
         """Whether the table has a rollout with exactly this id."""
