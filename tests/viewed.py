@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npm_packages import installing
-from rolltape.view.serve import served
+from rolltape.view.serve import ServedAddress, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -29,14 +29,21 @@ BUILT = ROOT / "src" / "rolltape" / "view" / "page"
 
 @contextmanager
 def page_over(*runs: Path, port: int = 0, base_path: str = "") -> Iterator[str]:
-    """The address of a server over runs, which has read them; it runs in a thread, since Playwright's calls block."""
+    """The address of a server over runs, which has read them."""
+    with serving(*runs, port=port, base_path=base_path) as there:
+        yield there.address.rstrip("/")
+
+
+@contextmanager
+def serving(*runs: Path, key: str | None = None, **given: Any) -> Iterator[ServedAddress]:
+    """A server over runs, which has read them; it runs in a thread, since Playwright's calls block."""
     loop = asyncio.new_event_loop()
-    ready: asyncio.Future[str] = loop.create_future()
+    ready: asyncio.Future[ServedAddress] = loop.create_future()
     over = asyncio.Event()
 
     async def serve() -> None:
-        async with served([str(run) for run in runs], port=port, base_path=base_path) as there:
-            ready.set_result(there.address.rstrip("/"))
+        async with served([str(run) for run in runs], key=key, **given) as there:
+            ready.set_result(there)
             await over.wait()
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
@@ -45,11 +52,12 @@ def page_over(*runs: Path, port: int = 0, base_path: str = "") -> Iterator[str]:
         deadline = time.monotonic() + 60
         while not ready.done() and thread.is_alive() and time.monotonic() < deadline:
             time.sleep(0.02)
-        address = ready.result()
-        for run in ask(address, "/api/runs")["runs"]:
-            while not _read(ask(address, f"/api/{run['r']}/overview")) and time.monotonic() < deadline:
+        there = ready.result()
+        address = there.address.rstrip("/")
+        for run in ask(address, "/api/runs", key)["runs"]:
+            while not _read(ask(address, f"/api/{run['r']}/overview", key)) and time.monotonic() < deadline:
                 time.sleep(0.1)
-        yield address
+        yield there
     finally:
         loop.call_soon_threadsafe(over.set)
         thread.join()
@@ -60,12 +68,13 @@ def _read(overview: Any) -> bool:
     return bool(overview["read_through"]) and not overview["pending"]
 
 
-def ask(address: str, path: str) -> Any:
-    return json.loads(ask_bytes(address, path))
+def ask(address: str, path: str, key: str | None = None) -> Any:
+    return json.loads(ask_bytes(address, path, key))
 
 
-def ask_bytes(address: str, path: str) -> bytes:
-    with urllib.request.urlopen(address + path) as answer:
+def ask_bytes(address: str, path: str, key: str | None = None) -> bytes:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    with urllib.request.urlopen(urllib.request.Request(address + path, headers=headers)) as answer:
         content: bytes = answer.read()
         return content
 

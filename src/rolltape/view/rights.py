@@ -24,6 +24,7 @@ _SHARED = {
     _ROLLOUT,
     f"{_ROLLOUT}/raw",
     f"{_ROLLOUT}/messages/{{digest}}",
+    f"{_ROLLOUT}/messages/{{digest}}/images/{{index}}",
     f"{_ROLLOUT}/samples/{{index}}/tokens",
     f"{_ROLLOUT}/turns/{{turn}}/tokens",
 }

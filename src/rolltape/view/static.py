@@ -10,6 +10,8 @@ from urllib.parse import quote
 import msgspec
 
 from rolltape.errors import ExportError, ViewError
+from rolltape.records.annotations import Annotations
+from rolltape.tape.stored import Key
 from rolltape.view.answers import encode_answer
 from rolltape.view.rollout.masking import Mask
 from rolltape.view.rollout.rollout_answers import RolloutAnswers
@@ -105,7 +107,14 @@ class StaticPages:
     def _run_blocks(self, chosen: Sequence[int]) -> Iterator[Block]:
         yield self._json("overview", self._answers.overview(None))
         yield self._json("tasks", self._answers.tasks({"limit": str(MOST_ROWS)}))
+        yield self._json("notes", self._answers.notes(self._chosen_annotations(chosen)))
         yield self._rows(chosen)
+
+    def _chosen_annotations(self, chosen: Sequence[int]) -> dict[Key, Annotations]:
+        """The tags and notes of the rollouts that are written."""
+        rows = self._run.state.rows
+        keys = {rows.key(row) for row in chosen}
+        return {key: one for key, one in self._answers.load_annotations().items() if key in keys}
 
     def _group_blocks(self, group: str, rows: Sequence[int]) -> Iterator[Block]:
         yield self._json(f"groups/{quote(group, safe='')}", self._answers.group(group, rows)())

@@ -1,6 +1,7 @@
 /** What the server answers. Numbers that JSON has no word for come as `{"$float": "nan"}`. */
 
 import type { Lengths, Preset } from "./steps";
+import type { Annotations } from "../notes/annotating.svelte";
 
 export type Num = number | { $float: "nan" | "inf" | "-inf" } | null | undefined;
 export type Counts = Record<string, number>;
@@ -154,6 +155,7 @@ export interface Overview {
   agents: Counts;
   tags: Counts;
   presets: Preset[];
+  notes?: number; // of all rollouts
 }
 
 export interface Row {
@@ -181,6 +183,8 @@ export interface Row {
   branches: number | null;
   forks: number | null;
   tags: string[];
+  inner_tags?: string[]; // of its turns and tokens
+  notes?: number;
   filter: string | null;
   started_ns: number | null;
   ended_ns: number | null;
@@ -319,6 +323,7 @@ export interface RolloutAnswer {
   samples: SampleRow[];
   policy: string;
   ledger: Counts;
+  annotations?: Annotations;
   tries: number[];
   problems?: string[]; // what of it is lost
   as_if_finished?: boolean; // it runs, and is shown as if it had ended now

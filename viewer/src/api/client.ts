@@ -21,10 +21,10 @@ async function failure(response: Response): Promise<AnswerError> {
   return new AnswerError(message, response.status, typeof error?.where === "string" ? error.where : null);
 }
 
-async function respond(path: string, signal?: AbortSignal): Promise<Response> {
+async function respond(path: string, signal?: AbortSignal, more: RequestInit = {}): Promise<Response> {
   let response: Response;
   try {
-    response = await fetch(served(path), { signal: signal ?? null, headers: { Accept: "application/json" } });
+    response = await fetch(served(path), { signal: signal ?? null, headers: { Accept: "application/json" }, ...more });
   } catch (error) {
     if (signal?.aborted) throw error;
     throw new AnswerError("the server does not answer; is `rolltape view` still running?", 0);
@@ -47,6 +47,12 @@ export async function json<T>(path: string, signal?: AbortSignal): Promise<T> {
   const found = embedded(path);
   if (found === null) throw notExported(path);
   return JSON.parse(found.text) as T;
+}
+
+/** Ask the server to write something. Only a script of this page can send the header. */
+export async function post<T>(path: string, body: unknown): Promise<T> {
+  const headers = { Accept: "application/json", "Content-Type": "application/json", "X-Rolltape-Write": "1" };
+  return (await (await respond(path, undefined, { method: "POST", headers, body: JSON.stringify(body) })).json()) as T;
 }
 
 export async function bytes(path: string, signal?: AbortSignal): Promise<ArrayBuffer> {

@@ -4,11 +4,12 @@ import type { Row, RowsAnswer } from "../api/answers";
 import { json } from "../api/client";
 import { isStatic } from "../api/embedded";
 import { float } from "../format";
+import { BOOKMARK } from "../notes/annotating.svelte";
 
 export const FILTERS = [
   "status", "stop_reason", "source", "task", "task_like", "environment", "agent", "model", "tag", "step", "group", "cause",
   "min_reward", "max_reward", "min_tokens", "max_tokens", "min_turns", "max_turns", "min_tool_errors", "max_tool_errors", "min_forks",
-  "rewarded", "truncated", "short", "edited_tests", "far", "filtered", "q",
+  "rewarded", "truncated", "short", "edited_tests", "far", "filtered", "noted", "bookmarked", "q",
 ] as const;
 export type Filter = (typeof FILTERS)[number];
 
@@ -17,7 +18,7 @@ export const FILTER_WORDS: Record<Filter, string> = {
   agent: "agent", model: "model", tag: "tag", step: "step", group: "group", cause: "fork by", min_reward: "reward ≥", max_reward: "reward ≤",
   min_tokens: "tokens ≥", max_tokens: "tokens ≤", min_turns: "turns ≥", max_turns: "turns ≤", min_tool_errors: "tool errors ≥",
   max_tool_errors: "tool errors ≤", min_forks: "forks ≥", rewarded: "reward above 0", truncated: "truncated", short: "very short",
-  edited_tests: "edited tests", far: "reward far from its group", filtered: "filtered out of training", q: "messages match",
+  edited_tests: "edited tests", far: "reward far from its group", filtered: "filtered out of training", noted: "noted", bookmarked: "bookmarked", q: "messages match",
 };
 // The rows of an export do not say these.
 const SERVED_ONLY: readonly string[] = ["cause", "short", "truncated", "edited_tests", "far"] satisfies Filter[];
@@ -46,6 +47,11 @@ const SORT_BY: Record<string, (row: Row) => number | string | null> = {
   trained_share: (row) => (row.trained_tokens === null || row.sampled_tokens === 0 ? null : row.trained_tokens / row.sampled_tokens),
 };
 
+/** Whether a rollout has a tag, of its own or of a turn or token. */
+export function hasTag(row: Row, tag: string): boolean {
+  return row.tags.includes(tag) || (row.inner_tags ?? []).includes(tag);
+}
+
 function passes(row: Row, query: URLSearchParams): boolean {
   const is = (name: string, value: string | number | null) => !query.has(name) || query.get(name) === String(value);
   const limit = (name: string) => (query.has(name) ? Number(query.get(name)) : null);
@@ -57,7 +63,9 @@ function passes(row: Row, query: URLSearchParams): boolean {
     (row.task ?? "").toLowerCase().includes((query.get("task_like") ?? "").toLowerCase()) &&
     (!query.has("rewarded") || (query.get("rewarded") === "yes") === ((float(row.reward) ?? 0) > 0)) &&
     atLeast("min_turns", row.turns) && atMost("max_turns", row.turns) && atLeast("min_tool_errors", row.tool_errors) && atMost("max_tool_errors", row.tool_errors) &&
-    (!query.has("tag") || row.tags.includes(query.get("tag") ?? "")) &&
+    (!query.has("tag") || hasTag(row, query.get("tag") ?? "")) &&
+    (!query.has("noted") || (query.get("noted") === "yes") === ((row.notes ?? 0) > 0)) &&
+    (!query.has("bookmarked") || (query.get("bookmarked") === "yes") === hasTag(row, BOOKMARK)) &&
     (!query.has("filtered") || (query.get("filtered") === "yes") === (row.filter !== null)) &&
     atLeast("min_reward", float(row.reward)) && atMost("max_reward", float(row.reward)) &&
     atLeast("min_tokens", row.sampled_tokens) && atMost("max_tokens", row.sampled_tokens) && atLeast("min_forks", row.forks)

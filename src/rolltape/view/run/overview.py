@@ -55,6 +55,7 @@ def build_overview(listing: Listing, step: int | None = None) -> dict[str, Any]:
         "versions": list(listing.versions),
         **{name: _texts(listing, column, rows) for name, column in _TEXT_COUNTS.items()},
         "tags": _tags(listing, rows),
+        "notes": int(listing.state.rows.columns["notes"][rows].sum()),
         "presets": listing.oddities.presets(rows),
         "snapshot": state.snapshot,
     }
