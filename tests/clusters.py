@@ -32,7 +32,7 @@ class Nodes:
     def address(self) -> str:
         return str(self._cluster.address)
 
-    def grow_to(self, count: int, **resources: float) -> None:
+    def grow_to(self, count: int, **resources: Any) -> None:
         while len(self._held) < count:
             disk = self._disks / str(self._made)
             disk.mkdir()

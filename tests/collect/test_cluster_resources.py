@@ -1,8 +1,10 @@
 """What attempts and engines take of a Ray cluster: shipped modules, reserved processors, engines on nodes with GPUs."""
 
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import ray
@@ -33,8 +35,8 @@ async def test_no_more_attempts_run_at_once_than_there_is_room_reserved_for(clus
         )
     assert engine.most_at_once == 2, "two nodes with one processor each"
     assert finished_per_task(tmp_path / "run") == {task["id"]: 2 for task in SUMS}
-    with ray.init(address=cluster.address, logging_level="ERROR"):
-        wait_until(lambda: ray.available_resources().get("CPU") == 2)
+    with ray.init(address=cluster.address, logging_level=logging.ERROR):
+        wait_until(lambda: cast("Any", ray).available_resources().get("CPU") == 2)
 
 
 async def test_a_folder_of_modules_is_shipped_to_the_nodes(

@@ -77,7 +77,7 @@ def test_trajectories_as_harbor_writes_them(tmp_path: Path) -> None:
 
 
 def test_datasets_as_hugging_face_saves_them(tmp_path: Path) -> None:
-    from datasets import Dataset, DatasetDict
+    from datasets import Dataset, DatasetDict  # type: ignore[import-untyped]
 
     rows = Dataset.from_list([{"messages": [QUESTION, ANSWER]}, {"messages": [QUESTION, {**ANSWER, "content": "5"}]}])
     rows.save_to_disk(tmp_path / "one")
