@@ -181,3 +181,18 @@ def test_a_name_whose_tokenizer_is_in_the_hub_cache_is_that_folder(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     found = resolve_model("Qwen/Some", None, [SGLANG])
     assert (found.folder, found.name) == (revision, "Qwen/Some")
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (("--max-time", "nan"), "--max-time is nan; give more than 0"),
+        (("--max-cost", "5"), "--max-cost is 5, but nothing has a price; give --price-in and --price-out"),
+        (("--price-in", "1"), "--price-in and --price-out go together; give both"),
+    ],
+)
+def test_what_is_wrong_with_settings_is_told_by_the_names_of_flags(
+    flags: tuple[str, ...], problem: str, tmp_path: Path, cli: Cli
+) -> None:
+    failed = cli("collect", task_file(tmp_path), "--run", tmp_path / "run", *flags)
+    assert (failed.code, failed.err) == (2, f"rolltape: {problem}\n")

@@ -1,9 +1,10 @@
 """`rolltape collect`: run an agent on tasks through the gateway, and record the rollouts."""
 
 import contextlib
+import re
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rolltape.cli.options import (
     EngineOptions,
@@ -16,9 +17,14 @@ from rolltape.cli.options import (
 from rolltape.cli.parameters import argument, option
 from rolltape.cli.record.cluster_options import ClusterOptions
 from rolltape.cli.record.sandbox_options import SandboxOptions
-from rolltape.errors import UsageError
+from rolltape.errors import CollectError, UsageError
 from rolltape.traces import Capture
 
+if TYPE_CHECKING:
+    from rolltape.collect.settings import CollectSettings
+
+# Names of settings in an error. Flags have no unit in their name.
+_SETTING = re.compile(r"\b([a-z]+(?:_[a-z]+)+?)(?:_s)?\b")
 _task_option = partial(option, section="Tasks")
 _run_option = partial(option, section="Run")
 _agent_option = partial(option, section="Agent")
@@ -188,7 +194,6 @@ def collect(
     """Run an agent on tasks and record the rollouts."""
     from rolltape.cli.record.collect_run import run_collection
     from rolltape.collect.agents import is_program
-    from rolltape.collect.settings import CollectSettings
     from rolltape.gateway.engines.request_limit import RequestLimit
 
     cluster = clustering.settings()
@@ -207,7 +212,7 @@ def collect(
     if not timeout_s > 0:
         raise UsageError(f"--timeout {timeout_s:g}: give more than 0 seconds")
     sampling = engines.forced_sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_reply_tokens)
-    settings = CollectSettings(
+    settings = _make_settings(
         source=source,
         split=split,
         limit=limit,
@@ -262,6 +267,16 @@ def collect(
 
         return print_previews(settings, run, as_json=as_json)
     return run_collection(settings, run, out, cluster, resume=resume, as_json=as_json, max_ahead=max_ahead)
+
+
+def _make_settings(**fields: Any) -> "CollectSettings":
+    """The settings. What is wrong with them is told by the names of the flags."""
+    from rolltape.collect.settings import CollectSettings
+
+    try:
+        return CollectSettings(**fields)
+    except CollectError as error:
+        raise UsageError(_SETTING.sub(lambda found: f"--{found[1].replace('_', '-')}", str(error))) from None
 
 
 def _parse_traces(given: str) -> tuple[Capture, float | None]:
