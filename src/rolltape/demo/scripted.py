@@ -64,7 +64,7 @@ def spoken(message: Message) -> list[str]:
     return [message["content"], *(f"{function['name']} {function['arguments']}" for function in functions)]
 
 
-class ScriptedModel:
+class ScriptedEngine:
     """Stands for tokenizer, chat template and inference engine: renders prompts, and "samples" what the script says."""
 
     def __init__(self, folder: Path) -> None:
@@ -110,7 +110,7 @@ class ScriptedModel:
 def record(path: Path) -> None:
     """Two attempts at one task: one that works it out, and one that gives up."""
     with rolltape.open(path, name="demo") as tape:
-        engine = ScriptedModel(path)
+        engine = ScriptedEngine(path)
         tape.announce_version("7")
         with tape.rollout(task_id="fix-parser", step=12, attempt=0, source="demo:train", model="words") as rollout:
             _work_it_out(rollout.session(tools=TOOLS, stop_ids=[engine.end], tokenizer="tokenizer.json"), engine)
@@ -122,7 +122,7 @@ def record(path: Path) -> None:
         tape.announce_version("8")
 
 
-def _work_it_out(session: Any, engine: ScriptedModel) -> None:
+def _work_it_out(session: Any, engine: ScriptedEngine) -> None:
     first = _ask(session, engine, [SYSTEM, TASK], engine.reply(LOOK, "7"))
     _go_on(session, engine, first, FAILED, engine.reply(GARBLED, "7"))
     retried = _go_on(session, engine, first, FAILED, engine.reply(DELEGATE, "7"))
@@ -136,13 +136,13 @@ def _work_it_out(session: Any, engine: ScriptedModel) -> None:
     _ask(session, engine, [SYSTEM, SUMMARY], engine.reply(NOTE, "8"))
 
 
-def _ask(session: Any, engine: ScriptedModel, messages: list[Message], reply: dict[str, Any]) -> Turn:
+def _ask(session: Any, engine: ScriptedEngine, messages: list[Message], reply: dict[str, Any]) -> Turn:
     """A turn given with its whole prompt."""
     turn: Turn = session.record_turn(prompt_messages=messages, prompt_ids=engine.prompt(*messages), **reply)
     return turn
 
 
-def _go_on(session: Any, engine: ScriptedModel, after: Turn, message: Message, reply: dict[str, Any]) -> Turn:
+def _go_on(session: Any, engine: ScriptedEngine, after: Turn, message: Message, reply: dict[str, Any]) -> Turn:
     """A turn given as what is new after an earlier one."""
     turn: Turn = session.record_turn(
         after=after, new_messages=[message], new_prompt_ids=engine.prompt(message), **reply

@@ -46,7 +46,7 @@ class LoadedWeights(NamedTuple):
 class _Member:
     def __init__(self, engine: Engine, limit: RequestLimit) -> None:
         self.engine = engine
-        self.queue = RequestQueue(limit)
+        self.queue = None if limit == RequestLimit() else RequestQueue(limit)
         self.up = True
         self.sessions = 0
         self.facts: EngineFacts | None = None
@@ -136,7 +136,8 @@ class EnginePool:
         """Wait until the session's engine may be asked, inside the block. False: the caller has left meanwhile."""
         with suppress(EngineUnreachable):  # whoever asks is told
             self.pick(session)
-        if (member := self._of_session.get(session)) is None:
+        member = self._of_session.get(session)
+        if member is None or member.queue is None:
             yield True
             return
         async with member.queue.turn(left) as is_awaited:
