@@ -242,6 +242,37 @@ def test_long_texts_are_folded_on_a_terminal_only(cli: Cli, talk: Path) -> None:
     assert "line 100" in cli("show", talk).out
 
 
+def test_long_replies_and_many_turns_are_folded_on_a_terminal_with_and_without_colors(cli: Cli, tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="t") as rollout:
+        session = rollout.session()
+        messages, ids = [said("user", "go")], [1]
+        for turn in range(40):
+            sampled = list(range(1000, 6000 if turn == 0 else 1003))
+            reply = said("assistant", f"reply {turn}")
+            session.record_turn(
+                prompt_messages=messages,
+                prompt_ids=ids,
+                sampled_ids=sampled,
+                logprobs=[-0.5] * len(sampled),
+                reply=reply,
+                finish="stop",
+            )
+            messages, ids = [*messages, reply, said("user", "more")], [*ids, *sampled, 2]
+        rollout.finish(reward=1.0)
+    # The first reply has 5,000 tokens, of which 600 are shown. Of 80 parts 24 are shown first, and 12 last.
+    tokens = ("show", tmp_path / "run", "--part", "tokens")
+    for printed in (
+        STYLE.sub("", on_terminal(*tokens, columns=80, TERM="xterm-256color")),
+        on_terminal(*tokens, columns=80, NO_COLOR="1"),
+    ):
+        assert "… 4,400 tokens …" in printed
+        assert "… 88 tokens, among them 22 replies …" in printed
+        assert len(printed) < 8_000
+    piped = cli(*tokens).out
+    assert "«3000»" in piped
+    assert "…" not in piped
+
+
 def test_the_transcript_fits_a_narrow_terminal(talk: Path) -> None:
     printed = on_terminal("show", talk, "--part", "transcript", columns=44, errors=False)
     body = [line for line in STYLE.sub("", printed).splitlines() if line.startswith("  ")]

@@ -223,7 +223,10 @@ def test_a_run_shows_its_latest_rollouts(tmp_path: Path) -> None:
             with tape.rollout(task_id="t", attempt=attempt) as rollout:
                 rollout.session().record_turn(**turn())
                 rollout.finish(reward=float(attempt % 2))
-    text = parsed(rolltape.read(tmp_path / "run")).text
+    shown = rolltape.read(tmp_path / "run")
+    aligned = re.findall(r'<th class="rt-number">(\w+)', shown._repr_html_())
+    assert aligned == ["step", "attempt", "reward", "turns", "sampled"]
+    text = parsed(shown).text
     assert "30 rollouts, 30 finished, mean reward 0.5, 60 sampled tokens" in text
     assert "10 earlier rollouts left out" in text
     assert parsed(_empty(tmp_path / "empty")).text.endswith("0 rollouts, 0 sampled tokens")

@@ -95,7 +95,7 @@ def test_a_link_to_a_turn_or_a_token_opens_there(page: Page, address: str) -> No
     expect(page.locator("[data-turn].selected > header > a")).to_have_text("turn 2")
     page.goto(f"{address}/exp/rollout/{rollout}/tokens/0/7?by=probability")
     expect(page.locator(".t.chosen")).to_have_attribute("data-token", "7")
-    expect(page.get_by_role("button", name="Probability")).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_role("button", name="Probability", exact=True)).to_have_attribute("aria-pressed", "true")
     page.go_back()
     expect(page.locator("[data-turn].selected > header > a")).to_have_text("turn 2")
 

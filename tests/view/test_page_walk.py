@@ -87,7 +87,7 @@ def test_the_token_with_the_largest_mismatch_is_one_click_away(page: Page, addre
     chosen = page.locator(".t.chosen")
     expect(chosen).to_have_attribute("data-token", str(PLACE))
     assert at["rollout"] in page.url
-    expect(page.get_by_role("button", name="Mismatch KL")).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_role("button", name="Mismatch KL", exact=True)).to_have_attribute("aria-pressed", "true")
     # exp(3) - 3 - 1: what the trainer saw in its second look, not in its first.
     expect(page.locator(".inspector")).to_contain_text("16.085")
     looks = page.get_by_label("Which of the trainer's passes over the sample")

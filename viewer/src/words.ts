@@ -1,4 +1,54 @@
-/** Statuses, fates, fork causes and flags in plain words. An unknown one is shown as it came. */
+/** Terms, statuses, fates, fork causes and flags in plain words. An unknown one is shown as it came. */
+
+/** What a newcomer reads where a term is pointed at, and in the help. */
+export const TERMS = {
+  run: "One recorded experiment: a directory.",
+  step: "The training step, or policy iteration, that a rollout was made for.",
+  task: "Something to attempt, such as a question, a game or an issue to fix.",
+  rollout: "One attempt at one task at one step, with everything that was said, sampled and rewarded in it.",
+  attempt: "The number of a rollout within its group: 0, 1, and so on.",
+  try: "The same rollout run again, for example after the machine broke: 0, 1, and so on.",
+  group: "The rollouts of one task at one step. Advantages compare them with each other.",
+  reward: "The number that a rollout was given for how it ended. A rollout that the infrastructure broke has none.",
+  "reward term": "One of the numbers that a reward was computed from.",
+  spread: "The standard deviation of rewards. In a group without spread no attempt is better than another, so it teaches nothing.",
+  session: "One agent's connection to the gateway. A sub-agent may have its own.",
+  turn: "One reply of the model, with the prompt that it was sampled from.",
+  segment: "One stretch of a reply that was sampled under one weight version.",
+  fork: "A place where a conversation departs from an earlier one, so that its prompt does not extend the ids before it.",
+  "fork cause": "Why a conversation departs from an earlier one: a retry, a compaction, a sub-agent, a rewritten reply, and others.",
+  branch: "A path through the turns of a session, from its first prompt to a turn that nothing continues.",
+  "cut policy": "The rules by which turns become samples: exact, keep-head or slime.",
+  sample: "One training row: the ids of turns that continue each other, and which of them train.",
+  ledger: "Where every sampled token goes: it is trained, masked for a stated reason, or dropped for a stated reason.",
+  fate: "What becomes of a sampled token: trained, masked or dropped, and why.",
+  trained: "The token carries loss, because a trainer learns from it under this cut policy.",
+  masked: "The token is part of a sample, but carries no loss.",
+  dropped: "The token is part of no sample.",
+  "sampled token": "A token that the model produced, unlike those of prompts and tool results.",
+  credit: "The numbers that a sample carries: its share of the reward, its advantage and its loss weight.",
+  advantage: "How much better an attempt was than its group, which is what its tokens are reinforced by.",
+  "loss weight": "How much a sample counts in the loss, among those of its rollout.",
+  logprob: "The natural logarithm of the probability with which the engine sampled a token. 0 is certain, -2.3 is one in ten.",
+  probability: "The chance with which the engine sampled a token.",
+  entropy: "How undecided the model was at a token, in nats. 0 is certain, 0.69 is a coin toss.",
+  ratio: "The trainer's probability of a token, divided by the engine's. 1 means that both agree.",
+  "mismatch KL": "How far trainer and engine disagree about a token: ratio - log ratio - 1. 0 means that they agree.",
+  "weight version": "Which weights sampled a token.",
+  staleness: "How many weight versions a rollout is behind the newest that was announced when it began.",
+  "token record": "One sequence as the trainer saw it, with its values for every token.",
+  "pass@1": "The chance that one attempt solves a task, as a mean over tasks.",
+  "pass@k": "The chance that at least one of k attempts solves a task, as a mean over tasks.",
+  "standard error": "How far the mean would typically move if the rollouts were drawn again.",
+  status: "How a rollout stands: running, finished, failed (the infrastructure broke it), or lost (its writer died).",
+  "stop reason": "Why a finished rollout ended: it was completed, ran out of turns, tokens or time, and others.",
+  environment: "What gives the tasks, answers the agent and rewards it.",
+  agent: "The program that talks to the model: a chat loop, a coding agent, and others.",
+  trace: "The readable record of a rollout.",
+  index: "A database of what the run holds, made from the tape. The page reads it, and it may be behind while a large run is opened.",
+} as const;
+
+export type TermName = keyof typeof TERMS;
 
 export const STATUS: Record<string, string> = {
   running: "has not ended",

@@ -1,6 +1,6 @@
 """Self-contained pieces of HTML: no scripts, no external resources, all text escaped."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from rolltape.records.wording import visible
@@ -34,6 +34,7 @@ background:rgba(128,128,128,.22);font-style:italic}
 .rolltape .rt-block:first-child{border-top:0}
 .rolltape table.rt-rows{border-collapse:collapse;margin:4px 0}
 .rolltape table.rt-rows td,.rolltape table.rt-rows th{padding:1px 10px 1px 0;text-align:left;background:none}
+.rolltape table.rt-rows .rt-number{text-align:right;font-variant-numeric:tabular-nums}
 """.replace("\n", "")
 
 
@@ -72,8 +73,11 @@ def gap(what: str) -> str:
     return f'<span class="rt-gap">{text(what)}</span>'
 
 
-def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table of texts."""
-    lines = ["".join(f"<th>{text(cell)}</th>" for cell in header)]
-    lines += ["".join(f"<td>{clipped(cell, 80)}</td>" for cell in row) for row in rows]
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str]) -> str:
+    """A table of texts; columns are right-aligned, so that digits stand below each other, unless named in `left`."""
+    sides = ["" if name in left else ' class="rt-number"' for name in header]
+    lines = ["".join(f"<th{side}>{text(cell)}</th>" for side, cell in zip(sides, header, strict=True))]
+    lines += [
+        "".join(f"<td{side}>{clipped(cell, 80)}</td>" for side, cell in zip(sides, row, strict=True)) for row in rows
+    ]
     return f'<table class="rt-rows">{"".join(f"<tr>{line}</tr>" for line in lines)}</table>'

@@ -57,7 +57,7 @@ def run_html(run: Run) -> str:
         div("title", text(f"run {run.name}")),
         div("quiet", text(run.location)),
         div("facts", text(", ".join(facts))),
-        table(header, cells) if cells else "",
+        table(header, cells, left=("rollout", "task", "status")) if cells else "",
         gap(f"{plural(earlier, 'earlier rollout')} left out") if earlier else "",
     )
 

@@ -3,6 +3,8 @@
 import { runsOf } from "../text/visible";
 import type { Span, TokenSheet } from "./decode";
 
+export const LINE = 24; // the height of a line, in pixels
+
 export interface SheetLine {
   head: number; // index of the span that begins here, whose title the line shows; else -1
   first: number; // pieces [first, last)

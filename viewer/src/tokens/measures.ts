@@ -1,11 +1,12 @@
 /** What tokens can be colored by, and which class of color a value gets. */
 
-import { fateFamily } from "../words";
+import { type TermName, fateFamily } from "../words";
 import type { TokenSheet } from "./decode";
 
 export interface Measure {
   key: string;
   name: string;
+  term?: TermName;
   about: string;
   kind: "more" | "around" | "kinds";
   needs: string;
@@ -43,7 +44,8 @@ function measure(
   key: string, name: string, about: string, needs: string, value: Measure["value"], tint: (value: number) => string,
   badness: (value: number) => number, scale: string[], worst: string, from: string, kind: Measure["kind"] = "more",
 ): Measure {
-  return { key, name, about, kind, needs, value, scale, worst, from, tint: (sheet, token) => tint(value(sheet, token)), badness: (sheet, token) => badness(value(sheet, token)) };
+  const term = TERM[key];
+  return { key, name, ...(term ? { term } : {}), about, kind, needs, value, scale, worst, from, tint: (sheet, token) => tint(value(sheet, token)), badness: (sheet, token) => badness(value(sheet, token)) };
 }
 
 const surprise = ramp([0.05, 0.3, 1, 2.3, 4.6, 7]);
@@ -67,6 +69,8 @@ function topEntropy(sheet: TokenSheet, token: number): number {
   return known ? sum - (rest > 1e-9 ? rest * Math.log(rest) : 0) : Number.NaN;
 }
 
+const TERM: Record<string, TermName> = { logprob: "logprob", probability: "probability", entropy: "entropy", top_entropy: "entropy", advantage: "advantage", ratio: "ratio", mismatch_kl: "mismatch KL" };
+
 export const MEASURES: Measure[] = [
   measure("logprob", "Logprob", "of the sampled token, as the engine gave it", "logprob", column("logprob"), (x) => surprise(-x), (x) => -x, ["−0.05", "−0.3", "−1", "−2.3", "−4.6", "−7"], "least likely", "at most"),
   measure("probability", "Probability", "exp of the logprob", "logprob", (sheet, token) => Math.exp(sheet.value("logprob", token)), (x) => unlikely(1 - x), (x) => 1 - x, ["95 %", "75 %", "37 %", "10 %", "1 %", "0.1 %"], "least likely", "at most"),
@@ -76,12 +80,12 @@ export const MEASURES: Measure[] = [
   measure("ratio", "Importance ratio", "trainer over inference probability", "log_ratio", column("ratio"), (x) => around([0, 0.1, 0.5])(Math.log(x)), (x) => Math.abs(Math.log(x)), ["0.61", "0.90", "1", "1", "1.11", "1.65"], "furthest from 1", "", "around"),
   measure("mismatch_kl", "Mismatch KL", "ratio − log ratio − 1", "mismatch_kl", column("mismatch_kl"), mismatch, same, ["1e-6", "1e-4", "1e-3", "0.01", "0.1", "1"], "largest mismatch", "at least"),
   {
-    key: "version", name: "Weight version", about: "which weights sampled the token", kind: "kinds", needs: "version", value: column("version"), scale: [], worst: "oldest", from: "",
+    key: "version", name: "Weight version", term: "weight version", about: "which weights sampled the token", kind: "kinds", needs: "version", value: column("version"), scale: [], worst: "oldest", from: "",
     badness: (sheet, token) => { const at = sheet.value("version", token); return at < 0 ? Number.NaN : -at; },
     tint: (sheet, token) => { const at = sheet.value("version", token); return at < 0 || Number.isNaN(at) ? "" : `k${at % 6}`; },
   },
   {
-    key: "trained", name: "Trained or masked", about: "what becomes of the token, and why", kind: "kinds", needs: "trained", value: column("trained"), scale: [], worst: "masked", from: "",
+    key: "trained", name: "Trained or masked", term: "fate", about: "what becomes of the token, and why", kind: "kinds", needs: "trained", value: column("trained"), scale: [], worst: "masked", from: "",
     badness: (sheet, token) => { const fate = fateOf(sheet, token); return fate === null || fate === "trained" ? Number.NaN : 1; },
     tint: (sheet, token) => { const fate = fateOf(sheet, token); return fate === null ? "" : fate.startsWith("loss:") ? "f-loss" : `f-${fateFamily(fate)}`; },
   },

@@ -63,7 +63,7 @@ class TokenPrinter:
         self._by = by
         self._as_json = as_json
         self._records = None if by.column is None else TokenRecords(Path(run))
-        self._painter = Painter(color_system(), full=full)
+        self._painter = Painter(color_system(), full=full or terminal_width() is None)
         self._legend = ""  # the last one printed
 
     def check(self, made: Linearized) -> None:

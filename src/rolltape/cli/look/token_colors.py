@@ -10,15 +10,15 @@ import numpy.typing as npt
 from rich.color import ColorSystem
 from rich.style import Style
 
-from rolltape.cli.screen import number, visible
+from rolltape.cli.screen import count, number, plural, visible
 from rolltape.errors import UsageError
 from rolltape.records.sample import Sample
 from rolltape.records.token_record import TokenRecord
 from rolltape.samples.spelling import PART, Spell, marked_tokens, token_texts
 
 _HEAT = ("0.05", "0.3", "1", "2.3", "4.6", "7")
-_LONGEST_CONTEXT = 400  # tokens
-_LONGEST_REPLY = 4_000
+_LONGEST_CONTEXT, _LONGEST_REPLY = 200, 600  # tokens of one part that are shown on a terminal
+_FIRST_PARTS, _LAST_PARTS = 24, 12  # replies, and what lies between them
 _ELSEWHERE, _CONTEXT, _FOLDED = "underline", "dim", "bold"
 
 Values = npt.NDArray[np.float64]
@@ -202,9 +202,12 @@ class Painter:
         return f"{by}: " + " ".join(self._painted(f" {visible(name)} ", style) for name, style in named if style)
 
     def tokens(self, sample: Sample, spell: Spell | None, given: MeasuredTokens) -> Iterator[str]:
-        """The sample in pieces: colored, with the middle of long parts folded; or marked."""
+        """The sample in pieces, colored or marked, with the middle of long parts folded unless `full`."""
         if self._system is None:
-            yield _marked_line(sample, spell, given)
+            marked = _marked_texts(sample, spell, given)
+            for start, stop, folded in self._shown(sample):
+                yield visible(" ".join(marked[start:stop]))
+                yield self._fold_line(folded) or (" " if start < stop < len(marked) else "")
             return
         texts = token_texts(sample.ids.tolist(), spell)
         styles = self._styles_of(sample, given)
@@ -213,8 +216,10 @@ class Painter:
             for at in range(start, stop):
                 yield from self._token("" if texts[at] == PART else texts[at], styles[at])
                 yield between
-            if folded:
-                yield "\n" + self._painted(f"… {folded:,} tokens …", _FOLDED) + "\n"
+            yield self._fold_line(folded)
+
+    def _fold_line(self, folded: str) -> str:
+        return "\n" + self._painted(f"… {folded} …", _FOLDED) + "\n" if folded else ""
 
     def _token(self, text: str, style: str) -> Iterator[str]:
         *lines, rest = text.replace("\t", "⇥   ").split("\n")
@@ -222,16 +227,23 @@ class Painter:
             yield self._painted(f"{visible(line)}↵", style) + "\n"
         yield self._painted(visible(rest), style)
 
-    def _shown(self, sample: Sample) -> Iterator[tuple[int, int, int]]:
-        """Ranges of tokens to show, and how many are folded after each."""
+    def _shown(self, sample: Sample) -> Iterator[tuple[int, int, str]]:
+        """Ranges of tokens to show, and what is folded after each."""
         changes = np.flatnonzero(np.diff(sample.sampled_mask)) + 1
-        for start, stop in pairwise([0, *changes.tolist(), len(sample.ids)]):
-            limit = _LONGEST_REPLY if sample.sampled_mask[start:stop].any() else _LONGEST_CONTEXT
+        parts = list(pairwise([0, *changes.tolist(), len(sample.ids)]))
+        hidden = [] if self._full else parts[_FIRST_PARTS:-_LAST_PARTS]
+        for start, stop in parts:
+            if hidden and hidden[0][0] <= start < hidden[-1][1]:
+                if start == hidden[0][0]:
+                    replies = sum(bool(sample.sampled_mask[first]) for first, _ in hidden)
+                    yield start, start, f"{plural(hidden[-1][1] - start, 'token')}, among them {count(replies)} replies"
+                continue
+            limit = _LONGEST_REPLY if sample.sampled_mask[start] else _LONGEST_CONTEXT
             if self._full or stop - start <= limit:
-                yield start, stop, 0
+                yield start, stop, ""
             else:
-                yield start, start + limit // 2, stop - start - 2 * (limit // 2)
-                yield stop - limit // 2, stop, 0
+                yield start, start + limit // 2, plural(stop - start - 2 * (limit // 2), "token")
+                yield stop - limit // 2, stop, ""
 
     def _styles_of(self, sample: Sample, given: MeasuredTokens) -> list[str]:
         plain = np.where(sample.sampled_mask, "", _CONTEXT).tolist()
@@ -262,9 +274,10 @@ class Painter:
         return self._styles[style].render(text, color_system=self._system)
 
 
-def _marked_line(sample: Sample, spell: Spell | None, given: MeasuredTokens) -> str:
+def _marked_texts(sample: Sample, spell: Spell | None, given: MeasuredTokens) -> list[str]:
+    """Each token with its marks and, unless these say it, its value."""
     marked = marked_tokens(sample, spell)
-    if given.by is not Measure.TRAINED:
-        values = value_texts(given, sample.versions)
-        marked = [f"{token}={value}" if value else token for token, value in zip(marked, values, strict=True)]
-    return visible(" ".join(marked))
+    if given.by is Measure.TRAINED:
+        return marked
+    values = value_texts(given, sample.versions)
+    return [f"{token}={value}" if value else token for token, value in zip(marked, values, strict=True)]
