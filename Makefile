@@ -88,7 +88,7 @@ test-release: setup npm chromium bwrap podman
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --quiet
-	@echo site/index.html
+	@echo 'site/index.html; its search needs a server: $(BIN)/python -m http.server --directory site --bind 127.0.0.1'
 
 page: npm
 	cd viewer && npm ci && npm run build
