@@ -47,11 +47,10 @@ def _record(tape: Any, task: str, attempt: int, reward: float | None, *, version
             weight_version=version,
         )
         found = "12" if reward else "11"
+        log = "\n".join(f"step {number} is done" for number in range(30))
         session.record_turn(
             after=first,
-            new_messages=[
-                {"role": "tool", "tool_call_id": "1", "content": f"line one\nthe sum is {found}\nline three"}
-            ],
+            new_messages=[{"role": "tool", "tool_call_id": "1", "content": f"{log}\nthe sum is {found}\nthe end"}],
             new_prompt_ids=[6],
             sampled_ids=[7] * (3 if version == "v0" else 5),
             logprobs=[-0.5] * (3 if version == "v0" else 5),

@@ -5,6 +5,8 @@ import { isStatic, staticPage } from "./api/embedded";
 
 export type Place =
   | { view: "runs" }
+  | { view: "comparison" } // of two runs
+  | { view: "diff" } // of two rollouts
   | { view: "run"; r: string }
   | { view: "rollouts"; r: string }
   | { view: "tasks"; r: string }
@@ -39,6 +41,7 @@ function decoded(part: string): string {
 export function placeOf(path: string): Place {
   const [r, kind, id, ...rest] = path.split("/").filter(Boolean).map(decoded);
   if (r === undefined) return { view: "runs" };
+  if (kind === undefined && (r === "compare" || r === "diff")) return { view: r === "diff" ? "diff" : "comparison" };
   if (kind === undefined) return { view: "run", r };
   if (kind === "rollouts" && id === undefined) return { view: "rollouts", r };
   if (kind === "tasks" && id === undefined) return { view: "tasks", r };
@@ -166,7 +169,20 @@ function queryOf(filter: Record<string, string>): string {
   return query ? `?${query}` : "";
 }
 
+/** One try of a rollout. */
+export interface RolloutPlace {
+  r: string;
+  id: string;
+  try: number;
+}
+
+function side(letter: "a" | "b", one: RolloutPlace): Record<string, string> {
+  return { [letter]: one.r, [`${letter}_rollout`]: one.id, ...(one.try ? { [`${letter}_try`]: String(one.try) } : {}) };
+}
+
 export const paths = {
+  comparison: (filter: Record<string, string>) => `/compare${queryOf(filter)}`,
+  diff: (a: RolloutPlace, b: RolloutPlace) => `/diff${queryOf({ ...side("a", a), ...side("b", b) })}`,
   run: (r: string) => `/${part(r)}`,
   rollouts: (r: string, filter: Record<string, string> = {}) => `/${part(r)}/rollouts${queryOf(filter)}`,
   tasks: (r: string, filter: Record<string, string> = {}) => `/${part(r)}/tasks${queryOf(filter)}`,

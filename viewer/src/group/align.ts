@@ -30,7 +30,7 @@ interface Node {
   children: Node[];
 }
 
-function keyOf(message: Message): string {
+export function keyOf(message: Message): string {
   if (message.key) return `${message.after ?? ""}${message.key}`;
   return JSON.stringify([message.role, message.text, message.reasoning ?? null, message.tool_calls ?? null]);
 }

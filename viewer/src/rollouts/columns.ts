@@ -23,7 +23,7 @@ export const COLUMNS: Column[] = [
   { key: "forks", name: "Forks", width: "62px", sort: "forks", first: "down", right: true },
   { key: "took", name: "Took", width: "84px", sort: null, right: true },
   { key: "started", name: "Started", width: "92px", sort: "started", first: "down", right: true },
-  { key: "id", name: "Id", width: "88px", sort: null },
+  { key: "id", name: "Id", width: "104px", sort: null },
 ];
 
 export const TEMPLATE = COLUMNS.map((column) => column.width).join(" ");
