@@ -35,6 +35,7 @@ class SeenRow:
     versions: list[str]
     positions: Any
     epoch: int = 0
+    gaps: Any = None  # by token: how much less likely it is under the trainer; None: alike for all
 
 
 def record_groups(path: Path, groups: int = 5, attempts: int = 4, *, turns: int = 3, reply: int = 5) -> Path:
@@ -109,6 +110,9 @@ def export_rows(path: Path, rows: Sequence[SeenRow], *, padded: bool = False, st
             some = rows[start : start + 4]
             batch = _padded(some) if padded else _packed(some)
             logprobs = torch.nan_to_num(torch.as_tensor(batch["inference_logprobs"])) - 0.01
+            if any(row.gaps is not None for row in some):
+                gaps = [np.zeros(len(row.ids)) if row.gaps is None else row.gaps for row in some]
+                logprobs -= torch.as_tensor(np.concatenate(gaps), dtype=logprobs.dtype)
             exporter.export(step, number, batch, {"logprobs": logprobs}, epoch=some[0].epoch)
         exporter.mark_stable(step)
     assert exporter.report().problems == ()

@@ -48,6 +48,7 @@ def test_each_disagreement_is_one_click_from_its_token(page: Page, samples: list
     held = int(samples[0].ids[3])
     expect(rows.first).to_contain_text(f"id {held + 1} in the record, {held} on the tape")
     expect(rows.first).to_contain_text(f"{STEP}.0.0")
+    expect(panel.get_by_label("Disagreements by task and turn")).to_contain_text("task-0")
     assert serious_findings(page) == []
     rows.first.click()
     expect(page).to_have_url(re.compile(rf"/rollout/{samples[0].rollout}/tokens/0/3\?record={STEP}\.0\.0$"))
@@ -62,6 +63,9 @@ async def test_the_check_of_a_step_is_an_answer_and_follows_new_records(run: Pat
             2,
             {"ids": 1, "reward": 1},
         )
+        assert sum(spoiled["by_task"].values()) == 2
+        assert set(spoiled["by_task"]) <= {"task-0", "task-1"}
+        assert [one["findings"] for one in spoiled["by_turn"]] == [1]  # a reward is of no turn
         assert (await ask.json(f"/api/{name}/trained/{STEP + 1}")) == {"step": STEP + 1, "check": None}
     export_samples(run, samples)
     async with asking(run) as ask:

@@ -46,6 +46,7 @@ class ServedRun:
         self.changed = asyncio.Condition()
         self.lock = threading.Lock()  # around what is made when it is first needed
         self._checked: dict[int, tuple[object, dict[str, Any] | None]] = {}  # by step, and as of when
+        self._mismatches: dict[int, tuple[object, dict[str, Any] | None]] = {}  # likewise
 
     @cached_property
     def _run(self) -> "Run":
@@ -86,6 +87,17 @@ class ServedRun:
             with self.lock:
                 run = self._run
             known = self._checked[step] = (now, check_records(run, self.path, step))
+        return known[1]
+
+    def find_mismatches(self, step: int) -> dict[str, Any] | None:
+        """Where trainer and engine differ most in a step, by task and by turn; None: nothing is known. For a thread."""
+        if self.path is None or (figures := self.state.trainer.get(step)) is None:
+            return None
+        from rolltape.view.run.mismatches import find_mismatches
+
+        known = self._mismatches.get(step)
+        if known is None or known[0] != figures.mark:
+            known = self._mismatches[step] = (figures.mark, find_mismatches(self.reader, self.path, step))
         return known[1]
 
     def figures(self) -> list[TrainerFigures]:

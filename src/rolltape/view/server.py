@@ -62,6 +62,7 @@ class ViewServer:
                 web.get("/api/{r}/tasks", self._tasks),
                 web.get("/api/{r}/change", self._change),
                 web.get("/api/{r}/trained/{step}", self._trained),
+                web.get("/api/{r}/mismatches/{step}", self._mismatches),
                 web.get("/api/{r}/notes", self._notes),
                 web.get("/api/{r}/rollouts", self._rollouts),
                 web.get("/api/{r}/lines", self._lines),
@@ -184,6 +185,11 @@ class ViewServer:
         answers = self._run_answers(request)
         held = await self._in_thread(answers.load_annotations)
         return await self._answer(request, encode_answer(answers.notes(held)))
+
+    async def _mismatches(self, request: web.Request) -> web.Response:
+        run = self._run_answers(request).run
+        step = parse_count(request.match_info, "step", 0, 2**53)
+        return await self._json(request, lambda: {"step": step, "mismatches": run.find_mismatches(step)})
 
     async def _trained(self, request: web.Request) -> web.Response:
         run = self._run_answers(request).run

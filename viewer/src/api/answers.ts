@@ -105,8 +105,30 @@ export interface TrainedCheck {
     disagreeing: number;
     unnamed: number;
     rules: Counts;
+    by_task: Counts; // records that disagree
+    by_turn: { turn: number; findings: number }[];
     findings: TokenFinding[]; // the first of them
     unseen: Counts; // samples of the step's groups that no record names, by reason
+  } | null;
+}
+
+/** The mismatch between trainer and engine over some trained tokens, and where the largest is. */
+export interface MismatchFigures {
+  records: number;
+  tokens: number;
+  mean: number;
+  max: number;
+  at: { rollout: string; sample_id: string; token: number; place: string };
+}
+
+export interface MismatchesAnswer {
+  step: number;
+  mismatches: {
+    tasks: number;
+    by_task: (MismatchFigures & { task: string | null })[]; // the worst of them
+    by_turn: (MismatchFigures & { turn: number })[];
+    rollouts: number;
+    looked_at: number; // of them, those whose turns are counted
   } | null;
 }
 

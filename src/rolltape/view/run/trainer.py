@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from rolltape.errors import RolltapeError
-from rolltape.records.ids import last_turn_of, names_sample
+from rolltape.records.ids import last_turn_of, names_sample, parse_turn_id
 from rolltape.records.sample import Sample
 from rolltape.records.token_record import TokenRecord
 from rolltape.samples.check.records import CHECKED_COLUMNS
@@ -20,9 +20,11 @@ from rolltape.tape.run import Run
 from rolltape.tokens.files import describe_files, file_sample_ids, read_step
 from rolltape.tokens.steps import TokenStep, list_steps
 from rolltape.tokens.summary import SUMMARY_COLUMNS, summarize_step
+from rolltape.view.run.mismatches import task_names
 from rolltape.view.run.state import TokenPlace, TrainerFigures
 
 _FINDINGS_LISTED = 50
+_TASKS_LISTED = 20
 _FIGURES = ("mismatch_kl", "max_mismatch_kl", "entropy", "masked", "masked_high", "masked_low")
 
 
@@ -64,11 +66,17 @@ def check_records(run: Run, location: Path, step: int) -> dict[str, Any] | None:
     check = check_step(run, step, read_step(chosen, columns=CHECKED_COLUMNS), files=describe_files(chosen, steps))
     if check.unnamed == check.records:
         return None
+    names = task_names(run, [one.rollout for one in check.findings if one.rollout is not None])
+    disagreeing = dict.fromkeys((one.record, one.rollout) for one in check.findings if one.rollout is not None)
+    by_task = Counter(names.get(rollout) or "" for _, rollout in disagreeing)
+    by_turn = Counter(parse_turn_id(one.turn).sequence for one in check.findings if one.turn is not None)
     return {
         "records": check.records,
         "disagreeing": check.disagreeing,
         "unnamed": check.unnamed,
         "rules": dict(Counter(finding.rule.value for finding in check.findings)),
+        "by_task": dict(by_task.most_common(_TASKS_LISTED)),  # records that disagree
+        "by_turn": [{"turn": turn, "findings": count} for turn, count in sorted(by_turn.items())],
         "findings": [msgspec.to_builtins(finding) for finding in check.findings[:_FINDINGS_LISTED]],
         "unseen": dict(Counter(one.why for one in check.unseen)),
     }
