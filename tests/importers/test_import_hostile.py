@@ -1,6 +1,7 @@
 """Every kind of source when it is cut short, empty, or written to do harm: a named problem, and never a crash."""
 
 import json
+import shutil
 import sqlite3
 import zipfile
 from collections.abc import Iterator
@@ -30,6 +31,9 @@ def kind_of(source: str) -> str:
 def test_a_whole_source_is_imported_and_recognized(tmp_path: Path, source: str) -> None:
     path = write_source(source, tmp_path)
     assert kind_of(source) in guess(path)
+    (tmp_path / "outer" / "inner").mkdir(parents=True)
+    shutil.copy(path, tmp_path / "outer" / "inner")
+    assert kind_of(source) in guess(tmp_path / "outer"), "a folder is read with all that is below it"
     assert imported(kind_of(source), path, tmp_path / "run").imported == 1
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from commands import Cli, rows
 from rolltape.errors import DamagedTapeError
 from rolltape.records.token_record import TOKEN_COLUMNS
 from rolltape.tokens import Dppo, Format, list_steps, read_tokens
@@ -132,3 +133,12 @@ def test_a_line_without_what_every_record_has_is_named(change: dict[str, Any], t
     (folder / "rank_0.jsonl").write_text(json.dumps({**row, **change}) + "\n")
     with pytest.raises(DamagedTapeError, match="line 1: not a token record"):
         list(read_tokens(tmp_path / "theirs"))
+
+
+def test_how_many_tokens_are_in_prime_rls_own_files_is_not_made_up(tmp_path: Path, cli: Cli) -> None:
+    lines(tmp_path, packed([sequence_columns(4, trained=[True] * 4)]), loss=Dppo())
+    for marker in (tmp_path / "token_exports" / "step_7").glob("*.done"):
+        marker.unlink()  # which prime-rl does not write
+    (row,) = rows(cli("tokens", tmp_path, "--json"))
+    assert (row["records"], row["tokens"]) == (1, None)
+    assert cli("tokens", tmp_path).out.splitlines()[1].split()[:4] == ["7", "stable", "1", "0.0"]

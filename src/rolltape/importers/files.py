@@ -24,6 +24,13 @@ def files_of(path: Path, *suffixes: str) -> list[Path]:
     return [path]
 
 
+def first_file(path: Path, *suffixes: str) -> Path | None:
+    """The first of the files that `files_of` gives, to tell the kind of a source by; None: there is none."""
+    if path.is_dir():
+        return min((one for one in path.rglob("*") if one.is_file() and one.suffix in suffixes), default=None)
+    return path if path.suffix in suffixes else None
+
+
 def of_each_file(path: Path, *suffixes: str, read: Callable[[Path], Iterator[T]]) -> Iterator[T | BrokenEntry]:
     """What `read` gives of the file, or of each file of a folder. There, one that cannot be read is a broken entry."""
     for file in files_of(path, *suffixes):

@@ -45,7 +45,7 @@ class TokenFile(msgspec.Struct, frozen=True):
     name: str
     size: int  # bytes
     records: int
-    tokens: int
+    tokens: int | None  # None: not counted, as for files that prime-rl itself wrote
 
 
 class RankDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,7 +194,7 @@ def _written_by_primerl(folder: Path) -> dict[int, RankDone]:
     for path in paths:
         if named := _RANK.match(path.name):
             rank = int(named[1])
-            file = TokenFile(path.name, path.stat().st_size, _count_lines(path), 0)
+            file = TokenFile(path.name, path.stat().st_size, _count_lines(path), None)
             found[rank] = RankDone(
                 rank=rank, world_size=len(paths), writers=len(paths), exporter="", attempt="", files=(file,)
             )

@@ -114,6 +114,7 @@ def print_steps(steps: Sequence[TokenStep], *, as_json: bool) -> None:
     rows = []
     for step in steps:
         files = [file for done in step.ranks for file in done.files]
+        tokens = [file.tokens for file in files if file.tokens is not None]
         about: dict[str, Any] = {
             "step": step.step,
             "format": step.file_format,
@@ -121,7 +122,7 @@ def print_steps(steps: Sequence[TokenStep], *, as_json: bool) -> None:
             "ranks": len(step.ranks),
             "writers": step.writers,
             "records": sum(file.records for file in files),
-            "tokens": sum(file.tokens for file in files),
+            "tokens": sum(tokens) if len(tokens) == len(files) else None,
             "bytes": sum(file.size for file in files),
             "dropped_records": sum(done.dropped_records for done in step.ranks),
             "lost_records": sum(done.lost_records for done in step.ranks),
@@ -134,7 +135,7 @@ def print_steps(steps: Sequence[TokenStep], *, as_json: bool) -> None:
                 str(step.step),
                 _state(step),
                 count(about["records"]),
-                count(about["tokens"]),
+                "" if about["tokens"] is None else count(about["tokens"]),
                 f"{about['bytes'] / 1e6:,.1f} MB",
                 count(about["dropped_records"] + about["lost_records"]),
             ]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rolltape.importers.files import first_object
+from rolltape.importers.files import first_file, first_object
 from rolltape.importers.imported import Found, ImportOptions
 from rolltape.importers.text_dumps import TextDump, dump_rollouts, number
 
@@ -12,8 +12,8 @@ _DUMP = TextDump(prompt="prompt", reply="completion", step="tail_version", rewar
 
 def recognize(path: Path) -> str | None:
     """Rows with `prompt`, `completion` and `tail_version`."""
-    file = next(iter(sorted(path.rglob("*.jsonl"))), None) if path.is_dir() else path
-    row = first_object(file) if file is not None and file.suffix == ".jsonl" else None
+    file = first_file(path, ".jsonl")
+    row = first_object(file) if file is not None else None
     fields = {"prompt", "completion", "tail_version"}
     return "rows with prompt, completion, and tail_version" if row and fields <= row.keys() else None
 

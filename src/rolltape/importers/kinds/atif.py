@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import ImportFileError
-from rolltape.importers.files import first_object, json_document, of_each_file
+from rolltape.importers.files import first_file, first_object, json_document, of_each_file
 from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, ImportOptions, or_broken
 from rolltape.records.jsonable import decode_numbers
 from rolltape.records.rollout import Status, StopReason
@@ -30,8 +30,9 @@ _SETTINGS, _DEFAULTS = (
 
 def recognize(path: Path) -> str | None:
     """A document whose `schema_version` is ATIF's."""
-    file = next(iter(sorted(path.rglob("trajectory*.json"))), None) if path.is_dir() else path
-    document = first_object(file) if file is not None and file.suffix == ".json" else None
+    # Beside Harbor's trajectories there are other JSON files.
+    file = (min(path.rglob("trajectory*.json"), default=None) if path.is_dir() else None) or first_file(path, ".json")
+    document = first_object(file) if file is not None else None
     version = document.get("schema_version") if document else None
     return f"a trajectory of {version}" if isinstance(version, str) and version.startswith(_SCHEMA) else None
 

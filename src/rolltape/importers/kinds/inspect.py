@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import ImportFileError
-from rolltape.importers.files import files_of, first_object
+from rolltape.importers.files import files_of, first_file, first_object
 from rolltape.importers.imported import (
     BrokenEntry,
     Found,
@@ -44,7 +44,7 @@ _MOST_SHRUNK = 250
 
 def recognize(path: Path) -> str | None:
     """Files that end in .eval, and JSON with `eval` and `samples`."""
-    file = next(iter(sorted(path.glob("*.eval"))), None) if path.is_dir() else path
+    file = first_file(path, ".eval") or first_file(path, ".json")
     if file is None:
         return None
     if file.suffix == ".eval":

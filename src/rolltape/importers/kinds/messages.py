@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from rolltape.errors import ImportFileError
 from rolltape.importers.files import (
+    first_file,
     first_object,
     first_parquet_row,
     json_document,
@@ -57,6 +58,7 @@ _SPEAKERS = {
 # What `datasets` raises for a folder that is damaged or was not written by it.
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, pa.ArrowException)
 # The fields of a row that hold its conversation, and what the rest of the row is.
+_FILES = (".jsonl", ".ndjson", ".json", ".parquet")
 _SPLITS = "dataset_dict.json"  # beside a folder for each of them
 _OWN = {"messages", "conversations", "prompt", "completion", "chosen", "rejected", "tools", "functions", "system"}
 
@@ -66,8 +68,12 @@ def recognize(path: Path) -> str | None:
     if path.is_dir():
         if (path / _SPLITS).is_file():
             return "a saved Hugging Face dataset with splits"
-        return "a saved Hugging Face dataset" if (path / "dataset_info.json").exists() else None
-    row = first_object(path) if path.suffix in (".jsonl", ".json", ".ndjson") else first_parquet_row(path)
+        if (path / "dataset_info.json").exists():
+            return "a saved Hugging Face dataset"
+    file = first_file(path, *_FILES)
+    if file is None:
+        return None
+    row = first_parquet_row(file) if file.suffix == ".parquet" else first_object(file)
     if row is None:
         return None
     for field in ("messages", "conversations", "completion", "chosen"):
@@ -234,7 +240,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]] | BrokenEntry]:
     if path.is_dir() and (path / "dataset_info.json").exists():
         yield from _saved_dataset(path)
         return
-    yield from of_each_file(path, ".jsonl", ".ndjson", ".json", ".parquet", read=_file_rows)
+    yield from of_each_file(path, *_FILES, read=_file_rows)
 
 
 def _file_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]] | BrokenEntry]:

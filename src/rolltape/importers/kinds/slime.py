@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rolltape.errors import ImportFileError
-from rolltape.importers.files import first_object, json_lines, of_each_file
+from rolltape.importers.files import first_file, first_object, json_lines, of_each_file
 from rolltape.importers.imported import (
     BrokenEntry,
     Found,
@@ -30,8 +30,8 @@ _KEPT = ("label", "metadata", "train_metadata", "session_id", "remove_sample", "
 def recognize(path: Path) -> str | None:
     """Samples with `tokens` and `response_length`."""
     if path.is_dir():
-        files = sorted(path.glob("*.pt"))
-        return recognize(files[0]) if files else None
+        file = first_file(path, ".pt") or first_file(path, ".jsonl", ".ndjson")
+        return recognize(file) if file is not None else None
     if path.suffix == ".pt":
         try:
             saved = load_torch_file(path)

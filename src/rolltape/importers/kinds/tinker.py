@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from rolltape.errors import ImportFileError
-from rolltape.importers.files import first_object, json_lines, of_each_file
+from rolltape.importers.files import first_file, first_object, json_lines, of_each_file
 from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, ImportOptions, or_broken
 
 _DATABASES = (".db", ".sqlite", ".sqlite3")
@@ -20,7 +20,7 @@ _LISTS = ("prompt_tokens", "sampled_tokens", "logprobs")
 def recognize(path: Path) -> str | None:
     """A database with `wire_rows`, or rows with `traj_idx` and `steps`."""
     if path.is_dir():
-        file = next(iter(sorted(path.rglob("*_rollout_summaries.jsonl"))), None)
+        file = min(path.rglob("*_rollout_summaries.jsonl"), default=None) or first_file(path, *_DATABASES)
         return recognize(file) if file is not None else None
     if path.suffix in _DATABASES:
         return "a capture database" if "wire_rows" in _tables(path) else None

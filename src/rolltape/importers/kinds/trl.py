@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rolltape.importers.files import first_parquet_row
+from rolltape.importers.files import first_file, first_parquet_row
 from rolltape.importers.imported import Found, ImportOptions
 from rolltape.importers.text_dumps import TextDump, dump_rollouts, number
 
@@ -21,8 +21,8 @@ _DUMP = TextDump(prompt="prompt", reply="completion", step="step", reward=_rewar
 
 def recognize(path: Path) -> str | None:
     """Parquet files with `prompt`, `completion` and `advantage`."""
-    file = next(iter(sorted(path.glob("*.parquet"))), None) if path.is_dir() else path
-    row = first_parquet_row(file) if file is not None and file.suffix == ".parquet" else None
+    file = first_file(path, ".parquet")
+    row = first_parquet_row(file) if file is not None else None
     return "rows with prompt, completion, and advantage" if row and {"completion", "advantage"} <= row.keys() else None
 
 

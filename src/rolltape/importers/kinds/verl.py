@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rolltape.importers.files import first_object
+from rolltape.importers.files import first_file, first_object
 from rolltape.importers.imported import Found, ImportOptions
 from rolltape.importers.text_dumps import TextDump, dump_rollouts, number
 
@@ -13,8 +13,8 @@ _DUMP = TextDump(
 
 def recognize(path: Path) -> str | None:
     """Rows with `input`, `output` and `score`."""
-    file = next(iter(sorted(path.glob("*.jsonl"))), None) if path.is_dir() else path
-    row = first_object(file) if file is not None and file.suffix == ".jsonl" else None
+    file = first_file(path, ".jsonl")
+    row = first_object(file) if file is not None else None
     return "rows with input, output, and score" if row and {"input", "output", "score"} <= row.keys() else None
 
 
