@@ -171,7 +171,7 @@ def _rate(run: Path, batch: Batch, outputs: Batch, plain_s: float, *, on_gpu: bo
 def _bytes_a_token(run: Path) -> float:
     (step,) = list_steps(run)
     files = [file for done in step.ranks for file in done.files]
-    return sum(file.size for file in files) / sum(file.tokens for file in files)
+    return sum(file.size for file in files) / sum(file.tokens or 0 for file in files)
 
 
 def _memory(batch: Batch, outputs: Batch) -> Figure:

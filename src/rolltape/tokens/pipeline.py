@@ -343,7 +343,7 @@ class Pipeline:
             )
         except (OSError, RolltapeError) as error:
             self._report(error, f"step {step.step} could not be marked: ")
-            records, tokens = sum(part.records for part in parts), sum(part.tokens for part in parts)
+            records, tokens = sum(part.records for part in parts), sum(part.tokens or 0 for part in parts)
             # Nobody will read them.
             self._reporter.count(records=-records, tokens=-tokens, files=-len(parts), lost_records=records)
             is_written = False

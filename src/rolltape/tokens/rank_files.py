@@ -176,5 +176,5 @@ def _join_parts(folder: Path, parts: Sequence[TokenFile], empty: Path) -> TokenF
             with path.open("rb") as lines:
                 shutil.copyfileobj(lines, out, 1 << 20)
             path.unlink()
-    records, tokens = sum(part.records for part in parts), sum(part.tokens for part in parts)
+    records, tokens = sum(part.records for part in parts), sum(part.tokens or 0 for part in parts)
     return TokenFile(whole.name, whole.stat().st_size, records, tokens)
