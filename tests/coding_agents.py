@@ -136,6 +136,11 @@ def long_log(lines: int = 900) -> str:
     )
 
 
+def numbered(text: str) -> str:
+    """A file as an agent's tool gives it: each line after its number."""
+    return "\n".join(f"{number:6d}→{line}" for number, line in enumerate(text.splitlines(), 1))
+
+
 def call(name: str, number: int, **arguments: Any) -> Message:
     return {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
 
@@ -224,7 +229,7 @@ def record_claude(rollout: Any) -> None:
         "    year, month, day = match.groups()\n    return date(year, month, day)",
     }
     talk.turn(
-        [result(1, "Todos have been modified."), result(2, PARSER), result(3, FAILED, is_error=True)],
+        [result(1, "Todos have been modified."), result(2, numbered(PARSER)), result(3, FAILED, is_error=True)],
         says("", call("Edit", 4, file_path="/repo/src/dates.py", **edit), thinking=THOUGHT),
     )
     test = "import dates\n\n\ndef test_words():\n    with pytest.raises(ValueError):\n        dates.parse_date('no')\n"

@@ -87,6 +87,7 @@ def test_messages_are_set_out_to_be_read(page: Page, address: str, ids: dict[str
     expect(second.get_by_text("top_k: not supported by this engine")).to_be_visible()
     third = turn(page, 4)
     expect(third.locator(".hl-keyword").first).to_have_text("import")  # the highlighter came, and knows Python
+    expect(third.locator(".numbered").nth(6)).to_have_text("7def parse_date(text: str) -> date:\n")
     red = third.get_by_text("FAILED", exact=True)
     assert red.evaluate("one => getComputedStyle(one).color") != third.evaluate("one => getComputedStyle(one).color")
     assert "\\u001b" not in third.inner_text()
@@ -217,9 +218,19 @@ def test_a_search_shows_the_line_that_it_found_and_leads_to_it(page: Page, addre
     page.keyboard.press("Enter")
     page.wait_for_function(_MARKED_IN_VIEW, arg="I check for it")
     expect(turn(page, 4).get_by_role("button", name="Fold the thinking")).to_be_visible()
+    page.get_by_role("searchbox", name="Find in this transcript").fill("You search code")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="but in turn 1").click()  # of the sub-agent
+    page.wait_for_function(_MARKED_IN_VIEW, arg="You search code")
     page.get_by_role("searchbox", name="Find in this transcript").fill("nowhere at all")
     page.keyboard.press("Enter")
     expect(page.locator("[data-bar]")).to_contain_text("not found")
+
+
+def test_a_search_leads_into_the_conversation_that_has_it(page: Page, address: str, ids: dict[str, str]) -> None:
+    page.goto(f"{address}/{ids['claude']}?q=%22search+code%22")  # which only the sub-agent was told
+    page.wait_for_function(_MARKED_IN_VIEW, arg="search code")
+    expect(page.locator("[data-bar]")).to_contain_text("1 of 2")
 
 
 def test_an_image_is_served_as_what_its_bytes_are(page: Page, address: str, ids: dict[str, str]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -192,3 +193,29 @@ def test_the_try_that_counts_is_shown_unless_another_is_named(tmp_path: Path) ->
         assert (told["row"]["try"], told["row"]["reward"], told["tries"]) == (0, 0.5, [0, 1])
         assert answers.rollout(answers.row(rollout.id, "1"), None)()["row"]["status"] == "failed"
         assert [one["try"] for one in answers.group(told["row"]["group"])()["rollouts"]] == [0]
+
+
+def test_thinking_calls_and_results_that_are_parts_of_a_message_are_told_apart(tmp_path: Path) -> None:
+    said = {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "hmm"},
+            {"type": "text", "text": "Let me look."},
+            {"type": "tool_use", "id": "c", "name": "Read", "input": {"path": "a.py"}},
+        ],
+    }
+    told = {"role": "user", "content": [{"type": "tool_result", "content": "no such file", "is_error": True}]}
+    with rolltape.open(tmp_path / "run", name="run") as tape, tape.rollout(task_id="t") as rollout:
+        session = rollout.session()
+        next_turn(session, first_turn(session, reply=said), new_messages=[told])
+        rollout.finish(reward=1.0)
+    with answers_for(tmp_path / "run") as answers:
+        group = answers.table({}, None)["rows"][0]["group"]
+        turns = answers.rollout(0, None)()["sessions"][0]["turns"]
+        assert answers.group(group[:6])()["group"] == group
+        with pytest.raises(rolltape.RolltapeError, match="holds no group"):
+            answers.group("elsewhere")
+    reply, [result] = turns[0]["reply"], turns[1]["new_messages"]
+    assert (reply["reasoning"], reply["text"]) == ("hmm", "Let me look.")
+    assert reply["tool_calls"] == [{"id": "c", "name": "Read", "arguments": {"path": "a.py"}}]
+    assert (result["text"], result["is_error"]) == ("no such file", True)

@@ -253,6 +253,7 @@ export interface Message {
   tool_call_id?: string | null;
   name?: string | null;
   images?: MessageImage[] | null;
+  is_error?: boolean; // the result of a call that failed
   raw?: unknown;
   digest?: string | null;
   key?: string | null;

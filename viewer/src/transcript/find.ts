@@ -1,5 +1,8 @@
 /** What a reader looks for in a transcript, as an expression that finds it in text. */
 
+import type { Message } from "../api/answers";
+import { callText } from "./toolcalls";
+
 export interface Matcher {
   asked: string; // as it stands in the address
   pattern: RegExp; // global
@@ -31,6 +34,11 @@ export function matcherOf(query: URLSearchParams): Matcher | null {
 
 export function occursIn(matcher: Matcher, text: string): boolean {
   return matcher.pattern.test(text) && ((matcher.pattern.lastIndex = 0), true);
+}
+
+/** Whether it occurs in what a message says, thinks or calls for. */
+export function occursInMessage(matcher: Matcher, message: Message): boolean {
+  return occursIn(matcher, [message.reasoning ?? "", message.text, ...(message.tool_calls ?? []).map(callText)].join("\n"));
 }
 
 /** Where it first occurs in a text, at or after a place; null: nowhere. */

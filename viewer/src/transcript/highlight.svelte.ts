@@ -26,6 +26,18 @@ export function highlighted(code: string, language: string | null): CodeRun[] | 
   return loaded?.(code, language) ?? null;
 }
 
+/** Runs line by line, without the breaks between them. */
+export function runsByLine(runs: CodeRun[]): CodeRun[][] {
+  const lines: CodeRun[][] = [[]];
+  for (const run of runs) {
+    run.text.split("\n").forEach((text, index) => {
+      if (index > 0) lines.push([]);
+      if (text) lines.at(-1)?.push({ text, kind: run.kind });
+    });
+  }
+  return lines;
+}
+
 const BY_EXTENSION: Record<string, string> = {
   py: "python", pyi: "python", js: "javascript", mjs: "javascript", cjs: "javascript", jsx: "javascript", ts: "typescript", tsx: "typescript",
   sh: "bash", bash: "bash", zsh: "bash", c: "c", h: "c", cc: "cpp", cpp: "cpp", hpp: "cpp", cs: "csharp", css: "css", go: "go", ini: "ini",

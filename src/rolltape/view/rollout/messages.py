@@ -25,7 +25,10 @@ class MessageRenderer:
 
 
 def render_message(message: Message, longest: int = LONGEST_TEXT) -> dict[str, Any]:
-    """A message for the page. Absent fields are left out; `raw` is there if the message holds more than is shown."""
+    """A message for the page, whether its thinking, calls and results are fields or parts of its content.
+
+    Absent fields are left out; `raw` is there if the message holds more than is shown.
+    """
     value = message.to_dict()
     shown: dict[str, Any] = {
         "role": message.role.value,
@@ -33,12 +36,21 @@ def render_message(message: Message, longest: int = LONGEST_TEXT) -> dict[str, A
         "digest": message.digest.hex(),
         "text": content_text(value.get("content")),
     }
+    content, given = value.get("content"), value.get("tool_calls")
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    shown["text"] += "".join(content_text(part.get("content")) for part in parts if part.get("type") == "tool_result")
     reasoning = content_text(value.get("reasoning_content") or value.get("reasoning"))
+    reasoning = reasoning or "".join(part["thinking"] for part in parts if isinstance(part.get("thinking"), str))
     if reasoning:
         shown["reasoning"] = reasoning
-    calls = value.get("tool_calls")
-    if isinstance(calls, list) and calls:
+    calls = [
+        *(given if isinstance(given, list) else ()),
+        *({**part, "arguments": part.get("input")} for part in parts if part.get("type") == "tool_use"),
+    ]
+    if calls:
         shown["tool_calls"] = [_render_call(call) for call in calls]
+    if value.get("is_error") is True or any(part.get("is_error") is True for part in parts):
+        shown["is_error"] = True
     if images := find_images(value):
         shown["images"] = [image.describe() for image in images]
     for name in ("tool_call_id", "name"):

@@ -169,10 +169,8 @@ class RolloutAnswers(RunAnswers):
     def group(self, group: str, only: Collection[int] | None = None) -> Work:
         """The attempts at one task, or those in some rows; of each rollout the try that counts."""
         rows = self.run.state.rows
-        code = rows.texts["group"].known(group)
-        members = np.flatnonzero(rows.columns["group"] == code).tolist() if code > 0 else []
-        if not members:
-            raise NoAnswer(f"run {self.run.title} holds no group {group[:64]!r}", 404)
+        group = self._group_named(group)
+        members = np.flatnonzero(rows.columns["group"] == rows.texts["group"].known(group)).tolist()
         counted = self._counted_tries(one for one in members if only is None or one in only)
         chosen = sorted(counted, key=lambda row: (rows.get("attempt", row), row))[:_MOST_IN_A_GROUP]
         listing = self.listing()
@@ -197,6 +195,18 @@ class RolloutAnswers(RunAnswers):
             return {**shown, "messages": messages, "attempts": attempts, "left_out": len(members) - len(attempts)}
 
         return work
+
+    def _group_named(self, name: str) -> str:
+        """The group that a name means: its id, or the beginning of it."""
+        texts = self.run.state.rows.texts["group"]
+        if texts.known(name) > 0:
+            return name
+        found = [one for one in texts.values if one is not None and one.startswith(name)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise NoAnswer(f"{name[:64]!r} begins the ids of {len(found)} groups; give more of it", 404)
+        raise NoAnswer(f"run {self.run.title} holds no group {name[:64]!r}", 404)
 
     def _loader(self, row: int) -> Callable[[], Rollout]:
         """A function that loads a rollout as the index has it now."""
