@@ -15,7 +15,8 @@ from rolltape.records.policy import PRESETS, Credit, CutPolicy
 from rolltape.records.rollout import Rollout, Status
 from rolltape.records.sample import Sample
 from rolltape.records.turn import Ids
-from rolltape.samples import Linearized, advantages_of, counted_tries, linearize, linearize_under
+from rolltape.samples import Linearized, counted_tries, linearize_under
+from rolltape.samples.linearize import linearize_each, samples_of_rollouts
 from rolltape.samples.spelling import Spell, Spellings, speller, token_texts, tokenizer_in
 from rolltape.tape.run import RolloutRow, Run
 
@@ -125,18 +126,12 @@ class SelectedRollouts:
 
     def linearized(self, policy: CutPolicy, credit: Credit | None = None) -> Iterator[Linearized]:
         """Each rollout under the policy, with a progress bar. Use it before you ask for the next: its trees go then."""
-        versions = self.opened.run.versions()
-        for rollout in tracked(self, policy.name, len(self)):
-            made = linearize(rollout, policy, credit=credit, versions=versions)
-            yield made
-            for tree in made.trees:
-                tree.take_apart()
+        yield from linearize_each(tracked(self, policy.name, len(self)), policy, credit, self.opened.run.versions())
 
     def samples(self, policy: CutPolicy, credit: Credit) -> Generator[Sample, None, None]:
         """Every sample, with advantages over whole groups."""
-        advantages = advantages_of(self.opened.rows, credit.advantage)
-        for made in self.linearized(policy, credit):
-            yield from made.samples(advantage=advantages.get(made.rollout.key))
+        rollouts = tracked(self, policy.name, len(self))
+        yield from samples_of_rollouts(rollouts, self.opened.rows, policy, credit, self.opened.run.versions())
 
 
 def describe(error: Exception) -> str:

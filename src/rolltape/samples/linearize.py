@@ -1,6 +1,6 @@
 """A rollout's turns → its samples and its ledger, under a policy. A pure function of the tape."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
 
@@ -11,7 +11,7 @@ from rolltape.records.rollout import EventKind, Rollout, Session
 from rolltape.records.sample import Fate, Ledger, LedgerEntry, Sample, SampleOutline
 from rolltape.samples.build import built_sample, outlined, trained_ranges
 from rolltape.samples.claims import Cut, FateRun, SampleDraft, Staleness, cut, rollout_fate
-from rolltape.samples.credit import advantages_of, counted_tries
+from rolltape.samples.credit import RewardedRollout, advantages_of, counted_tries
 from rolltape.tree import Tree, arrivals_of, forks_of, tree_of
 
 
@@ -196,6 +196,30 @@ def samples_of_group(
     for rollout in counted_tries(rollouts):
         made = linearize(rollout, cutting, credit=crediting, versions=versions, current_version=current_version)
         yield from made.samples(advantages[rollout.key])
+
+
+def linearize_each(
+    rollouts: Iterable[Rollout], policy: CutPolicy, credit: Credit | None = None, versions: Sequence[str] = ()
+) -> Iterator[Linearized]:
+    """Each rollout under the policy. Use it before you ask for the next: its trees go then."""
+    for rollout in rollouts:
+        made = linearize(rollout, policy, credit=credit, versions=versions)
+        yield made
+        for tree in made.trees:
+            tree.take_apart()
+
+
+def samples_of_rollouts(
+    rollouts: Iterable[Rollout],
+    listed: Iterable[RewardedRollout],
+    policy: CutPolicy,
+    credit: Credit,
+    versions: Sequence[str] = (),
+) -> Generator[Sample, None, None]:
+    """Every sample of some rollouts, with advantages over whole groups: `listed` are all rollouts of the run."""
+    advantages = advantages_of(listed, credit.advantage)
+    for made in linearize_each(rollouts, policy, credit, versions):
+        yield from made.samples(advantage=advantages.get(made.rollout.key))
 
 
 def _ledger(rollout: Rollout, policy: CutPolicy, sessions: Sequence[LinearizedSession]) -> Ledger:

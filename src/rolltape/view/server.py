@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from html import escape
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
@@ -18,6 +19,7 @@ from rolltape.view.base_path import add_routes_below, path_below
 from rolltape.view.compare.comparisons import Comparisons
 from rolltape.view.guard import HEADERS, ViewGuard
 from rolltape.view.page_files import KINDS, index_page, page_files
+from rolltape.view.run.exporting import FORMS, export_form, file_name
 from rolltape.view.run.run_answers import RunAnswers, Work, find_run_answers
 from rolltape.view.served_runs import ServedRun, ServedRuns
 from rolltape.view.write_routes import MOST_BYTES, WriteRoutes
@@ -61,6 +63,7 @@ class ViewServer:
                 web.get("/api/{r}/overview", self._overview),
                 web.get("/api/{r}/tasks", self._tasks),
                 web.get("/api/{r}/change", self._change),
+                web.get("/api/{r}/export", self._export, allow_head=False),
                 web.get("/api/{r}/trained/{step}", self._trained),
                 web.get("/api/{r}/mismatches/{step}", self._mismatches),
                 web.get("/api/{r}/notes", self._notes),
@@ -190,6 +193,34 @@ class ViewServer:
         run = self._run_answers(request).run
         step = parse_count(request.match_info, "step", 0, 2**53)
         return await self._json(request, lambda: {"step": step, "mismatches": run.find_mismatches(step)})
+
+    async def _export(self, request: web.Request) -> web.StreamResponse:
+        """A file of what the table matches, sent as it is made."""
+        answers = self._run_answers(request)
+        asked = request.query.get("q", "").strip()
+        searched = await self._in_thread(answers.search(asked)) if asked else None
+        chunks = await self._in_thread(answers.export(request.query, searched))
+        chunk = await self._in_thread(lambda: next(chunks, None))  # what cannot be read at all is answered as an error
+        name = quote(file_name(answers.run.title, request.query))
+        kind = FORMS[export_form(request.query)]
+        answer = web.StreamResponse(
+            headers={
+                **HEADERS,
+                "Content-Type": f"{kind}; charset=utf-8",
+                "Content-Disposition": f"attachment; filename*=UTF-8''{name}",
+                "Cache-Control": "no-store",
+            }
+        )
+        await answer.prepare(request)
+        try:
+            while chunk is not None:
+                await answer.write(chunk)
+                chunk = await self._in_thread(lambda: next(chunks, None))
+            await answer.write_eof()
+        finally:
+            if chunk is not None and request.transport is not None:
+                request.transport.abort()  # so that nobody takes what came so far for the whole file
+        return answer
 
     async def _trained(self, request: web.Request) -> web.Response:
         run = self._run_answers(request).run

@@ -219,6 +219,7 @@ export interface RowsAnswer {
   matched: number;
   rows: Row[];
   terms?: string[]; // of rewards, the most common first; absent in exported pages
+  reward_range?: [number, number] | null; // the least and the largest finite reward of the run
   snapshot: number;
   progress?: Progress;
   search?: { searched: number; total: number }; // how many of the rollouts a search looked through

@@ -7,26 +7,48 @@ export interface Column {
   sort: string | null;
   first?: "up" | "down"; // which way a first click sorts
   right?: boolean;
+  about?: string;
 }
 
-export const COLUMNS: Column[] = [
-  { key: "reward", name: "Reward", width: "80px", sort: "reward", first: "down", right: true },
+const MOST_TERMS = 6;
+const TERM_PX = 88;
+const PLAIN_PX = 1330; // all columns but those of terms, as narrow as they get
+
+const REWARD: Column = { key: "reward", name: "Reward", width: "80px", sort: "reward", first: "down", right: true };
+const COLUMNS: Column[] = [
   { key: "task", name: "Task", width: "minmax(150px, 1.6fr)", sort: "task" },
   { key: "step", name: "Step", width: "56px", sort: "step", right: true },
   { key: "attempt", name: "Attempt", width: "70px", sort: "attempt", right: true },
   { key: "status", name: "Status", width: "96px", sort: "status" },
-  { key: "stop_reason", name: "Stop reason", width: "minmax(110px, 1fr)", sort: null },
-  { key: "environment", name: "Environment", width: "minmax(90px, 0.8fr)", sort: null },
+  { key: "stop_reason", name: "Stop reason", width: "minmax(110px, 1fr)", sort: "stop_reason" },
+  { key: "environment", name: "Environment", width: "minmax(98px, 0.8fr)", sort: "environment" },
   { key: "turns", name: "Turns", width: "62px", sort: "turns", first: "down", right: true },
-  { key: "tokens", name: "Sampled", width: "80px", sort: "tokens", first: "down", right: true },
-  { key: "trained", name: "Trained", width: "76px", sort: null, right: true },
+  { key: "tool_errors", name: "Tool errors", width: "90px", sort: "tool_errors", first: "down", right: true, about: "tool results that are errors, of all its tool results" },
+  { key: "tokens", name: "Sampled", width: "80px", sort: "tokens", first: "down", right: true, about: "sampled tokens" },
+  { key: "trained", name: "Trained", width: "76px", sort: "trained_share", right: true, about: "share of its sampled tokens that train under the cut policy exact" },
   { key: "forks", name: "Forks", width: "62px", sort: "forks", first: "down", right: true },
-  { key: "took", name: "Took", width: "84px", sort: null, right: true },
+  { key: "took", name: "Took", width: "92px", sort: "took", first: "down", right: true },
   { key: "started", name: "Started", width: "92px", sort: "started", first: "down", right: true },
-  { key: "id", name: "Id", width: "104px", sort: null },
+  { key: "id", name: "Id", width: "104px", sort: "id" },
 ];
 
-export const TEMPLATE = COLUMNS.map((column) => column.width).join(" ");
+/** The terms of rewards that have a column of their own. */
+export function shownTerms(terms: string[]): string[] {
+  return terms.slice(0, MOST_TERMS);
+}
+
+export function columnsFor(terms: string[]): Column[] {
+  const own = shownTerms(terms).map((term): Column => ({ key: `term.${term}`, name: term, width: `${TERM_PX}px`, sort: `term.${term}`, first: "down", right: true, about: `${term}, a term of the reward` }));
+  return [REWARD, ...own, ...COLUMNS];
+}
+
+export function templateOf(columns: Column[]): string {
+  return columns.map((column) => column.width).join(" ");
+}
+
+export function leastWidth(terms: string[]): number {
+  return PLAIN_PX + TERM_PX * shownTerms(terms).length;
+}
 
 /** The order after a click on a column that stands in this order now; "" is the tape's own. */
 export function nextSort(column: Column, now: string | null): string {
@@ -34,4 +56,12 @@ export function nextSort(column: Column, now: string | null): string {
   const up = column.sort, down = `-${column.sort}`;
   const [first, second] = column.first === "down" ? [down, up] : [up, down];
   return now === first ? second : now === second ? "" : first;
+}
+
+/** A color for a reward between the least and the largest of the run: orange below the middle, blue above. */
+export function rewardTint(reward: number | null, range: [number, number] | null): string {
+  if (reward === null || !Number.isFinite(reward) || range === null || range[0] === range[1]) return "";
+  const place = (2 * (reward - range[0])) / (range[1] - range[0]) - 1;
+  const size = Math.abs(place) > 0.6 ? 2 : Math.abs(place) > 0.15 ? 1 : 0;
+  return size === 0 ? "" : `var(--${place < 0 ? "below" : "above"}-${size})`;
 }

@@ -25,6 +25,8 @@ export class Pager {
   matched = $state<number | null>(null); // null: not known yet
   search = $state.raw<{ searched: number; total: number } | null>(null); // how much a search looked through
   progress = $state.raw<Progress | null>(null);
+  terms = $state.raw<string[]>([]); // of rewards, the most common first
+  range = $state.raw<[number, number] | null>(null); // the least and the largest reward of the run
   error = $state.raw<AnswerError | null>(null);
   /** What is shown is replaced only together with the page that holds this row now. */
   kept: Kept | null = null;
@@ -135,6 +137,8 @@ export class Pager {
       this.matched = answer.matched;
       this.search = answer.search ?? null;
       this.progress = answer.progress ?? null;
+      this.terms = answer.terms ?? termsIn(answer.rows);
+      this.range = answer.reward_range ?? null;
     }
     this.#pages = pages;
     this.#latest = [...answers.keys()];
@@ -145,4 +149,9 @@ export class Pager {
 
 function placeIn(rows: Row[], id: string, tried: number): number {
   return rows.findIndex((row) => row.id === id && row.try === tried);
+}
+
+/** The terms of some rewards: an exported page does not list those of the run. */
+function termsIn(rows: Row[]): string[] {
+  return [...new Set(rows.flatMap((row) => Object.keys(row.terms ?? {})))];
 }

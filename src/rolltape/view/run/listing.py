@@ -55,6 +55,12 @@ class Listing:
         return RewardTerms(self)
 
     @cached_property
+    def _reward_range(self) -> list[float] | None:
+        """The least and the largest finite reward of the run; None: there is none."""
+        known = self.rewards[np.isfinite(self.rewards)]
+        return [float(known.min()), float(known.max())] if len(known) else None
+
+    @cached_property
     def task_keys(self) -> Array:
         """A number for each task of a source; a task without an id is known by its group."""
         columns = self.state.rows.columns
@@ -103,6 +109,7 @@ class Listing:
             "matched": len(rows),
             "rows": [self.row(row) for row in rows[offset : offset + limit].tolist()],
             "terms": list(self.terms.names),
+            "reward_range": self._reward_range,
             "snapshot": self.snapshot,
             "progress": self.progress,
         }

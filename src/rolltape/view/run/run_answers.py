@@ -19,6 +19,7 @@ from rolltape.tape.stored import Key
 from rolltape.view.annotating import build_notes
 from rolltape.view.answers import parse_count
 from rolltape.view.run.change import build_change
+from rolltape.view.run.exporting import export_form, in_chunks, rollout_lines, sample_lines, table_rows
 from rolltape.view.run.found_lines import find_line
 from rolltape.view.run.listing import Listing, Query
 from rolltape.view.run.overview import build_headline, build_overview
@@ -140,12 +141,28 @@ class RunAnswers:
 
     def table(self, query: Query, searched: Searched | None) -> dict[str, Any]:
         listing = self.listing()
+        page = listing.page(query, self._matching(query, searched))
         if searched is None:
-            return listing.page(query, listing.matching(query, None))
-        if searched.made != self.run.state.made:  # the index was made again meanwhile
-            searched = Searched(None, 0, np.empty(0, np.int64))
-        page = listing.page(query, listing.matching(query, searched.numbers))
-        return {**page, "search": {"searched": searched.searched, "total": self.run.state.progress.total}}
+            return page
+        count = searched.searched if searched.made == self.run.state.made else 0
+        return {**page, "search": {"searched": count, "total": self.run.state.progress.total}}
+
+    def _matching(self, query: Query, searched: Searched | None) -> Array:
+        numbers = None if searched is None else searched.numbers
+        if searched is not None and searched.made != self.run.state.made:  # the index was made again meanwhile
+            numbers = np.empty(0, np.int64)
+        return self.listing().matching(query, numbers)
+
+    def export(self, query: Query, searched: Searched | None) -> Work:
+        """What the table matches, as an iterator over chunks of a file."""
+        listing, form = self.listing(), export_form(query)
+        chosen = listing.sorted(self._matching(query, searched), query.get("sort") or "started")
+        if form == "csv":
+            return lambda: in_chunks(table_rows(listing, chosen))
+        keys = [listing.state.rows.key(row) for row in chosen.tolist()]
+        if form == "rollouts":
+            return lambda: in_chunks(rollout_lines(self.run.reader, keys))
+        return lambda: in_chunks(sample_lines(self.run.reader, keys, query.get("policy") or "exact"))
 
     def holds(self, rollout: str) -> bool:
         """Whether the table has a rollout with exactly this id."""
