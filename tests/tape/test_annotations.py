@@ -7,8 +7,7 @@ import pytest
 
 import rolltape
 from rolltape.errors import NoSuchRollout, RecordError
-from rolltape.records.annotations import Annotations, annotations_of
-from rolltape.records.events import Event, EventKind
+from rolltape.records.events import Annotations, Event, EventKind, annotations_of
 from rolltape.tape.recording.tape import Tape
 from taped import first_turn
 
@@ -34,8 +33,8 @@ def test_tags_and_notes_of_rollout_turn_and_token_are_read_back_with_their_autho
         tape.add_tags(rollout, "odd", turn=turn, by="bob")
         tape.add_tags(rollout, "bookmark", turn=turn, tokens=(2, 3), by="bob")
         tape.remove_tags(rollout, "hack", by="bob")
-        first = tape.note(rollout, "deletes\nthe test \U0001fae0", by="ada")
-        second = tape.note(rollout, "here", turn=turn, tokens=(1, 4), by="bob")
+        first = tape.add_note(rollout, "deletes\nthe test \U0001fae0", by="ada")
+        second = tape.add_note(rollout, "here", turn=turn, tokens=(1, 4), by="bob")
         tape.edit_note(rollout, first, "deletes two tests", by="bob")
     run = rolltape.read(tmp_path / "run")
     expected = [
@@ -69,8 +68,8 @@ def test_tags_and_notes_of_a_rollout_that_runs_are_indexed_at_once(tmp_path: Pat
     with rolltape.open(tmp_path / "run") as tape, rolltape.open(tmp_path / "run") as viewer:
         rollout = tape.rollout(task_id="t")
         turn = first_turn(rollout.session())
-        tape.note(rollout.id, "mine", turn=turn.id, by="writer")
-        viewer.note(rollout.id, "yours", turn=turn.id, by="viewer")
+        tape.add_note(rollout.id, "mine", turn=turn.id, by="writer")
+        viewer.add_note(rollout.id, "yours", turn=turn.id, by="viewer")
         viewer.add_tags(rollout.id, "live", turn=turn.id)
         (row,) = tape.run().index()
         assert (row.status, row.notes, row.inner_tags) == ("running", 2, ("live",))
@@ -85,7 +84,7 @@ def test_sealing_publishing_and_pruning_keep_tags_and_notes(tmp_path: Path, to: 
         rollout, turn = record(tape)
         tape.add_tags(rollout, "before", turn=turn)
         with rolltape.open(tmp_path / "run") as viewer:  # a process of its own in all that matters here
-            viewer.note(rollout, "by another", turn=turn, tokens=(0, 1), by="ada")
+            viewer.add_note(rollout, "by another", turn=turn, tokens=(0, 1), by="ada")
     target = None if to is None else tmp_path / to
     rolltape.seal(tmp_path / "run", to=target)
     expected = [("before", turn, None, None), ("by another", turn, (0, 1), "ada")]
@@ -93,7 +92,7 @@ def test_sealing_publishing_and_pruning_keep_tags_and_notes(tmp_path: Path, to: 
     assert told(rolltape.read(place).rollout(rollout).annotations) == expected
     assert [(row.inner_tags, row.notes) for row in rolltape.read(place).index()] == [(("before",), 1)]
     with rolltape.open(tmp_path / "run") as tape:
-        tape.note(rollout, "after", by="bob")
+        tape.add_note(rollout, "after", by="bob")
     rolltape.seal(tmp_path / "run", to=target)
     assert [row.notes for row in rolltape.read(place).index()] == [2]
     if to is None:
@@ -115,7 +114,7 @@ def test_what_holds_does_not_depend_on_the_order_in_which_the_index_meets_the_ev
             elif change == "remove":
                 tape.remove_tags(rollout, "c", "d", by=str(number))
             else:
-                tape.note(rollout, "n", by=str(number))
+                tape.add_note(rollout, "n", by=str(number))
     journals = tmp_path / "run" / "journals"
     hidden = tmp_path / "hidden"
     hidden.mkdir()
@@ -142,13 +141,13 @@ def test_places_and_texts_that_make_no_sense_are_refused(tmp_path: Path) -> None
         with pytest.raises(RecordError, match=r"give 1 to 100 on one line"):
             tape.add_tags(rollout, "two\nlines")
         with pytest.raises(RecordError, match=r"a note of 20,001 characters; give 1 to 20,000"):
-            tape.note(rollout, "x" * 20_001)
+            tape.add_note(rollout, "x" * 20_001)
         with pytest.raises(RecordError, match="of no turn; give the turn"):
-            tape.note(rollout, "x", tokens=(1, 2))
+            tape.add_note(rollout, "x", tokens=(1, 2))
         with pytest.raises(RecordError, match="start at 3 and stop at 3"):
-            tape.note(rollout, "x", turn=turn, tokens=(3, 3))
+            tape.add_note(rollout, "x", turn=turn, tokens=(3, 3))
         with pytest.raises(NoSuchRollout, match="its session has 1 turns"):
-            tape.note(rollout, "x", turn=f"{rollout}.0.0.7")
+            tape.add_note(rollout, "x", turn=f"{rollout}.0.0.7")
     assert rolltape.read(tmp_path / "run").index()[0].notes == 0
 
 
@@ -156,7 +155,7 @@ def test_an_event_that_says_something_else_is_a_problem_and_hides_no_other_note(
     with rolltape.open(tmp_path / "run") as tape:
         rollout, _ = record(tape)
         tape.append_event(EventKind.NOTE, rollout, {"note": 7})
-        tape.note(rollout, "whole", by="ada")
+        tape.add_note(rollout, "whole", by="ada")
     run = rolltape.read(tmp_path / "run")
     assert run.index()[0].notes == 1
     assert told(run.rollout(rollout).annotations) == [("whole", None, None, "ada")]

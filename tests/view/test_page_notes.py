@@ -134,7 +134,7 @@ def test_notes_of_others_appear_while_one_reads_and_are_in_exported_pages(
         page.goto(f"{there.address}exp/rollout/{rollout}")
         expect(page.get_by_role("group", name="Tags and notes of turn 0")).to_have_count(0)
         with rolltape.open(run) as tape:
-            tape.note(rollout, "key sk-abcdefghijklmnop1234567890 leaked", turn=f"{rollout}.0.0.0", by="carol")
+            tape.add_note(rollout, "key sk-abcdefghijklmnop1234567890 leaked", turn=f"{rollout}.0.0.0", by="carol")
         expect(page.get_by_role("article", name="Note on turn 0")).to_contain_text("carol")
     with StaticPages(str(run)) as pages:
         list(pages.write(tmp_path / "out", pages.chosen([])))

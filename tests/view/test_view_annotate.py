@@ -229,7 +229,7 @@ with rolltape.open(sys.argv[1], name="exp") as tape:
     turn = first_turn(rollout.session())
     print(rollout.id, turn.id, flush=True)
     sys.stdin.readline()
-    tape.note(rollout.id, "from the writer", turn=turn.id, by="recorder")
+    tape.add_note(rollout.id, "from the writer", turn=turn.id, by="recorder")
     rollout.finish(reward=1.0)
 """
 

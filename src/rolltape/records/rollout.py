@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from rolltape.records.annotations import Annotations, annotations_of
+from rolltape.records.events import Annotations, annotations_of
 from rolltape.records.events import Event as Event
 from rolltape.records.events import EventKind as EventKind
 from rolltape.records.ids import split_in

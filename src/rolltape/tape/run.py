@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from rolltape.errors import NoSuchRollout
-from rolltape.records.annotations import Annotations
+from rolltape.records.events import Annotations
 from rolltape.records.rollout import Event, EventKind, Rollout, RolloutHead
 from rolltape.tape.contents import RunContents
 from rolltape.tape.index.database import IndexFile

@@ -10,7 +10,7 @@ from rolltape.cli.parameters import argument, option
 from rolltape.cli.runs import OpenedRun, SelectedRollouts, open_snapshot, report_problems
 from rolltape.cli.screen import SHORT_ID, plural, print_json, print_line, print_table
 from rolltape.errors import UsageError
-from rolltape.records.annotations import Note
+from rolltape.records.events import Note
 from rolltape.tape.stored import Key
 
 
@@ -42,7 +42,7 @@ def note(
                 else:
                     found, turn, tokens = place.find(selected)
                     try_index = found.head.try_index
-                    writer.note(found.id, str(text), turn=turn, tokens=tokens, by=by, try_index=try_index)
+                    writer.add_note(found.id, str(text), turn=turn, tokens=tokens, by=by, try_index=try_index)
     with open_snapshot(run) as tape:
         _print(_notes(tape, rollout, place.try_index), as_json=as_json)
     return report_problems(tape)

@@ -8,7 +8,7 @@ from rolltape.cli.options import TryOption
 from rolltape.cli.parameters import option
 from rolltape.cli.runs import SelectedRollouts
 from rolltape.errors import UsageError
-from rolltape.records.annotations import TokenRange
+from rolltape.records.events import TokenRange
 from rolltape.records.ids import complete_turn_id
 from rolltape.records.rollout import Rollout
 from rolltape.tape.recording.annotating import check_place

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from rolltape.records.annotations import annotations_of, parse_annotation
-from rolltape.records.events import ANNOTATION_KINDS
+from rolltape.records.events import ANNOTATION_KINDS, annotations_of, parse_annotation
 from rolltape.records.policy import PRESETS
 from rolltape.records.rollout import SUMMARY_RULES, EventKind, RolloutSummary
 from rolltape.tape.index.database import pack_summary, read_about, write_about

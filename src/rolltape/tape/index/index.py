@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import AmbiguousId, DamagedTapeError, NoSuchRollout
-from rolltape.records.annotations import Annotations, annotations_of
+from rolltape.records.events import Annotations, annotations_of
 from rolltape.records.jsonable import decode_record
 from rolltape.records.messages import Message
 from rolltape.records.rollout import Event, Rollout, RolloutHead, Status

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rolltape.records.annotations import Annotations, annotations_of
-from rolltape.records.events import ANNOTATION_KINDS, Event
+from rolltape.records.events import ANNOTATION_KINDS, Annotations, Event, annotations_of
 from rolltape.records.rollout import UNGRADED
 from rolltape.tape.index.database import read_about
 from rolltape.tape.rundir import RunDirectory

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rolltape.errors import NoSuchRollout, RecordError
-from rolltape.records.annotations import MOST_NOTE_CHARACTERS, MOST_TAG_CHARACTERS, Note, TokenRange
-from rolltape.records.events import EventKind
+from rolltape.records.events import MOST_NOTE_CHARACTERS, MOST_TAG_CHARACTERS, EventKind, Note, TokenRange
 from rolltape.records.rollout import Rollout
 from rolltape.tape.journal.entries import NewEvent
 from rolltape.tape.recording.fields import as_count, as_text

@@ -5,7 +5,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from rolltape.errors import NoSuchRollout, NotJsonError, RecordError
 from rolltape.records.ids import group_id, join_source, rollout_id
@@ -31,6 +31,7 @@ _WAIT_FOR_RUN_S = 30.0  # for others that start rollouts, which takes millisecon
 _RENAMED = {
     "say": "append_event",
     "say_all": "append_events",
+    "note": "append_run_event",
     "deliver": "mark_delivered",
     "deliver_async": "mark_delivered_async",
 }
@@ -267,7 +268,7 @@ class Tape:
         place: dict[str, Any] = {"turn": turn, "tokens": tokens, "by": by, "try_index": try_index}
         _append(self._writer.encode(retag_event(rollout_id, removed=tags, **place)))
 
-    def note(
+    def add_note(
         self,
         rollout_id: str,
         text: str,
@@ -283,13 +284,9 @@ class Tape:
 
         Example:
 
-            note = tape.note(rollout.id, "it deletes the failing test", turn=turn.id, by="ada")
+            note = tape.add_note(rollout.id, "it deletes the failing test", turn=turn.id, by="ada")
             tape.remove_note(rollout.id, note, by="ada")
         """
-        if isinstance(rollout_id, EventKind):
-            warnings.warn("Tape.note is now append_run_event", DeprecationWarning, stacklevel=2)  # so 0.1.0 called that
-            self.append_run_event(rollout_id, cast("Any", text))
-            return ""
         event = note_event(rollout_id, text, turn=turn, tokens=tokens, by=by, try_index=try_index)
         _append(self._writer.encode(event))
         return str(event.data["note"])
