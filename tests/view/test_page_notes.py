@@ -103,6 +103,16 @@ def test_who_opened_the_link_tags_notes_and_stars_and_the_table_finds_it(run: Pa
         assert serious_findings(page) == []
         panel.get_by_role("link", name=re.compile("here it begins")).click()
         expect(page).to_have_url(re.compile(r"/tokens/turn/.*/4$"))
+        # The right is passed on by a link, to one browser.
+        page.goto(f"{there.address}exp")
+        panel.get_by_role("button", name="invite somebody").click()
+        invitation = panel.get_by_label("Link that lets somebody else annotate").input_value()
+        with stranger(page) as invited:
+            invited.goto(invitation)
+            expect(invited.get_by_role("button", name="invite somebody")).to_be_visible()
+            invited.context.clear_cookies()
+            assert (answer := invited.goto(invitation)) is not None
+            assert answer.status == 403
         # A note is changed and taken back.
         page.goto(f"{there.address}exp/rollout/{rollout}")
         note.get_by_role("button", name="edit").click()

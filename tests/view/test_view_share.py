@@ -62,7 +62,13 @@ async def test_a_link_opens_its_rollout_and_nothing_else(tmp_path: Path) -> None
         detail = await guest.json(f"/api/exp/rollouts/{shared}")
         assert kept not in json.dumps(detail)
         digest = detail["sessions"][0]["turns"][0]["reply"]["digest"]
-        for path in ("raw", f"messages/{digest}", "samples/0/tokens", f"turns/{shared}.0.0.0/tokens"):
+        for path in (
+            "raw",
+            "compare?left=exact&right=slime",
+            f"messages/{digest}",
+            "samples/0/tokens",
+            f"turns/{shared}.0.0.0/tokens",
+        ):
             async with guest.client.get(f"/api/exp/rollouts/{shared}/{path}") as answer:
                 assert answer.status == 200, path
         for path in (f"/exp/rollout/{shared}", f"/exp/rollout/{shared}/tokens/0", "/app.js"):
@@ -75,7 +81,8 @@ async def test_a_link_opens_its_rollout_and_nothing_else(tmp_path: Path) -> None
         for path in (
             *("/", "/exp", "/exp/rollouts", f"/exp/group/{group}", f"/exp/rollout/{kept}"),
             *("/api/runs", "/api/exp/overview", "/api/exp/rollouts", "/api/exp/tasks", "/api/exp/notes"),
-            *("/api/exp/live", f"/api/exp/groups/{group}", "/api/exp/trained/0", f"/api/exp/rollouts/{shared}/compare"),
+            *(f"/api/pair?left=exp:{shared}&right=exp:{kept}", "/api/compare?left=exp&right=exp"),
+            *("/api/exp/live", f"/api/exp/groups/{group}", "/api/exp/trained/0", f"/exp/rollouts/{shared}"),
             *(f"/api/exp/rollouts/{kept}", f"/api/exp/rollouts/{kept}/raw", f"/api/exp/rollouts/{shared[:8]}"),
             *(f"/api/exp/rollouts/{kept}/samples/0/tokens", f"/api/other/rollouts/{shared}"),
             *(f"/api/exp/rollouts/{shared}/../{kept}", f"/api/exp/rollouts/{shared}%2f..%2f{kept}"),

@@ -23,6 +23,7 @@ _ROLLOUT = "/api/{r}/rollouts/{id}"
 _SHARED = {
     _ROLLOUT,
     f"{_ROLLOUT}/raw",
+    f"{_ROLLOUT}/compare",
     f"{_ROLLOUT}/messages/{{digest}}",
     f"{_ROLLOUT}/messages/{{digest}}/images/{{index}}",
     f"{_ROLLOUT}/samples/{{index}}/tokens",
@@ -87,7 +88,8 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
             return (request.match_info["r"], request.match_info["id"]) == (self.r, self.rollout)
         if asked == "/{path}":
             path = request.match_info["path"]
-            return files(path) or path.split("/")[:3] == [self.r, "rollout", self.rollout]
+            r, view, rollout, *_ = (*path.split("/"), "", "", "")
+            return files(path) or ((r, rollout) == (self.r, self.rollout) and view in ("rollout", "compare"))
         return asked == "/api/session"
 
 
