@@ -61,6 +61,9 @@ def main(benchmarks: dict[str, Benchmark], arguments: list[str] | None = None) -
     )
     parser.add_argument("--part", metavar="PART", help="the part of gateway that is run, such as workers or soak")
     parser.add_argument("--workers", metavar="N,N", help="the numbers of workers that gateway compares: 1,2 by default")
+    parser.add_argument(
+        "--write", type=Path, metavar="FOLDER", help="put the figures into RESULTS.md and results.json of this folder"
+    )
     asked = parser.parse_args(arguments)
     missed = 0
     for name in asked.which or benchmarks:
@@ -69,6 +72,11 @@ def main(benchmarks: dict[str, Benchmark], arguments: list[str] | None = None) -
         given = {option: value for option, value in options.items() if value is not None}
         figures = list(_with_progress(name, benchmarks[name](**given)))
         Console().print(_table(name, figures))
+        if asked.write is not None:
+            from benchmarks.results import write_results
+
+            spelled = [f"--{option} {value}" for option, value in given.items()]
+            write_results(asked.write, name, figures, " ".join(["python -m benchmarks", name, *spelled]))
         missed += sum(not figure.reached for figure in figures)
     sys.exit(1 if missed and asked.strict else 0)
 
@@ -78,7 +86,8 @@ def _with_progress(name: str, figures: Iterable[Figure]) -> Iterator[Figure]:
     print(f"{name} …", file=sys.stderr)
     for figure in figures:
         print(
-            f"  {figure.what}: {_short(figure.measured)} {figure.unit} (load {os.getloadavg()[0]:.1f})", file=sys.stderr
+            f"  {figure.what}: {short_number(figure.measured)} {figure.unit} (load {os.getloadavg()[0]:.1f})",
+            file=sys.stderr,
         )
         yield figure
 
@@ -89,9 +98,10 @@ def _table(name: str, figures: Iterable[Figure]) -> Table:
         sign = "≤" if figure.at_most else "≥"
         target = "" if figure.target is None else f"{sign} {figure.target:,g} {figure.unit}"
         verdict = "" if figure.target is None else "reached" if figure.reached else "MISSED"
-        table.add_row(figure.what, f"{_short(figure.measured)} {figure.unit}", target, verdict, figure.note)
+        table.add_row(figure.what, f"{short_number(figure.measured)} {figure.unit}", target, verdict, figure.note)
     return table
 
 
-def _short(number: float) -> str:
+def short_number(number: float) -> str:
+    """A figure in at most three digits, or whole."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"

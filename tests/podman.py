@@ -19,7 +19,7 @@ import pytest
 
 from rolltape.collect.sandboxes.visible import base_python
 
-IMAGE = f"localhost/rolltape-test:{platform.python_version()}-1"
+IMAGE = f"localhost/rolltape-test:{platform.python_version()}-2"
 # crun, cgroups by systemd and podman's own limits fail on machines that are containers themselves.
 _CONFIG = """
 [engine]
@@ -29,7 +29,23 @@ events_logger = "none"
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
 """
-_PROGRAMS = ("sh", "bash", "cat", "cp", "rm", "mkdir", "sleep", "ls", "env", "chmod", "git", "grep", "true")
+_PROGRAMS = (
+    "sh",
+    "bash",
+    "cat",
+    "cp",
+    "rm",
+    "mkdir",
+    "sleep",
+    "ls",
+    "env",
+    "chmod",
+    "chown",
+    "ln",
+    "git",
+    "grep",
+    "true",
+)
 _PACKAGES = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py.py")
 _LEFT_OUT = {
     "test",

@@ -1,0 +1,133 @@
+"""The image of deploy/Dockerfile, and the three services of deploy/compose.yaml in it, run by podman."""
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml  # type: ignore[import-untyped, unused-ignore]
+
+from distributions import ROOT, build
+from podman import needs_podman, podman
+
+pytest.importorskip("hatchling")
+
+KEYS = {"ROLLTAPE_ADMIN_KEY": "admin-1", "ROLLTAPE_ENGINE_KEY": "engine-1", "ROLLTAPE_VIEW_KEY": "view-1"}
+# No package index is reachable: the packages that Rolltape needs, and the libraries that those need, are mounted.
+PACKAGES = Path(aiohttp.__file__).parents[1]
+MOUNTS = [f"--volume={PACKAGES}:/packages:ro", "--volume=/usr/lib/x86_64-linux-gnu:/usr/lib/x86_64-linux-gnu:ro"]
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The image, with the wheel of this source in it."""
+    base, name = needs_podman(), f"localhost/rolltape-deploy:{uuid.uuid4().hex[:12]}"
+    context = tmp_path_factory.mktemp("context")
+    build(context / "dist")
+    done = podman(
+        *("build", "--file", str(ROOT / "deploy" / "Dockerfile"), "--tag", name, "--network=none", "--no-cache"),
+        *(
+            f"--build-arg=BASE={base}",
+            "--build-arg=PIP_OPTIONS=--no-deps --no-index --ignore-installed",
+            "--env=PYTHONPATH=/packages",
+        ),
+        *(*MOUNTS, str(context)),
+    )
+    assert done.returncode == 0, done.stderr
+    yield name
+    podman("rmi", "--force", name)
+
+
+@pytest.fixture(scope="module")
+def services(image: str) -> Iterator[dict[str, str]]:
+    """The containers of the compose file by service, in one network of their own."""
+    described = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())
+    mark = uuid.uuid4().hex[:12]
+    volume = f"rolltape-deploy-{mark}"
+    made: dict[str, str] = {}
+    try:
+        for name, service in described["services"].items():
+            network = ["--network=none", "--add-host=engine:127.0.0.1"]
+            if made:
+                network = [f"--network=container:{made['engine']}"]
+            environment = [f"--env={key}={KEYS[key]}" for key in service["environment"]]
+            volumes = [f"--volume={one.replace('runs:', f'{volume}:')}" for one in service.get("volumes", [])]
+            if service.get("depends_on") and not isinstance(service["depends_on"], list):
+                wait_until_ready(made["gateway"])
+            done = podman(
+                *("run", "--detach", *network, *environment, *volumes, *MOUNTS, image),
+                *map(str, service["command"]),
+            )
+            assert done.returncode == 0, done.stderr
+            made[name] = done.stdout.strip()
+        yield made
+    finally:
+        for container in reversed(made.values()):
+            podman("rm", "--force", "--time=5", container)
+        podman("volume", "rm", "--force", volume)
+
+
+def ask(container: str, url: str, key: str | None = None, body: Any = None) -> tuple[int, str]:
+    """A request from within a container; the status, and the text."""
+    program = f"""
+import json, urllib.error, urllib.request
+request = urllib.request.Request({url!r}, data={None if body is None else json.dumps(body).encode()!r})
+request.add_header("Content-Type", "application/json")
+if {key!r}: request.add_header("Authorization", "Bearer " + {key!r})
+try:
+    answer = urllib.request.urlopen(request)
+    print(json.dumps([answer.status, answer.read().decode()]))
+except urllib.error.HTTPError as error:
+    print(json.dumps([error.code, error.read().decode()]))
+except urllib.error.URLError as error:
+    print(json.dumps([0, str(error)]))
+"""
+    done = podman("exec", container, "python3", "-c", program)
+    assert done.returncode == 0, done.stderr
+    status, text = json.loads(done.stdout)
+    return status, text
+
+
+def wait_until_ready(container: str, url: str = "http://127.0.0.1:8400/readyz", within_s: float = 120.0) -> None:
+    began = time.monotonic()
+    while (answer := ask(container, url))[0] != 200:
+        assert time.monotonic() < began + within_s, (answer, podman("logs", container).stderr)
+        time.sleep(0.5)
+
+
+def test_services_of_the_compose_file_record_and_show_a_turn(services: dict[str, str]) -> None:
+    gateway, admin = services["gateway"], KEYS["ROLLTAPE_ADMIN_KEY"]
+    assert ask(gateway, "http://127.0.0.1:8400/livez")[0] == 200
+    assert ask(gateway, "http://127.0.0.1:8400/metrics")[0] == 401
+    status, text = ask(gateway, "http://127.0.0.1:8400/sessions", admin, {"task_id": "t1"})
+    assert status in (200, 201), text
+    opened = json.loads(text)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "What is 2 + 2?"}], "max_tokens": 64}
+    status, text = ask(gateway, "http://127.0.0.1:8400/v1/chat/completions", opened["key"], body)
+    assert status == 200, text
+    reply = json.loads(text)["choices"][0]["message"]["content"]
+    status, text = ask(gateway, f"http://127.0.0.1:8400/sessions/{opened['session']}/finish", admin, {"reward": 1.0})
+    assert status == 200, text
+    listed = podman("exec", gateway, "python3", "-m", "rolltape.cli", "ls", "/runs/exp1", "--json")
+    assert [json.loads(line)["reward"] for line in listed.stdout.splitlines()] == [1.0], listed.stderr
+    shown = podman("exec", gateway, "python3", "-m", "rolltape.cli", "show", "/runs/exp1", "--part", "transcript")
+    assert reply.strip() in shown.stdout
+    view = services["view"]
+    wait_until_ready(view, f"http://127.0.0.1:8500/?key={KEYS['ROLLTAPE_VIEW_KEY']}")
+    assert ask(view, "http://127.0.0.1:8500/api/runs")[0] == 401
+    status, text = ask(view, "http://127.0.0.1:8500/api/runs", KEYS["ROLLTAPE_VIEW_KEY"])
+    assert status == 200, text
+    assert "exp1" in text
+
+
+def test_nothing_in_the_image_runs_as_root_and_it_stops_in_order(services: dict[str, str]) -> None:
+    for container in services.values():
+        assert podman("exec", container, "python3", "-c", "import os; print(os.getuid())").stdout == "10001\n"
+    stopped = podman("stop", "--time=40", services["gateway"])
+    assert stopped.returncode == 0, stopped.stderr
+    state = podman("inspect", "--format={{.State.ExitCode}}", services["gateway"])
+    assert state.stdout.strip() == "0", podman("logs", services["gateway"]).stderr
