@@ -7,7 +7,11 @@
 # check           formatting, lint, types, and the direction of imports
 # docs            build the documentation into site/
 # page            build the web page from viewer/ into the package
-# bench           run the benchmarks: make bench BENCH="view --rollouts 2000"
+# release-check   build wheel and sdist into dist/ and check them; write the SBOM and the licenses of dependencies
+# test-pythons    the fast tests on each Python from 3.11 to 3.13 that is found
+# test-lowest     the fast tests with the lowest versions of dependencies
+# lock            write the installed versions to constraints-dev.txt
+# bench           run the benchmarks and write benchmarks/RESULTS.md: make bench BENCH="view --rollouts 2000"
 # check-engines   the shipped model in real vLLM and SGLang, where they are installed
 # check-gpu       token export from CUDA tensors, where there is a GPU
 # check-skyrl     the generator for SkyRL with SkyRL itself, in an environment of its own
@@ -18,8 +22,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TEST_ARGS ?= -n 2
+# make setup LOCKED=1: the versions in constraints-dev.txt, instead of the newest.
+CONSTRAINTS := $(if $(LOCKED),-c constraints-dev.txt)
 
-.PHONY: help setup npm chromium bwrap podman demo demo-train test test-fast test-release page docs check bench check-engines check-gpu check-skyrl check-backends clean
+.PHONY: help setup npm chromium bwrap podman demo demo-train test test-fast test-release page docs check release-check test-pythons test-lowest lock bench check-engines check-gpu check-skyrl check-backends clean
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -39,7 +45,7 @@ $(BIN)/python:
 # verl asks for inference engines, which its types and its loss do without; xgrammar asks for triton, which its grammars do
 # without; verifiers asks for an older openai, openenv-core for a user interface.
 .venv/.installed-dev: .venv/.installed
-	$(PIP) --editable '.[dev]'
+	$(PIP) $(CONSTRAINTS) --editable '.[dev]'
 	$(PIP) --no-deps 'openenv-core==0.3.0' 'verifiers==0.4.0' 'verl==0.9.1' 'xgrammar==0.2.8' 'apache-tvm-ffi==0.1.15.post2'
 	@touch $@
 
@@ -99,8 +105,29 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# What a release is built and described with stays apart from what it is tested with.
+.venv-release/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-release
+	.venv-release/bin/python -m pip install --quiet --disable-pip-version-check --editable . \
+		'hatchling>=1.27' 'twine>=6' 'cyclonedx-bom>=7'
+	@touch $@
+
+test-pythons:
+	$(PYTHON) tests/release/check_pythons.py
+
+test-lowest:
+	$(PYTHON) tests/release/check_pythons.py --lowest
+
+# Names and versions alone, so that it says nothing about where packages come from.
+lock: setup
+	@echo '# The versions that development and CI last ran with. make lock writes it; make setup LOCKED=1 installs them.' > constraints-dev.txt
+	@$(BIN)/python -m pip freeze --exclude-editable | sed -n 's/^\([A-Za-z0-9._-]*==[A-Za-z0-9._!]*\).*/\1/p' >> constraints-dev.txt
+
+release-check: .venv-release/.installed
+	PYTHONPATH=tests .venv-release/bin/python tests/release/check_release.py
+
 bench: setup
-	$(BIN)/python -m benchmarks $(BENCH)
+	$(BIN)/python -m benchmarks $(BENCH) --write benchmarks
 
 check-engines: setup
 	$(BIN)/python tests/tiny/check_real_engines.py
@@ -124,4 +151,4 @@ check-backends: setup
 	$(BIN)/python tests/engines/check_real_backends.py $(BACKENDS)
 
 clean:
-	rm -rf .venv .venv-skyrl build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-skyrl .venv-release .venv-lowest .venv-3.* build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -93,7 +93,7 @@ if TYPE_CHECKING:
     )
     from rolltape.tree import forks_of, tree_of
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 # Loaded on first use: a program that only records need not wait for what reads Parquet.
 _MODULES = {

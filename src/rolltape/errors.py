@@ -48,6 +48,7 @@
     ├── FilterError            filters: a rule cannot judge a rollout; nothing was filtered
     ├── ViewError              the web page: runs cannot be shown as asked
     │   └── NoAnswer           a request of the page cannot be answered; it carries the HTTP status
+    ├── MissingExtra           a package that is installed with an extra is missing
     └── UsageError             the command line: a flag or an argument is wrong
 
 A message says where, the two facts that disagree, and what to do next:
@@ -327,6 +328,10 @@ class NoAnswer(ViewError):
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
         self.status = status
+
+
+class MissingExtra(RolltapeError):
+    """A package that is installed with an extra is missing. The message names both."""
 
 
 class UsageError(RolltapeError):

@@ -62,10 +62,10 @@ def licenses(packages: list[Distribution]) -> str:
 def license_of(package: Distribution) -> str:
     """The license as a package declares it: an expression, classifiers, or the first line of its text."""
     metadata = package.metadata
-    if expression := metadata.get("License-Expression"):
-        return str(expression)
+    if "License-Expression" in metadata:
+        return str(metadata["License-Expression"])
     named = [one.split(" :: ")[-1] for one in metadata.get_all("Classifier", []) if one.startswith("License ::")]
-    return ", ".join(named) or str(metadata.get("License") or "not declared").splitlines()[0]
+    return ", ".join(named) or [*metadata.get_all("License", []), "not declared"][0].splitlines()[0]
 
 
 if __name__ == "__main__":

@@ -3,16 +3,17 @@
 import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 from msgspec import Raw
 
 from rolltape.errors import ExportError, RolltapeError
+from rolltape.extras import pa
 from rolltape.records.jsonable import decode_numbers, encode_json, encode_numbers
 from rolltape.records.turn import Logprobs
 
@@ -29,7 +30,7 @@ def _same(value: Any) -> Any:
 class Kind(NamedTuple):
     """What a column holds. None is None in a record, in a row and in a file; the functions never see it."""
 
-    arrow: Any
+    arrow: Callable[[], Any]  # gives its Arrow type, which is made when it is needed
     write: Callable[[Any], Any] = _same  # a record's value → what a row holds
     read: Callable[[Any], Any] = _same  # what a row holds that was read → the record's value
     parse: Callable[[Any], Any] = _same  # what Arrow gives as Python objects → what a row holds
@@ -52,8 +53,11 @@ class Table:
 
     def __init__(self, *columns: Column) -> None:
         self.columns = columns
-        self.schema = pa.schema([pa.field(one.name, one.kind.arrow) for one in columns])
         self._writers = [(name, get, None if kind.write is _same else kind.write) for name, kind, get in columns]
+
+    @cached_property
+    def schema(self) -> "pa.Schema":
+        return pa.schema([pa.field(one.name, one.kind.arrow()) for one in self.columns])
 
     def row(self, record: Any) -> Row:
         """A record's row."""
@@ -73,12 +77,12 @@ class Table:
             name: None if row[name] is None else kind.read(row[name]) for name, kind, _ in self.columns if name in row
         }
 
-    def arrow(self, rows: Sequence[Row]) -> pa.Table:
+    def arrow(self, rows: Sequence[Row]) -> "pa.Table":
         """Rows as an Arrow table."""
-        arrays: list[Any] = [_arrow_array([row[name] for row in rows], kind.arrow) for name, kind, _ in self.columns]
+        arrays: list[Any] = [_arrow_array([row[name] for row in rows], kind.arrow()) for name, kind, _ in self.columns]
         return pa.Table.from_arrays(arrays, schema=self.schema)
 
-    def rows(self, batch: pa.RecordBatch) -> Iterator[Row]:
+    def rows(self, batch: "pa.RecordBatch") -> Iterator[Row]:
         """The rows of Arrow columns, those that the file has, with numbers per token as arrays."""
         held = [one for one in self.columns if one.name in batch.schema.names]
         names = [one.name for one in held]
@@ -145,22 +149,24 @@ def _read_logprobs(cells: Any) -> npt.NDArray[np.float64]:
     return np.asarray(cells, dtype=np.float64)
 
 
-TEXT, TEXTS = Kind(pa.string()), Kind(pa.list_(pa.string()))
-FLAG, INT, COUNT = Kind(pa.bool_()), Kind(pa.int64()), Kind(pa.int32())
-NUMBER = Kind(pa.float64(), read=_read_number)
+TEXT, TEXTS = Kind(lambda: pa.string()), Kind(lambda: pa.list_(pa.string()))
+FLAG, INT, COUNT = Kind(lambda: pa.bool_()), Kind(lambda: pa.int64()), Kind(lambda: pa.int32())
+NUMBER = Kind(lambda: pa.float64(), read=_read_number)
 NUMBERS_BY_NAME = Kind(
-    pa.map_(pa.string(), pa.float64()),
+    lambda: pa.map_(pa.string(), pa.float64()),
     read=lambda cell: {name: _read_number(number) for name, number in cell.items()},
     parse=dict,
 )
-IDS = Kind(pa.list_(pa.int32()), write=np.asarray, read=lambda cells: np.asarray(cells, np.int32))
-MASK = Kind(pa.list_(pa.bool_()), read=lambda cells: np.asarray(cells, np.bool_))
-LOGPROBS = Kind(pa.list_(pa.float64()), read=_read_logprobs)
-BYTES = Kind(pa.binary(), read=lambda cell: base64.b64decode(cell) if isinstance(cell, str) else cell)
-SIZES = Kind(pa.list_(pa.int64()), read=list)
-JSON = Kind(pa.string(), write=lambda value: Raw(encode_numbers(value, "value")), read=plain_json, parse=json.loads)
+IDS = Kind(lambda: pa.list_(pa.int32()), write=np.asarray, read=lambda cells: np.asarray(cells, np.int32))
+MASK = Kind(lambda: pa.list_(pa.bool_()), read=lambda cells: np.asarray(cells, np.bool_))
+LOGPROBS = Kind(lambda: pa.list_(pa.float64()), read=_read_logprobs)
+BYTES = Kind(lambda: pa.binary(), read=lambda cell: base64.b64decode(cell) if isinstance(cell, str) else cell)
+SIZES = Kind(lambda: pa.list_(pa.int64()), read=list)
+JSON = Kind(
+    lambda: pa.string(), write=lambda value: Raw(encode_numbers(value, "value")), read=plain_json, parse=json.loads
+)
 # JSON that a record holds as bytes.
-ENCODED_JSON = Kind(pa.string(), write=Raw, parse=json.loads)
+ENCODED_JSON = Kind(lambda: pa.string(), write=Raw, parse=json.loads)
 
 
 def records(make: Callable[[dict[str, Any]], Any], *columns: Column) -> Kind:
@@ -175,7 +181,7 @@ def records(make: Callable[[dict[str, Any]], Any], *columns: Column) -> Kind:
         ]
 
     return Kind(
-        pa.list_(pa.struct(list(table.schema))),
+        lambda: pa.list_(pa.struct(list(table.schema))),
         write=lambda items: [table.row(item) for item in items],
         read=lambda rows: tuple(make(table.values(row)) for row in rows),
         parse=parse,
@@ -185,7 +191,7 @@ def records(make: Callable[[dict[str, Any]], Any], *columns: Column) -> Kind:
 def lists_of(kind: Kind) -> Kind:
     """A list of values of another kind."""
     return Kind(
-        pa.list_(kind.arrow),
+        lambda: pa.list_(kind.arrow()),
         write=lambda values: [kind.write(value) for value in values],
         read=lambda cells: [kind.read(cell) for cell in cells],
         parse=lambda cells: [kind.parse(cell) for cell in cells],

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
 from rolltape.export.columns import (
     COUNT,
     INT,
@@ -23,6 +21,7 @@ from rolltape.export.columns import (
     Table,
     records,
 )
+from rolltape.extras import pa
 from rolltape.records.jsonable import encode_numbers
 from rolltape.records.messages import Message, Role, content_text
 from rolltape.records.rollout import Rollout, Session, Status
@@ -143,16 +142,14 @@ def _message_row(message: dict[str, Any]) -> Row:
     }
 
 
-_FUNCTION = pa.struct([("name", pa.string()), ("arguments", pa.string())])
-_CALL = pa.struct([("id", pa.string()), ("type", pa.string()), ("function", _FUNCTION)])
-_MESSAGE = pa.struct(
-    [
-        *((name, pa.string()) for name in ("role", "content", "reasoning_content", "tool_call_id", "name")),
-        ("tool_calls", pa.list_(_CALL)),
-        ("weight", pa.int32()),
-    ]
-)
-_MESSAGES = Kind(pa.list_(_MESSAGE), write=lambda messages: [_message_row(message) for message in messages])
+def _messages_type() -> Any:
+    function = pa.struct([("name", pa.string()), ("arguments", pa.string())])
+    call = pa.struct([("id", pa.string()), ("type", pa.string()), ("function", function)])
+    texts = [(name, pa.string()) for name in ("role", "content", "reasoning_content", "tool_call_id", "name")]
+    return pa.list_(pa.struct([*texts, ("tool_calls", pa.list_(call)), ("weight", pa.int32())]))
+
+
+_MESSAGES = Kind(_messages_type, write=lambda messages: [_message_row(message) for message in messages])
 _REPLIES = records(dict, COUNT("message", itemgetter(0)), TEXT("turn", itemgetter(1)))
 
 # In a table, a message has text alone, and tools are JSON text: those of two rows need not have one type.

@@ -12,8 +12,6 @@ from typing import IO, Any, TypeVar
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 from msgspec import Raw
 
 from rolltape.errors import ExportError, RolltapeError
@@ -36,6 +34,7 @@ from rolltape.export.schema import (
     sample_of,
 )
 from rolltape.export.turns import MESSAGE, TURN, message_rows, turn_rows, turns_of
+from rolltape.extras import arrow_errors, pa, pq
 from rolltape.records.jsonable import encode_numbers
 from rolltape.records.rollout import Outcome, Rollout, RolloutHead
 from rolltape.records.sample import Sample
@@ -231,22 +230,22 @@ def read_traces(path: str | Path) -> Iterator[Trace]:
     return _read(path, RowKind.TRACE, lambda rows: (msgspec.convert(plain_json(row), Trace) for row in rows))
 
 
-def rollouts_table(rollouts: Iterable[tuple[RolloutHead, Outcome, int, int, int]]) -> pa.Table:
+def rollouts_table(rollouts: Iterable[tuple[RolloutHead, Outcome, int, int, int]]) -> "pa.Table":
     """A row per rollout from its head, its outcome, and its numbers of sessions, turns and sampled tokens."""
     return _table((LISTED_ROLLOUT.row(ListedRollout(*rollout)) for rollout in rollouts), LISTED_ROLLOUT)
 
 
-def turns_table(rollouts: Iterable[Rollout]) -> pa.Table:
+def turns_table(rollouts: Iterable[Rollout]) -> "pa.Table":
     """A row per turn, ids and messages as what is new in it."""
     return _table(_turn_rows(rollouts, whole_prompts=False), TURN)
 
 
-def messages_table(rollouts: Iterable[Rollout]) -> pa.Table:
+def messages_table(rollouts: Iterable[Rollout]) -> "pa.Table":
     """A row per message, at the first turn that holds it."""
     return _table((row for rollout in rollouts for row in message_rows(rollout)), MESSAGE)
 
 
-def samples_table(samples: Iterable[Sample]) -> pa.Table:
+def samples_table(samples: Iterable[Sample]) -> "pa.Table":
     """A row per sample."""
     return _table(map(SAMPLE.row, samples), SAMPLE)
 
@@ -323,7 +322,7 @@ def _write_parquet(rows: Iterable[Row], kind: RowKind, out: Destination) -> int:
     return written
 
 
-def _table(rows: Iterable[Row], table: Table) -> pa.Table:
+def _table(rows: Iterable[Row], table: Table) -> "pa.Table":
     """Rows as one Arrow table, built in groups so that few rows are Python objects at a time."""
     tables = [table.arrow(group) for group in _groups(rows)]
     return pa.concat_tables(tables) if tables else table.schema.empty_table()
@@ -378,7 +377,7 @@ def _parquet_rows(path: str | Path, kind: RowKind) -> Iterator[Row]:
             _check_schema((file.schema_arrow.metadata or {}).get(_SCHEMA_KEY, b"none").decode(), kind, str(path))
             for batch in file.iter_batches(batch_size=_ROWS_PER_GROUP):
                 yield from TABLES[kind].rows(batch)
-    except (OSError, pa.ArrowException) as error:
+    except arrow_errors(OSError) as error:
         raise ExportError(f"{path} cannot be read: {error}") from None
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rolltape.errors import ImportFileError
+from rolltape.extras import arrow_errors, pq
 from rolltape.importers.imported import BrokenEntry
 from rolltape.records.jsonable import decode_json
 
@@ -84,16 +85,13 @@ def first_object(path: Path) -> dict[str, Any] | None:
 
 def parquet_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a Parquet file, each with its place."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     number = 0
     try:
         for batch in pq.ParquetFile(file).iter_batches(batch_size=1024):
             for row in batch.to_pylist():
                 number += 1
                 yield f"{file}, row {number}", without_nulls(row)
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except arrow_errors(OSError, ValueError) as error:
         after = f"after row {number}: " if number else ""
         raise ImportFileError(f"{file}: no Parquet file that can be read: {after}{error}") from None
 

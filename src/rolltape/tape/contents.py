@@ -18,7 +18,6 @@ from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.rundir import Place, RunDirectory
 from rolltape.tape.shards.reading import ShardSource
 from rolltape.tape.stored import (
-    UNREADABLE,
     HeldRollout,
     Key,
     Problem,
@@ -28,6 +27,7 @@ from rolltape.tape.stored import (
     decides,
     join_sessions,
     rank_part,
+    read_errors,
 )
 
 S = TypeVar("S", bound=JournalSource | ShardSource)
@@ -79,7 +79,7 @@ class SourceContents(Generic[S]):
     def _noting(self, what: str, lost: str) -> Iterator[None]:
         try:
             yield
-        except UNREADABLE as error:
+        except read_errors() as error:
             self._unreadable.append(Problem(self.source.where, f"{what} cannot be read: {error}", lost))
 
 

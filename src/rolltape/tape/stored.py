@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
-import pyarrow as pa
 
 from rolltape.errors import TapeError
+from rolltape.extras import arrow_errors
 from rolltape.records.events import ANNOTATION_KINDS
 from rolltape.records.jsonable import decode_numbers
 from rolltape.records.messages import Message, Root
@@ -18,11 +18,12 @@ from rolltape.records.turn import Ids, Logprobs, SideArray
 Key = tuple[str, int]  # rollout and try
 
 LARGEST_ROW = 2**62
-# What reading a source may raise that is damaged, out of reach, or no longer there.
-UNREADABLE = (
-    *(TapeError, OSError, sqlite3.Error, pa.ArrowException, msgspec.MsgspecError),
-    *(ValueError, LookupError, TypeError, AttributeError),
-)
+
+
+def read_errors() -> tuple[type[Exception], ...]:
+    """What reading a source may raise that is damaged, out of reach, or no longer there."""
+    of_sources = (TapeError, OSError, sqlite3.Error, msgspec.MsgspecError)
+    return arrow_errors(*of_sources, ValueError, LookupError, TypeError, AttributeError)
 
 
 class Problem(msgspec.Struct, frozen=True):

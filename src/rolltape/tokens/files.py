@@ -16,7 +16,6 @@ from rolltape.errors import MisalignedError, RecordError, TapeWriteError
 from rolltape.records.sample import Sample
 from rolltape.records.token_record import FACT_COLUMNS, TOKEN_COLUMNS, StepFiles, TokenColumn, TokenRecord
 from rolltape.tape.rundir import make_private_folder, write_whole
-from rolltape.tokens.parquet import read_column, read_parquet, write_parquet
 from rolltape.tokens.primerl import read_lines, write_lines
 from rolltape.tokens.sequences import PART_TOKENS, Sequences, is_in_fraction
 from rolltape.tokens.steps import (
@@ -62,7 +61,12 @@ def read_step(
 ) -> Iterator[TokenRecord]:
     """Read the records of one step, rank by rank."""
     for path in step.paths(rank):
-        yield from read_parquet(path, columns) if step.file_format is Format.PARQUET else read_lines(path)
+        if step.file_format is Format.PARQUET:
+            from rolltape.tokens.parquet import read_parquet
+
+            yield from read_parquet(path, columns)
+        else:
+            yield from read_lines(path)
 
 
 def describe_files(step: TokenStep, steps: Iterable[TokenStep]) -> StepFiles:
@@ -94,6 +98,8 @@ def read_sample_ids(step: TokenStep) -> set[str]:
 def file_sample_ids(file_format: Format, path: Path) -> list[str | None]:
     """The samples that the records of a file name, in their order."""
     if file_format is Format.PARQUET:
+        from rolltape.tokens.parquet import read_column
+
         return read_column(path, "sample")
     return [record.sample for record in read_lines(path)]
 
@@ -186,7 +192,11 @@ def _check_own(folder: Path) -> None:
 
 def _write_files(folder: Path, step: int, records: Iterable[TokenRecord], file_format: Format) -> tuple[TokenFile, ...]:
     parquet = file_format is Format.PARQUET
-    write = write_parquet if parquet else write_lines
+    write = write_lines
+    if parquet:
+        from rolltape.tokens.parquet import write_parquet
+
+        write = write_parquet
     files: list[TokenFile] = []
     count = 0
     for held in _parts(records) if parquet else [list(map(_sequences, records))]:  # JSON lines are one file

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rolltape.errors import DamagedTapeError
+from rolltape.extras import arrow_errors, pa, pq
 from rolltape.records.token_record import FACT_COLUMNS, TOKEN_COLUMNS, TOKEN_SCHEMA, Shape, TokenColumn, TokenRecord
 from rolltape.tape.rundir import make_private_file
 from rolltape.tokens.sequences import Sequences
@@ -84,7 +83,7 @@ def read_parquet(path: Path, columns: Collection[str] | None = None) -> Iterator
             wanted = [name for name in file.schema_arrow.names if _is_wanted(name, columns)]
             for batch in file.iter_batches(batch_size=64, columns=wanted):
                 yield from _records(batch)
-    except (OSError, pa.ArrowException) as error:
+    except arrow_errors(OSError) as error:
         raise DamagedTapeError(f"{path}: cannot be read: {error}") from None
 
 
@@ -92,7 +91,7 @@ def read_column(path: Path, name: str) -> list[Any]:
     """One fact of every record of a file."""
     try:
         found: list[Any] = pq.read_table(path, columns=[name]).column(name).to_pylist()
-    except (OSError, pa.ArrowException) as error:
+    except arrow_errors(OSError) as error:
         raise DamagedTapeError(f"{path}: cannot be read: {error}") from None
     return found
 

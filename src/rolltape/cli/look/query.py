@@ -7,15 +7,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
-import duckdb
-import pyarrow as pa
-
 from rolltape import export
 from rolltape.cli.options import JsonOption, RunArgument, TrainingOptions
 from rolltape.cli.parameters import argument, either, option
 from rolltape.cli.runs import OpenedRun, SelectedRollouts, open_run, report_problems
 from rolltape.cli.screen import print_json, print_table, tracked
 from rolltape.errors import UsageError
+from rolltape.extras import duckdb, pa
 from rolltape.records.policy import Credit, CutPolicy
 
 TABLES = ("rollouts", "turns", "messages", "samples")
@@ -63,7 +61,7 @@ def query(
     return report_problems(tape)
 
 
-def _tables_in(sql: str, connection: duckdb.DuckDBPyConnection) -> list[str]:
+def _tables_in(sql: str, connection: "duckdb.DuckDBPyConnection") -> list[str]:
     """The run's tables that a statement names. Only these are built."""
     ((serialized,),) = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
     parsed = json.loads(serialized)
@@ -83,7 +81,7 @@ def _tables_in(sql: str, connection: duckdb.DuckDBPyConnection) -> list[str]:
     return [name for name in TABLES if name in named]
 
 
-def _table(name: str, tape: OpenedRun, policy: CutPolicy, credit: Credit) -> pa.Table:
+def _table(name: str, tape: OpenedRun, policy: CutPolicy, credit: Credit) -> "pa.Table":
     if name == "rollouts":
         return export.rollouts_table(
             (row.head, row.outcome, row.sessions, row.turns, row.sampled_tokens) for row in tape.rows
@@ -98,7 +96,7 @@ def _table(name: str, tape: OpenedRun, policy: CutPolicy, credit: Credit) -> pa.
         return export.turns_table(rollouts) if name == "turns" else export.messages_table(rollouts)
 
 
-def _rows(connection: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
+def _rows(connection: "duckdb.DuckDBPyConnection") -> Iterator[tuple[Any, ...]]:
     while rows := connection.fetchmany(_ROWS_AT_A_TIME):
         yield from rows
 

@@ -6,11 +6,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from rolltape.collect.sources.entries import RawSource, SourceEntry, filter_split, join_names, readable
 from rolltape.errors import SourceError
+from rolltape.extras import arrow_errors, pq
 
 _BATCH_ROWS = 1000
 
@@ -60,7 +58,7 @@ def _parquet_rows(label: str) -> Iterator[SourceEntry]:
         try:
             file = pq.ParquetFile(stream)
             yield from _rows(file.iter_batches(batch_size=_BATCH_ROWS), label)
-        except pa.ArrowException as error:
+        except arrow_errors() as error:
             raise SourceError(f"{label} cannot be read as Parquet: {_first_line(error)}") from None
 
 

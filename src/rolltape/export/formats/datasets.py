@@ -6,12 +6,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from rolltape.errors import ExportError
+from rolltape.extras import pa, pq
 
-_PAIRS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.float64())]))
+
+def _pairs_type() -> Any:
+    return pa.list_(pa.struct([("name", pa.string()), ("value", pa.float64())]))
+
+
 HUB = "hf://datasets/"
 
 
@@ -50,7 +52,7 @@ def _without_maps(table: Path, plain: Path) -> Path:
     """The same table with lists of names and values in the place of maps, which datasets do not know."""
     with pq.ParquetFile(table) as file:
         schema = pa.schema(
-            [(field.name, _PAIRS if pa.types.is_map(field.type) else field.type) for field in file.schema_arrow]
+            [(field.name, _pairs_type() if pa.types.is_map(field.type) else field.type) for field in file.schema_arrow]
         )
         with pq.ParquetWriter(plain, schema) as writer:
             for batch in file.iter_batches(batch_size=256):
@@ -61,9 +63,8 @@ def _without_maps(table: Path, plain: Path) -> Path:
 
 def _pairs(column: Any) -> Any:
     rows = column.to_pylist()
-    return pa.array(
-        [None if row is None else [{"name": name, "value": value} for name, value in row] for row in rows], _PAIRS
-    )
+    pairs = [None if row is None else [{"name": name, "value": value} for name, value in row] for row in rows]
+    return pa.array(pairs, _pairs_type())
 
 
 def _new_folder(out: str) -> Path:

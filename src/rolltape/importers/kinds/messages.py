@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from rolltape.errors import ImportFileError
+from rolltape.extras import arrow_errors
 from rolltape.importers.files import (
     first_file,
     first_object,
@@ -56,7 +56,7 @@ _SPEAKERS = {
     "function_call": "assistant",
 }
 # What `datasets` raises for a folder that is damaged or was not written by it.
-_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, pa.ArrowException)
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError)
 # The fields of a row that hold its conversation, and what the rest of the row is.
 _FILES = (".jsonl", ".ndjson", ".json", ".parquet")
 _SPLITS = "dataset_dict.json"  # beside a folder for each of them
@@ -276,6 +276,6 @@ def _saved_dataset(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         for number, row in enumerate(datasets.load_from_disk(str(path)), 1):
             yield f"{path}, row {number}", without_nulls(row)
-    except _UNREADABLE as error:
+    except arrow_errors(*_UNREADABLE) as error:
         after = f" after row {number}" if number else ""
         raise ImportFileError(f"{path}: no saved dataset that can be read{after}: {error}") from None

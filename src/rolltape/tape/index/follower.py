@@ -25,7 +25,7 @@ from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.rundir import make_private_folder, open_private
 from rolltape.tape.shards.reading import ShardSource
 from rolltape.tape.shards.writing import MANIFEST
-from rolltape.tape.stored import UNREADABLE, Problem
+from rolltape.tape.stored import Problem, read_errors
 
 _PIECE = 4_000  # rollouts in a transaction
 _STUCK_S = 5.0  # without a sign of the process that holds the lock
@@ -157,7 +157,7 @@ class Follower:
         self._stop(f"open {path.stem}")
         try:
             journal = self._journals[path] = JournalSource(path)
-        except UNREADABLE as error:
+        except read_errors() as error:
             if path.exists():
                 problem = error.args[0] if isinstance(error, DamagedTapeError) else str(error)
                 self._note_problem(name, Problem(f"journal {path.name}", str(problem), "everything in it"))
@@ -183,14 +183,14 @@ class Follower:
             self._stop(f"read {journal.writer}")
             try:
                 news.append(journal_news(journal, marks.get(journal.name, Marks(1))))
-            except UNREADABLE as error:
+            except read_errors() as error:
                 if journal.path.exists():  # else it was sealed and removed meanwhile
                     unreadable[journal.name] = Problem(journal.where, str(error), "everything in it")
         for shard in shards:
             self._stop(f"read {shard.shard}")
             try:
                 news.append(shard_news(shard))
-            except UNREADABLE as error:
+            except read_errors() as error:
                 if shard.place.read("shards", shard.shard, MANIFEST) is not None:
                     unreadable[shard.name] = Problem(shard.where, str(error), "everything in it")
                 shard.close()

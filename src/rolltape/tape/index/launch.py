@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from rolltape.errors import TapeError
+from rolltape.extras import arrow_errors
 from rolltape.records.rollout import EventKind, Status
 from rolltape.tape.journal.entries import SELECT_FINISH, SELECT_TRIES, event_crc
 from rolltape.tape.journal.writing import Journal
 from rolltape.tape.rundir import Place, RunDirectory
 from rolltape.tape.shards.reading import ShardSource, shards_at
-from rolltape.tape.stored import UNREADABLE, About, Key, about_of, decoded_event
+from rolltape.tape.stored import About, Key, about_of, decoded_event, read_errors
 
 _EVENTS = "SELECT sequence, body, crc FROM events WHERE sequence BETWEEN ? AND ? ORDER BY sequence"
 _LOOK_BACK = 256  # events: in 0.1.0, threads of one writer could write theirs in another order than they made them
@@ -106,7 +106,7 @@ class FutureEvents:
         """Hear what a shard holds."""
         now_ns = time.time_ns()
         if source.manifest.get("latest_ns", now_ns) >= now_ns:
-            with contextlib.suppress(*UNREADABLE):
+            with contextlib.suppress(*read_errors()):
                 for _, stored in source.numbered_events():
                     self._hear(stored.about, now_ns)
 
@@ -199,7 +199,7 @@ class SealedTries:
     def _add(self, source: ShardSource) -> None:
         try:
             found = list(source.statuses())
-        except (pa.ArrowException, LookupError, ValueError, TypeError):
+        except arrow_errors(LookupError, ValueError, TypeError):
             return  # nor must damage
         places = np.empty(len(found), _PLACE)
         places["shard"], places["status"] = len(self._sources), [_STATUSES.index(status) for _, status in found]

@@ -16,7 +16,6 @@ from rolltape.records.turn import Delivery, TokenChain, Turn, TurnFacts
 from rolltape.tape.index.sources import Reader, RunSources
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.stored import (
-    UNREADABLE,
     Key,
     Problem,
     StoredEvent,
@@ -24,6 +23,7 @@ from rolltape.tape.stored import (
     StoredTurn,
     counts_for,
     join_sessions,
+    read_errors,
 )
 
 _SOURCES_HELD = 8
@@ -65,7 +65,7 @@ class Loader:
         for fresh in (False, True):
             try:
                 rollout, problems = self._loaded(located, fresh=fresh)
-            except UNREADABLE as error:
+            except read_errors() as error:
                 failure = error
                 continue
             # What is missing may be so because the file was replaced by another meanwhile.
@@ -85,7 +85,7 @@ class Loader:
                 self._head(source, part, located.key)
                 for message in source.messages(part.row):
                     found.setdefault(message.digest, message)
-        except UNREADABLE as error:
+        except read_errors() as error:
             raise DamagedTapeError(f"rollout {located.key[0]}: {error}") from error
         return list(found.values())
 

@@ -17,7 +17,6 @@ from rolltape.tape.shards.rowgroups import RowFile
 from rolltape.tape.shards.writing import MANIFEST
 from rolltape.tape.stored import (
     LARGEST_ROW,
-    UNREADABLE,
     FoundHead,
     Key,
     Problem,
@@ -26,6 +25,7 @@ from rolltape.tape.stored import (
     StoredSession,
     StoredTurn,
     decoded_event,
+    read_errors,
 )
 
 _STANDINGS = {1: Status.FINISHED, 2: Status.FAILED}
@@ -76,7 +76,7 @@ class ShardSource:
                 raw = group.value("head", index)
                 head = decode_record(raw, RolloutHead, "a rollout")
                 yield FoundHead(row, raw, head, group.value("writer", index))
-            except UNREADABLE as error:
+            except read_errors() as error:
                 self._problem(str(error), f"row {row} of its rollouts")
 
     def counts(self, row: int) -> RolloutCounts:
@@ -92,7 +92,7 @@ class ShardSource:
             try:
                 writer, sequence = group.value("writer", index), group.value("sequence", index)
                 yield row, decoded_event(writer, sequence, group.value("body", index))
-            except UNREADABLE as error:
+            except read_errors() as error:
                 self._problem(str(error), "what it said")
 
     def stored(self, row: int, head: RolloutHead) -> list[StoredSession]:
@@ -100,7 +100,7 @@ class ShardSource:
         names = ("side_start", "side_stop", "turn_start", "turn_stop", "ordinals", "sessions", "rollout")
         try:
             return self._loaded({name: group.value(name, index) for name in names})
-        except UNREADABLE as error:
+        except read_errors() as error:
             lost = f"all turns of rollout {head.id} (try {head.try_index})"
             self._problem(f"rollout {head.id} cannot be read: {error}", lost)
             return []
@@ -113,7 +113,7 @@ class ShardSource:
             own, at = turns.place_of(number)
             reply = own.value("reply", at)
             for one in (*own.value("messages", at), *(() if reply is None else (reply,))):
-                with contextlib.suppress(*UNREADABLE):
+                with contextlib.suppress(*read_errors()):
                     yield contents.message(one)
 
     def _file(self, table: str) -> RowFile:
@@ -183,7 +183,7 @@ class ShardSource:
         for name, about in self.manifest.get("files", {}).items():
             try:
                 size, checksum = self.place.checksum("shards", self.shard, name)
-            except UNREADABLE as error:
+            except read_errors() as error:
                 problems.append(Problem(self.where, f"{name} cannot be read: {error}", name))
                 continue
             if (size, checksum) != (about["bytes"], about["sha256"]):

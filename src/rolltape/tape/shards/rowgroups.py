@@ -5,9 +5,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from rolltape.extras import pa, pq
 from rolltape.tape.rundir import Place
 
 _GROUPS_HELD = 8
@@ -55,7 +53,7 @@ class RowFile:
 class RowGroup:
     """A row group: plain values made for the whole group when first asked for, arrays cut out one by one."""
 
-    def __init__(self, table: pa.Table) -> None:
+    def __init__(self, table: "pa.Table") -> None:
         self._table = table
         self._values: dict[str, list[Any]] = {}
         self._arrays: dict[str, tuple[Any, Any, Any]] = {}

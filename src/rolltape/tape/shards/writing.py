@@ -10,73 +10,78 @@ MANIFEST.json      schema, counts, and size and SHA-256 of every file
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import cache
 from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rolltape.errors import TapeWriteError
+from rolltape.extras import arrow_errors, pa, pq
 from rolltape.records.turn import NO_IDS
 from rolltape.tape.rundir import SCHEMA, Place
 from rolltape.tape.stored import HeldRollout, StoredEvent, StoredSession, StoredTurn
 
 MANIFEST = "MANIFEST.json"
 
-_IDS: Any = pa.list_(pa.int32())
-_COLUMNS: dict[str, list[tuple[str, Any]]] = {
-    "rollouts": [
-        ("rollout", pa.string()),
-        ("try_index", pa.int64()),
-        ("step", pa.int64()),
-        ("head", pa.binary()),
-        ("sessions", pa.list_(pa.binary())),
-        ("ordinals", _IDS),
-        ("turns", _IDS),
-        ("sampled_tokens", pa.int64()),
-        ("versions", pa.list_(pa.string())),
-        ("writer", pa.string()),
-        ("turn_start", pa.int64()),
-        ("turn_stop", pa.int64()),
-        ("side_start", pa.int64()),
-        ("side_stop", pa.int64()),
-        ("status", pa.string()),  # as its finish has it; absent: it has none
-    ],
-    "turns": [
-        ("session", pa.int32()),
-        ("sequence", pa.int32()),
-        ("parent", pa.int32()),
-        ("keep_tokens", pa.int64()),
-        ("keep_messages", pa.int32()),
-        ("root", pa.int64()),
-        ("messages", pa.list_(pa.int64())),
-        ("reply", pa.int64()),
-        ("new_ids", _IDS),
-        ("sampled_ids", _IDS),
-        ("logprobs", pa.list_(pa.float32())),
-        ("logprobs_wide", pa.list_(pa.float64())),
-        ("facts", pa.binary()),
-    ],
-    "contents": [("digest", pa.binary(16)), ("raw", pa.large_binary())],
-    "sides": [
-        ("turn", pa.int64()),
-        ("name", pa.string()),
-        ("start", pa.int64()),
-        ("dtype", pa.string()),
-        ("shape", pa.list_(pa.int64())),
-        ("data", pa.large_binary()),
-        ("counts", _IDS),
-    ],
-    "events": [("writer", pa.string()), ("sequence", pa.int64()), ("body", pa.binary())],
-}
-_TABLES = {table: pa.schema(columns) for table, columns in _COLUMNS.items()}
 # Ids and logprobs compress best with their bytes sorted by place, the rest as it is.
 _SPLIT = {
     "turns": ["new_ids", "sampled_ids", "logprobs", "logprobs_wide"],
 }
 _GROUP_BYTES = 2 << 20  # of content in a row group: what loading one rollout may read in excess
+
+
+@cache
+def _schemas() -> dict[str, Any]:
+    """The Arrow schema of each table of a shard."""
+    ids: Any = pa.list_(pa.int32())
+    columns: dict[str, list[tuple[str, Any]]] = {
+        "rollouts": [
+            ("rollout", pa.string()),
+            ("try_index", pa.int64()),
+            ("step", pa.int64()),
+            ("head", pa.binary()),
+            ("sessions", pa.list_(pa.binary())),
+            ("ordinals", ids),
+            ("turns", ids),
+            ("sampled_tokens", pa.int64()),
+            ("versions", pa.list_(pa.string())),
+            ("writer", pa.string()),
+            ("turn_start", pa.int64()),
+            ("turn_stop", pa.int64()),
+            ("side_start", pa.int64()),
+            ("side_stop", pa.int64()),
+            ("status", pa.string()),  # as its finish has it; absent: it has none
+        ],
+        "turns": [
+            ("session", pa.int32()),
+            ("sequence", pa.int32()),
+            ("parent", pa.int32()),
+            ("keep_tokens", pa.int64()),
+            ("keep_messages", pa.int32()),
+            ("root", pa.int64()),
+            ("messages", pa.list_(pa.int64())),
+            ("reply", pa.int64()),
+            ("new_ids", ids),
+            ("sampled_ids", ids),
+            ("logprobs", pa.list_(pa.float32())),
+            ("logprobs_wide", pa.list_(pa.float64())),
+            ("facts", pa.binary()),
+        ],
+        "contents": [("digest", pa.binary(16)), ("raw", pa.large_binary())],
+        "sides": [
+            ("turn", pa.int64()),
+            ("name", pa.string()),
+            ("start", pa.int64()),
+            ("dtype", pa.string()),
+            ("shape", pa.list_(pa.int64())),
+            ("data", pa.large_binary()),
+            ("counts", ids),
+        ],
+        "events": [("writer", pa.string()), ("sequence", pa.int64()), ("body", pa.binary())],
+    }
+    return {table: pa.schema(fields) for table, fields in columns.items()}
 
 
 class _ShardColumn:
@@ -86,7 +91,7 @@ class _ShardColumn:
         self.name = f"{table}.parquet"
         self.rows = 0
         self._table = table
-        self._schema = _TABLES[table]
+        self._schema = _schemas()[table]
         self._handle = place.open("wb", "shards", shard, self.name)
         split = [f"{column}.list.element" for column in _SPLIT.get(table, [])]
         self._writer = pq.ParquetWriter(
@@ -149,7 +154,7 @@ class ShardWriter:
         self.content_bytes = 0
         self.latest_ns = 0  # of what is said in it
         self._contents: dict[bytes, int] = {}
-        self._tables = {table: _ShardColumn(place, shard, table) for table in _TABLES}
+        self._tables = {table: _ShardColumn(place, shard, table) for table in _schemas()}
 
     def __enter__(self) -> Self:
         return self
@@ -229,6 +234,6 @@ class ShardWriter:
             manifest["sampled_tokens"] = self.sampled_tokens
             manifest["latest_ns"] = self.latest_ns
             self.place.write(json.dumps(manifest, indent=1).encode(), "shards", self.shard, MANIFEST)
-        except (OSError, pa.ArrowException) as error:
+        except arrow_errors(OSError) as error:
             raise TapeWriteError(f"shard {self.shard} at {self.place.url}: {error}") from error
         return manifest

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
 from rolltape.errors import RolltapeError
+from rolltape.extras import arrow_errors
 from rolltape.records.ids import last_turn_of, names_sample, parse_turn_id
 from rolltape.records.sample import Sample
 from rolltape.records.token_record import TokenRecord
@@ -38,7 +38,7 @@ def changed_figures(location: Path, known: Mapping[int, str]) -> Iterator[Traine
         seen.add(step.step)
         if known.get(step.step) == mark:
             continue
-        with contextlib.suppress(RolltapeError, OSError, ValueError, pa.ArrowException):
+        with contextlib.suppress(*arrow_errors(RolltapeError, OSError, ValueError)):
             figures = summarize_step(step.step, read_step(step, columns=SUMMARY_COLUMNS))
             named = {name: getattr(figures, name) for name in _FIGURES}
             yield TrainerFigures(step.step, mark, named, _largest_mismatch(step))
@@ -104,7 +104,7 @@ class TokenRecords:
         equal: dict[tuple[int, str], TokenRecord] = {}  # a step in two formats has each record twice
         chosen: TokenRecord | None = None
         for step in list_steps(self._location):
-            with contextlib.suppress(RolltapeError, OSError, ValueError, pa.ArrowException):
+            with contextlib.suppress(*arrow_errors(RolltapeError, OSError, ValueError)):
                 for record in self._records(step, sample.id):
                     is_equal = np.array_equal(record.ids, sample.ids[: len(record)])
                     if is_equal:
