@@ -87,6 +87,10 @@ def page_figures(run: Path) -> Iterator[Figure]:
             "tasks of a step": "tasks?step=1",
         }.items():
             yield Figure(what, server.shortest_ms(asked), "ms", 1000)
+        limits = iter(range(1, 100))  # another limit is another comparison: none is answered from memory
+        compared_s = shortest_s(lambda: server.compare(f"solved_at=0.{next(limits):02d}"), 3)
+        yield Figure("compared with itself", compared_s * 1000, "ms", 1000, note="all tasks, every measure tested")
+        yield Figure("the same, sorted", shortest_s(lambda: server.compare("sort=task"), 3) * 1000, "ms", 1000)
         searches = {"rare word": "w4999", "in every rollout": "instructions", "phrase": '"look at w0001"'}
         for what, words in searches.items():
             yield Figure(f"searched: {what}", server.shortest_ms(f"rollouts?q={quote(words)}") / 1000, "s", 2.0)
@@ -169,6 +173,10 @@ class ServedRun:
 
     def ask_bytes(self, path: str) -> bytes:
         return self._get(f"/api/{self._name}/{path}")
+
+    def compare(self, query: str) -> None:
+        """Compare the run with itself: every rollout is on both sides."""
+        self._get(f"/api/compare?a={self._name}&b={self._name}&{query}")
 
     def _get(self, path: str) -> bytes:
         with urllib.request.urlopen(self._address + path) as answer:

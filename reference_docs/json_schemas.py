@@ -26,6 +26,16 @@ RECORDS: dict[str, tuple[str, str]] = {
         "status:str stop_reason:str? reason:str? reward:num reward_terms:nums filtered:str? tags:str[] "
         "inner_tags:str[] notes:int sessions:int turns:int sampled_tokens:int sealed:bool pruned:str[]",
     ),
+    "compare-task": (
+        "rolltape compare RUN_A RUN_B --json, per task",
+        "source:str? task:str a_rollouts:int? a_attempts:int? a_solved:int? a_mean:num b_rollouts:int? b_attempts:int? "
+        "b_solved:int? b_mean:num difference:num",
+    ),
+    "compare": (
+        "rolltape compare RUN_A RUN_B --json, the last line",
+        "measure:str tasks:int a:num b:num difference:num low:num high:num p:num higher:int lower:int same:int "
+        "sign_p:num verdict:str statement:str only_a:int only_b:int unrewarded:int on_both:int measures:obj[]",
+    ),
     "tree": ("rolltape tree RUN ROLLOUT --json", f"{_ROLLOUT} session:id turns:obj[] forks:obj[]"),
     "show": ("rolltape show RUN ROLLOUT --part tokens --json", "sample:id line:str"),
     "samples": (

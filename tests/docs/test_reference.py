@@ -61,6 +61,7 @@ PRINTED: dict[str, tuple[list[str], list[str]]] = {
         ["samples", "RUN", "--compare", "keep-head"],
         ["compare-policy", "compare-policy", "compare-difference"],
     ),
+    "compare-runs": (["compare", "RUN", "RUN"], ["compare", "compare-task"]),
     "ledger": (["ledger", "RUN"], ["ledger"]),
     "check": (["check", "RUN"], ["check"]),
     "filter": (["filter", "RUN", "--dry-run"], ["filter"]),

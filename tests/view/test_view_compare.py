@@ -1,5 +1,6 @@
 """Two sides compared task by task: against counts by hand, and the tests against known figures."""
 
+import json
 import math
 import tempfile
 from collections import defaultdict
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import rolltape
 from compared_runs import REWARDS, record_compared
+from rolltape.cli import run as rolltape_command
 from rolltape.errors import NoAnswer
 from rolltape.view.compare.comparisons import Comparisons
 from rolltape.view.compare.significance import paired_test
@@ -207,3 +209,25 @@ def test_no_run_takes_the_addresses_of_the_page_itself() -> None:
     from rolltape.records.ids import page_name
 
     assert [page_name(name) for name in ("compare", "diff", "api", "exp")] == ["compare-2", "diff-2", "api-2", "exp"]
+
+
+def test_the_command_prints_the_tasks_that_differ_most_and_the_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, tuned = record_compared(tmp_path)
+    assert rolltape_command(["compare", str(base), str(tuned), "--limit", "2"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[1:3] == ["sums learned 4 4 0.25 1 0.75", "sums lost 4 4 0.75 0.25 -0.5"]
+    assert "reward 0.3542 0.75 0.3958 0.1875 0.6041 0.00153" in lines
+    assert lines[-2:] == [
+        "B has the higher mean reward: +0.396 over 12 tasks, 95 % interval +0.188 to +0.604, p = 0.0015.",
+        "12 tasks on both sides: 10 higher in B, 1 lower, 1 the same (sign test p = 0.01172); 1 only in A; "
+        "1 only in B; 1 without it on one side",
+    ]
+    same = ["compare", str(base), str(base), "--a-step", "3", "--b-step", "4", "--measure", "term.correct", "--json"]
+    assert rolltape_command(same) == 0
+    *tasks, whole = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (len(tasks), whole["tasks"], whole["difference"], whole["verdict"]) == (14, 12, -0.375, "lower")
+    assert rolltape_command(["compare", str(base), str(tuned), "--a-step", "x"]) == 2
+    assert "--a-step is 'x'; give a step" in capsys.readouterr().err
+    assert rolltape_command(["compare", str(base), str(tmp_path / "none")]) == 3

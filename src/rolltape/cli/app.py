@@ -33,6 +33,7 @@ STAGES: dict[str, dict[str, str]] = {
     "look": {
         "view": "Show runs in a web page, live or finished.",
         "ls": "List rollouts.",
+        "compare": "Compare two runs, or two parts of one, task by task.",
         "show": "Show a rollout: tree, transcript, and tokens in color.",
         "tree": "Draw a rollout's turns, with the cause of each fork.",
         "trace": "Print a rollout's prompts, replies, and rewards by step.",

@@ -1,6 +1,7 @@
 """`Comparisons`: the comparisons that a server was last asked for, kept until a run changes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rolltape.errors import NoAnswer
@@ -9,6 +10,7 @@ from rolltape.view.compare.comparison import TaskComparison
 from rolltape.view.compare.sides import parse_side
 from rolltape.view.run.listing import Query
 from rolltape.view.run.run_answers import RunAnswers
+from rolltape.view.served_runs import ServedRun
 
 _HELD = 4
 _PAIRED_BY = ("source", "task")
@@ -34,3 +36,20 @@ class Comparisons:
                 del self._held[next(iter(self._held))]
             self._held[key] = TaskComparison((a, b), solved_at=solved_at, by_source=by == "source")
         return self._held[key].answer(query)
+
+
+@contextmanager
+def comparing(a: str, b: str, query: Query) -> Iterator[Callable[[Query], dict[str, Any]]]:
+    """Compare two runs by their locations, as they are now: a function that answers a query that adds to this one."""
+    names = {a: "a"} | ({b: "b"} if b != a else {})
+    runs = {name: ServedRun(name, location) for location, name in names.items()}
+    try:
+        for run in runs.values():
+            run.index.advance()
+        answers = {name: RunAnswers(run) for name, run in runs.items()}
+        comparisons = Comparisons()
+        sides = {"a": names[a], "b": names[b]}
+        yield lambda more: comparisons.answer({**query, **sides, **more}, answers)
+    finally:
+        for run in runs.values():
+            run.close()
