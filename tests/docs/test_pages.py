@@ -108,3 +108,7 @@ def test_every_exported_column_is_described() -> None:
     described = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     missing = {name for table in TABLES.values() for name in table.schema.names} - described
     assert not missing
+
+
+def test_the_readme_has_at_most_600_words() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 600
