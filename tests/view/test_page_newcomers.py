@@ -46,6 +46,9 @@ def test_a_term_is_defined_where_it_is_pointed_at_focused_or_tapped(address: str
         assert serious_findings(page) == []
         page.keyboard.press("Escape")
         expect(definition).to_be_hidden()
+        page.goto(f"{address}/exp/rollouts")
+        page.get_by_role("columnheader").get_by_role("button", name="Attempt").hover()
+        expect(definition).to_contain_text("The number of a rollout within its group")
         page.keyboard.press("?")
         expect(page.get_by_role("dialog")).to_contain_text("The rollouts of one task at one step.")
     with browser_page(width=390, height=844) as page:

@@ -1,5 +1,7 @@
 /** The columns of the table: what they are called, how wide they are, and what they sort by. */
 
+import type { TermName } from "../words";
+
 export interface Column {
   key: string;
   name: string;
@@ -8,25 +10,26 @@ export interface Column {
   first?: "up" | "down"; // which way a first click sorts
   right?: boolean;
   about?: string;
+  term?: TermName; // what its head says when it is pointed at or focused
 }
 
 const MOST_TERMS = 6;
 const TERM_PX = 88;
 const PLAIN_PX = 1330; // all columns but those of terms, as narrow as they get
 
-const REWARD: Column = { key: "reward", name: "Reward", width: "80px", sort: "reward", first: "down", right: true };
+const REWARD: Column = { key: "reward", name: "Reward", width: "80px", sort: "reward", first: "down", right: true, term: "reward" };
 const COLUMNS: Column[] = [
-  { key: "task", name: "Task", width: "minmax(150px, 1.6fr)", sort: "task" },
-  { key: "step", name: "Step", width: "56px", sort: "step", right: true },
-  { key: "attempt", name: "Attempt", width: "70px", sort: "attempt", right: true },
-  { key: "status", name: "Status", width: "96px", sort: "status" },
-  { key: "stop_reason", name: "Stop reason", width: "minmax(110px, 1fr)", sort: "stop_reason" },
-  { key: "environment", name: "Environment", width: "minmax(98px, 0.8fr)", sort: "environment" },
-  { key: "turns", name: "Turns", width: "62px", sort: "turns", first: "down", right: true },
+  { key: "task", name: "Task", width: "minmax(150px, 1.6fr)", sort: "task", term: "task" },
+  { key: "step", name: "Step", width: "56px", sort: "step", right: true, term: "step" },
+  { key: "attempt", name: "Attempt", width: "70px", sort: "attempt", right: true, term: "attempt" },
+  { key: "status", name: "Status", width: "96px", sort: "status", term: "status" },
+  { key: "stop_reason", name: "Stop reason", width: "minmax(110px, 1fr)", sort: "stop_reason", term: "stop reason" },
+  { key: "environment", name: "Environment", width: "minmax(98px, 0.8fr)", sort: "environment", term: "environment" },
+  { key: "turns", name: "Turns", width: "62px", sort: "turns", first: "down", right: true, term: "turn" },
   { key: "tool_errors", name: "Tool errors", width: "90px", sort: "tool_errors", first: "down", right: true, about: "tool results that are errors, of all its tool results" },
-  { key: "tokens", name: "Sampled", width: "80px", sort: "tokens", first: "down", right: true, about: "sampled tokens" },
+  { key: "tokens", name: "Sampled", width: "80px", sort: "tokens", first: "down", right: true, term: "sampled token" },
   { key: "trained", name: "Trained", width: "76px", sort: "trained_share", right: true, about: "share of its sampled tokens that train under the cut policy exact" },
-  { key: "forks", name: "Forks", width: "62px", sort: "forks", first: "down", right: true },
+  { key: "forks", name: "Forks", width: "62px", sort: "forks", first: "down", right: true, term: "fork" },
   { key: "took", name: "Took", width: "92px", sort: "took", first: "down", right: true },
   { key: "started", name: "Started", width: "92px", sort: "started", first: "down", right: true },
   { key: "id", name: "Id", width: "104px", sort: "id" },
