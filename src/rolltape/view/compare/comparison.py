@@ -142,7 +142,11 @@ class TaskComparison:
     def _on_both(self) -> int:
         """How many rollouts are on both sides: they make the sides look more alike than they are."""
         one, other = self.sides
-        return len(np.intersect1d(one.rows, other.rows)) if one.listing is other.listing else 0
+        if one.listing is not other.listing:
+            return 0
+        in_one = np.zeros(len(one.listing.state.rows), bool)
+        in_one[one.rows] = True
+        return int(in_one[other.rows].sum())
 
     def _matching(self, query: Query, masks: dict[str, Array]) -> Array:
         keep = np.ones(len(self.names), bool)
