@@ -21,6 +21,12 @@ TESTS = (
     *("tests/records", "tests/tape", "tests/tree", "tests/samples", "tests/traces", "tests/groups", "tests/tiny"),
     *("tests/export", "tests/prompts", "tests/wire", "tests/demo", "tests/test_extras.py", "tests/deploy"),
 )
+# These need clients, datasets, inspect-ai or scipy besides.
+LEFT_OUT = (
+    *("tests/export/test_dataset_push.py", "tests/export/test_export_conversations.py"),
+    *("tests/export/test_round_trip_importers.py", "tests/tiny/test_sampling.py"),
+    *("tests/wire/test_wire_gemini.py", "tests/wire/test_wire_messages.py"),
+)
 
 
 def main() -> None:
@@ -36,7 +42,7 @@ def main() -> None:
         name = "lowest" if asked.lowest else version
         own = install(python, ROOT / f".venv-{name}", lowest_versions() if asked.lowest else [])
         print(f"Python {version}: {python}", flush=True)
-        command = [str(own), "-m", "pytest", "--fast", "-n", "2", *TESTS]
+        command = [str(own), "-m", "pytest", "--fast", "-n", "2", *TESTS, *(f"--ignore={one}" for one in LEFT_OUT)]
         if subprocess.run(command, cwd=ROOT, env={**os.environ, "CI": ""}).returncode:
             failed.append(name)
     if failed or not found:
