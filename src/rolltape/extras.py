@@ -8,9 +8,11 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rolltape.errors import MissingExtra
 
-__all__ = ["arrow_errors", "duckdb", "import_extra", "pa", "pq"]
+__all__ = ["arrow_errors", "duckdb", "import_extra", "numpy_dtype", "pa", "pq"]
 
 if TYPE_CHECKING:
     import duckdb
@@ -43,6 +45,12 @@ if not TYPE_CHECKING:
     duckdb = _LazyModule("duckdb", "query")
     pa = _LazyModule("pyarrow", "parquet")
     pq = _LazyModule("pyarrow.parquet", "parquet")
+
+
+def numpy_dtype(kind: Any) -> np.dtype[Any]:
+    """The numpy type of an Arrow type of numbers. Arrow's own function asks for pandas in older versions (20)."""
+    dtype: np.dtype[Any] = pa.array([], kind).to_numpy(zero_copy_only=False).dtype
+    return dtype
 
 
 def arrow_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:

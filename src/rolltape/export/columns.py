@@ -13,7 +13,7 @@ import numpy.typing as npt
 from msgspec import Raw
 
 from rolltape.errors import ExportError, RolltapeError
-from rolltape.extras import pa
+from rolltape.extras import numpy_dtype, pa
 from rolltape.records.jsonable import decode_numbers, encode_json, encode_numbers
 from rolltape.records.turn import Logprobs
 
@@ -111,7 +111,7 @@ def _number_lists(cells: list[Any], kind: Any) -> Any:
     lengths = [0 if cell is None else len(cell) for cell in cells]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     parts = [np.asarray(cell) for cell in cells if cell is not None and len(cell)]
-    flat = np.concatenate(parts) if parts else np.empty(0, dtype=kind.value_type.to_pandas_dtype())
+    flat = np.concatenate(parts) if parts else np.empty(0, dtype=numpy_dtype(kind.value_type))
     missing = np.isnan(flat) if flat.dtype.kind == "f" else None
     elements = pa.array(flat, type=kind.value_type, mask=missing)
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements, type=kind, mask=pa.array(absent))

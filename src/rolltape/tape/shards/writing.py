@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 
 from rolltape.errors import TapeWriteError
-from rolltape.extras import arrow_errors, pa, pq
+from rolltape.extras import arrow_errors, numpy_dtype, pa, pq
 from rolltape.records.turn import NO_IDS
 from rolltape.tape.rundir import SCHEMA, Place
 from rolltape.tape.stored import HeldRollout, StoredEvent, StoredSession, StoredTurn
@@ -139,7 +139,7 @@ def _arrow(values: Sequence[Any], kind: Any) -> Any:
     flat = np.concatenate([NO_IDS if value is None else value for value in values] or [NO_IDS])
     absent = np.array([value is None for value in values])
     mask = pa.array(absent) if absent.any() else None
-    numbers = pa.array(flat.astype(kind.value_type.to_pandas_dtype(), copy=False), kind.value_type)
+    numbers = pa.array(flat.astype(numpy_dtype(kind.value_type), copy=False), kind.value_type)
     of_arrays: Any = pa.ListArray.from_arrays
     return of_arrays(pa.array(offsets), numbers, type=kind, mask=mask)
 
