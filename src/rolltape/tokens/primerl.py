@@ -94,12 +94,13 @@ def read_lines(path: Path) -> Iterator[TokenRecord]:
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                yield _record(line, f"{path}, line {number}")
+                yield parse_line(line, f"{path}, line {number}")
     except OSError as error:
         raise DamagedTapeError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _record(line: bytes, where: str) -> TokenRecord:
+def parse_line(line: bytes, where: str) -> TokenRecord:
+    """The record of one line; `where` names it in errors."""
     try:
         row = json.loads(line)
         fields = {name: row[field] for field, name in _FACTS.items()}

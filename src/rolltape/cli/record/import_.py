@@ -1,5 +1,6 @@
 """`rolltape import`: turn another program's rollouts into a run."""
 
+from pathlib import Path
 from typing import Annotated
 
 import rolltape
@@ -49,11 +50,18 @@ def import_(
     found = find_rollouts(kind, path, options)  # what cannot be read at all makes no run
     with rolltape.open(run) as tape:
         report = record_imported(tape, kind, found, skip_broken=skip_broken)
+    token_records = 0
+    if kind == "prime-rl":
+        from rolltape.cli.record.import_tokens import keep_token_records
+
+        token_records = keep_token_records(Path(run), Path(path))
     if as_json:
-        print_json(report.to_json())
+        print_json({**report.to_json(), "token_records": token_records})
     else:
         known = f", {report.known:,} known already" if report.known else ""
         print_line(f"{plural(report.imported, 'rollout')} imported into {run}{known}")
+        if token_records:
+            print_line(f"  {plural(token_records, 'token record')} of its trainer: rolltape tokens {run}")
         for what, count in report.absent.items():
             print_line(f"  {what}: absent from {plural(count, 'rollout')}")
     for entry in report.broken[:_SHOWN_PROBLEMS]:
