@@ -82,7 +82,7 @@ def test_a_run_of_which_nothing_is_indexed_yet_is_not_called_empty(page: Page, a
 
 
 def test_the_table_says_how_much_is_indexed_and_how_much_is_searched(page: Page, address: str) -> None:
-    catching_up(page, _HALF_WAY)
+    catching_up(page, _HALF_WAY, search={"searched": 0, "total": 20_000})
     page.goto(f"{address}/exp/rollouts?q=word")
     expect(page.locator("main header").first).to_contain_text("search covers 0 of 20,000")
     expect(page.locator("main header").first).to_contain_text("indexed 8,000 of 20,000")
