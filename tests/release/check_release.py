@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Iterable
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
@@ -37,8 +38,8 @@ def main() -> None:
         run(python, "-m", "rolltape.cli", "--version")
         sbom = str(DIST / f"rolltape-{__version__}.cdx.json")
         run(sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible", "-o", sbom, python)
-        packages = list(distributions(path=[str(next((bare / "lib").glob("python*")) / "site-packages")]))
-    (DIST / "THIRD-PARTY-PYTHON.txt").write_text(licenses(packages))
+        packages = distributions(path=[str(next((bare / "lib").glob("python*")) / "site-packages")])
+        (DIST / "THIRD-PARTY-PYTHON.txt").write_text(licenses(packages))
     for path in sorted(DIST.iterdir()):
         print(f"{path.stat().st_size:12,}  {path.relative_to(ROOT)}")
 
@@ -48,7 +49,7 @@ def run(*command: str) -> None:
         sys.exit(f"{' '.join(command)}: exit code {code}")
 
 
-def licenses(packages: list[Distribution]) -> str:
+def licenses(packages: Iterable[Distribution]) -> str:
     """A line for each package of the plain install: name, version, license."""
     own = ("rolltape", "pip")
     lines = [
