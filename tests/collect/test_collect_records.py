@@ -271,7 +271,7 @@ def test_what_timed_out_broke_or_was_rejected_has_a_trace_that_says_so(capture: 
     tasks = [{"id": "slow", **fine}, {"id": "broken", **ODD, "breaks": True}, {"id": "rejected", **fine}]
     slow = lambda asked: Step("1 2 3 4", token_delay_s=30.0 if "?" in asked.prompt and not asked.number else 0)  # noqa: E731
     run = tmp_path / "run"
-    how: dict[str, Any] = {"group_size": 1, "max_concurrent": 1, "timeout_s": 2.0, "capture": capture}
+    how: dict[str, Any] = {"group_size": 1, "max_concurrent": 1, "timeout_s": 6.0, "capture": capture}
     collected_at_once(task_file(tmp_path, tasks), run, slow, **how)
     held = {one.head.task_id: one for one in rollouts(run)}
     with open_tape(run) as tape:
