@@ -25,7 +25,7 @@ TEST_ARGS ?= -n 2
 # make setup LOCKED=1: the versions in constraints-dev.txt, instead of the newest.
 CONSTRAINTS := $(if $(LOCKED),-c constraints-dev.txt)
 
-.PHONY: help setup npm chromium bwrap podman demo demo-train test test-fast test-release page docs check release-check test-pythons test-lowest lock bench check-engines check-gpu check-skyrl check-backends clean
+.PHONY: help setup npm chromium bwrap podman systemd demo demo-train test test-fast test-release page docs check release-check test-pythons test-lowest lock bench check-engines check-gpu check-skyrl check-backends clean
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -74,13 +74,17 @@ bwrap:
 podman:
 	@command -v podman >/dev/null && command -v runc >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends podman runc catatonit netavark >/dev/null; } || true
 
-test: setup npm chromium bwrap podman
+# The unit of deploy/ is checked by it.
+systemd:
+	@command -v systemd-analyze >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends systemd >/dev/null; } || true
+
+test: setup npm chromium bwrap podman systemd
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
 test-fast: setup bwrap
 	$(BIN)/python -m pytest --fast $(TEST_ARGS)
 
-test-release: setup npm chromium bwrap podman
+test-release: setup npm chromium bwrap podman systemd
 	for time in 1 2 3; do $(BIN)/python -m pytest $(TEST_ARGS) || exit; done
 	$(BIN)/python tests/under_load.py 20 tests/view tests/tracking tests/groups tests/tape tests/gateway/test_gateway_process.py
 	ROLLTAPE_SEEDS=100 $(BIN)/python -m pytest $(TEST_ARGS) tests/tape/test_index_follows.py
