@@ -43,6 +43,8 @@ def figures() -> Iterator[Figure]:
         yield from _rate(Path(folder) / "rate", batch, outputs, plain_s, on_gpu=on_gpu)
         size = _bytes_a_token(Path(folder) / "rate")
     yield Figure("on disk", size, "bytes a token", 40, note=f"{plain_bytes / size:.1f} times less")
+    with tempfile.TemporaryDirectory() as folder:
+        yield _primerl_size(Path(folder), batch, outputs)
     if on_gpu:
         yield _memory(batch, outputs)
         with tempfile.TemporaryDirectory() as folder:
@@ -172,6 +174,14 @@ def _bytes_a_token(run: Path) -> float:
     (step,) = list_steps(run)
     files = [file for done in step.ranks for file in done.files]
     return sum(file.size for file in files) / sum(file.tokens or 0 for file in files)
+
+
+def _primerl_size(run: Path, batch: Batch, outputs: Batch) -> Figure:
+    """The size with the columns of prime-rl's record alone."""
+    with TokenExporter(run, rank=0, world_size=1, loss=Dppo()) as exporter:
+        exporter.export(0, 0, {**batch, "reference_logprobs": None}, outputs)
+        exporter.mark_stable(0)
+    return Figure("on disk, without reference logprobs", _bytes_a_token(run), "bytes a token", 24)
 
 
 def _memory(batch: Batch, outputs: Batch) -> Figure:

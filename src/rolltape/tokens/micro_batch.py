@@ -29,7 +29,7 @@ _ALIASES = {
     "trainer_logprobs": ("logprobs", "trainer_logprobs"),
 }
 # Columns that losses read, and that are derived from.
-LOSS_COLUMNS = (
+_LOSS_COLUMNS = (
     *("trained_mask", "advantages", "inference_logprobs", "trainer_logprobs", "old_logprobs", "reference_logprobs"),
     *("rl_weights", "ce_weights", "ref_kl_weights"),
 )
@@ -122,7 +122,7 @@ def parse_micro_batch(
         loss=loss,
         losses=losses,
         zero_weights=zero_weights,
-        precision={name: given[name].dtype for name in LOSS_COLUMNS if name in given and given[name].dtype in _HALF},
+        precision={name: given[name].dtype for name in _LOSS_COLUMNS if name in given and given[name].dtype in _HALF},
         context_parallel_size=context_parallel_size,
         positions_tell=all(batch.get(name) is None for name in _LENGTHS),
         columns={name: column.reshape(-1) for name, column in columns.items()},
@@ -306,6 +306,8 @@ def _as_list(values: Any) -> Any:
 
 
 def _text(value: object) -> str | None:
+    if type(value) is str and value.isascii():
+        return value
     # Text that is not valid Unicode could not be written.
     return None if value is None else str(_as_list(value)).encode("utf-8", "replace").decode()
 

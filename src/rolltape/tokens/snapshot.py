@@ -11,13 +11,11 @@ from torch import Tensor
 
 from rolltape.records.token_record import TOKEN_COLUMNS
 from rolltape.tokens.derive import MASK_COLUMNS, MISMATCH_COLUMNS, derive_columns
-from rolltape.tokens.micro_batch import LOSS_COLUMNS, MicroBatch
+from rolltape.tokens.micro_batch import MicroBatch
 
 _ALIGNED_TO = 16  # bytes
 _TORCH_DTYPES = {np.int32: torch.int32, np.bool_: torch.bool, np.float32: torch.float32}
 _DTYPES = {name: _TORCH_DTYPES[column.dtype] for name, column in TOKEN_COLUMNS.items()} | {"attention_mask": torch.bool}
-# Columns that are derived from on the device, and so are needed there even if they came from elsewhere.
-_DERIVED_FROM = (*LOSS_COLUMNS, "each_advantage", "lengths")
 
 Sizes = Mapping[str, tuple[torch.dtype, int]]  # by column: the type of its values, and how many
 
@@ -31,7 +29,7 @@ class Region(NamedTuple):
 
 
 class BufferLayout:
-    """The region of each column. The columns written on the device come first: `device_bytes` of `total_bytes`."""
+    """The region of each column. Columns that come from the device are first: `device_bytes` of `total_bytes`."""
 
     def __init__(self, on_device: Sizes, on_host: Sizes) -> None:
         self.regions: dict[str, Region] = {}
@@ -52,7 +50,7 @@ class BufferLayout:
         return self._views(buffer, self.regions)
 
     def device_views(self, buffer: Tensor) -> dict[str, Tensor]:
-        """The columns that are written on the device, as views of a buffer there."""
+        """The columns that come from the device, as views of a buffer there."""
         return self._views(buffer, self._device_columns)
 
     def _views(self, buffer: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
@@ -68,16 +66,11 @@ def plan_layout(batch: MicroBatch) -> BufferLayout:
         derived = ("advantages", *derived)
     sizes = {name: (_DTYPES[name], batch.tokens) for name in (*batch.columns, *derived)}
     sizes |= {name: (_sequence_dtype(name, given), batch.sequences) for name, given in batch.per_sequence.items()}
-    there = {*_on_device(batch), *derived} if batch.device.type != "cpu" else set()
+    there = {name for name, column in _given_columns(batch) if column.device.type != "cpu"}
     return BufferLayout(
         {name: size for name, size in sizes.items() if name in there},
         {name: size for name, size in sizes.items() if name not in there},
     )
-
-
-def _on_device(batch: MicroBatch) -> set[str]:
-    given = {**batch.columns, **batch.per_sequence}
-    return {name for name, column in given.items() if name in _DERIVED_FROM or column.device.type != "cpu"}
 
 
 def _sequence_dtype(name: str, given: Tensor) -> torch.dtype:
@@ -101,12 +94,11 @@ class Snapshot(msgspec.Struct, frozen=True, eq=False):
     copied: Any | None  # an event of the device; None: the copy is done
 
     def columns(self) -> dict[str, Tensor]:
-        """Every column, derived ones included. Waits for the copy, so call it on a background thread."""
+        """Every column, derived ones included. Call it once, on a background thread: it waits for the copy."""
         columns = self.layout.host_views(self.buffer)
         if self.copied is not None:
             self.copied.synchronize()
-        elif self.batch.device.type == "cpu":
-            derive_columns(columns, self.batch.losses, self.batch.precision)
+        derive_columns(columns, self.batch.losses, self.batch.precision)
         return columns
 
 
@@ -162,15 +154,15 @@ class DeviceSnapshotter:
         pinned = has_streams(batch.device)
         buffer = self.buffers.take(layout.total_bytes, pinned=pinned)
         hosted = layout.host_views(buffer)
+        for name, column in _given_columns(batch):
+            if column.device.type == "cpu":
+                _copy_on_host(column, hosted[name])
         copied = None
-        if batch.device.type == "cpu":
-            for name, column in _given_columns(batch):
-                _copy_to_host(column, hosted[name])
-        elif pinned:
-            copied = self._transfer(batch.device).copy(batch, layout, buffer, hosted)
-        else:
+        if pinned:
+            copied = self._transfer(batch.device).copy(batch, layout, buffer)
+        elif layout.device_bytes:
             gathered = torch.empty(layout.device_bytes, dtype=torch.uint8, device=batch.device)
-            _gather_on_device(layout.device_views(gathered), hosted, batch)
+            _gather_on_device(layout.device_views(gathered), batch)
             buffer[: layout.device_bytes].copy_(gathered)
         return Snapshot(msgspec.structs.replace(batch, columns={}, per_sequence={}), layout, buffer, copied)
 
@@ -203,7 +195,7 @@ class _Transfer:
             # Whoever gets this memory next must wait for the copy out of it.
             self._buffer.record_stream(self._stream)
 
-    def copy(self, batch: MicroBatch, layout: BufferLayout, buffer: Tensor, hosted: dict[str, Tensor]) -> Any:
+    def copy(self, batch: MicroBatch, layout: BufferLayout, buffer: Tensor) -> Any:
         """Gather the columns on the device, in the order of the caller's stream, and copy them on another stream.
 
         Returns the event of the copy's end.
@@ -212,7 +204,7 @@ class _Transfer:
         if self._last is not None:
             current.wait_event(self._last)
         self.reserve(layout.device_bytes)
-        _gather_on_device(layout.device_views(self._buffer), hosted, batch)
+        _gather_on_device(layout.device_views(self._buffer), batch)
         self._stream.wait_stream(current)
         with self._module.stream(self._stream):
             buffer[: layout.device_bytes].copy_(self._buffer[: layout.device_bytes], non_blocking=True)
@@ -227,26 +219,18 @@ class _Transfer:
             return self._module.Event()
 
 
-def _gather_on_device(there: dict[str, Tensor], hosted: dict[str, Tensor], batch: MicroBatch) -> None:
-    """Copy each column to the device or to the host, as the layout has it, and derive the others on the device."""
+def _gather_on_device(there: dict[str, Tensor], batch: MicroBatch) -> None:
     for name, column in _given_columns(batch):
-        if name not in there:
-            _copy_to_host(column, hosted[name])
-        elif column.device.type == "cpu":
-            # Out of pinned memory, since a copy out of any other may wait for the device.
-            there[name].copy_(_copy_to_host(column, hosted[name]), non_blocking=True)
-        else:
+        if name in there:
             there[name].copy_(column, non_blocking=True)
-    derive_columns(there, batch.losses, batch.precision)
 
 
-def _copy_to_host(column: Tensor, out: Tensor) -> Tensor:
+def _copy_on_host(column: Tensor, out: Tensor) -> None:
     """Copy on this thread alone: torch would share the work with threads that are busy encoding."""
-    if column.device.type == "cpu" and column.dtype != torch.bfloat16:  # which numpy does not know
-        np.copyto(out.numpy(), column.numpy(), casting="unsafe")
-    else:
+    if column.dtype == torch.bfloat16:  # which numpy does not know
         out.copy_(column)
-    return out
+    else:
+        np.copyto(out.numpy(), column.numpy(), casting="unsafe")
 
 
 def _given_columns(batch: MicroBatch) -> Iterable[tuple[str, Tensor]]:
