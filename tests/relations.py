@@ -71,7 +71,9 @@ class Relations:
         begun = [
             other
             for other in before
-            if len(other.prompt_ids) == longest and had_ended(other, turn) and _shared(turn, other) > longest
+            if len(other.prompt_ids) == longest
+            and had_ended(other, turn, shown=True)
+            and _shared(turn, other) > longest
         ]
         return max(begun, key=lambda other: (_shared(turn, other), self._evidence(other, turn)), default=None)
 
@@ -133,7 +135,7 @@ class Relations:
             other
             for other in session.turns
             if other.sequence < turn.sequence
-            and had_ended(other, turn)
+            and had_ended(other, turn, shown=True)
             and sampler(other) == sampler(turn)
             and other.facts.auxiliary is None
             and has_ids(other)
@@ -168,10 +170,15 @@ def _shared(later: Turn, turn: Turn) -> int:
     return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
-def had_ended(turn: Turn, asked: Turn) -> bool:
-    """Whether a reply had ended when another was asked for; what is not known is so in recorded order."""
-    times = (turn.facts.ended_at, asked.facts.started_at)
-    return None in times or times[0] <= times[1]  # type: ignore[operator]
+def had_ended(turn: Turn, asked: Turn, *, shown: bool = False) -> bool:
+    """Whether a reply had ended when another was asked for; what is not known is so in recorded order.
+
+    If the later prompt holds the reply, a start in whole seconds stands for any time in that second.
+    """
+    ended_at, started_at = turn.facts.ended_at, asked.facts.started_at
+    if ended_at is None or started_at is None or ended_at <= started_at:
+        return True
+    return shown and started_at == int(started_at) and ended_at < started_at + 1
 
 
 def has_ids(turn: Turn) -> bool:

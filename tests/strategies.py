@@ -324,8 +324,8 @@ def _reply(draw: Draw, recording: Recording) -> Dict:
         given["sampling"] = {"regex": "[ab]"}
     if recording.has_times:
         given |= {
-            "started_at": len(recording.turns) - draw(st.sampled_from([0.5, 0.5, 1.5])),
-            "ended_at": len(recording.turns),
+            "started_at": len(recording.turns) - draw(st.sampled_from([0.5, 0.5, 1.0, 1.5])),
+            "ended_at": len(recording.turns) + draw(st.sampled_from([0, 0.25])),
         }
     if draw(_seldom()):
         rows = [[token, len(recording.turns)] for token in ids]

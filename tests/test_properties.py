@@ -344,7 +344,7 @@ def _is_surely_echoed(relations: Relations, turn: Turn) -> bool:
     beside = relations.turns_beside(turn)
     alike = [other for other in beside if relations.spelled(other, with_reply=True) == said]
     holding = [other for other in beside if relations.spelled(other)[: len(said)] == said]
-    came_after = all(other.sequence > turn.sequence and had_ended(turn, other) for other in holding)
+    came_after = all(other.sequence > turn.sequence and had_ended(turn, other, shown=True) for other in holding)
     return turn.reply is not None and alike == [turn] and bool(holding) and came_after
 
 

@@ -62,7 +62,11 @@ def _echoed_by_the_book(relations: Relations, turn: Turn) -> Turn | None:
     known: list[tuple[int, Turn]] = []
     for other in relations.turns_beside(turn)[: turn.sequence]:
         conversation = relations.spelled(other, with_reply=True)
-        if other.reply is not None and had_ended(other, turn) and spelled[: len(conversation)] == conversation:
+        if (
+            other.reply is not None
+            and had_ended(other, turn, shown=True)
+            and spelled[: len(conversation)] == conversation
+        ):
             known.append((len(conversation) - 1, other))
     deepest = max((depth for depth, _ in known), default=0)
     twins = [other for depth, other in known if depth == deepest]

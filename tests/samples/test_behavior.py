@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from rolltape.records.rollout import BehaviorCounts, EventKind
+from rolltape.records.rollout import EventKind
+from rolltape.records.sample import BehaviorCounts
 from rolltape.samples.behavior import count_behavior
 from rolltape.samples.summary import summarize
 from sessions import Recording, event, rollout_of, user

@@ -6,7 +6,8 @@ import msgspec
 from hypothesis import given
 
 from rolltape.records.policy import PRESETS, cut_policy
-from rolltape.records.rollout import SUMMARY_RULES, EventKind, Rollout, RolloutSummary
+from rolltape.records.rollout import EventKind, Rollout
+from rolltape.records.sample import SUMMARY_RULES, RolloutSummary
 from rolltape.samples import linearize
 from rolltape.samples.summary import summarize
 from sessions import Recording, event, rollout_of, user

@@ -232,6 +232,30 @@ def test_a_turn_does_not_continue_one_that_had_not_ended_when_it_was_asked() -> 
     assert len(lines(recording)) == 2
 
 
+def test_a_turn_continues_one_that_ended_at_the_moment_it_was_asked() -> None:
+    recording = Recording()
+    first = recording.ask([user("u")], "a", started_at=1.25, ended_at=2.75)
+    recording.go_on(first, [user("v")], "b", started_at=2.75, ended_at=4.0)
+    assert (len(lines(recording)), causes(recording)) == (1, [])
+
+
+def test_a_start_that_was_cut_to_the_second_is_no_overlap_with_a_reply_that_the_prompt_holds() -> None:
+    recording = Recording()
+    first = recording.ask([user("u")], "a", started_at=1.0, ended_at=2.75)
+    second = recording.go_on(first, [user("v")], "b", started_at=2.0, ended_at=3.5)
+    recording.go_on(second, [user("w")], "c", started_at=3.0, ended_at=4.5)
+    assert (len(lines(recording)), causes(recording)) == (1, [])
+    assert totals(recording) == {"trained": 6}
+
+
+def test_a_start_that_was_cut_to_the_second_makes_no_retry_of_a_request_that_may_have_been_in_flight() -> None:
+    recording = Recording()
+    recording.ask([user("u")], "a", started_at=1.0, ended_at=2.75)
+    recording.ask([user("u")], "b", started_at=2.0, ended_at=3.5)
+    assert causes(recording) == [ForkCause.SIBLING]
+    assert totals(recording) == {"trained": 4}
+
+
 def test_of_turns_with_equal_ids_one_is_continued_and_the_others_are_repeats() -> None:
     recording = Recording()
     first = recording.ask([user("u")], "a", delivery=Delivery.UNDELIVERED)

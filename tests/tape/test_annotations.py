@@ -7,7 +7,7 @@ import pytest
 
 import rolltape
 from rolltape.errors import NoSuchRollout, RecordError
-from rolltape.records.events import Annotations, Event, EventKind, annotations_of
+from rolltape.records.rollout import Annotations, Event, EventKind, annotations_of
 from rolltape.tape.recording.tape import Tape
 from taped import first_turn
 

@@ -154,6 +154,22 @@ def test_a_damaged_log_is_named(tmp_path: Path) -> None:
         assert log.read_bytes() == broken
 
 
+def test_a_log_that_was_copied_before_its_journal_is_named(tmp_path: Path) -> None:
+    tape = rolltape.open(tmp_path / "live")
+    tape.rollout(task_id="before").finish()
+    early = Path(f"{journal(tmp_path / 'live')}-wal").read_bytes()
+    for number in range(100):
+        tape.rollout(task_id=f"after {number}").finish()
+    tape.close()  # which folds the log into the journal
+    copied = crashed_copy(tmp_path / "live", tmp_path / "run")
+    Path(f"{copied}-wal").write_bytes(early)
+    copied.with_suffix(".owner").write_bytes(b"")  # as it was while the tape was open
+    run = rolltape.read(tmp_path / "run")
+    assert any("its log (-wal) is older than the file" in one.what for one in run.problems())
+    assert len(run.index()) == 101, "what the journal has since is read"
+    assert not rolltape.read(tmp_path / "live").problems()
+
+
 def test_a_missing_log_is_named(tmp_path: Path) -> None:
     written = long_run(tmp_path / "live", close=False)
     path = crashed_copy(tmp_path / "live", tmp_path / "run")
@@ -216,7 +232,8 @@ def test_a_newer_minor_version_opens_and_its_fields_survive_a_rewrite(tmp_path: 
     about.write_text(about.read_text().replace('"schema": "1.0"', '"schema": "1.7", "colour": "green"'))
     path = journal(tmp_path / "run")
     newer = sqlite3.connect(path)
-    from rolltape.tape.journal.entries import encode_event, row_crc
+    from rolltape.tape.journal.entries import encode_event
+    from rolltape.tape.journal.file import row_crc
 
     ((head,),) = newer.execute("SELECT head FROM rollouts").fetchall()
     head = head[:-1] + b',"mood":{"x":[1]}}'

@@ -14,11 +14,10 @@ import msgspec
 import pytest
 
 import rolltape
-from rolltape.records.rollout import Status, outcome_of
+from rolltape.records.rollout import Status, outcome_of, pruned_of
 from rolltape.tape.contents import open_contents
 from rolltape.tape.index.database import IndexFile
 from rolltape.tape.index.index import Index
-from rolltape.tape.index.loading import pruned_of
 from rolltape.tape.index.sources import RunSources
 from rolltape.tape.rundir import Place, RunDirectory
 from taped import check_summaries
@@ -112,9 +111,9 @@ def from_scratch(run: Path) -> Seen:
     with open_contents(RunDirectory.opened(run)) as contents:
         for key, entry in contents.entries.items():
             events = contents.deciding(key)
-            turns, sampled_tokens, versions = entry.held.counts
-            outcome = outcome_of(events, entry.alive)
-            seen[key] = (outcome, len(turns), sum(turns), sampled_tokens, versions, pruned_of(events))
+            counts = entry.held.counts
+            how_much = (len(counts.turns), sum(counts.turns), counts.sampled_tokens, counts.versions)
+            seen[key] = (outcome_of(events, entry.alive), *how_much, pruned_of(events))
     return seen
 
 

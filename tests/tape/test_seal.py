@@ -213,6 +213,18 @@ def test_a_sealed_file_that_changed_is_found(tmp_path: Path) -> None:
     assert any(ids[0] in one.lost for one in run.problems())
 
 
+@pytest.mark.parametrize("changed", ['"sha256"', '"bytes"', '"files"'])
+def test_a_manifest_that_changed_is_found(tmp_path: Path, changed: str) -> None:
+    ids = record_run(tmp_path / "run", rollouts=2)
+    rolltape.seal(tmp_path / "run")
+    (file,) = (tmp_path / "run" / "shards").glob("*/MANIFEST.json")
+    file.write_text(file.read_text().replace(changed, '"odd"'))
+    run = rolltape.read(tmp_path / "run")
+    (problem,) = run.verify_shards()
+    assert "MANIFEST.json is damaged" in problem.what
+    assert [row.id for row in run.index()] == ids
+
+
 def test_loading_one_rollout_of_a_big_shard_reads_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     with rolltape.open(tmp_path / "run") as tape:

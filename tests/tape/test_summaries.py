@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import rolltape
-from rolltape.records.rollout import SUMMARY_RULES, EventKind, Rollout, RolloutSummary
+from rolltape.records.rollout import EventKind, Rollout
+from rolltape.records.sample import SUMMARY_RULES, RolloutSummary
 from rolltape.samples.summary import summarize
 from rolltape.tape.index.background import fill
 from rolltape.tape.journal.file import is_alive

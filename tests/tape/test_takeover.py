@@ -20,9 +20,8 @@ import pytest
 import rolltape
 from rolltape.errors import DamagedTapeError, RecordError, TakenOverError, TapeWriteError
 from rolltape.records.rollout import Status
-from rolltape.tape.journal import fences, rows
-from rolltape.tape.journal.entries import row_crc
-from rolltape.tape.journal.file import log_of
+from rolltape.tape.journal import fences, file, rows
+from rolltape.tape.journal.file import log_of, row_crc
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.journal.writing import Journal
 from rolltape.tape.recording import tape as recording
@@ -316,7 +315,7 @@ def _lines_of_a_commit(act: Callable[[], object], at: int, do: Callable[[], None
 def test_a_writer_stopped_at_any_line_of_a_commit_adds_all_of_a_turn_before_it_is_refused_or_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fences, "_WAIT_FOR_LOCK_S", 0.0)
+    monkeypatch.setattr(file, "_WAIT_FOR_LOCK_S", 0.0)
     answers, answered = os.pipe()
     child = os.fork()
     if child == 0:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rolltape.notebook.html import div, framed, gap, span
+from rolltape.records.ids import short_turn
 from rolltape.records.sample import Origin, Sample, Span
 from rolltape.records.wording import number, plural
 from rolltape.samples.spelling import PART, spell_at, token_texts
@@ -72,7 +73,9 @@ def _window(sample: Sample, start: int, texts: Sequence[str], between: str) -> I
         own = [_shown(one) for one in texts[first - start : last - start]]
         if part.origin is Origin.PROMPT:
             yield span(
-                "quiet", between.join(own) + between, title=f"prompt of turn {_turn(part)}, tokens {first}-{last}"
+                "quiet",
+                between.join(own) + between,
+                title=f"prompt of turn {short_turn(part.turn)}, tokens {first}-{last}",
             )
             continue
         kind = "elsewhere" if part.fate is None else "trained" if part.fate == "trained" else "masked"
@@ -88,14 +91,10 @@ def _about(sample: Sample, part: Span, at: int) -> str:
         f"token {at}, id {sample.ids[at]}",
         "no logprob" if np.isnan(logprob) else f"logprob {logprob:.4g}, probability {np.exp(logprob):.4g}",
         f"weights {first if first == last else f'{first}..{last}'}",
-        f"turn {_turn(part)}",
+        f"turn {short_turn(part.turn)}",
         "trained in another sample" if part.fate is None else str(part.fate),
     ]
     return "\n".join(facts)
-
-
-def _turn(part: Span) -> str:
-    return ".".join(part.turn.rsplit(".", 2)[1:])
 
 
 def _shown(one: str) -> str:

@@ -143,6 +143,11 @@ def is_short_turn(turn: str) -> bool:
     return _SHORT_TURN.fullmatch(turn) is not None
 
 
+def short_turn(turn: str) -> str:
+    """The short name of a turn, by its places in rollout and session: `0.3`."""
+    return ".".join(turn.rsplit(".", 2)[1:])
+
+
 def complete_turn_id(turn: str, rollout: str, try_index: int) -> str:
     """The id of a turn of this try, which is given as such or in short."""
     return parse_turn_of(f"{rollout}.{try_index}.{turn}" if is_short_turn(turn) else turn, rollout, try_index).id

@@ -106,8 +106,7 @@ class Message:
     @property
     def reasoning(self) -> str:
         """The thinking that came with the message, or ""."""
-        value = self.to_dict()
-        return content_text(value.get("reasoning_content") or value.get("reasoning"))
+        return reasoning_text(self.to_dict())
 
     def __repr__(self) -> str:
         return f"Message({self.raw.decode()})"
@@ -220,6 +219,11 @@ def content_text(content: object) -> str:
     if isinstance(content, list):
         return "".join(part.get("text") or "" if isinstance(part, dict) else str(part) for part in content)
     return ""
+
+
+def reasoning_text(message: Mapping[str, Any]) -> str:
+    """The thinking that came with a message, or ""."""
+    return content_text(message.get("reasoning_content") or message.get("reasoning"))
 
 
 class MessageChain:

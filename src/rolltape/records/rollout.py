@@ -1,19 +1,30 @@
-"""A rollout: one attempt at one task, its sessions, and what was said of it afterwards."""
+"""A rollout: one attempt at one task, its sessions, the events appended about it, and what these come to.
+
+`outcome_of` reads a rollout's events, in their order, as its state, and `annotations_of` as its tags and notes:
+
+    tag     sets the tags of the whole rollout, in place of all that it had
+    retag   adds tags to a rollout, a turn or some tokens, or takes some away
+    note    adds a note, changes its text, or takes it back (its text is then null)
+"""
 
 import enum
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
 import msgspec
 
-from rolltape.records.events import Annotations, annotations_of
-from rolltape.records.events import Event as Event
-from rolltape.records.events import EventKind as EventKind
 from rolltape.records.ids import split_in
 from rolltape.records.jsonable import OpenRecord
 from rolltape.records.turn import Turn, TurnFlag, implausible_in
+
+BOOKMARK = "bookmark"  # the tag that stands for a bookmark
+MOST_TAG_CHARACTERS = 100
+MOST_NOTE_CHARACTERS = 20_000
+
+TokenRange = tuple[int, int]  # [start, stop) among a turn's ids, those of its prompt first
+_Place = tuple[str | None, TokenRange | None]
 
 
 class Status(enum.StrEnum):
@@ -28,8 +39,6 @@ class Status(enum.StrEnum):
 # Begins the reason of a finished rollout whose reward could not be computed, or is computed later. Until it has one it
 # does not train.
 UNGRADED = "ungraded: "
-# Raised when the summary of the same rollout would come to other counts than before.
-SUMMARY_RULES = 5
 
 
 class StopReason(enum.StrEnum):
@@ -45,8 +54,90 @@ class StopReason(enum.StrEnum):
     TIMEOUT = "timeout"
 
 
-class EarlierParts(msgspec.Struct, frozen=True):
-    """How much of a rollout its earlier writers had recorded when it was taken over."""
+class EventKind(enum.StrEnum):
+    """What an event is about. Of most kinds the latest counts."""
+
+    FINISH = "finish"  # data: status, stop_reason, reason, turns (count per session)
+    SCORE = "score"  # data: reward, terms
+    DELIVERY = "delivery"  # data: delivery
+    FILTER = "filter"  # data: reason, or null to take it back
+    TAG = "tag"  # data: tags; sets those of the whole rollout
+    RETAG = "retag"  # data: added, removed, tokens; changes the tags of a rollout, a turn, or some of its tokens
+    NOTE = "note"  # data: note (its id), text (null to take it back), tokens
+    VERSION = "version"  # data: version; announces a weight version of the run
+    PRUNE = "prune"  # data: what was removed
+    COLLECT = "collect"  # data: settings; a collection into the run has begun
+    COLLECTED = "collected"  # data: step, source; a collection into the run has come to its end
+    GROUP = "group"  # data: group, step, consumer, state (a GroupState), reason, to; what a trainer did with a group
+    TRACE = "trace"  # data: step (null: at the end), and fields of a TraceStep; of each field the latest counts
+    REFUSAL = "refusal"  # data: session, status, reason; a request of the agent's that was refused
+    SUMMARY = "summary"  # data: a RolloutSummary, and covers: the order of the last event that it takes in
+
+
+class Event(msgspec.Struct, frozen=True):
+    """An event. `(writer, sequence)` names it; `at_ns` orders it among the events of all writers."""
+
+    writer: str
+    sequence: int
+    at_ns: int
+    kind: str  # an EventKind, or one that a newer minor version knows
+    rollout: str | None  # None: about the run
+    try_index: int | None
+    turn: str | None  # None: about the whole rollout
+    by: str | None
+    data: dict[str, Any]
+
+    @property
+    def order(self) -> tuple[int, str, int]:
+        return (self.at_ns, self.writer, self.sequence)
+
+
+# The events that tags and notes follow from.
+ANNOTATION_KINDS = (EventKind.TAG, EventKind.RETAG, EventKind.NOTE)
+
+
+class Tag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tag of a rollout, of a turn, or of some of its tokens."""
+
+    name: str
+    turn: str | None = None  # None: of the whole rollout
+    tokens: TokenRange | None = None  # None: of the whole turn
+    by: str | None = None
+    at_ns: int | None = None  # None: the rollout was started with it
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A note on a rollout, on a turn, or on some of its tokens."""
+
+    id: str
+    text: str
+    turn: str | None = None
+    tokens: TokenRange | None = None
+    by: str | None = None  # who wrote it first
+    at_ns: int
+    edited_by: str | None = None
+    edited_at_ns: int | None = None  # None: nobody changed it
+
+
+class Annotations(msgspec.Struct, frozen=True):
+    """The tags and notes of one rollout, in the order in which they were given."""
+
+    tags: tuple[Tag, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def rollout_tags(self) -> tuple[str, ...]:
+        """The tags of the rollout as a whole."""
+        return tuple(one.name for one in self.tags if one.turn is None)
+
+    @property
+    def inner_tags(self) -> tuple[str, ...]:
+        """The tags of its turns and tokens, each once."""
+        return tuple(dict.fromkeys(one.name for one in self.tags if one.turn is not None))
+
+
+class RolloutCounts(msgspec.Struct, frozen=True):
+    """How much there is of a rollout."""
 
     turns: tuple[int, ...]  # of each session
     sampled_tokens: int
@@ -73,7 +164,7 @@ class RolloutHead(OpenRecord, frozen=True, kw_only=True, omit_defaults=True):
     started_at_ns: int
     epoch: int = 0  # how often it was taken over from a writer that had died
     continues: str | None = None  # the writer that it was taken over from
-    earlier: EarlierParts | None = None
+    earlier: RolloutCounts | None = None  # what its earlier writers had recorded by then
 
     @property
     def key(self) -> tuple[str, int]:
@@ -241,29 +332,78 @@ def outcome_of(events: Sequence[Event], writer_alive: bool, launch_tags: Sequenc
     )
 
 
-class PolicySummary(msgspec.Struct, frozen=True):
-    """A rollout under one policy. The ledger is as if it were not filtered: a filter is looked up by itself."""
-
-    key: str  # of the policy
-    samples: int
-    ledger: dict[str, int]  # sampled tokens by fate
+def pruned_of(events: Iterable[Event]) -> tuple[str, ...]:
+    """What was pruned of a rollout: "turns", or "side array NAME"."""
+    found = (event.data.get("pruned") for event in events if event.kind == EventKind.PRUNE)
+    return tuple(dict.fromkeys(str(what) for what in found if what))
 
 
-class BehaviorCounts(msgspec.Struct, frozen=True):
-    """What a rollout's replies and tools did, counted from its messages. Auxiliary calls are left out."""
-
-    cut_replies: int  # replies that a limit on tokens ended
-    tool_results: int
-    tool_errors: int  # tool results that are errors
-    test_edits: int  # tool calls that change files of tests
+class _TagData(msgspec.Struct):
+    tags: list[str]
 
 
-class RolloutSummary(msgspec.Struct, frozen=True):
-    """What lists and plots show of a rollout: its branches, its forks by cause, its ledger under each preset, and what
-    its replies did."""
+class _RetagData(msgspec.Struct):
+    added: list[str] = []
+    removed: list[str] = []
+    tokens: TokenRange | None = None
 
-    rules: int  # the SUMMARY_RULES by which it was counted
-    branches: int
-    forks: dict[str, int]  # by cause
-    policies: dict[str, PolicySummary]  # by the policy's name
-    behavior: BehaviorCounts | None  # None: its turns are no longer on the tape
+
+class _NoteData(msgspec.Struct):
+    note: str
+    text: str | None
+    tokens: TokenRange | None = None
+
+
+_DATA: dict[str, Any] = {EventKind.TAG: _TagData, EventKind.RETAG: _RetagData, EventKind.NOTE: _NoteData}
+
+
+def parse_annotation(kind: str, data: dict[str, Any]) -> Any:
+    """What such an event says, checked; raises msgspec.ValidationError if it says something else."""
+    return msgspec.convert(data, _DATA[kind])
+
+
+def annotations_of(events: Iterable[Event], launch_tags: Sequence[str] = ()) -> Annotations:
+    """The tags and notes that a rollout has after these events, given in their order.
+
+    `events` may be of any kind. Those that cannot be read are left out; the index names them as problems.
+    """
+    tags: dict[tuple[_Place, str], Tag] = {((None, None), name): Tag(name=name) for name in launch_tags}
+    notes: dict[str, Note] = {}
+    for event in events:
+        if event.kind not in _DATA:
+            continue
+        try:
+            said = parse_annotation(event.kind, event.data)
+        except msgspec.ValidationError:
+            continue
+        if isinstance(said, _NoteData):
+            _apply_note(notes, event, said)
+        elif isinstance(said, _RetagData):
+            _retag(tags, event, said)
+        elif event.turn is None:
+            before = {one.name: one for one in tags.values() if one.turn is None}
+            tags = {place: one for place, one in tags.items() if one.turn is not None}
+            for name in said.tags:
+                tags[(None, None), name] = before.get(name) or Tag(name=name, by=event.by, at_ns=event.at_ns)
+    return Annotations(tuple(tags.values()), tuple(notes.values()))
+
+
+def _retag(tags: dict[tuple[_Place, str], Tag], event: Event, said: _RetagData) -> None:
+    place = (event.turn, said.tokens)
+    for name in said.removed:
+        tags.pop((place, name), None)
+    for name in said.added:
+        given = Tag(name=name, turn=event.turn, tokens=said.tokens, by=event.by, at_ns=event.at_ns)
+        tags.setdefault((place, name), given)
+
+
+def _apply_note(notes: dict[str, Note], event: Event, said: _NoteData) -> None:
+    known = notes.get(said.note)
+    if said.text is None:
+        notes.pop(said.note, None)
+    elif known is None:
+        notes[said.note] = Note(
+            id=said.note, text=said.text, turn=event.turn, tokens=said.tokens, by=event.by, at_ns=event.at_ns
+        )
+    elif known.text != said.text:
+        notes[said.note] = msgspec.structs.replace(known, text=said.text, edited_by=event.by, edited_at_ns=event.at_ns)

@@ -1,4 +1,5 @@
-"""A sample, which is one training row; and the ledger: where every sampled token went under a cut policy."""
+"""A sample, which is one training row; the ledger: where every sampled token went under a cut policy; the summary of a
+rollout, which counts both."""
 
 import enum
 from collections import Counter
@@ -11,6 +12,9 @@ import numpy.typing as npt
 
 from rolltape.errors import LedgerError
 from rolltape.records.turn import Ids, LogprobKind, Logprobs
+
+# Raised when the summary of the same rollout would come to other counts than before.
+SUMMARY_RULES = 6
 
 
 class Fate(enum.StrEnum):
@@ -223,3 +227,31 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         from rolltape.notebook import sample_html
 
         return sample_html(self)
+
+
+class PolicySummary(msgspec.Struct, frozen=True):
+    """A rollout under one policy. The ledger is as if it were not filtered: a filter is looked up by itself."""
+
+    key: str  # of the policy
+    samples: int
+    ledger: dict[str, int]  # sampled tokens by fate
+
+
+class BehaviorCounts(msgspec.Struct, frozen=True):
+    """What a rollout's replies and tools did, counted from its messages. Auxiliary calls are left out."""
+
+    cut_replies: int  # replies that a limit on tokens ended
+    tool_results: int
+    tool_errors: int  # tool results that are errors
+    test_edits: int  # tool calls that change files of tests
+
+
+class RolloutSummary(msgspec.Struct, frozen=True):
+    """What lists and plots show of a rollout: its branches, its forks by cause, its ledger under each preset, and what
+    its replies did."""
+
+    rules: int  # the SUMMARY_RULES by which it was counted
+    branches: int
+    forks: dict[str, int]  # by cause
+    policies: dict[str, PolicySummary]  # by the policy's name
+    behavior: BehaviorCounts | None  # None: its turns are no longer on the tape

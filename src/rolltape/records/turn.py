@@ -4,7 +4,7 @@ And what no engine can have sampled: ids outside the vocabulary or after a stop 
 """
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,6 +30,12 @@ def common_prefix(left: Ids, right: Ids) -> int:
     differs = left[:limit] != right[:limit]
     first = int(differs.argmax()) if limit else 0
     return first if limit and differs[first] else limit
+
+
+def common_length(left: Sequence[object], right: Sequence[object]) -> int:
+    """How many leading items two sequences share."""
+    pairs = zip(left, right, strict=False)
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(left), len(right)))
 
 
 class TokenChain:
@@ -331,6 +337,13 @@ class Turn:
 
     def __repr__(self) -> str:
         return f"Turn({self.id}, prompt={len(self.prompt_tokens)}, sampled={len(self.sampled_ids)})"
+
+
+def weight_versions(turns: Iterable[Turn]) -> list[str]:
+    """The weight versions that sampled some turns, as they first appear."""
+    segments = (segment for turn in turns for segment in turn.facts.segments)
+    versions = (version for segment in segments for version in (segment.first_version, segment.last_version))
+    return list(dict.fromkeys(version for version in versions if version is not None))
 
 
 def implausibility(

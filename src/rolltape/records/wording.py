@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rolltape.records.messages import content_text
+from rolltape.records.messages import content_text, reasoning_text
 
 SHORT_ID = 8
 _MAX_CALL_CHARS = 48
@@ -54,7 +54,7 @@ def _escaped(character: str) -> str:
 def message_line(message: Mapping[str, Any]) -> str:
     """A message on one line, shortened: its thinking, its text, its calls."""
     text, calls = content_text(message.get("content")), message.get("tool_calls")
-    reasoning = _reasoning(message)
+    reasoning = reasoning_text(message)
     parts = [f"(thinks {quoted(reasoning, 32)})"] if reasoning else []
     if text or not calls:
         parts.append(quoted(text))
@@ -64,7 +64,7 @@ def message_line(message: Mapping[str, Any]) -> str:
 
 def message_parts(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The parts of a message with their kinds: `thinks`, its role (for its text), `calls`, and `holds` for the rest."""
-    reasoning = _reasoning(message)
+    reasoning = reasoning_text(message)
     content, calls = message.get("content"), message.get("tool_calls")
     text = content_text(content)
     if reasoning:
@@ -88,7 +88,3 @@ def call_text(call: object, max_chars: int | None = None) -> str:
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     cut = max_chars is not None and len(text) > max_chars
     return f"{str(source.get('name'))[:max_chars]}({text[:max_chars]}{'…' if cut else ''})"
-
-
-def _reasoning(message: Mapping[str, Any]) -> str:
-    return content_text(message.get("reasoning_content") or message.get("reasoning"))

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from rolltape.records.messages import Message, Role, content_text
-from rolltape.records.rollout import BehaviorCounts, Rollout, Session
+from rolltape.records.rollout import Rollout, Session
+from rolltape.records.sample import BehaviorCounts
 from rolltape.records.turn import Finish
 
 # Raw messages are looked at before any is decoded: of most there is nothing to count.

@@ -112,6 +112,11 @@ class Linearized:
     def _drafts(self) -> list[tuple[LinearizedSession, SampleDraft]]:
         return [(session, draft) for session in self.sessions for draft in session.drafts]
 
+    def take_apart(self) -> None:
+        """Free the trees, which refer to themselves. Nothing can be asked of it afterwards."""
+        for tree in self.trees:
+            tree.take_apart()
+
     def _repr_html_(self) -> str:
         from rolltape.notebook import linearized_html
 
@@ -205,8 +210,7 @@ def linearize_each(
     for rollout in rollouts:
         made = linearize(rollout, policy, credit=credit, versions=versions)
         yield made
-        for tree in made.trees:
-            tree.take_apart()
+        made.take_apart()
 
 
 def samples_of_rollouts(

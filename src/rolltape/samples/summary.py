@@ -8,12 +8,12 @@ import numpy as np
 
 from rolltape.errors import LedgerError
 from rolltape.records.policy import PRESETS, CutPolicy
-from rolltape.records.rollout import SUMMARY_RULES, EventKind, PolicySummary, Rollout, RolloutSummary, outcome_of
-from rolltape.records.sample import Fate
+from rolltape.records.rollout import EventKind, Rollout, outcome_of
+from rolltape.records.sample import SUMMARY_RULES, Fate, PolicySummary, RolloutSummary
 from rolltape.samples.behavior import count_behavior
 from rolltape.samples.claims import Cut, Staleness, cut, rollout_fate
-from rolltape.samples.linearize import pruned_tokens
-from rolltape.tree import Arrivals, Tree, arrivals_of, forks_of, tree_of
+from rolltape.samples.linearize import PlacedSession, pruned_tokens
+from rolltape.tree import Arrivals, Tree
 
 
 def summarize(rollout: Rollout, policies: Iterable[CutPolicy] = tuple(PRESETS.values())) -> RolloutSummary:
@@ -21,11 +21,9 @@ def summarize(rollout: Rollout, policies: Iterable[CutPolicy] = tuple(PRESETS.va
     whole."""
     said = [event for event in rollout.events if event.kind != EventKind.FILTER]
     whole_fate = rollout_fate(outcome_of(said, rollout.writer_alive), as_if_finished=False)
-    trees = [tree_of(session) for session in rollout.sessions]
-    arrivals = [arrivals_of(tree) for tree in trees]
-    faults = [session.unstated_faults().keys() for session in rollout.sessions]
-    forks = Counter(fork.cause.value for tree in trees for fork in forks_of(tree))
-    is_plain = all(map(_is_plain, trees, arrivals))
+    placed = [PlacedSession(session) for session in rollout.sessions]
+    forks = Counter(fork.cause.value for one in placed for fork in one.forks)
+    is_plain = all(_is_plain(one.tree, one.arrivals) for one in placed)
     pruned = pruned_tokens(rollout)
     made: dict[object, tuple[int, dict[str, int]]] = {}
     counted: dict[str, PolicySummary] = {}
@@ -33,15 +31,14 @@ def summarize(rollout: Rollout, policies: Iterable[CutPolicy] = tuple(PRESETS.va
         # Where nothing drifts and nothing is in doubt, policies differ by their limits alone.
         key = (policy.branches, policy.max_sample_tokens, policy.max_staleness) if is_plain else policy
         if key not in made:
-            placed = zip(trees, arrivals, faults, strict=True)
-            cuts = [cut(*known, whole_fate, policy, Staleness()) for known in placed]
+            cuts = [cut(one.tree, one.arrivals, one.faults, whole_fate, policy, Staleness()) for one in placed]
             made[key] = sum(len(one.drafts) for one in cuts), _ledger(policy, cuts, pruned)
         counted[policy.name] = PolicySummary(policy.key, *made[key])
     behavior = None if pruned else count_behavior(rollout)
-    branches = sum(map(_branch_count, trees))
+    branches = sum(_branch_count(one.tree) for one in placed)
     summary = RolloutSummary(SUMMARY_RULES, branches, dict(forks.most_common()), counted, behavior)
-    for tree in trees:
-        tree.take_apart()
+    for one in placed:
+        one.tree.take_apart()
     return summary
 
 

@@ -1,6 +1,7 @@
 """What may never break, checked on a rollout as it is on the tape."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,6 +14,8 @@ from rolltape.records.sample import Fate, Sample
 from rolltape.records.turn import Turn
 from rolltape.samples.linearize import linearize
 from rolltape.samples.spelling import vocabulary_at
+
+_IDENTITY = ("source", "task_id", "task", "step", "model", "agent")  # with the attempt, what a rollout's id is of
 
 
 class Breach(msgspec.Struct, frozen=True):
@@ -36,25 +39,8 @@ def verify_rollout(rollout: Rollout, policies: Sequence[CutPolicy]) -> list[Brea
 
 def _identity(rollout: Rollout) -> Iterator[Breach]:
     head = rollout.head
-    group = group_id(
-        head.run,
-        source=head.source,
-        task_id=head.task_id,
-        task=head.task,
-        step=head.step,
-        model=head.model,
-        agent=head.agent,
-    )
-    own = rollout_id(
-        head.run,
-        source=head.source,
-        task_id=head.task_id,
-        task=head.task,
-        step=head.step,
-        attempt=head.attempt,
-        model=head.model,
-        agent=head.agent,
-    )
+    launched: dict[str, Any] = {name: getattr(head, name) for name in _IDENTITY}
+    group, own = group_id(head.run, **launched), rollout_id(head.run, **launched, attempt=head.attempt)
     if head.id != own:
         yield Breach("identity", head.id, f"its run, task, step, attempt, model and agent give the id {own}")
     if head.group != group:

@@ -1,4 +1,4 @@
-"""A run as a reader sees it: all writers' journals and all shards as one, while it is being written."""
+"""`Run`, the reader of a run: it shows all journals and shards as one, also while they are written."""
 
 import contextlib
 import os
@@ -9,8 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from rolltape.errors import NoSuchRollout
-from rolltape.records.events import Annotations
-from rolltape.records.rollout import Event, EventKind, Rollout, RolloutHead
+from rolltape.records.rollout import Annotations, Event, EventKind, Rollout, RolloutHead
 from rolltape.tape.contents import RunContents
 from rolltape.tape.index.database import IndexFile
 from rolltape.tape.index.index import Index, NamedTries
@@ -122,8 +121,8 @@ class Run:
             return [one.event for one in found if summaries or one.about.kind != EventKind.SUMMARY]
 
     def remarks(self, kind: EventKind) -> list[Event]:
-        """The events of one kind, in their order, without reading all events. Not for finishes, traces, deliveries,
-        and what is of a turn; of scores those that came later than the finish."""
+        """The events of one kind, in their order, from the index. It does not have finishes, traces, deliveries and
+        events about turns; of scores it has those that came after the finish."""
         return self._indexed().events(kind)
 
     def writers(self) -> frozenset[str]:

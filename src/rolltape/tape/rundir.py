@@ -124,21 +124,24 @@ def _expanded(path: str | os.PathLike[str]) -> Path:
     return Path(path).absolute()
 
 
+def is_too_new(schema: object) -> bool:
+    """Whether a schema is of a later major version than this program reads; ValueError if it is no version."""
+    return int(str(schema).partition(".")[0]) > int(SCHEMA.partition(".")[0])
+
+
 def checked_about(raw: bytes, where: str) -> dict[str, Any]:
     """The content of a run.json that this program can read."""
     try:
-        about = json.loads(raw)
-        major = int(str(about["schema"]).partition(".")[0])
-        str(about["name"])
+        about: dict[str, Any] = json.loads(raw)
+        too_new, _ = is_too_new(about["schema"]), about["name"]
     except (ValueError, KeyError, TypeError):
         raise DamagedTapeError(f"{where}: {RUN_FILE} is not one that Rolltape wrote") from None
-    if major > int(SCHEMA.partition(".")[0]):
+    if too_new:
         raise NewerTapeError(
             f"{where}: written with schema {about['schema']}, this program reads up to {SCHEMA.partition('.')[0]}.x; "
             "update rolltape"
         )
-    checked: dict[str, Any] = about
-    return checked
+    return about
 
 
 @contextlib.contextmanager

@@ -1,18 +1,19 @@
-"""A rollout as it lies on a tape, the same whether it comes from a journal or a shard, and what a place that holds some
-can be asked. JSON stays in bytes here, so that fields of a newer version survive whatever rewrites it."""
+"""Rollouts and events as they are stored, the same whether they come from a journal or a shard.
+
+JSON stays in bytes here, so that fields of a newer version survive whatever rewrites it.
+"""
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from rolltape.errors import TapeError
 from rolltape.extras import arrow_errors
-from rolltape.records.events import ANNOTATION_KINDS
 from rolltape.records.jsonable import decode_numbers
 from rolltape.records.messages import Message, Root
-from rolltape.records.rollout import Event, EventKind, RolloutHead, Status
+from rolltape.records.rollout import ANNOTATION_KINDS, Event, EventKind, RolloutCounts, RolloutHead, Status
 from rolltape.records.turn import Ids, Logprobs, SideArray
 
 Key = tuple[str, int]  # rollout and try
@@ -61,7 +62,7 @@ class StoredSession(msgspec.Struct, frozen=True, eq=False):
 
 
 class About(msgspec.Struct, frozen=True, gc=False):
-    """What an event is about, of which kind, and when it was said."""
+    """What an event is about, its kind, and its time."""
 
     at_ns: int
     kind: str
@@ -71,12 +72,12 @@ class About(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def key(self) -> Key:
-        """The rollout and try; none has that of an event about the run."""
+        """The rollout and try; ("", 0) for an event about the run."""
         return (self.rollout or "", self.try_index or 0)
 
 
 class StoredEvent(msgspec.Struct, frozen=True, gc=False):
-    """An event as it is stored. What it says is read when asked for: of most it matters only what they are about."""
+    """An event as it is stored. Its data is decoded when asked for: of most events only `about` matters."""
 
     writer: str
     sequence: int
@@ -89,7 +90,7 @@ class StoredEvent(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def order(self) -> tuple[int, str, int]:
-        """As that of the Event."""
+        """As `Event.order`."""
         return (self.about.at_ns, self.writer, self.sequence)
 
     @property
@@ -123,14 +124,6 @@ class FoundHead(NamedTuple):
     writer: str
 
 
-class RolloutCounts(NamedTuple):
-    """How much there is of a rollout: turns of each session, sampled tokens, weight versions as they appear."""
-
-    turns: tuple[int, ...]
-    sampled_tokens: int
-    versions: tuple[str, ...]
-
-
 class HeldRollout(NamedTuple):
     """A rollout that a source holds, without its turns."""
 
@@ -151,32 +144,6 @@ class HeldRollout(NamedTuple):
         return self.found.writer
 
 
-class Source(Protocol):
-    """A journal or a shard. What is damaged is left out and noted as a problem."""
-
-    where: str
-    alive: bool  # a process still writes it
-    sealed: bool
-
-    def heads(self, low: int = 0, high: int = LARGEST_ROW) -> Iterator[FoundHead]:
-        """The rollouts in the rows `[low, high]`."""
-        ...
-
-    def numbered_events(self, low: int = 0, high: int = LARGEST_ROW) -> Iterator[tuple[int, StoredEvent]]:
-        """The events `[low, high]` with their numbers, about its own rollouts and others."""
-        ...
-
-    def stored(self, row: int, head: RolloutHead) -> list[StoredSession]:
-        """The sessions of the rollout in a row, with their turns."""
-        ...
-
-    def problems(self) -> Sequence[Problem]:
-        """What could not be read so far."""
-        ...
-
-    def close(self) -> None: ...
-
-
 def decoded_event(writer: str, sequence: int, body: bytes) -> StoredEvent:
     """An event from its stored JSON object."""
     return StoredEvent(writer, sequence, about_of(body), body)
@@ -187,7 +154,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 def decides(about: About) -> bool:
-    """Whether the outcome of a rollout may follow from an event: it is not of a turn, and not of a trace."""
+    """Whether the outcome of a rollout may depend on an event: it is not about a turn, a trace or a delivery."""
     return about.turn is None and about.kind not in (EventKind.TRACE, EventKind.DELIVERY)
 
 
@@ -197,12 +164,12 @@ def is_listed(about: About) -> bool:
 
 
 def counts_for(stored: StoredEvent, owner: str | None) -> bool:
-    """Whether an event counts for a rollout: only its own writer finishes it, anybody may say the rest."""
+    """Whether an event counts for a rollout: only its own writer finishes it, any writer may append the rest."""
     return stored.about.kind != EventKind.FINISH or stored.writer == owner
 
 
 def rank_part(epoch: int, *, ended: bool, started_ns: int, writer: str) -> tuple[int, bool, int, str]:
-    """Of all parts of a rollout the first by this rank is its owner's: that of the highest epoch.
+    """The rank of a part of a rollout. The first one is its owner's: that of the highest epoch.
 
     If two writers recorded the same epoch by mistake: one that ended before one that did not, then the earlier one.
     """

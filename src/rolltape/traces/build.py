@@ -7,9 +7,9 @@ from typing import NamedTuple
 import msgspec
 
 from rolltape.records.messages import Message, MessageChain
-from rolltape.records.rollout import UNGRADED, Event, EventKind, Rollout, Session, Status
+from rolltape.records.rollout import UNGRADED, Event, EventKind, Rollout, Session, Status, pruned_of
 from rolltape.records.trace import Fields, Trace, TraceStep
-from rolltape.records.turn import Turn
+from rolltape.records.turn import Turn, weight_versions
 from rolltape.tree import PlacedTurn, tree_of
 
 _FROM_HEAD = ("run", "try_index", "group", "step", "attempt", "source", "task_id", "model", "agent")
@@ -113,8 +113,8 @@ def trace_of(rollout: Rollout) -> Trace:
             **{name: getattr(outcome, name) for name in _FROM_OUTCOME},
             "rollout": head.id,
             "tags": outcome.tags,
-            "versions": _versions(rollout),
-            "pruned": _pruned(rollout),
+            "versions": weight_versions(rollout.turns),
+            "pruned": pruned_of(rollout.events),
             "total_reward": total,
             "final_reward": final,
             "steps": steps,
@@ -182,19 +182,6 @@ def _rewards(rollout: Rollout, step_rewards: list[float], fields: Fields) -> tup
         is_known = rollout.status is Status.FINISHED and not (rollout.outcome.reason or "").startswith(UNGRADED)
         return summed(rewards) if rewards and is_known else None, final
     return total, final_reward(total, step_rewards, final)
-
-
-def _versions(rollout: Rollout) -> list[str]:
-    found: dict[str, None] = {}
-    for turn in rollout.turns:
-        for segment in turn.facts.segments:
-            found |= {one: None for one in (segment.first_version, segment.last_version) if one is not None}
-    return list(found)
-
-
-def _pruned(rollout: Rollout) -> list[str]:
-    found = (event.data.get("pruned") for event in rollout.events if event.kind == EventKind.PRUNE)
-    return list(dict.fromkeys(str(what) for what in found if what))
 
 
 def unrecorded_turns(rollout: Rollout, named: Iterable[Turn]) -> Iterator[Turn]:

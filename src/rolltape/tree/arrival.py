@@ -135,7 +135,8 @@ def _is_foreign_reply(node: Node) -> bool:
 def _latest(turns: Sequence[PlacedTurn], since: Turn, known: Set[int], most: int = 1) -> list[PlacedTurn]:
     """The latest of some turns, in order, that had ended when another was asked and are not known yet."""
     before = turns[: bisect_left(turns, since.sequence, key=lambda one: one.sequence)]
-    return list(islice((one for one in reversed(before) if one.sequence not in known and one.had_ended(since)), most))
+    ended = (one for one in reversed(before) if one.sequence not in known and one.had_ended(since, shown=True))
+    return list(islice(ended, most))
 
 
 def _shown_by_id(tree: Tree, turns: Sequence[PlacedTurn]) -> set[int]:

@@ -1,6 +1,5 @@
 """What differs: between two messages as people read them, and between two sequences of ids."""
 
-import json
 import re
 from typing import Any
 
@@ -10,6 +9,7 @@ from rolltape.records.fork import Difference, ForkCause
 from rolltape.records.jsonable import canonical_json
 from rolltape.records.messages import Message, canonical_message, content_text
 from rolltape.records.turn import Turn
+from rolltape.records.wording import call_text
 
 _THINKING_DROPPED = "new_user_message"  # why the gateway rendered a prompt: its template drops thinking there
 _EXCERPT_CHARACTERS = 80
@@ -103,13 +103,7 @@ def readable(message: Message) -> str:
     if message.text:
         parts.append(message.text)
     calls = value.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():  # any message may carry anything under that name
-        function = call.get("function", call) if isinstance(call, dict) else call
-        if not isinstance(function, dict):
-            function = {"name": str(function)}
-        arguments = function.get("arguments")
-        spelled = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        parts.append(f"{function.get('name')}({spelled})")
+    parts += map(call_text, calls if isinstance(calls, list) else ())  # any message may have anything of that name
     return "\n".join(parts)
 
 

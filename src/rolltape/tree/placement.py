@@ -72,10 +72,16 @@ class PlacedTurn:
         """Whether a later prompt holds its reply, by ids or as a message."""
         return bool(self.continuations or self.echoes)
 
-    def had_ended(self, asked: Turn) -> bool:
-        """Whether its reply had ended when a later turn was asked: by their times, or if unknown by recorded order."""
+    def had_ended(self, asked: Turn, *, shown: bool = False) -> bool:
+        """Whether its reply had ended when a later turn was asked: by their times, or if unknown by recorded order.
+
+        `shown` says that the later prompt holds the reply. Then a start in whole seconds may be anywhere in its second:
+        programs that keep whole seconds cut the rest off.
+        """
         started_at, ended_at = asked.facts.started_at, self.turn.facts.ended_at
-        return started_at is None or ended_at is None or ended_at <= started_at
+        if started_at is None or ended_at is None:
+            return True
+        return ended_at <= (_latest_start(started_at) if shown else started_at)
 
     def __repr__(self) -> str:
         return f"PlacedTurn({self.turn.id}, parent={self.parent and self.parent.turn.id})"
@@ -221,18 +227,23 @@ class Tree:
     def _any_ended(self, placed: PlacedTurn) -> bool:
         """Whether any turn at all had ended when one was asked. By a clock that is wrong, none may have."""
         started_at = placed.turn.facts.started_at
-        return started_at is None or started_at >= self._earliest_end
+        return started_at is None or _latest_start(started_at) >= self._earliest_end
 
     def _ended(self, equals: Sequence[PlacedTurn], placed: PlacedTurn) -> list[PlacedTurn]:
-        """Those of several turns that had ended when one was asked, latest first: not too many, and what it names."""
-        ended = list(islice((one for one in reversed(equals) if one.had_ended(placed.turn)), _MOST_EQUALS))
+        """Those of several turns that had ended when one was asked whose prompt holds their reply, or a part of it.
+
+        The latest come first. Not all of too many are given, but those that its ids name are.
+        """
+        ended = list(islice((one for one in reversed(equals) if one.had_ended(placed.turn, shown=True)), _MOST_EQUALS))
         if len(ended) == _MOST_EQUALS:
             # Whatever its ids name is worth a look, however early it was.
             depth = equals[-1].prompt_node.depth
             message = message_at(placed.turn.prompt, depth) if depth < len(placed.turn.prompt) else None
             for wire_id in message.wire_ids if message else ():
                 named = self._with_wire_id(wire_id)
-                if named is not None and named in equals and named not in ended and named.had_ended(placed.turn):
+                if named is None or named not in equals or named in ended:
+                    continue
+                if named.had_ended(placed.turn, shown=True):
                     ended.append(named)
         return ended
 
@@ -256,6 +267,11 @@ def tree_of(session: Session) -> Tree:
     for turn in session.turns:
         tree.add(turn)
     return tree
+
+
+def _latest_start(started_at: float) -> float:
+    """The latest time that a recorded start may stand for."""
+    return started_at if started_at % 1 else math.nextafter(started_at + 1, 0)
 
 
 def _evidence(one: PlacedTurn, placed: PlacedTurn) -> tuple[bool, bool, bool, int]:

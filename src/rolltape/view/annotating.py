@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rolltape.errors import NoAnswer, NoSuchRollout, RecordError, TapeError
-from rolltape.records.events import BOOKMARK, Annotations, TokenRange
+from rolltape.records.rollout import BOOKMARK, Annotations, TokenRange
 from rolltape.view.answers import to_plain
 from rolltape.view.served_runs import ServedRun
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from rolltape.errors import ExportError, ViewError
-from rolltape.records.events import Annotations
+from rolltape.records.rollout import Annotations
 from rolltape.tape.stored import Key
 from rolltape.view.answers import encode_answer
 from rolltape.view.rollout.masking import Mask

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from rolltape.records.ids import short_turn
 from rolltape.samples.check.records import TokenRule
 
 
@@ -21,7 +22,7 @@ class TokenFinding(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def where(self) -> str:
         """Step, record, sample, turn and token, as far as they are known."""
-        turn = None if self.turn is None else ".".join(self.turn.rsplit(".", 2)[1:])
+        turn = None if self.turn is None else short_turn(self.turn)
         named = {"record": self.record, "sample": self.sample, "turn": turn, "token": self.token}
         return f"step {self.step}" + "".join(f", {name} {one}" for name, one in named.items() if one is not None)
 

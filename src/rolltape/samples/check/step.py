@@ -100,7 +100,7 @@ def find_unseen(
     for rollout in run.tape_index.load_each([row.key for row in rows]):
         made = linearize(rollout, policy or "exact", versions=versions)
         yield from (_unseen(rollout.head, outline.id, advantages[rollout.key]) for outline in made.outlines)
-        _take_apart([made])
+        made.take_apart()
 
 
 class _Made(NamedTuple):
@@ -207,7 +207,8 @@ class _Check:
             )
             if rollout.key in self._records:
                 self._compare_rollout(rollout, made)
-            _take_apart(made)
+            for one in made:
+                one.take_apart()
 
     def _compare_rollout(self, rollout: Rollout, made: Sequence[Linearized]) -> None:
         """Compare the records of a rollout with its samples."""
@@ -362,10 +363,3 @@ def _state(rollout: Rollout) -> str:
 def _unseen(head: RolloutHead, sample: str, advantage: float | None) -> UnseenSample:
     why = "no reward" if advantage is None else "not exported" if advantage else "advantage 0"
     return UnseenSample(sample=sample, rollout=head.id, group=head.group, step=head.step, why=why)
-
-
-def _take_apart(made: Iterable[Linearized]) -> None:
-    """Free the trees, which refer to themselves."""
-    for one in made:
-        for tree in one.trees:
-            tree.take_apart()

@@ -1,18 +1,18 @@
-"""News of a run → rows of its index. What is applied twice, or in another order, comes to the same."""
+"""What is new in a run → rows of its index. Applying it twice, or in another order, gives the same rows."""
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
 
-from rolltape.records.events import ANNOTATION_KINDS, annotations_of, parse_annotation
 from rolltape.records.policy import PRESETS
-from rolltape.records.rollout import SUMMARY_RULES, EventKind, RolloutSummary
-from rolltape.tape.index.database import pack_summary, read_about, write_about
+from rolltape.records.rollout import ANNOTATION_KINDS, EventKind, annotations_of, parse_annotation
+from rolltape.records.sample import SUMMARY_RULES, RolloutSummary
+from rolltape.tape.index.database import pack_summary, read_about, select_events, write_about
 from rolltape.tape.index.queries import annotation_events
 from rolltape.tape.index.rows import (
-    COLUMNS,
     PART,
     SCORE,
     collected_environment,
@@ -28,11 +28,9 @@ from rolltape.tape.stored import (
     Problem,
     StoredEvent,
     counts_for,
-    decoded_event,
     rank_part,
 )
 
-_INSERT = f"INSERT INTO rollouts ({', '.join(COLUMNS)}) VALUES ({', '.join(':' + name for name in COLUMNS)})"
 _ODD = (KeyError, TypeError, ValueError, AttributeError, msgspec.MsgspecError)
 
 
@@ -67,13 +65,11 @@ class Applier:
             key = one.head.key
             row = self._row(one, news)
             self._last_ns = max(self._last_ns, one.head.started_at_ns)
-            known = self._connection.execute(
-                f"SELECT number, {', '.join(PART)} FROM rollouts WHERE id = ? AND try_index = ?", key
-            ).fetchone()
+            known = self._known_part(key)
             if known is not None:
-                self._add_part(known, row, one)
+                self._add_part(*known, row, one)
             else:
-                number = self._connection.execute(_INSERT, row).lastrowid
+                number = self._connection.execute(_insert(tuple(row)), row).lastrowid
                 self._set_head(number, one)
                 if key in with_events:
                     self._apply(self._events_of(key))
@@ -118,9 +114,15 @@ class Applier:
         rollout = news.rollouts.get(head.key) or FoundRollout(found.row)
         return row_columns(found, rollout, news.name, self._environments.get(head.source), self.revision)
 
-    def _add_part(self, known: tuple[Any, ...], row: dict[str, Any], found: FoundHead) -> None:
+    def _known_part(self, key: Key) -> tuple[int, dict[str, Any]] | None:
+        """The number of a rollout, and the part of its owner; None: the index does not hold it yet."""
+        row = self._connection.execute(
+            f"SELECT number, {', '.join(PART)} FROM rollouts WHERE id = ? AND try_index = ?", key
+        ).fetchone()
+        return None if row is None else (row[0], dict(zip(PART, row[1:], strict=True)))
+
+    def _add_part(self, number: int, part: dict[str, Any], row: dict[str, Any], found: FoundHead) -> None:
         """A rollout that is in the index already was found again: moved into a shard, taken over, or by mistake."""
-        number, part = known[0], dict(zip(PART, known[1:], strict=True))
         fresh = {name: row[name] for name in PART}
         if part["writer"] == fresh["writer"]:
             if self._is_sealed(part):
@@ -173,12 +175,10 @@ class Applier:
 
     def _change_part(self, key: Key, rollout: FoundRollout, place: str) -> None:
         """Change what is known of the part of a rollout that lies at a place; it may have ended."""
-        known = self._connection.execute(
-            f"SELECT number, {', '.join(PART)} FROM rollouts WHERE id = ? AND try_index = ?", key
-        ).fetchone()
+        known = self._known_part(key)
         if known is None:
             return
-        number, part = known[0], dict(zip(PART, known[1:], strict=True))
+        number, part = known
         others = self._parts(number)
         writer = rollout.finish.writer if rollout.finish else None
         if part["place"] == place or (writer == part["writer"] and not str(part["place"]).startswith("shard/")):
@@ -293,13 +293,10 @@ class Applier:
             store_summary(self._connection, number, summary, str(data["covers"]), (), self.revision)
 
     def _events_of(self, key: Key) -> list[StoredEvent]:
-        rows = self._connection.execute(
-            "SELECT writer, sequence, body FROM events WHERE rollout = ? AND try_index = ?", key
-        )
-        return [decoded_event(*row) for row in rows.fetchall()]
+        return select_events(self._connection, "rollout = ? AND try_index = ?", *key)
 
     def _with_events(self) -> set[Key]:
-        """The rollouts of which something is said apart, and which the index does not hold yet."""
+        """The rollouts that events of the index are about and that it does not hold yet."""
         rows = self._connection.execute(
             "SELECT DISTINCT e.rollout, e.try_index FROM events e WHERE e.rollout IS NOT NULL AND NOT EXISTS "
             "(SELECT 1 FROM rollouts r WHERE r.id = e.rollout AND r.try_index = e.try_index)"
@@ -307,11 +304,8 @@ class Applier:
         return set(rows.fetchall())
 
     def _collected_environments(self) -> dict[str | None, str]:
-        rows = self._connection.execute(
-            "SELECT writer, sequence, body FROM events WHERE rollout IS NULL AND kind = 'collect' "
-            "ORDER BY at_ns, writer, sequence"
-        ).fetchall()
-        return dict(named for row in rows if (named := collected_environment(decoded_event(*row))))
+        begun = select_events(self._connection, "rollout IS NULL AND kind = 'collect'")
+        return dict(named for one in begun if (named := collected_environment(one)))
 
     def _name_environment(self, stored: StoredEvent) -> None:
         if named := collected_environment(stored):
@@ -321,6 +315,11 @@ class Applier:
                 "UPDATE rollouts SET environment = ?, revision = ? WHERE environment IS NULL AND source IS ?",
                 (environment, self.revision, source),
             )
+
+
+@cache
+def _insert(columns: tuple[str, ...]) -> str:
+    return f"INSERT INTO rollouts ({', '.join(columns)}) VALUES ({', '.join(':' + name for name in columns)})"
 
 
 def store_summary(

@@ -1,39 +1,28 @@
-"""What the index lacks, filled in while nobody waits: summaries of rollouts that have ended, and their words."""
+"""Fill in, in the background, what the index lacks: summaries of rollouts that have ended, and their words."""
 
 import contextlib
 import fcntl
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import msgspec
 
 from rolltape.records.messages import Message
-from rolltape.records.rollout import Rollout, RolloutSummary
+from rolltape.records.rollout import Rollout
+from rolltape.records.sample import RolloutSummary
 from rolltape.tape.index import search
 from rolltape.tape.index.applying import store_summary
-from rolltape.tape.index.database import IndexFile, read_about, write_about
+from rolltape.tape.index.database import read_about, write_about
+from rolltape.tape.index.index import Index
 from rolltape.tape.index.queries import ENDED
 from rolltape.tape.rundir import open_private
-from rolltape.tape.stored import Key, Problem
+from rolltape.tape.stored import Key
 
 _AT_ONCE = 64  # rollouts in a transaction
 
 Summarize = Callable[[Rollout], RolloutSummary]
 Stop = Callable[[], bool]
-
-
-class FilledIndex(Protocol):
-    """What is needed of an Index."""
-
-    @property
-    def file(self) -> IndexFile: ...
-
-    def advance(self) -> bool: ...
-
-    def load_with_problems(self, key: Key) -> tuple[Rollout, list[Problem]]: ...
-
-    def messages(self, key: Key) -> list[Message]: ...
 
 
 class _Lacking(NamedTuple):
@@ -55,7 +44,7 @@ class _Read(NamedTuple):
     problems: tuple[str, ...]
 
 
-def fill(index: FilledIndex, summarize: Summarize, stop: Stop = lambda: False, *, words: bool = True) -> None:
+def fill(index: Index, summarize: Summarize, stop: Stop = lambda: False, *, words: bool = True) -> None:
     """Fill in all that is lacking, until `stop` says so."""
     with Filler(index, summarize, words=words) as filler:
         filler.fill(stop)
@@ -64,7 +53,7 @@ def fill(index: FilledIndex, summarize: Summarize, stop: Stop = lambda: False, *
 class Filler:
     """Fills one index. Several processes may; the first one begins with the newest rollouts, others with the oldest."""
 
-    def __init__(self, index: FilledIndex, summarize: Summarize, *, words: bool = True) -> None:
+    def __init__(self, index: Index, summarize: Summarize, *, words: bool = True) -> None:
         self._index = index
         self._summarize = summarize
         self._words = words
@@ -184,8 +173,8 @@ class Filler:
             problems += _index_words(connection, number, read.messages)
         connection.execute("DELETE FROM unread WHERE rollout = ?", (number,))
         if problems:
-            told = msgspec.json.encode(problems).decode()
-            connection.execute("INSERT INTO unread VALUES (?, ?, ?, ?)", (number, read.lacking.place, changed, told))
+            missing = msgspec.json.encode(problems).decode()
+            connection.execute("INSERT INTO unread VALUES (?, ?, ?, ?)", (number, read.lacking.place, changed, missing))
             connection.execute("UPDATE rollouts SET revision = ? WHERE number = ?", (revision, number))
 
 

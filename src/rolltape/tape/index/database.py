@@ -22,9 +22,10 @@ import numpy as np
 from rolltape.records.fork import ForkCause
 from rolltape.records.ids import digest_of
 from rolltape.records.policy import PRESETS
-from rolltape.records.rollout import SUMMARY_RULES, BehaviorCounts, RolloutSummary
-from rolltape.records.sample import Fate
+from rolltape.records.sample import SUMMARY_RULES, BehaviorCounts, Fate, RolloutSummary
+from rolltape.tape.index import search
 from rolltape.tape.rundir import make_private_file, make_private_folder, user_cache, write_whole
+from rolltape.tape.stored import StoredEvent, decoded_event
 
 FORMAT = 4
 FOLDER = "cache"
@@ -73,13 +74,8 @@ CREATE TABLE summaries (rollout INTEGER PRIMARY KEY, covers TEXT NOT NULL, branc
     behavior BLOB NOT NULL, problems TEXT NOT NULL);
 CREATE TABLE unread (rollout INTEGER PRIMARY KEY, at_place TEXT NOT NULL, at_change TEXT NOT NULL,
     missing TEXT NOT NULL);
-CREATE TABLE searchable (rollout INTEGER PRIMARY KEY);
-CREATE TABLE shared_messages (number INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE);
-CREATE TABLE shared_uses (shared INTEGER NOT NULL, rollout INTEGER NOT NULL, PRIMARY KEY (shared, rollout))
-    WITHOUT ROWID;
-CREATE VIRTUAL TABLE words USING fts5(text, content='');
-CREATE VIRTUAL TABLE shared_words USING fts5(text, content='');
 """
+TABLES += search.TABLES
 
 
 class IndexFile:
@@ -279,6 +275,14 @@ def pack_summary(summary: RolloutSummary) -> tuple[bytes, bytes, bytes, bytes]:
     ledgers = np.array([[one.ledger.get(fate.value, 0) for fate in FATES] for one in policies], "<i8")
     behavior = np.array([getattr(summary.behavior, name, -1) for name in BEHAVIOR], "<i4")
     return forks.tobytes(), samples.tobytes(), ledgers.tobytes(), behavior.tobytes()
+
+
+def select_events(connection: sqlite3.Connection, where: str, *values: object) -> list[StoredEvent]:
+    """The events that the index keeps apart from their rollouts' own, in their order."""
+    rows = connection.execute(
+        f"SELECT writer, sequence, body FROM events WHERE {where} ORDER BY at_ns, writer, sequence", values
+    ).fetchall()
+    return [decoded_event(*row) for row in rows]
 
 
 def read_about(connection: sqlite3.Connection, key: str, default: Any = None) -> Any:

@@ -1,8 +1,8 @@
 """The one reader that follows a run: it brings the index up to what journals and shards hold.
 
-A look reads every journal at one moment of it, and all of them at moments between which nobody wrote; what it finds
-goes into the index in one transaction. A source with very much that is new goes in piece by piece; until it is all
-in, the index says how much of it is, and each row that it has is complete.
+It reads each journal in one read transaction, and begins again if somebody wrote while it opened them, so that all of
+them are seen at one moment. What it finds goes into the index in one transaction. A source with very much that is new
+goes in piece by piece; meanwhile the index says how much of it is in, and each row that it has is complete.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from rolltape.tape.shards.writing import MANIFEST
 from rolltape.tape.stored import Problem, read_errors
 
 _PIECE = 4_000  # rollouts in a transaction
-_STUCK_S = 5.0  # without a sign of the process that holds the lock
+_STUCK_S = 5.0  # without a sign of life from the process that holds the lock
 _CUT_TRIES = 40  # to see all journals at moments between which nobody wrote
 
 Stop = Callable[[str], None]  # called between any two reads, with what comes next: for tests
@@ -119,8 +119,7 @@ class Follower:
             os.utime(self._file.lock_path)
 
     def _marks(self) -> dict[str, Marks]:
-        rows = self._file.connection().execute("SELECT name, marks FROM sources").fetchall()
-        return {name: msgspec.msgpack.decode(raw, type=Marks) for name, raw in rows}
+        return _read_marks(self._file.connection())
 
     def _cut(self, marks: dict[str, Marks], known: set[str]) -> tuple[list[_Pinned], list[ShardSource]]:
         """All journals that may hold something new, and all shards, at moments between which nobody wrote."""
@@ -209,7 +208,7 @@ class Follower:
             self._write_pieces(news, gone)
             marks = self._marks()
         with self._file.writing() as connection:
-            if not _are_current(connection, marks):
+            if _read_marks(connection) != marks:
                 return True  # another follower was here meanwhile; the next look goes on from there
             applier = Applier(connection, gone)
             for one in news:
@@ -234,7 +233,7 @@ class Follower:
     def _write_pieces(self, news: list[News], gone: set[str]) -> None:
         """Write most of what is new a piece at a time, so that nobody waits long; the rest is left to `_write`.
 
-        What is said of rollouts goes in first: a row is then complete as soon as it is there.
+        Events go in before rollouts: a row is then complete as soon as it is there.
         """
         for one in news:
             with self._file.writing() as connection:
@@ -306,9 +305,10 @@ class Follower:
             self._journals.pop(path).close()
 
 
-def _are_current(connection: sqlite3.Connection, marks: dict[str, Marks]) -> bool:
+def _read_marks(connection: sqlite3.Connection) -> dict[str, Marks]:
+    """How far each source was read, by its name."""
     rows = connection.execute("SELECT name, marks FROM sources").fetchall()
-    return {name: msgspec.msgpack.decode(raw, type=Marks) for name, raw in rows} == marks
+    return {name: msgspec.msgpack.decode(raw, type=Marks) for name, raw in rows}
 
 
 def _set_source(connection: sqlite3.Connection, applier: Applier, news: News) -> None:

@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import AmbiguousId, DamagedTapeError, NoSuchRollout
-from rolltape.records.events import Annotations, annotations_of
 from rolltape.records.jsonable import decode_record
 from rolltape.records.messages import Message
-from rolltape.records.rollout import Event, Rollout, RolloutHead, Status
-from rolltape.tape.index.database import IndexFile, read_about
+from rolltape.records.rollout import Annotations, Event, Rollout, RolloutHead, Status, annotations_of
+from rolltape.tape.index.database import IndexFile, read_about, select_events
 from rolltape.tape.index.follower import Follower, Stop
 from rolltape.tape.index.loading import Loader, Located, PartPlace
 from rolltape.tape.index.queries import (
@@ -77,7 +76,7 @@ class Index:
             return self._follower.advance()
 
     def look_again(self) -> None:
-        """Have the next look see what was just published, also far away, where one looks only now and then."""
+        """Make the next look go to remote places too, which are otherwise looked at only now and then."""
         self._sources.look_again()
 
     @contextlib.contextmanager
@@ -218,16 +217,12 @@ class Index:
         return found
 
     def events(self, *kinds: str, since_revision: int = -1) -> list[Event]:
-        """Events of some kinds, in their order. Those of a turn, a trace, a finish and the score that came with it are
-        not here but with their rollout."""
+        """Events of some kinds, in their order. Not here but with their rollout are those of a turn, a trace, a finish,
+        and the score that came with a finish."""
         marks = ", ".join("?" * len(kinds))
         with self._asking() as connection:
-            rows = connection.execute(
-                f"SELECT writer, sequence, body FROM events WHERE kind IN ({marks}) "
-                "AND revision > ? ORDER BY at_ns, writer, sequence",
-                (*kinds, since_revision),
-            ).fetchall()
-        return [decoded_event(*row).event for row in rows]
+            found = select_events(connection, f"kind IN ({marks}) AND revision > ?", *kinds, since_revision)
+        return [one.event for one in found]
 
     def annotations(self, key: Key) -> Annotations:
         """The tags and notes of one try of a rollout, those of its turns and tokens included."""

@@ -1,7 +1,7 @@
-"""What a writer asks before it starts a rollout or appends an event: which tries there are, and how late it is.
+"""What a writer checks before it starts a rollout or appends an event: which tries exist, and whose clock is ahead.
 
-It asks the journals by key, under the run's lock, and the shards by their lists of rollouts. It does not depend on the
-index: a rollout can be started however far that is.
+It asks the journals by key, under the run's lock, and the shards by their lists of rollouts. It does not use the index,
+so a rollout can be started while the index is behind.
 """
 
 import contextlib
@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from rolltape.errors import TapeError
 from rolltape.extras import arrow_errors
 from rolltape.records.rollout import EventKind, Status
-from rolltape.tape.journal.entries import SELECT_FINISH, SELECT_TRIES, event_crc
+from rolltape.tape.journal.file import SELECT_FINISH, SELECT_TRIES, connected, event_crc
 from rolltape.tape.journal.writing import Journal
 from rolltape.tape.rundir import Place, RunDirectory
 from rolltape.tape.shards.reading import ShardSource, shards_at
@@ -28,14 +26,10 @@ from rolltape.tape.stored import About, Key, about_of, decoded_event, read_error
 _EVENTS = "SELECT sequence, body, crc FROM events WHERE sequence BETWEEN ? AND ? ORDER BY sequence"
 _LOOK_BACK = 256  # events: in 0.1.0, threads of one writer could write theirs in another order than they made them
 _FAR_LOOK_S = 30.0
-_PLACE = np.dtype([("shard", "u4"), ("status", "u1")])
-_STATUSES = (None, Status.FINISHED, Status.FAILED)
-_ID_BYTES = 16
-_FINISH = EventKind.FINISH
 
 
 class OtherJournals:
-    """All journals of a run but one's own. Held still, it is those that there were then."""
+    """The journals of a run's other writers. While it is held still, it does not look for new ones."""
 
     def __init__(self, directory: RunDirectory, own: Path) -> None:
         self._directory = directory
@@ -46,7 +40,7 @@ class OtherJournals:
         self._is_still = False
 
     def paths(self) -> list[Path]:
-        """Those that there are now."""
+        """The journals that exist now."""
         if self._is_still:
             return self._paths
         # By name, and not as paths each time: they are looked for with every rollout, and seldom others than before.
@@ -59,27 +53,25 @@ class OtherJournals:
         return self._paths
 
     def hold_still(self, still: bool) -> None:
-        """Look for new ones no more, or again."""
+        """Stop looking for new journals, or look again."""
         if still:
             self.paths()
         self._is_still = still
 
-    def asked(self, path: Path, query: str, *values: str | int) -> list[Any]:
-        """The rows of one; none of one that cannot be read."""
-        with contextlib.suppress(sqlite3.Error):  # a damaged journal is for readers to name, not a reason to stop
+    def select(self, path: Path, query: str, *values: str | int) -> list[Any]:
+        """The rows that one journal has for a query; none if it cannot be read."""
+        with contextlib.suppress(sqlite3.Error):  # a readers report a damaged journal; it is no reason to stop
             if path not in self._connections:
-                connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, check_same_thread=False)
-                self._connections[path] = connection
-                connection.execute("PRAGMA busy_timeout = 10000")
+                self._connections[path] = connected(path)
             return self._connections[path].execute(query, values).fetchall()
         return []
 
 
 class FutureEvents:
-    """What other writers have written by clocks ahead of ours: a later event of ours must not look like an earlier one.
+    """Events of other writers whose clocks are ahead of ours: an event that we append later must sort after them.
 
-    Per rollout it is the latest time by somebody's clock that has not come by ours. All other events are in the past by
-    our clock, so whatever is appended now comes after them.
+    For each rollout it keeps the latest such time. All other events are in the past by our clock, so whatever is
+    appended now comes after them anyway.
     """
 
     def __init__(self, others: OtherJournals) -> None:
@@ -88,44 +80,44 @@ class FutureEvents:
         self._latest_ns: dict[str | None, int] = {}  # None: of the run
 
     def latest_ns(self, rollout: str | None) -> int:
-        """When somebody last spoke of a rollout, or (None) of the run, if that is still to come; else 0."""
+        """The time of the latest event about a rollout, or (None) the run, if it is ahead of our clock; else 0."""
         return self._latest_ns.get(rollout, 0)
 
-    def listen(self) -> None:
-        """Hear what was written into journals since the last time."""
+    def read_journals(self) -> None:
+        """Read what was written into journals since the last time."""
         now_ns = time.time_ns()
         self._latest_ns = {rollout: at_ns for rollout, at_ns in self._latest_ns.items() if at_ns >= now_ns}
         for path in self._others.paths():
             if path not in self._next:
                 self._next[path] = self._first(path, now_ns)
-            for sequence, said in self._heads(path, self._next[path]):
+            for sequence, about in self._heads(path, self._next[path]):
                 self._next[path] = sequence + 1
-                self._hear(said, now_ns)
+                self._note(about, now_ns)
 
-    def hear_shard(self, source: ShardSource) -> None:
-        """Hear what a shard holds."""
+    def read_shard(self, source: ShardSource) -> None:
+        """Read the events of a shard."""
         now_ns = time.time_ns()
         if source.manifest.get("latest_ns", now_ns) >= now_ns:
             with contextlib.suppress(*read_errors()):
                 for _, stored in source.numbered_events():
-                    self._hear(stored.about, now_ns)
+                    self._note(stored.about, now_ns)
 
     def _first(self, path: Path, now_ns: int) -> int:
-        """From which event on those of a journal may be ahead: it is written in about the order of time."""
-        first = next((last + 1 for (last,) in self._others.asked(path, "SELECT max(sequence) FROM events") if last), 0)
-        while first and any(said.at_ns >= now_ns for _, said in self._heads(path, first - _LOOK_BACK, first - 1)):
+        """The first event of a journal that may be ahead of our clock: events lie in about the order of time."""
+        first = next((last + 1 for (last,) in self._others.select(path, "SELECT max(sequence) FROM events") if last), 0)
+        while first and any(about.at_ns >= now_ns for _, about in self._heads(path, first - _LOOK_BACK, first - 1)):
             first = max(first - _LOOK_BACK, 0)
         return first
 
     def _heads(self, path: Path, first: int, last: int = 2**62) -> Iterator[tuple[int, About]]:
-        for sequence, body, crc in self._others.asked(path, _EVENTS, first, last):
+        for sequence, body, crc in self._others.select(path, _EVENTS, first, last):
             with contextlib.suppress(msgspec.MsgspecError, TypeError):
                 if event_crc(sequence, body) == crc:
                     yield sequence, about_of(body)
 
-    def _hear(self, said: About, now_ns: int) -> None:
-        if said.at_ns >= now_ns:
-            self._latest_ns[said.rollout] = max(said.at_ns, self._latest_ns.get(said.rollout, 0))
+    def _note(self, about: About, now_ns: int) -> None:
+        if about.at_ns >= now_ns:
+            self._latest_ns[about.rollout] = max(about.at_ns, self._latest_ns.get(about.rollout, 0))
 
 
 class SealedTry(NamedTuple):
@@ -136,7 +128,7 @@ class SealedTry(NamedTuple):
 
 
 class SealedTries:
-    """The tries in a run's shards, by rollout; `on_shard` is called with each shard once."""
+    """The tries in a run's shards, in a table in memory; `on_shard` is called with each shard once."""
 
     def __init__(self, directory: RunDirectory, on_shard: Callable[[ShardSource], None]) -> None:
         self._directory = directory
@@ -145,33 +137,28 @@ class SealedTries:
         self._looked_at: dict[str, float] = {}
         self._known: dict[str, set[str]] = {}  # the shards at each place that were looked at
         self._sources: list[ShardSource] = []
-        self._arrays: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []  # keys in their order, and their places
+        self._tries = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self._tries.execute(
+            "CREATE TABLE tries (rollout TEXT, try_index INTEGER, shard INTEGER, status TEXT, "
+            "PRIMARY KEY (rollout, try_index, shard)) WITHOUT ROWID"
+        )
 
     def of(self, rollout: str) -> dict[int, SealedTry]:
         """The tries of a rollout in the shards that were found so far."""
         found: dict[int, SealedTry] = {}
-        for try_index, sealed in self._copies(rollout):
-            if try_index not in found or sealed.status is not None:  # one that was lost may go on elsewhere
-                found[try_index] = sealed
+        query = "SELECT try_index, shard, status FROM tries WHERE rollout = ? ORDER BY try_index, shard"
+        for try_index, shard, status in self._tries.execute(query, (rollout,)) if self._sources else ():
+            if try_index not in found or status is not None:  # one that was lost may go on elsewhere
+                found[try_index] = SealedTry(status and Status(status), self._sources[shard])
         return found
 
     def holding(self, rollout: str) -> list[ShardSource]:
         """The shards that hold a try of a rollout."""
-        return list(dict.fromkeys(sealed.source for _, sealed in self._copies(rollout)))
-
-    def _copies(self, rollout: str) -> Iterator[tuple[int, SealedTry]]:
-        try:
-            first, last = _packed_key(rollout, 0), _packed_key(rollout, 2**64 - 1)
-        except ValueError:
-            return
-        for keys, places in self._arrays:
-            start, stop = np.searchsorted(keys, first), np.searchsorted(keys, last, "right")
-            for key, (shard, code) in zip(keys[start:stop], places[start:stop], strict=True):
-                # numpy gives a key without the zeros at its end
-                yield int.from_bytes(key[16:], "little"), SealedTry(_STATUSES[code], self._sources[shard])
+        rows = self._tries.execute("SELECT DISTINCT shard FROM tries WHERE rollout = ? ORDER BY shard", (rollout,))
+        return [self._sources[shard] for (shard,) in rows]
 
     def look(self) -> None:
-        """Look for new shards: here each time, at a far place now and then, since each look is a request."""
+        """Look for new shards: on this machine each time, at remote places now and then. Each look is a request."""
         for url in (str(self._directory.path), *self._directory.published()):
             if url not in self._places:
                 self._places[url] = Place(url)
@@ -182,7 +169,7 @@ class SealedTries:
                 self._look_at(place)
 
     def look_again(self) -> None:
-        """Look at far places, too, the next time."""
+        """Look at remote places, too, the next time."""
         self._looked_at.clear()
 
     def _look_at(self, place: Place) -> None:
@@ -194,49 +181,31 @@ class SealedTries:
                     self._on_shard(source)
                 known.add(source.shard)
         except (TapeError, OSError):
-            pass  # a place out of reach must not stop the recording; readers name it
+            pass  # a place out of reach must not stop the recording; readers report it
 
     def _add(self, source: ShardSource) -> None:
+        number = len(self._sources)
         try:
-            found = list(source.statuses())
+            found = [(*key, number, status and status.value) for key, status in source.statuses()]
         except arrow_errors(LookupError, ValueError, TypeError):
-            return  # nor must damage
-        places = np.empty(len(found), _PLACE)
-        places["shard"], places["status"] = len(self._sources), [_STATUSES.index(status) for _, status in found]
+            return  # a damaged shard must not stop it either
         self._sources.append(source)
-        self._arrays.append(_ordered(np.array([_packed_key(*key) for key, _ in found], "S24"), places))
-        # Each is more than twice as large as the next: there are few to search, and each is copied a few times.
-        while len(self._arrays) > 1 and len(self._arrays[-2][0]) <= 2 * len(self._arrays[-1][0]):
-            keys, places = (np.concatenate(both) for both in zip(*self._arrays[-2:], strict=True))
-            self._arrays[-2:] = [_ordered(keys, places)]
-
-
-def _packed_key(rollout: str, try_index: int) -> bytes:
-    """A rollout and try as one key; raises ValueError for what is no id of a rollout."""
-    own_id = bytes.fromhex(rollout)
-    if len(own_id) != _ID_BYTES:
-        raise ValueError(f"{rollout!r} is no id of a rollout")
-    return own_id + try_index.to_bytes(8, "little")
-
-
-def _ordered(keys: npt.NDArray[Any], places: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    order = np.argsort(keys, kind="stable")
-    return keys[order], places[order]
+        self._tries.executemany("INSERT OR REPLACE INTO tries VALUES (?, ?, ?, ?)", found)
 
 
 class LaunchCheck:
-    """Answers for one rollout at a time, and sees what other writers have added meanwhile."""
+    """Answers questions about one rollout at a time, from what all writers have written by now."""
 
     def __init__(self, directory: RunDirectory, own: Journal) -> None:
         self._own = own
         self._others = OtherJournals(directory, own.path)
         self._ahead = FutureEvents(self._others)
-        self._sealed = SealedTries(directory, self._ahead.hear_shard)
+        self._sealed = SealedTries(directory, self._ahead.read_shard)
         self._is_still = False
 
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:
-        """Look once for many answers in a row: what others say meanwhile is not heard. Not for several threads."""
+        """Look at other writers once for many questions in a row. For one thread."""
         self.latest_ns(None)
         self._others.hold_still(True)
         self._is_still = True
@@ -247,7 +216,7 @@ class LaunchCheck:
             self._others.hold_still(False)
 
     def look_again(self) -> None:
-        """Look at far places, too, the next time that something is asked."""
+        """Look at remote places, too, the next time that something is asked."""
         self._sealed.look_again()
 
     def tries(self, rollout: str) -> list[int]:
@@ -255,7 +224,7 @@ class LaunchCheck:
         found = set(self._own.tries(rollout))
         # Journals before shards: what is sealed and removed meanwhile is then found in one of the two.
         for path in self._others.paths():
-            found.update(row[0] for row in self._others.asked(path, SELECT_TRIES, rollout))
+            found.update(row[0] for row in self._others.select(path, SELECT_TRIES, rollout))
         if not self._is_still:
             self._sealed.look()
         return sorted(found.union(self._sealed.of(rollout)))
@@ -265,10 +234,10 @@ class LaunchCheck:
         return self._sealed.holding(rollout)
 
     def latest_ns(self, rollout: str | None) -> int:
-        """When others last spoke of a rollout, or (None) of the run, if that is still to come by our clock; else 0."""
+        """The time of others' latest event about a rollout, or (None) the run, if it is ahead of our clock; else 0."""
         # The tape's own events need no reading: it makes each later than the one before.
         if not self._is_still:
-            self._ahead.listen()
+            self._ahead.read_journals()
             self._sealed.look()
         return self._ahead.latest_ns(rollout)
 
@@ -297,15 +266,16 @@ class LaunchCheck:
         return None if sealed is None else sealed.status
 
     def _finish_of(self, key: Key) -> dict[str, Any] | None:
-        """What was said when a try ended, if that is in a journal."""
+        """The data of the event that ended a try, if a journal has it."""
         for sequence, body, crc in self._finishes(key):
             with contextlib.suppress(ValueError, KeyError, TypeError, msgspec.MsgspecError):
                 event = decoded_event("", sequence, body).event
-                if event_crc(sequence, body) == crc and (event.kind, event.rollout, event.try_index) == (_FINISH, *key):
+                said = (event.kind, event.rollout, event.try_index)
+                if event_crc(sequence, body) == crc and said == (EventKind.FINISH, *key):
                     return event.data
         return None
 
     def _finishes(self, key: Key) -> Iterator[Any]:
         yield from self._own.finish_of(*key)
         for path in self._others.paths():
-            yield from self._others.asked(path, SELECT_FINISH, *key)
+            yield from self._others.select(path, SELECT_FINISH, *key)

@@ -11,7 +11,7 @@ from rolltape.errors import DamagedTapeError
 from rolltape.records.ids import session_id
 from rolltape.records.jsonable import decode_record
 from rolltape.records.messages import Message, MessageChain
-from rolltape.records.rollout import Event, EventKind, Rollout, RolloutHead, Session, SessionHead
+from rolltape.records.rollout import Event, EventKind, Rollout, RolloutHead, Session, SessionHead, pruned_of
 from rolltape.records.turn import Delivery, TokenChain, Turn, TurnFacts
 from rolltape.tape.index.sources import Reader, RunSources
 from rolltape.tape.journal.reading import JournalSource
@@ -37,11 +37,11 @@ class PartPlace(NamedTuple):
     first_event: int
     last_event: int
     writer: str
-    has_turns: bool = True  # to be read from there; else just what was said of the rollout
+    has_turns: bool = True  # to be read from there; else just its events
 
 
 class Located(NamedTuple):
-    """A rollout in its run: its parts, the last one that of its owner, and what is said of it elsewhere."""
+    """Where a rollout lies: its parts, the last one that of its owner, and its events that lie elsewhere."""
 
     key: Key
     parts: tuple[PartPlace, ...]
@@ -58,7 +58,7 @@ class Loader:
         self._held: dict[str, Reader] = {}
 
     def load(self, located: Located) -> tuple[Rollout, list[Problem]]:
-        """A rollout with all that is said of it, and what is missing of it.
+        """A rollout with its turns and events, and what is missing of it.
 
         Raises DamagedTapeError if it does not lie there any more, as when it was sealed meanwhile.
         """
@@ -175,7 +175,7 @@ def rebuilt(
     """The rollout with all turns that can be had, and what is missing of it. `folder` is that of its run."""
     problems: list[Problem] = []
     in_order = sorted(events, key=lambda event: event.order)
-    facts_later = _facts_said_later(in_order)
+    facts_later = _later_facts(in_order)
     pruned = pruned_of(in_order)
     sessions: list[Session] = []
     for session in sorted(stored, key=lambda one: one.ordinal):
@@ -189,17 +189,8 @@ def rebuilt(
         sessions.append(Session(session_head, turns, folder))
     if "turns" not in pruned:
         problems += _missing_at_the_end(head, sessions, stored, in_order, where)
-        problems += _said_of_no_turn(head, stored, in_order)
+        problems += _events_of_no_turn(head, stored, in_order)
     return Rollout(head, sessions, in_order, alive), problems
-
-
-def pruned_of(events: Sequence[Event]) -> tuple[str, ...]:
-    """What was pruned of a rollout: "turns", or "side array NAME"."""
-    found: dict[str, None] = {}
-    for event in events:
-        if event.kind == EventKind.PRUNE and event.data.get("pruned"):
-            found[str(event.data["pruned"])] = None
-    return tuple(found)
 
 
 def _turns_of(
@@ -246,8 +237,8 @@ def _turn(session: str, stored: StoredTurn, parent: Turn | None, later: dict[str
     )
 
 
-def _facts_said_later(events: Sequence[Event]) -> dict[str, dict[str, object]]:
-    """Per turn, the facts that later events revise: its delivery and its reward."""
+def _later_facts(events: Sequence[Event]) -> dict[str, dict[str, object]]:
+    """The facts that later events change, by turn: its delivery and its reward."""
     later: dict[str, dict[str, object]] = {}
     for event in events:
         if event.turn is None:
@@ -259,7 +250,7 @@ def _facts_said_later(events: Sequence[Event]) -> dict[str, dict[str, object]]:
     return later
 
 
-def _said_of_no_turn(head: RolloutHead, stored: Sequence[StoredSession], events: Sequence[Event]) -> list[Problem]:
+def _events_of_no_turn(head: RolloutHead, stored: Sequence[StoredSession], events: Sequence[Event]) -> list[Problem]:
     """Events about turns that were never there; a turn that is lost, and was counted, is named as lost already."""
     ends = {one.ordinal: max((turn.sequence + 1 for turn in one.turns), default=0) for one in stored}
     for event in events:

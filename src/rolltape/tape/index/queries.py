@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from rolltape.records.events import ANNOTATION_KINDS, Annotations, Event, annotations_of
-from rolltape.records.rollout import UNGRADED
-from rolltape.tape.index.database import read_about
+from rolltape.records.rollout import ANNOTATION_KINDS, UNGRADED, Annotations, Event, annotations_of
+from rolltape.tape.index.database import read_about, select_events
+from rolltape.tape.journal.file import connected
 from rolltape.tape.rundir import RunDirectory
-from rolltape.tape.stored import Key, Problem, decoded_event
+from rolltape.tape.stored import Key, Problem
 
 # A rollout's status: as its finish states it; without one it runs as long as its writer lives.
 STATUS = "coalesce(finish, CASE WHEN place IN (SELECT name FROM sources WHERE alive) THEN 'running' ELSE 'lost' END)"
@@ -56,10 +56,7 @@ def count_rollouts(run: RunDirectory) -> int:
     """About how many rollouts a run holds on this machine, counted without the index and without reading them."""
     found = 0
     for path in run.journal_paths():
-        with (
-            contextlib.suppress(sqlite3.Error),
-            contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection,
-        ):
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(connected(path)) as connection:
             found += int(connection.execute("SELECT coalesce(max(pk), 0) FROM rollouts").fetchone()[0])
     for manifest in run.shards.glob("*/MANIFEST.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -69,10 +66,7 @@ def count_rollouts(run: RunDirectory) -> int:
 
 def announced_versions(connection: sqlite3.Connection) -> list[str]:
     """The weight versions in the order in which they were announced."""
-    rows = connection.execute(
-        "SELECT writer, sequence, body FROM events WHERE kind = 'version' ORDER BY at_ns, writer, sequence"
-    ).fetchall()
-    return [str(decoded_event(*row).event.data["version"]) for row in rows]
+    return [str(one.event.data["version"]) for one in select_events(connection, "kind = 'version'")]
 
 
 def ordered_versions(seen: Collection[str], announced: Collection[str]) -> tuple[str, ...]:
@@ -83,12 +77,8 @@ def ordered_versions(seen: Collection[str], announced: Collection[str]) -> tuple
 def annotation_events(connection: sqlite3.Connection, key: Key) -> list[Event]:
     """The events that the tags and notes of a rollout follow from, in their order."""
     marks = ", ".join("?" * len(ANNOTATION_KINDS))
-    rows = connection.execute(
-        f"SELECT writer, sequence, body FROM events WHERE rollout = ? AND try_index = ? AND kind IN ({marks}) "
-        "ORDER BY at_ns, writer, sequence",
-        (*key, *ANNOTATION_KINDS),
-    ).fetchall()
-    return [decoded_event(*row).event for row in rows]
+    found = select_events(connection, f"rollout = ? AND try_index = ? AND kind IN ({marks})", *key, *ANNOTATION_KINDS)
+    return [one.event for one in found]
 
 
 def annotations_by_hand(connection: sqlite3.Connection) -> dict[Key, Annotations]:

@@ -18,11 +18,6 @@ PART = (
     *("writer", "epoch", "place", "row", "first_event", "last_event", "started_ns"),
     *("sessions", "turns", "sampled_tokens", "versions", "finish", "ended_ns", "stop_reason", "reason"),
 )
-COLUMNS = (
-    *("id", "try_index", "grp", "step", "attempt", "source", "task", "environment", "agent", "model", "head_tags"),
-    *("resume", *PART, "scored", "reward", "terms", "rewarded_by", "filtered_at", "filter", "tags", "inner_tags"),
-    *("notes", "pruned", "changed", "revision"),
-)
 SCORE = ("reward", "terms", "rewarded_by")
 
 _LOST_REASON = outcome_of((), writer_alive=False).reason

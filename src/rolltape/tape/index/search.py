@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rolltape.records.messages import Message, Role, content_text
+from rolltape.records.messages import Message, Role, content_text, reasoning_text
 from rolltape.records.rollout import Rollout
 
 _SHARED_ROLES = (Role.SYSTEM, Role.DEVELOPER)
@@ -23,15 +23,17 @@ _BETWEEN = "\n\ue000\n"  # a word of its own, so that no phrase reaches from one
 _UNSPACED = re.compile("([\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff])")
 _ASKED = re.compile(r'"([^"]*)"|(\S+)')
 _WORD = r"[^\W_]"  # a letter or a digit, as the index takes them
-# As in the index on disk, but with the texts: what a rollout said is replaced when it has said more.
-_LIVE_TABLES = """
+# On disk without the texts themselves, which are on the tape.
+TABLES = """
 CREATE TABLE searchable (rollout INTEGER PRIMARY KEY);
 CREATE TABLE shared_messages (number INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE);
 CREATE TABLE shared_uses (shared INTEGER NOT NULL, rollout INTEGER NOT NULL, PRIMARY KEY (shared, rollout))
     WITHOUT ROWID;
-CREATE VIRTUAL TABLE words USING fts5(text);
-CREATE VIRTUAL TABLE shared_words USING fts5(text);
+CREATE VIRTUAL TABLE words USING fts5(text, content='');
+CREATE VIRTUAL TABLE shared_words USING fts5(text, content='');
 """
+# In memory with the texts: what a rollout said is replaced when it has said more.
+_LIVE_TABLES = TABLES.replace(", content=''", "")
 
 
 def add(connection: sqlite3.Connection, number: int, messages: Iterable[Message]) -> None:
@@ -157,7 +159,7 @@ def searched_text(message: Message) -> str:
     """All text of a message: its thinking, its content, and its calls."""
     value = message.to_dict()
     parts = [
-        content_text(value.get("reasoning_content") or value.get("reasoning")),
+        reasoning_text(value),
         _content_text(value.get("content")),
     ]
     calls = value.get("tool_calls")

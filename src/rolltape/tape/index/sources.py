@@ -9,11 +9,11 @@ import msgspec
 
 from rolltape.errors import DamagedTapeError, TapeError
 from rolltape.records.jsonable import decode_numbers
-from rolltape.records.rollout import EventKind
+from rolltape.records.rollout import EventKind, RolloutCounts
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.rundir import RUN_FILE, Place, RunDirectory
 from rolltape.tape.shards.reading import ShardSource, shards_at
-from rolltape.tape.stored import Key, Problem, RolloutCounts, StoredEvent, is_listed
+from rolltape.tape.stored import Key, Problem, StoredEvent, is_listed
 
 _REMOTE_LOOK_S = 2.0  # between looks at a place that is not local, since each is a request
 
@@ -140,7 +140,7 @@ class Marks(msgspec.Struct):
 
 
 class News:
-    """What is new in one source. Events that lie apart from their rollout's own are kept whole."""
+    """What is new in one source: rollouts, summaries, and the events that lie apart from their rollout's own."""
 
     def __init__(self, source: Reader, marks: Marks) -> None:
         self.source = source
@@ -151,7 +151,7 @@ class News:
         self.fresh: set[Key] = set()  # the rollouts that are new
         self.rollouts: dict[Key, FoundRollout] = {}  # those that are new, have grown, or have ended
         self.summaries: dict[Key, StoredEvent] = {}
-        self.apart: list[StoredEvent] = []  # about the run, or a rollout elsewhere, or said after the end
+        self.apart: list[StoredEvent] = []  # about the run, or a rollout elsewhere, or appended after the end
 
     @property
     def is_empty(self) -> bool:
@@ -229,7 +229,7 @@ def key_named(name: str) -> Key:
 
 
 def count_rollout(journal: JournalSource, rollout: FoundRollout) -> bool:
-    """Count a rollout as its finish states, else the turns that were not counted yet; whether there are more."""
+    """Count a rollout by its finish, else by the turns that were not counted yet; whether there are more."""
     data = {} if rollout.finish is None else rollout.finish.event.data
     if "sampled_tokens" in data:
         versions = tuple(data.get("versions", ()))

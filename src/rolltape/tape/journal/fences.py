@@ -14,12 +14,10 @@ from typing import NamedTuple
 from rolltape.errors import DamagedTapeError, RecordError
 from rolltape.records.jsonable import decode_record
 from rolltape.records.rollout import RolloutHead
-from rolltape.tape.journal.entries import FENCES, row_crc
-from rolltape.tape.journal.file import described, is_alive
+from rolltape.tape.journal.file import FENCES, connected, described, is_alive, row_crc
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.stored import Key, StoredSession
 
-_WAIT_FOR_LOCK_S = 10.0
 _SELECT_PART = (
     "SELECT pk, head, crc, ends.finish FROM rollouts LEFT JOIN ends ON ends.rollout = rollouts.pk "
     "WHERE id = ? AND try_index = ?"
@@ -57,14 +55,14 @@ def fences_in(connection: sqlite3.Connection) -> dict[Key, Fence]:
 
 def read_fences(path: Path) -> dict[Key, Fence]:
     """The rollouts that were taken from the writer of the journal at `path`; none of one that cannot be read."""
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(_connect(path, "ro")) as connection:
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(connected(path)) as connection:
         return fences_in(connection)
     return {}
 
 
 def find_part(path: Path, key: Key) -> JournalPart | None:
     """What the journal at `path` says of a rollout; None: nothing. Raises DamagedTapeError if it cannot be read."""
-    with _naming(path), contextlib.closing(_connect(path, "ro")) as connection:
+    with _naming(path), contextlib.closing(connected(path)) as connection:
         for pk, raw, crc, finish in connection.execute(_SELECT_PART, key):
             if row_crc(pk, *key, raw) != crc:
                 raise DamagedTapeError(f"row {pk} of rollouts is damaged")
@@ -94,7 +92,7 @@ def take_part(part: JournalPart, fence: Fence, *, force: bool) -> list[StoredSes
     # whose absence a reader would take for a loss.
     with _naming(part.path), contextlib.closing(JournalSource(part.path)) as source:
         _refuse_damage(source)  # to write to a journal whose log is torn would destroy what can still be read
-        with contextlib.closing(_connect(part.path, "rw")) as writing:
+        with contextlib.closing(connected(part.path, "rw")) as writing:
             if alive and not _has_fences(writing):
                 raise RecordError(f"{described(part.writer)} runs version 0.1.0, which cannot be refused; end it first")
             _set_fence(writing, part, fence)
@@ -129,12 +127,6 @@ def _refuse_damage(source: JournalSource) -> None:
 
 def _has_fences(connection: sqlite3.Connection) -> bool:
     return bool(connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'fences'").fetchone()[0])
-
-
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(f"{path.as_uri()}?mode={mode}", uri=True, isolation_level=None)
-    connection.execute(f"PRAGMA busy_timeout = {_WAIT_FOR_LOCK_S * 1000:.0f}")
-    return connection
 
 
 @contextlib.contextmanager

@@ -1,6 +1,14 @@
-"""The files of a journal: the database, its log, and the sidecar of its owner.
+"""The format of a journal: its files, its tables, and the checksums of their rows.
 
-The writing process keeps the sidecar locked, so that readers can tell if it lives.
+The files are the database, its log, and the sidecar of its owner. The writing process keeps the sidecar locked, so that
+readers can tell whether it is alive.
+
+A turn's key is its session's key and its sequence number in one integer, so a session's turns lie together without a
+further index. Rows refer to messages, tools and template options by key. The checksum of a turn covers their digests,
+so a damaged reference is noticed.
+
+`ends` has for each rollout that has ended the number of its finish among the events, which saves reading the others.
+`fences` names the rollouts that another writer took over from this journal; its own writer adds nothing more to them.
 """
 
 import contextlib
@@ -11,15 +19,75 @@ import re
 import secrets
 import socket
 import sqlite3
+import struct
 import weakref
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from rolltape.errors import TapeWriteError
-from rolltape.tape.journal.entries import TABLES
 from rolltape.tape.rundir import SCHEMA, RunDirectory, make_private_file, private_opener, sync_directory
 
+SEQUENCE_BITS = 24
+MAX_TURNS = 1 << SEQUENCE_BITS
+
+TABLES = """
+CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE contents (pk INTEGER PRIMARY KEY, digest BLOB NOT NULL, raw BLOB NOT NULL);
+CREATE TABLE rollouts (pk INTEGER PRIMARY KEY, id TEXT NOT NULL, try_index INTEGER NOT NULL, head BLOB NOT NULL,
+    crc INTEGER NOT NULL, UNIQUE (id, try_index));
+CREATE TABLE sessions (pk INTEGER PRIMARY KEY, rollout INTEGER NOT NULL, ordinal INTEGER NOT NULL,
+    head BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE turns (pk INTEGER PRIMARY KEY, parent INTEGER, keep_tokens INTEGER NOT NULL,
+    keep_messages INTEGER NOT NULL, root INTEGER NOT NULL, messages BLOB NOT NULL, reply INTEGER,
+    sides INTEGER NOT NULL, dtype TEXT, sampled BLOB NOT NULL, new_ids BLOB NOT NULL, logprobs BLOB,
+    facts BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE side_arrays (turn INTEGER NOT NULL, name TEXT NOT NULL, start INTEGER NOT NULL, dtype TEXT NOT NULL,
+    shape TEXT NOT NULL, data BLOB NOT NULL, counts BLOB, crc INTEGER NOT NULL, PRIMARY KEY (turn, name));
+CREATE TABLE events (sequence INTEGER PRIMARY KEY, body BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE ends (rollout INTEGER PRIMARY KEY, finish INTEGER NOT NULL);
+CREATE INDEX sessions_by_rollout ON sessions (rollout);
+"""
+FENCES = """
+CREATE TABLE IF NOT EXISTS fences (rollout TEXT NOT NULL, try_index INTEGER NOT NULL, epoch INTEGER NOT NULL,
+    taker TEXT NOT NULL, PRIMARY KEY (rollout, try_index)) WITHOUT ROWID;
+"""
+TABLES += FENCES  # separate, since a journal of 0.1.0 gets it when one of its rollouts is taken over
+
+SELECT_TRIES = "SELECT try_index FROM rollouts WHERE id = ?"
+SELECT_FINISH = (
+    "SELECT sequence, body, events.crc FROM rollouts JOIN ends ON ends.rollout = rollouts.pk "
+    "JOIN events ON events.sequence = ends.finish WHERE rollouts.id = ? AND rollouts.try_index = ?"
+)
+_NUMBERS = struct.Struct("<8q")
+_WAIT_FOR_LOCK_S = 10.0
 _PAGES_BEFORE_CHECKPOINT = 4096  # 16 MiB: a checkpoint syncs, so fewer and larger ones cost less
 _TABLES_OF_ROWS = ("rollouts", "sessions", "turns", "contents", "side_arrays", "events")
+
+
+def turn_pk(session: int, sequence: int) -> int:
+    """The key of a session's turn."""
+    return session << SEQUENCE_BITS | sequence
+
+
+def turn_crc(numbers: tuple[int, int, int, int, int, int, int, int], blobs: Sequence[bytes]) -> int:
+    """The checksum of a turn's row: key, parent, keeps, counts, then digests and blobs; absent numbers are -1."""
+    return zlib.crc32(b"".join((_NUMBERS.pack(*numbers), *blobs)))
+
+
+def event_crc(sequence: int, body: bytes) -> int:
+    """As `row_crc` of these two, at half the cost: a run has many events."""
+    number = b"%d" % sequence
+    return zlib.crc32(body, zlib.crc32(b"%d:%b%d:" % (len(number), number, len(body))))
+
+
+def row_crc(*fields: int | str | bytes | None) -> int:
+    """The checksum of any other row, over its fields in order, each with its length."""
+    crc = 0
+    for field in fields:
+        data = field if isinstance(field, bytes) else repr(field).encode()
+        crc = zlib.crc32(data, zlib.crc32(b"%d:" % len(data), crc))
+    return crc
 
 
 def make_journal(path: Path, run: RunDirectory, writer: str, *, waits_for_disk: bool) -> sqlite3.Connection:
@@ -48,12 +116,19 @@ def make_journal(path: Path, run: RunDirectory, writer: str, *, waits_for_disk: 
     return connection
 
 
-def try_to_open(uri: str, tolerant: bool = False) -> tuple[sqlite3.Connection | None, str]:
+def connected(path: Path, mode: str = "ro") -> sqlite3.Connection:
+    """A connection to a journal that any thread may use: "ro", "rw", or "ro&immutable=1" for one that nobody writes."""
+    uri = f"{path.as_uri()}?mode={mode}"
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+    connection.execute(f"PRAGMA busy_timeout = {_WAIT_FOR_LOCK_S * 1000:.0f}")
+    return connection
+
+
+def try_to_open(path: Path, mode: str, tolerant: bool = False) -> tuple[sqlite3.Connection | None, str]:
     """A connection to a journal that reads, or None and the reason why there is none."""
     connection = None
     try:
-        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA busy_timeout = 10000")
+        connection = connected(path, mode)
         if tolerant:
             connection.execute("PRAGMA writable_schema = ON")  # reads a file shorter than it says it is
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()

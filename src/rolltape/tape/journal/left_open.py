@@ -1,7 +1,7 @@
 """Sessions that a writer had left open when it died, by the digests that their heads keep under `extra.found_by`.
 
-A program that serves sessions puts there what it will be asked by again: digests of keys and names, never these
-themselves.
+A program that serves sessions keeps there the digests of the keys and names by which it will be asked for them again,
+never the keys themselves.
 """
 
 import contextlib
@@ -15,9 +15,8 @@ import msgspec
 from rolltape.errors import DamagedTapeError
 from rolltape.records.rollout import EventKind
 from rolltape.records.turn import Delivery
-from rolltape.tape.journal.entries import event_crc
 from rolltape.tape.journal.fences import JournalPart, find_part
-from rolltape.tape.journal.file import is_alive
+from rolltape.tape.journal.file import connected, event_crc, is_alive
 from rolltape.tape.rundir import RunDirectory
 from rolltape.tape.stored import Key, decoded_event
 
@@ -48,15 +47,14 @@ class LeftSession(NamedTuple):
 
 
 class LeftOpen:
-    """What the journal of a dead writer holds of rollouts that have not ended. It changes no more: it is read once."""
+    """What the journal of a dead writer holds of rollouts that have not ended. It does not change: it is read once."""
 
     def __init__(self, path: Path) -> None:
         """Raises DamagedTapeError if it cannot be read."""
         self.sessions: dict[str, list[LeftSession]] = defaultdict(list)
         self.deliveries: dict[Key, dict[str, Delivery]] = defaultdict(dict)  # by rollout, then by turn
         try:
-            with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
-                connection.execute("PRAGMA busy_timeout = 10000")
+            with contextlib.closing(connected(path)) as connection:
                 self._read_sessions(connection)
                 if self.sessions:
                     self._read_deliveries(connection)
@@ -81,7 +79,7 @@ class LeftOpen:
 
 
 class OtherWriters:
-    """The other writers of a run: which there are, who of them lives, and what the dead ones left open."""
+    """The other writers of a run: which exist, which are alive, and what the dead ones left open."""
 
     def __init__(self, directory: RunDirectory, own: str) -> None:
         self._directory = directory

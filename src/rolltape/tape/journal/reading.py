@@ -1,9 +1,9 @@
-"""A journal as a reader sees it, its writer alive or dead, the file sound or damaged."""
+"""`JournalSource`: reads a journal whose writer is alive or dead, and whose file is sound or damaged."""
 
 import contextlib
 import sqlite3
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,21 @@ import msgspec
 from rolltape.errors import DamagedTapeError
 from rolltape.records.jsonable import decode_numbers, decode_record
 from rolltape.records.messages import Message
-from rolltape.records.rollout import EarlierParts, EventKind, RolloutHead
-from rolltape.tape.journal.entries import MAX_TURNS, SEQUENCE_BITS, event_crc, row_crc, turn_pk
-from rolltape.tape.journal.file import closing_counts, has_log, is_alive
+from rolltape.records.rollout import EventKind, RolloutCounts, RolloutHead
+from rolltape.tape.journal.file import (
+    MAX_TURNS,
+    SEQUENCE_BITS,
+    closing_counts,
+    connected,
+    event_crc,
+    has_log,
+    is_alive,
+    row_crc,
+    turn_pk,
+)
 from rolltape.tape.journal.rows import TURN_COLUMNS, Contents, TurnReader, opened_to_read, readable_rows
 from rolltape.tape.repair.salvage import Hole
-from rolltape.tape.rundir import SCHEMA
+from rolltape.tape.rundir import is_too_new
 from rolltape.tape.stored import (
     LARGEST_ROW,
     FoundHead,
@@ -30,7 +39,9 @@ from rolltape.tape.stored import (
     decoded_event,
 )
 
-_NO_EARLIER = EarlierParts((), 0, ())
+SessionRow = tuple[int, int, bytes]  # its key, its ordinal, its head
+
+_SESSION_COLUMNS = "rollout, ordinal, head, crc"
 _OUT_OF_ORDER = 256  # events: threads of one writer may write theirs in another order than they made them
 
 
@@ -62,7 +73,7 @@ class JournalSource:
         return f"journal/{self.writer}"
 
     def probe(self) -> bool:
-        """Look again whether its writer lives; before `pin`, so that what a dead one has written is all there."""
+        """Look again whether its writer is alive. Call it before `pin`: all that a dead writer wrote is then seen."""
         self.alive = self.alive and is_alive(self.path)
         return self.alive
 
@@ -82,7 +93,7 @@ class JournalSource:
     def _watch(self) -> int:
         # Another connection: the pinned one sees nothing of it.
         if self._watcher is None:
-            self._watcher = sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True, check_same_thread=False)
+            self._watcher = connected(self.path)
         ((version,),) = self._watcher.execute("PRAGMA data_version").fetchall()
         return int(version)
 
@@ -110,7 +121,7 @@ class JournalSource:
     def _check_schema(self) -> None:
         with contextlib.suppress(sqlite3.DatabaseError, ValueError, TypeError):
             (schema,) = self._connection.execute("SELECT value FROM about WHERE key = 'schema'").fetchone()
-            if int(schema.partition(".")[0]) > int(SCHEMA.partition(".")[0]):
+            if is_too_new(schema):
                 self.close()
                 raise DamagedTapeError(f"{self.path}: written with schema {schema}; update rolltape to read it")
 
@@ -119,17 +130,6 @@ class JournalSource:
             self._problem(
                 "it was not closed, as far as one can tell, and its log (-wal) is missing", "what was only in the log"
             )
-
-    @cached_property
-    def _sessions(self) -> dict[int, list[tuple[int, int, bytes]]]:
-        """Per rollout's key: its sessions' keys, ordinals and heads."""
-        found: dict[int, list[tuple[int, int, bytes]]] = {}
-        for pk, rollout, ordinal, raw, crc in self._rows("rollout, ordinal, head, crc", "sessions", "pk", "sessions"):
-            if row_crc(pk, rollout, ordinal, raw) != crc:
-                self._problem(f"row {pk} of sessions is damaged", f"session {pk} of this journal, with its turns")
-                continue
-            found.setdefault(rollout, []).append((pk, ordinal, raw))
-        return found
 
     def _turns(self, session: int, name: str, contents: Contents) -> Iterator[StoredTurn]:
         reader = TurnReader(self._connection, contents, self._problem)
@@ -199,21 +199,27 @@ class JournalSource:
             low, high = (middle + 1, high) if found is not None and found[1].about.at_ns < at_ns else (low, middle)
         return max(low - _OUT_OF_ORDER, 0)
 
-    def sessions_of(self, rollout: int) -> list[tuple[int, int, bytes]]:
+    def sessions_of(self, rollout: int) -> list[SessionRow]:
         """The keys, ordinals and heads of a rollout's sessions."""
-        if not self._has_session_index:
-            return self._sessions.get(rollout, [])
-        try:
-            rows = self._connection.execute(
-                "SELECT pk, ordinal, head, crc FROM sessions WHERE rollout = ? ORDER BY pk", (rollout,)
-            ).fetchall()
-        except sqlite3.DatabaseError:
-            self._has_session_index = False
-            return self._sessions.get(rollout, [])
-        found = []
-        for pk, ordinal, raw, crc in rows:
+        if self._has_session_index:
+            query = f"SELECT pk, {_SESSION_COLUMNS} FROM sessions WHERE rollout = ? ORDER BY pk"
+            try:
+                return self._intact_sessions(self._connection.execute(query, (rollout,)).fetchall()).get(rollout, [])
+            except sqlite3.DatabaseError:
+                self._has_session_index = False
+        return self._sessions.get(rollout, [])
+
+    @cached_property
+    def _sessions(self) -> dict[int, list[SessionRow]]:
+        """The sessions of all rollouts, read around damage."""
+        return self._intact_sessions(self._rows(_SESSION_COLUMNS, "sessions", "pk", "sessions"))
+
+    def _intact_sessions(self, rows: Iterable[tuple[Any, ...]]) -> dict[int, list[SessionRow]]:
+        """Sessions by their rollout's row, without those whose row is damaged."""
+        found: dict[int, list[SessionRow]] = {}
+        for pk, rollout, ordinal, raw, crc in rows:
             if row_crc(pk, rollout, ordinal, raw) == crc:
-                found.append((pk, ordinal, raw))
+                found.setdefault(rollout, []).append((pk, ordinal, raw))
             else:
                 self._problem(f"row {pk} of sessions is damaged", f"session {pk} of this journal, with its turns")
         return found
@@ -226,10 +232,10 @@ class JournalSource:
             return bool(self._connection.execute("PRAGMA index_list(sessions)").fetchall())
         return False
 
-    def earlier_parts(self, rollout: int) -> EarlierParts:
-        """What other writers had recorded of the rollout in a row before it came here."""
+    def earlier_parts(self, rollout: int) -> RolloutCounts | None:
+        """How much earlier writers had recorded of the rollout in a row; None: it began here."""
         found = next(iter(self.heads(rollout, rollout)), None)
-        return _NO_EARLIER if found is None or found.head.earlier is None else found.head.earlier
+        return None if found is None else found.head.earlier
 
     def sampled_since(self, session: int, sequence: int) -> Iterator[tuple[int, int, bytes]]:
         """The turns of a session from a sequence number on: number, sampled tokens, facts."""
@@ -248,11 +254,7 @@ class JournalSource:
         """The messages of the rollout in a row as its turns came to hold them; no tokens are read."""
         reader = TurnReader(self._connection, {}, self._problem)
         for session, _, _ in self.sessions_of(row):
-            low, high = _range(session)
-            turns = self._connection.execute(
-                "SELECT messages, reply FROM turns WHERE pk BETWEEN ? AND ? ORDER BY pk", (low, high)
-            ).fetchall()
-            for keys, reply in turns:
+            for _, keys, reply in self._rows("messages, reply", "turns", "pk", "turns", *_range(session)):
                 yield from reader.messages(keys if reply is None else keys + array("q", [reply]).tobytes())
 
     def check_whole(self) -> None:

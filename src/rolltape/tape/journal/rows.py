@@ -1,4 +1,4 @@
-"""Opens a journal to read, and reads its rows and turns; `repair.salvage` helps where it is damaged."""
+"""Open a journal to read, and read its rows and turns; `repair.salvage` helps where it is damaged."""
 
 import contextlib
 import json
@@ -17,14 +17,23 @@ import numpy as np
 from rolltape.errors import DamagedTapeError, NotJsonError
 from rolltape.records.messages import Message, Root
 from rolltape.records.turn import SideArray
-from rolltape.tape.journal.entries import MAX_TURNS, SEQUENCE_BITS, row_crc, turn_crc
-from rolltape.tape.journal.file import has_log, try_to_open
-from rolltape.tape.repair.salvage import Hole, Opened, opened_as_copy, opened_with_torn_log, rows_around, unseen_frames
+from rolltape.tape.journal.file import MAX_TURNS, SEQUENCE_BITS, has_log, row_crc, try_to_open, turn_crc
+from rolltape.tape.repair.salvage import (
+    Hole,
+    Opened,
+    is_log_older,
+    opened_as_copy,
+    opened_with_torn_log,
+    rows_around,
+    unseen_frames,
+)
 from rolltape.tape.stored import StoredTurn
 
 Contents = dict[int, Message | Root]  # by key: those that were made already
 
 _PAUSES_S = [0.001 * 2**step for step in range(8)]  # a quarter of a second in all
+
+_OLDER_LOG = "its log (-wal) is older than the file: both were copied while it was written; copy them again"
 
 TURN_COLUMNS = (
     "parent, keep_tokens, keep_messages, root, messages, reply, sides, dtype, sampled, new_ids, logprobs, facts, crc"
@@ -34,13 +43,17 @@ TURN_COLUMNS = (
 def opened_to_read(path: Path, alive: bool) -> Opened:
     """Open a journal; a damaged one in whatever way still reads something. The file itself is never changed."""
     is_left = has_log(path) and not alive
-    if is_left and not os.access(path.parent, os.W_OK):
+    # A log that was copied before its journal would hide what the journal has since: it is left out.
+    is_older = is_left and is_log_older(path)
+    if is_left and not is_older and not os.access(path.parent, os.W_OK):
         return opened_as_copy(path, "its directory is read-only", damaged=False)
     # If nobody writes it and nothing lies beside it: read it as it is, without making files beside it.
-    mode = "mode=ro" if alive or is_left else "mode=ro&immutable=1"
-    connection, error = try_to_open(f"{path.as_uri()}?{mode}")
+    mode = "ro" if alive or (is_left and not is_older) else "ro&immutable=1"
+    connection, error = try_to_open(path, mode)
     if connection is None:
         return opened_as_copy(path, error, damaged=True)
+    if is_older:
+        return Opened(connection, _OLDER_LOG, None)
     unseen = _lasting_unseen_frames(path) if is_left else 0
     return opened_with_torn_log(path, connection, unseen) if unseen else Opened(connection, None, None)
 
@@ -76,7 +89,7 @@ def readable_rows(
 
 
 class TurnReader:
-    """Makes turns; `note` is told of side arrays that are damaged, and what is lost with them."""
+    """Makes turns from rows. `note` is called with each side array that is damaged, and what is lost with it."""
 
     def __init__(self, connection: sqlite3.Connection, contents: Contents, note: Callable[[str, str], None]) -> None:
         self._connection = connection
@@ -200,5 +213,5 @@ class TurnReader:
 
 
 def _keys(packed: object) -> Iterable[int]:
-    """The keys of a row's messages; none where the row is damaged, which its turn will tell."""
+    """The keys of a row's messages; none if the row is damaged, which making its turn will show."""
     return array("q", packed) if isinstance(packed, bytes) and len(packed) % 8 == 0 else ()

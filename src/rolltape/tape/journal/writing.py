@@ -18,9 +18,9 @@ from functools import partial
 from typing import TypeVar
 
 from rolltape.errors import ClosedError, TakenOverError, TapeWriteError
-from rolltape.tape.journal.entries import SELECT_FINISH, SELECT_TRIES, Batch, Entry
+from rolltape.tape.journal.entries import Batch, Entry
 from rolltape.tape.journal.fences import Fence, fences_in
-from rolltape.tape.journal.file import Owner, described, make_journal, writer_name
+from rolltape.tape.journal.file import SELECT_FINISH, SELECT_TRIES, Owner, described, make_journal, writer_name
 from rolltape.tape.rundir import RunDirectory
 from rolltape.tape.stored import Key
 

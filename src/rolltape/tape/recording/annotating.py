@@ -2,11 +2,10 @@
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from rolltape.errors import NoSuchRollout, RecordError
-from rolltape.records.events import MOST_NOTE_CHARACTERS, MOST_TAG_CHARACTERS, EventKind, Note, TokenRange
-from rolltape.records.rollout import Rollout
+from rolltape.records.rollout import MOST_NOTE_CHARACTERS, MOST_TAG_CHARACTERS, EventKind, Rollout, TokenRange
 from rolltape.tape.journal.entries import NewEvent
 from rolltape.tape.recording.fields import as_count, as_text
 from rolltape.tape.run import Run
@@ -14,41 +13,34 @@ from rolltape.tape.run import Run
 _NOTE_DIGITS = 12
 
 
+class AnnotationOptions(TypedDict, total=False):
+    """What a tag or a note is on, if not on a whole rollout, and who gives it, as `Tape.add_tags` describes."""
+
+    turn: str | None
+    tokens: Sequence[int] | None
+    by: str | None
+    try_index: int | None
+
+
 def retag_event(
     rollout_id: str,
-    *,
     added: Sequence[str] = (),
     removed: Sequence[str] = (),
-    turn: str | None = None,
-    tokens: Sequence[int] | None = None,
-    by: str | None = None,
-    try_index: int | None = None,
+    **options: Unpack[AnnotationOptions],
 ) -> NewEvent:
-    """An event that adds tags to a rollout, a turn or some of its tokens, or takes some away."""
-    where = _where(rollout_id, turn)
-    data = {
-        "added": [_tag(one, where) for one in added],
-        "removed": [_tag(one, where) for one in removed],
-        **_place(tokens, turn, where),
-    }
+    """An event that adds tags to a rollout, a turn or some of its tokens, or removes some."""
+    where = _where(rollout_id, options.get("turn"))
+    data = {"added": [_tag(one, where) for one in added], "removed": [_tag(one, where) for one in removed]}
     if not data["added"] and not data["removed"]:
         raise RecordError(f"{where}: no tag; give at least one")
-    return NewEvent(EventKind.RETAG, rollout_id, data, by, try_index, turn)
+    return _event(EventKind.RETAG, rollout_id, data, **options)
 
 
-def note_event(
-    rollout_id: str,
-    text: str,
-    *,
-    turn: str | None = None,
-    tokens: Sequence[int] | None = None,
-    by: str | None = None,
-    try_index: int | None = None,
-) -> NewEvent:
+def note_event(rollout_id: str, text: str, **options: Unpack[AnnotationOptions]) -> NewEvent:
     """An event that adds a note. Its id is new."""
-    where = _where(rollout_id, turn)
-    data = {"note": secrets.token_hex(_NOTE_DIGITS // 2), "text": _text(text, where), **_place(tokens, turn, where)}
-    return NewEvent(EventKind.NOTE, rollout_id, data, by, try_index, turn)
+    where = _where(rollout_id, options.get("turn"))
+    data = {"note": secrets.token_hex(_NOTE_DIGITS // 2), "text": _text(text, where)}
+    return _event(EventKind.NOTE, rollout_id, data, **options)
 
 
 def change_note_event(run: Run, rollout_id: str, note_id: str, text: str | None, by: str | None) -> NewEvent:
@@ -57,17 +49,27 @@ def change_note_event(run: Run, rollout_id: str, note_id: str, text: str | None,
     for try_index in reversed(found.tries):
         note = next((one for one in run.annotations(found.id, try_index).notes if one.id == note_id), None)
         if note is not None:
-            return _changed(found.id, try_index, note, text, by)
+            data = {"note": note.id, "text": None if text is None else _text(text, f"note {note.id}")}
+            return _event(EventKind.NOTE, found.id, data, note.turn, note.tokens, by, try_index)
     raise NoSuchRollout(
         f"rollout {found.id} has no note {note_id!r}; `rolltape note RUN ROLLOUT` lists those that it has"
     )
 
 
-def _changed(rollout_id: str, try_index: int, note: Note, text: str | None, by: str | None) -> NewEvent:
-    data: dict[str, Any] = {"note": note.id, "text": None if text is None else _text(text, f"note {note.id}")}
-    if note.tokens is not None:
-        data["tokens"] = list(note.tokens)
-    return NewEvent(EventKind.NOTE, rollout_id, data, by, try_index, note.turn)
+def _event(
+    kind: EventKind,
+    rollout_id: str,
+    data: dict[str, Any],
+    turn: str | None = None,
+    tokens: Sequence[int] | None = None,
+    by: str | None = None,
+    try_index: int | None = None,
+) -> NewEvent:
+    where = _where(rollout_id, turn)
+    if tokens is not None and turn is None:
+        raise RecordError(f"{where}: tokens {tuple(tokens)} of no turn; give the turn that they are of")
+    place = {} if tokens is None else {"tokens": list(as_token_range(tokens, where))}
+    return NewEvent(kind, rollout_id, data | place, by, try_index, turn)
 
 
 def check_place(rollout: Rollout, turn_id: str | None, tokens: TokenRange | None) -> None:
@@ -101,16 +103,8 @@ def _text(given: object, where: str) -> str:
     return text
 
 
-def _place(tokens: Sequence[int] | None, turn: str | None, where: str) -> dict[str, Any]:
-    if tokens is None:
-        return {}
-    if turn is None:
-        raise RecordError(f"{where}: tokens {tuple(tokens)} of no turn; give the turn that they are of")
-    return {"tokens": list(as_token_range(tokens, where))}
-
-
 def as_token_range(tokens: Sequence[int], where: str) -> TokenRange:
-    """Tokens of a turn as [start, stop); one number more than the last is where they stop."""
+    """Tokens of a turn as [start, stop)."""
     if len(tokens) != 2:
         raise RecordError(f"{where}: tokens are {list(tokens)!r}; give where they start and stop, such as (120, 121)")
     start, stop = (as_count(one, f"{where}: tokens") for one in tokens)

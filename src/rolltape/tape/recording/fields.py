@@ -114,6 +114,14 @@ def as_items(value: object, where: str, of: str) -> list[Any]:
     return list(value)
 
 
+def as_texts(texts: Sequence[str], where: str) -> tuple[str, ...]:
+    """Several texts; None among them is left out."""
+    if isinstance(texts, str):
+        raise RecordError(f"{where} are the text {texts!r}; give a list of texts")
+    items = as_items(texts, where, "texts")
+    return tuple(text for item in items if (text := as_text(item, f"{where}: one of them")) is not None)
+
+
 def as_count(value: object, where: str) -> int:
     """A whole number that is not negative, numpy's included."""
     number = plain_scalar(value)

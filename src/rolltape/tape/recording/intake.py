@@ -240,13 +240,6 @@ class SessionIntake:
         raise RecordError(f"{where}: `after` names {wanted}, which is no earlier turn of session {self.head.id}")
 
 
-def weight_versions(turns: Iterable[Turn]) -> list[str]:
-    """The weight versions that sampled some turns, as they first appear."""
-    segments = (segment for turn in turns for segment in turn.facts.segments)
-    versions = (version for segment in segments for version in (segment.first_version, segment.last_version))
-    return list(dict.fromkeys(version for version in versions if version is not None))
-
-
 def _snapshots(messages: Iterable[object], where: str, known: dict[bytes, Message] | None = None) -> list[Message]:
     messages = as_items(messages, f"{where}s", "messages")
     if known is None:

@@ -203,9 +203,9 @@ class RolloutRecorder:
         return encode_event(kind, self._open.key, data)
 
     def append_event(self, event: LoggedEvent, after: Ticket | None = None) -> Ticket:
-        """Append an event while the rollout is open: durable when this returns, on an event loop with the tick.
+        """Append an event while the rollout is open. It is durable when this returns, on an event loop after the tick.
 
-        If `after` was refused it is refused too; on an event loop only the ticket tells.
+        It is refused if `after` was refused; on an event loop only the ticket says so.
         """
         journal = self._open.check("an event")
         if running_loop() is not None:

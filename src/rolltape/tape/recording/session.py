@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from rolltape.errors import NoSuchRollout, RecordError
 from rolltape.records.rollout import EventKind, SessionHead
-from rolltape.records.turn import Delivery, Finish, Turn
-from rolltape.tape.journal.entries import MAX_TURNS, CodedTurn, LoggedEvent, RecordedTurn, encode_event, facts_json
+from rolltape.records.turn import Delivery, Finish, Turn, weight_versions
+from rolltape.tape.journal.entries import CodedTurn, LoggedEvent, RecordedTurn, encode_event, facts_json
+from rolltape.tape.journal.file import MAX_TURNS
 from rolltape.tape.journal.writing import Journal, OpenRollout, Ticket
 from rolltape.tape.recording.fields import TurnFields, as_member
-from rolltape.tape.recording.intake import SessionIntake, weight_versions
+from rolltape.tape.recording.intake import SessionIntake
 
 if TYPE_CHECKING:
     from rolltape.tape.recording.writer import TapeWriter
@@ -151,8 +152,8 @@ class SessionRecorder:
     def record_turn_async(self, *, finish: Finish | str, **fields: Unpack[TurnFields]) -> asyncio.Future[Turn]:
         """As `record_turn`, from a coroutine: the turn is durable when the future is done.
 
-        A bad turn is refused at once, by this call. What is given is copied and has its place in the session when
-        this returns, whatever becomes of the future: a turn whose future is cancelled is recorded nevertheless.
+        A bad turn is refused by this call. When it returns, what was given is copied and has its place in the session.
+        Cancelling the future does not take the turn back.
 
         Example:
 
@@ -179,7 +180,7 @@ class SessionRecorder:
     def encode_delivery(self, turn_id: str, delivery: Delivery | str) -> LoggedEvent:
         """The event that says whether the reply of a turn arrived, while the rollout is open.
 
-        No other process serves it then: there are no events of others that this one must come after.
+        No other process records deliveries of it then, so there are no other events that this one must follow.
         """
         data = {"delivery": as_member(Delivery, delivery, f"turn {turn_id}").value}
         return encode_event(EventKind.DELIVERY, self._rollout.key, data, turn=turn_id)

@@ -1,4 +1,4 @@
-"""Summaries of rollouts that have just ended: computed in the background, and appended to the journal as events."""
+"""Summarize rollouts that have just ended, in the background, and append the summaries to the journal as events."""
 
 import contextlib
 import logging
@@ -12,7 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from rolltape.errors import ClosedError, DamagedTapeError
-from rolltape.records.rollout import EventKind, Rollout, RolloutSummary
+from rolltape.records.rollout import EventKind, Rollout
+from rolltape.records.sample import RolloutSummary
 from rolltape.tape.index.loading import rebuilt
 from rolltape.tape.journal.entries import encode_event
 from rolltape.tape.journal.reading import JournalSource
@@ -24,7 +25,7 @@ log = logging.getLogger("rolltape.tape")
 Summarize = Callable[[Rollout], RolloutSummary]
 
 _MOST_WAITING = 1_000  # rollouts; the summaries of further ones are left to readers
-_CLOSE_S = 2.0  # that closing a tape waits for those that are due
+_CLOSE_S = 2.0  # how long closing a tape waits for those that are due
 
 
 class EndedHere(NamedTuple):
@@ -54,7 +55,7 @@ class SummaryThread:
     def add(self, ended: EndedHere, tape: object) -> None:
         """Have a rollout summarized whose finish is durable. Returns at once.
 
-        `tape` is kept alive until the thread has ended: what closes it must not run amid a commit of the thread.
+        The thread keeps `tape` alive until it has ended: the tape must not be closed in the middle of a commit.
         """
         with self._lock:
             if self._closing.is_set() or len(self._waiting) >= _MOST_WAITING:

@@ -1,4 +1,4 @@
-"""Taking over a rollout whose writer died: its parts are found, the last one is fenced, its sessions are restored."""
+"""Take over a rollout whose writer died: find its parts, fence the last one, restore its sessions."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,13 +8,14 @@ import msgspec
 
 from rolltape.errors import DamagedTapeError, RecordError
 from rolltape.records.messages import Root
-from rolltape.records.rollout import EarlierParts, RolloutHead, Session
+from rolltape.records.rollout import RolloutCounts, RolloutHead, Session
+from rolltape.records.turn import weight_versions
 from rolltape.tape.contents import SourceContents
 from rolltape.tape.index.loading import rebuilt
 from rolltape.tape.journal.entries import CodedTurn
 from rolltape.tape.journal.fences import Fence, JournalPart, find_part, load_part, take_part
 from rolltape.tape.journal.writing import Journal
-from rolltape.tape.recording.intake import SessionIntake, weight_versions
+from rolltape.tape.recording.intake import SessionIntake
 from rolltape.tape.rundir import RunDirectory
 from rolltape.tape.shards.reading import ShardSource
 from rolltape.tape.stored import HeldRollout, Key, StoredSession, join_sessions
@@ -60,9 +61,9 @@ class _Parts(NamedTuple):
 def take_over(
     directory: RunDirectory, own: Journal, key: Key, shards: Callable[[], Sequence[ShardSource]], *, force: bool
 ) -> TakenRollout | None:
-    """Make `own` the journal that goes on with a rollout; None: it has ended. To be called under the run's lock.
+    """Take a rollout over into the journal `own`; None: it has ended. Call it under the run's lock.
 
-    `shards` gives those that hold a try of it. Nothing but that rollout is loaded.
+    `shards` gives the shards that hold a try of it. Nothing but that rollout is loaded.
     """
     for look in range(_LOOKS):
         found = _found_parts(directory, own, key)
@@ -167,10 +168,10 @@ def _restored(head: RolloutHead, stored: list[StoredSession]) -> list[SessionInt
     return [_intake(session, one) for session, one in zip(rollout.sessions, stored, strict=True)]
 
 
-def _counts(sessions: Sequence[SessionIntake]) -> EarlierParts:
+def _counts(sessions: Sequence[SessionIntake]) -> RolloutCounts:
     turns = [turn for session in sessions for turn in session.turns]
     sampled = sum(len(turn.sampled_ids) for turn in turns)
-    return EarlierParts(tuple(len(session.turns) for session in sessions), sampled, tuple(weight_versions(turns)))
+    return RolloutCounts(tuple(len(session.turns) for session in sessions), sampled, tuple(weight_versions(turns)))
 
 
 def _intake(session: Session, stored: StoredSession) -> SessionIntake:
@@ -183,7 +184,7 @@ def _intake(session: Session, stored: StoredSession) -> SessionIntake:
 
 
 def _defaults(session: Session) -> tuple[Root | None, dict[str, Any]]:
-    """What a session was opened with; for one of version 0.1.0, which did not keep that, what its last turn had."""
+    """What a session was opened with. Version 0.1.0 did not keep that; then it is what the last turn had."""
     head = session.head
     if head.root is not None:
         roots = [_NO_TOOLS, *(turn.root for turn in session.turns)]

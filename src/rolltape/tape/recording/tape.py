@@ -1,4 +1,4 @@
-"""The tape as its user sees it: start rollouts, and append later what becomes of them."""
+"""`Tape`: starts rollouts, and appends what becomes known about them later."""
 
 import asyncio
 import os
@@ -13,12 +13,12 @@ from rolltape.records.rollout import EventKind, RolloutHead
 from rolltape.records.turn import Delivery
 from rolltape.tape.journal.entries import NewEvent
 from rolltape.tape.journal.writing import Durability
-from rolltape.tape.recording.annotating import change_note_event, note_event, retag_event
-from rolltape.tape.recording.fields import as_count, as_items, as_member, as_settings, as_snapshot, as_text, as_version
+from rolltape.tape.recording.annotating import AnnotationOptions, change_note_event, note_event, retag_event
+from rolltape.tape.recording.fields import as_count, as_member, as_settings, as_snapshot, as_text, as_texts, as_version
 from rolltape.tape.recording.rollout import RolloutRecorder, score_data
 from rolltape.tape.recording.summaries import Summarize
 from rolltape.tape.recording.takeover import take_over
-from rolltape.tape.recording.writer import EncodedEvents, TapeWriter
+from rolltape.tape.recording.writer import TapeWriter
 from rolltape.tape.run import Run, read
 from rolltape.tape.rundir import RunDirectory, locked
 from rolltape.tape.shards.reading import ShardSource
@@ -27,7 +27,7 @@ from rolltape.tape.stored import Key
 if TYPE_CHECKING:
     from rolltape.groups.stream import GroupOptions, GroupStream
 
-_WAIT_FOR_RUN_S = 30.0  # for others that start rollouts, which takes milliseconds
+_WAIT_FOR_RUN_S = 30.0  # until another process has started its rollout, which takes milliseconds
 _RENAMED = {
     "say": "append_event",
     "say_all": "append_events",
@@ -84,7 +84,7 @@ class Tape:
         try_index: int | None = None,
         resume: bool | Literal["force"] = False,
     ) -> RolloutRecorder:
-        """Start a rollout. The same one again is refused, unless `new_try` says that it is run again.
+        """Start a rollout. One that is on the tape already is refused, unless `new_try` is given.
 
         Args:
             task_id: The task's name in its source. Give this, or `task`.
@@ -96,16 +96,15 @@ class Tape:
             model: The model that is sampled from.
             agent: The agent that runs the task.
             tags: Texts to find the rollout by.
-            foreign_ids: What other programs call it, such as a framework's own rollout id. Readers and commands take
-                them where they take an id. They are of this try; another try may have others.
+            foreign_ids: Its ids in other programs, such as a framework's own rollout id. Readers and commands take
+                them where they take an id. They belong to this try; another try may have others.
             extra: Further JSON to keep with it.
             new_try: Start another try of a rollout that is on the tape.
-            try_index: Which try this is, where others are recorded out of this tape's sight.
-            resume: Go on with the latest try, or that of `try_index`, if it has not ended and the process that
-                recorded it is dead. The recorder has its `sessions` with their turns; what it was started with stays.
-                A rollout that is not on the tape is started. One that has ended is refused, or run again with
-                `new_try`. `"force"` also takes a rollout from a process that is alive, such as one that hangs or
-                was stopped: whatever that process still records of it is refused.
+            try_index: The number of this try, if other tries are recorded where this tape cannot see them.
+            resume: Continue the latest try, or the one of `try_index`, if it has not ended and the process that
+                recorded it is dead. The recorder's `sessions` have their turns so far. A rollout that is not on the
+                tape is started. One that has ended is refused, or run again with `new_try`. `"force"` also takes a
+                rollout from a live process, such as one that hangs; what that process still records is refused.
 
         Example:
 
@@ -172,9 +171,9 @@ class Tape:
             )
 
     def resume(self, rollout_id: str, try_index: int) -> RolloutRecorder:
-        """Go on with a try of a rollout whose writer has died, by its id. The recorder has its sessions and turns.
+        """Continue a try of a rollout whose process has died, by its id. The recorder has its sessions and turns.
 
-        It is refused if the try has ended, or if its writer is alive.
+        It is refused if the try has ended, or if its process is alive.
 
         Example:
 
@@ -190,7 +189,7 @@ class Tape:
         return recorder
 
     def _take_over(self, key: Key, *, force: bool) -> RolloutRecorder | None:
-        """A rollout that another process left, to go on with; None: it has ended."""
+        """Take over a rollout that another process left open; None: it has ended."""
         launch, journal = self._writer.launch, self._writer.journal()
 
         def shards() -> list[ShardSource]:
@@ -215,8 +214,8 @@ class Tape:
     ) -> None:
         """Reward a rollout, or one of its turns, now or again. The latest reward counts, the history stays.
 
-        The rollout is named by its id, a foreign id, or the beginning of its id, here and wherever events are appended.
-        Without `try_index` it goes to the try that counts: the latest finished one, else the latest.
+        As all methods that append events, it takes a rollout's id, a foreign id, or the beginning of an id. Without
+        `try_index` the reward goes to the try that counts: the latest finished one, else the latest.
 
         Example:
 
@@ -227,84 +226,63 @@ class Tape:
         if data is None:
             raise RecordError(f"{where}: no reward; give a number")
         turn_id = None if turn is None else str(turn)
-        _append(self._writer.encode(NewEvent(EventKind.SCORE, rollout_id, data, by, try_index, turn_id)))
+        self._writer.encode(NewEvent(EventKind.SCORE, rollout_id, data, by, try_index, turn_id)).append()
 
     def tag(self, rollout_id: str, *tags: str, by: str | None = None, try_index: int | None = None) -> None:
         """Set the tags of a rollout, of all its tries or of one. They replace the tags that it had."""
         data = {"tags": list(as_texts(tags, f"rollout {rollout_id}: tags"))}
-        _append(self._writer.encode(NewEvent(EventKind.TAG, rollout_id, data, by, try_index)))
+        self._writer.encode(NewEvent(EventKind.TAG, rollout_id, data, by, try_index)).append()
 
-    def add_tags(
-        self,
-        rollout_id: str,
-        *tags: str,
-        turn: str | None = None,
-        tokens: Sequence[int] | None = None,
-        by: str | None = None,
-        try_index: int | None = None,
-    ) -> None:
-        """Add tags to a rollout, all its tries or one, or to a turn or some of its tokens. Those that it has stay.
+    def add_tags(self, rollout_id: str, *tags: str, **options: Unpack[AnnotationOptions]) -> None:
+        """Add tags to a rollout, to a turn, or to some of its tokens. The tags that are there stay.
 
-        Tokens are given as where they start and stop among the turn's ids, of which those of its prompt come first.
+        Args:
+            rollout_id: The rollout.
+            tags: The tags.
+            turn: The id of a turn of it. Without one, the tags are the rollout's.
+            tokens: Where tokens of that turn start and stop among its ids. Those of its prompt come first.
+            by: Who gives the tags.
+            try_index: Which try is meant. Without it, tags go to all tries.
 
         Example:
 
             tape.add_tags(rollout.id, "reward-hack", by="ada")
             tape.add_tags(rollout.id, "bookmark", turn=turn.id, tokens=(120, 121), by="ada")
         """
-        place: dict[str, Any] = {"turn": turn, "tokens": tokens, "by": by, "try_index": try_index}
-        _append(self._writer.encode(retag_event(rollout_id, added=tags, **place)))
+        self._writer.encode(retag_event(rollout_id, added=tags, **options)).append()
 
-    def remove_tags(
-        self,
-        rollout_id: str,
-        *tags: str,
-        turn: str | None = None,
-        tokens: Sequence[int] | None = None,
-        by: str | None = None,
-        try_index: int | None = None,
-    ) -> None:
-        """Take tags from where they were added: a rollout, a turn, or the same tokens of it."""
-        place: dict[str, Any] = {"turn": turn, "tokens": tokens, "by": by, "try_index": try_index}
-        _append(self._writer.encode(retag_event(rollout_id, removed=tags, **place)))
+    def remove_tags(self, rollout_id: str, *tags: str, **options: Unpack[AnnotationOptions]) -> None:
+        """Remove tags from where they were added. The options are those of `add_tags`."""
+        self._writer.encode(retag_event(rollout_id, removed=tags, **options)).append()
 
-    def add_note(
-        self,
-        rollout_id: str,
-        text: str,
-        *,
-        turn: str | None = None,
-        tokens: Sequence[int] | None = None,
-        by: str | None = None,
-        try_index: int | None = None,
-    ) -> str:
-        """Write a note on a rollout, or on a turn or some of its tokens, and return the note's id.
+    def add_note(self, rollout_id: str, text: str, **options: Unpack[AnnotationOptions]) -> str:
+        """Write a note on a rollout, on a turn, or on some of its tokens, and return the note's id.
 
-        Without `try_index` it goes to the try that counts, as a reward does.
+        The options are those of `add_tags`. Without `try_index` the note goes to the try that counts, as a reward does.
 
         Example:
 
             note = tape.add_note(rollout.id, "it deletes the failing test", turn=turn.id, by="ada")
             tape.remove_note(rollout.id, note, by="ada")
         """
-        event = note_event(rollout_id, text, turn=turn, tokens=tokens, by=by, try_index=try_index)
-        _append(self._writer.encode(event))
+        event = note_event(rollout_id, text, **options)
+        self._writer.encode(event).append()
         return str(event.data["note"])
 
     def edit_note(self, rollout_id: str, note_id: str, text: str, *, by: str | None = None) -> None:
         """Give a note another text. The earlier text stays in the history."""
-        _append(self._writer.encode(change_note_event(self.run(), rollout_id, note_id, text, by)))
+        self._writer.encode(change_note_event(self.run(), rollout_id, note_id, text, by)).append()
 
     def remove_note(self, rollout_id: str, note_id: str, *, by: str | None = None) -> None:
         """Take a note back. It stays in the history."""
-        _append(self._writer.encode(change_note_event(self.run(), rollout_id, note_id, None, by)))
+        self._writer.encode(change_note_event(self.run(), rollout_id, note_id, None, by)).append()
 
     def filter(
         self, rollout_id: str, reason: str | None, *, by: str | None = None, try_index: int | None = None
     ) -> None:
         """Keep a rollout, all its tries or one, out of training for a reason. None takes the filter back."""
         data = {"reason": as_text(reason, f"rollout {rollout_id}: the reason of its filter")}
-        _append(self._writer.encode(NewEvent(EventKind.FILTER, rollout_id, data, by, try_index)))
+        self._writer.encode(NewEvent(EventKind.FILTER, rollout_id, data, by, try_index)).append()
 
     def append_event(
         self,
@@ -315,16 +293,16 @@ class Tape:
         by: str | None = None,
         try_index: int | None = None,
     ) -> None:
-        """Append an event of any kind about a rollout. `data` is what EventKind says; it is not checked here."""
-        _append(self._writer.encode(NewEvent(kind, rollout_id, data, by, try_index)))
+        """Append an event of any kind about a rollout. EventKind describes `data`, which is not checked here."""
+        self._writer.encode(NewEvent(kind, rollout_id, data, by, try_index)).append()
 
     def append_events(self, events: Iterable[NewEvent]) -> None:
-        """Append many events at once: all of them are kept, or, if one is refused, none. It costs much less."""
-        _append(self._writer.encode_all(events))
+        """Append many events in one transaction, which is much faster. If one is refused, none is kept."""
+        self._writer.encode_all(events).append()
 
     def append_run_event(self, kind: EventKind, data: dict[str, Any]) -> None:
-        """Append an event about the run as a whole. `data` is what EventKind says; it is not checked here."""
-        _append(self._writer.encode_run_event(kind, data))
+        """Append an event about the run as a whole. EventKind describes `data`, which is not checked here."""
+        self._writer.encode_run_event(kind, data).append()
 
     def announce_version(self, version: str | int) -> None:
         """Announce that a weight version is now in use. Versions are ordered as they are announced."""
@@ -333,7 +311,7 @@ class Tape:
 
     def mark_delivered(self, turn_id: str, delivery: Delivery | str = Delivery.DELIVERED) -> None:
         """Record whether the client got a turn's reply."""
-        _append(self._writer.encode_delivery(turn_id, delivery))
+        self._writer.encode_delivery(turn_id, delivery).append()
 
     def mark_delivered_async(self, turn_id: str, delivery: Delivery | str = Delivery.DELIVERED) -> asyncio.Future[None]:
         """As `mark_delivered`, from a coroutine. The future is done when it is durable, and need not be awaited."""
@@ -346,7 +324,7 @@ class Tape:
             return max(self._writer.launch.tries(rollout_id), default=-1) + 1
 
     def look_again(self) -> None:
-        """Have the next call see what was just published, also far away, where one looks only now and then."""
+        """Make the next call look at remote places too, which are otherwise looked at only now and then."""
         self._writer.launch.look_again()
 
     def run(self) -> Run:
@@ -383,10 +361,6 @@ class Tape:
             return getattr(self, _RENAMED[name])
 
 
-def _append(encoded: EncodedEvents) -> None:
-    encoded.journal.append(*encoded.events, rollout=encoded.rollout)
-
-
 def open_tape(
     path: str | os.PathLike[str],
     name: str | None = None,
@@ -396,11 +370,3 @@ def open_tape(
     """Open a run for recording. `summarize` computes the summary of a rollout that has ended; None: nobody does."""
     level = as_member(Durability, durability, f"run {os.fspath(path)}")
     return Tape(RunDirectory.made_or_opened(path, name), level, summarize)
-
-
-def as_texts(texts: Sequence[str], where: str) -> tuple[str, ...]:
-    """Several texts; None among them is left out."""
-    if isinstance(texts, str):
-        raise RecordError(f"{where} are the text {texts!r}; give a list of texts")
-    items = as_items(texts, where, "texts")
-    return tuple(text for item in items if (text := as_text(item, f"{where}: one of them")) is not None)

@@ -1,4 +1,4 @@
-"""What a tape and its rollouts write through: the journal of this process, and which rollouts are open."""
+"""`TapeWriter`: the journal of this process and its open rollouts, which a tape and its recorders write through."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,11 @@ class EncodedEvents(NamedTuple):
 
     journal: Journal
     events: list[LoggedEvent]
-    rollout: Key | None = None  # that no other writer must have taken over
+    rollout: Key | None = None  # refused if another writer has taken it over
+
+    def append(self) -> None:
+        """Append them; they are durable when this returns."""
+        self.journal.append(*self.events, rollout=self.rollout)
 
 
 class TapeWriter:
@@ -96,25 +100,25 @@ class TapeWriter:
                 self._closer()
 
     def latest_ns(self, rollout: str) -> int:
-        """The time of the latest event of a rollout by another writer, if that is to come by our clock; else 0."""
+        """The time of another writer's latest event about a rollout, if it lies ahead of our clock; else 0."""
         with self.lock:
             return 0 if self._closed or self._journal.pid != os.getpid() else self.launch.latest_ns(rollout)
 
     def encode_run_event(self, kind: EventKind, data: dict[str, Any]) -> EncodedEvents:
-        """An event about the run as a whole, after all others about it."""
+        """An event about the run as a whole, later than all others about it."""
         with self.lock:
             journal = self.journal()
             return EncodedEvents(journal, [encode_event(kind, None, data, after_ns=self.launch.latest_ns(None))])
 
     def encode_all(self, events: Iterable[NewEvent]) -> EncodedEvents:
-        """Many events at once: other writers' are looked for once, which costs much less than one by one."""
+        """Many events at once. Other writers' events are looked for once, which costs much less."""
         with self.lock:
             journal = self.journal()
             with self.launch.still():
                 return EncodedEvents(journal, [one for event in events for one in self.encode(event).events])
 
     def encode(self, event: NewEvent) -> EncodedEvents:
-        """An event about a rollout that is on the tape, for each try that it is about, after all others about it."""
+        """An event about a rollout on the tape, once for each try that it is about, later than all others about it."""
         kind, name, data, by, try_index, turn_id = event
         by = as_text(by, f"rollout {name}: by")
         name = as_text(name, "the id of a rollout") or ""
@@ -180,7 +184,7 @@ class TapeWriter:
             raise NoSuchRollout(f"turn {turn.id}: its session has {counts[turn.ordinal]} turns; give the id of a Turn")
 
     def leave_to_parent(self) -> None:
-        """In a forked child: leave all that is the parent's, so that the first write makes a journal of the child's."""
+        """In a forked child: forget the parent's rollouts. The first write makes a journal of the child's own."""
         self.lock = threading.RLock()
         self._open = {}
 

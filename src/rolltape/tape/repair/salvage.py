@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import DamagedTapeError
-from rolltape.tape.journal.entries import TABLES
-from rolltape.tape.journal.file import log_of, try_to_open
+from rolltape.tape.journal.file import TABLES, connected, log_of, try_to_open
 
 _PROBES_PER_HOLE = 512
 _HEADER = 32
@@ -53,7 +52,7 @@ def opened_as_copy(path: Path, error: str, *, damaged: bool) -> Opened:
         copied = _copied(path, Path(copy.name))
         for mend in (_left_alone, _with_fresh_first_page):
             mend(copied)
-            connection, error = try_to_open(f"{copied.as_uri()}?mode=ro", tolerant=mend is not _left_alone or damaged)
+            connection, error = try_to_open(copied, "ro", tolerant=mend is not _left_alone or damaged)
             if connection is not None:
                 return Opened(connection, damage, copy)
     except OSError as failure:
@@ -66,7 +65,7 @@ def opened_with_torn_log(path: Path, connection: sqlite3.Connection, unseen: int
     """What a damaged log holds, read from a copy that has taken its pages; if that fails, what SQLite makes of it."""
     damage = f"its log (-wal) is damaged: SQLite would leave out its last {unseen} pages"
     copy = tempfile.TemporaryDirectory(prefix="rolltape-")
-    recovered, _ = try_to_open(f"{_with_all_frames(path, Path(copy.name)).as_uri()}?mode=ro&immutable=1", tolerant=True)
+    recovered, _ = try_to_open(_with_all_frames(path, Path(copy.name)), "ro&immutable=1", tolerant=True)
     if recovered is None:
         copy.cleanup()
         return Opened(connection, damage, None)
@@ -76,10 +75,7 @@ def opened_with_torn_log(path: Path, connection: sqlite3.Connection, unseen: int
 
 def _is_foreign(path: Path) -> bool:
     """Whether this is a sound database that has nothing of ours."""
-    with (
-        contextlib.suppress(sqlite3.Error),
-        contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as it,
-    ):
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(connected(path, "ro&immutable=1")) as it:
         names = {row[0] for row in it.execute("SELECT name FROM sqlite_master")}
         return bool(names) and not names & {"rollouts", "sessions", "turns", "contents"}
     return False
@@ -187,6 +183,14 @@ def unseen_frames(journal: Path) -> int:
     """How many frames of the log, up to its last commit, SQLite does not count; ask once it has opened the journal."""
     log = _read_log(journal)
     return 0 if log is None else max(len(log.frames) - _counted_by_sqlite(journal), 0)
+
+
+def is_log_older(journal: Path) -> bool:
+    """Whether a log ends with fewer pages than the journal has: it was copied earlier, and hides later rows."""
+    log = _read_log(journal)
+    with contextlib.suppress(OSError):  # it was sealed and removed meanwhile
+        return log is not None and int(log.frames[-1]["pages"]) * log.page_size < journal.stat().st_size
+    return False
 
 
 def _with_all_frames(journal: Path, directory: Path) -> Path:

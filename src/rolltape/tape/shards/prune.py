@@ -1,4 +1,4 @@
-"""Pruning: turns by step, or one side array, leave the tape; heads and outcomes stay, and events say what left."""
+"""Prune a run: remove turns by step, or one side array. Heads and outcomes stay, and events say what was removed."""
 
 import os
 import time
@@ -7,9 +7,9 @@ from collections.abc import Collection
 import msgspec
 
 from rolltape.errors import TapeError
-from rolltape.records.rollout import EventKind, RolloutHead
+from rolltape.records.rollout import EventKind, RolloutHead, pruned_of
 from rolltape.tape.contents import RunContents, SourceContents, open_contents
-from rolltape.tape.index.loading import pruned_of, without
+from rolltape.tape.index.loading import without
 from rolltape.tape.journal.entries import encode_event
 from rolltape.tape.rundir import RunDirectory, locked
 from rolltape.tape.shards.reading import ShardSource
@@ -84,7 +84,7 @@ def prune(
 
 
 def _has(contents: RunContents, key: Key, side_array: str | None) -> bool:
-    """Whether there is something to prune: not said to be pruned, or said and, after a crash, still there."""
+    """Whether there is something to prune: no event says that it is gone, or, after a crash, it is still there."""
     if side_array is None and "turns" not in pruned_of(contents.deciding(key)):
         return True
     held = [one.load(key) for one in contents.shards if key in one.rollouts]
@@ -97,7 +97,7 @@ def _has(contents: RunContents, key: Key, side_array: str | None) -> bool:
 def _rewritten(
     shard: SourceContents[ShardSource], wanted: dict[Key, HeldRollout], what: str, skipped: dict[str, str]
 ) -> int:
-    """Put a shard without the pruned parts in the place of this one; how many bytes that frees."""
+    """Replace a shard by one without the pruned parts; how many bytes that frees."""
     own = [held for key, held in shard.rollouts.items() if key in wanted]
     if not own:
         return 0
@@ -107,7 +107,7 @@ def _rewritten(
         for key, held in shard.rollouts.items():
             sessions = shard.load(key)
             writer.add_rollout(held, [without(one, (what,)) for one in sessions] if key in wanted else sessions)
-        events = [*shard.events, *_said(own, what, f"prune-{fresh}")]
+        events = [*shard.events, *_prune_events(own, what, f"prune-{fresh}")]
         if shard.problems():
             # What cannot be read would be gone for good after a rewrite.
             skipped[source.where] = f"it is damaged: {shard.problems()[0].what}"
@@ -123,7 +123,7 @@ def _rewritten(
     return _size(manifest) - _size(written)
 
 
-def _said(pruned: list[HeldRollout], what: str, writer: str) -> list[StoredEvent]:
+def _prune_events(pruned: list[HeldRollout], what: str, writer: str) -> list[StoredEvent]:
     events = []
     for sequence, held in enumerate(pruned):
         counts = held.counts

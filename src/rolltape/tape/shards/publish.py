@@ -1,4 +1,4 @@
-"""Publishing: what has ended on one machine of a cluster goes to a place that all of them see, a shard at a time."""
+"""Publish what has ended on one machine of a cluster to a place that all machines see, a shard at a time."""
 
 import contextlib
 import logging
@@ -74,8 +74,8 @@ class Publisher:
 def publish_left(directory: RunDirectory, place: Place) -> frozenset[Key]:
     """Publish what processes that died have left in their journals, and remove those; the rollouts that had ended.
 
-    These include what such a process had published itself: it may have died before it could say so. Those that had
-    not ended are published, too, as lost ones. A journal stays while a living process goes on with one of its rollouts.
+    These include what such a process had published itself: it may have died before it could say so. Rollouts that had
+    not ended are published, too, as lost. A journal stays while a live process continues one of its rollouts.
     """
     published: set[Key] = set()
     with locked(directory.path, "seal.lock"):

@@ -1,4 +1,4 @@
-"""A sealed shard as a reader sees it: listed from one small file, a rollout loaded from the row groups that hold it."""
+"""`ShardSource`: lists a sealed shard from one small file, and loads a rollout from the row groups that hold it."""
 
 import contextlib
 import json
@@ -10,9 +10,9 @@ import numpy as np
 from rolltape.errors import DamagedTapeError, NewerTapeError
 from rolltape.records.jsonable import decode_record
 from rolltape.records.messages import Message, Root
-from rolltape.records.rollout import EventKind, RolloutHead, Status
+from rolltape.records.rollout import EventKind, RolloutCounts, RolloutHead, Status
 from rolltape.records.turn import NO_IDS, SideArray
-from rolltape.tape.rundir import SCHEMA, Place
+from rolltape.tape.rundir import Place, is_too_new
 from rolltape.tape.shards.rowgroups import RowFile
 from rolltape.tape.shards.writing import MANIFEST
 from rolltape.tape.stored import (
@@ -20,7 +20,6 @@ from rolltape.tape.stored import (
     FoundHead,
     Key,
     Problem,
-    RolloutCounts,
     StoredEvent,
     StoredSession,
     StoredTurn,
@@ -60,13 +59,8 @@ class ShardSource:
 
     def keys(self) -> dict[Key, tuple[int, str]]:
         """The row and the writer of each rollout."""
-        file = self._file("rollouts")
-        found: dict[Key, tuple[int, str]] = {}
-        for row in range(file.rows):
-            group, index = file.place_of(row)
-            key = (group.value("rollout", index), group.value("try_index", index))
-            found[key] = (row, group.value("writer", index))
-        return found
+        rows = self._file("rollouts").each(["rollout", "try_index", "writer"])
+        return {(row["rollout"], row["try_index"]): (number, row["writer"]) for number, row in enumerate(rows)}
 
     def heads(self, low: int = 0, high: int = LARGEST_ROW) -> Iterator[FoundHead]:
         file = self._file("rollouts")
@@ -179,16 +173,21 @@ class ShardSource:
 
     def verify(self) -> list[Problem]:
         """Compare every file with the size and checksum in the manifest."""
+        try:
+            stated = {name: (int(one["bytes"]), str(one["sha256"])) for name, one in self.manifest["files"].items()}
+        except (LookupError, ValueError, TypeError, AttributeError):
+            what = f"{MANIFEST} is damaged: it has no size and checksum for each file"
+            return [Problem(self.where, what, "possibly anything in that shard")]
         problems = []
-        for name, about in self.manifest.get("files", {}).items():
+        for name, (size, checksum) in stated.items():
             try:
-                size, checksum = self.place.checksum("shards", self.shard, name)
+                found_size, found = self.place.checksum("shards", self.shard, name)
             except read_errors() as error:
                 problems.append(Problem(self.where, f"{name} cannot be read: {error}", name))
                 continue
-            if (size, checksum) != (about["bytes"], about["sha256"]):
-                what = f"{name} has {size} bytes and checksum {checksum[:12]}…, its manifest says "
-                what += f"{about['bytes']} and {about['sha256'][:12]}…"
+            if (found_size, found) != (size, checksum):
+                what = f"{name} has {found_size} bytes and checksum {found[:12]}…, its manifest says "
+                what += f"{size} and {checksum[:12]}…"
                 problems.append(Problem(self.where, what, "possibly anything in that file"))
         return problems
 
@@ -254,11 +253,11 @@ def shards_at(
         where = f"shard {shard} at {place.url}"
         try:
             manifest = json.loads(raw)
-            major = int(str(manifest["schema"]).partition(".")[0])
+            too_new = is_too_new(manifest["schema"])
         except (ValueError, KeyError, TypeError):
             problems.append(Problem(where, f"{MANIFEST} is damaged", "all rollouts of that shard"))
             continue
-        if major > int(SCHEMA.partition(".")[0]):
+        if too_new:
             raise NewerTapeError(f"{where}: written with schema {manifest['schema']}; update rolltape")
         sources[shard] = ShardSource(place, shard, manifest)
     replaced = {shard for source in sources.values() for shard in source.manifest.get("replaces", [])}

@@ -1,4 +1,4 @@
-"""Sealing: rollouts that have ended go from journals into Parquet shards, and journals that are spent are removed.
+"""Seal a run: move rollouts that have ended from journals into Parquet shards, and remove journals that are spent.
 
 Every step leaves a whole run behind. A shard counts from the moment its manifest is there; until then its
 rollouts are read from the journal, and afterwards, should the journal still be there, each counts once.
@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import TapeError
-from rolltape.records.rollout import Event, Status, outcome_of
+from rolltape.records.rollout import Event, Status, outcome_of, pruned_of
 from rolltape.tape.contents import Listed, RunContents, SourceContents, open_contents
-from rolltape.tape.index.loading import pruned_of, rebuilt
+from rolltape.tape.index.loading import rebuilt
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.rundir import RUN_FILE, Place, RunDirectory, checked_about, locked
 from rolltape.tape.shards.reading import ShardSource

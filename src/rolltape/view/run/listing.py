@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from rolltape.errors import NoAnswer
-from rolltape.records.events import BOOKMARK
-from rolltape.records.rollout import Status, outcome_of
+from rolltape.records.rollout import BOOKMARK, Status, outcome_of
 from rolltape.tape.index.queries import ordered_versions
 from rolltape.view.answers import parse_count, parse_number, parse_step
 from rolltape.view.run.oddities import FLAGS, Oddities

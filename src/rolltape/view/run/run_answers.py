@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rolltape.errors import NoAnswer, RolltapeError
-from rolltape.records.events import Annotations
-from rolltape.records.rollout import Status
+from rolltape.records.rollout import Annotations, Status
 from rolltape.tape.index.database import read_about
 from rolltape.tape.index.index import NamedTries
 from rolltape.tape.index.queries import annotations_by_hand
